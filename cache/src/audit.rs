@@ -1,0 +1,175 @@
+//! The audit: every page owned exactly once, every pin counted, every count right.
+
+use std::fmt;
+
+use crate::cache::Cache;
+use crate::node::{NONE, Node};
+use crate::pin::{DevicePin, HostPin};
+use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
+use crate::tree::{NodeId, is_evictable};
+
+/// Everything that is owned outside the cache, for [`Cache::audit`].
+#[derive(Debug, Default)]
+pub struct Claims {
+    device_pages: Vec<DevicePage>,
+    host_pages: Vec<HostPage>,
+    device_pins: Vec<NodeId>,
+    host_pins: Vec<NodeId>,
+}
+
+impl Claims {
+    /// These device pages are owned.
+    pub fn device_pages(&mut self, pages: &DevicePages) {
+        self.device_pages.extend_from_slice(pages.as_slice());
+    }
+
+    /// These host pages are owned.
+    pub fn host_pages(&mut self, pages: &HostPages) {
+        self.host_pages.extend_from_slice(pages.as_slice());
+    }
+
+    /// This pin is held.
+    pub fn device_pin(&mut self, pin: &DevicePin) {
+        self.device_pins.push(pin.node());
+    }
+
+    /// This pin is held.
+    pub fn host_pin(&mut self, pin: &HostPin) {
+        self.host_pins.push(pin.node());
+    }
+}
+
+/// What an audit found wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault(String);
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err(Fault(format!($($message)+)));
+        }
+    };
+}
+
+pub(crate) fn audit(cache: &Cache, claims: &Claims) -> Result<(), Fault> {
+    let live = live_nodes(cache);
+    owned_once(cache.device.total(), "device", cache.device.iter(), &claims.device_pages, || {
+        live.iter().flat_map(|&(_, node)| &node.device.pages)
+    })?;
+    owned_once(cache.host.total(), "host", cache.host.iter(), &claims.host_pages, || {
+        live.iter().flat_map(|&(_, node)| &node.host.pages)
+    })?;
+    for &(index, node) in &live {
+        shape(cache, index, node)?;
+    }
+    tier::<Device>(cache, &live, &claims.device_pins)?;
+    tier::<Host>(cache, &live, &claims.host_pins)?;
+    ensure!(live.len() == cache.tree.by_key.len(), "the key index has a stale entry");
+    Ok(())
+}
+
+fn live_nodes(cache: &Cache) -> Vec<(u32, &Node)> {
+    let mut live = vec![true; cache.tree.nodes.len()];
+    for &index in &cache.tree.vacant {
+        live[index as usize] = false;
+    }
+    (0..).zip(&cache.tree.nodes).filter(|&(index, _)| live[index as usize]).collect()
+}
+
+fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
+    total: usize,
+    tier: &str,
+    free: impl Iterator<Item = &'a Page<T>>,
+    claimed: &'a [Page<T>],
+    in_tree: impl Fn() -> I,
+) -> Result<(), Fault> {
+    let mut owner = vec![None; total];
+    let free = free.map(|page| (page, "the pool"));
+    let claimed = claimed.iter().map(|page| (page, "a request or operation"));
+    for (page, who) in free.chain(claimed).chain(in_tree().map(|page| (page, "the tree"))) {
+        let before = owner[page.slot() as usize].replace(who);
+        ensure!(before.is_none(), "{page:?} is owned by {} and {who}", before.unwrap_or_default());
+    }
+    let lost = owner.iter().position(Option::is_none);
+    ensure!(lost.is_none(), "{tier} page {} is lost", lost.unwrap_or_default());
+    Ok(())
+}
+
+fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
+    let tree = &cache.tree;
+    let first = if node.is_root() { node.namespace } else { node.keys[0] };
+    ensure!(tree.by_key.get(&first) == Some(&index), "node {index} cannot be found by its key");
+    ensure!(node.tokens.len() == node.len() * tree.page_size, "node {index} lacks tokens");
+    let (mut child, mut children, mut on_device, mut on_host) = (node.first_child, 0, 0, 0);
+    while child != NONE {
+        let below = &tree.nodes[child as usize];
+        ensure!(below.parent == index, "node {child} has another parent than {index}");
+        ensure!(below.start_page == node.end_page(), "node {child} does not follow {index}");
+        children += 1;
+        on_device += u32::from(!below.device.pages.is_empty());
+        on_host += u32::from(!below.host.pages.is_empty());
+        child = below.next_sibling;
+    }
+    ensure!(node.device.children == on_device, "node {index} miscounts its device children");
+    ensure!(node.host.children == on_host, "node {index} miscounts its host children");
+    if node.is_root() {
+        let pins = node.device.pins + node.host.pins;
+        ensure!(children > 0 || pins > 0, "an empty namespace was kept");
+        return Ok(());
+    }
+    ensure!(node.held_by::<Device>() || node.held_by::<Host>(), "node {index} has no bytes");
+    let parent = &tree.nodes[node.parent as usize];
+    ensure!(
+        !node.held_by::<Device>() || parent.held_by::<Device>(),
+        "node {index} is on device without its prefix"
+    );
+    for pages in [node.device.pages.len(), node.host.pages.len()] {
+        ensure!(pages == 0 || pages == node.len(), "node {index} is held in part");
+    }
+    let mut key = parent.keys.last().copied().unwrap_or(node.namespace);
+    for (page, &expected) in node.tokens.chunks_exact(tree.page_size).zip(&node.keys) {
+        key = key.next(page);
+        ensure!(key == expected, "node {index} has a key that is not its tokens'");
+    }
+    Ok(())
+}
+
+fn tier<T: Tier>(cache: &Cache, live: &[(u32, &Node)], pins: &[NodeId]) -> Result<(), Fault> {
+    let tree = &cache.tree;
+    let mut counted = vec![0u32; tree.nodes.len()];
+    for &pin in pins {
+        let node = &tree.nodes[pin.index as usize];
+        ensure!(node.generation == pin.generation, "a {:?} pin outlived its node", T::NAME);
+        let mut index = pin.index;
+        while index != NONE {
+            counted[index as usize] += 1;
+            index = tree.nodes[index as usize].parent;
+        }
+    }
+    let mut evictable_pages = 0;
+    for &(index, node) in live {
+        let (holding, pins) = (T::of(node), counted[index as usize]);
+        ensure!(
+            holding.pins == pins,
+            "node {index} counts {} {:?} pins, but {pins} are held",
+            holding.pins,
+            T::NAME
+        );
+        let evictable = is_evictable::<T>(node);
+        ensure!(holding.evictable == evictable, "node {index} is wrongly evictable or not");
+        let offered = evictable && holding.children == 0;
+        ensure!(holding.offered == offered, "node {index} is wrongly on offer or not");
+        evictable_pages += if evictable { node.len() } else { 0 };
+    }
+    let stated = T::state(tree).evictable_pages;
+    ensure!(stated == evictable_pages, "{stated} evictable pages stated, {evictable_pages} found");
+    Ok(())
+}

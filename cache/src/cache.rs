@@ -1,0 +1,487 @@
+//! The tree and the pools together: the face of this crate.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::audit::{Claims, Fault, audit};
+use crate::events::{KvEvent, KvEventLog};
+use crate::evict::EvictionKind;
+use crate::key::PageKey;
+use crate::node::Node;
+use crate::pin::{DevicePin, HostPin};
+use crate::pool::Pool;
+use crate::sequence::{PageRun, Sequence};
+use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages};
+use crate::tree::{Cursor, Match, NodeId, Segment, Tree};
+use crate::write_policy::WritePolicy;
+
+/// How large the cache is and what it evicts first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CacheConfig {
+    /// Tokens in a page: a power of two from 1 to 256.
+    pub page_size: u32,
+    /// Pages of the device arena.
+    pub device_pages: u32,
+    /// Pages of the host arena; 0 for no host tier.
+    pub host_pages: u32,
+    /// Which pages go first, on device and on host.
+    pub eviction: EvictionKind,
+    /// When device pages are copied to host.
+    pub write_policy: WritePolicy,
+    /// How many page keys may wait in undrained KV events; 0 turns KV events off.
+    pub kv_event_keys_max: u32,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self {
+            page_size: 16,
+            device_pages: 4096,
+            host_pages: 0,
+            eviction: EvictionKind::default(),
+            write_policy: WritePolicy::WriteThrough,
+            kv_event_keys_max: 0,
+        }
+    }
+}
+
+/// What became of pages offered to the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// By how many pages the pinned path grew.
+    pub published_pages: u32,
+    /// The first page that the tree had already; ours went back to the pool.
+    pub first_duplicate: Option<u32>,
+}
+
+/// What the device would evict next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    node: NodeId,
+    /// Its pages.
+    pub pages: usize,
+    /// Whether its bytes would be lost.
+    pub is_last_copy: bool,
+}
+
+/// How full one tier is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierUse {
+    /// All pages of the arena.
+    pub total_pages: usize,
+    /// Pages that nobody owns.
+    pub free_pages: usize,
+    /// Cached pages that could be evicted right now.
+    pub evictable_pages: usize,
+}
+
+impl TierUse {
+    /// Pages that can be had right now.
+    #[must_use]
+    pub fn available_pages(&self) -> usize {
+        self.free_pages + self.evictable_pages
+    }
+}
+
+/// How full the cache is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheUse {
+    /// Device memory.
+    pub device: TierUse,
+    /// Host memory.
+    pub host: TierUse,
+}
+
+/// What the tree itself costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheMemory {
+    /// Nodes of the tree.
+    pub nodes: usize,
+    /// Distinct pages in the tree, whichever tiers hold them.
+    pub pages: usize,
+    /// Bytes of all bookkeeping, the tokens aside.
+    pub metadata_bytes: usize,
+    /// Bytes of the tokens that matches compare.
+    pub token_bytes: usize,
+}
+
+/// Pages that an operation is bringing somewhere, by their places on the pinned path.
+#[must_use = "an arrival that is never settled blocks its pages for ever"]
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Arrival {
+    segments: Vec<Segment>,
+}
+
+impl Arrival {
+    /// How many pages are under way.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.segments.iter().map(|segment| segment.pages as usize).sum()
+    }
+
+    /// The place of the first page.
+    #[must_use]
+    pub fn start_page(&self) -> u32 {
+        self.segments.first().map_or(0, |segment| segment.start_page)
+    }
+}
+
+/// The KV cache of one engine: what device and host hold, and what may go.
+pub struct Cache {
+    pub(crate) tree: Tree,
+    pub(crate) device: Pool<Device>,
+    pub(crate) host: Pool<Host>,
+    write_policy: WritePolicy,
+}
+
+impl fmt::Debug for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cache").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+impl Cache {
+    /// An empty cache.
+    ///
+    /// # Panics
+    /// If the page size is not a power of two from 1 to 256.
+    #[must_use]
+    pub fn new(config: &CacheConfig) -> Self {
+        let page_size = config.page_size;
+        assert!(page_size.is_power_of_two() && page_size <= 256, "page size {page_size}");
+        let events = KvEventLog::new(config.kv_event_keys_max as usize);
+        Self {
+            tree: Tree::new(page_size, config.eviction, events),
+            device: Pool::new(config.device_pages),
+            host: Pool::new(config.host_pages),
+            write_policy: config.write_policy,
+        }
+    }
+
+    // ---- reading ----
+
+    /// How much of the first `pages_max` pages of a sequence can be had. Changes nothing.
+    #[must_use]
+    pub fn lookup(&self, sequence: &Sequence, pages_max: u32) -> Match {
+        self.tree.lookup(sequence, pages_max)
+    }
+
+    /// Writes the device pages of a pinned path, from page `start_page` on, to the end of `into`.
+    pub fn device_pages(&self, pin: &DevicePin, start_page: u32, into: &mut Vec<DevicePage>) {
+        self.tree.pages(pin, start_page, into);
+    }
+
+    /// The nodes from the root to a place, top down, by number: what two sequences share.
+    pub fn path(&self, at: Cursor) -> impl Iterator<Item = u32> {
+        self.tree.path(at.node, 0).into_iter()
+    }
+
+    /// How full the tiers are, in constant time.
+    #[must_use]
+    pub fn usage(&self) -> CacheUse {
+        let tier = |total, free, evictable| TierUse {
+            total_pages: total,
+            free_pages: free,
+            evictable_pages: evictable,
+        };
+        CacheUse {
+            device: tier(self.device.total(), self.device.free(), self.tree.device.evictable_pages),
+            host: tier(self.host.total(), self.host.free(), self.tree.host.evictable_pages),
+        }
+    }
+
+    /// What the tree costs, by walking it.
+    #[must_use]
+    pub fn memory(&self) -> CacheMemory {
+        let tree = &self.tree;
+        let mut memory = CacheMemory {
+            nodes: tree.nodes.len() - tree.vacant.len(),
+            metadata_bytes: tree.by_key.capacity() * (size_of::<(PageKey, u32)>() + 1)
+                + tree.nodes.capacity() * size_of::<Node>()
+                + tree.vacant.capacity() * size_of::<u32>(),
+            ..CacheMemory::default()
+        };
+        for node in &tree.nodes {
+            memory.pages += node.len();
+            memory.metadata_bytes += node.keys.capacity() * size_of::<PageKey>()
+                + node.device.pages.capacity() * size_of::<DevicePage>()
+                + node.host.pages.capacity() * size_of::<HostPage>();
+            memory.token_bytes += node.tokens.capacity() * size_of::<u32>();
+        }
+        memory
+    }
+
+    /// The write policy it was made with.
+    #[must_use]
+    pub fn write_policy(&self) -> WritePolicy {
+        self.write_policy
+    }
+
+    /// Proves that every page is owned exactly once and every pin is counted, given all that is
+    /// owned outside the cache.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn audit(&self, claims: &Claims) -> Result<(), Fault> {
+        audit(self, claims)
+    }
+
+    // ---- pins ----
+
+    /// Pins the device pages of the path that ends at `at`; found by [`Cache::lookup`].
+    pub fn pin_device(&mut self, namespace: PageKey, at: Cursor) -> DevicePin {
+        self.tree.pin(namespace, at)
+    }
+
+    /// Pins the bytes of the path that ends at `at`, host copies first.
+    pub fn pin_host(&mut self, namespace: PageKey, at: Cursor) -> HostPin {
+        self.tree.pin(namespace, at)
+    }
+
+    /// Pins what the device holds of a path that is pinned on host.
+    pub fn pin_device_along(&mut self, along: &HostPin) -> DevicePin {
+        self.tree.pin_held(along)
+    }
+
+    /// Pins what the host holds of a path that is pinned on device.
+    pub fn pin_host_along(&mut self, along: &DevicePin) -> HostPin {
+        self.tree.pin_held(along)
+    }
+
+    /// Pins what the device would evict next, so that it can be copied first.
+    pub fn pin_victim(&mut self, victim: Victim) -> DevicePin {
+        let node = victim.node.index;
+        let depth = self.tree.node(victim.node).end_page();
+        let namespace = self.tree.node(victim.node).namespace;
+        self.tree.pin(namespace, Cursor { node, depth })
+    }
+
+    /// Gives a pin back.
+    pub fn unpin_device(&mut self, pin: DevicePin) {
+        self.tree.unpin(pin);
+    }
+
+    /// Gives a pin back.
+    pub fn unpin_host(&mut self, pin: HostPin) {
+        self.tree.unpin(pin);
+    }
+
+    /// Notes a use of the pinned path: `found` if a request found it here, as opposed to made it.
+    pub fn touch(&mut self, pin: &DevicePin, found: bool, priority: i32) {
+        self.tree.touch(pin, found.into(), priority);
+    }
+
+    // ---- pages ----
+
+    /// Takes free device pages, all or none. Evicts nothing.
+    #[must_use]
+    pub fn take_device_pages(&mut self, count: usize) -> Option<DevicePages> {
+        let mut pages = Pages::none();
+        self.device.take(count, &mut pages).then_some(pages)
+    }
+
+    /// Adds free device pages to owned ones, all or none. Evicts nothing.
+    #[must_use]
+    pub fn grow_device_pages(&mut self, pages: &mut DevicePages, count: usize) -> bool {
+        self.device.take(count, pages)
+    }
+
+    /// Takes free host pages, all or none. Evicts nothing.
+    #[must_use]
+    pub fn take_host_pages(&mut self, count: usize) -> Option<HostPages> {
+        let mut pages = Pages::none();
+        self.host.take(count, &mut pages).then_some(pages)
+    }
+
+    /// Returns device pages to the pool.
+    pub fn give_device_pages(&mut self, pages: DevicePages) {
+        self.device.give(pages);
+    }
+
+    /// Returns host pages to the pool.
+    pub fn give_host_pages(&mut self, pages: HostPages) {
+        self.host.give(pages);
+    }
+
+    // ---- publishing ----
+
+    /// Makes computed pages visible to matches, at the end of the pinned path, and moves the pin
+    /// to their end. What is left in `pages` could not be published and stays the caller's.
+    pub fn publish_device(
+        &mut self,
+        pin: &mut DevicePin,
+        run: PageRun<'_>,
+        pages: &mut DevicePages,
+    ) -> Published {
+        let (published_pages, first_duplicate) =
+            self.tree.insert(pin, run, pages, false, &mut self.device);
+        Published { published_pages, first_duplicate }
+    }
+
+    /// Makes pages that came from L3 visible to matches, at the end of the pinned path, and moves
+    /// the pin to their end.
+    pub fn publish_from_l3(
+        &mut self,
+        pin: &mut HostPin,
+        run: PageRun<'_>,
+        mut pages: HostPages,
+    ) -> Published {
+        let (published_pages, first_duplicate) =
+            self.tree.insert(pin, run, &mut pages, true, &mut self.host);
+        self.host.give(pages);
+        Published { published_pages, first_duplicate }
+    }
+
+    // ---- evicting ----
+
+    /// What the device would evict next.
+    pub fn device_victim(&mut self) -> Option<Victim> {
+        let index = self.tree.device.policy.victim()?;
+        let node = &self.tree.nodes[index as usize];
+        Some(Victim {
+            node: NodeId { index, generation: node.generation },
+            pages: node.len(),
+            is_last_copy: !node.has_sound_host_copy(),
+        })
+    }
+
+    /// Evicts from the device until `wanted` pages are free or nothing more can go.
+    pub fn free_device_pages(&mut self, wanted: usize) -> bool {
+        while self.device.free() < wanted {
+            let Some(victim) = self.tree.device.policy.victim() else { return false };
+            let missing = wanted - self.device.free();
+            self.tree.evict_device(victim, missing, &mut self.device, &mut self.host);
+        }
+        true
+    }
+
+    /// Evicts from host until `wanted` pages are free or nothing more can go.
+    pub fn free_host_pages(&mut self, wanted: usize) -> bool {
+        while self.host.free() < wanted {
+            let Some(victim) = self.tree.host.policy.victim() else { return false };
+            let missing = wanted - self.host.free();
+            self.tree.evict_host(victim, missing, &mut self.host);
+        }
+        true
+    }
+
+    /// Forgets everything that nobody has pinned, and tells routers to forget all.
+    pub fn clear(&mut self) {
+        self.free_host_pages(usize::MAX);
+        self.free_device_pages(usize::MAX);
+        if self.tree.events.enabled() {
+            self.tree.events.clear();
+        }
+    }
+
+    /// The KV events since the last call, oldest first.
+    pub fn drain_events(&mut self) -> impl Iterator<Item = KvEvent> + '_ {
+        self.tree.events.drain()
+    }
+
+    // ---- moving pages between tiers ----
+
+    /// How many pages of the pinned path a write-back would copy.
+    #[must_use]
+    pub fn unwritten_pages(&self, pin: &DevicePin, at_end: bool) -> usize {
+        let path = self.tree.path(pin.node.index, 0);
+        let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
+        nodes
+            .filter(|node| !node.has_sound_host_copy() && !node.host.arriving)
+            .filter(|node| !at_end || self.write_policy.writes_at_end(node.usage.hits))
+            .map(Node::len)
+            .sum()
+    }
+
+    /// Begins to copy pages of the pinned path to host: those without a host copy, from the top,
+    /// at most `pages_max`; at a request's end (`at_end`) only those that the write policy wants.
+    /// Writes the device pages, in order, to `sources`.
+    pub fn begin_write_back(
+        &mut self,
+        pin: &DevicePin,
+        at_end: bool,
+        pages_max: usize,
+        sources: &mut Vec<DevicePage>,
+    ) -> Arrival {
+        self.tree.drop_unsound(pin, &mut self.host);
+        let policy = self.write_policy;
+        let segments = self.tree.expect_arrival::<Host, _>(
+            pin,
+            0,
+            pages_max,
+            |usage| !at_end || policy.writes_at_end(usage.hits),
+            |node| sources.extend_from_slice(&node.device.pages),
+        );
+        Arrival { segments }
+    }
+
+    /// Ends a write-back of which the first `sound_pages` arrived.
+    pub fn end_write_back(
+        &mut self,
+        pin: &DevicePin,
+        arrival: &Arrival,
+        pages: HostPages,
+        sound_pages: usize,
+    ) {
+        self.tree.settle_arrival(pin, &arrival.segments, pages, sound_pages, &mut self.host);
+    }
+
+    /// Begins to copy the pinned path's pages from `start_page` on to the device. Writes the host
+    /// pages, in order, to `sources`.
+    pub fn begin_load_back(
+        &mut self,
+        pin: &HostPin,
+        start_page: u32,
+        sources: &mut Vec<HostPage>,
+    ) -> Arrival {
+        let segments = self.tree.expect_arrival::<Device, _>(
+            pin,
+            start_page,
+            usize::MAX,
+            |_| true,
+            |node| sources.extend_from_slice(&node.host.pages),
+        );
+        Arrival { segments }
+    }
+
+    /// Ends a load-back of which the first `sound_pages` arrived. The path up to them must be
+    /// pinned on device.
+    pub fn end_load_back(
+        &mut self,
+        pin: &HostPin,
+        arrival: &Arrival,
+        pages: DevicePages,
+        sound_pages: usize,
+    ) {
+        self.tree.settle_arrival(pin, &arrival.segments, pages, sound_pages, &mut self.device);
+    }
+
+    /// Begins to store in L3 what the host holds of the pinned path and L3 is not known to have,
+    /// at most `pages_max`. Writes keys and host pages, in order.
+    pub fn begin_backup(
+        &mut self,
+        pin: &HostPin,
+        pages_max: usize,
+        keys: &mut Vec<PageKey>,
+        sources: &mut Vec<HostPage>,
+    ) -> Arrival {
+        let segments = self.tree.begin_backup(pin, pages_max, |node| {
+            keys.extend_from_slice(&node.keys);
+            sources.extend_from_slice(&node.host.pages);
+        });
+        Arrival { segments }
+    }
+
+    /// Ends a backup of which L3 took the first `stored_pages`.
+    pub fn end_backup(&mut self, pin: &HostPin, arrival: &Arrival, stored_pages: usize) {
+        self.tree.end_backup(pin, &arrival.segments, stored_pages);
+    }
+
+    /// Never reads the host copies of the pinned path from `start_page` on again: they are
+    /// computed or fetched anew.
+    pub fn distrust_host(&mut self, pin: &HostPin, start_page: u32) {
+        self.tree.distrust_host(pin, start_page);
+    }
+}

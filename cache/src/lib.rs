@@ -1,0 +1,56 @@
+//! The cache: which KV pages exist, where their bytes are, and which may be evicted.
+//!
+//! One radix tree over runs of pages says for every prefix which tiers hold its bytes. Pages and
+//! pins are move-only values: whoever holds one owns it, giving it back consumes it, and
+//! [`Cache::audit`] can prove that nothing was lost or given out twice.
+//!
+//! ```
+//! use terrace_cache::{Cache, CacheConfig, Cursor, Namespace, Sequence};
+//!
+//! let mut cache = Cache::new(&CacheConfig { page_size: 4, device_pages: 8, ..CacheConfig::default() });
+//! let root = Namespace::new("my-model", 4).digest();
+//! let sequence = Sequence::new(root, 4, vec![1, 2, 3, 4, 5, 6, 7, 8, 9]);
+//!
+//! // Nothing is known of these tokens: compute both whole pages, then publish them.
+//! assert_eq!(cache.lookup(&sequence, 2).device.depth, 0);
+//! let mut pages = cache.take_device_pages(2).expect("the pool has eight");
+//! let mut pin = cache.pin_device(root, Cursor::START);
+//! cache.publish_device(&mut pin, sequence.run(0, 2), &mut pages);
+//! cache.unpin_device(pin);
+//!
+//! // The next request with this prefix finds them.
+//! assert_eq!(cache.lookup(&sequence, 2).device.depth, 2);
+//! ```
+//!
+//! This crate never does IO, never looks at a clock and never draws a random number: the same calls
+//! give the same answers, to the byte, on every machine.
+
+#![forbid(unsafe_code)]
+
+mod audit;
+mod cache;
+mod events;
+mod evict;
+mod hash;
+mod key;
+mod node;
+mod pin;
+mod pool;
+mod sequence;
+mod tier;
+mod tree;
+mod write_policy;
+
+pub use audit::{Claims, Fault};
+pub use cache::{Arrival, Cache, CacheConfig, CacheMemory, CacheUse, Published, TierUse, Victim};
+pub use events::{KvEvent, KvEventLog};
+pub use evict::EvictionKind;
+pub use hash::{HashedMap, HashedSet, KeepBits};
+pub use key::{Namespace, PageKey};
+pub use pin::{DevicePin, HostPin, Pin};
+pub use sequence::{PageRun, Sequence, Token};
+pub use tier::{
+    Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
+};
+pub use tree::{Cursor, Match, NodeId};
+pub use write_policy::WritePolicy;

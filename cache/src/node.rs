@@ -1,0 +1,120 @@
+//! A node of the tree: a run of pages, and what each tier holds of it.
+
+use crate::evict::Usage;
+use crate::key::PageKey;
+use crate::sequence::Token;
+use crate::tier::{Device, Host, Page, Tier};
+
+/// No node.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// What one tier holds of a node: all of its pages or none.
+pub(crate) struct Holding<T> {
+    /// One page for each page of the run, or empty.
+    pub(crate) pages: Vec<Page<T>>,
+    /// Pins of this tier on this node or below it.
+    pub(crate) pins: u32,
+    /// Children that this tier holds.
+    pub(crate) children: u32,
+    /// Whether an operation is bringing these pages into this tier.
+    pub(crate) arriving: bool,
+    /// Whether the node's pages count as evictable, and, if it has no children in this tier,
+    /// whether the policy has it on offer.
+    pub(crate) evictable: bool,
+    pub(crate) offered: bool,
+}
+
+impl<T> Default for Holding<T> {
+    fn default() -> Self {
+        Self {
+            pages: Vec::new(),
+            pins: 0,
+            children: 0,
+            arriving: false,
+            evictable: false,
+            offered: false,
+        }
+    }
+}
+
+/// A run of pages. The root of a namespace is a run of none.
+pub(crate) struct Node {
+    pub(crate) generation: u32,
+    pub(crate) parent: u32,
+    pub(crate) first_child: u32,
+    pub(crate) previous_sibling: u32,
+    pub(crate) next_sibling: u32,
+    /// The place of the first page in its sequences.
+    pub(crate) start_page: u32,
+    /// The digest of the namespace.
+    pub(crate) namespace: PageKey,
+    pub(crate) keys: Vec<PageKey>,
+    pub(crate) tokens: Vec<Token>,
+    pub(crate) device: Holding<Device>,
+    pub(crate) host: Holding<Host>,
+    pub(crate) usage: Usage,
+    /// Whether L3 is known to have these pages.
+    pub(crate) in_l3: bool,
+    /// Whether an operation is bringing these pages to L3.
+    pub(crate) backing_up: bool,
+    /// Whether the host copy has proved unsound: it is never read again.
+    pub(crate) host_unsound: bool,
+}
+
+impl Node {
+    pub(crate) fn new(namespace: PageKey, start_page: u32, usage: Usage) -> Self {
+        Self {
+            generation: 0,
+            parent: NONE,
+            first_child: NONE,
+            previous_sibling: NONE,
+            next_sibling: NONE,
+            start_page,
+            namespace,
+            keys: Vec::new(),
+            tokens: Vec::new(),
+            device: Holding::default(),
+            host: Holding::default(),
+            usage,
+            in_l3: false,
+            backing_up: false,
+            host_unsound: false,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.parent == NONE
+    }
+
+    /// The place after the last page.
+    pub(crate) fn end_page(&self) -> u32 {
+        self.start_page + self.keys.len() as u32
+    }
+
+    /// Whether the tier holds this node. Every tier holds a root.
+    pub(crate) fn held_by<T: Tier>(&self) -> bool {
+        self.is_root() || !T::of(self).pages.is_empty()
+    }
+
+    pub(crate) fn has_sound_host_copy(&self) -> bool {
+        self.held_by::<Host>() && !self.host_unsound
+    }
+
+    /// Whether the node's bytes can be had from this process's memory.
+    pub(crate) fn readable(&self) -> bool {
+        self.held_by::<Device>() || self.has_sound_host_copy()
+    }
+
+    /// How many pages of this run, from its first, hold just these tokens.
+    pub(crate) fn common_pages(&self, tokens: &[Token], page_size: usize) -> usize {
+        self.tokens
+            .chunks_exact(page_size)
+            .zip(tokens.chunks_exact(page_size))
+            .take_while(|(ours, theirs)| ours == theirs)
+            .count()
+    }
+}

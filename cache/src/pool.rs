@@ -63,7 +63,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "more pages came back")]
     fn a_page_given_back_twice_is_noticed() {
-        let mut pool = Pool::<Device>::new(1);
-        pool.give(Pages::from_vec(vec![Page::new(0)]));
+        Pool::<Device>::new(1).give_all([Page::new(0)].into_iter());
     }
 }

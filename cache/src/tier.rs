@@ -152,10 +152,6 @@ impl<T> Pages<T> {
         Self { pages: Vec::new() }
     }
 
-    pub(crate) fn from_vec(pages: Vec<Page<T>>) -> Self {
-        Self { pages }
-    }
-
     pub(crate) fn into_vec(self) -> Vec<Page<T>> {
         self.pages
     }

@@ -65,7 +65,7 @@ pub struct TierState {
 
 /// Consecutive pages of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
+pub(crate) struct Segment {
     pub(crate) start_page: u32,
     pub(crate) pages: u32,
 }

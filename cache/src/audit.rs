@@ -43,6 +43,14 @@ impl Claims {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(String);
 
+impl Fault {
+    /// A fault, in words.
+    #[must_use]
+    pub fn new(what: String) -> Self {
+        Self(what)
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -154,6 +162,10 @@ fn tier<T: Tier>(cache: &Cache, live: &[(u32, &Node)], pins: &[NodeId]) -> Resul
             index = tree.nodes[index as usize].parent;
         }
     }
+    let mut evictable_children = vec![0u32; tree.nodes.len()];
+    for (_, node) in live.iter().filter(|(_, node)| T::of(node).evictable) {
+        evictable_children[node.parent as usize] += 1;
+    }
     let mut evictable_pages = 0;
     for &(index, node) in live {
         let (holding, pins) = (T::of(node), counted[index as usize]);
@@ -161,6 +173,11 @@ fn tier<T: Tier>(cache: &Cache, live: &[(u32, &Node)], pins: &[NodeId]) -> Resul
             holding.pins == pins,
             "node {index} counts {} {:?} pins, but {pins} are held",
             holding.pins,
+            T::NAME
+        );
+        ensure!(
+            holding.evictable_children == evictable_children[index as usize],
+            "node {index} miscounts its evictable {:?} children",
             T::NAME
         );
         let evictable = is_evictable::<T>(node);

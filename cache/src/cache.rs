@@ -250,6 +250,12 @@ impl Cache {
         self.tree.pin_held(along)
     }
 
+    /// Pins a path that is pinned already once more, for another owner.
+    pub fn pin_host_again(&mut self, pin: &HostPin) -> HostPin {
+        let namespace = self.tree.node(pin.node).namespace;
+        self.tree.pin(namespace, Cursor { node: pin.node.index, depth: pin.depth })
+    }
+
     /// Pins what the device would evict next, so that it can be copied first.
     pub fn pin_victim(&mut self, victim: Victim) -> DevicePin {
         let node = victim.node.index;
@@ -270,6 +276,11 @@ impl Cache {
 
     /// Notes a use of the pinned path: `found` if a request found it here, as opposed to made it.
     pub fn touch(&mut self, pin: &DevicePin, found: bool, priority: i32) {
+        self.tree.touch(pin, found.into(), priority);
+    }
+
+    /// Notes a use of the pinned path, as [`Cache::touch`] does.
+    pub fn touch_host(&mut self, pin: &HostPin, found: bool, priority: i32) {
         self.tree.touch(pin, found.into(), priority);
     }
 
@@ -389,7 +400,7 @@ impl Cache {
         let path = self.tree.path(pin.node.index, 0);
         let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
         nodes
-            .filter(|node| !node.has_sound_host_copy() && !node.host.arriving)
+            .filter(|node| node.wants_host_copy())
             .filter(|node| !at_end || self.write_policy.writes_at_end(node.usage.hits))
             .map(Node::len)
             .sum()

@@ -55,6 +55,10 @@ impl Serialize for PageKey {
 impl<'de> Deserialize<'de> for PageKey {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        // A key has one spelling: a truncated one must not pass for the key of another page.
+        if text.len() != 32 || text.starts_with('+') {
+            return Err(serde::de::Error::custom("a page key has 32 hexadecimal digits"));
+        }
         u128::from_str_radix(&text, 16).map(PageKey).map_err(serde::de::Error::custom)
     }
 }
@@ -130,5 +134,128 @@ impl Namespace {
         text(&mut bytes, &self.adapter);
         text(&mut bytes, &self.salt);
         PageKey(xxh3_128(&bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sequence::Sequence;
+
+    fn full() -> Namespace {
+        Namespace {
+            model: "llama-3-70b@9f2c".to_owned(),
+            layout: "layer-first".to_owned(),
+            dtype: "bf16".to_owned(),
+            page_size: 64,
+            tensor_ranks: 8,
+            adapter: "sql-lora".to_owned(),
+            salt: "tenant-é".to_owned(),
+        }
+    }
+
+    /// Token `index` of the sequence that the vectors are about: all four of its bytes vary.
+    fn token(index: u32) -> Token {
+        index.wrapping_mul(2_654_435_761).wrapping_add(7)
+    }
+
+    // The values below were computed by another implementation of XXH3, over the documented bytes.
+    // A change of any of them orphans every page that is stored under the old keys.
+
+    #[test]
+    fn digests_are_what_they_always_were() {
+        let vectors = [
+            (Namespace::new("", 1), 0x19fa_3e98_ca48_f5e2_b94f_a6bf_aa9d_1b6c),
+            (Namespace::new("tiny-llama", 1), 0x87b9_cceb_f24a_2962_1259_7fb6_e0f0_dd29),
+            (Namespace::new("tiny-llama", 16), 0x7eb8_9e60_f93a_8f3d_23db_20df_f6e7_1c97),
+            (Namespace::new("tiny-llama", 256), 0x5af5_3cc3_4fa8_c4af_d848_e3ce_7bce_c1ca),
+            (full(), 0x2bb8_8ccb_0f1e_7ec1_eb57_62a5_4898_8d92),
+        ];
+        for (namespace, digest) in vectors {
+            assert_eq!(namespace.digest(), PageKey(digest), "{namespace:?}");
+        }
+    }
+
+    #[test]
+    fn key_chains_are_what_they_always_were() {
+        let vectors = [
+            (1, 0, 0xe55b_c5c4_9488_bcf5_4cac_bad3_aa63_e232),
+            (1, 1, 0x403c_ebd2_615a_84b5_2e74_8d02_7f77_a243),
+            (1, 9, 0xda04_9ee3_f292_1c38_cce2_2e92_e216_2c3c),
+            (16, 0, 0x0059_c4b1_515d_3aa5_59c9_dbc3_ef4f_a726),
+            (16, 1, 0x30c1_cb48_50eb_99c0_d08d_905a_ccce_379b),
+            (16, 9, 0xe9e7_b7d5_24a0_a656_ca0a_c034_326c_4453),
+            (256, 0, 0x12f5_3ecb_18cd_de8a_75eb_d319_66f2_6225),
+            (256, 1, 0x8ada_b2ad_b72e_dc1c_778b_4e77_7f17_4062),
+            (256, 9, 0x5973_8541_331f_dbdf_c996_09e1_525c_d872),
+        ];
+        for (page_size, page, key) in vectors {
+            let root = Namespace::new("tiny-llama", page_size).digest();
+            let sequence = Sequence::new(root, page_size, (0..10 * page_size).map(token).collect());
+            assert_eq!(sequence.keys()[page], PageKey(key), "page {page} of {page_size} tokens");
+        }
+    }
+
+    #[test]
+    fn every_field_changes_the_digest() {
+        let plain = full();
+        let others = [
+            Namespace { model: "other".to_owned(), ..plain.clone() },
+            Namespace { layout: "other".to_owned(), ..plain.clone() },
+            Namespace { dtype: "other".to_owned(), ..plain.clone() },
+            Namespace { page_size: 32, ..plain.clone() },
+            Namespace { tensor_ranks: 4, ..plain.clone() },
+            Namespace { adapter: "other".to_owned(), ..plain.clone() },
+            Namespace { salt: "other".to_owned(), ..plain.clone() },
+            Namespace { page_size: 8, tensor_ranks: 64, ..plain.clone() },
+            plain.with("tenant-é", "sql-lora"),
+            plain,
+        ];
+        let mut digests: Vec<PageKey> = others.iter().map(Namespace::digest).collect();
+        digests.sort_unstable();
+        digests.dedup();
+        assert_eq!(digests.len(), others.len());
+    }
+
+    #[test]
+    fn fields_do_not_run_into_each_other() {
+        let texts = |model: &str, layout: &str, dtype: &str, adapter: &str, salt: &str| {
+            let text = str::to_owned;
+            let (model, layout, dtype) = (text(model), text(layout), text(dtype));
+            let (adapter, salt) = (text(adapter), text(salt));
+            Namespace { model, layout, dtype, page_size: 16, tensor_ranks: 1, adapter, salt }
+                .digest()
+        };
+        assert_ne!(texts("ab", "", "", "", ""), texts("a", "b", "", "", ""));
+        assert_ne!(texts("m", "ab", "", "", ""), texts("m", "a", "b", "", ""));
+        assert_ne!(texts("m", "", "a", "", ""), texts("m", "", "", "a", ""));
+        assert_ne!(texts("m", "", "", "ab", ""), texts("m", "", "", "a", "b"));
+        assert_ne!(texts("m", "", "", "ab", ""), texts("m", "", "", "", "ab"));
+        // A text that looks like the length of another field is still only a text.
+        assert_ne!(texts("a\0\0\0\0\0\0\0\0", "", "", "", ""), texts("a", "", "", "", ""));
+    }
+
+    #[test]
+    fn a_page_key_survives_serde_with_its_leading_zeros() {
+        let key = PageKey(0x0059_c4b1_515d_3aa5_59c9_dbc3_ef4f_a726);
+        let text = serde_json::to_string(&key).unwrap();
+        assert_eq!(text, "\"0059c4b1515d3aa559c9dbc3ef4fa726\"");
+        assert_eq!(serde_json::from_str::<PageKey>(&text).unwrap(), key);
+        for wrong in
+            ["", "xyz", "59c4b1515d3aa559c9dbc3ef4fa726", "+059c4b1515d3aa559c9dbc3ef4fa726"]
+        {
+            assert!(serde_json::from_value::<PageKey>(wrong.into()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_namespace_survives_serde_and_refuses_what_it_does_not_know() {
+        let text = serde_json::to_string(&full()).unwrap();
+        assert_eq!(serde_json::from_str::<Namespace>(&text).unwrap(), full());
+        let short: Namespace = serde_json::from_str(r#"{"model":"m","page_size":16}"#).unwrap();
+        assert_eq!(short, Namespace::new("m", 16));
+        // A misspelt field must not silently put two tenants into one namespace.
+        let misspelt = r#"{"model":"m","page_size":16,"slat":"tenant"}"#;
+        assert!(serde_json::from_str::<Namespace>(misspelt).is_err());
     }
 }

@@ -16,10 +16,12 @@ pub(crate) struct Holding<T> {
     pub(crate) pins: u32,
     /// Children that this tier holds.
     pub(crate) children: u32,
+    /// Those of them that are evictable.
+    pub(crate) evictable_children: u32,
     /// Whether an operation is bringing these pages into this tier.
     pub(crate) arriving: bool,
-    /// Whether the node's pages count as evictable, and, if it has no children in this tier,
-    /// whether the policy has it on offer.
+    /// Whether the node's pages count as evictable (it and all below it in this tier may go), and,
+    /// if it has no children in this tier, whether the policy has it on offer.
     pub(crate) evictable: bool,
     pub(crate) offered: bool,
 }
@@ -30,6 +32,7 @@ impl<T> Default for Holding<T> {
             pages: Vec::new(),
             pins: 0,
             children: 0,
+            evictable_children: 0,
             arriving: false,
             evictable: false,
             offered: false,
@@ -104,9 +107,24 @@ impl Node {
         self.held_by::<Host>() && !self.host_unsound
     }
 
+    /// Whether the host copy is unsound and may be replaced: nobody reads it any more.
+    pub(crate) fn is_unsound_and_unread(&self) -> bool {
+        self.host_unsound && self.host.pins == 0
+    }
+
+    /// Whether a write-back would copy the node.
+    pub(crate) fn wants_host_copy(&self) -> bool {
+        !self.host.arriving && (!self.held_by::<Host>() || self.is_unsound_and_unread())
+    }
+
     /// Whether the node's bytes can be had from this process's memory.
     pub(crate) fn readable(&self) -> bool {
         self.held_by::<Device>() || self.has_sound_host_copy()
+    }
+
+    /// Whether an operation knows the node's extent: then the node may be split, but not grow.
+    pub(crate) fn is_in_motion(&self) -> bool {
+        self.device.arriving || self.host.arriving || self.backing_up
     }
 
     /// How many pages of this run, from its first, hold just these tokens.

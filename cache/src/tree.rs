@@ -18,7 +18,7 @@ use crate::node::{Holding, NONE, Node};
 use crate::pin::Pin;
 use crate::pool::Pool;
 use crate::sequence::{PageRun, Sequence};
-use crate::tier::{Device, Host, Page, Pages, Tier};
+use crate::tier::{Device, Host, Page, Pages, Tier, TierName};
 
 /// A child with more pages than this is not merged into its parent: moving them would cost more
 /// than the node that it saves.
@@ -259,7 +259,8 @@ impl Tree {
 
     /// Inserts the run's pages below the pinned path, in tier `T`, and moves the pin to their end.
     ///
-    /// Pages that the tier holds already go back to the pool. Pages that cannot be inserted (two
+    /// Pages that the tier holds already go back to the pool; unsound host copies that nobody reads
+    /// are replaced. Pages that cannot be inserted (two
     /// prefixes with one key) stay in `pages`. Tells how many pages the pinned path gained and
     /// the place of the first page that the tier had already.
     pub(crate) fn insert<T: Tier>(
@@ -271,7 +272,10 @@ impl Tree {
         pool: &mut Pool<T>,
     ) -> (u32, Option<u32>) {
         assert_eq!(run.start_page, pin.depth, "pages belong at the end of the pinned path");
-        assert!(self.node(pin.node).readable(), "pages need their prefix");
+        // A host prefix may have proved unsound meanwhile: nobody finds what lies below it until it
+        // is computed or fetched anew.
+        let on_device = self.node(pin.node).held_by::<Device>();
+        assert!(on_device || T::NAME == TierName::Host, "device pages need their prefix");
         let mut bottom = pin.node.index;
         let (mut rest, mut first_duplicate) = (run, None);
         while !rest.is_empty() {
@@ -280,7 +284,14 @@ impl Tree {
                     break;
                 }
                 let count = rest.len();
-                bottom = self.append(bottom, rest, pages.as_vec_mut().drain(..count), in_l3);
+                let new = pages.as_vec_mut().drain(..count);
+                // Only the caller's own pin follows a node that grows in place.
+                if bottom == pin.node.index && self.may_lengthen::<T>(bottom, in_l3) {
+                    self.grow(bottom, rest, new);
+                } else {
+                    bottom = self.add_node(bottom, rest, in_l3);
+                    self.attach(bottom, new);
+                }
                 rest = rest.skip(count);
                 continue;
             };
@@ -290,6 +301,7 @@ impl Tree {
             }
             let child =
                 self.boundary(Cursor { node: child, depth: rest.start_page + common as u32 });
+            self.make_way(child, pool);
             if self.nodes[child as usize].held_by::<T>() {
                 first_duplicate = first_duplicate.or(Some(rest.start_page));
                 pool.give_all(pages.as_vec_mut().drain(..common));
@@ -309,33 +321,25 @@ impl Tree {
         (gained, first_duplicate)
     }
 
-    /// Adds pages that the tree does not know yet below `above`: to that node itself if nobody
-    /// else could notice, else as a new node.
-    fn append<T: Tier>(
+    /// Adds pages that the tree does not know yet to the end of a node.
+    fn grow<T: Tier>(
         &mut self,
-        above: u32,
+        index: u32,
         run: PageRun<'_>,
         pages: impl Iterator<Item = Page<T>>,
-        in_l3: bool,
-    ) -> u32 {
-        if !self.may_lengthen::<T>(above, in_l3) {
-            let index = self.add_node(above, run, in_l3);
-            self.attach(index, pages);
-            return index;
-        }
-        self.withdraw(above);
-        let node = &mut self.nodes[above as usize];
+    ) {
+        self.withdraw(index);
+        let node = &mut self.nodes[index as usize];
         let parent = node.keys.last().copied().unwrap_or(node.namespace);
         node.keys.extend_from_slice(run.keys);
         node.tokens.extend_from_slice(run.tokens);
         T::of_mut(node).pages.extend(pages);
-        self.refresh(above);
-        self.tell_stored::<T>(above, parent, run.keys);
-        above
+        self.refresh(index);
+        self.tell_stored::<T>(index, parent, run.keys);
     }
 
     /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
-    /// holds it, no operation knows its extent, and the only pin that ends at it is the caller's.
+    /// holds it, no operation knows its extent, and only one pin ends at it.
     fn may_lengthen<T: Tier>(&self, index: u32, in_l3: bool) -> bool {
         let node = &self.nodes[index as usize];
         !node.is_root()
@@ -343,9 +347,8 @@ impl Tree {
             && node.device.pins + node.host.pins == 1
             && T::of(node).pins == 1
             && T::of(node).pages.len() == node.device.pages.len() + node.host.pages.len()
-            && !node.device.arriving
-            && !node.host.arriving
-            && !node.backing_up
+            && !node.is_in_motion()
+            && !node.host_unsound
             && node.in_l3 == in_l3
     }
 
@@ -442,6 +445,10 @@ impl Tree {
         upper.tokens = std::mem::replace(&mut node.tokens, lower_tokens);
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
+        trim(&mut upper.keys);
+        trim(&mut upper.tokens);
+        trim(&mut upper.device.pages);
+        trim(&mut upper.host.pages);
         (upper.in_l3, upper.backing_up, upper.host_unsound) =
             (node.in_l3, node.backing_up, node.host_unsound);
         node.start_page += pages as u32;
@@ -472,8 +479,9 @@ impl Tree {
             && child.len() <= MERGE_PAGES_MAX
             && alike(&node.device, &child.device)
             && alike(&node.host, &child.host)
-            && (node.in_l3, node.backing_up, node.host_unsound)
-                == (child.in_l3, child.backing_up, child.host_unsound);
+            && !node.is_in_motion()
+            && !child.is_in_motion()
+            && (node.in_l3, node.host_unsound) == (child.in_l3, child.host_unsound);
         if !alike {
             return;
         }
@@ -522,12 +530,20 @@ impl Tree {
 
     fn detach<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
         let node = &mut self.nodes[index as usize];
-        pool.give_all(T::of_mut(node).pages.drain(..));
+        pool.give_all(std::mem::take(&mut T::of_mut(node).pages).into_iter());
         let parent = node.parent;
         T::of_mut(&mut self.nodes[parent as usize]).children -= 1;
         self.refresh(index);
         self.refresh(parent);
         self.tell_removed::<T>(index, 0);
+    }
+
+    /// Drops an unsound host copy that nobody reads, so that a sound one can take its place.
+    fn make_way<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
+        if T::NAME == TierName::Host && self.nodes[index as usize].is_unsound_and_unread() {
+            self.detach(index, pool);
+            self.nodes[index as usize].host_unsound = false;
+        }
     }
 
     /// Frees at most `pages_max` device pages of a victim, from its end. Without a sound host copy
@@ -594,6 +610,9 @@ impl Tree {
         node.keys.truncate(kept);
         node.tokens.truncate(kept * page_size);
         pool.give_all(T::of_mut(node).pages.drain(kept..));
+        trim(&mut node.keys);
+        trim(&mut node.tokens);
+        trim(&mut T::of_mut(node).pages);
         self.refresh(index);
         true
     }
@@ -661,6 +680,8 @@ impl Tree {
         // The allocations go too: what is not held must not cost memory.
         node.keys = Vec::new();
         node.tokens = Vec::new();
+        node.device.pages = Vec::new();
+        node.host.pages = Vec::new();
         node.parent = NONE;
         node.generation += 1;
         self.vacant.push(index);
@@ -715,8 +736,13 @@ impl Tree {
             if !segments.iter().any(|segment| segment.covers(&self.nodes[index as usize])) {
                 continue;
             }
+            self.make_way(index, pool);
             let held = self.nodes[index as usize].held_by::<T>();
             let length = self.nodes[index as usize].len();
+            if !held && self.nodes[index as usize].host_unsound {
+                // The copy that these pages were read from has proved unsound meanwhile.
+                sound_pages = 0;
+            }
             if !held && 0 < sound_pages && sound_pages < length {
                 let upper = self.split(index, sound_pages);
                 T::of_mut(&mut self.nodes[index as usize]).arriving = false;
@@ -786,8 +812,16 @@ impl Tree {
     /// Never reads the host copies of the pinned path from `start_page` on again.
     pub(crate) fn distrust_host(&mut self, pin: &Pin<Host>, start_page: u32) {
         for index in self.path(pin.node.index, start_page) {
-            let node = &mut self.nodes[index as usize];
-            node.host_unsound = !node.host.pages.is_empty();
+            let node = &self.nodes[index as usize];
+            if node.host.pages.is_empty() || node.host_unsound {
+                continue;
+            }
+            let trusted = start_page.saturating_sub(node.start_page) as usize;
+            if trusted > 0 {
+                self.split(index, trusted);
+            }
+            self.tell_removed::<Host>(index, 0);
+            self.nodes[index as usize].host_unsound = true;
             self.refresh(index);
         }
     }
@@ -795,10 +829,7 @@ impl Tree {
     /// Drops unsound host copies along the pinned path where nobody reads them.
     pub(crate) fn drop_unsound(&mut self, pin: &Pin<Device>, host: &mut Pool<Host>) {
         for index in self.path(pin.node.index, 0) {
-            let node = &self.nodes[index as usize];
-            if node.host_unsound && node.host.pins == 0 {
-                self.drop_host_copy(index, host);
-            }
+            self.make_way(index, host);
         }
     }
 
@@ -823,6 +854,9 @@ impl Tree {
         if offered {
             state.policy.withdraw(index);
         }
+        if evictable {
+            self.count_evictable_child::<T>(index, false);
+        }
     }
 
     /// Brings the counts and offers up to date after a node, its pins or its children changed.
@@ -831,7 +865,15 @@ impl Tree {
         self.refresh_in::<Host>(index);
     }
 
-    fn refresh_in<T: Tier>(&mut self, index: u32) {
+    /// Whether a node is evictable depends on its children: a change goes up.
+    fn refresh_in<T: Tier>(&mut self, mut index: u32) {
+        while self.refresh_node::<T>(index) {
+            index = self.nodes[index as usize].parent;
+        }
+    }
+
+    /// Tells whether the node became evictable or is so no more.
+    fn refresh_node<T: Tier>(&mut self, index: u32) -> bool {
         let node = &mut self.nodes[index as usize];
         let evictable = is_evictable::<T>(node);
         let offered = evictable && T::of(node).children == 0;
@@ -840,15 +882,27 @@ impl Tree {
         let before = (holding.evictable, holding.offered);
         (holding.evictable, holding.offered) = (evictable, offered);
         let state = T::state_mut(self);
-        match (before.0, evictable) {
-            (false, true) => state.evictable_pages += length,
-            (true, false) => state.evictable_pages -= length,
-            (true, true) | (false, false) => {}
-        }
         match (before.1, offered) {
             (false, true) => state.policy.offer(index, &usage),
             (true, false) => state.policy.withdraw(index),
             (true, true) | (false, false) => {}
+        }
+        match (before.0, evictable) {
+            (false, true) => state.evictable_pages += length,
+            (true, false) => state.evictable_pages -= length,
+            (true, true) | (false, false) => return false,
+        }
+        self.count_evictable_child::<T>(index, evictable);
+        true
+    }
+
+    fn count_evictable_child<T: Tier>(&mut self, index: u32, evictable: bool) {
+        let parent = self.nodes[index as usize].parent;
+        let holding = T::of_mut(&mut self.nodes[parent as usize]);
+        if evictable {
+            holding.evictable_children += 1;
+        } else {
+            holding.evictable_children -= 1;
         }
     }
 
@@ -863,17 +917,20 @@ impl Tree {
     }
 
     fn tell_removed<T: Tier>(&mut self, index: u32, from: usize) {
-        if self.events.enabled() {
-            let node = &self.nodes[index as usize];
+        let node = &self.nodes[index as usize];
+        // An unsound copy was told to be gone when it was found out.
+        let told = T::NAME == TierName::Host && node.host_unsound;
+        if self.events.enabled() && !told {
             let (namespace, keys) = (node.namespace, node.keys[from..].to_vec());
             self.events.push(KvEvent::Removed { tier: T::NAME, namespace, keys });
         }
     }
 }
 
-/// Whether the node's pages in this tier may go, once nothing below them is held there.
+/// Whether the node's pages in this tier may go, once those below them have gone, which may too.
 pub(crate) fn is_evictable<T: Tier>(node: &Node) -> bool {
-    !T::of(node).pages.is_empty() && T::may_go(node)
+    let holding = T::of(node);
+    !holding.pages.is_empty() && holding.evictable_children == holding.children && T::may_go(node)
 }
 
 /// The part of a holding that goes to the upper node of a split.
@@ -884,6 +941,7 @@ fn split_holding<T>(holding: &mut Holding<T>, pages: usize) -> Holding<T> {
         pages: std::mem::replace(&mut holding.pages, lower),
         pins: holding.pins,
         children: held.into(),
+        evictable_children: 0,
         arriving: holding.arriving,
         evictable: false,
         offered: false,
@@ -892,9 +950,14 @@ fn split_holding<T>(holding: &mut Holding<T>, pages: usize) -> Holding<T> {
 
 /// Whether parent and only child are the same to this tier: no pin ends between them.
 fn alike<T>(parent: &Holding<T>, child: &Holding<T>) -> bool {
-    parent.pins == child.pins
-        && parent.pages.is_empty() == child.pages.is_empty()
-        && parent.arriving == child.arriving
+    parent.pins == child.pins && parent.pages.is_empty() == child.pages.is_empty()
+}
+
+/// Gives memory back once less than half of it is in use.
+fn trim<E>(part: &mut Vec<E>) {
+    if part.capacity() > 2 * part.len() {
+        part.shrink_to_fit();
+    }
 }
 
 fn prepend<E>(to: &mut Vec<E>, front: &mut Vec<E>) {

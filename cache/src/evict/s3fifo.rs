@@ -83,7 +83,9 @@ impl EvictionPolicy for S3Fifo {
         if self.places.len() <= node as usize {
             self.places.resize(node as usize + 1, Place { created: u64::MAX, ..Place::default() });
         }
-        if self.places[node as usize].created != usage.created {
+        let place = self.places[node as usize];
+        // Splits and merges hand a node's age to another number; a node's hits never fall.
+        if place.created != usage.created || usage.hits < place.hits {
             let turn = self.next_turn();
             let in_main = self.ghost_set.contains(&usage.fingerprint);
             self.places[node as usize] =

@@ -1,0 +1,325 @@
+//! The machine: statig's, with our states, events and ways out.
+
+use statig::Outcome;
+use statig::blocking::{self, IntoStateMachine, IntoStateMachineExt, StateMachine};
+use terrace_cache::{Cache, HostPin};
+
+use crate::event::Event;
+use crate::ids::OpId;
+use crate::state::{Computing, State, StateName};
+
+/// Where transitions give things back to.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// Takes back pins and pages.
+    pub cache: &'a mut Cache,
+    /// Set while the engine computes a step that this request is part of: its device pages are
+    /// being written, so they go here and not to the cache.
+    pub in_step: Option<&'a mut Vec<Computing>>,
+}
+
+/// The life of one request.
+pub struct Lifecycle {
+    machine: StateMachine<Machine>,
+}
+
+impl Lifecycle {
+    /// A request that was just submitted.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { machine: Machine.state_machine() }
+    }
+
+    /// Lets something happen; tells the states before and after.
+    ///
+    /// # Panics
+    /// If the event is illegal in this state: the scheduler is broken.
+    pub fn handle(
+        &mut self,
+        event: &Event<'_>,
+        context: &mut Context<'_>,
+    ) -> (StateName, StateName) {
+        let from = self.state().name();
+        let expected = from.after(event.name());
+        assert!(expected.is_some(), "{:?} is illegal in {from:?}", event.name());
+        self.machine.handle_with_context(event, context);
+        let to = self.state().name();
+        debug_assert_eq!(Some(to), expected, "{:?} in {from:?}", event.name());
+        (from, to)
+    }
+
+    /// The state, with what it owns.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        self.machine.state()
+    }
+}
+
+impl Default for Lifecycle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Lifecycle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.state().fmt(f)
+    }
+}
+
+/// All that there is belongs to the states; the machine itself has nothing.
+struct Machine;
+
+impl IntoStateMachine for Machine {
+    type Event<'event> = Event<'event>;
+    type Context<'context> = Context<'context>;
+    type State = State;
+    type Superstate<'state> = Superstate;
+
+    fn initial() -> State {
+        State::Submitted { probe: None }
+    }
+}
+
+/// What all live states have in common.
+enum Superstate {
+    Live,
+}
+
+impl blocking::Superstate<Machine> for Superstate {
+    fn call_handler(
+        &mut self,
+        _: &mut Machine,
+        event: &Event<'_>,
+        _: &mut Context<'_>,
+    ) -> Outcome<State> {
+        match event {
+            Event::Abort => Outcome::Transition(State::Aborted),
+            Event::Fail(reason) => Outcome::Transition(State::Failed(*reason)),
+            Event::ProbeStarted(_)
+            | Event::ProbeEnded
+            | Event::PrefetchStarted { .. }
+            | Event::PrefetchEnded { .. }
+            | Event::PinsYielded
+            | Event::Admitted(_)
+            | Event::Grow { .. }
+            | Event::Computed { .. }
+            | Event::LoadBackEnded { .. }
+            | Event::PrefillEnded
+            | Event::Retracted { .. }
+            | Event::Kept(_)
+            | Event::Completed
+            | Event::WriteBackStarted(..)
+            | Event::Drained => Outcome::Super,
+        }
+    }
+}
+
+impl blocking::State<Machine> for State {
+    fn call_handler(
+        &mut self,
+        _: &mut Machine,
+        event: &Event<'_>,
+        context: &mut Context<'_>,
+    ) -> Outcome<State> {
+        match self {
+            State::Submitted { probe } => in_submitted(probe, event),
+            State::Prefetching { path, .. } => in_prefetching(path, event, context),
+            State::PrefetchDone { path } => in_prefetch_done(path, event, context),
+            State::Prefilling(_) | State::Decoding(_) => self.while_computing(event, context),
+            State::Retracted { kept, write_back } => in_retracted(kept, write_back, event, context),
+            State::Draining { .. } => self.while_draining(event),
+            State::WritingBack { .. } => in_writing_back(event),
+            State::Finished | State::Aborted | State::Failed(_) | State::Left => Outcome::Super,
+        }
+    }
+
+    /// Gives back whatever the transition did not hand on.
+    fn call_exit_action(&mut self, _: &mut Machine, context: &mut Context<'_>) {
+        match std::mem::replace(self, State::Left) {
+            State::Prefetching { path: pin, .. }
+            | State::PrefetchDone { path: pin }
+            | State::Retracted { kept: pin, .. } => {
+                if let Some(pin) = pin {
+                    context.cache.unpin_host(pin);
+                }
+            }
+            State::Prefilling(computing) | State::Decoding(computing) => match &mut context.in_step
+            {
+                Some(in_step) => in_step.push(computing),
+                None => computing.release(context.cache),
+            },
+            State::Draining { path } => context.cache.unpin_device(path),
+            State::Submitted { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_)
+            | State::Left => {}
+        }
+    }
+
+    fn superstate(&mut self) -> Option<Superstate> {
+        match self {
+            State::Submitted { .. }
+            | State::Prefetching { .. }
+            | State::PrefetchDone { .. }
+            | State::Prefilling(_)
+            | State::Decoding(_)
+            | State::Retracted { .. }
+            | State::Draining { .. }
+            | State::WritingBack { .. } => Some(Superstate::Live),
+            State::Finished | State::Aborted | State::Failed(_) | State::Left => None,
+        }
+    }
+}
+
+fn in_submitted(probe: &mut Option<OpId>, event: &Event<'_>) -> Outcome<State> {
+    match event {
+        Event::ProbeStarted(op) => {
+            *probe = Some(*op);
+            Outcome::Handled
+        }
+        Event::ProbeEnded => {
+            *probe = None;
+            Outcome::Handled
+        }
+        Event::PrefetchStarted { op, start_page, path } => {
+            Outcome::Transition(State::Prefetching {
+                op: *op,
+                start_page: *start_page,
+                path: Some(path.take()),
+            })
+        }
+        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
+        _ => Outcome::Super,
+    }
+}
+
+fn in_prefetching(
+    path: &mut Option<HostPin>,
+    event: &Event<'_>,
+    context: &mut Context<'_>,
+) -> Outcome<State> {
+    match event {
+        Event::PrefetchEnded { path: longer } => {
+            let path = match longer {
+                Some(longer) => Some(longer.take()),
+                None => path.take(),
+            };
+            Outcome::Transition(State::PrefetchDone { path })
+        }
+        Event::PinsYielded => yield_pin(path, context),
+        _ => Outcome::Super,
+    }
+}
+
+fn in_prefetch_done(
+    path: &mut Option<HostPin>,
+    event: &Event<'_>,
+    context: &mut Context<'_>,
+) -> Outcome<State> {
+    match event {
+        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
+        Event::PinsYielded => yield_pin(path, context),
+        _ => Outcome::Super,
+    }
+}
+
+fn in_retracted(
+    kept: &mut Option<HostPin>,
+    write_back: &mut Option<OpId>,
+    event: &Event<'_>,
+    context: &mut Context<'_>,
+) -> Outcome<State> {
+    match event {
+        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
+        Event::Kept(pin) => {
+            *write_back = None;
+            if let Some(shorter) = kept.replace(pin.take()) {
+                context.cache.unpin_host(shorter);
+            }
+            Outcome::Handled
+        }
+        Event::PinsYielded => yield_pin(kept, context),
+        _ => Outcome::Super,
+    }
+}
+
+fn in_writing_back(event: &Event<'_>) -> Outcome<State> {
+    match event {
+        Event::Drained => Outcome::Transition(State::Finished),
+        _ => Outcome::Super,
+    }
+}
+
+fn yield_pin(pin: &mut Option<HostPin>, context: &mut Context<'_>) -> Outcome<State> {
+    if let Some(pin) = pin.take() {
+        context.cache.unpin_host(pin);
+    }
+    Outcome::Handled
+}
+
+impl State {
+    fn while_computing(&mut self, event: &Event<'_>, context: &mut Context<'_>) -> Outcome<State> {
+        let (State::Prefilling(computing) | State::Decoding(computing)) = self else {
+            return Outcome::Super;
+        };
+        match event {
+            Event::Grow { pages, grown } => {
+                grown.set(context.cache.grow_device_pages(&mut computing.tail, *pages));
+                Outcome::Handled
+            }
+            Event::Computed { run, published } => {
+                let Computing { path, tail, .. } = computing;
+                published.set(Some(context.cache.publish_device(path, *run, tail)));
+                Outcome::Handled
+            }
+            Event::LoadBackEnded { path } => {
+                computing.load_back = None;
+                if let Some(path) = path {
+                    let shorter = std::mem::replace(&mut computing.path, path.take());
+                    context.cache.unpin_device(shorter);
+                }
+                Outcome::Handled
+            }
+            Event::PrefillEnded => Outcome::Transition(State::Decoding(self.leave_computing())),
+            Event::Completed => {
+                let Computing { path, tail, .. } = self.leave_computing();
+                context.cache.give_device_pages(tail);
+                Outcome::Transition(State::Draining { path })
+            }
+            Event::Retracted { kept, write_back } => {
+                let Computing { path, tail, .. } = self.leave_computing();
+                context.cache.give_device_pages(tail);
+                match write_back {
+                    Some((_, pin)) => pin.put(path),
+                    None => context.cache.unpin_device(path),
+                }
+                let write_back = write_back.map(|(op, _)| op);
+                Outcome::Transition(State::Retracted { kept: Some(kept.take()), write_back })
+            }
+            _ => Outcome::Super,
+        }
+    }
+
+    fn while_draining(&mut self, event: &Event<'_>) -> Outcome<State> {
+        match event {
+            Event::WriteBackStarted(op, pin) => {
+                if let State::Draining { path } = std::mem::replace(self, State::Left) {
+                    pin.put(path);
+                }
+                Outcome::Transition(State::WritingBack { op: *op })
+            }
+            Event::Drained => Outcome::Transition(State::Finished),
+            _ => Outcome::Super,
+        }
+    }
+
+    fn leave_computing(&mut self) -> Computing {
+        match std::mem::replace(self, State::Left) {
+            State::Prefilling(computing) | State::Decoding(computing) => computing,
+            other => unreachable!("{other:?} does not compute"),
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Admission: who gets a slot and memory, and who waits for whom.
+
+use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
+use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
+
+use crate::config::ms;
+use crate::operations::Work;
+use crate::plan::{Copy, CopyDirection, Plan};
+use crate::queue::waited_too_long;
+use crate::requests::Handle;
+use crate::scheduler::Scheduler;
+
+/// What came of trying to admit a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tried {
+    Admitted,
+    /// There is not enough memory.
+    Blocked,
+    /// Another request computes or loads its prefix: it waits for that.
+    Deferred,
+}
+
+impl Scheduler {
+    /// Admits waiting requests while there are slots, memory and tokens to compute.
+    pub(crate) fn admit(&mut self, plan: &mut Plan, mut tokens_left: u32) {
+        if self.queue.is_empty() || self.free_slots.is_empty() {
+            return;
+        }
+        let mut candidates = std::mem::take(&mut self.candidates);
+        let wait_max = ms(self.config.queue.wait_max_ms);
+        self.queue.candidates(
+            self.config.queue.order,
+            self.config.queue.window as usize,
+            waited_too_long(&self.requests, self.now, wait_max),
+            &self.requests,
+            &self.cache,
+            &mut candidates,
+        );
+        for candidate in &candidates {
+            if self.free_slots.is_empty() || tokens_left == 0 {
+                break;
+            }
+            let mut tried = self.try_admit(candidate.handle, plan);
+            if tried == Tried::Blocked && self.nothing_computes() {
+                // Only those who wait hold memory: they give it up, and the first goes ahead.
+                self.yield_waiting_pins(candidate.handle);
+                tried = self.try_admit(candidate.handle, plan);
+            }
+            match tried {
+                Tried::Admitted => {
+                    let entry = &self.requests[candidate.handle];
+                    let to_compute = entry.prefill_end - entry.computed_tokens;
+                    if entry.life.state().operation().is_none() {
+                        tokens_left = tokens_left.saturating_sub(to_compute);
+                    }
+                }
+                Tried::Blocked if candidate.strict => break,
+                Tried::Blocked | Tried::Deferred => {}
+            }
+        }
+        self.candidates = candidates;
+    }
+
+    fn nothing_computes(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    fn try_admit(&mut self, handle: Handle, plan: &mut Plan) -> Tried {
+        let page_size = self.config.cache.page_size;
+        let entry = &self.requests[handle];
+        // At least one token is computed, for there must be something to produce the next from.
+        let cacheable_pages = (entry.tokens() - 1) / page_size;
+        let found = self.cache.lookup(&entry.sequence, cacheable_pages);
+        if self.waits_for_another(handle, &found) {
+            return Tried::Deferred;
+        }
+        let entry = &self.requests[handle];
+        let namespace = entry.sequence.root();
+        let load_pages = self.load_back_pages(handle, &found);
+        let new_pages = (self.prefill_pages(handle) - found.device.depth) as usize;
+
+        // Pins first: making room must not evict what was just found.
+        let source = (load_pages > 0).then(|| self.cache.pin_host(namespace, found.host));
+        let path = self.cache.pin_device(namespace, found.device);
+        let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
+        let available = self.cache.usage().device.available_pages();
+        if new_pages + reserve > available || !self.make_room(handle, new_pages, plan) {
+            self.cache.unpin_device(path);
+            if let Some(source) = source {
+                self.cache.unpin_host(source);
+            }
+            self.wake_when_room_is_late(handle);
+            return Tried::Blocked;
+        }
+        self.grant(handle, path, source, load_pages, new_pages, plan);
+        Tried::Admitted
+    }
+
+    /// Pages for all tokens there are and the first decode.
+    pub(crate) fn prefill_pages(&self, handle: Handle) -> u32 {
+        let entry = &self.requests[handle];
+        let first_decode = self.config.batch.decode_tokens.min(entry.remaining_tokens() - 1);
+        (entry.tokens() + first_decode).div_ceil(self.config.cache.page_size)
+    }
+
+    /// Gives the request its slot and memory, and starts its load-back.
+    fn grant(
+        &mut self,
+        handle: Handle,
+        path: DevicePin,
+        source: Option<HostPin>,
+        load_pages: u32,
+        new_pages: usize,
+        plan: &mut Plan,
+    ) {
+        let entry = &self.requests[handle];
+        if entry.state() == StateName::Prefetching {
+            self.stop_waiting(handle);
+        }
+        self.abandon_operation(handle);
+        self.leave_queue(handle);
+        self.count_hits(handle, path.depth(), load_pages);
+
+        let entry = &mut self.requests[handle];
+        let found_now = !entry.counted;
+        entry.counted = true;
+        entry.start_by = None;
+        entry.sharing_since = None;
+        entry.waited_for_room = false;
+        entry.row_entries = 0;
+        entry.stalled = false;
+        entry.computed_tokens = path.depth() * self.config.cache.page_size;
+        entry.prefill_end = entry.tokens();
+        let remaining = entry.remaining_tokens() as usize;
+        entry.sequence.reserve(remaining.min(4096));
+        let priority = entry.priority;
+        match &source {
+            Some(source) => self.cache.touch_host(source, found_now, priority),
+            None => self.cache.touch(&path, found_now, priority),
+        }
+
+        let mut tail = self.cache.take_device_pages(new_pages).expect("room was made");
+        let load_back = source.map(|source| {
+            let destination = tail.split_off(new_pages - load_pages as usize);
+            self.start_load_back(handle, source, &path, destination, plan)
+        });
+        let slot = self.free_slots.pop().expect("a slot is free");
+        let computing = Computing { slot, path, tail, load_back };
+        self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
+        self.running.push(handle);
+        let gives_up = ms(self.config.copies.load_back_timeout_ms);
+        self.wait_until(handle, load_back.map(|_| self.now.after(gives_up)));
+        self.start_sharing(handle);
+    }
+
+    fn start_load_back(
+        &mut self,
+        handle: Handle,
+        source: HostPin,
+        path: &DevicePin,
+        pages: DevicePages,
+        plan: &mut Plan,
+    ) -> OpId {
+        let first = plan.copy_host_pages.len() as u32;
+        let arrival = self.cache.begin_load_back(&source, path.depth(), &mut plan.copy_host_pages);
+        assert_eq!(arrival.pages(), pages.len(), "a load-back has a destination for each page");
+        plan.copy_device_pages.extend_from_slice(pages.as_slice());
+        let anchor = self.cache.pin_device_along(&source);
+        let count = pages.len() as u32;
+        let work = Work::LoadBack { source, anchor, arrival, pages };
+        let op = self.operations.start(work, Some(handle), count, self.now, &mut self.stats);
+        let pages = first..first + count;
+        plan.copies.push(Copy { op, direction: CopyDirection::LoadBack, pages });
+        op
+    }
+
+    /// How many pages to load from host: none if computing them is faster.
+    fn load_back_pages(&self, handle: Handle, found: &Match) -> u32 {
+        let pages = found.host.depth - found.device.depth;
+        let in_flight = self.stats.load_backs.in_flight_pages;
+        let worth_it = pages >= self.config.copies.load_back_threshold_pages
+            && in_flight + pages <= self.config.copies.load_back_pages_max
+            && !found.arriving
+            && !self.requests[handle].distrusts_host
+            && self.rates.load_back_pays(pages, pages * self.config.cache.page_size);
+        if worth_it { pages } else { 0 }
+    }
+
+    /// Hits are counted once, when a request is first admitted.
+    fn count_hits(&mut self, handle: Handle, device_pages: u32, load_pages: u32) {
+        let entry = &self.requests[handle];
+        if entry.counted {
+            return;
+        }
+        let page_size = u64::from(self.config.cache.page_size);
+        let loaded = device_pages..device_pages + load_pages;
+        let fetched =
+            loaded.end.min(entry.fetched.end).saturating_sub(loaded.start.max(entry.fetched.start));
+        self.stats.prompt_tokens += u64::from(entry.prompt_tokens);
+        self.stats.device_hit_tokens += u64::from(device_pages) * page_size;
+        self.stats.host_hit_tokens += u64::from(load_pages - fetched) * page_size;
+        self.stats.l3_hit_tokens += u64::from(fetched) * page_size;
+    }
+
+    // ---- sharing what is being computed ----
+
+    /// Whether another request is computing or loading the next page of this one, and the wait for
+    /// it is still within bounds.
+    fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
+        let entry = &self.requests[handle];
+        let next_key = entry.sequence.keys().get(found.host.depth as usize);
+        let computed_by_another =
+            next_key.and_then(|key| self.computing.get(key)).is_some_and(|&by| by != handle);
+        if !computed_by_another && !found.arriving {
+            return false;
+        }
+        let bound = ms(self.config.queue.share_wait_max_ms);
+        let since = entry.sharing_since.unwrap_or(self.now);
+        if entry.sharing_since.is_none() {
+            self.stats.shared_waits += 1;
+            self.requests[handle].sharing_since = Some(since);
+        }
+        let waits = self.now < since.after(bound);
+        let entry = &self.requests[handle];
+        if waits && entry.wait_ends.is_none() && entry.state() != StateName::Prefetching {
+            self.wait_until(handle, Some(since.after(bound)));
+        }
+        waits
+    }
+
+    /// Lets others know which page this request computes next.
+    pub(crate) fn start_sharing(&mut self, handle: Handle) {
+        self.stop_sharing(handle);
+        let entry = &self.requests[handle];
+        let next_page = entry.computed_tokens / self.config.cache.page_size;
+        let Some(&key) = entry.sequence.keys().get(next_page as usize) else { return };
+        if let std::collections::hash_map::Entry::Vacant(vacant) = self.computing.entry(key) {
+            vacant.insert(handle);
+            self.requests[handle].computing_key = Some(key);
+        }
+    }
+
+    pub(crate) fn stop_sharing(&mut self, handle: Handle) {
+        if let Some(key) = self.requests[handle].computing_key.take() {
+            self.computing.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The audit: every page, pin, slot and share of a budget is accounted for.
+
+use terrace_cache::{Claims, Fault};
+use terrace_fsm::{OpId, StateName};
+
+use crate::scheduler::Scheduler;
+use crate::stats::{OperationStats, Stats};
+
+impl Scheduler {
+    /// Proves that no page is lost or owned twice, that every pin is counted, and that slots and
+    /// budgets add up. Takes time proportional to the whole cache: for tests, and for operators who
+    /// want to know.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn try_audit(&self) -> Result<(), Fault> {
+        let mut claims = Claims::default();
+        for entry in self.requests.iter() {
+            entry.life.state().claim(&mut claims);
+        }
+        for (_, operation) in self.operations.iter() {
+            operation.work.claim(&mut claims);
+        }
+        for computing in &self.held_by_step {
+            computing.claim(&mut claims);
+        }
+        for pin in &self.backups {
+            claims.host_pin(pin);
+        }
+        self.cache.audit(&claims)?;
+        self.audit_budgets()?;
+        self.audit_requests()
+    }
+
+    /// As [`try_audit`](Self::try_audit).
+    ///
+    /// # Panics
+    /// If anything is wrong.
+    pub fn audit(&self) {
+        if let Err(fault) = self.try_audit() {
+            panic!("audit: {fault}");
+        }
+    }
+
+    fn audit_budgets(&self) -> Result<(), Fault> {
+        let mut counted = Stats::default();
+        for (_, operation) in self.operations.iter() {
+            let counts = operation.work.counts(&mut counted);
+            counts.in_flight += 1;
+            counts.in_flight_pages += operation.pages;
+            if operation.quarantined {
+                counted.quarantined_pages += operation.pages;
+            }
+        }
+        let in_flight = |stats: &Stats| {
+            let of = |counts: OperationStats| (counts.in_flight, counts.in_flight_pages);
+            [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
+                .map(of)
+        };
+        ensure(in_flight(&counted) == in_flight(&self.stats), || {
+            format!("budgets {:?}, in flight {:?}", in_flight(&self.stats), in_flight(&counted))
+        })?;
+        ensure(counted.quarantined_pages == self.stats.quarantined_pages, || {
+            format!("{} pages stated in quarantine", self.stats.quarantined_pages)
+        })
+    }
+
+    fn audit_requests(&self) -> Result<(), Fault> {
+        let (mut slots, mut draining, mut queued, mut sharing) = (Vec::new(), 0, 0, 0);
+        for entry in self.requests.iter() {
+            let state = entry.state();
+            ensure(!state.is_end(), || format!("{} has ended and is alive", entry.id))?;
+            slots.extend(entry.life.state().computing().map(|computing| computing.slot));
+            draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
+            queued += usize::from(entry.queued.is_some());
+            sharing += usize::from(entry.computing_key.is_some());
+            if let Some(op) = entry.life.state().operation() {
+                let owner = self.operations.owner(op);
+                ensure(owner == Some(entry.handle), || waits_in_vain(entry.id, op))?;
+            }
+            if entry.life.state().computing().is_some() {
+                let pages = entry.device_pages() * self.config.cache.page_size;
+                ensure(entry.computed_tokens <= pages, || {
+                    format!("{} computed more tokens than it has pages for", entry.id)
+                })?;
+            }
+        }
+        slots.extend(&self.free_slots);
+        slots.sort_unstable();
+        slots.dedup();
+        ensure(slots.len() == self.config.batch.running_max as usize, || {
+            "a slot is lost or owned twice".to_owned()
+        })?;
+        ensure(draining == self.stats.draining, || format!("{draining} requests drain"))?;
+        ensure(queued == self.queue.len(), || format!("{queued} requests are queued"))?;
+        ensure(sharing == self.computing.len(), || format!("{sharing} requests share"))?;
+        ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())?;
+        ensure(self.step.is_some() || self.held_by_step.is_empty(), || {
+            "pages are held for a step that is over".to_owned()
+        })
+    }
+}
+
+fn waits_in_vain(request: terrace_fsm::RequestId, op: OpId) -> String {
+    format!("{request} waits for {op}, which is not its own")
+}
+
+fn ensure(holds: bool, fault: impl FnOnce() -> String) -> Result<(), Fault> {
+    if holds { Ok(()) } else { Err(Fault::new(fault())) }
+}

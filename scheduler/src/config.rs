@@ -1,0 +1,477 @@
+//! Configuration: by builder, or by serde from TOML or JSON, checked either way.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use terrace_cache::{CacheConfig, EvictionKind, Namespace, WritePolicy};
+
+use crate::error::ConfigError;
+
+/// Everything that can be set. The default is a small device-only cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// What KV depends on besides tokens.
+    pub model: ModelConfig,
+    /// Page pools, eviction and write policy.
+    pub cache: CacheConfig,
+    /// What goes into one forward step.
+    pub batch: BatchConfig,
+    /// Who waits, and in which order they are admitted.
+    pub queue: QueueConfig,
+    /// Copies between device and host.
+    pub copies: CopyConfig,
+    /// The third tier; without it there is none.
+    pub l3: Option<L3Config>,
+    /// What is assumed about speed until it has been measured.
+    pub rates: RateConfig,
+    /// How many state transitions are kept for [`drain_trace`](crate::Scheduler::drain_trace); 0
+    /// records none.
+    pub trace_max: u32,
+}
+
+/// What KV depends on besides tokens, adapter and tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Model and weights: change it whenever the weights change.
+    pub fingerprint: String,
+    /// How KV lies in a page.
+    pub layout: String,
+    /// The element type of the KV.
+    pub dtype: String,
+    /// Over how many ranks a page's KV is split. Every operation is performed by all of them.
+    pub ranks: u32,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            fingerprint: "model".to_owned(),
+            layout: String::new(),
+            dtype: String::new(),
+            ranks: 1,
+        }
+    }
+}
+
+/// What goes into one forward step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchConfig {
+    /// Requests that run at once: rows of the engine's page table.
+    pub running_max: u32,
+    /// Tokens that one step computes at the most.
+    pub step_tokens_max: u32,
+    /// Whether prefill chunks and decodes share a step.
+    pub mixed: bool,
+    /// After so many steps of prefill alone the decodes get their turn.
+    pub prefill_streak_max: u32,
+    /// Tokens that a decode computes in one step: 1, or more for speculative decoding.
+    pub decode_tokens: u32,
+    /// Device pages held back for each running request when another is admitted.
+    pub decode_reserve_pages: u32,
+    /// A request that was part of so many failed steps in a row fails.
+    pub step_failures_max: u32,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        Self {
+            running_max: 256,
+            step_tokens_max: 8192,
+            mixed: true,
+            prefill_streak_max: 8,
+            decode_tokens: 1,
+            decode_reserve_pages: 1,
+            step_failures_max: 3,
+        }
+    }
+}
+
+/// In which order waiting requests are admitted. Retracted ones, and those who have waited longer
+/// than `wait_max_ms`, go first in any order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdmissionOrder {
+    /// First come, first served.
+    #[default]
+    Arrival,
+    /// Highest priority first, then by arrival.
+    Priority,
+    /// Longest cached prefix first.
+    LongestPrefix,
+    /// Along the tree, most wanted branches first, so that those who share go together.
+    TreeOrder,
+}
+
+/// Who waits, and in which order they are admitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct QueueConfig {
+    /// The order of admission.
+    pub order: AdmissionOrder,
+    /// Requests that may be alive at once, waiting and running.
+    pub requests_max: u32,
+    /// How many of the waiting a plan looks at.
+    pub window: u32,
+    /// Who has waited so long goes first, and nobody overtakes them.
+    pub wait_max_ms: u64,
+    /// How long a request waits at the most for another that computes or loads its prefix.
+    pub share_wait_max_ms: u64,
+    /// How long a request may take before it runs; 0 for no limit.
+    pub start_timeout_ms: u64,
+}
+
+impl Default for QueueConfig {
+    fn default() -> Self {
+        Self {
+            order: AdmissionOrder::Arrival,
+            requests_max: 65_536,
+            window: 64,
+            wait_max_ms: 10_000,
+            share_wait_max_ms: 1_000,
+            start_timeout_ms: 0,
+        }
+    }
+}
+
+/// Copies between device and host. The shares are separate, so that none starves another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CopyConfig {
+    /// Fewer pages than this are computed again rather than loaded.
+    pub load_back_threshold_pages: u32,
+    /// Pages on their way to the device at the most.
+    pub load_back_pages_max: u32,
+    /// How long a request waits for its load-back before it computes the pages itself.
+    pub load_back_timeout_ms: u64,
+    /// Pages on their way to host at the most.
+    pub write_back_pages_max: u32,
+    /// How long a request that has all its tokens waits for its write-back before it ends.
+    pub write_back_timeout_ms: u64,
+}
+
+impl Default for CopyConfig {
+    fn default() -> Self {
+        Self {
+            load_back_threshold_pages: 1,
+            load_back_pages_max: 65_536,
+            load_back_timeout_ms: 10_000,
+            write_back_pages_max: 65_536,
+            write_back_timeout_ms: 60_000,
+        }
+    }
+}
+
+/// How long a request waits for its prefetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PrefetchPolicy {
+    /// Until there is room to run it.
+    BestEffort,
+    /// Until it is over, but no longer than this.
+    Wait {
+        /// The bound that keeps a lost operation from holding the request for ever.
+        max_ms: u64,
+    },
+    /// As long as so many pages should take.
+    Deadline {
+        /// For any prefetch.
+        base_ms: u64,
+        /// And for each page of it.
+        per_page_us: u64,
+    },
+}
+
+/// The third tier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct L3Config {
+    /// Fewer pages than this are not worth a prefetch.
+    pub prefetch_threshold_pages: u32,
+    /// How long a request waits for its prefetch.
+    pub prefetch: PrefetchPolicy,
+    /// Host pages that prefetches may fill at once, late ones included.
+    pub prefetch_pages_max: u32,
+    /// Of those, pages of prefetches that nobody waits for any more; at this many no further
+    /// prefetch begins.
+    pub quarantine_pages_max: u32,
+    /// Probes in flight at the most.
+    pub probes_max: u32,
+    /// How long a request waits for its probe.
+    pub probe_timeout_ms: u64,
+    /// Whether host pages are stored in L3.
+    pub backup: bool,
+    /// Pages on their way to L3 at the most.
+    pub backup_pages_max: u32,
+    /// Backups that wait for their turn at the most; the oldest give way.
+    pub backup_queue_max: u32,
+    /// For how long a page that L3 failed to deliver is not asked for.
+    pub negative_ttl_ms: u64,
+    /// How many such pages are remembered.
+    pub negative_max: u32,
+    /// The first pause after a failure; it doubles with each further one.
+    pub backoff_base_ms: u64,
+    /// The longest pause.
+    pub backoff_max_ms: u64,
+}
+
+impl Default for L3Config {
+    fn default() -> Self {
+        Self {
+            prefetch_threshold_pages: 4,
+            prefetch: PrefetchPolicy::Deadline { base_ms: 500, per_page_us: 500 },
+            prefetch_pages_max: 16_384,
+            quarantine_pages_max: 8_192,
+            probes_max: 64,
+            probe_timeout_ms: 200,
+            backup: true,
+            backup_pages_max: 16_384,
+            backup_queue_max: 1_024,
+            negative_ttl_ms: 10_000,
+            negative_max: 65_536,
+            backoff_base_ms: 100,
+            backoff_max_ms: 30_000,
+        }
+    }
+}
+
+/// What is assumed about speed until it has been measured; the price of loading and recomputing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RateConfig {
+    /// Computing one token of a prompt.
+    pub prefill_ns_per_token: u64,
+    /// Copying one page from host to device.
+    pub load_back_ns_per_page: u64,
+    /// Fetching one page from L3 to host.
+    pub prefetch_ns_per_page: u64,
+    /// What any prefetch takes besides.
+    pub prefetch_latency_us: u64,
+}
+
+impl Default for RateConfig {
+    fn default() -> Self {
+        Self {
+            prefill_ns_per_token: 50_000,
+            load_back_ns_per_page: 20_000,
+            prefetch_ns_per_page: 100_000,
+            prefetch_latency_us: 2_000,
+        }
+    }
+}
+
+impl Config {
+    /// Starts from the default.
+    #[must_use]
+    pub fn builder() -> ConfigBuilder {
+        ConfigBuilder { config: Config::default() }
+    }
+
+    /// The namespace of requests without adapter and salt.
+    #[must_use]
+    pub fn namespace(&self) -> Namespace {
+        Namespace {
+            model: self.model.fingerprint.clone(),
+            layout: self.model.layout.clone(),
+            dtype: self.model.dtype.clone(),
+            page_size: self.cache.page_size,
+            tensor_ranks: self.model.ranks,
+            adapter: String::new(),
+            salt: String::new(),
+        }
+    }
+
+    /// Whether this configuration can work.
+    ///
+    /// # Errors
+    /// The first setting that cannot, and what to change.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let page_size = self.cache.page_size;
+        if !page_size.is_power_of_two() || page_size > 256 {
+            return Err(ConfigError::new(
+                "cache.page_size",
+                page_size.into(),
+                "use a power of two from 1 to 256",
+            ));
+        }
+        let at_least_one = [
+            ("cache.device_pages", self.cache.device_pages),
+            ("batch.running_max", self.batch.running_max),
+            ("batch.step_tokens_max", self.batch.step_tokens_max),
+            ("batch.prefill_streak_max", self.batch.prefill_streak_max),
+            ("batch.decode_tokens", self.batch.decode_tokens),
+            ("batch.step_failures_max", self.batch.step_failures_max),
+            ("queue.requests_max", self.queue.requests_max),
+            ("queue.window", self.queue.window),
+            ("copies.load_back_threshold_pages", self.copies.load_back_threshold_pages),
+            ("copies.load_back_pages_max", self.copies.load_back_pages_max),
+            ("copies.write_back_pages_max", self.copies.write_back_pages_max),
+        ];
+        positive(&at_least_one)?;
+        if !(1..=64).contains(&self.model.ranks) {
+            return Err(ConfigError::new("model.ranks", self.model.ranks.into(), "use 1 to 64"));
+        }
+        let decodes = u64::from(self.batch.running_max) * u64::from(self.batch.decode_tokens);
+        if decodes > self.batch.step_tokens_max.into() {
+            return Err(ConfigError::new(
+                "batch.step_tokens_max",
+                self.batch.step_tokens_max.into(),
+                "raise it to batch.running_max x batch.decode_tokens, so that all decodes fit a step",
+            ));
+        }
+        let threshold = self.copies.load_back_threshold_pages;
+        if threshold > self.copies.load_back_pages_max {
+            return Err(ConfigError::new(
+                "copies.load_back_threshold_pages",
+                threshold.into(),
+                "it exceeds copies.load_back_pages_max, so nothing would ever be loaded: lower it",
+            ));
+        }
+        match self.cache.write_policy {
+            WritePolicy::SelectiveWriteThrough { hits: 0 } => {
+                return Err(ConfigError::new(
+                    "cache.write_policy.selective_write_through.hits",
+                    0,
+                    "use at least 1, or write_through",
+                ));
+            }
+            WritePolicy::SelectiveWriteThrough { .. }
+            | WritePolicy::WriteThrough
+            | WritePolicy::WriteBack => {}
+        }
+        self.l3.as_ref().map_or(Ok(()), |l3| self.check_l3(l3))
+    }
+
+    fn check_l3(&self, l3: &L3Config) -> Result<(), ConfigError> {
+        if self.cache.host_pages == 0 {
+            return Err(ConfigError::new(
+                "cache.host_pages",
+                0,
+                "l3 moves pages through host memory: give it some, or leave out [l3]",
+            ));
+        }
+        positive(&[
+            ("l3.prefetch_threshold_pages", l3.prefetch_threshold_pages),
+            ("l3.prefetch_pages_max", l3.prefetch_pages_max),
+            ("l3.quarantine_pages_max", l3.quarantine_pages_max),
+            ("l3.probes_max", l3.probes_max),
+            ("l3.backup_pages_max", l3.backup_pages_max),
+            ("l3.backup_queue_max", l3.backup_queue_max),
+        ])?;
+        let threshold = l3.prefetch_threshold_pages;
+        if threshold > l3.prefetch_pages_max {
+            return Err(ConfigError::new(
+                "l3.prefetch_threshold_pages",
+                threshold.into(),
+                "it exceeds l3.prefetch_pages_max, so nothing would ever be fetched: lower it",
+            ));
+        }
+        if threshold > self.cache.host_pages {
+            return Err(ConfigError::new(
+                "l3.prefetch_threshold_pages",
+                threshold.into(),
+                "it exceeds cache.host_pages, so nothing would ever be fetched: lower it",
+            ));
+        }
+        if l3.backoff_base_ms > l3.backoff_max_ms {
+            return Err(ConfigError::new(
+                "l3.backoff_base_ms",
+                l3.backoff_base_ms,
+                "it exceeds l3.backoff_max_ms: lower it",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn positive(settings: &[(&'static str, u32)]) -> Result<(), ConfigError> {
+    match settings.iter().find(|(_, value)| *value == 0) {
+        Some((setting, _)) => Err(ConfigError::new(setting, 0, "use at least 1")),
+        None => Ok(()),
+    }
+}
+
+/// Builds a [`Config`] step by step.
+///
+/// ```
+/// use terrace_scheduler::{Config, L3Config};
+///
+/// let config = Config::builder()
+///     .page_size(64)
+///     .device_pages(10_000)
+///     .host_pages(100_000)
+///     .l3(L3Config::default())
+///     .build()?;
+/// assert_eq!(config.cache.page_size, 64);
+///
+/// let error = Config::builder().page_size(48).build().unwrap_err();
+/// assert_eq!(error.to_string(), "cache.page_size = 48: use a power of two from 1 to 256");
+/// # Ok::<(), terrace_scheduler::ConfigError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ConfigBuilder {
+    config: Config,
+}
+
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty => $($field:ident).+;)*) => {
+        impl ConfigBuilder {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $name(mut self, $name: $type) -> Self {
+                    self.config.$($field).+ = $name.into();
+                    self
+                }
+            )*
+        }
+    };
+}
+
+setters! {
+    /// Model and weights: change it whenever the weights change.
+    fingerprint: &str => model.fingerprint;
+    /// Over how many ranks a page's KV is split.
+    ranks: u32 => model.ranks;
+    /// Tokens in a page.
+    page_size: u32 => cache.page_size;
+    /// Pages of the device arena.
+    device_pages: u32 => cache.device_pages;
+    /// Pages of the host arena.
+    host_pages: u32 => cache.host_pages;
+    /// Which pages go first.
+    eviction: EvictionKind => cache.eviction;
+    /// When device pages are copied to host.
+    write_policy: WritePolicy => cache.write_policy;
+    /// How many page keys may wait in undrained KV events.
+    kv_event_keys_max: u32 => cache.kv_event_keys_max;
+    /// What goes into one forward step.
+    batch: BatchConfig => batch;
+    /// Who waits, and in which order they are admitted.
+    queue: QueueConfig => queue;
+    /// Copies between device and host.
+    copies: CopyConfig => copies;
+    /// The third tier.
+    l3: L3Config => l3;
+    /// What is assumed about speed.
+    rates: RateConfig => rates;
+    /// How many state transitions are kept.
+    trace_max: u32 => trace_max;
+}
+
+impl ConfigBuilder {
+    /// The finished configuration.
+    ///
+    /// # Errors
+    /// The first setting that cannot work, and what to change.
+    pub fn build(self) -> Result<Config, ConfigError> {
+        self.config.check()?;
+        Ok(self.config)
+    }
+}
+
+pub(crate) fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}

@@ -1,0 +1,355 @@
+//! Copies between device and host: making room, retraction, load-backs and write-backs.
+
+use terrace_cache::{DevicePin, HostPages};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
+
+use crate::config::ms;
+use crate::operations::{Operation, Work};
+use crate::plan::{Copy, CopyDirection, Plan};
+use crate::requests::Handle;
+use crate::scheduler::Scheduler;
+
+impl Scheduler {
+    // ---- making room ----
+
+    /// Makes so many device pages free for a request. Under the write-back policy, pages whose
+    /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
+    /// been copied. A request waits for such copies once; then its pages are freed as they are.
+    pub(crate) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
+        let copies_first = self.cache.write_policy().writes_at_eviction()
+            && self.config.cache.host_pages > 0
+            && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
+        if !copies_first {
+            return self.cache.free_device_pages(pages);
+        }
+        loop {
+            let free = self.cache.usage().device.free_pages;
+            if free >= pages {
+                return true;
+            }
+            let coming = self.pages_making_room();
+            let victim = self.cache.device_victim().filter(|_| free + coming < pages);
+            let Some(victim) = victim else {
+                self.requests[handle].waited_for_room = coming > 0;
+                return false;
+            };
+            if victim.is_last_copy {
+                let source = self.cache.pin_victim(victim);
+                if let Err(source) = self.start_write_back(source, None, false, plan) {
+                    self.cache.unpin_device(source);
+                    self.cache.free_device_pages(free + victim.pages.min(pages - free));
+                }
+            } else {
+                self.cache.free_device_pages(free + victim.pages.min(pages - free));
+            }
+        }
+    }
+
+    /// Makes so many host pages free; backups that wait for their turn give way.
+    pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
+        while !self.cache.free_host_pages(pages) {
+            if !self.skip_oldest_backup() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Those who do not compute give up what they keep on device or host, for the sake of one.
+    pub(crate) fn yield_waiting_pins(&mut self, except: Handle) {
+        self.skip_drains();
+        while self.skip_oldest_backup() {}
+        let waiting: Vec<Handle> = self
+            .requests
+            .iter()
+            .filter(|entry| entry.handle != except)
+            .filter(|entry| match entry.life.state() {
+                State::Prefetching { path: pin, .. }
+                | State::PrefetchDone { path: pin }
+                | State::Retracted { kept: pin, .. } => pin.is_some(),
+                State::Submitted { .. }
+                | State::Prefilling(_)
+                | State::Decoding(_)
+                | State::Draining { .. }
+                | State::WritingBack { .. }
+                | State::Finished
+                | State::Aborted
+                | State::Failed(_)
+                | State::Left => false,
+            })
+            .map(|entry| entry.handle)
+            .collect();
+        for handle in waiting {
+            self.happen(handle, &LifeEvent::PinsYielded);
+        }
+    }
+
+    // ---- retraction ----
+
+    /// Lets the worst ranked requests give up their device memory until `handle` has its pages. It
+    /// may be the worst itself, or may have to sit out a step until pages have been copied away.
+    pub(crate) fn make_room_by_retraction(
+        &mut self,
+        handle: Handle,
+        pages: usize,
+        plan: &mut Plan,
+    ) {
+        self.skip_drains();
+        while !self.grow(handle, pages) {
+            if self.pages_making_room() > 0 {
+                self.requests[handle].stalled = true;
+                self.stats.stalls += 1;
+                self.wake_when_room_is_late(handle);
+                return;
+            }
+            let computes = |h: &&Handle| self.requests[**h].life.state().computing().is_some();
+            let worst =
+                self.running.iter().filter(computes).max_by_key(|h| self.requests[**h].rank());
+            let worst = *worst.expect("at least the one who asks computes");
+            self.retract(worst, plan);
+            if worst == handle {
+                return;
+            }
+        }
+    }
+
+    /// Device pages that copies in flight will make evictable; late ones are not counted on.
+    fn pages_making_room(&self) -> usize {
+        let timeout = ms(self.config.copies.write_back_timeout_ms);
+        let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
+        let makes_room = |operation: &Operation| match operation.work {
+            Work::WriteBack { for_eviction, .. } => for_eviction,
+            Work::Probe { .. }
+            | Work::Prefetch { .. }
+            | Work::LoadBack { .. }
+            | Work::Backup { .. } => false,
+        };
+        let operations = self.operations.iter().map(|(_, operation)| operation);
+        operations
+            .filter(|operation| makes_room(operation) && in_time(operation))
+            .map(|operation| operation.pages as usize)
+            .sum()
+    }
+
+    /// Makes sure that a plan is made when the copies that make room are late.
+    pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
+        let entry = &self.requests[handle];
+        if self.pages_making_room() > 0 && entry.wait_ends.is_none() {
+            let timeout = ms(self.config.copies.write_back_timeout_ms);
+            self.wait_until(handle, Some(self.now.after(timeout)));
+        }
+    }
+
+    /// Takes a request's device memory. What the host has no copy of is copied first, if the host
+    /// has room for all of it; else it stays cached as long as nobody needs its pages.
+    pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
+        self.stats.retractions += 1;
+        self.abandon_operation(handle);
+        self.leave_batch(handle);
+        let next = self.operations.next_id();
+        let entry = &self.requests[handle];
+        let computing = entry.life.state().computing().expect("only who computes is retracted");
+        // What is kept must not be evicted for the sake of the rest.
+        let kept = Handover::of(self.cache.pin_host_along(&computing.path));
+        let unwritten = self.cache.unwritten_pages(&computing.path, false);
+        let in_flight = self.stats.write_backs.in_flight_pages as usize;
+        let copies = unwritten > 0
+            && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
+            && self.cache.usage().host.available_pages() >= unwritten;
+        let path = Handover::empty();
+        let write_back = copies.then_some((next, &path));
+        self.happen(handle, &LifeEvent::Retracted { kept, write_back });
+        if copies && let Err(path) = self.start_write_back(path.take(), Some(handle), false, plan) {
+            unreachable!("the host had room for what {path:?} holds");
+        }
+        let now = self.now;
+        let entry = &mut self.requests[handle];
+        entry.computed_tokens = 0;
+        entry.waiting_since = now;
+        self.wait_until(handle, None);
+        self.enqueue(handle);
+    }
+
+    // ---- load-backs ----
+
+    /// All that will be on device of a load-back is there.
+    pub(crate) fn load_back_ended(&mut self, op: OpId, operation: Operation) {
+        let Operation { work, owner, started, pages: count, sound_pages, corrupt, .. } = operation;
+        let Work::LoadBack { source, anchor, arrival, pages } = work else {
+            unreachable!("a load-back")
+        };
+        let start_page = arrival.start_page();
+        self.cache.end_load_back(&source, &arrival, pages, sound_pages as usize);
+        if corrupt {
+            self.cache.distrust_host(&source, start_page + sound_pages);
+        }
+        if sound_pages == count {
+            self.rates.observe_load_back(count, self.now.since(started));
+        }
+        if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
+            let path = self.cache.pin_device_along(&source);
+            let loaded = path.depth();
+            self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
+            self.wait_until(handle, None);
+            let entry = &mut self.requests[handle];
+            entry.computed_tokens = loaded * self.config.cache.page_size;
+            entry.distrusts_host |= sound_pages < count;
+            self.start_sharing(handle);
+        }
+        self.cache.unpin_device(anchor);
+        self.cache.unpin_host(source);
+    }
+
+    /// The request computes what its load-back has not brought in time.
+    pub(crate) fn compute_instead_of_loading(&mut self, handle: Handle) {
+        if self.requests[handle].life.state().operation().is_some() {
+            self.abandon_operation(handle);
+            self.requests[handle].distrusts_host = true;
+            self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
+        }
+    }
+
+    pub(crate) fn waits_for(&self, handle: Handle, op: OpId) -> bool {
+        self.requests.get(handle).is_some_and(|entry| entry.life.state().operation() == Some(op))
+    }
+
+    // ---- write-backs ----
+
+    /// Starts to copy what the host lacks of the pinned path: at a request's end as much as there is
+    /// room for, else all or nothing. If nothing is copied, the pin comes back.
+    fn start_write_back(
+        &mut self,
+        source: DevicePin,
+        owner: Option<Handle>,
+        at_end: bool,
+        plan: &mut Plan,
+    ) -> Result<OpId, DevicePin> {
+        let unwritten = self.cache.unwritten_pages(&source, at_end);
+        let share = self.config.copies.write_back_pages_max;
+        let in_share = (share - self.stats.write_backs.in_flight_pages.min(share)) as usize;
+        let room = in_share.min(self.cache.usage().host.available_pages());
+        // Part of what must make room makes none.
+        if !at_end && room < unwritten {
+            return Err(source);
+        }
+        let mut wanted = unwritten.min(in_share);
+        if !self.make_host_room(wanted) {
+            wanted = wanted.min(self.cache.usage().host.free_pages);
+        }
+        if wanted == 0 {
+            return Err(source);
+        }
+        let first = plan.copy_device_pages.len() as u32;
+        let arrival =
+            self.cache.begin_write_back(&source, at_end, wanted, &mut plan.copy_device_pages);
+        let count = arrival.pages();
+        let pages = self.take_host_pages(count);
+        plan.copy_host_pages.extend_from_slice(pages.as_slice());
+        let for_eviction = !at_end;
+        let work = Work::WriteBack { source, arrival, pages, for_eviction };
+        let count = count as u32;
+        let op = self.operations.start(work, owner, count, self.now, &mut self.stats);
+        let pages = first..first + count;
+        plan.copies.push(Copy { op, direction: CopyDirection::WriteBack, pages });
+        Ok(op)
+    }
+
+    fn take_host_pages(&mut self, count: usize) -> HostPages {
+        self.cache.take_host_pages(count).expect("room was made")
+    }
+
+    /// Copies the pages of ended requests to host, as the write policy wants.
+    pub(crate) fn plan_drains(&mut self, plan: &mut Plan) {
+        self.requests.prune(&mut self.drains);
+        while let Some(&handle) = self.drains.front() {
+            let Some(entry) = self.requests.get(handle) else {
+                self.drains.pop_front();
+                continue;
+            };
+            let State::Draining { path } = entry.life.state() else {
+                unreachable!("only those who drain are in this queue")
+            };
+            let wanted = match self.config.cache.host_pages {
+                0 => 0,
+                _ => self.cache.unwritten_pages(path, true),
+            };
+            let share = self.config.copies.write_back_pages_max as usize;
+            let in_flight = self.stats.write_backs.in_flight_pages as usize;
+            if wanted > 0 && in_flight > 0 && in_flight + wanted > share {
+                return;
+            }
+            self.drains.pop_front();
+            self.drain(handle, wanted, plan);
+        }
+    }
+
+    fn drain(&mut self, handle: Handle, wanted: usize, plan: &mut Plan) {
+        if wanted == 0 {
+            self.finish(handle);
+            return;
+        }
+        let path = Handover::empty();
+        let next = self.operations.next_id();
+        self.happen(handle, &LifeEvent::WriteBackStarted(next, &path));
+        match self.start_write_back(path.take(), Some(handle), true, plan) {
+            Ok(op) => {
+                assert_eq!(op, next, "the request waits for the operation that was started");
+                let gives_up = ms(self.config.copies.write_back_timeout_ms);
+                self.wait_until(handle, Some(self.now.after(gives_up)));
+            }
+            Err(path) => {
+                self.stats.write_backs_skipped_pages += wanted as u64;
+                self.cache.unpin_device(path);
+                self.end(handle, &LifeEvent::Drained);
+            }
+        }
+    }
+
+    /// Lets a drained request end; what is on host of it already may still be missing in L3.
+    fn finish(&mut self, handle: Handle) {
+        if self.backs_up()
+            && let State::Draining { path } = self.requests[handle].life.state()
+        {
+            let kept = self.cache.pin_host_along(path);
+            self.queue_backup(kept);
+        }
+        self.end(handle, &LifeEvent::Drained);
+    }
+
+    /// Drains that wait for their turn give way: their pages may be evicted at once.
+    fn skip_drains(&mut self) {
+        while let Some(handle) = self.drains.pop_front() {
+            if let Some(entry) = self.requests.get(handle) {
+                if let State::Draining { path } = entry.life.state() {
+                    let skipped = self.cache.unwritten_pages(path, true);
+                    self.stats.write_backs_skipped_pages += skipped as u64;
+                }
+                self.end(handle, &LifeEvent::Drained);
+            }
+        }
+    }
+
+    /// What arrived sound on host is published, and queued for L3.
+    pub(crate) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
+        let Operation { work, owner, sound_pages, .. } = operation;
+        let Work::WriteBack { source, arrival, pages, .. } = work else {
+            unreachable!("a write-back")
+        };
+        self.cache.end_write_back(&source, &arrival, pages, sound_pages as usize);
+        if sound_pages > 0 && self.backs_up() {
+            let stored = self.cache.pin_host_along(&source);
+            self.queue_backup(stored);
+        }
+        if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
+            match self.requests[handle].state() {
+                StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
+                StateName::Retracted => {
+                    let kept = self.cache.pin_host_along(&source);
+                    self.happen(handle, &LifeEvent::Kept(Handover::of(kept)));
+                }
+                other => unreachable!("{other:?} waits for no write-back"),
+            }
+        }
+        self.cache.unpin_device(source);
+    }
+}

@@ -1,0 +1,121 @@
+//! What callers can get wrong. An error means that nothing has changed.
+
+use terrace_fsm::{OpId, RequestId};
+use thiserror::Error;
+
+use crate::plan::StepId;
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{setting} = {value}: {advice}")]
+pub struct ConfigError {
+    /// The setting, as in the configuration file.
+    pub setting: &'static str,
+    /// What it was set to.
+    pub value: u64,
+    /// What to change.
+    pub advice: &'static str,
+}
+
+impl ConfigError {
+    pub(crate) fn new(setting: &'static str, value: u64, advice: &'static str) -> Self {
+        Self { setting, value, advice }
+    }
+}
+
+/// A request that cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// There is nothing to compute.
+    #[error("{0} has an empty prompt: give it at least one token")]
+    EmptyPrompt(RequestId),
+    /// There is nothing to produce.
+    #[error("{0} may produce no tokens: max_new_tokens must be at least 1")]
+    NoNewTokens(RequestId),
+    /// Even alone on an empty device it would not fit.
+    #[error(
+        "{request} needs {needed_pages} device pages and there are {device_pages}: \
+         shorten the prompt, lower max_new_tokens or raise cache.device_pages"
+    )]
+    NeverFits {
+        /// The request.
+        request: RequestId,
+        /// What its prompt and new tokens need.
+        needed_pages: u64,
+        /// What the device has.
+        device_pages: u32,
+    },
+    /// Another request of this name is alive.
+    #[error("{0} is alive already: ids must be unique among live requests")]
+    DuplicateId(RequestId),
+    /// Too many requests are alive.
+    #[error("{requests_max} requests are alive: submit again later or raise queue.requests_max")]
+    QueueFull {
+        /// The limit.
+        requests_max: u32,
+    },
+}
+
+/// A request that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{0} is unknown, or has ended")]
+pub struct UnknownRequest(pub RequestId);
+
+/// An event that cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EventError {
+    /// No plan held this operation.
+    #[error("{0} was never issued")]
+    UnknownOperation(OpId),
+    /// No plan held this step.
+    #[error("step {} was never issued", .0.0)]
+    UnknownStep(StepId),
+    /// The outcome comes from a rank that does not exist.
+    #[error("{op} has no rank {rank}: there are {ranks}")]
+    UnknownRank {
+        /// The operation.
+        op: OpId,
+        /// The rank.
+        rank: u32,
+        /// How many there are.
+        ranks: u32,
+    },
+    /// The outcome claims more pages than the operation has.
+    #[error("{op} has {pages} pages, and the outcome claims {claimed}")]
+    TooManyPages {
+        /// The operation.
+        op: OpId,
+        /// Its pages.
+        pages: u32,
+        /// The pages of the outcome.
+        claimed: u32,
+    },
+    /// A request that should have produced tokens has no result.
+    #[error("step {} has no result for {request}", step.0)]
+    MissingResult {
+        /// The step.
+        step: StepId,
+        /// The request.
+        request: RequestId,
+    },
+    /// A request was not to produce tokens in this step.
+    #[error("step {} was not to produce tokens for {request}", step.0)]
+    UnexpectedResult {
+        /// The step.
+        step: StepId,
+        /// The request.
+        request: RequestId,
+    },
+    /// A result has no tokens, or more than the step could produce.
+    #[error("{request} may produce 1 to {tokens_max} tokens in this step, not {tokens}")]
+    WrongTokenCount {
+        /// The request.
+        request: RequestId,
+        /// What the result has.
+        tokens: usize,
+        /// What it may have.
+        tokens_max: u32,
+    },
+}

@@ -1,0 +1,408 @@
+//! The forward step: which prompts and decodes it computes, and what its results change.
+
+use std::cell::Cell;
+
+use terrace_fsm::{Context, Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
+
+use crate::error::EventError;
+use crate::event::StepResult;
+use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
+use crate::requests::{Entry, Handle};
+use crate::scheduler::Scheduler;
+
+/// What a request does in a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    handle: Handle,
+    request: RequestId,
+    /// Where its KV will end if all goes well.
+    end: u32,
+    /// How many tokens it may produce; none in the middle of a prompt.
+    tokens_max: u32,
+    is_decode: bool,
+}
+
+impl Member {
+    fn check(&self, result: &StepResult<'_>) -> Result<(), EventError> {
+        let (request, tokens_max) = (self.request, self.tokens_max);
+        match result.tokens.len() {
+            tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
+            tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
+        }
+    }
+}
+
+/// The step in flight.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub(crate) id: StepId,
+    started: Time,
+    pub(crate) members: Vec<Member>,
+}
+
+impl Scheduler {
+    /// Fills the plan with the next step, if there is something to compute.
+    pub(crate) fn plan_forward(&mut self, plan: &mut Plan) {
+        let mut tokens_left = self.config.batch.step_tokens_max;
+        let decoding = self.running.iter().any(|&handle| self.is_decoding(handle));
+        let decodes_turn = self.prefill_streak >= self.config.batch.prefill_streak_max;
+        if self.config.batch.mixed {
+            self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding]);
+            self.plan_decodes(plan, &mut tokens_left);
+            self.plan_prefills(plan, &mut tokens_left);
+        } else {
+            if !(decoding && decodes_turn) {
+                self.make_room_for(plan, &[StateName::Prefilling]);
+                self.plan_prefills(plan, &mut tokens_left);
+            }
+            if plan.prefills.is_empty() {
+                self.make_room_for(plan, &[StateName::Decoding]);
+                self.plan_decodes(plan, &mut tokens_left);
+            }
+        }
+        self.prefill_streak = if plan.decodes.is_empty() { self.prefill_streak + 1 } else { 0 };
+        if plan.prefills.is_empty() && plan.decodes.is_empty() {
+            self.prefill_streak = 0;
+            return;
+        }
+        self.plan_rows(plan);
+        self.begin_step(plan);
+    }
+
+    fn is_decoding(&self, handle: Handle) -> bool {
+        self.requests[handle].state() == StateName::Decoding
+    }
+
+    // ---- decodes ----
+
+    fn plan_decodes(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        for place in 0..self.running.len() {
+            let handle = self.running[place];
+            let entry = &self.requests[handle];
+            let State::Decoding(computing) = entry.life.state() else { continue };
+            if entry.stalled {
+                continue;
+            }
+            let tokens = self.decode_tokens(handle);
+            *tokens_left -= tokens;
+            plan.decodes.push(Decode {
+                request: entry.id,
+                slot: computing.slot,
+                start: entry.computed_tokens,
+                tokens,
+            });
+        }
+    }
+
+    /// For how many positions a decode needs room.
+    fn decode_tokens(&self, handle: Handle) -> u32 {
+        self.config.batch.decode_tokens.min(self.requests[handle].remaining_tokens())
+    }
+
+    /// Gives every running request in one of these states the pages for what it computes next. In
+    /// case of need the worst ranked give up theirs, or sit out while pages are on their way.
+    fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) {
+        for place in 0..self.running.len() {
+            let handle = self.running[place];
+            if !states.contains(&self.requests[handle].state()) {
+                continue;
+            }
+            self.requests[handle].stalled = false;
+            let missing = self.missing_pages(handle);
+            if missing > 0 && !self.grow(handle, missing) {
+                self.make_room_by_retraction(handle, missing, plan);
+            }
+        }
+        self.running.retain(|&handle| self.requests[handle].life.state().computing().is_some());
+    }
+
+    /// Device pages that a running request lacks for what it computes next.
+    fn missing_pages(&self, handle: Handle) -> usize {
+        let entry = &self.requests[handle];
+        let needed = match entry.life.state() {
+            State::Decoding(_) => {
+                let end = entry.computed_tokens + self.decode_tokens(handle);
+                end.div_ceil(self.config.cache.page_size)
+            }
+            // A prefill has all its pages from the start, unless its load-back fell short.
+            State::Prefilling(computing) if computing.load_back.is_none() => {
+                self.prefill_pages(handle)
+            }
+            _ => 0,
+        };
+        needed.saturating_sub(entry.device_pages()) as usize
+    }
+
+    /// Gives the request so many more device pages, evicting if need be.
+    pub(crate) fn grow(&mut self, handle: Handle, pages: usize) -> bool {
+        if !self.cache.free_device_pages(pages) {
+            return false;
+        }
+        let grown = Cell::new(false);
+        self.happen(handle, &LifeEvent::Grow { pages, grown: &grown });
+        grown.get()
+    }
+
+    // ---- prefills ----
+
+    fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        for place in 0..self.running.len() {
+            self.plan_chunk(self.running[place], plan, tokens_left);
+        }
+        if *tokens_left > 0 {
+            let first_new = self.running.len();
+            self.admit(plan, *tokens_left);
+            for place in first_new..self.running.len() {
+                self.plan_chunk(self.running[place], plan, tokens_left);
+            }
+        }
+    }
+
+    /// The next part of a prompt, as much as the step has room for; parts end with a page where
+    /// they can, so that all of it can be published.
+    fn plan_chunk(&mut self, handle: Handle, plan: &mut Plan, tokens_left: &mut u32) {
+        let entry = &self.requests[handle];
+        let State::Prefilling(computing) = entry.life.state() else { return };
+        if *tokens_left == 0 || computing.load_back.is_some() || entry.stalled {
+            return;
+        }
+        let start = entry.computed_tokens;
+        let mut end = entry.prefill_end.min(start + *tokens_left);
+        if end < entry.prefill_end {
+            let page_end = end - end % self.config.cache.page_size;
+            end = if page_end > start { page_end } else { end };
+        }
+        *tokens_left -= end - start;
+        plan.prefills.push(Prefill {
+            request: entry.id,
+            slot: computing.slot,
+            start,
+            tokens: end - start,
+            produces_token: end == entry.prefill_end,
+        });
+    }
+
+    // ---- rows and the step itself ----
+
+    /// Tells the engine which entries of which rows it does not know yet.
+    fn plan_rows(&mut self, plan: &mut Plan) {
+        let prefills = plan.prefills.iter().map(|prefill| prefill.request);
+        let decodes = plan.decodes.iter().map(|decode| decode.request);
+        for request in prefills.chain(decodes) {
+            let handle = self.requests.find(request).expect("a member of the batch is alive");
+            let entry = &mut self.requests[handle];
+            let entries = entry.device_pages();
+            if entry.row_entries >= entries {
+                continue;
+            }
+            let computing = entry.life.state().computing().expect("a member computes");
+            let first = plan.row_pages.len() as u32;
+            let published = computing.path.depth();
+            if entry.row_entries < published {
+                self.cache.device_pages(&computing.path, entry.row_entries, &mut plan.row_pages);
+            }
+            let known_tail = entry.row_entries.saturating_sub(published) as usize;
+            plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
+            let pages = first..plan.row_pages.len() as u32;
+            let first_entry = entry.row_entries;
+            plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
+            entry.row_entries = entries;
+        }
+    }
+
+    fn begin_step(&mut self, plan: &mut Plan) {
+        let id = StepId(self.next_step);
+        self.next_step += 1;
+        let mut members = self.spare_step.take().map(|step| step.members).unwrap_or_default();
+        members.clear();
+        for prefill in &plan.prefills {
+            members.push(self.member(
+                prefill.request,
+                prefill.start + prefill.tokens,
+                prefill.produces_token.into(),
+                false,
+            ));
+        }
+        for decode in &plan.decodes {
+            members.push(self.member(
+                decode.request,
+                decode.start + decode.tokens,
+                decode.tokens,
+                true,
+            ));
+        }
+        plan.step = Some(id);
+        self.stats.steps += 1;
+        self.step = Some(Step { id, started: self.now, members });
+    }
+
+    fn member(&mut self, request: RequestId, end: u32, tokens_max: u32, is_decode: bool) -> Member {
+        let handle = self.requests.find(request).expect("a member of the batch is alive");
+        self.requests[handle].in_step = true;
+        Member { handle, request, end, tokens_max, is_decode }
+    }
+
+    // ---- results ----
+
+    /// Whether the results fit the step: one for each live member that was to produce tokens, and
+    /// no others. Results in the order of the plan are checked without a search.
+    pub(crate) fn check_results(
+        &self,
+        step: &Step,
+        results: &[StepResult<'_>],
+    ) -> Result<(), EventError> {
+        let mut in_order = results.iter().peekable();
+        for member in step.members.iter().filter(|member| member.tokens_max > 0) {
+            if let Some(result) = in_order.next_if(|result| result.request == member.request) {
+                member.check(result)?;
+            } else if self.requests.get(member.handle).is_some() {
+                return self.check_unordered_results(step, results);
+            }
+        }
+        match in_order.next() {
+            Some(_) => self.check_unordered_results(step, results),
+            None => Ok(()),
+        }
+    }
+
+    fn check_unordered_results(
+        &self,
+        step: &Step,
+        results: &[StepResult<'_>],
+    ) -> Result<(), EventError> {
+        let producers = || step.members.iter().filter(|member| member.tokens_max > 0);
+        for (place, result) in results.iter().enumerate() {
+            let request = result.request;
+            let repeated = results[..place].iter().any(|earlier| earlier.request == request);
+            match producers().find(|member| member.request == request) {
+                Some(member) if !repeated => member.check(result)?,
+                Some(_) | None => {
+                    return Err(EventError::UnexpectedResult { step: step.id, request });
+                }
+            }
+        }
+        let lacks = |member: &&Member| {
+            self.requests.get(member.handle).is_some()
+                && results.iter().all(|result| result.request != member.request)
+        };
+        match producers().find(lacks) {
+            Some(Member { request, .. }) => {
+                Err(EventError::MissingResult { step: step.id, request: *request })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
+    pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
+        self.leave_step(&step);
+        self.observe_prefill_rate(&step);
+        let mut in_order = results.iter().peekable();
+        for member in &step.members {
+            let ours = |result: &&StepResult<'_>| result.request == member.request;
+            let result = match member.tokens_max {
+                0 => None,
+                _ => in_order.next_if(ours).or_else(|| results.iter().find(ours)),
+            };
+            if self.requests.get(member.handle).is_some() {
+                self.member_done(*member, result);
+            }
+        }
+        self.spare_step = Some(step);
+    }
+
+    fn member_done(&mut self, member: Member, result: Option<&StepResult<'_>>) {
+        let handle = member.handle;
+        let entry = &mut self.requests[handle];
+        entry.failed_steps = 0;
+        let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
+        if member.is_decode {
+            // Of the positions computed, those hold that led to a token.
+            entry.computed_tokens += new_tokens;
+        } else {
+            self.stats.prefilled_tokens += u64::from(member.end - entry.computed_tokens);
+            entry.computed_tokens = member.end;
+        }
+        if let Some(result) = result {
+            entry.sequence.extend(result.tokens);
+            self.stats.generated_tokens += u64::from(new_tokens);
+        }
+        let completed =
+            result.is_some_and(|result| result.finished) || entry.remaining_tokens() == 0;
+        let prefilled = !member.is_decode && result.is_some();
+        self.publish(handle);
+        if completed {
+            self.complete(handle);
+        } else if prefilled {
+            self.stop_sharing(handle);
+            self.happen(handle, &LifeEvent::PrefillEnded);
+        } else if !member.is_decode {
+            self.start_sharing(handle);
+        }
+    }
+
+    /// Makes the whole pages that are computed visible to others.
+    fn publish(&mut self, handle: Handle) {
+        let entry = &self.requests[handle];
+        let Some(computing) = entry.life.state().computing() else { return };
+        let start = computing.path.depth();
+        let end = entry.computed_tokens / self.config.cache.page_size;
+        if end <= start {
+            return;
+        }
+        let published = Cell::new(None);
+        let Entry { life, sequence, .. } = &mut self.requests[handle];
+        let run = sequence.run(start, end);
+        let mut context = Context { cache: &mut self.cache, in_step: None };
+        life.handle(&LifeEvent::Computed { run, published: &published }, &mut context);
+        if let Some(first) = published.get().and_then(|published| published.first_duplicate) {
+            // The tree had some of these pages: the row must name the tree's, not ours.
+            let entry = &mut self.requests[handle];
+            entry.row_entries = entry.row_entries.min(first);
+        }
+    }
+
+    fn complete(&mut self, handle: Handle) {
+        self.leave_batch(handle);
+        self.happen(handle, &LifeEvent::Completed);
+        self.stats.draining += 1;
+        self.drains.push_back(handle);
+    }
+
+    /// The step wrote nothing that can be trusted: its members try again, but not for ever.
+    pub(crate) fn step_failed(&mut self, step: Step) {
+        self.stats.steps_failed += 1;
+        self.leave_step(&step);
+        for member in &step.members {
+            let Some(entry) = self.requests.get_mut(member.handle) else { continue };
+            entry.failed_steps += 1;
+            if entry.failed_steps >= self.config.batch.step_failures_max {
+                self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
+            }
+        }
+        self.spare_step = Some(step);
+    }
+
+    fn leave_step(&mut self, step: &Step) {
+        for member in &step.members {
+            if let Some(entry) = self.requests.get_mut(member.handle) {
+                entry.in_step = false;
+            }
+        }
+        for computing in self.held_by_step.drain(..) {
+            computing.release(&mut self.cache);
+        }
+    }
+
+    fn observe_prefill_rate(&mut self, step: &Step) {
+        if step.members.iter().any(|member| member.is_decode) {
+            return;
+        }
+        let tokens = step.members.iter().filter_map(|member| {
+            let entry = self.requests.get(member.handle)?;
+            Some(member.end - entry.computed_tokens)
+        });
+        let tokens = tokens.sum();
+        self.rates.observe_prefill(tokens, self.now.since(step.started));
+    }
+}

@@ -1,0 +1,407 @@
+//! L3: asking what it has, fetching it in time, storing what is new.
+
+use std::collections::VecDeque;
+
+use terrace_cache::{HostPin, PageRun};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, StateName};
+
+use crate::config::{L3Config, PrefetchPolicy, ms};
+use crate::operations::{Operation, Work};
+use crate::plan::{L3Kind, L3Op, Plan};
+use crate::requests::{Found, Handle};
+use crate::scheduler::Scheduler;
+use crate::store_health::{Backoff, NegativeCache};
+
+/// What reading from L3 needs.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// Requests about which L3 is to be asked.
+    pub(crate) to_probe: VecDeque<Handle>,
+    /// Requests of which L3 has enough.
+    pub(crate) to_prefetch: VecDeque<Handle>,
+    negative: NegativeCache,
+    backoff: Backoff,
+}
+
+impl Reading {
+    pub(crate) fn new(config: &L3Config) -> Self {
+        Self {
+            to_probe: VecDeque::new(),
+            to_prefetch: VecDeque::new(),
+            negative: NegativeCache::new(ms(config.negative_ttl_ms), config.negative_max),
+            backoff: Backoff::new(ms(config.backoff_base_ms), ms(config.backoff_max_ms)),
+        }
+    }
+}
+
+/// What a probe or prefetch may do.
+enum Decision {
+    /// It is not worth it: the request goes on without.
+    Skip,
+    /// There is no room in the share yet.
+    Wait,
+    /// The cache has lost pages that L3 was not asked about.
+    AskAgain,
+    /// These pages, from the cache's end on.
+    Go { start_page: u32, pages: u32 },
+}
+
+impl Scheduler {
+    // ---- probes ----
+
+    /// Asks L3 about requests of which the cache lacks enough.
+    pub(crate) fn plan_probes(&mut self, plan: &mut Plan) {
+        if let Some(reading) = &mut self.reading {
+            self.requests.prune(&mut reading.to_probe);
+        }
+        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_probe.front().copied()) {
+            let decision = match self.is_before_l3(handle) {
+                true => self.decide_probe(handle),
+                false => Decision::Skip,
+            };
+            if matches!(decision, Decision::Wait) {
+                return;
+            }
+            if let Some(reading) = &mut self.reading {
+                reading.to_probe.pop_front();
+            }
+            match decision {
+                Decision::Go { start_page, pages } => {
+                    self.start_probe(handle, start_page, pages, plan);
+                }
+                Decision::Skip | Decision::Wait | Decision::AskAgain => self.go_on_without(handle),
+            }
+        }
+    }
+
+    /// Whether the request is alive and nothing has been decided about L3 yet.
+    fn is_before_l3(&self, handle: Handle) -> bool {
+        self.requests
+            .get(handle)
+            .is_some_and(|entry| entry.state() == StateName::Submitted && entry.queued.is_none())
+    }
+
+    fn go_on_without(&mut self, handle: Handle) {
+        if self.is_before_l3(handle) {
+            self.wait_until(handle, None);
+            self.enqueue(handle);
+        }
+    }
+
+    /// Pages of the request that may come from the cache: all but the one with the last token.
+    fn cacheable_pages(&self, handle: Handle) -> u32 {
+        (self.requests[handle].tokens() - 1) / self.config.cache.page_size
+    }
+
+    fn decide_probe(&mut self, handle: Handle) -> Decision {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
+            return Decision::Skip;
+        };
+        if !reading.backoff.allows(self.now) {
+            return Decision::Skip;
+        }
+        let end = self.cacheable_pages(handle);
+        let sequence = &self.requests[handle].sequence;
+        let start_page = self.cache.lookup(sequence, end).host.depth;
+        let keys = &sequence.keys()[start_page as usize..end as usize];
+        let askable = reading.negative.askable(keys, self.now) as u32;
+        self.stats.negative_hits += u64::from(end - start_page - askable);
+        if askable < config.prefetch_threshold_pages {
+            return Decision::Skip;
+        }
+        if self.stats.probes.in_flight >= config.probes_max {
+            return Decision::Wait;
+        }
+        Decision::Go { start_page, pages: askable }
+    }
+
+    fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
+        let first = plan.l3_keys.len() as u32;
+        let keys = self.requests[handle].sequence.run(start_page, start_page + pages).keys;
+        plan.l3_keys.extend_from_slice(keys);
+        let work = Work::Probe { start_page, first_key: keys[0] };
+        let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
+        plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
+        self.happen(handle, &LifeEvent::ProbeStarted(op));
+        let timeout = self.config.l3.as_ref().map_or(0, |l3| l3.probe_timeout_ms);
+        self.wait_until(handle, Some(self.now.after(ms(timeout))));
+    }
+
+    pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
+        let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
+        let pages = operation.sound_pages;
+        self.note_reading(operation.failed || operation.corrupt);
+        if let Some(reading) = &mut self.reading
+            && pages == 0
+        {
+            reading.negative.insert(first_key, self.now);
+        }
+        let Some(handle) = operation.owner.filter(|&handle| self.waits_for(handle, op)) else {
+            return;
+        };
+        self.happen(handle, &LifeEvent::ProbeEnded);
+        self.wait_until(handle, None);
+        let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
+        match &mut self.reading {
+            Some(reading) if pages >= threshold => {
+                self.requests[handle].found = Some(Found { start_page, pages });
+                reading.to_prefetch.push_back(handle);
+                self.wait_for_prefetch(handle, pages);
+            }
+            Some(_) | None => self.go_on_without(handle),
+        }
+    }
+
+    fn note_reading(&mut self, failed: bool) {
+        let now = self.now;
+        if let Some(reading) = &mut self.reading {
+            if failed {
+                reading.backoff.failed(now);
+            } else {
+                reading.backoff.succeeded();
+            }
+        }
+    }
+
+    /// Sets how long the request waits for a prefetch of so many pages, from now.
+    fn wait_for_prefetch(&mut self, handle: Handle, pages: u32) {
+        let Some(config) = &self.config.l3 else { return };
+        let until = match config.prefetch {
+            PrefetchPolicy::BestEffort => None,
+            PrefetchPolicy::Wait { max_ms } => Some(self.now.after(ms(max_ms))),
+            PrefetchPolicy::Deadline { base_ms, per_page_us } => {
+                let per_page = std::time::Duration::from_micros(per_page_us);
+                Some(self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages)))
+            }
+        };
+        self.wait_until(handle, until);
+    }
+
+    // ---- prefetches ----
+
+    /// Fetches what L3 has and the cache still lacks: the match is made again, here and now.
+    pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
+        if let Some(reading) = &mut self.reading {
+            self.requests.prune(&mut reading.to_prefetch);
+        }
+        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_prefetch.front().copied())
+        {
+            let decision = match self.is_before_l3(handle) {
+                true => self.decide_prefetch(handle),
+                false => Decision::Skip,
+            };
+            if matches!(decision, Decision::Wait) {
+                return;
+            }
+            if let Some(reading) = &mut self.reading {
+                reading.to_prefetch.pop_front();
+            }
+            match decision {
+                Decision::Go { pages, .. } => self.start_prefetch(handle, pages, plan),
+                Decision::AskAgain => self.ask_again(handle),
+                Decision::Skip | Decision::Wait => self.go_on_without(handle),
+            }
+        }
+    }
+
+    fn decide_prefetch(&mut self, handle: Handle) -> Decision {
+        let Some(config) = &self.config.l3 else { return Decision::Skip };
+        let entry = &self.requests[handle];
+        let Some(found) = entry.found else { return Decision::Skip };
+        let end = found.start_page + found.pages;
+        let start_page = self.cache.lookup(&entry.sequence, end).host.depth;
+        if start_page < found.start_page {
+            return Decision::AskAgain;
+        }
+        let pages = end - start_page;
+        if pages < config.prefetch_threshold_pages {
+            return Decision::Skip;
+        }
+        if !self.rates.prefetch_pays(pages, pages * self.config.cache.page_size) {
+            self.stats.prefetches_priced_out += 1;
+            self.rates.forgive_prefetch();
+            return Decision::Skip;
+        }
+        let in_share = config.prefetch_pages_max - self.stats.prefetches.in_flight_pages;
+        if self.stats.quarantined_pages >= config.quarantine_pages_max {
+            return Decision::Skip;
+        }
+        let pages_now = pages.min(config.prefetch_pages_max);
+        if pages_now > in_share {
+            // Who waits only until there is room to run does not wait for a share.
+            let best_effort = config.prefetch == PrefetchPolicy::BestEffort;
+            return if best_effort { Decision::Skip } else { Decision::Wait };
+        }
+        Decision::Go { start_page, pages }
+    }
+
+    /// Puts the request back among those to ask about, but only once.
+    fn ask_again(&mut self, handle: Handle) {
+        let entry = &mut self.requests[handle];
+        entry.found = None;
+        match &mut self.reading {
+            Some(reading) if !entry.asked_again => {
+                entry.asked_again = true;
+                reading.to_probe.push_back(handle);
+            }
+            Some(_) | None => self.go_on_without(handle),
+        }
+    }
+
+    fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
+        let Some(config) = &self.config.l3 else { return };
+        let (share, threshold) = (config.prefetch_pages_max, config.prefetch_threshold_pages);
+        let entry = &self.requests[handle];
+        let namespace = entry.sequence.root();
+        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
+        // Pins first: making room must not evict what the pages will continue.
+        let anchor = self.cache.pin_host(namespace, found.host);
+        let start_page = anchor.depth();
+        let mut pages = wanted.min(share);
+        if !self.make_host_room(pages as usize) {
+            pages = pages.min(self.cache.usage().host.free_pages as u32);
+        }
+        self.stats.prefetch_shortened_pages += u64::from(wanted - pages);
+        if pages < threshold {
+            self.cache.unpin_host(anchor);
+            self.go_on_without(handle);
+            return;
+        }
+        let path = self.cache.pin_host_again(&anchor);
+        let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
+        let run = self.requests[handle].sequence.run(start_page, start_page + pages);
+        let (keys, tokens) = (run.keys.to_vec(), run.tokens.to_vec());
+        let first_key = plan.l3_keys.len() as u32;
+        let first_page = plan.l3_host_pages.len() as u32;
+        plan.l3_keys.extend_from_slice(&keys);
+        plan.l3_host_pages.extend_from_slice(destination.as_slice());
+        let work = Work::Prefetch { anchor, pages: destination, keys, tokens };
+        let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
+        plan.l3.push(L3Op {
+            op,
+            kind: L3Kind::Prefetch,
+            keys: first_key..first_key + pages,
+            pages: first_page..first_page + pages,
+        });
+        let path = Handover::of(path);
+        self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
+        self.wait_for_prefetch(handle, pages);
+        if self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort) {
+            self.enqueue(handle);
+        }
+    }
+
+    /// Inserts what arrived sound where it belongs, whoever still waits for it.
+    pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
+        let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
+        let Work::Prefetch { mut anchor, mut pages, keys, tokens } = work else {
+            unreachable!("a prefetch")
+        };
+        let start_page = anchor.depth();
+        let sound = sound_pages as usize;
+        let page_size = self.config.cache.page_size as usize;
+        self.cache.give_host_pages(pages.split_off(sound));
+        let run =
+            PageRun { start_page, keys: &keys[..sound], tokens: &tokens[..sound * page_size] };
+        self.cache.publish_from_l3(&mut anchor, run, pages);
+        self.note_reading(failed || corrupt);
+        if let (Some(reading), Some(&undelivered)) = (&mut self.reading, keys.get(sound)) {
+            reading.negative.insert(undelivered, self.now);
+        }
+        if sound > 0 {
+            self.rates.observe_prefetch(sound_pages, self.now.since(started));
+        }
+        match owner.filter(|&handle| self.waits_for(handle, op)) {
+            Some(handle) => {
+                self.requests[handle].fetched = start_page..start_page + sound_pages;
+                let path = Some(Handover::of(anchor));
+                self.happen(handle, &LifeEvent::PrefetchEnded { path });
+                self.wait_until(handle, None);
+                self.enqueue(handle);
+            }
+            None => self.cache.unpin_host(anchor),
+        }
+    }
+
+    // ---- backups ----
+
+    pub(crate) fn backs_up(&self) -> bool {
+        self.config.l3.as_ref().is_some_and(|l3| l3.backup)
+    }
+
+    /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
+    pub(crate) fn queue_backup(&mut self, path: HostPin) {
+        let queue_max = self.config.l3.as_ref().map_or(0, |l3| l3.backup_queue_max as usize);
+        self.backups.push_back(path);
+        while self.backups.len() > queue_max {
+            self.skip_oldest_backup();
+        }
+    }
+
+    /// Lets a backup that waits for its turn give way, if there is one.
+    pub(crate) fn skip_oldest_backup(&mut self) -> bool {
+        let Some(oldest) = self.backups.pop_front() else { return false };
+        self.cache.unpin_host(oldest);
+        self.stats.backups_skipped += 1;
+        true
+    }
+
+    /// Stores host pages that L3 is not known to have. Their path stays pinned until the outcome.
+    pub(crate) fn plan_backups(&mut self, plan: &mut Plan) {
+        let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
+        while self.backup_backoff.allows(self.now) {
+            let in_share = share.saturating_sub(self.stats.backups.in_flight_pages);
+            if in_share == 0 {
+                return;
+            }
+            let Some(source) = self.backups.pop_front() else { return };
+            let first_key = plan.l3_keys.len();
+            let first_page = plan.l3_host_pages.len() as u32;
+            let arrival = self.cache.begin_backup(
+                &source,
+                in_share as usize,
+                &mut plan.l3_keys,
+                &mut plan.l3_host_pages,
+            );
+            let pages = arrival.pages() as u32;
+            if pages == 0 {
+                self.cache.unpin_host(source);
+                continue;
+            }
+            let keys = plan.l3_keys[first_key..].to_vec();
+            let first_key = first_key as u32;
+            let may_have_more = pages == in_share;
+            let work = Work::Backup { source, arrival, keys, may_have_more };
+            let op = self.operations.start(work, None, pages, self.now, &mut self.stats);
+            plan.l3.push(L3Op {
+                op,
+                kind: L3Kind::Backup,
+                keys: first_key..first_key + pages,
+                pages: first_page..first_page + pages,
+            });
+        }
+    }
+
+    pub(crate) fn backup_ended(&mut self, operation: Operation) {
+        let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
+        let Work::Backup { source, arrival, keys, may_have_more } = work else {
+            unreachable!("a backup")
+        };
+        self.cache.end_backup(&source, &arrival, sound_pages as usize);
+        if let Some(reading) = &mut self.reading {
+            for &key in &keys[..sound_pages as usize] {
+                reading.negative.remove(key);
+            }
+        }
+        if failed || corrupt {
+            self.backup_backoff.failed(self.now);
+        } else {
+            self.backup_backoff.succeeded();
+        }
+        if may_have_more && sound_pages == pages {
+            self.queue_backup(source);
+        } else {
+            self.cache.unpin_host(source);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Operations in flight. Each owns the pins and pages that it reads and writes until every rank
+//! has reported, whatever happens to the request that asked for it.
+
+use std::collections::BTreeMap;
+
+use terrace_cache::{Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, PageKey, Token};
+use terrace_fsm::{OpId, Time};
+
+use crate::error::EventError;
+use crate::event::Outcome;
+use crate::requests::Handle;
+use crate::stats::{OperationStats, Stats};
+
+/// What an operation does, and what it owns meanwhile.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Probe {
+        start_page: u32,
+        first_key: PageKey,
+    },
+    /// Keys and tokens are those of the pages at `anchor`'s depth, captured when it began.
+    Prefetch {
+        anchor: HostPin,
+        pages: HostPages,
+        keys: Vec<PageKey>,
+        tokens: Vec<Token>,
+    },
+    LoadBack {
+        source: HostPin,
+        anchor: DevicePin,
+        arrival: Arrival,
+        pages: DevicePages,
+    },
+    WriteBack {
+        source: DevicePin,
+        arrival: Arrival,
+        pages: HostPages,
+        /// Whether the device wants the room.
+        for_eviction: bool,
+    },
+    Backup {
+        source: HostPin,
+        arrival: Arrival,
+        keys: Vec<PageKey>,
+        /// Whether the share had no room for more of the path.
+        may_have_more: bool,
+    },
+}
+
+/// An operation in flight.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) work: Work,
+    /// Who waits for it.
+    pub(crate) owner: Option<Handle>,
+    /// Whether it had an owner who stopped waiting.
+    pub(crate) quarantined: bool,
+    pub(crate) started: Time,
+    pub(crate) pages: u32,
+    /// The pages that are sound on all ranks that have reported.
+    pub(crate) sound_pages: u32,
+    pub(crate) failed: bool,
+    pub(crate) corrupt: bool,
+    /// Which ranks have let go of it.
+    ended_ranks: u64,
+}
+
+/// What an outcome means.
+#[derive(Debug)]
+pub(crate) enum Reported {
+    /// It came late, or twice.
+    Ignored,
+    /// Other ranks are still at it.
+    Pending,
+    /// A driver has stopped waiting, but not let go.
+    TimedOut,
+    /// All ranks have let go: the operation is over.
+    Ended(Operation),
+}
+
+#[derive(Debug)]
+pub(crate) struct Operations {
+    in_flight: BTreeMap<OpId, Operation>,
+    next: u64,
+    ranks: u32,
+}
+
+impl Operations {
+    pub(crate) fn new(ranks: u32) -> Self {
+        Self { in_flight: BTreeMap::new(), next: 0, ranks }
+    }
+
+    /// The id that the next operation will have.
+    pub(crate) fn next_id(&self) -> OpId {
+        OpId(self.next)
+    }
+
+    pub(crate) fn start(
+        &mut self,
+        work: Work,
+        owner: Option<Handle>,
+        pages: u32,
+        now: Time,
+        stats: &mut Stats,
+    ) -> OpId {
+        let counts = work.counts(stats);
+        counts.started += 1;
+        counts.in_flight += 1;
+        counts.in_flight_pages += pages;
+        let op = OpId(self.next);
+        self.next += 1;
+        let operation = Operation {
+            work,
+            owner,
+            quarantined: false,
+            started: now,
+            pages,
+            sound_pages: pages,
+            failed: false,
+            corrupt: false,
+            ended_ranks: 0,
+        };
+        self.in_flight.insert(op, operation);
+        op
+    }
+
+    /// Notes one rank's outcome. The minimum over the ranks counts.
+    pub(crate) fn report(
+        &mut self,
+        op: OpId,
+        rank: u32,
+        outcome: Outcome,
+        stats: &mut Stats,
+    ) -> Result<Reported, EventError> {
+        if op.0 >= self.next {
+            return Err(EventError::UnknownOperation(op));
+        }
+        if rank >= self.ranks {
+            return Err(EventError::UnknownRank { op, rank, ranks: self.ranks });
+        }
+        let Some(operation) = self.in_flight.get_mut(&op) else {
+            stats.ignored_outcomes += 1;
+            return Ok(Reported::Ignored);
+        };
+        if let Outcome::Partial(claimed) = outcome
+            && claimed > operation.pages
+        {
+            return Err(EventError::TooManyPages { op, pages: operation.pages, claimed });
+        }
+        if operation.ended_ranks & 1 << rank != 0 {
+            stats.ignored_outcomes += 1;
+            return Ok(Reported::Ignored);
+        }
+        let sound_pages = match outcome {
+            Outcome::Done => operation.pages,
+            Outcome::Partial(pages) => pages,
+            Outcome::Missing => 0,
+            Outcome::Failed => {
+                operation.failed = true;
+                0
+            }
+            Outcome::Corrupt => {
+                operation.corrupt = true;
+                0
+            }
+            Outcome::TimedOut => {
+                operation.failed = true;
+                return Ok(Reported::TimedOut);
+            }
+        };
+        operation.sound_pages = operation.sound_pages.min(sound_pages);
+        operation.ended_ranks |= 1 << rank;
+        if operation.ended_ranks.count_ones() < self.ranks {
+            return Ok(Reported::Pending);
+        }
+        let operation = self.in_flight.remove(&op).expect("it was just there");
+        let counts = operation.work.counts(stats);
+        counts.in_flight -= 1;
+        counts.in_flight_pages -= operation.pages;
+        counts.sound_pages += u64::from(operation.sound_pages);
+        counts.unsound_pages += u64::from(operation.pages - operation.sound_pages);
+        counts.failures += u64::from(operation.failed || operation.corrupt);
+        if operation.quarantined {
+            stats.quarantined_pages -= operation.pages;
+        }
+        Ok(Reported::Ended(operation))
+    }
+
+    /// Nobody waits for the operation any more.
+    pub(crate) fn abandon(&mut self, op: OpId, stats: &mut Stats) {
+        let Some(operation) = self.in_flight.get_mut(&op) else { return };
+        if operation.owner.take().is_none() {
+            return;
+        }
+        match operation.work {
+            Work::Prefetch { .. } | Work::LoadBack { .. } => {
+                operation.quarantined = true;
+                stats.quarantined_pages += operation.pages;
+            }
+            // These hold no memory that somebody lacks, or go on for the cache's own sake.
+            Work::Probe { .. } | Work::WriteBack { .. } | Work::Backup { .. } => {}
+        }
+    }
+
+    pub(crate) fn owner(&self, op: OpId) -> Option<Handle> {
+        self.in_flight.get(&op).and_then(|operation| operation.owner)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Operation)> {
+        self.in_flight.iter().map(|(&op, operation)| (op, operation))
+    }
+}
+
+impl Work {
+    pub(crate) fn counts<'a>(&self, stats: &'a mut Stats) -> &'a mut OperationStats {
+        match self {
+            Self::Probe { .. } => &mut stats.probes,
+            Self::Prefetch { .. } => &mut stats.prefetches,
+            Self::LoadBack { .. } => &mut stats.load_backs,
+            Self::WriteBack { .. } => &mut stats.write_backs,
+            Self::Backup { .. } => &mut stats.backups,
+        }
+    }
+
+    pub(crate) fn claim(&self, claims: &mut Claims) {
+        match self {
+            Self::Probe { .. } => {}
+            Self::Prefetch { anchor, pages, .. } => {
+                claims.host_pin(anchor);
+                claims.host_pages(pages);
+            }
+            Self::LoadBack { source, anchor, pages, .. } => {
+                claims.host_pin(source);
+                claims.device_pin(anchor);
+                claims.device_pages(pages);
+            }
+            Self::WriteBack { source, pages, .. } => {
+                claims.device_pin(source);
+                claims.host_pages(pages);
+            }
+            Self::Backup { source, .. } => claims.host_pin(source),
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Those that could be admitted, and the order in which they are tried.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use terrace_cache::Cache;
+use terrace_fsm::Time;
+
+use crate::config::AdmissionOrder;
+use crate::requests::{Handle, Requests};
+
+/// A request's place in the queue, its arrival aside. Retracted ones come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    is_new: bool,
+    priority: Reverse<i32>,
+}
+
+/// A request to be tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) handle: Handle,
+    /// Whether nobody may overtake it.
+    pub(crate) strict: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    by_place: BTreeSet<(Place, Handle)>,
+    by_arrival: BTreeSet<Handle>,
+}
+
+impl Queue {
+    pub(crate) fn insert(&mut self, handle: Handle, retracted: bool, priority: i32) -> Place {
+        let place = Place { is_new: !retracted, priority: Reverse(priority) };
+        self.by_place.insert((place, handle));
+        self.by_arrival.insert(handle);
+        place
+    }
+
+    pub(crate) fn remove(&mut self, handle: Handle, place: Place) {
+        self.by_place.remove(&(place, handle));
+        self.by_arrival.remove(&handle);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_arrival.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_arrival.len()
+    }
+
+    /// Whom to try, and in which order: the retracted, those who have waited too long, then the
+    /// others by the configured order; at most `window` of them.
+    pub(crate) fn candidates(
+        &self,
+        order: AdmissionOrder,
+        window: usize,
+        waited_too_long: impl Fn(Handle) -> bool,
+        requests: &Requests,
+        cache: &Cache,
+        into: &mut Vec<Candidate>,
+    ) {
+        into.clear();
+        let retracted = self.by_place.iter().take_while(|(place, _)| !place.is_new);
+        into.extend(retracted.take(window).map(|&(_, handle)| Candidate { handle, strict: true }));
+        let mut add = |handles: &mut dyn Iterator<Item = Handle>, strict| {
+            for handle in handles {
+                if into.len() == window {
+                    break;
+                }
+                if into.iter().all(|candidate| candidate.handle != handle) {
+                    into.push(Candidate { handle, strict });
+                }
+            }
+        };
+        let arrivals = || self.by_arrival.iter().copied();
+        add(&mut arrivals().take_while(|&handle| waited_too_long(handle)), true);
+        match order {
+            AdmissionOrder::Arrival => add(&mut arrivals(), true),
+            AdmissionOrder::Priority => {
+                add(&mut self.by_place.iter().map(|&(_, handle)| handle), true);
+            }
+            AdmissionOrder::LongestPrefix => {
+                let mut scored: Vec<_> = arrivals()
+                    .take(window)
+                    .map(|handle| (Reverse(cached_pages(requests, cache, handle)), handle))
+                    .collect();
+                scored.sort_unstable();
+                add(&mut scored.into_iter().map(|(_, handle)| handle), false);
+            }
+            AdmissionOrder::TreeOrder => {
+                let handles: Vec<_> = arrivals().take(window).collect();
+                add(&mut tree_order(requests, cache, handles).into_iter(), false);
+            }
+        }
+    }
+}
+
+/// Whether a request has waited longer than it should.
+pub(crate) fn waited_too_long(
+    requests: &Requests,
+    now: Time,
+    max: Duration,
+) -> impl Fn(Handle) -> bool {
+    move |handle| now.since(requests[handle].waiting_since) > max
+}
+
+fn cached_pages(requests: &Requests, cache: &Cache, handle: Handle) -> u32 {
+    cache.lookup(&requests[handle].sequence, u32::MAX).host.depth
+}
+
+/// Orders requests along the tree: where paths part, the branch that more of them take goes first,
+/// and among equals the one with the earliest arrival.
+fn tree_order(requests: &Requests, cache: &Cache, handles: Vec<Handle>) -> Vec<Handle> {
+    let mut branch: Vec<(Vec<u32>, Handle)> = handles
+        .into_iter()
+        .map(|handle| {
+            let found = cache.lookup(&requests[handle].sequence, u32::MAX);
+            (cache.path(found.host).collect(), handle)
+        })
+        .collect();
+    let mut ordered = Vec::with_capacity(branch.len());
+    take_branch(&mut branch, 0, &mut ordered);
+    ordered
+}
+
+/// Takes the requests below one node, deepest sharing together; `depth` nodes are common to all.
+fn take_branch(branch: &mut [(Vec<u32>, Handle)], depth: usize, ordered: &mut Vec<Handle>) {
+    // Those who end here come after those who go on, and the sort keeps the branches together.
+    branch.sort_by_key(|(path, handle)| (path.get(depth).map_or(u32::MAX, |&node| node), *handle));
+    let mut groups: Vec<&mut [(Vec<u32>, Handle)]> =
+        branch.chunk_by_mut(|a, b| a.0.get(depth) == b.0.get(depth)).collect();
+    groups.sort_by_key(|group| {
+        let ends_here = group[0].0.get(depth).is_none();
+        (ends_here, Reverse(group.len()), group.iter().map(|(_, handle)| *handle).min())
+    });
+    for group in groups {
+        if group[0].0.get(depth).is_none() || group.len() == 1 {
+            ordered.extend(group.iter().map(|(_, handle)| *handle));
+        } else {
+            take_branch(group, depth + 1, ordered);
+        }
+    }
+}

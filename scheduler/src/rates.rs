@@ -1,0 +1,124 @@
+//! What things cost, measured: the price of loading against the price of computing again.
+
+use std::time::Duration;
+
+use crate::config::RateConfig;
+
+/// A running mean in which the latest sample counts one eighth.
+#[derive(Clone, Copy, Debug)]
+struct Mean(u64);
+
+impl Mean {
+    fn observe(&mut self, sample: u64) {
+        self.0 = (self.0.saturating_mul(7).saturating_add(sample)) / 8;
+    }
+
+    fn drift_to(&mut self, assumed: u64) {
+        self.0 = (self.0.saturating_mul(15).saturating_add(assumed)) / 16;
+    }
+}
+
+/// Measured speeds, starting from assumed ones.
+#[derive(Clone, Debug)]
+pub(crate) struct Rates {
+    assumed: RateConfig,
+    prefill_ns_per_token: Mean,
+    load_back_ns_per_page: Mean,
+    prefetch_ns_per_page: Mean,
+}
+
+impl Rates {
+    pub(crate) fn new(assumed: &RateConfig) -> Self {
+        Self {
+            prefill_ns_per_token: Mean(assumed.prefill_ns_per_token),
+            load_back_ns_per_page: Mean(assumed.load_back_ns_per_page),
+            prefetch_ns_per_page: Mean(assumed.prefetch_ns_per_page),
+            assumed: assumed.clone(),
+        }
+    }
+
+    pub(crate) fn observe_prefill(&mut self, tokens: u32, took: Duration) {
+        observe(&mut self.prefill_ns_per_token, nanos(took), tokens);
+    }
+
+    pub(crate) fn observe_load_back(&mut self, pages: u32, took: Duration) {
+        observe(&mut self.load_back_ns_per_page, nanos(took), pages);
+    }
+
+    pub(crate) fn observe_prefetch(&mut self, pages: u32, took: Duration) {
+        let latency = self.assumed.prefetch_latency_us * 1000;
+        observe(&mut self.prefetch_ns_per_page, nanos(took).saturating_sub(latency), pages);
+    }
+
+    /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
+    /// prefetching off for good, since only prefetches measure it.
+    pub(crate) fn forgive_prefetch(&mut self) {
+        self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
+    }
+
+    pub(crate) fn load_back_pays(&self, pages: u32, tokens: u32) -> bool {
+        self.load_back_ns(pages) < self.prefill_ns(tokens)
+    }
+
+    pub(crate) fn prefetch_pays(&self, pages: u32, tokens: u32) -> bool {
+        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.0);
+        let latency = self.assumed.prefetch_latency_us * 1000;
+        let load = fetch.saturating_add(latency).saturating_add(self.load_back_ns(pages));
+        load < self.prefill_ns(tokens)
+    }
+
+    fn load_back_ns(&self, pages: u32) -> u64 {
+        u64::from(pages).saturating_mul(self.load_back_ns_per_page.0)
+    }
+
+    fn prefill_ns(&self, tokens: u32) -> u64 {
+        u64::from(tokens).saturating_mul(self.prefill_ns_per_token.0)
+    }
+}
+
+fn observe(mean: &mut Mean, ns: u64, count: u32) {
+    if let Some(sample) = ns.checked_div(count.into()) {
+        mean.observe(sample);
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_store_is_priced_out_and_comes_back_in_time() {
+        let mut rates = Rates::new(&RateConfig {
+            prefill_ns_per_token: 1_000,
+            load_back_ns_per_page: 100,
+            prefetch_ns_per_page: 1_000,
+            prefetch_latency_us: 1,
+        });
+        assert!(rates.prefetch_pays(10, 160));
+        for _ in 0..8 {
+            rates.observe_prefetch(10, Duration::from_millis(10));
+        }
+        assert!(!rates.prefetch_pays(10, 160));
+        let declined = (0..1000)
+            .take_while(|_| {
+                rates.forgive_prefetch();
+                !rates.prefetch_pays(10, 160)
+            })
+            .count();
+        assert!((1..100).contains(&declined), "{declined}");
+    }
+
+    #[test]
+    fn measured_speed_replaces_the_assumed_one() {
+        let mut rates = Rates::new(&RateConfig::default());
+        assert!(rates.load_back_pays(1, 16));
+        for _ in 0..50 {
+            rates.observe_prefill(1000, Duration::from_micros(10));
+        }
+        assert!(!rates.load_back_pays(1, 16), "computing 16 tokens takes 160 ns");
+    }
+}

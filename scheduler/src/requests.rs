@@ -1,0 +1,252 @@
+//! The live requests.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+use terrace_cache::{HashedMap, PageKey, Sequence};
+use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
+
+use crate::queue::Place;
+
+/// A live request as the scheduler knows it. The serial number tells it apart from others that had
+/// its place or its id before; lower numbers arrived earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Handle {
+    pub(crate) serial: u64,
+    pub(crate) index: u32,
+}
+
+/// What L3 said it has of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) start_page: u32,
+    pub(crate) pages: u32,
+}
+
+/// Everything about one live request.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) id: RequestId,
+    pub(crate) handle: Handle,
+    pub(crate) priority: i32,
+    pub(crate) sequence: Sequence,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) max_new_tokens: u32,
+    pub(crate) life: Lifecycle,
+
+    /// Its place among those that could be admitted, if it is one of them.
+    pub(crate) queued: Option<Place>,
+    /// Since when it waits to be admitted.
+    pub(crate) waiting_since: Time,
+    /// When its present wait is given up.
+    pub(crate) wait_ends: Option<Time>,
+    /// When it fails if it has not started by then.
+    pub(crate) start_by: Option<Time>,
+    timer: Option<Time>,
+    /// Since when it waits for another that computes or loads its prefix.
+    pub(crate) sharing_since: Option<Time>,
+
+    /// What L3 has of it.
+    pub(crate) found: Option<Found>,
+    /// Whether L3 was asked again after the cache had shrunk.
+    pub(crate) asked_again: bool,
+    /// The pages that L3 brought for it.
+    pub(crate) fetched: Range<u32>,
+    /// Whether a load-back failed it: it computes instead.
+    pub(crate) distrusts_host: bool,
+
+    /// Whether it has waited for copies to host that make room.
+    pub(crate) waited_for_room: bool,
+
+    /// Tokens whose KV is computed or loaded, from the first.
+    pub(crate) computed_tokens: u32,
+    /// Where its prefill ends.
+    pub(crate) prefill_end: u32,
+    /// Entries of its row that the engine knows.
+    pub(crate) row_entries: u32,
+    /// The page that others wait for while it prefills.
+    pub(crate) computing_key: Option<PageKey>,
+    /// Whether it was admitted before, so that its hits are counted.
+    pub(crate) counted: bool,
+    /// Whether it is part of the step in flight.
+    pub(crate) in_step: bool,
+    /// Whether it sits out the next step for want of memory.
+    pub(crate) stalled: bool,
+    /// Failed steps in a row.
+    pub(crate) failed_steps: u32,
+}
+
+impl Entry {
+    pub(crate) fn new(
+        id: RequestId,
+        handle: Handle,
+        priority: i32,
+        sequence: Sequence,
+        max_new_tokens: u32,
+        now: Time,
+    ) -> Self {
+        Self {
+            id,
+            handle,
+            priority,
+            prompt_tokens: sequence.tokens().len() as u32,
+            sequence,
+            max_new_tokens,
+            life: Lifecycle::new(),
+            queued: None,
+            waiting_since: now,
+            wait_ends: None,
+            start_by: None,
+            timer: None,
+            sharing_since: None,
+            found: None,
+            asked_again: false,
+            fetched: 0..0,
+            distrusts_host: false,
+            waited_for_room: false,
+            computed_tokens: 0,
+            prefill_end: 0,
+            row_entries: 0,
+            computing_key: None,
+            counted: false,
+            in_step: false,
+            stalled: false,
+            failed_steps: 0,
+        }
+    }
+
+    pub(crate) fn state(&self) -> StateName {
+        self.life.state().name()
+    }
+
+    pub(crate) fn tokens(&self) -> u32 {
+        self.sequence.tokens().len() as u32
+    }
+
+    /// How many tokens it may still produce.
+    pub(crate) fn remaining_tokens(&self) -> u32 {
+        self.max_new_tokens - (self.tokens() - self.prompt_tokens)
+    }
+
+    /// Pages that it has on device: published ones and its own.
+    pub(crate) fn device_pages(&self) -> u32 {
+        self.life.state().computing().map_or(0, |c| c.path.depth() + c.tail.len() as u32)
+    }
+
+    /// Who is served first when memory is short: lower is better.
+    pub(crate) fn rank(&self) -> (std::cmp::Reverse<i32>, u64) {
+        (std::cmp::Reverse(self.priority), self.handle.serial)
+    }
+}
+
+/// The live requests, by place and by id, and their timers.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    entries: Vec<Option<Entry>>,
+    vacant: Vec<u32>,
+    by_id: HashedMap<RequestId, u32>,
+    serial: u64,
+    timers: BTreeSet<(Time, Handle)>,
+}
+
+impl Requests {
+    pub(crate) fn insert(&mut self, make: impl FnOnce(Handle) -> Entry) -> Handle {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            self.entries.len() as u32 - 1
+        });
+        self.serial += 1;
+        let handle = Handle { serial: self.serial, index };
+        let entry = make(handle);
+        self.by_id.insert(entry.id, index);
+        self.entries[index as usize] = Some(entry);
+        handle
+    }
+
+    pub(crate) fn remove(&mut self, handle: Handle) {
+        self.set_timer(handle, None);
+        if let Some(entry) = self.entries[handle.index as usize].take() {
+            self.by_id.remove(&entry.id);
+            self.vacant.push(handle.index);
+        }
+    }
+
+    /// Sets the timer to the earlier of the two moments that the request waits for.
+    pub(crate) fn refresh_timer(&mut self, handle: Handle) {
+        let entry = &self[handle];
+        let timer = [entry.wait_ends, entry.start_by].into_iter().flatten().min();
+        self.set_timer(handle, timer);
+    }
+
+    fn set_timer(&mut self, handle: Handle, timer: Option<Time>) {
+        let before = std::mem::replace(&mut self[handle].timer, timer);
+        if before == timer {
+            return;
+        }
+        if let Some(before) = before {
+            self.timers.remove(&(before, handle));
+        }
+        if let Some(timer) = timer {
+            self.timers.insert((timer, handle));
+        }
+    }
+
+    /// A request whose timer has run out, if any; its timer is off then.
+    pub(crate) fn next_expired(&mut self, now: Time) -> Option<Handle> {
+        let &(_, handle) = self.timers.first().filter(|(timer, _)| *timer <= now)?;
+        self.set_timer(handle, None);
+        Some(handle)
+    }
+
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|&(timer, _)| timer)
+    }
+
+    pub(crate) fn find(&self, id: RequestId) -> Option<Handle> {
+        let &index = self.by_id.get(&id)?;
+        self.entries[index as usize].as_ref().map(|entry| entry.handle)
+    }
+
+    /// The request, if it is still alive.
+    pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
+        self.entries[handle.index as usize].as_ref().filter(|entry| entry.handle == handle)
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut Entry> {
+        self.entries[handle.index as usize].as_mut().filter(|entry| entry.handle == handle)
+    }
+
+    /// Drops those that have ended from a queue, once they may be the most of it.
+    pub(crate) fn prune(&self, queue: &mut VecDeque<Handle>) {
+        if queue.len() > self.len() {
+            queue.retain(|&handle| self.get(handle).is_some());
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().flatten()
+    }
+
+    /// Timers that run, for the audit.
+    pub(crate) fn timers(&self) -> usize {
+        self.timers.len()
+    }
+}
+
+impl std::ops::Index<Handle> for Requests {
+    type Output = Entry;
+
+    fn index(&self, handle: Handle) -> &Entry {
+        self.get(handle).expect("a live request")
+    }
+}
+
+impl std::ops::IndexMut<Handle> for Requests {
+    fn index_mut(&mut self, handle: Handle) -> &mut Entry {
+        self.get_mut(handle).expect("a live request")
+    }
+}

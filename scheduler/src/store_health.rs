@@ -1,0 +1,130 @@
+//! What is known about L3's failings: pages it did not deliver, and pauses after failures.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use terrace_cache::{HashedMap, PageKey};
+use terrace_fsm::Time;
+
+/// Pages that L3 failed to deliver lately, so that not every request asks for them again.
+#[derive(Debug)]
+pub(crate) struct NegativeCache {
+    until: HashedMap<PageKey, Time>,
+    oldest_first: VecDeque<(Time, PageKey)>,
+    ttl: Duration,
+    keys_max: usize,
+}
+
+impl NegativeCache {
+    pub(crate) fn new(ttl: Duration, keys_max: u32) -> Self {
+        Self {
+            until: HashedMap::default(),
+            oldest_first: VecDeque::new(),
+            ttl,
+            keys_max: keys_max as usize,
+        }
+    }
+
+    pub(crate) fn insert(&mut self, key: PageKey, now: Time) {
+        let until = now.after(self.ttl);
+        self.until.insert(key, until);
+        self.oldest_first.push_back((until, key));
+        while self.oldest_first.len() > self.keys_max
+            || self.oldest_first.front().is_some_and(|(until, _)| *until <= now)
+        {
+            let Some((until, key)) = self.oldest_first.pop_front() else { break };
+            if self.until.get(&key) == Some(&until) {
+                self.until.remove(&key);
+            }
+        }
+    }
+
+    /// The page has been stored meanwhile.
+    pub(crate) fn remove(&mut self, key: PageKey) {
+        self.until.remove(&key);
+    }
+
+    /// How many of the keys, from the first, are worth asking for.
+    pub(crate) fn askable(&self, keys: &[PageKey], now: Time) -> usize {
+        if self.until.is_empty() {
+            return keys.len();
+        }
+        let fresh = |key| self.until.get(key).is_some_and(|until| now < *until);
+        keys.iter().position(fresh).unwrap_or(keys.len())
+    }
+}
+
+/// A pause after failures that doubles with each further one.
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    base: Duration,
+    max: Duration,
+    failures: u32,
+    until: Time,
+}
+
+impl Backoff {
+    pub(crate) fn new(base: Duration, max: Duration) -> Self {
+        Self { base, max, failures: 0, until: Time::default() }
+    }
+
+    pub(crate) fn failed(&mut self, now: Time) {
+        let pause = self.base.saturating_mul(1 << self.failures.min(20)).min(self.max);
+        self.failures += 1;
+        self.until = now.after(pause);
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        self.failures = 0;
+        self.until = Time::default();
+    }
+
+    pub(crate) fn allows(&self, now: Time) -> bool {
+        self.until <= now
+    }
+
+    pub(crate) fn until(&self) -> Time {
+        self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_page_is_not_asked_for_until_its_time_is_over() {
+        let mut negative = NegativeCache::new(Duration::from_micros(100), 2);
+        let keys = [PageKey(1), PageKey(2), PageKey(3)];
+        negative.insert(PageKey(2), Time(0));
+        assert_eq!(negative.askable(&keys, Time(99)), 1);
+        assert_eq!(negative.askable(&keys, Time(100)), 3);
+        negative.insert(PageKey(1), Time(50));
+        negative.remove(PageKey(1));
+        assert_eq!(negative.askable(&keys, Time(60)), 1);
+    }
+
+    #[test]
+    fn only_so_many_are_remembered() {
+        let mut negative = NegativeCache::new(Duration::from_secs(1), 2);
+        for key in 0..10 {
+            negative.insert(PageKey(key), Time(key as u64));
+        }
+        assert_eq!((negative.until.len(), negative.oldest_first.len()), (2, 2));
+        assert_eq!(negative.askable(&[PageKey(7)], Time(20)), 1);
+        assert_eq!(negative.askable(&[PageKey(8)], Time(20)), 0);
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_limit() {
+        let mut backoff = Backoff::new(Duration::from_micros(10), Duration::from_micros(35));
+        let mut pauses = Vec::new();
+        for _ in 0..4 {
+            backoff.failed(Time(1000));
+            pauses.push(backoff.until().0 - 1000);
+        }
+        assert_eq!(pauses, [10, 20, 35, 35]);
+        backoff.succeeded();
+        assert!(backoff.allows(Time(1000)));
+    }
+}

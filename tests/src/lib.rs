@@ -1,0 +1,8 @@
+//! What the tests across crates share: a [`World`] in which pages have bytes, and [`run`], which
+//! plays scripts in it and writes down what happened.
+
+mod script;
+mod world;
+
+pub use script::run;
+pub use world::{Transfer, World, WrongPage};

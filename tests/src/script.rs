@@ -1,0 +1,310 @@
+//! Scripts: short texts that a person can read, played in a [`World`], with a trace of all that
+//! happened. The audit runs after every line.
+//!
+//! | line | what it does |
+//! |---|---|
+//! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`; TOKENS like `1-8+100-103` |
+//! | `abort ID` | calls a request off |
+//! | `last ID` | its next tokens are its last |
+//! | `plan` | asks for a plan and starts what it says |
+//! | `compute` | performs the step in flight |
+//! | `step` | `plan`, then `compute` |
+//! | `break` | the step in flight fails |
+//! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
+//! | `wait MS` | time passes |
+//! | `accept N` | decodes accept N tokens at the most |
+//! | `forget` | L3 loses everything |
+//! | `clear` | the cache forgets everything that nobody holds |
+//! | `events` | prints the KV events |
+//! | `stats KEY…` | prints counters |
+
+use std::fmt::Write;
+
+use terrace_scheduler::{
+    Config, CopyDirection, KvEvent, L3Kind, OpId, Outcome, PageKey, Plan, Request, RequestId, Token,
+};
+
+use crate::world::World;
+
+/// Plays a script and tells what happened.
+///
+/// # Errors
+/// What is wrong with the script.
+///
+/// # Panics
+/// If an audit fails or the engine reads a wrong page: then Terrace is broken, not the script.
+pub fn run(script: &str) -> Result<String, String> {
+    let (settings, commands): (Vec<&str>, Vec<&str>) = script
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .partition(|line| line.starts_with("set "));
+    let settings: String =
+        settings.iter().map(|line| format!("{}\n", &line["set ".len()..])).collect();
+    let mut config: Config = toml::from_str(&settings).map_err(|error| error.to_string())?;
+    config.trace_max = 10_000;
+    let world = World::new(config).map_err(|error| error.to_string())?;
+    let mut player = Player { world, prompts: Vec::new(), trace: String::new() };
+    for line in commands {
+        writeln!(player.trace, "> {line}").expect("writing to a string");
+        player.play(line).map_err(|error| format!("`{line}`: {error}"))?;
+        player.after_line();
+    }
+    Ok(player.trace)
+}
+
+struct Player {
+    world: World,
+    /// The prompts seen, to tell how much of each is cached.
+    prompts: Vec<Prompt>,
+    trace: String,
+}
+
+struct Prompt {
+    name: String,
+    request: Request,
+    cached: (u32, u32),
+}
+
+macro_rules! say {
+    ($player:expr, $($message:tt)+) => {
+        writeln!($player.trace, $($message)+).expect("writing to a string")
+    };
+}
+
+impl Player {
+    fn play(&mut self, line: &str) -> Result<(), String> {
+        let mut words = line.split_whitespace();
+        let command = words.next().unwrap_or_default();
+        let words: Vec<&str> = words.collect();
+        match command {
+            "submit" => self.submit(&words)?,
+            "abort" => {
+                if let Err(error) = self.world.scheduler.abort(self.world.now, request(&words, 0)?)
+                {
+                    say!(self, "  error: {error}");
+                }
+            }
+            "last" => {
+                self.world.finishing.insert(request(&words, 0)?);
+            }
+            "plan" => self.plan(),
+            "compute" => self.compute(),
+            "step" => {
+                self.plan();
+                self.compute();
+            }
+            "break" => self.world.fail_step(),
+            "done" | "partial" | "missing" | "failed" | "corrupt" | "timeout" => {
+                self.outcome(command, &words)?;
+            }
+            "wait" => self.world.now.0 += number::<u64>(&words, 0)? * 1000,
+            "accept" => self.world.accepted_tokens = number(&words, 0)?,
+            "forget" => self.world.l3.clear(),
+            "clear" => self.world.scheduler.clear_cache(),
+            "events" => self.events(),
+            "stats" => self.stats(&words)?,
+            other => return Err(format!("unknown command {other}")),
+        }
+        Ok(())
+    }
+
+    /// Transitions, changes of what is cached, and the audit.
+    fn after_line(&mut self) {
+        let transitions: Vec<_> = self.world.scheduler.drain_trace().collect();
+        for transition in transitions {
+            say!(self, "  {transition}");
+        }
+        for prompt in &mut self.prompts {
+            let Request { prompt: tokens, adapter, salt, .. } = &prompt.request;
+            let now = self.world.scheduler.cached(tokens, adapter, salt);
+            let now = (now.device_pages, now.host_pages);
+            if now != prompt.cached {
+                prompt.cached = now;
+                say!(self, "  cached of {}: {} on device, {} on host", prompt.name, now.0, now.1);
+            }
+        }
+        self.world.scheduler.audit();
+    }
+
+    fn submit(&mut self, words: &[&str]) -> Result<(), String> {
+        let id = request(words, 0)?;
+        let tokens = tokens(words.get(1).ok_or("which tokens?")?)?;
+        let mut request = Request::new(id.0, tokens, 1);
+        for word in &words[2..] {
+            match word.split_once('=').ok_or("expected key=value")? {
+                ("new", value) => request.max_new_tokens = parse(value)?,
+                ("priority", value) => request.priority = parse(value)?,
+                ("adapter", value) => value.clone_into(&mut request.adapter),
+                ("salt", value) => value.clone_into(&mut request.salt),
+                (key, _) => return Err(format!("unknown key {key}")),
+            }
+        }
+        match self.world.submit(request.clone()) {
+            Ok(()) => {
+                let known = self.prompts.iter().any(|prompt| {
+                    (&prompt.request.prompt, &prompt.request.adapter, &prompt.request.salt)
+                        == (&request.prompt, &request.adapter, &request.salt)
+                });
+                if !known {
+                    let name = format!("{id}'s prompt");
+                    self.prompts.push(Prompt { name, request, cached: (0, 0) });
+                }
+            }
+            Err(error) => say!(self, "  error: {error}"),
+        }
+        Ok(())
+    }
+
+    fn plan(&mut self) {
+        let plan = self.world.plan();
+        let text = describe(plan);
+        self.trace.push_str(&text);
+    }
+
+    fn compute(&mut self) {
+        if self.world.in_step() {
+            self.world.finish_step().unwrap_or_else(|wrong| panic!("{wrong}\n{}", self.trace));
+        }
+    }
+
+    fn outcome(&mut self, command: &str, words: &[&str]) -> Result<(), String> {
+        let op = OpId(parse(words.first().and_then(|w| w.strip_prefix("op")).ok_or("which op?")?)?);
+        let outcome = match command {
+            "done" => Outcome::Done,
+            "partial" => Outcome::Partial(number(words, 1)?),
+            "missing" => Outcome::Missing,
+            "failed" => Outcome::Failed,
+            "corrupt" => Outcome::Corrupt,
+            "timeout" => Outcome::TimedOut,
+            other => unreachable!("{other} is no outcome"),
+        };
+        let rank = words.iter().find_map(|word| word.strip_prefix("rank="));
+        let ranks = match rank {
+            Some(rank) => parse(rank)?..parse::<u32>(rank)? + 1,
+            None => 0..self.world.scheduler.config().model.ranks,
+        };
+        for rank in ranks {
+            if let Err(error) = self.world.report(op, rank, outcome) {
+                say!(self, "  error: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn events(&mut self) {
+        let events: Vec<_> = self.world.scheduler.drain_kv_events().collect();
+        for event in events {
+            match event {
+                KvEvent::Stored { tier, namespace, parent, keys } => {
+                    let (keys, namespace) = (short_keys(&keys), short(namespace));
+                    let after = short(parent);
+                    say!(self, "  stored on {tier:?} in {namespace}: {keys} after {after}");
+                }
+                KvEvent::Removed { tier, namespace, keys } => {
+                    let (keys, namespace) = (short_keys(&keys), short(namespace));
+                    say!(self, "  removed from {tier:?} in {namespace}: {keys}");
+                }
+                KvEvent::Cleared => say!(self, "  cleared"),
+            }
+        }
+    }
+
+    fn stats(&mut self, keys: &[&str]) -> Result<(), String> {
+        let stats = serde_json::to_value(self.world.scheduler.stats())
+            .map_err(|error| error.to_string())?;
+        for key in keys {
+            let value = key.split('.').try_fold(&stats, |value, part| value.get(part));
+            say!(self, "  {key} = {}", value.ok_or(format!("no counter {key}"))?);
+        }
+        Ok(())
+    }
+}
+
+/// A plan in words, in its own order.
+fn describe(plan: &Plan) -> String {
+    let mut text = String::new();
+    let mut line = |words: String| writeln!(text, "  {words}").expect("writing to a string");
+    for prefill in &plan.prefills {
+        let end = prefill.start + prefill.tokens;
+        let last = if prefill.produces_token { ", last" } else { "" };
+        let slot = prefill.slot.0;
+        line(format!("prefill {} in slot {slot}: {}..{end}{last}", prefill.request, prefill.start));
+    }
+    for decode in &plan.decodes {
+        let end = decode.start + decode.tokens;
+        line(format!(
+            "decode {} in slot {}: {}..{end}",
+            decode.request, decode.slot.0, decode.start
+        ));
+    }
+    for change in &plan.rows {
+        let pages = pages(plan.row_pages(change));
+        line(format!("row {} from {}: {pages}", change.slot.0, change.first_entry));
+    }
+    for copy in &plan.copies {
+        let (device, host) = (pages(plan.device_pages(copy)), pages(plan.host_pages(copy)));
+        line(match copy.direction {
+            CopyDirection::LoadBack => format!("load-back {}: {host} -> {device}", copy.op),
+            CopyDirection::WriteBack => format!("write-back {}: {device} -> {host}", copy.op),
+        });
+    }
+    for op in &plan.l3 {
+        let (keys, host) = (short_keys(plan.l3_keys(op)), pages(plan.l3_host_pages(op)));
+        line(match op.kind {
+            L3Kind::Probe => format!("probe {}: {keys}", op.op),
+            L3Kind::Prefetch => format!("prefetch {}: {keys} -> {host}", op.op),
+            L3Kind::Backup => format!("backup {}: {host} -> {keys}", op.op),
+        });
+    }
+    for op in &plan.cancelled {
+        line(format!("cancelled {op}"));
+    }
+    for ended in &plan.ended {
+        let reason = ended.reason.map_or(String::new(), |reason| format!(" ({reason:?})"));
+        line(format!("ended {}: {:?}{reason}", ended.request, ended.state));
+    }
+    if text.is_empty() {
+        text.push_str("  nothing to do\n");
+    }
+    text
+}
+
+fn pages<T: std::fmt::Debug>(pages: &[T]) -> String {
+    pages.iter().map(|page| format!("{page:?}")).collect::<Vec<_>>().join(" ")
+}
+
+fn short(key: PageKey) -> String {
+    key.to_string()[..4].to_owned()
+}
+
+fn short_keys(keys: &[PageKey]) -> String {
+    keys.iter().map(|&key| short(key)).collect::<Vec<_>>().join(" ")
+}
+
+fn request(words: &[&str], place: usize) -> Result<RequestId, String> {
+    let word = words.get(place).ok_or("which request?")?;
+    parse(word.strip_prefix('r').ok_or("a request is called r1, r2, …")?).map(RequestId)
+}
+
+fn number<N: std::str::FromStr>(words: &[&str], place: usize) -> Result<N, String> {
+    parse(words.get(place).ok_or("a number is missing")?)
+}
+
+fn parse<N: std::str::FromStr>(word: &str) -> Result<N, String> {
+    word.parse().map_err(|_| format!("{word} is not a number here"))
+}
+
+/// `1-8+100-103` is 1 to 8, then 100 to 103; `none` is no token.
+fn tokens(text: &str) -> Result<Vec<Token>, String> {
+    if text == "none" {
+        return Ok(Vec::new());
+    }
+    let mut tokens = Vec::new();
+    for part in text.split('+') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        tokens.extend(parse::<Token>(first)?..=parse(last)?);
+    }
+    Ok(tokens)
+}

@@ -1,0 +1,373 @@
+//! A world for the scheduler: arenas with bytes, an L3 store, and an engine that checks every page
+//! it reads.
+//!
+//! What belongs at a position of a sequence is a function of the namespace and of all tokens up to
+//! it, so a wrong page cannot go unnoticed. Transfers move bytes when their outcome arrives, and
+//! leave rubbish where they fail.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use terrace_scheduler::{
+    Config, ConfigError, CopyDirection, DevicePage, Event, EventError, HostPage, L3Kind, OpId,
+    Outcome, PageKey, Plan, Request, RequestId, Scheduler, StepId, StepResult, SubmitError, Time,
+    Token,
+};
+
+/// The bytes of a page: one word for each position.
+type Bytes = Vec<u64>;
+
+/// What a page holds that nothing sound was written to.
+const RUBBISH: u64 = 0xDEAD;
+
+/// The engine read something that does not belong to the tokens in hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongPage {
+    /// Who read it.
+    pub request: RequestId,
+    /// At which position.
+    pub position: u32,
+}
+
+impl fmt::Display for WrongPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} read wrong KV at position {}", self.request, self.position)
+    }
+}
+
+/// An operation that the world performs.
+#[derive(Clone, Debug)]
+pub enum Transfer {
+    /// Host to device.
+    LoadBack(Vec<HostPage>, Vec<DevicePage>),
+    /// Device to host.
+    WriteBack(Vec<DevicePage>, Vec<HostPage>),
+    /// Which of these L3 has.
+    Probe(Vec<PageKey>),
+    /// L3 to host.
+    Prefetch(Vec<PageKey>, Vec<HostPage>),
+    /// Host to L3.
+    Backup(Vec<PageKey>, Vec<HostPage>),
+}
+
+/// What one request does in the step in flight.
+#[derive(Clone, Debug)]
+struct Member {
+    request: RequestId,
+    start: u32,
+    tokens: u32,
+    produces: bool,
+    /// What belongs at each position so far.
+    expected: Vec<u64>,
+    row: Vec<DevicePage>,
+}
+
+/// The scheduler with everything around it.
+#[derive(Debug)]
+pub struct World {
+    /// The scheduler.
+    pub scheduler: Scheduler,
+    /// The present moment.
+    pub now: Time,
+    /// Requests whose next tokens are to be their last.
+    pub finishing: BTreeSet<RequestId>,
+    /// How many tokens a decode accepts of those it may produce.
+    pub accepted_tokens: u32,
+    /// Operations without a final outcome.
+    pub transfers: BTreeMap<OpId, Transfer>,
+    /// The pages that L3 holds.
+    pub l3: BTreeMap<PageKey, Bytes>,
+    page_size: usize,
+    device: Vec<Bytes>,
+    host: Vec<Bytes>,
+    rows: Vec<Vec<DevicePage>>,
+    expected: BTreeMap<RequestId, Vec<u64>>,
+    step: Option<(StepId, Vec<Member>)>,
+    plan: Plan,
+}
+
+impl World {
+    /// An empty world.
+    ///
+    /// # Errors
+    /// If the configuration cannot work.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        let page_size = config.cache.page_size as usize;
+        let arena = |pages: u32| vec![vec![RUBBISH; page_size]; pages as usize];
+        Ok(Self {
+            device: arena(config.cache.device_pages),
+            host: arena(config.cache.host_pages),
+            rows: vec![Vec::new(); config.batch.running_max as usize],
+            scheduler: Scheduler::new(config)?,
+            now: Time(0),
+            finishing: BTreeSet::new(),
+            accepted_tokens: u32::MAX,
+            transfers: BTreeMap::new(),
+            l3: BTreeMap::new(),
+            page_size,
+            expected: BTreeMap::new(),
+            step: None,
+            plan: Plan::default(),
+        })
+    }
+
+    /// Submits a request.
+    ///
+    /// # Errors
+    /// As the scheduler says.
+    pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
+        let id = request.id;
+        let root = self.scheduler.namespace_of(&request.adapter, &request.salt);
+        let mut expected = Vec::new();
+        extend_expected(&mut expected, root, &request.prompt);
+        self.scheduler.submit(self.now, request)?;
+        self.expected.insert(id, expected);
+        Ok(())
+    }
+
+    /// Asks for a plan and starts what it says.
+    pub fn plan(&mut self) -> &Plan {
+        let mut plan = std::mem::take(&mut self.plan);
+        self.scheduler.plan_into(self.now, &mut plan);
+        for change in &plan.rows {
+            let row = &mut self.rows[change.slot.0 as usize];
+            row.truncate(change.first_entry as usize);
+            assert_eq!(row.len(), change.first_entry as usize, "a row has a gap");
+            row.extend_from_slice(plan.row_pages(change));
+        }
+        for copy in &plan.copies {
+            let device = plan.device_pages(copy).to_vec();
+            let host = plan.host_pages(copy).to_vec();
+            let transfer = match copy.direction {
+                CopyDirection::LoadBack => Transfer::LoadBack(host, device),
+                CopyDirection::WriteBack => Transfer::WriteBack(device, host),
+            };
+            self.transfers.insert(copy.op, transfer);
+        }
+        for op in &plan.l3 {
+            let keys = plan.l3_keys(op).to_vec();
+            let pages = plan.l3_host_pages(op).to_vec();
+            let transfer = match op.kind {
+                L3Kind::Probe => Transfer::Probe(keys),
+                L3Kind::Prefetch => Transfer::Prefetch(keys, pages),
+                L3Kind::Backup => Transfer::Backup(keys, pages),
+            };
+            self.transfers.insert(op.op, transfer);
+        }
+        if let Some(step) = plan.step {
+            self.step = Some((step, self.members(&plan)));
+        }
+        self.plan = plan;
+        &self.plan
+    }
+
+    fn members(&self, plan: &Plan) -> Vec<Member> {
+        let member = |request, slot: terrace_scheduler::Slot, start, tokens, produces| Member {
+            request,
+            start,
+            tokens,
+            produces,
+            expected: self.expected[&request].clone(),
+            row: self.rows[slot.0 as usize].clone(),
+        };
+        let prefills = plan
+            .prefills
+            .iter()
+            .map(|p| member(p.request, p.slot, p.start, p.tokens, p.produces_token));
+        let decodes =
+            plan.decodes.iter().map(|d| member(d.request, d.slot, d.start, d.tokens, true));
+        prefills.chain(decodes).collect()
+    }
+
+    /// Whether a step is in flight.
+    #[must_use]
+    pub fn in_step(&self) -> bool {
+        self.step.is_some()
+    }
+
+    /// Performs the step in flight and reports its results.
+    ///
+    /// # Errors
+    /// The first page that the step read and that was not what it should be.
+    ///
+    /// # Panics
+    /// If no step is in flight, or the scheduler refuses the results.
+    pub fn finish_step(&mut self) -> Result<(), WrongPage> {
+        let (step, members) = self.step.take().expect("a step is in flight");
+        let mut produced: Vec<(RequestId, Vec<Token>)> = Vec::new();
+        for member in &members {
+            self.check_reads(member)?;
+        }
+        for member in &members {
+            let tokens = self.compute(member);
+            if member.produces {
+                produced.push((member.request, tokens));
+            }
+        }
+        let results: Vec<StepResult<'_>> = produced
+            .iter()
+            .filter(|(request, _)| self.scheduler.state(*request).is_some())
+            .map(|(request, tokens)| StepResult {
+                request: *request,
+                tokens,
+                finished: self.finishing.contains(request),
+            })
+            .collect();
+        let event = Event::StepDone { step, results: &results };
+        self.scheduler.advance(self.now, event).expect("the results fit the step");
+        for (request, _) in &produced {
+            self.learn_tokens(*request);
+        }
+        Ok(())
+    }
+
+    /// Reports that the step in flight came to nothing; its pages hold rubbish now.
+    ///
+    /// # Panics
+    /// If no step is in flight.
+    pub fn fail_step(&mut self) {
+        let (step, members) = self.step.take().expect("a step is in flight");
+        for member in &members {
+            for position in member.start..member.start + member.tokens {
+                *self.word(&member.row, position) = RUBBISH;
+            }
+        }
+        self.scheduler.advance(self.now, Event::StepFailed { step }).expect("it was in flight");
+    }
+
+    /// Brings an operation to an outcome on one rank, and moves the bytes that it says were moved.
+    ///
+    /// # Errors
+    /// As the scheduler says.
+    pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
+        let outcome = self.perform(op, outcome);
+        self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
+    }
+
+    /// Moves bytes as the outcome says. A probe is answered truly where the outcome is `Done`.
+    fn perform(&mut self, op: OpId, outcome: Outcome) -> Outcome {
+        let sound = match outcome {
+            Outcome::Done => usize::MAX,
+            Outcome::Partial(pages) => pages as usize,
+            Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
+            Outcome::TimedOut => return outcome,
+        };
+        let rubbish = vec![RUBBISH; self.page_size];
+        match self.transfers.get(&op) {
+            Some(Transfer::LoadBack(from, to)) => {
+                for (place, (from, to)) in from.iter().zip(to).enumerate() {
+                    let source = &self.host[from.slot() as usize];
+                    self.device[to.slot() as usize] =
+                        if place < sound { source.clone() } else { rubbish.clone() };
+                }
+                outcome
+            }
+            Some(Transfer::WriteBack(from, to)) => {
+                for (place, (from, to)) in from.iter().zip(to).enumerate() {
+                    let source = &self.device[from.slot() as usize];
+                    self.host[to.slot() as usize] =
+                        if place < sound { source.clone() } else { rubbish.clone() };
+                }
+                outcome
+            }
+            Some(Transfer::Probe(keys)) => match outcome {
+                Outcome::Done => {
+                    let found = keys.iter().take_while(|key| self.l3.contains_key(key)).count();
+                    if found == keys.len() { Outcome::Done } else { Outcome::Partial(found as u32) }
+                }
+                _ => outcome,
+            },
+            Some(Transfer::Prefetch(keys, to)) => {
+                let mut arrived = 0;
+                for (place, (key, to)) in keys.iter().zip(to).enumerate() {
+                    let source = self.l3.get(key).filter(|_| place < sound && arrived == place);
+                    arrived += usize::from(source.is_some());
+                    self.host[to.slot() as usize] = source.unwrap_or(&rubbish).clone();
+                }
+                match outcome {
+                    Outcome::Done | Outcome::Partial(_) if arrived < sound.min(keys.len()) => {
+                        Outcome::Partial(arrived as u32)
+                    }
+                    _ => outcome,
+                }
+            }
+            Some(Transfer::Backup(keys, from)) => {
+                for (key, from) in keys.iter().zip(from).take(sound) {
+                    self.l3.insert(*key, self.host[from.slot() as usize].clone());
+                }
+                outcome
+            }
+            None => outcome,
+        }
+    }
+
+    fn check_reads(&mut self, member: &Member) -> Result<(), WrongPage> {
+        for position in 0..member.start {
+            if *self.word(&member.row, position) != member.expected[position as usize] {
+                return Err(WrongPage { request: member.request, position });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the member's KV and produces its tokens. Positions of drafts that were not accepted
+    /// hold rubbish.
+    fn compute(&mut self, member: &Member) -> Vec<Token> {
+        let known = member.expected.len() as u32;
+        let is_decode = member.start + 1 == known && member.produces;
+        let produced = match (member.produces, is_decode) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => member.tokens.min(self.accepted_tokens).max(1),
+        };
+        let mut expected = member.expected.clone();
+        let mut tokens = Vec::new();
+        for _ in 0..produced {
+            let token = next_token(*expected.last().expect("a prompt is not empty"));
+            expected.push(mix(*expected.last().expect("a prompt is not empty"), token));
+            tokens.push(token);
+        }
+        let accepted = if is_decode { member.start + produced } else { known };
+        for position in member.start..member.start + member.tokens {
+            let sound = position < accepted;
+            *self.word(&member.row, position) =
+                if sound { expected[position as usize] } else { RUBBISH };
+        }
+        tokens
+    }
+
+    /// Notes what a live request has produced.
+    fn learn_tokens(&mut self, request: RequestId) {
+        let Some(tokens) = self.scheduler.tokens(request) else { return };
+        let expected = self.expected.get_mut(&request).expect("a submitted request");
+        for &token in &tokens[expected.len()..] {
+            let last = *expected.last().expect("a prompt is not empty");
+            expected.push(mix(last, token));
+        }
+    }
+
+    fn word(&mut self, row: &[DevicePage], position: u32) -> &mut u64 {
+        let (entry, offset) =
+            (position as usize / self.page_size, position as usize % self.page_size);
+        &mut self.device[row[entry].slot() as usize][offset]
+    }
+}
+
+fn extend_expected(expected: &mut Vec<u64>, root: PageKey, tokens: &[Token]) {
+    for &token in tokens {
+        let last = expected.last().copied().unwrap_or(root.0 as u64);
+        expected.push(mix(last, token));
+    }
+}
+
+/// What belongs at a position, given what belongs before it.
+fn mix(before: u64, token: Token) -> u64 {
+    let mut word = (before ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    word ^= word >> 29;
+    word.wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// The token that follows a prefix.
+fn next_token(prefix: u64) -> Token {
+    (prefix >> 32) as Token % 50_000 + 50_000
+}

@@ -1,4 +1,63 @@
-//! The scheduler.
+//! The scheduler: decides, step by step, what an LLM inference engine computes next and which KV
+//! pages move between device, host and L3. It decides; the engine and the L3 driver perform.
+//!
+//! # The loop
+//!
+//! An engine owns the memory and the clock, and does the same thing over and over: take in requests
+//! ([`Scheduler::submit`], [`Scheduler::abort`]), ask for a plan ([`Scheduler::plan_into`]), perform
+//! it, and report what came of it ([`Scheduler::advance`]).
+//!
+//! ```
+//! use terrace_scheduler::{Config, Event, Plan, Request, Scheduler, StepResult, Time};
+//!
+//! let mut scheduler = Scheduler::new(Config::builder().page_size(16).device_pages(64).build()?)?;
+//! scheduler.submit(Time(0), Request::new(1, (0..100).collect(), 3))?;
+//!
+//! let mut plan = Plan::default();
+//! let mut now = Time(0);
+//! loop {
+//!     scheduler.plan_into(now, &mut plan);
+//!     if plan.is_idle() {
+//!         break; // Nothing to do until something happens, or `scheduler.deadline()` has come.
+//!     }
+//!     // Update the page table, start copies and L3 operations (none without those tiers) …
+//!     for change in &plan.rows {
+//!         println!("row {:?} from {}: {:?}", change.slot, change.first_entry, plan.row_pages(change));
+//!     }
+//!     // … run the model on `plan.prefills` and `plan.decodes`, and report the new tokens.
+//!     now = Time(now.0 + 10_000);
+//!     if let Some(step) = plan.step {
+//!         let prefills = plan.prefills.iter().filter(|p| p.produces_token).map(|p| p.request);
+//!         let decodes = plan.decodes.iter().map(|d| d.request);
+//!         let results: Vec<_> = prefills
+//!             .chain(decodes)
+//!             .map(|request| StepResult { request, tokens: &[42], finished: false })
+//!             .collect();
+//!         scheduler.advance(now, Event::StepDone { step, results: &results })?;
+//!     }
+//! }
+//! assert_eq!(scheduler.stats().finished, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `cargo run --release --example embed` is the same with all three tiers, and prints what happens.
+//!
+//! # What the engine must keep to
+//!
+//! - Apply a plan's [`rows`](Plan::rows) before its step; everything else in a plan may start at
+//!   once and in any order. A write-back only reads pages whose step has been reported as done.
+//! - Report each step once, with one result for each request that was to produce tokens.
+//! - Give each operation a final [`Outcome`] on each rank, however late. Until then its pages are
+//!   set aside: the scheduler stops waiting when it takes too long, but it never reuses memory that
+//!   a transfer may still touch.
+//! - Call an outcome sound only if it is: `Done` and `Partial(n)` are believed.
+//!
+//! # What the scheduler promises
+//!
+//! A step never reads a page that does not hold the KV of exactly the tokens before it. Any doubt
+//! ends in computing again. Nothing waits without a bound, nothing grows without a limit, and the
+//! same inputs give the same outputs, to the byte: this crate has no clock, no threads, no
+//! randomness and does no IO.
 
 #![forbid(unsafe_code)]
 
@@ -33,7 +92,10 @@ pub use request::Request;
 pub use scheduler::{Cached, Scheduler};
 pub use stats::{OperationStats, Stats};
 pub use terrace_cache::{
-    CacheConfig, CacheUse, DevicePage, EvictionKind, HostPage, KvEvent, Namespace, PageKey,
+    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, PageKey,
     TierName, TierUse, Token, WritePolicy,
 };
-pub use terrace_fsm::{FailReason, OpId, RequestId, Slot, StateName, Time, Transition, replay};
+pub use terrace_fsm::{
+    EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,
+    replay,
+};

@@ -3,7 +3,7 @@
 
 use terrace_scheduler::{
     AdmissionOrder, BatchConfig, Config, CopyConfig, EvictionKind, L3Config, OpId, Outcome,
-    PrefetchPolicy, QueueConfig, RateConfig, Request, RequestId, Token, WritePolicy,
+    PrefetchPolicy, QueueConfig, RateConfig, Request, RequestId, Token, WritePolicy, replay,
 };
 use terrace_tests::World;
 
@@ -102,30 +102,36 @@ fn config(dice: &mut Dice) -> Config {
     config.build().expect("a legal configuration")
 }
 
+/// One of a few conversations, up to some point, perhaps with a turn of its own.
 fn prompt(dice: &mut Dice) -> Vec<Token> {
-    let mut tokens = Vec::new();
-    for _ in 0..=dice.below(3) {
-        let start = dice.pick(&[1, 1, 1, 100, 200]) as Token;
-        tokens.extend(start..=start + dice.below(16) as Token);
+    let start = dice.pick(&[1, 1, 1, 100]);
+    let mut tokens: Vec<Token> = (start..=start + dice.pick(&[3, 12, 24, 39])).collect();
+    if dice.one_in(2) {
+        let turn = dice.pick(&[200, 300]);
+        tokens.extend(turn..=turn + dice.below(10) as Token);
     }
     tokens
 }
 
-fn outcome(dice: &mut Dice, faults: bool) -> Outcome {
-    match dice.below(if faults { 12 } else { 1 }) {
-        0..=5 => Outcome::Done,
-        6 => Outcome::Missing,
-        7 => Outcome::Failed,
-        8 => Outcome::Corrupt,
-        9 => Outcome::TimedOut,
-        _ => Outcome::Partial(dice.below(4) as u32),
+/// An outcome; one in `faults_in` is a fault.
+fn outcome(dice: &mut Dice, faults_in: u64) -> Outcome {
+    if !dice.one_in(faults_in) {
+        return Outcome::Done;
+    }
+    match dice.below(6) {
+        0 => Outcome::Missing,
+        1 => Outcome::Failed,
+        2 => Outcome::Corrupt,
+        3 => Outcome::TimedOut,
+        _ => Outcome::Partial(dice.below(6) as u32),
     }
 }
 
 fn walk(seed: u64, steps: u32) {
     let mut dice = Dice(seed);
-    let config = config(&mut dice);
+    let config = Config { trace_max: 100_000, ..config(&mut dice) };
     let ranks = config.model.ranks;
+    let faults_in = dice.pick(&[2, 6, 30]);
     let mut world = World::new(config).expect("a legal configuration");
     let mut next_request = 0;
     // Outcomes still owed, by rank; repeated and late ones come from those that were reported.
@@ -151,15 +157,13 @@ fn walk(seed: u64, steps: u32) {
             }
             4 if world.in_step() && dice.one_in(6) => world.fail_step(),
             5 if dice.one_in(10) => world.scheduler.clear_cache(),
-            6 if dice.one_in(10) => world.l3.clear(),
+            6 if dice.one_in(40) => world.l3.clear(),
             7 => world.accepted_tokens = 1 + dice.below(4) as u32,
             8..=11 => {
                 world.plan();
             }
-            12..=14 => {
-                if world.in_step() {
-                    world.finish_step().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-                }
+            12..=14 if world.in_step() => {
+                world.finish_step().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
             }
             15 if !reported.is_empty() && dice.one_in(4) => {
                 let (op, rank) = dice.pick(&reported);
@@ -171,7 +175,7 @@ fn walk(seed: u64, steps: u32) {
             _ if !owed.is_empty() => {
                 let place = dice.below(owed.len() as u64) as usize;
                 let (op, rank) = owed[place];
-                let outcome = outcome(&mut dice, true);
+                let outcome = outcome(&mut dice, faults_in);
                 // An outcome that claims too much is refused, and stays owed.
                 if world.report(op, rank, outcome).is_ok() && outcome != Outcome::TimedOut {
                     owed.swap_remove(place);
@@ -219,11 +223,18 @@ fn settle(seed: u64, world: &mut World, owed: &mut Vec<(OpId, u32)>, seen: &mut 
         }
     }
     let stats = world.scheduler.stats();
-    for kind in [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups] {
+    for kind in [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
+    {
         assert_eq!((kind.in_flight, kind.in_flight_pages), (0, 0), "seed {seed}");
     }
     assert_eq!(stats.quarantined_pages, 0, "seed {seed}");
     assert_eq!(stats.submitted, stats.finished + stats.aborted + stats.failed, "seed {seed}");
+    if std::env::var("WALK_STATS").is_ok() {
+        println!("STATS {}", serde_json::to_string(&stats).expect("plain"));
+    }
+    let lives =
+        replay(world.scheduler.drain_trace()).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    assert!(lives.values().all(|state| state.is_end()), "seed {seed}: {lives:?}");
     world.scheduler.clear_cache();
     let usage = world.scheduler.stats().cache;
     assert_eq!(usage.device.free_pages, usage.device.total_pages, "seed {seed}: {stats:?}");

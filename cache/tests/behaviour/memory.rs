@@ -1,0 +1,87 @@
+//! What the tree costs beside the tokens.
+
+use terrace_cache::CacheMemory;
+
+use crate::*;
+
+const PAGE_SIZE: u32 = 16;
+
+/// Publishes prompts of `pages` pages, each of which shares `shared` pages with the first.
+fn prompts(cache: &mut Cache, pages: u32, shared: impl Fn(u32) -> u32, count: u32) {
+    let root = Namespace::new("model", PAGE_SIZE).digest();
+    for prompt in 0..count {
+        let common = shared(prompt) * PAGE_SIZE;
+        let tokens = 0..pages * PAGE_SIZE;
+        let own = |token| if token < common { token } else { token + (prompt + 1) * 1_000_000 };
+        let sequence = Sequence::new(root, PAGE_SIZE, tokens.map(own).collect());
+        let found = cache.lookup(&sequence, u32::MAX);
+        let mut pin = cache.pin_device(root, found.device);
+        // A few chunks and then decoding, as requests do.
+        for end in [pages / 3, 2 * pages / 3].into_iter().chain(pages - 8..=pages) {
+            if pin.depth() < end {
+                let run = sequence.run(pin.depth(), end);
+                let mut new = cache.take_device_pages(run.len()).expect("room on device");
+                cache.publish_device(&mut pin, run, &mut new);
+            }
+        }
+        let mut sources = Vec::new();
+        let arrival = cache.begin_write_back(&pin, false, usize::MAX, &mut sources);
+        let copies = cache.take_host_pages(arrival.pages()).expect("room on host");
+        cache.end_write_back(&pin, &arrival, copies, sources.len());
+        cache.unpin_device(pin);
+    }
+}
+
+fn large_cache() -> Cache {
+    let pages = 200_000;
+    Cache::new(&CacheConfig {
+        page_size: PAGE_SIZE,
+        device_pages: pages,
+        host_pages: pages,
+        ..CacheConfig::default()
+    })
+}
+
+fn bytes_a_page(memory: CacheMemory) -> usize {
+    println!("{memory:?}: {} bytes a page", memory.metadata_bytes / memory.pages);
+    memory.metadata_bytes / memory.pages
+}
+
+#[test]
+fn long_prompts_cost_at_most_64_bytes_a_page() {
+    let mut cache = large_cache();
+    prompts(&mut cache, 750, |_| 375, 200);
+    assert_eq!(cache.memory().pages, 375 + 200 * 375);
+    assert!(bytes_a_page(cache.memory()) <= 64);
+    end(cache);
+}
+
+#[test]
+fn prompts_that_leave_the_first_one_everywhere_cost_no_more() {
+    let mut cache = large_cache();
+    prompts(&mut cache, 750, |prompt| if prompt == 0 { 750 } else { 3 * prompt }, 200);
+    assert_eq!(cache.memory().nodes, 1 + 2 * 199 + 1);
+    let memory = cache.memory();
+    assert!(bytes_a_page(memory) <= 64);
+    assert!(memory.token_bytes <= memory.pages * PAGE_SIZE as usize * 4 * 2);
+    end(cache);
+}
+
+#[test]
+fn what_was_evicted_costs_nothing_any_more() {
+    let mut cache = large_cache();
+    prompts(&mut cache, 750, |_| 375, 200);
+    // A little of each prompt's end at a time, so that nodes shrink before they go.
+    while cache.usage().host.evictable_pages > 1000 {
+        evict_host(&mut cache, 100);
+    }
+    while cache.usage().device.evictable_pages > 1000 {
+        evict_device(&mut cache, 100);
+    }
+    let memory = cache.memory();
+    assert!(memory.pages <= 2000, "{memory:?}");
+    assert!(memory.token_bytes <= memory.pages * PAGE_SIZE as usize * 4 * 2, "{memory:?}");
+    // What the nodes themselves took is kept for the next ones.
+    assert!(memory.metadata_bytes <= 400 * 1024, "{memory:?}");
+    end(cache);
+}

@@ -1,0 +1,185 @@
+//! Insertion, splits and merges: what the tree looks like.
+
+use terrace_cache::{Cursor, Namespace, PageRun, Sequence};
+
+use crate::*;
+
+#[test]
+fn a_split_leaves_pins_with_the_lower_part() {
+    let mut cache = cache(16, 0);
+    let pin = publish_and_pin(&mut cache, "abcdef");
+    let before = pages_of(&cache, &pin);
+    publish(&mut cache, "abcxyz");
+    assert_eq!(nodes(&cache, 1), 3);
+    assert_eq!(pin.depth(), 6);
+    assert_eq!(pages_of(&cache, &pin), before);
+    audit(&cache, &[&pin], &[]);
+    // The whole path stays, the upper part included.
+    assert!(!cache.free_device_pages(16));
+    assert_eq!((depths(&cache, "abcdef"), depths(&cache, "abcxyz")), ((6, 6), (3, 3)));
+    cache.unpin_device(pin);
+    end(cache);
+}
+
+#[test]
+fn a_pin_inside_a_run_pins_only_its_beginning() {
+    let mut cache = cache(16, 0);
+    publish(&mut cache, "abcdef");
+    let found = cache.lookup(&word("abcdef"), 2);
+    let pin = cache.pin_device(root(), found.device);
+    assert_eq!(pages_of(&cache, &pin).len(), 2);
+    assert_eq!(cache.usage().device.evictable_pages, 4);
+    cache.free_device_pages(16);
+    assert_eq!(depths(&cache, "abcdef"), (2, 2));
+    cache.unpin_device(pin);
+    end(cache);
+}
+
+#[test]
+fn what_a_branch_split_is_merged_when_the_branch_is_gone() {
+    let mut cache = cache(8, 0);
+    publish(&mut cache, "abcdef");
+    assert_eq!(nodes(&cache, 1), 1);
+    publish(&mut cache, "abxy");
+    assert_eq!(nodes(&cache, 1), 3);
+    let pin = pin_device(&mut cache, "abcdef");
+    cache.touch(&pin, true, 0);
+    cache.unpin_device(pin);
+    evict_device(&mut cache, 2);
+    assert_eq!((depths(&cache, "abcdef"), depths(&cache, "abxy")), ((6, 6), (2, 2)));
+    assert_eq!(nodes(&cache, 1), 1);
+    audit(&cache, &[], &[]);
+    end(cache);
+}
+
+#[test]
+fn a_pin_at_the_joint_keeps_two_nodes_apart() {
+    let mut cache = cache(8, 0);
+    publish(&mut cache, "abcdef");
+    let pin = pin_device(&mut cache, "abcdef");
+    let branch = publish_and_pin(&mut cache, "abxy");
+    let joint = pin_device(&mut cache, "ab");
+    cache.unpin_device(branch);
+    evict_device(&mut cache, 2);
+    assert_eq!(nodes(&cache, 1), 2);
+    audit(&cache, &[&pin, &joint], &[]);
+    cache.unpin_device(joint);
+    cache.unpin_device(pin);
+    end(cache);
+}
+
+#[test]
+fn a_node_grows_in_place_while_its_maker_alone_has_pinned_it() {
+    let mut cache = cache(16, 0);
+    let mut pin = publish_and_pin(&mut cache, "ab");
+    for text in ["abc", "abcd", "abcde"] {
+        assert_eq!(lengthen(&mut cache, &mut pin, text).published_pages, 1);
+    }
+    assert_eq!((nodes(&cache, 1), pin.depth()), (1, 5));
+    // A second reader: from here on others would notice.
+    let reader = pin_device(&mut cache, "abcde");
+    lengthen(&mut cache, &mut pin, "abcdef");
+    assert_eq!((nodes(&cache, 1), pin.depth(), reader.depth()), (2, 6, 5));
+    assert_eq!(pages_of(&cache, &reader).len(), 5);
+    audit(&cache, &[&pin, &reader], &[]);
+    cache.unpin_device(reader);
+    cache.unpin_device(pin);
+    end(cache);
+}
+
+#[test]
+fn nobody_lengthens_a_node_that_another_has_pinned() {
+    let mut cache = cache(16, 0);
+    let mut late = cache.pin_device(root(), Cursor::START);
+    let first = publish_and_pin(&mut cache, "ab");
+    // The late one computed the same pages and one more; only `first` is pinned at "ab".
+    let published = lengthen(&mut cache, &mut late, "abc");
+    assert_eq!(published, Published { published_pages: 3, first_duplicate: Some(0) });
+    assert_eq!((first.depth(), pages_of(&cache, &first).len()), (2, 2));
+    audit(&cache, &[&first, &late], &[]);
+    cache.unpin_device(first);
+    cache.unpin_device(late);
+    end(cache);
+}
+
+#[test]
+fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
+    let mut cache = cache(16, 0);
+    let mut late = cache.pin_device(root(), Cursor::START);
+    publish(&mut cache, "abcd");
+    let published = lengthen(&mut cache, &mut late, "abxy");
+    assert_eq!(published, Published { published_pages: 4, first_duplicate: Some(0) });
+    assert_eq!(cache.usage().device.free_pages, 16 - 6);
+
+    let mut late_at_two = pin_device(&mut cache, "ab");
+    publish(&mut cache, "abpq");
+    let published = lengthen(&mut cache, &mut late_at_two, "abpq");
+    assert_eq!(published, Published { published_pages: 2, first_duplicate: Some(2) });
+
+    let fresh = lengthen(&mut cache, &mut late_at_two, "abpqrs");
+    assert_eq!(fresh, Published { published_pages: 2, first_duplicate: None });
+    cache.unpin_device(late);
+    cache.unpin_device(late_at_two);
+    end(cache);
+}
+
+#[test]
+fn a_key_alone_does_not_make_a_match() {
+    let mut cache = cache(8, 0);
+    let (honest, other) = (word("ab"), word("xy"));
+    // The keys of one word with the tokens of another, as if they had collided.
+    let forged = PageRun { start_page: 0, keys: honest.keys(), tokens: other.tokens() };
+    let mut pin = cache.pin_device(root(), Cursor::START);
+    let mut pages = cache.take_device_pages(2).unwrap();
+    cache.publish_device(&mut pin, forged, &mut pages);
+    assert_eq!(depths(&cache, "ab"), (0, 0));
+    cache.unpin_device(pin);
+
+    let mut pin = cache.pin_device(root(), Cursor::START);
+    let mut pages = cache.take_device_pages(2).unwrap();
+    let published = cache.publish_device(&mut pin, honest.run(0, 2), &mut pages);
+    assert_eq!(published, Published { published_pages: 0, first_duplicate: None });
+    assert_eq!((pages.len(), pin.depth()), (2, 0), "what has no place stays the caller's");
+    cache.give_device_pages(pages);
+    cache.unpin_device(pin);
+    cache.clear();
+    assert_eq!(cache.usage().device.free_pages, 8);
+}
+
+#[test]
+fn namespaces_with_the_same_tokens_share_nothing() {
+    let mut cache = cache(8, 0);
+    let tokens: Vec<u32> = "abc".chars().map(u32::from).collect();
+    let tenant = Namespace::new("model", 1).with("", "tenant").digest();
+    let theirs = Sequence::new(tenant, 1, tokens);
+    let ours = publish_and_pin(&mut cache, "abc");
+    assert_eq!(cache.lookup(&theirs, 3).host.depth, 0);
+
+    let mut pin = cache.pin_device(tenant, Cursor::START);
+    let mut pages = cache.take_device_pages(3).unwrap();
+    let published = cache.publish_device(&mut pin, theirs.run(0, 3), &mut pages);
+    assert_eq!(published, Published { published_pages: 3, first_duplicate: None });
+    let (ours_at, theirs_at) = (pages_of(&cache, &ours), pages_of(&cache, &pin));
+    assert!(ours_at.iter().all(|page| !theirs_at.contains(page)));
+    assert_eq!(nodes(&cache, 2), 2);
+    cache.unpin_device(ours);
+    cache.unpin_device(pin);
+    end(cache);
+}
+
+#[test]
+fn an_empty_namespace_is_forgotten() {
+    let mut cache = cache(4, 4);
+    let pin = cache.pin_device(root(), Cursor::START);
+    assert_eq!(cache.memory().nodes, 1);
+    cache.unpin_device(pin);
+    assert_eq!(cache.memory().nodes, 0, "nothing was ever published");
+
+    publish(&mut cache, "ab");
+    let anchor = cache.pin_host(root(), Cursor::START);
+    evict_device(&mut cache, 2);
+    assert_eq!(cache.memory().nodes, 1, "the root is pinned");
+    cache.unpin_host(anchor);
+    assert_eq!(cache.memory().nodes, 0);
+    end(cache);
+}

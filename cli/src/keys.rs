@@ -1,0 +1,90 @@
+//! `terrace keys`: the page keys of a prompt.
+
+use std::error::Error;
+use std::fmt::Write;
+use std::io::Read;
+
+use serde::Serialize;
+use terrace_cache::{Namespace, PageKey, Sequence, Token};
+
+/// Arguments of `terrace keys`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The tokens, separated by commas or white space; `-` reads them from standard input
+    tokens: String,
+    /// Model and weights
+    #[arg(long, default_value = "model")]
+    model: String,
+    /// How KV lies in a page
+    #[arg(long, default_value = "")]
+    layout: String,
+    /// The element type of the KV
+    #[arg(long, default_value = "")]
+    dtype: String,
+    /// Tokens in a page
+    #[arg(long, default_value_t = 16)]
+    page_size: u32,
+    /// Tensor-parallel ranks
+    #[arg(long, default_value_t = 1)]
+    ranks: u32,
+    /// The adapter (LoRA)
+    #[arg(long, default_value = "")]
+    adapter: String,
+    /// The tenant's salt
+    #[arg(long, default_value = "")]
+    salt: String,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Keys<'a> {
+    namespace: PageKey,
+    keys: &'a [PageKey],
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
+    let page_size = arguments.page_size;
+    if !page_size.is_power_of_two() || page_size > 256 {
+        return Err(format!("page size {page_size}: use a power of two from 1 to 256").into());
+    }
+    let namespace = Namespace {
+        model: arguments.model.clone(),
+        layout: arguments.layout.clone(),
+        dtype: arguments.dtype.clone(),
+        page_size,
+        tensor_ranks: arguments.ranks,
+        adapter: arguments.adapter.clone(),
+        salt: arguments.salt.clone(),
+    }
+    .digest();
+    let mut text = arguments.tokens.clone();
+    if text == "-" {
+        text.clear();
+        std::io::stdin().read_to_string(&mut text)?;
+    }
+    let sequence = Sequence::new(namespace, page_size, tokens(&text)?);
+    let keys = sequence.keys();
+    if arguments.json {
+        return Ok(serde_json::to_string_pretty(&Keys { namespace, keys })? + "\n");
+    }
+    let mut output = format!("namespace {namespace}\n");
+    for (page, key) in keys.iter().enumerate() {
+        writeln!(output, "page {page:4} {key}")?;
+    }
+    let rest = sequence.tokens().len() - keys.len() * page_size as usize;
+    if rest > 0 {
+        writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
+    }
+    Ok(output)
+}
+
+fn tokens(text: &str) -> Result<Vec<Token>, String> {
+    text.split(|c: char| c == ',' || c.is_whitespace())
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            word.parse().map_err(|_| format!("{word} is not a token: use numbers below 2^32"))
+        })
+        .collect()
+}

@@ -1,0 +1,41 @@
+//! The `terrace` program.
+
+mod config;
+mod keys;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A scheduler for LLM inference with a KV cache on device, host and L3.
+#[derive(Parser)]
+#[command(name = "terrace", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check a configuration, or print the default one
+    Config(config::Arguments),
+    /// Print the page keys of a prompt, as L3 stores and KV events name them
+    Keys(keys::Arguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Config(arguments) => config::run(&arguments),
+        Command::Keys(arguments) => keys::run(&arguments),
+    };
+    match result {
+        Ok(output) => {
+            print!("{output}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("terrace: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The machine does what the table says, and no way out of any state loses a page or a pin.
+
+use std::cell::Cell;
+
+use terrace_cache::{Cache, CacheConfig, Claims, Cursor, PageKey, Sequence};
+use terrace_fsm::{
+    Computing, Context, Event, EventName, FailReason, Handover, Lifecycle, OpId, Slot, StateName,
+};
+
+const NAMESPACE: PageKey = PageKey(1);
+
+/// A request with a cache around it.
+struct World {
+    cache: Cache,
+    life: Lifecycle,
+    sequence: Sequence,
+    held: Vec<Computing>,
+}
+
+impl World {
+    fn new() -> Self {
+        let config =
+            CacheConfig { page_size: 2, device_pages: 8, host_pages: 8, ..CacheConfig::default() };
+        Self {
+            cache: Cache::new(&config),
+            life: Lifecycle::new(),
+            sequence: Sequence::new(NAMESPACE, 2, (0..9).collect()),
+            held: Vec::new(),
+        }
+    }
+
+    fn handle(&mut self, event: &Event<'_>) -> (StateName, StateName) {
+        self.life.handle(event, &mut Context { cache: &mut self.cache, in_step: None })
+    }
+
+    fn computing(&mut self) -> Computing {
+        Computing {
+            slot: Slot(0),
+            path: self.cache.pin_device(NAMESPACE, Cursor::START),
+            tail: self.cache.take_device_pages(3).expect("the pool has eight"),
+            load_back: None,
+        }
+    }
+
+    /// Lets an event of this name happen, with what such an event carries.
+    fn happen(&mut self, name: EventName) -> (StateName, StateName) {
+        let path = Handover::empty();
+        let (grown, published) = (Cell::new(false), Cell::new(None));
+        let sequence = self.sequence.clone();
+        let event = match name {
+            EventName::ProbeStarted => Event::ProbeStarted(OpId(1)),
+            EventName::ProbeEnded => Event::ProbeEnded,
+            EventName::PrefetchStarted => {
+                let path = Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START));
+                Event::PrefetchStarted { op: OpId(2), start_page: 0, path }
+            }
+            EventName::PrefetchEnded => {
+                let path = self.cache.pin_host(NAMESPACE, Cursor::START);
+                Event::PrefetchEnded { path: Some(Handover::of(path)) }
+            }
+            EventName::PinsYielded => Event::PinsYielded,
+            EventName::Admitted => Event::Admitted(Handover::of(self.computing())),
+            EventName::Grow => Event::Grow { pages: 1, grown: &grown },
+            EventName::Computed => {
+                let start = self.life.state().computing().map_or(0, |c| c.path.depth());
+                Event::Computed { run: sequence.run(start, start + 1), published: &published }
+            }
+            EventName::LoadBackEnded => Event::LoadBackEnded { path: None },
+            EventName::PrefillEnded => Event::PrefillEnded,
+            EventName::Retracted => {
+                let kept = Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START));
+                Event::Retracted { kept, write_back: None }
+            }
+            EventName::Kept => {
+                Event::Kept(Handover::of(self.cache.pin_host(NAMESPACE, Cursor::START)))
+            }
+            EventName::Completed => Event::Completed,
+            EventName::WriteBackStarted => Event::WriteBackStarted(OpId(3), &path),
+            EventName::Drained => Event::Drained,
+            EventName::Abort => Event::Abort,
+            EventName::Fail => Event::Fail(FailReason::TimedOut),
+        };
+        let states = self.handle(&event);
+        if name == EventName::WriteBackStarted {
+            self.cache.unpin_device(path.take());
+        }
+        states
+    }
+
+    fn audit(&self) {
+        let mut claims = Claims::default();
+        self.life.state().claim(&mut claims);
+        for computing in &self.held {
+            computing.claim(&mut claims);
+        }
+        self.cache.audit(&claims).expect("nothing is lost");
+    }
+}
+
+/// Events that lead from Submitted to each live state.
+fn way_to(state: StateName) -> &'static [EventName] {
+    use EventName::*;
+    match state {
+        StateName::Submitted => &[ProbeStarted],
+        StateName::Prefetching => &[PrefetchStarted],
+        StateName::PrefetchDone => &[PrefetchStarted, PrefetchEnded],
+        StateName::Prefilling => &[Admitted],
+        StateName::Decoding => &[Admitted, Grow, Computed, PrefillEnded],
+        StateName::Retracted => &[Admitted, Computed, Retracted],
+        StateName::Draining => &[Admitted, Computed, PrefillEnded, Completed],
+        StateName::WritingBack => &[Admitted, Computed, Completed, WriteBackStarted],
+        StateName::Finished => &[Admitted, Completed, Drained],
+        StateName::Aborted => &[Abort],
+        StateName::Failed => &[Fail],
+    }
+}
+
+fn world_in(state: StateName) -> World {
+    let mut world = World::new();
+    for &event in way_to(state) {
+        world.happen(event);
+        world.audit();
+    }
+    assert_eq!(world.life.state().name(), state);
+    world
+}
+
+#[test]
+fn the_machine_does_what_the_table_says() {
+    for state in StateName::ALL {
+        for event in EventName::ALL {
+            let Some(expected) = state.after(event) else { continue };
+            let mut world = world_in(state);
+            assert_eq!(world.happen(event), (state, expected), "{event:?} in {state:?}");
+            world.audit();
+        }
+    }
+}
+
+#[test]
+fn what_the_table_forbids_is_refused() {
+    for state in StateName::ALL {
+        for event in EventName::ALL {
+            if state.after(event).is_none() {
+                let happen = std::panic::AssertUnwindSafe(|| world_in(state).happen(event));
+                assert!(std::panic::catch_unwind(happen).is_err(), "{event:?} in {state:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn abort_is_legal_in_every_live_state_and_gives_everything_back() {
+    for state in StateName::ALL.into_iter().filter(|state| !state.is_end()) {
+        let mut world = world_in(state);
+        world.happen(EventName::Abort);
+        world.audit();
+        world.cache.clear();
+        let usage = world.cache.usage();
+        assert_eq!(usage.device.free_pages, usage.device.total_pages, "{state:?}");
+        assert_eq!(usage.host.free_pages, usage.host.total_pages, "{state:?}");
+    }
+}
+
+#[test]
+fn pages_of_a_running_step_outlive_an_abort() {
+    for state in [StateName::Prefilling, StateName::Decoding] {
+        let mut world = world_in(state);
+        let free = world.cache.usage().device.free_pages;
+        let mut context = Context { cache: &mut world.cache, in_step: Some(&mut world.held) };
+        world.life.handle(&Event::Abort, &mut context);
+        assert_eq!(world.cache.usage().device.free_pages, free, "{state:?}");
+        world.audit();
+        for computing in world.held.drain(..) {
+            computing.release(&mut world.cache);
+        }
+        world.audit();
+    }
+}
+
+#[test]
+fn every_state_can_be_left_except_the_ends() {
+    for state in StateName::ALL {
+        let leads_on = EventName::ALL.into_iter().any(|event| state.after(event).is_some());
+        assert_eq!(leads_on, !state.is_end(), "{state:?}");
+    }
+}

@@ -24,13 +24,28 @@ impl PageKey {
     /// little-endian.
     #[must_use]
     pub fn next(self, tokens: &[Token]) -> PageKey {
-        let mut bytes = [0u8; 16 + 4 * PAGE_SIZE_MAX];
-        let length = 16 + 4 * tokens.len();
-        bytes[..16].copy_from_slice(&self.0.to_le_bytes());
-        for (word, token) in bytes[16..length].chunks_exact_mut(4).zip(tokens) {
+        KeyHasher::new().next(self, tokens)
+    }
+}
+
+/// Hashes one page after the other; its buffer is cleared once, not for each page.
+pub(crate) struct KeyHasher {
+    bytes: [u8; 16 + 4 * PAGE_SIZE_MAX],
+}
+
+impl KeyHasher {
+    pub(crate) fn new() -> Self {
+        Self { bytes: [0; 16 + 4 * PAGE_SIZE_MAX] }
+    }
+
+    pub(crate) fn next(&mut self, before: PageKey, tokens: &[Token]) -> PageKey {
+        let bytes = &mut self.bytes[..16 + 4 * tokens.len()];
+        let (key, page) = bytes.split_at_mut(16);
+        key.copy_from_slice(&before.0.to_le_bytes());
+        for (word, token) in page.chunks_exact_mut(4).zip(tokens) {
             word.copy_from_slice(&token.to_le_bytes());
         }
-        PageKey(xxh3_128(&bytes[..length]))
+        PageKey(xxh3_128(bytes))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The tokens of one request with the keys of its whole pages, each hashed once.
 
-use crate::key::PageKey;
+use crate::key::{KeyHasher, PageKey};
 
 /// A token of the model's vocabulary.
 pub type Token = u32;
@@ -78,10 +78,14 @@ impl Sequence {
     }
 
     fn hash_new_pages(&mut self) {
-        let mut key = self.keys.last().copied().unwrap_or(self.root);
         let hashed = self.keys.len() * self.page_size;
+        if self.tokens.len() < hashed + self.page_size {
+            return;
+        }
+        let mut hasher = KeyHasher::new();
+        let mut key = self.keys.last().copied().unwrap_or(self.root);
         for page in self.tokens[hashed..].chunks_exact(self.page_size) {
-            key = key.next(page);
+            key = hasher.next(key, page);
             self.keys.push(key);
         }
     }

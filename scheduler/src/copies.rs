@@ -292,11 +292,7 @@ impl Scheduler {
         let next = self.operations.next_id();
         self.happen(handle, &LifeEvent::WriteBackStarted(next, &path));
         match self.start_write_back(path.take(), Some(handle), true, plan) {
-            Ok(op) => {
-                assert_eq!(op, next, "the request waits for the operation that was started");
-                let gives_up = ms(self.config.copies.write_back_timeout_ms);
-                self.wait_until(handle, Some(self.now.after(gives_up)));
-            }
+            Ok(op) => assert_eq!(op, next, "the request waits for what was started"),
             Err(path) => {
                 self.stats.write_backs_skipped_pages += wanted as u64;
                 self.cache.unpin_device(path);
@@ -319,14 +315,19 @@ impl Scheduler {
     /// Drains that wait for their turn give way: their pages may be evicted at once.
     fn skip_drains(&mut self) {
         while let Some(handle) = self.drains.pop_front() {
-            if let Some(entry) = self.requests.get(handle) {
-                if let State::Draining { path } = entry.life.state() {
-                    let skipped = self.cache.unwritten_pages(path, true);
-                    self.stats.write_backs_skipped_pages += skipped as u64;
-                }
-                self.end(handle, &LifeEvent::Drained);
+            if self.requests.get(handle).is_some() {
+                self.skip_drain(handle);
             }
         }
+    }
+
+    /// Lets a request end whose pages have not been copied to host.
+    pub(crate) fn skip_drain(&mut self, handle: Handle) {
+        if let State::Draining { path } = self.requests[handle].life.state() {
+            let skipped = self.cache.unwritten_pages(path, true);
+            self.stats.write_backs_skipped_pages += skipped as u64;
+        }
+        self.end(handle, &LifeEvent::Drained);
     }
 
     /// What arrived sound on host is published, and queued for L3.

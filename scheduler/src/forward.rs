@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use terrace_fsm::{Context, Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
 
+use crate::config::ms;
 use crate::error::EventError;
 use crate::event::StepResult;
 use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
@@ -367,6 +368,8 @@ impl Scheduler {
         self.happen(handle, &LifeEvent::Completed);
         self.stats.draining += 1;
         self.drains.push_back(handle);
+        let gives_up = ms(self.config.copies.write_back_timeout_ms);
+        self.wait_until(handle, Some(self.now.after(gives_up)));
     }
 
     /// The step wrote nothing that can be trusted: its members try again, but not for ever.

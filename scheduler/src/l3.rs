@@ -130,7 +130,7 @@ impl Scheduler {
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
-        self.note_reading(operation.failed || operation.corrupt);
+        self.note_reading(operation.failed || operation.corrupt, operation.owner.is_some());
         if let Some(reading) = &mut self.reading
             && pages == 0
         {
@@ -152,14 +152,22 @@ impl Scheduler {
         }
     }
 
-    fn note_reading(&mut self, failed: bool) {
-        let now = self.now;
+    /// L3 has failed, or kept a request waiting in vain: it is left alone for a while.
+    pub(crate) fn l3_reading_failed(&mut self) {
         if let Some(reading) = &mut self.reading {
-            if failed {
-                reading.backoff.failed(now);
-            } else {
-                reading.backoff.succeeded();
-            }
+            reading.backoff.failed(self.now);
+        }
+    }
+
+    /// Notes what an operation says about L3. One that comes too late for its request is no proof
+    /// that L3 is well.
+    fn note_reading(&mut self, failed: bool, in_time: bool) {
+        if failed {
+            self.l3_reading_failed();
+        } else if let Some(reading) = &mut self.reading
+            && in_time
+        {
+            reading.backoff.succeeded();
         }
     }
 
@@ -304,7 +312,7 @@ impl Scheduler {
         let run =
             PageRun { start_page, keys: &keys[..sound], tokens: &tokens[..sound * page_size] };
         self.cache.publish_from_l3(&mut anchor, run, pages);
-        self.note_reading(failed || corrupt);
+        self.note_reading(failed || corrupt, owner.is_some());
         if let (Some(reading), Some(&undelivered)) = (&mut self.reading, keys.get(sound)) {
             reading.negative.insert(undelivered, self.now);
         }

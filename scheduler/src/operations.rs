@@ -193,12 +193,18 @@ impl Operations {
             return;
         }
         match operation.work {
+            // It owns nothing: once its answer is not wanted it is over, lest lost ones add up.
+            Work::Probe { .. } => {
+                stats.probes.in_flight -= 1;
+                stats.probes.in_flight_pages -= operation.pages;
+                self.in_flight.remove(&op);
+            }
             Work::Prefetch { .. } | Work::LoadBack { .. } => {
                 operation.quarantined = true;
                 stats.quarantined_pages += operation.pages;
             }
-            // These hold no memory that somebody lacks, or go on for the cache's own sake.
-            Work::Probe { .. } | Work::WriteBack { .. } | Work::Backup { .. } => {}
+            // These go on for the cache's own sake.
+            Work::WriteBack { .. } | Work::Backup { .. } => {}
         }
     }
 

@@ -77,7 +77,10 @@ impl Queue {
             }
         };
         let arrivals = || self.by_arrival.iter().copied();
-        add(&mut arrivals().take_while(|&handle| waited_too_long(handle)), true);
+        // The retracted wait since their retraction, not since their arrival.
+        let is_new = |handle: &Handle| requests[*handle].queued.is_some_and(|place| place.is_new);
+        let mut oldest = arrivals().filter(is_new).take_while(|&handle| waited_too_long(handle));
+        add(&mut oldest, true);
         match order {
             AdmissionOrder::Arrival => add(&mut arrivals(), true),
             AdmissionOrder::Priority => {

@@ -151,8 +151,9 @@ impl Scheduler {
         if self.requests.find(id).is_some() {
             return Err(SubmitError::DuplicateId(id));
         }
+        // Those that have ended count until a plan has told so.
         let requests_max = self.config.queue.requests_max;
-        if self.requests.len() >= requests_max as usize {
+        if self.requests.len() + self.ended.len() >= requests_max as usize {
             return Err(SubmitError::QueueFull { requests_max });
         }
         Ok(())
@@ -233,7 +234,7 @@ impl Scheduler {
             Reported::Ignored | Reported::Pending => {}
             Reported::TimedOut => {
                 if let Some(owner) = owner {
-                    self.stop_waiting(owner);
+                    self.waited_in_vain(owner);
                 }
             }
             Reported::Ended(operation) => match &operation.work {
@@ -459,7 +460,28 @@ impl Scheduler {
         let entry = &self.requests[handle];
         if entry.start_by.is_some_and(|start_by| start_by <= self.now) {
             self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-            return;
+        } else {
+            self.waited_in_vain(handle);
+        }
+    }
+
+    /// What the request waits for takes too long.
+    fn waited_in_vain(&mut self, handle: Handle) {
+        let state = self.requests[handle].life.state();
+        let reads_l3 = match state.name() {
+            StateName::Submitted | StateName::Prefetching => state.operation().is_some(),
+            StateName::PrefetchDone
+            | StateName::Prefilling
+            | StateName::Decoding
+            | StateName::Retracted
+            | StateName::Draining
+            | StateName::WritingBack
+            | StateName::Finished
+            | StateName::Aborted
+            | StateName::Failed => false,
+        };
+        if reads_l3 {
+            self.l3_reading_failed();
         }
         self.stop_waiting(handle);
     }
@@ -480,12 +502,10 @@ impl Scheduler {
                 self.enqueue(handle);
             }
             StateName::Prefilling => self.compute_instead_of_loading(handle),
-            // The copy goes on for the cache's sake.
+            // A copy that is in flight goes on for the cache's sake.
             StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
-            StateName::PrefetchDone
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Draining => {}
+            StateName::Draining => self.skip_drain(handle),
+            StateName::PrefetchDone | StateName::Decoding | StateName::Retracted => {}
             StateName::Finished | StateName::Aborted | StateName::Failed => {
                 unreachable!("{state:?} waits for nothing")
             }

@@ -1,10 +1,15 @@
 //! Scripts: short texts that a person can read, played in a [`World`], with a trace of all that
 //! happened. The audit runs after every line.
 //!
+//! Below each line stand the plan or the errors it brought, the changes of state, how much of each
+//! prompt is now on device and (behind that) on host, and how many pages each tier has in use;
+//! `held` are those that cannot be evicted at present.
+//!
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
 //! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`; TOKENS like `1-8+100-103` |
+//! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
 //! | `last ID` | its next tokens are its last |
 //! | `plan` | asks for a plan and starts what it says |
@@ -14,8 +19,9 @@
 //! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
 //! | `wait MS` | time passes |
 //! | `accept N` | decodes accept N tokens at the most |
-//! | `forget` | L3 loses everything |
+//! | `forget`, `forget KEY` | L3 loses everything, or one page: its key as the trace shows it |
 //! | `clear` | the cache forgets everything that nobody holds |
+//! | `deadline` | prints when the scheduler wants to be asked again |
 //! | `events` | prints the KV events |
 //! | `stats KEY…` | prints counters |
 
@@ -45,7 +51,9 @@ pub fn run(script: &str) -> Result<String, String> {
     let mut config: Config = toml::from_str(&settings).map_err(|error| error.to_string())?;
     config.trace_max = 10_000;
     let world = World::new(config).map_err(|error| error.to_string())?;
-    let mut player = Player { world, prompts: Vec::new(), trace: String::new() };
+    let mut player =
+        Player { world, prompts: Vec::new(), in_use: String::new(), trace: String::new() };
+    player.in_use = player.pages_in_use();
     for line in commands {
         writeln!(player.trace, "> {line}").expect("writing to a string");
         player.play(line).map_err(|error| format!("`{line}`: {error}"))?;
@@ -58,6 +66,8 @@ struct Player {
     world: World,
     /// The prompts seen, to tell how much of each is cached.
     prompts: Vec<Prompt>,
+    /// How many pages each tier has in use, as last told.
+    in_use: String,
     trace: String,
 }
 
@@ -80,6 +90,10 @@ impl Player {
         let words: Vec<&str> = words.collect();
         match command {
             "submit" => self.submit(&words)?,
+            "run" => {
+                self.submit(&words)?;
+                self.run_until_idle();
+            }
             "abort" => {
                 if let Err(error) = self.world.scheduler.abort(self.world.now, request(&words, 0)?)
                 {
@@ -101,8 +115,16 @@ impl Player {
             }
             "wait" => self.world.now.0 += number::<u64>(&words, 0)? * 1000,
             "accept" => self.world.accepted_tokens = number(&words, 0)?,
-            "forget" => self.world.l3.clear(),
+            "forget" if words.is_empty() => self.world.l3.clear(),
+            "forget" => self.forget(words[0])?,
             "clear" => self.world.scheduler.clear_cache(),
+            "deadline" => match self.world.scheduler.deadline() {
+                Some(at) => {
+                    let (now, at) = (self.world.now.0 / 1000, at.0.div_ceil(1000));
+                    say!(self, "  it is {now} ms, plan again at {at} ms");
+                }
+                None => say!(self, "  none"),
+            },
             "events" => self.events(),
             "stats" => self.stats(&words)?,
             other => return Err(format!("unknown command {other}")),
@@ -125,7 +147,31 @@ impl Player {
                 say!(self, "  cached of {}: {} on device, {} on host", prompt.name, now.0, now.1);
             }
         }
+        let in_use = self.pages_in_use();
+        if in_use != self.in_use {
+            say!(self, "  pages in use: {in_use}");
+            self.in_use = in_use;
+        }
         self.world.scheduler.audit();
+    }
+
+    fn pages_in_use(&self) -> String {
+        let usage = self.world.scheduler.stats().cache;
+        let mut words = Vec::new();
+        for (name, tier) in [("device", usage.device), ("host", usage.host)] {
+            let used = tier.total_pages - tier.free_pages;
+            let held = used - tier.evictable_pages;
+            words.push(format!("{name} {used} ({held} held)"));
+        }
+        words.push(format!("L3 {}", self.world.l3.len()));
+        words.join(", ")
+    }
+
+    /// L3 loses the page whose key begins like this.
+    fn forget(&mut self, start_of_key: &str) -> Result<(), String> {
+        let key = self.world.l3.keys().copied().find(|&key| short(key) == start_of_key);
+        self.world.l3.remove(&key.ok_or("L3 has no such page")?);
+        Ok(())
     }
 
     fn submit(&mut self, words: &[&str]) -> Result<(), String> {
@@ -166,6 +212,23 @@ impl Player {
     fn compute(&mut self) {
         if self.world.in_step() {
             self.world.finish_step().unwrap_or_else(|wrong| panic!("{wrong}\n{}", self.trace));
+        }
+    }
+
+    /// Does what the plans say, and does it well, until they say nothing any more.
+    fn run_until_idle(&mut self) {
+        let ranks = self.world.scheduler.config().model.ranks;
+        loop {
+            let plan = self.world.plan();
+            if plan.is_idle() {
+                return;
+            }
+            let copies = plan.copies.iter().map(|copy| copy.op);
+            let ops: Vec<OpId> = copies.chain(plan.l3.iter().map(|op| op.op)).collect();
+            self.compute();
+            for (op, rank) in ops.into_iter().flat_map(|op| (0..ranks).map(move |r| (op, r))) {
+                self.world.report(op, rank, Outcome::Done).expect("it was just planned");
+            }
         }
     }
 

@@ -153,6 +153,16 @@ mod tests {
     }
 
     #[test]
+    fn a_node_of_the_same_age_under_a_number_that_was_used_before_starts_anew() {
+        let mut policy = S3Fifo::default();
+        policy.offer(0, &usage(1, 0, 5));
+        assert_eq!(policy.victim(), Some(0), "its hits are spent on the main queue");
+        policy.withdraw(0);
+        policy.offer(0, &usage(1, 0, 2));
+        assert_eq!(policy.victim(), Some(0));
+    }
+
+    #[test]
     fn ghosts_are_bounded() {
         let mut policy = S3Fifo::default();
         for fingerprint in 0..GHOSTS_MAX as u64 + 10 {

@@ -1,5 +1,7 @@
 //! Host copies that proved unsound are never read again, and give way to sound ones.
 
+use terrace_cache::Cursor;
+
 use crate::*;
 
 fn distrust(cache: &mut Cache, text: &str, start_page: u32) {
@@ -71,6 +73,26 @@ fn pages_fetched_anew_replace_a_distrusted_copy() {
     fetch(&mut cache, "abcd");
     assert_eq!(depths(&cache, "abcd"), (0, 4));
     assert_eq!(cache.usage().host.free_pages, 4);
+    end(cache);
+}
+
+#[test]
+fn a_write_back_replaces_what_came_and_was_distrusted_while_it_was_under_way() {
+    let mut cache = cache(8, 8);
+    let mut anchor = cache.pin_host(root(), Cursor::START);
+    let fetched = cache.take_host_pages(2).unwrap();
+    publish(&mut cache, "ab");
+    let pin = pin_device(&mut cache, "ab");
+    let arrival = cache.begin_write_back(&pin, false, usize::MAX, &mut Vec::new());
+    let copies = cache.take_host_pages(2).unwrap();
+    cache.publish_from_l3(&mut anchor, word("ab").run(0, 2), fetched);
+    cache.distrust_host(&anchor, 0);
+    cache.unpin_host(anchor);
+    cache.end_write_back(&pin, &arrival, copies, 2);
+    assert_eq!(cache.usage().host.free_pages, 6);
+    cache.unpin_device(pin);
+    cache.free_device_pages(8);
+    assert_eq!(depths(&cache, "ab"), (0, 2));
     end(cache);
 }
 

@@ -1,6 +1,6 @@
 //! KV events: which tier, which namespace, which pages, in which order.
 
-use terrace_cache::{KvEvent, TierName};
+use terrace_cache::{Cursor, KvEvent, TierName};
 
 use crate::*;
 
@@ -55,7 +55,7 @@ fn events_name_tier_namespace_and_the_page_before() {
 #[test]
 fn duplicates_and_what_has_not_arrived_are_not_told() {
     let mut cache = cache(8, 8);
-    let mut late = cache.pin_device(root(), terrace_cache::Cursor::START);
+    let mut late = cache.pin_device(root(), Cursor::START);
     publish(&mut cache, "ab");
     told(&mut cache);
     lengthen(&mut cache, &mut late, "ab");

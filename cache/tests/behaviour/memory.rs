@@ -85,3 +85,15 @@ fn what_was_evicted_costs_nothing_any_more() {
     assert!(memory.metadata_bytes <= 400 * 1024, "{memory:?}");
     end(cache);
 }
+
+#[test]
+fn a_tier_that_gave_its_pages_up_costs_nothing_any_more() {
+    let mut cache = large_cache();
+    prompts(&mut cache, 750, |_| 375, 50);
+    let (before, pages) = (cache.memory(), cache.memory().pages);
+    assert!(cache.free_device_pages(cache.usage().device.total_pages));
+    let after = cache.memory();
+    assert_eq!(after.pages, pages, "the host has everything");
+    assert!(before.metadata_bytes - after.metadata_bytes >= pages * 4);
+    end(cache);
+}

@@ -83,6 +83,11 @@ fn a_node_grows_in_place_while_its_maker_alone_has_pinned_it() {
     assert_eq!(pages_of(&cache, &reader).len(), 5);
     audit(&cache, &[&pin, &reader], &[]);
     cache.unpin_device(reader);
+    let reader = pin_host(&mut cache, "abcdef");
+    lengthen(&mut cache, &mut pin, "abcdefg");
+    assert_eq!((nodes(&cache, 1), pin.depth(), reader.depth()), (3, 7, 6));
+    audit(&cache, &[&pin], &[&reader]);
+    cache.unpin_host(reader);
     cache.unpin_device(pin);
     end(cache);
 }
@@ -110,6 +115,11 @@ fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
     let published = lengthen(&mut cache, &mut late, "abxy");
     assert_eq!(published, Published { published_pages: 4, first_duplicate: Some(0) });
     assert_eq!(cache.usage().device.free_pages, 16 - 6);
+    let mut later = cache.pin_device(root(), Cursor::START);
+    let published = lengthen(&mut cache, &mut later, "abcd");
+    assert_eq!(published, Published { published_pages: 4, first_duplicate: Some(0) });
+    assert_eq!(cache.usage().device.free_pages, 16 - 6);
+    cache.unpin_device(later);
 
     let mut late_at_two = pin_device(&mut cache, "ab");
     publish(&mut cache, "abpq");

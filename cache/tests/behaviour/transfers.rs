@@ -1,5 +1,7 @@
 //! Write-backs, load-backs and backups: visible when they have ended, and only as far as sound.
 
+use terrace_cache::Cursor;
+
 use crate::*;
 
 #[test]
@@ -153,7 +155,7 @@ fn what_was_computed_while_it_was_loaded_stays_and_the_load_is_dropped() {
     let (host, device) = on_host_only(&mut cache, "abcd");
     let arrival = cache.begin_load_back(&host, 0, &mut Vec::new());
     let loaded = cache.take_device_pages(4).unwrap();
-    let mut computing = cache.pin_device(root(), terrace_cache::Cursor::START);
+    let mut computing = cache.pin_device(root(), Cursor::START);
     let published = lengthen(&mut cache, &mut computing, "ab");
     assert_eq!(published, Published { published_pages: 2, first_duplicate: None });
     let computed = pages_of(&cache, &computing);
@@ -195,7 +197,7 @@ fn a_backup_stores_what_l3_is_not_known_to_have() {
     let pin = pin_host(&mut cache, "abcd");
     let (mut keys, mut sources) = (Vec::new(), Vec::new());
     let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut sources);
-    assert_eq!((&keys[..], sources.len()), (&word("ab").keys()[..], 2), "the rest came from L3");
+    assert_eq!((&keys[..], sources.len()), (word("ab").keys(), 2), "the rest came from L3");
     let nothing = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(nothing.pages(), 0, "it is on its way");
     assert!(!cache.free_host_pages(5), "the backup reads the host pages");
@@ -206,6 +208,28 @@ fn a_backup_stores_what_l3_is_not_known_to_have() {
     cache.end_backup(&pin, &again, 2);
     let done = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(done.pages(), 0);
+    cache.unpin_host(pin);
+    end(cache);
+}
+
+#[test]
+fn what_is_computed_behind_pages_from_l3_is_still_backed_up() {
+    let mut cache = cache(8, 8);
+    let (host, device) = on_host_only(&mut cache, "ab");
+    let arrival = cache.begin_load_back(&host, 0, &mut Vec::new());
+    let pages = cache.take_device_pages(2).unwrap();
+    cache.end_load_back(&host, &arrival, pages, 2);
+    cache.unpin_host(host);
+    cache.unpin_device(device);
+    evict_host(&mut cache, 2);
+    // Only the device has "ab" and only its maker has it pinned; but L3 has it and not the rest.
+    publish(&mut cache, "abcd");
+    write_back(&mut cache, "abcd");
+    let pin = pin_host(&mut cache, "abcd");
+    let mut keys = Vec::new();
+    let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut Vec::new());
+    assert_eq!(keys, word("abcd").keys()[2..]);
+    cache.end_backup(&pin, &backup, 2);
     cache.unpin_host(pin);
     end(cache);
 }

@@ -20,14 +20,18 @@ fn config() -> impl Strategy<Value = CacheConfig> {
     ];
     let eviction = proptest::sample::select(EvictionKind::ALL.to_vec());
     let page_size = proptest::sample::select(vec![1u32, 2, 4]);
-    (page_size, 4u32..16, 0u32..16, eviction, write_policy).prop_map(
-        |(page_size, device_pages, host_pages, eviction, write_policy)| CacheConfig {
-            page_size,
-            device_pages,
-            host_pages,
-            eviction,
-            write_policy,
-            kv_event_keys_max: 1 << 20,
+    // A log so small that it overflows tells little, but never too much.
+    let kv_event_keys_max = prop_oneof![3 => Just(1u32 << 20), 1 => 1u32..8];
+    (page_size, 4u32..16, 0u32..16, eviction, write_policy, kv_event_keys_max).prop_map(
+        |(page_size, device_pages, host_pages, eviction, write_policy, kv_event_keys_max)| {
+            CacheConfig {
+                page_size,
+                device_pages,
+                host_pages,
+                eviction,
+                write_policy,
+                kv_event_keys_max,
+            }
         },
     )
 }

@@ -1,0 +1,158 @@
+//! Bad input gets an error that says what to do, and changes nothing.
+
+use terrace_scheduler::{
+    Config, Event, EventError, L3Config, OpId, Outcome, Request, RequestId, Scheduler, StepId,
+    StepResult, SubmitError, Time, UnknownRequest,
+};
+
+fn scheduler() -> Scheduler {
+    let config = Config::builder()
+        .page_size(4)
+        .device_pages(8)
+        .host_pages(8)
+        .l3(L3Config { prefetch_threshold_pages: 1, ..L3Config::default() })
+        .ranks(2)
+        .build();
+    Scheduler::new(config.expect("it can work")).expect("it can work")
+}
+
+fn request(id: u64, prompt: u32, max_new_tokens: u32) -> Request {
+    Request::new(id, (0..prompt).collect(), max_new_tokens)
+}
+
+/// Does something to the scheduler that must fail and leave no trace.
+fn refused<T: std::fmt::Debug, E>(
+    scheduler: &mut Scheduler,
+    attempt: impl FnOnce(&mut Scheduler) -> Result<T, E>,
+) -> E {
+    let before = format!("{scheduler:?}");
+    let Err(error) = attempt(scheduler) else { panic!("it was accepted") };
+    assert_eq!(format!("{scheduler:?}"), before, "a refused input left a trace");
+    scheduler.audit();
+    error
+}
+
+#[test]
+fn requests_that_cannot_be() {
+    let mut scheduler = scheduler();
+    scheduler.submit(Time(0), request(1, 8, 4)).expect("a sound request");
+    let mut submit = |request| {
+        refused(&mut scheduler, |scheduler| scheduler.submit(Time(5), request)).to_string()
+    };
+    assert_eq!(submit(request(2, 0, 4)), "r2 has an empty prompt: give it at least one token");
+    assert_eq!(
+        submit(request(2, 4, 0)),
+        "r2 may produce no tokens: max_new_tokens must be at least 1"
+    );
+    assert_eq!(
+        submit(request(1, 4, 4)),
+        "r1 is alive already: ids must be unique among live requests"
+    );
+    assert_eq!(
+        submit(request(2, 33, 1)),
+        "r2 needs 9 device pages and there are 8: shorten the prompt, lower max_new_tokens or \
+         raise cache.device_pages"
+    );
+    assert!(submit(request(2, 4, u32::MAX)).starts_with("r2 needs"), "no overflow");
+}
+
+#[test]
+fn the_largest_request_that_fits_is_taken() {
+    let mut scheduler = scheduler();
+    let error = refused(&mut scheduler, |s| s.submit(Time(0), request(1, 30, 4)));
+    let expected =
+        SubmitError::NeverFits { request: RequestId(1), needed_pages: 9, device_pages: 8 };
+    assert_eq!(error, expected);
+    scheduler.submit(Time(0), request(1, 30, 3)).expect("the last token needs no KV");
+}
+
+#[test]
+fn a_full_queue_says_so() {
+    let mut config = Config::default();
+    config.queue.requests_max = 1;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), request(1, 8, 4)).expect("the queue is empty");
+    let error = refused(&mut scheduler, |s| s.submit(Time(0), request(2, 8, 4)));
+    assert_eq!(error, SubmitError::QueueFull { requests_max: 1 });
+}
+
+#[test]
+fn unknown_requests_cannot_be_aborted() {
+    let mut scheduler = scheduler();
+    let error = refused(&mut scheduler, |s| s.abort(Time(0), RequestId(9)));
+    assert_eq!(error, UnknownRequest(RequestId(9)));
+}
+
+#[test]
+fn operations_and_steps_that_never_were() {
+    let mut scheduler = scheduler();
+    let report = |op, rank, outcome| Event::Operation { op: OpId(op), rank, outcome };
+    let mut refuse = |event| refused(&mut scheduler, |s| s.advance(Time(0), event));
+    assert_eq!(refuse(report(0, 0, Outcome::Done)), EventError::UnknownOperation(OpId(0)));
+    let step = StepId(0);
+    assert_eq!(refuse(Event::StepFailed { step }), EventError::UnknownStep(step));
+    assert_eq!(refuse(Event::StepDone { step, results: &[] }), EventError::UnknownStep(step));
+}
+
+#[test]
+fn outcomes_that_do_not_fit_their_operation() {
+    let mut scheduler = scheduler();
+    scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");
+    let plan = scheduler.plan(Time(0));
+    let op = plan.l3[0].op;
+    let mut refuse = |rank, outcome| {
+        refused(&mut scheduler, |s| s.advance(Time(0), Event::Operation { op, rank, outcome }))
+    };
+    assert_eq!(refuse(2, Outcome::Done), EventError::UnknownRank { op, rank: 2, ranks: 2 });
+    assert_eq!(
+        refuse(0, Outcome::Partial(3)),
+        EventError::TooManyPages { op, pages: 2, claimed: 3 }
+    );
+}
+
+#[test]
+fn results_that_do_not_fit_their_step() {
+    let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
+    config.batch.step_tokens_max = 300;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");
+    let step = scheduler.plan(Time(0)).step.expect("there is a prompt to compute");
+    let result = |id, tokens| StepResult { request: RequestId(id), tokens, finished: false };
+    let mut refuse = |results: &[StepResult<'_>]| {
+        refused(&mut scheduler, |s| s.advance(Time(1), Event::StepDone { step, results }))
+    };
+    let request = RequestId(1);
+    assert_eq!(refuse(&[]), EventError::MissingResult { step, request });
+    assert_eq!(
+        refuse(&[result(1, &[5]), result(2, &[5])]),
+        EventError::UnexpectedResult { step, request: RequestId(2) }
+    );
+    assert_eq!(
+        refuse(&[result(1, &[5]), result(1, &[5])]),
+        EventError::UnexpectedResult { step, request }
+    );
+    for tokens in [&[][..], &[5, 6][..]] {
+        let error = refuse(&[result(1, tokens)]);
+        let tokens = tokens.len();
+        assert_eq!(error, EventError::WrongTokenCount { request, tokens, tokens_max: 1 });
+    }
+    let results = [result(1, &[5])];
+    let event = Event::StepDone { step, results: &results };
+    scheduler.advance(Time(1), event).expect("it fits");
+    scheduler.advance(Time(1), event).expect("a repeated report is no error");
+    assert_eq!(scheduler.stats().ignored_steps, 1);
+    assert_eq!(scheduler.stats().generated_tokens, 1);
+}
+
+#[test]
+fn late_and_repeated_outcomes_are_counted_and_ignored() {
+    let mut scheduler = scheduler();
+    scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");
+    let op = scheduler.plan(Time(0)).l3[0].op;
+    let mut report = |rank| {
+        let event = Event::Operation { op, rank, outcome: Outcome::Missing };
+        scheduler.advance(Time(0), event).expect("the operation was issued");
+        scheduler.stats().ignored_outcomes
+    };
+    assert_eq!([report(0), report(0), report(1), report(1), report(0)], [0, 1, 1, 2, 3]);
+}

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use terrace_cache::{Cache, HashedMap, HostPin, KvEvent, Namespace, PageKey, Sequence, Token};
+use terrace_cache::{
+    Cache, DevicePage, HashedMap, HostPin, KvEvent, Namespace, PageKey, Sequence, Token,
+};
 use terrace_fsm::{
     Computing, Context, Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName,
     Time, Transition,
@@ -306,6 +308,17 @@ impl Scheduler {
     #[must_use]
     pub fn tokens(&self, id: RequestId) -> Option<&[Token]> {
         self.requests.find(id).map(|handle| self.requests[handle].sequence.tokens())
+    }
+
+    /// The whole row of a running request, for an engine that has lost its page table. Plans tell
+    /// only what changes.
+    #[must_use]
+    pub fn row(&self, id: RequestId) -> Option<Vec<DevicePage>> {
+        let computing = self.requests[self.requests.find(id)?].life.state().computing()?;
+        let mut pages = Vec::new();
+        self.cache.device_pages(&computing.path, 0, &mut pages);
+        pages.extend_from_slice(computing.tail.as_slice());
+        Some(pages)
     }
 
     /// Where a live request is in its life.

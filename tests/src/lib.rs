@@ -5,4 +5,4 @@ mod script;
 mod world;
 
 pub use script::run;
-pub use world::{Transfer, World, WrongPage};
+pub use world::{Damage, Object, Transfer, World, WrongPage};

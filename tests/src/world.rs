@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use terrace_scheduler::{
     Config, ConfigError, CopyDirection, DevicePage, Event, EventError, HostPage, L3Kind, OpId,
     Outcome, PageKey, Plan, Request, RequestId, Scheduler, StepId, StepResult, SubmitError, Time,
@@ -33,6 +34,28 @@ impl fmt::Display for WrongPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} read wrong KV at position {}", self.request, self.position)
     }
+}
+
+/// What L3 stores under a key: the bytes, and what a reader needs to tell whether they are right.
+#[derive(Clone, Debug)]
+pub struct Object {
+    key: PageKey,
+    generation: u32,
+    checksum: u64,
+    bytes: Bytes,
+}
+
+/// How the read of one object goes wrong. The driver's checks notice all of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Damage {
+    /// Fewer bytes than asked for.
+    ShortRead,
+    /// A bit is not what it was.
+    FlippedBit,
+    /// Another page lies under the key.
+    WrongPage,
+    /// An object from before the store was wiped.
+    StaleGeneration,
 }
 
 /// An operation that the world performs.
@@ -76,7 +99,9 @@ pub struct World {
     /// Operations without a final outcome.
     pub transfers: BTreeMap<OpId, Transfer>,
     /// The pages that L3 holds.
-    pub l3: BTreeMap<PageKey, Bytes>,
+    pub l3: BTreeMap<PageKey, Object>,
+    /// The generation of what is stored from now on; objects of another are stale.
+    generation: u32,
     page_size: usize,
     device: Vec<Bytes>,
     host: Vec<Bytes>,
@@ -104,6 +129,7 @@ impl World {
             accepted_tokens: u32::MAX,
             transfers: BTreeMap::new(),
             l3: BTreeMap::new(),
+            generation: 0,
             page_size,
             expected: BTreeMap::new(),
             step: None,
@@ -139,8 +165,14 @@ impl World {
             let device = plan.device_pages(copy).to_vec();
             let host = plan.host_pages(copy).to_vec();
             let transfer = match copy.direction {
-                CopyDirection::LoadBack => Transfer::LoadBack(host, device),
-                CopyDirection::WriteBack => Transfer::WriteBack(device, host),
+                CopyDirection::LoadBack => {
+                    spoil(&mut self.device, device.iter().map(|page| page.slot()));
+                    Transfer::LoadBack(host, device)
+                }
+                CopyDirection::WriteBack => {
+                    spoil(&mut self.host, host.iter().map(|page| page.slot()));
+                    Transfer::WriteBack(device, host)
+                }
             };
             self.transfers.insert(copy.op, transfer);
         }
@@ -149,7 +181,10 @@ impl World {
             let pages = plan.l3_host_pages(op).to_vec();
             let transfer = match op.kind {
                 L3Kind::Probe => Transfer::Probe(keys),
-                L3Kind::Prefetch => Transfer::Prefetch(keys, pages),
+                L3Kind::Prefetch => {
+                    spoil(&mut self.host, pages.iter().map(|page| page.slot()));
+                    Transfer::Prefetch(keys, pages)
+                }
                 L3Kind::Backup => Transfer::Backup(keys, pages),
             };
             self.transfers.insert(op.op, transfer);
@@ -177,6 +212,21 @@ impl World {
         let decodes =
             plan.decodes.iter().map(|d| member(d.request, d.slot, d.start, d.tokens, true));
         prefills.chain(decodes).collect()
+    }
+
+    /// Compares the rows that the engine has built from changes with what the scheduler means.
+    ///
+    /// # Errors
+    /// A running request whose row in the step in flight is not what it should be.
+    pub fn check_rows(&self) -> Result<(), RequestId> {
+        let members = self.step.iter().flat_map(|(_, members)| members);
+        for member in members {
+            let meant = self.scheduler.row(member.request);
+            if meant.is_some_and(|meant| meant != member.row) {
+                return Err(member.request);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a step is in flight.
@@ -240,12 +290,53 @@ impl World {
     /// # Errors
     /// As the scheduler says.
     pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
-        let outcome = self.perform(op, outcome);
+        let outcome = self.perform(op, outcome, None);
         self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
     }
 
+    /// Brings a transfer to its end on one rank, except that one page of it, if it is a prefetch,
+    /// was damaged on the way. The driver checks what it reads, so it reports what came before.
+    ///
+    /// # Errors
+    /// As the scheduler says.
+    pub fn report_damaged(
+        &mut self,
+        op: OpId,
+        rank: u32,
+        page: usize,
+        damage: Damage,
+    ) -> Result<(), EventError> {
+        let outcome = self.perform(op, Outcome::Done, Some((page, damage)));
+        self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
+    }
+
+    /// Reads an object as a driver does: whatever is not exactly right counts as missing.
+    fn read(&self, key: PageKey, damage: Option<Damage>) -> Option<Bytes> {
+        let mut object = self.l3.get(&key)?.clone();
+        match damage {
+            None => {}
+            Some(Damage::ShortRead) => drop(object.bytes.pop()),
+            Some(Damage::FlippedBit) => object.bytes[0] ^= 1 << 17,
+            Some(Damage::WrongPage) => object.key = PageKey(key.0 ^ 1),
+            Some(Damage::StaleGeneration) => object.generation = object.generation.wrapping_sub(1),
+        }
+        let sound = object.key == key
+            && object.generation == self.generation
+            && object.bytes.len() == self.page_size
+            && object.checksum == checksum(&object.bytes);
+        sound.then_some(object.bytes)
+    }
+
+    /// L3 is wiped. With `leftovers` its objects remain, but are of an old generation.
+    pub fn restart_l3(&mut self, leftovers: bool) {
+        self.generation += 1;
+        if !leftovers {
+            self.l3.clear();
+        }
+    }
+
     /// Moves bytes as the outcome says. A probe is answered truly where the outcome is `Done`.
-    fn perform(&mut self, op: OpId, outcome: Outcome) -> Outcome {
+    fn perform(&mut self, op: OpId, outcome: Outcome, damaged: Option<(usize, Damage)>) -> Outcome {
         let sound = match outcome {
             Outcome::Done => usize::MAX,
             Outcome::Partial(pages) => pages as usize,
@@ -279,10 +370,12 @@ impl World {
             },
             Some(Transfer::Prefetch(keys, to)) => {
                 let mut arrived = 0;
-                for (place, (key, to)) in keys.iter().zip(to).enumerate() {
-                    let source = self.l3.get(key).filter(|_| place < sound && arrived == place);
+                for (place, (&key, to)) in keys.iter().zip(to).enumerate() {
+                    let damage = damaged.filter(|(page, _)| *page == place).map(|(_, how)| how);
+                    let wanted = place < sound && arrived == place;
+                    let source = wanted.then(|| self.read(key, damage)).flatten();
                     arrived += usize::from(source.is_some());
-                    self.host[to.slot() as usize] = source.unwrap_or(&rubbish).clone();
+                    self.host[to.slot() as usize] = source.unwrap_or_else(|| rubbish.clone());
                 }
                 match outcome {
                     Outcome::Done | Outcome::Partial(_) if arrived < sound.min(keys.len()) => {
@@ -292,8 +385,10 @@ impl World {
                 }
             }
             Some(Transfer::Backup(keys, from)) => {
-                for (key, from) in keys.iter().zip(from).take(sound) {
-                    self.l3.insert(*key, self.host[from.slot() as usize].clone());
+                for (&key, from) in keys.iter().zip(from).take(sound) {
+                    let bytes = self.host[from.slot() as usize].clone();
+                    let (generation, checksum) = (self.generation, checksum(&bytes));
+                    self.l3.insert(key, Object { key, generation, checksum, bytes });
                 }
                 outcome
             }
@@ -351,6 +446,17 @@ impl World {
             (position as usize / self.page_size, position as usize % self.page_size);
         &mut self.device[row[entry].slot() as usize][offset]
     }
+}
+
+/// Whoever reads these pages before something sound is written to them reads rubbish.
+fn spoil(arena: &mut [Bytes], slots: impl Iterator<Item = u32>) {
+    for slot in slots {
+        arena[slot as usize].fill(RUBBISH);
+    }
+}
+
+fn checksum(bytes: &[u64]) -> u64 {
+    bytes.iter().fold(0, |sum, &word| mix(sum ^ word, 1))
 }
 
 fn extend_expected(expected: &mut Vec<u64>, root: PageKey, tokens: &[Token]) {

@@ -1,0 +1,173 @@
+//! Growing: pages are inserted below a pinned path.
+
+use super::{Cursor, Tree};
+use crate::evict::Usage;
+use crate::key::PageKey;
+use crate::node::{NONE, Node};
+use crate::pin::Pin;
+use crate::pool::Pool;
+use crate::sequence::PageRun;
+use crate::tier::{Device, Page, Pages, Tier, TierName};
+
+impl Tree {
+    /// Inserts the run's pages below the pinned path, in tier `T`, and moves the pin to their end.
+    ///
+    /// Pages that the tier holds already go back to the pool; unsound host copies that nobody reads
+    /// are replaced. Pages that cannot be inserted (two
+    /// prefixes with one key) stay in `pages`. Tells how many pages the pinned path gained and
+    /// the place of the first page that the tier had already.
+    pub(crate) fn insert<T: Tier>(
+        &mut self,
+        pin: &mut Pin<T>,
+        run: PageRun<'_>,
+        pages: &mut Pages<T>,
+        in_l3: bool,
+        pool: &mut Pool<T>,
+    ) -> (u32, Option<u32>) {
+        assert_eq!(run.start_page, pin.depth, "pages belong at the end of the pinned path");
+        // A host prefix may have proved unsound meanwhile: nobody finds what lies below it until it
+        // is computed or fetched anew.
+        let on_device = self.node(pin.node).held_by::<Device>();
+        assert!(on_device || T::NAME == TierName::Host, "device pages need their prefix");
+        let mut bottom = pin.node.index;
+        let (mut rest, mut first_duplicate) = (run, None);
+        while !rest.is_empty() {
+            let Some(child) = self.child(bottom, rest.keys[0]) else {
+                if self.by_key.contains_key(&rest.keys[0]) {
+                    break;
+                }
+                let count = rest.len();
+                let new = pages.as_vec_mut().drain(..count);
+                // Only the caller's own pin follows a node that grows in place.
+                if bottom == pin.node.index && self.may_lengthen::<T>(bottom, in_l3) {
+                    self.grow(bottom, rest, new);
+                } else {
+                    bottom = self.add_node(bottom, rest, in_l3);
+                    self.attach(bottom, new);
+                }
+                rest = rest.skip(count);
+                continue;
+            };
+            let common = self.nodes[child as usize].common_pages(rest.tokens, self.page_size);
+            if common == 0 {
+                break;
+            }
+            let child =
+                self.boundary(Cursor { node: child, depth: rest.start_page + common as u32 });
+            self.make_way(child, pool);
+            if self.nodes[child as usize].held_by::<T>() {
+                first_duplicate = first_duplicate.or(Some(rest.start_page));
+                pool.give_all(pages.as_vec_mut().drain(..common));
+            } else {
+                self.attach::<T>(child, pages.as_vec_mut().drain(..common));
+            }
+            self.nodes[child as usize].in_l3 |= in_l3;
+            rest = rest.skip(common);
+            bottom = child;
+        }
+        let gained = rest.start_page - run.start_page;
+        if bottom != pin.node.index {
+            self.lengthen(pin, bottom);
+        } else {
+            pin.depth += gained;
+        }
+        (gained, first_duplicate)
+    }
+
+    /// Adds pages that the tree does not know yet to the end of a node.
+    pub(super) fn grow<T: Tier>(
+        &mut self,
+        index: u32,
+        run: PageRun<'_>,
+        pages: impl Iterator<Item = Page<T>>,
+    ) {
+        self.withdraw(index);
+        let node = &mut self.nodes[index as usize];
+        let parent = node.keys.last().copied().unwrap_or(node.namespace);
+        node.keys.extend_from_slice(run.keys);
+        node.tokens.extend_from_slice(run.tokens);
+        T::of_mut(node).pages.extend(pages);
+        self.refresh(index);
+        self.tell_stored::<T>(index, parent, run.keys);
+    }
+
+    /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
+    /// holds it, no operation knows its extent, and only one pin ends at it.
+    pub(super) fn may_lengthen<T: Tier>(&self, index: u32, in_l3: bool) -> bool {
+        let node = &self.nodes[index as usize];
+        !node.is_root()
+            && node.first_child == NONE
+            && node.device.pins + node.host.pins == 1
+            && T::of(node).pins == 1
+            && T::of(node).pages.len() == node.device.pages.len() + node.host.pages.len()
+            && !node.is_in_motion()
+            && !node.host_unsound
+            && node.in_l3 == in_l3
+    }
+
+    pub(super) fn add_node(&mut self, parent: u32, run: PageRun<'_>, in_l3: bool) -> u32 {
+        self.tick += 1;
+        let above = &self.nodes[parent as usize];
+        let usage = Usage {
+            created: self.tick,
+            last_used: self.tick,
+            hits: 0,
+            priority: above.usage.priority,
+            fingerprint: run.keys[0].0 as u64,
+        };
+        let mut node = Node::new(above.namespace, run.start_page, usage);
+        node.keys = run.keys.to_vec();
+        node.tokens = run.tokens.to_vec();
+        node.in_l3 = in_l3;
+        let index = self.place(node);
+        self.by_key.insert(run.keys[0], index);
+        self.link(index, parent);
+        index
+    }
+
+    pub(super) fn root(&mut self, namespace: PageKey) -> u32 {
+        if let Some(&root) = self.by_key.get(&namespace) {
+            return root;
+        }
+        let usage = Usage { created: 0, last_used: 0, hits: 0, priority: i32::MIN, fingerprint: 0 };
+        let root = self.place(Node::new(namespace, 0, usage));
+        self.by_key.insert(namespace, root);
+        root
+    }
+
+    pub(super) fn place(&mut self, mut node: Node) -> u32 {
+        if let Some(index) = self.vacant.pop() {
+            node.generation = self.nodes[index as usize].generation + 1;
+            self.nodes[index as usize] = node;
+            index
+        } else {
+            self.nodes.push(node);
+            self.nodes.len() as u32 - 1
+        }
+    }
+
+    pub(super) fn link(&mut self, index: u32, parent: u32) {
+        let next = self.nodes[parent as usize].first_child;
+        self.nodes[parent as usize].first_child = index;
+        if next != NONE {
+            self.nodes[next as usize].previous_sibling = index;
+        }
+        let node = &mut self.nodes[index as usize];
+        node.parent = parent;
+        node.previous_sibling = NONE;
+        node.next_sibling = next;
+    }
+
+    pub(super) fn unlink(&mut self, index: u32) {
+        let node = &self.nodes[index as usize];
+        let (parent, previous, next) = (node.parent, node.previous_sibling, node.next_sibling);
+        if previous == NONE {
+            self.nodes[parent as usize].first_child = next;
+        } else {
+            self.nodes[previous as usize].next_sibling = next;
+        }
+        if next != NONE {
+            self.nodes[next as usize].previous_sibling = previous;
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Holdings: what each tier holds of a node, and how it goes.
+
+use super::Tree;
+use super::shape::trim;
+use crate::events::KvEvent;
+use crate::key::PageKey;
+use crate::node::NONE;
+use crate::pool::Pool;
+use crate::tier::{Device, Host, Page, Tier, TierName};
+
+impl Tree {
+    pub(super) fn attach<T: Tier>(&mut self, index: u32, pages: impl Iterator<Item = Page<T>>) {
+        let node = &mut self.nodes[index as usize];
+        let holding = T::of_mut(node);
+        debug_assert!(holding.pages.is_empty());
+        holding.pages.extend(pages);
+        debug_assert_eq!(T::of(node).pages.len(), node.len());
+        let parent = node.parent;
+        T::of_mut(&mut self.nodes[parent as usize]).children += 1;
+        self.refresh(index);
+        self.refresh(parent);
+        if self.events.enabled() {
+            let node = &self.nodes[index as usize];
+            let above = &self.nodes[parent as usize];
+            let before = above.keys.last().copied().unwrap_or(node.namespace);
+            let keys = node.keys.clone();
+            self.tell_stored::<T>(index, before, &keys);
+        }
+    }
+
+    pub(super) fn detach<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
+        let node = &mut self.nodes[index as usize];
+        pool.give_all(std::mem::take(&mut T::of_mut(node).pages).into_iter());
+        let parent = node.parent;
+        T::of_mut(&mut self.nodes[parent as usize]).children -= 1;
+        self.refresh(index);
+        self.refresh(parent);
+        self.tell_removed::<T>(index, 0);
+    }
+
+    /// Drops an unsound host copy that nobody reads, so that a sound one can take its place.
+    pub(super) fn make_way<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
+        if T::NAME == TierName::Host && self.nodes[index as usize].is_unsound_and_unread() {
+            self.detach(index, pool);
+            self.nodes[index as usize].host_unsound = false;
+        }
+    }
+
+    /// Frees at most `pages_max` device pages of a victim, from its end. Without a sound host copy
+    /// they are forgotten, together with what lies below them on host.
+    pub(crate) fn evict_device(
+        &mut self,
+        victim: u32,
+        pages_max: usize,
+        device: &mut Pool<Device>,
+        host: &mut Pool<Host>,
+    ) -> usize {
+        self.device.policy.evicted(victim, &self.nodes[victim as usize].usage);
+        let pages = self.nodes[victim as usize].len().min(pages_max);
+        if self.shorten::<Device>(victim, pages, device) {
+            return pages;
+        }
+        self.isolate_end(victim, pages);
+        self.detach::<Device>(victim, device);
+        if !self.nodes[victim as usize].has_sound_host_copy() {
+            self.remove_with_host_pages(victim, host);
+        }
+        pages
+    }
+
+    /// Frees at most `pages_max` host pages of a victim, from its end.
+    pub(crate) fn evict_host(
+        &mut self,
+        victim: u32,
+        pages_max: usize,
+        host: &mut Pool<Host>,
+    ) -> usize {
+        self.host.policy.evicted(victim, &self.nodes[victim as usize].usage);
+        let pages = self.nodes[victim as usize].len().min(pages_max);
+        if self.shorten::<Host>(victim, pages, host) {
+            return pages;
+        }
+        self.isolate_end(victim, pages);
+        self.drop_host_copy(victim, host);
+        pages
+    }
+
+    /// Drops the host copy of a node; without a device copy the node goes with it.
+    pub(super) fn drop_host_copy(&mut self, index: u32, host: &mut Pool<Host>) {
+        self.detach::<Host>(index, host);
+        self.nodes[index as usize].host_unsound = false;
+        self.refresh(index);
+        if !self.nodes[index as usize].held_by::<Device>() {
+            self.remove(index);
+        }
+    }
+
+    /// Cuts the last pages off a node that nothing but tier `T` holds and that keeps some.
+    pub(super) fn shorten<T: Tier>(
+        &mut self,
+        index: u32,
+        pages: usize,
+        pool: &mut Pool<T>,
+    ) -> bool {
+        let page_size = self.page_size;
+        let node = &self.nodes[index as usize];
+        let kept = node.len() - pages;
+        let only_here = T::of(node).pages.len() == node.device.pages.len() + node.host.pages.len();
+        if kept == 0 || !only_here || node.first_child != NONE {
+            return false;
+        }
+        self.tell_removed::<T>(index, kept);
+        self.withdraw(index);
+        let node = &mut self.nodes[index as usize];
+        node.keys.truncate(kept);
+        node.tokens.truncate(kept * page_size);
+        pool.give_all(T::of_mut(node).pages.drain(kept..));
+        trim(&mut node.keys);
+        trim(&mut node.tokens);
+        trim(&mut T::of_mut(node).pages);
+        self.refresh(index);
+        true
+    }
+
+    /// Splits a node so that it has just its last `pages`.
+    pub(super) fn isolate_end(&mut self, index: u32, pages: usize) {
+        let kept = self.nodes[index as usize].len() - pages;
+        if kept > 0 {
+            self.split(index, kept);
+        }
+    }
+
+    /// Removes a node that the device does not hold, and everything below it.
+    pub(super) fn remove_with_host_pages(&mut self, index: u32, host: &mut Pool<Host>) {
+        loop {
+            let mut lowest = index;
+            while self.nodes[lowest as usize].first_child != NONE {
+                lowest = self.nodes[lowest as usize].first_child;
+            }
+            if self.nodes[lowest as usize].held_by::<Host>() {
+                self.detach::<Host>(lowest, host);
+            }
+            if lowest == index {
+                self.remove(index);
+                return;
+            }
+            self.unlink_and_vacate(lowest);
+        }
+    }
+
+    /// Removes a node that holds nothing and has nothing below it.
+    pub(super) fn remove(&mut self, index: u32) {
+        let parent = self.nodes[index as usize].parent;
+        self.unlink_and_vacate(index);
+        self.remove_if_empty_root(parent);
+        if !self.nodes[parent as usize].keys.is_empty() {
+            self.merge_with_only_child(parent);
+        }
+    }
+
+    pub(super) fn unlink_and_vacate(&mut self, index: u32) {
+        debug_assert_eq!(self.nodes[index as usize].first_child, NONE);
+        self.unlink(index);
+        let first = self.nodes[index as usize].keys[0];
+        self.by_key.remove(&first);
+        self.vacate(index);
+    }
+
+    /// Forgets a namespace of which nothing is held or pinned.
+    pub(super) fn remove_if_empty_root(&mut self, index: u32) {
+        let node = &self.nodes[index as usize];
+        if node.is_root()
+            && node.first_child == NONE
+            && node.device.pins + node.host.pins == 0
+            && self.by_key.remove(&node.namespace).is_some()
+        {
+            self.vacate(index);
+        }
+    }
+
+    pub(super) fn vacate(&mut self, index: u32) {
+        self.withdraw(index);
+        let node = &mut self.nodes[index as usize];
+        debug_assert!(node.device.pages.is_empty() && node.host.pages.is_empty());
+        // The allocations go too: what is not held must not cost memory.
+        node.keys = Vec::new();
+        node.tokens = Vec::new();
+        node.device.pages = Vec::new();
+        node.host.pages = Vec::new();
+        node.parent = NONE;
+        node.generation += 1;
+        self.vacant.push(index);
+    }
+
+    pub(super) fn tell_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: &[PageKey]) {
+        if self.events.enabled() {
+            let namespace = self.nodes[index as usize].namespace;
+            let keys = keys.to_vec();
+            self.events.push(KvEvent::Stored { tier: T::NAME, namespace, parent, keys });
+        }
+    }
+
+    pub(super) fn tell_removed<T: Tier>(&mut self, index: u32, from: usize) {
+        let node = &self.nodes[index as usize];
+        // An unsound copy was told to be gone when it was found out.
+        let told = T::NAME == TierName::Host && node.host_unsound;
+        if self.events.enabled() && !told {
+            let (namespace, keys) = (node.namespace, node.keys[from..].to_vec());
+            self.events.push(KvEvent::Removed { tier: T::NAME, namespace, keys });
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Transfers: pages of a path on their way to a tier or to L3.
+
+use super::{Segment, Tree};
+use crate::evict::Usage;
+use crate::node::Node;
+use crate::pin::Pin;
+use crate::pool::Pool;
+use crate::tier::{Device, Host, Pages, Tier};
+
+impl Tree {
+    /// Marks pages of the pinned path that tier `T` lacks and nobody is bringing as arriving, from
+    /// page `start_page` down, at most `pages_max`, and passes each node to `each`. Nodes that
+    /// `wanted` turns down are left out.
+    pub(crate) fn expect_arrival<T: Tier, U>(
+        &mut self,
+        pin: &Pin<U>,
+        start_page: u32,
+        pages_max: usize,
+        wanted: impl Fn(&Usage) -> bool,
+        mut each: impl FnMut(&Node),
+    ) -> Vec<Segment> {
+        let mut segments: Vec<Segment> = Vec::new();
+        let mut left = pages_max;
+        for index in self.path(pin.node.index, start_page) {
+            let node = &self.nodes[index as usize];
+            if left == 0 {
+                break;
+            }
+            if node.held_by::<T>() || T::of(node).arriving || !wanted(&node.usage) {
+                continue;
+            }
+            let index = if node.len() > left { self.split(index, left) } else { index };
+            let node = &mut self.nodes[index as usize];
+            T::of_mut(node).arriving = true;
+            left -= node.len();
+            each(node);
+            push_segment(&mut segments, node);
+        }
+        segments
+    }
+
+    /// Ends what [`Tree::expect_arrival`] began: of the pages, in its order, the first
+    /// `sound_pages` arrived. Those that the tier got otherwise meanwhile, and those that did not
+    /// arrive, go back to the pool.
+    pub(crate) fn settle_arrival<T: Tier, U>(
+        &mut self,
+        pin: &Pin<U>,
+        segments: &[Segment],
+        mut pages: Pages<T>,
+        mut sound_pages: usize,
+        pool: &mut Pool<T>,
+    ) {
+        let start_page = segments.first().map_or(0, |segment| segment.start_page);
+        for mut index in self.path(pin.node.index, start_page) {
+            if !segments.iter().any(|segment| segment.covers(&self.nodes[index as usize])) {
+                continue;
+            }
+            self.make_way(index, pool);
+            let held = self.nodes[index as usize].held_by::<T>();
+            let length = self.nodes[index as usize].len();
+            if !held && self.nodes[index as usize].host_unsound {
+                // The copy that these pages were read from has proved unsound meanwhile.
+                sound_pages = 0;
+            }
+            if !held && 0 < sound_pages && sound_pages < length {
+                let upper = self.split(index, sound_pages);
+                T::of_mut(&mut self.nodes[index as usize]).arriving = false;
+                pool.give_all(pages.as_vec_mut().drain(sound_pages..length));
+                index = upper;
+            }
+            let node = &mut self.nodes[index as usize];
+            T::of_mut(node).arriving = false;
+            let length = node.len();
+            let arrived = pages.as_vec_mut().drain(..length);
+            if !held && length <= sound_pages {
+                self.attach::<T>(index, arrived);
+            } else {
+                pool.give_all(arrived);
+            }
+            sound_pages = sound_pages.saturating_sub(length);
+        }
+        debug_assert!(pages.is_empty(), "an operation's pages do not fit its path");
+        pool.give(pages);
+    }
+
+    /// Marks what a backup of the pinned path should store, and passes each node to `each`.
+    pub(crate) fn begin_backup(
+        &mut self,
+        pin: &Pin<Host>,
+        pages_max: usize,
+        mut each: impl FnMut(&Node),
+    ) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        let mut left = pages_max;
+        for index in self.path(pin.node.index, 0) {
+            let node = &self.nodes[index as usize];
+            if left == 0 {
+                break;
+            }
+            if node.in_l3 || node.backing_up || node.host.pages.is_empty() || node.host_unsound {
+                continue;
+            }
+            let index = if node.len() > left { self.split(index, left) } else { index };
+            let node = &mut self.nodes[index as usize];
+            node.backing_up = true;
+            left -= node.len();
+            each(node);
+            push_segment(&mut segments, node);
+        }
+        segments
+    }
+
+    /// Ends a backup of which L3 took the first `stored_pages`.
+    pub(crate) fn end_backup(
+        &mut self,
+        pin: &Pin<Host>,
+        segments: &[Segment],
+        stored_pages: usize,
+    ) {
+        let mut stored = stored_pages;
+        for index in self.path(pin.node.index, 0) {
+            let node = &mut self.nodes[index as usize];
+            if segments.iter().any(|segment| segment.covers(node)) {
+                node.backing_up = false;
+                node.in_l3 |= node.len() <= stored && !node.host_unsound;
+                stored = stored.saturating_sub(node.len());
+            }
+        }
+    }
+
+    /// Never reads the host copies of the pinned path from `start_page` on again.
+    pub(crate) fn distrust_host(&mut self, pin: &Pin<Host>, start_page: u32) {
+        for index in self.path(pin.node.index, start_page) {
+            let node = &self.nodes[index as usize];
+            if node.host.pages.is_empty() || node.host_unsound {
+                continue;
+            }
+            let trusted = start_page.saturating_sub(node.start_page) as usize;
+            if trusted > 0 {
+                self.split(index, trusted);
+            }
+            self.tell_removed::<Host>(index, 0);
+            // What was stored in L3 may have been as unsound: it is to be stored again.
+            let node = &mut self.nodes[index as usize];
+            (node.host_unsound, node.in_l3) = (true, false);
+            self.refresh(index);
+        }
+    }
+
+    /// Drops unsound host copies along the pinned path where nobody reads them.
+    pub(crate) fn drop_unsound(&mut self, pin: &Pin<Device>, host: &mut Pool<Host>) {
+        for index in self.path(pin.node.index, 0) {
+            self.make_way(index, host);
+        }
+    }
+}
+
+fn push_segment(segments: &mut Vec<Segment>, node: &Node) {
+    let pages = node.len() as u32;
+    match segments.last_mut() {
+        Some(last) if last.start_page + last.pages == node.start_page => last.pages += pages,
+        _ => segments.push(Segment { start_page: node.start_page, pages }),
+    }
+}

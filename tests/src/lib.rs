@@ -2,6 +2,7 @@
 //! plays scripts in it and writes down what happened.
 
 mod script;
+pub mod sim;
 mod world;
 
 pub use script::run;

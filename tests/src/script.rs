@@ -1,9 +1,10 @@
 //! Scripts: short texts that a person can read, played in a [`World`], with a trace of all that
 //! happened. The audit runs after every line.
 //!
-//! Below each line stand the plan or the errors it brought, the changes of state, how much of each
-//! prompt is now on device and (behind that) on host, and how many pages each tier has in use;
-//! `held` are those that cannot be evicted at present.
+//! Comments (`#`) and settings are repeated as they are. Below each other line stand the plan or the
+//! errors it brought, the changes of state, how much of each prompt is now on device and (behind
+//! that) on host, and how many pages each tier has in use; `held` are those that cannot be evicted
+//! at present.
 //!
 //! | line | what it does |
 //! |---|---|
@@ -41,20 +42,23 @@ use crate::world::World;
 /// # Panics
 /// If an audit fails or the engine reads a wrong page: then Terrace is broken, not the script.
 pub fn run(script: &str) -> Result<String, String> {
-    let (settings, commands): (Vec<&str>, Vec<&str>) = script
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-        .partition(|line| line.starts_with("set "));
-    let settings: String =
-        settings.iter().map(|line| format!("{}\n", &line["set ".len()..])).collect();
+    let lines = || script.lines().map(str::trim).filter(|line| !line.is_empty());
+    let settings: String = lines()
+        .filter_map(|line| line.strip_prefix("set "))
+        .map(|setting| format!("{setting}\n"))
+        .collect();
     let mut config: Config = toml::from_str(&settings).map_err(|error| error.to_string())?;
     config.trace_max = 10_000;
     let world = World::new(config).map_err(|error| error.to_string())?;
     let mut player =
         Player { world, prompts: Vec::new(), in_use: String::new(), trace: String::new() };
     player.in_use = player.pages_in_use();
-    for line in commands {
+    for line in lines() {
+        // Comments and settings are part of the trace, so that it explains itself.
+        if line.starts_with('#') || line.starts_with("set ") {
+            writeln!(player.trace, "{line}").expect("writing to a string");
+            continue;
+        }
         writeln!(player.trace, "> {line}").expect("writing to a string");
         player.play(line).map_err(|error| format!("`{line}`: {error}"))?;
         player.after_line();
@@ -286,7 +290,7 @@ impl Player {
 }
 
 /// A plan in words, in its own order.
-fn describe(plan: &Plan) -> String {
+pub(crate) fn describe(plan: &Plan) -> String {
     let mut text = String::new();
     let mut line = |words: String| writeln!(text, "  {words}").expect("writing to a string");
     for prefill in &plan.prefills {

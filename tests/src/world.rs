@@ -196,6 +196,12 @@ impl World {
         &self.plan
     }
 
+    /// The plan that was made last.
+    #[must_use]
+    pub fn last_plan(&self) -> &Plan {
+        &self.plan
+    }
+
     fn members(&self, plan: &Plan) -> Vec<Member> {
         let member = |request, slot: terrace_scheduler::Slot, start, tokens, produces| Member {
             request,
@@ -212,6 +218,12 @@ impl World {
         let decodes =
             plan.decodes.iter().map(|d| member(d.request, d.slot, d.start, d.tokens, true));
         prefills.chain(decodes).collect()
+    }
+
+    /// The request has ended: what was known about it is not needed any more.
+    pub fn forget_request(&mut self, request: RequestId) {
+        self.expected.remove(&request);
+        self.finishing.remove(&request);
     }
 
     /// Compares the rows that the engine has built from changes with what the scheduler means.
@@ -434,7 +446,7 @@ impl World {
     /// Notes what a live request has produced.
     fn learn_tokens(&mut self, request: RequestId) {
         let Some(tokens) = self.scheduler.tokens(request) else { return };
-        let expected = self.expected.get_mut(&request).expect("a submitted request");
+        let Some(expected) = self.expected.get_mut(&request) else { return };
         for &token in &tokens[expected.len()..] {
             let last = *expected.last().expect("a prompt is not empty");
             expected.push(mix(last, token));

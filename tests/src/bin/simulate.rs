@@ -1,0 +1,166 @@
+//! Lives through simulated worlds and looks for anything that must never happen.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use terrace_tests::sim::{FaultCounts, FaultKind, Life, live, shrink, tell};
+
+/// Live through simulated worlds and look for anything that must never happen.
+#[derive(Parser)]
+#[command(name = "simulate", version)]
+struct Arguments {
+    /// Seeds to live, from the first up to, not including, the last
+    #[arg(long, default_value = "0..500", value_parser = range)]
+    seeds: Range<u64>,
+    /// A single seed
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Steps of each world before its faults end
+    #[arg(long, default_value_t = 4000)]
+    steps: u64,
+    /// Tell the whole story of a single seed
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Worlds at once; as many as there are cores if not given
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let bounds = text.split_once("..").ok_or("write it like 0..500")?;
+    let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
+    let range = number(bounds.0)?..number(bounds.1)?;
+    if range.is_empty() { Err("there is no seed in it".to_owned()) } else { Ok(range) }
+}
+
+#[derive(Serialize)]
+struct Summary {
+    seeds: u64,
+    steps: u64,
+    steps_per_second: u64,
+    violations: usize,
+    faults: BTreeMap<String, u64>,
+    failing_seeds: Vec<u64>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // A violation that shows as a panic is reported with its seed; the usual message is noise.
+    std::panic::set_hook(Box::new(|_| {}));
+    if arguments.trace
+        && let Some(seed) = arguments.seed
+    {
+        print!("{}", tell(seed, arguments.steps));
+        return ExitCode::SUCCESS;
+    }
+    let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
+    let started = Instant::now();
+    let (steps, faults, failures) = live_all(&arguments, seeds.clone());
+    let seconds = started.elapsed().as_secs_f64();
+    let summary = Summary {
+        seeds: seeds.end - seeds.start,
+        steps,
+        steps_per_second: (steps as f64 / seconds) as u64,
+        violations: failures.len(),
+        faults: FaultKind::ALL.iter().map(|kind| (kind.to_string(), faults.of(*kind))).collect(),
+        failing_seeds: failures.iter().map(|life| life.seed).collect(),
+    };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&summary).expect("plain data"));
+    } else {
+        print_summary(&summary, seconds);
+    }
+    for life in &failures {
+        report(life, arguments.steps);
+    }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Lives all the seeds, several at once.
+fn live_all(arguments: &Arguments, seeds: Range<u64>) -> (u64, FaultCounts, Vec<Life>) {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.unwrap_or(cores).max(1);
+    let progress = progress(seeds.end - seeds.start);
+    let next = AtomicU64::new(seeds.start);
+    let lived = Mutex::new((0, FaultCounts::default(), Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let life = live(seed, arguments.steps);
+                    let mut lived = lived.lock().expect("no thread panics");
+                    lived.0 += life.steps;
+                    lived.1.add(&life.faults);
+                    if life.violation.is_some() {
+                        lived.2.push(life);
+                    }
+                    progress.inc(1);
+                }
+            });
+        }
+    });
+    progress.finish_and_clear();
+    let (steps, faults, mut failures) = lived.into_inner().expect("no thread panics");
+    failures.sort_by_key(|life| life.seed);
+    (steps, faults, failures)
+}
+
+fn progress(seeds: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} seeds, {eta} left");
+    let bar = ProgressBar::new(seeds).with_style(style.expect("a sound template"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn print_summary(summary: &Summary, seconds: f64) {
+    println!(
+        "{} seeds, {} steps in {seconds:.1} s ({} steps a second)",
+        summary.seeds, summary.steps, summary.steps_per_second
+    );
+    println!("faults that happened:");
+    for (kind, count) in &summary.faults {
+        println!("  {kind:18} {count:>10}");
+    }
+    match summary.violations {
+        0 => println!("no violation"),
+        count => println!("{count} VIOLATIONS"),
+    }
+}
+
+/// Tells what went wrong, how to see it again, and the shortest story that leads there.
+fn report(life: &Life, steps: u64) {
+    let Some(violation) = &life.violation else { return };
+    let seed = life.seed;
+    eprintln!("\nseed {seed} after {} steps: {violation}", life.steps);
+    eprintln!(
+        "  again: cargo run --release -p terrace-tests --bin simulate -- --seed {seed} --steps {steps}"
+    );
+    match shrink(&life.swarm.config, &life.actions) {
+        Some(actions) => {
+            eprintln!("  shrunk to {} actions; as a file in tests/regressions:", actions.len());
+            eprintln!("{}", serde_json::to_string(&life.swarm.config).expect("plain data"));
+            for action in actions {
+                eprintln!("{action}");
+            }
+        }
+        None => eprintln!("  (it shows only once the world has calmed down: see it with --trace)"),
+    }
+}

@@ -1,0 +1,20 @@
+//! The simulator: worlds drawn from seeds, with load and faults, in which every byte that an engine
+//! reads is checked.
+
+mod action;
+mod dice;
+mod faults;
+mod shrink;
+mod simulation;
+mod stage;
+mod story;
+mod swarm;
+
+pub use action::{Action, Opening};
+pub use dice::Dice;
+pub use faults::{FaultCounts, FaultKind};
+pub use shrink::{replay_actions, shrink};
+pub use simulation::{Life, live, panic_message};
+pub use stage::{Stage, Violation};
+pub use story::tell;
+pub use swarm::{Load, Swarm};

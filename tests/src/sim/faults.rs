@@ -1,0 +1,90 @@
+//! The faults of the outside world, and how often each has happened.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum FaultKind {
+    Missing,
+    Failed,
+    TimedOut,
+    LateAfterCancel,
+    Repeated,
+    Reordered,
+    PartlyDone,
+    ShortRead,
+    FlippedBit,
+    WrongPage,
+    StaleGeneration,
+    NoSpace,
+    StoreRestart,
+    StoreSlow,
+    RankDisagreement,
+    Abort,
+    SharedTokens,
+    Corrupt,
+    StepFailed,
+    NeverInTime,
+    CacheCleared,
+}
+
+impl FaultKind {
+    /// Every kind.
+    pub const ALL: [FaultKind; 21] = [
+        Self::Missing,
+        Self::Failed,
+        Self::TimedOut,
+        Self::LateAfterCancel,
+        Self::Repeated,
+        Self::Reordered,
+        Self::PartlyDone,
+        Self::ShortRead,
+        Self::FlippedBit,
+        Self::WrongPage,
+        Self::StaleGeneration,
+        Self::NoSpace,
+        Self::StoreRestart,
+        Self::StoreSlow,
+        Self::RankDisagreement,
+        Self::Abort,
+        Self::SharedTokens,
+        Self::Corrupt,
+        Self::StepFailed,
+        Self::NeverInTime,
+        Self::CacheCleared,
+    ];
+}
+
+impl fmt::Display for FaultKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// How often each kind of fault has happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FaultCounts([u64; FaultKind::ALL.len()]);
+
+impl FaultCounts {
+    /// It happened once more.
+    pub fn count(&mut self, kind: FaultKind) {
+        self.0[kind as usize] += 1;
+    }
+
+    /// How often it happened.
+    #[must_use]
+    pub fn of(&self, kind: FaultKind) -> u64 {
+        self.0[kind as usize]
+    }
+
+    /// Adds another's counts.
+    pub fn add(&mut self, other: &FaultCounts) {
+        for (ours, theirs) in self.0.iter_mut().zip(other.0) {
+            *ours += theirs;
+        }
+    }
+}

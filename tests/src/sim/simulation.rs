@@ -1,0 +1,434 @@
+//! A whole life of a world, drawn from a seed: load and faults for a while, then a time without
+//! faults in which everything must come to its end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use terrace_scheduler::{Outcome, Stats};
+
+use super::action::{Action, Opening};
+use super::dice::Dice;
+use super::faults::{FaultCounts, FaultKind};
+use super::stage::{Stage, Violation};
+use super::swarm::Swarm;
+use crate::world::{Damage, Transfer};
+
+/// An outcome that will not come while anybody waits for it.
+const NEVER_IN_TIME_US: u64 = 10_000_000;
+
+/// What became of a world.
+#[derive(Debug)]
+pub struct Life {
+    /// The seed it was drawn from.
+    pub seed: u64,
+    /// What the seed drew.
+    pub swarm: Swarm,
+    /// Everything that was done, if it was to be remembered.
+    pub actions: Vec<Action>,
+    /// How often the engine asked for a plan.
+    pub steps: u64,
+    /// The faults that happened.
+    pub faults: FaultCounts,
+    /// A hash of every plan.
+    pub fingerprint: u64,
+    /// The scheduler's counters at the end.
+    pub stats: Stats,
+    /// What must never happen, and did.
+    pub violation: Option<Violation>,
+}
+
+/// Lives the life that a seed draws: so many steps with faults, then until all has ended.
+#[must_use]
+pub fn live(seed: u64, steps: u64) -> Life {
+    let mut dice = Dice::new(seed);
+    let swarm = Swarm::draw(&mut dice);
+    let mut simulation = Simulation {
+        stage: Stage::new(swarm.config.clone()),
+        swarm,
+        dice,
+        actions: Vec::new(),
+        faults: FaultCounts::default(),
+        steps: 0,
+        due: Vec::new(),
+        step_due: None,
+        next_arrival: 0,
+        calm: false,
+    };
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        simulation.stormy_phase(steps)?;
+        simulation.calm_phase()
+    }));
+    let violation = match lived {
+        Ok(result) => result.err(),
+        Err(panic) => Some(Violation::Panic(panic_message(panic.as_ref()))),
+    };
+    let Simulation { stage, swarm, actions, faults, steps, .. } = simulation;
+    let (fingerprint, stats) = (stage.fingerprint, stage.world.scheduler.stats());
+    Life { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
+}
+
+/// What a panic said.
+#[must_use]
+pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words").to_owned()
+}
+
+struct Simulation {
+    swarm: Swarm,
+    stage: Stage,
+    dice: Dice,
+    actions: Vec<Action>,
+    faults: FaultCounts,
+    steps: u64,
+    /// When each owed outcome comes, in the order of the stage's list.
+    due: Vec<u64>,
+    step_due: Option<u64>,
+    next_arrival: u64,
+    /// Whether the time of faults is over.
+    calm: bool,
+}
+
+impl Simulation {
+    fn perform(&mut self, action: Action) -> Result<(), Violation> {
+        self.actions.push(action);
+        self.stage.perform(self.actions.last().expect("it was just pushed"))
+    }
+
+    fn now(&self) -> u64 {
+        self.stage.world.now.0
+    }
+
+    /// Whether a fault of this kind happens now.
+    fn strikes(&mut self, kind: FaultKind) -> bool {
+        let odds = self.swarm.fault_odds[kind as usize];
+        !self.calm && odds > 0 && self.dice.one_in(odds)
+    }
+
+    // ---- the two phases ----
+
+    fn stormy_phase(&mut self, steps: u64) -> Result<(), Violation> {
+        while self.steps < steps {
+            self.next_event()?;
+            self.chaos()?;
+            // Now and then several things happen between two plans.
+            if !self.dice.one_in(6) {
+                self.plan()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// No more faults: whoever is alive ends within a bound, though others keep arriving; then
+    /// everything is given back.
+    fn calm_phase(&mut self) -> Result<(), Violation> {
+        self.calm = true;
+        let now = self.now();
+        self.due.iter_mut().for_each(|due| *due = now);
+        let waiting_for = self.stage.live.clone();
+        let bound = self.steps + self.bound_on_rounds();
+        let mut arrivals = 40;
+        loop {
+            let alive = self.stage.live.iter().any(|request| waiting_for.contains(request));
+            let stats = self.stage.world.scheduler.stats();
+            let quiet = self.due.is_empty() && self.step_due.is_none();
+            if !alive && quiet && stats.waiting + stats.running + stats.draining == 0 {
+                break;
+            }
+            if self.steps > bound {
+                return Err(Violation::Unending(format!(
+                    "{:?} after {bound} steps",
+                    self.stage.live
+                )));
+            }
+            if alive && arrivals > 0 && self.dice.one_in(4) {
+                arrivals -= 1;
+                self.submit()?;
+            }
+            self.next_event()?;
+            self.plan()?;
+        }
+        // What a last plan would still start, and the bookkeeping of back-offs.
+        for _ in 0..8 {
+            self.perform(Action::Wait(NEVER_IN_TIME_US))?;
+            self.plan()?;
+            while !self.due.is_empty() {
+                self.report_next()?;
+            }
+        }
+        self.everything_is_back()
+    }
+
+    /// How many rounds the live requests, and those that may still arrive, need at the most.
+    fn bound_on_rounds(&self) -> u64 {
+        let load = &self.swarm.load;
+        let step_tokens = u64::from(self.swarm.config.batch.step_tokens_max);
+        let page_size = u64::from(self.swarm.config.cache.page_size);
+        let device_tokens = u64::from(self.swarm.config.cache.device_pages) * page_size;
+        let requests = self.stage.live.len() as u64 + 40;
+        let each = device_tokens.div_ceil(step_tokens.min(page_size)) + load.new_max + 10;
+        // Retractions may repeat work, and waits take rounds: both are bounded by the requests.
+        requests * each * 4 + 2_000
+    }
+
+    fn everything_is_back(&mut self) -> Result<(), Violation> {
+        let not_returned = |what: String| Err(Violation::NotReturned(what));
+        let stats = self.stage.world.scheduler.stats();
+        for kind in
+            [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
+        {
+            if (kind.in_flight, kind.in_flight_pages) != (0, 0) {
+                return not_returned(format!("a budget: {kind:?}"));
+            }
+        }
+        if stats.quarantined_pages != 0 {
+            return not_returned(format!("{} pages in quarantine", stats.quarantined_pages));
+        }
+        if stats.submitted != stats.finished + stats.aborted + stats.failed {
+            return not_returned(format!("a request: {stats:?}"));
+        }
+        self.perform(Action::Clear)?;
+        let usage = self.stage.world.scheduler.stats().cache;
+        for tier in [usage.device, usage.host] {
+            if tier.free_pages != tier.total_pages {
+                return not_returned(format!("pages, or the pins that hold them: {tier:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- events ----
+
+    /// Lets time pass until the next thing happens, and lets it happen.
+    fn next_event(&mut self) -> Result<(), Violation> {
+        let next_report = self.due.iter().copied().min();
+        let next_arrival = (!self.calm).then_some(self.next_arrival);
+        let deadline = self.stage.world.scheduler.deadline().map(|time| time.0);
+        let times = [next_report, self.step_due, next_arrival, deadline];
+        let Some(next) = times.into_iter().flatten().min() else {
+            let stats = self.stage.world.scheduler.stats();
+            return if stats.waiting + stats.running == 0 {
+                Ok(())
+            } else {
+                Err(Violation::Unending("requests wait, and nothing is to come".to_owned()))
+            };
+        };
+        if next > self.now() {
+            self.perform(Action::Wait(next - self.now()))?;
+        }
+        if next_report == Some(next) {
+            self.report_next()
+        } else if self.step_due == Some(next) {
+            self.end_step()
+        } else if next_arrival == Some(next) {
+            self.arrive()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn arrive(&mut self) -> Result<(), Violation> {
+        let load = &self.swarm.load;
+        let (burst, gap) = (load.burst, load.gap_us * load.burst);
+        self.next_arrival = self.now() + 1 + self.dice.below(2 * gap);
+        for _ in 0..burst {
+            self.submit()?;
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self) -> Result<(), Violation> {
+        let load = self.swarm.load.clone();
+        let follow_up = load.follow_up_odds > 0 && self.dice.one_in(load.follow_up_odds);
+        let prompt_tokens = 1 + self.dice.below(load.prompt_max) as u32;
+        let opening = if follow_up {
+            Opening::Conversation(self.dice.below(4) as u32)
+        } else {
+            Opening::Text(1 + 1000 * self.dice.below(load.texts) as u32)
+        };
+        // Most prompts end like others, some in a way of their own.
+        let own_tokens = self.dice.pick(&[0, 0, 3, 8]).min(prompt_tokens);
+        let namespace = self.dice.below(load.namespaces) as u32;
+        if namespace > 0 {
+            self.faults.count(FaultKind::SharedTokens);
+        }
+        let action = Action::Submit {
+            opening,
+            opening_tokens: prompt_tokens - own_tokens,
+            own_tokens,
+            own_start: 100_000 + 100 * self.dice.below(3) as u32,
+            new_tokens: 1 + self.dice.below(load.new_max) as u32,
+            priority: self.dice.below(3) as i32,
+            namespace,
+            stops_at_once: self.dice.one_in(8),
+        };
+        self.perform(action)
+    }
+
+    fn plan(&mut self) -> Result<(), Violation> {
+        self.steps += 1;
+        self.perform(Action::Plan)?;
+        if self.stage.world.in_step() && self.step_due.is_none() {
+            self.step_due = Some(self.now() + 200 + self.dice.below(2_000));
+        }
+        while self.due.len() < self.stage.owed.len() {
+            let (op, _) = self.stage.owed[self.due.len()];
+            let takes = match self.stage.world.transfers.get(&op) {
+                Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) => {
+                    100 + self.dice.below(400)
+                }
+                Some(Transfer::Probe(_)) => 200 + self.dice.below(1_000),
+                Some(Transfer::Prefetch(keys, _) | Transfer::Backup(keys, _)) => {
+                    500 + self.dice.below(100 * keys.len() as u64 + 1_000)
+                }
+                None => 0,
+            };
+            let takes = if self.strikes(FaultKind::NeverInTime) {
+                self.faults.count(FaultKind::NeverInTime);
+                NEVER_IN_TIME_US
+            } else if self.strikes(FaultKind::StoreSlow) {
+                self.faults.count(FaultKind::StoreSlow);
+                takes * 1_000
+            } else {
+                takes
+            };
+            self.due.push(self.now() + takes);
+        }
+        Ok(())
+    }
+
+    fn end_step(&mut self) -> Result<(), Violation> {
+        self.step_due = None;
+        if self.strikes(FaultKind::StepFailed) {
+            self.faults.count(FaultKind::StepFailed);
+            return self.perform(Action::FailStep);
+        }
+        let accepted = 1 + self.dice.below(4) as u32;
+        self.perform(Action::Compute(accepted))
+    }
+
+    /// Aborts, restarts and the like, at any moment.
+    fn chaos(&mut self) -> Result<(), Violation> {
+        if self.strikes(FaultKind::Abort) && !self.stage.live.is_empty() {
+            self.faults.count(FaultKind::Abort);
+            let nth = self.dice.below(self.stage.live.len() as u64) as u32;
+            self.perform(Action::Abort(nth))?;
+        }
+        if self.strikes(FaultKind::Repeated) {
+            self.faults.count(FaultKind::Repeated);
+            let nth = self.dice.below(16) as u32;
+            self.perform(Action::Repeat(nth))?;
+        }
+        if self.dice.one_in(16) && self.strikes(FaultKind::StoreRestart) {
+            self.faults.count(FaultKind::StoreRestart);
+            let leftovers = self.dice.one_in(2);
+            self.perform(Action::RestartL3(leftovers))?;
+        }
+        if self.dice.one_in(8) && self.strikes(FaultKind::CacheCleared) {
+            self.faults.count(FaultKind::CacheCleared);
+            self.perform(Action::Clear)?;
+        }
+        Ok(())
+    }
+
+    // ---- outcomes ----
+
+    /// The next outcome arrives, or, out of order, another.
+    fn report_next(&mut self) -> Result<(), Violation> {
+        let mut place =
+            (0..self.due.len()).min_by_key(|&place| self.due[place]).expect("one is owed");
+        if self.due.len() > 1 && self.strikes(FaultKind::Reordered) {
+            self.faults.count(FaultKind::Reordered);
+            place = self.dice.below(self.due.len() as u64) as usize;
+        }
+        let action = self.draw_report(place);
+        if let Action::Report(_, Outcome::TimedOut) = action {
+            self.due[place] = self.now() + 1_000 + self.dice.below(30_000);
+        } else {
+            self.due.remove(place);
+            if self.stage.cancelled.contains(&self.stage.owed[place].0) {
+                self.faults.count(FaultKind::LateAfterCancel);
+            }
+        }
+        self.perform(action)
+    }
+
+    fn draw_report(&mut self, place: usize) -> Action {
+        let (op, _) = self.stage.owed[place];
+        let nth = place as u32;
+        let (kinds, pages): (&[FaultKind], usize) = match self.stage.world.transfers.get(&op) {
+            Some(Transfer::LoadBack(from, _)) => (&ON_LOAD_BACK, from.len()),
+            Some(Transfer::WriteBack(from, _)) => (&ON_WRITE_BACK, from.len()),
+            Some(Transfer::Probe(keys)) => (&ON_PROBE, keys.len()),
+            Some(Transfer::Prefetch(keys, _)) => (&ON_PREFETCH, keys.len()),
+            Some(Transfer::Backup(keys, _)) => (&ON_BACKUP, keys.len()),
+            None => (&[], 1),
+        };
+        let Some(&kind) = kinds.iter().find(|&&kind| self.strikes(kind)) else {
+            return Action::Report(nth, Outcome::Done);
+        };
+        if kind == FaultKind::RankDisagreement && self.swarm.config.model.ranks == 1 {
+            return Action::Report(nth, Outcome::Done);
+        }
+        self.faults.count(kind);
+        let page = self.dice.below(pages as u64) as u32;
+        match kind {
+            FaultKind::Missing => Action::Report(nth, Outcome::Missing),
+            FaultKind::Failed => Action::Report(nth, Outcome::Failed),
+            FaultKind::TimedOut => Action::Report(nth, Outcome::TimedOut),
+            FaultKind::Corrupt => Action::Report(nth, Outcome::Corrupt),
+            FaultKind::ShortRead => Action::ReportDamaged(nth, page, Damage::ShortRead),
+            FaultKind::FlippedBit => Action::ReportDamaged(nth, page, Damage::FlippedBit),
+            FaultKind::WrongPage => Action::ReportDamaged(nth, page, Damage::WrongPage),
+            FaultKind::StaleGeneration => Action::ReportDamaged(nth, page, Damage::StaleGeneration),
+            FaultKind::PartlyDone | FaultKind::NoSpace | FaultKind::RankDisagreement => {
+                Action::Report(nth, Outcome::Partial(page))
+            }
+            FaultKind::LateAfterCancel
+            | FaultKind::Repeated
+            | FaultKind::Reordered
+            | FaultKind::StoreRestart
+            | FaultKind::StoreSlow
+            | FaultKind::Abort
+            | FaultKind::SharedTokens
+            | FaultKind::StepFailed
+            | FaultKind::NeverInTime
+            | FaultKind::CacheCleared => unreachable!("{kind} is no outcome"),
+        }
+    }
+}
+
+const ON_LOAD_BACK: [FaultKind; 5] = [
+    FaultKind::Failed,
+    FaultKind::TimedOut,
+    FaultKind::PartlyDone,
+    FaultKind::Corrupt,
+    FaultKind::RankDisagreement,
+];
+const ON_WRITE_BACK: [FaultKind; 4] =
+    [FaultKind::Failed, FaultKind::TimedOut, FaultKind::PartlyDone, FaultKind::RankDisagreement];
+const ON_PROBE: [FaultKind; 5] = [
+    FaultKind::Missing,
+    FaultKind::Failed,
+    FaultKind::TimedOut,
+    FaultKind::PartlyDone,
+    FaultKind::RankDisagreement,
+];
+const ON_PREFETCH: [FaultKind; 10] = [
+    FaultKind::Missing,
+    FaultKind::Failed,
+    FaultKind::TimedOut,
+    FaultKind::PartlyDone,
+    FaultKind::ShortRead,
+    FaultKind::FlippedBit,
+    FaultKind::WrongPage,
+    FaultKind::StaleGeneration,
+    FaultKind::Corrupt,
+    FaultKind::RankDisagreement,
+];
+const ON_BACKUP: [FaultKind; 5] = [
+    FaultKind::Failed,
+    FaultKind::TimedOut,
+    FaultKind::PartlyDone,
+    FaultKind::NoSpace,
+    FaultKind::RankDisagreement,
+];

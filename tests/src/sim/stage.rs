@@ -1,0 +1,285 @@
+//! Performs actions in a world and checks everything after each.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+
+use terrace_scheduler::{Config, Event, OpId, Outcome, Plan, Request, RequestId, StateName, Token};
+
+use super::action::{Action, Opening};
+use crate::world::{Transfer, World};
+
+/// How many ended conversations can be continued.
+const CONVERSATIONS_MAX: usize = 8;
+/// How many outcomes can be repeated.
+const RECENT_MAX: usize = 16;
+
+/// Something that must never happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// The engine read KV that does not belong to the tokens in hand.
+    WrongPage(String),
+    /// A page, pin, slot or budget is lost or owned twice.
+    Audit(String),
+    /// The engine's page table is not what the scheduler means.
+    WrongRow(RequestId),
+    /// The scheduler broke one of its own invariants.
+    Panic(String),
+    /// Requests did not end in time although the world behaved.
+    Unending(String),
+    /// Something was not given back at the end.
+    NotReturned(String),
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WrongPage(what) => write!(f, "wrong page: {what}"),
+            Self::Audit(what) => write!(f, "audit: {what}"),
+            Self::WrongRow(request) => write!(f, "the row of {request} is wrong"),
+            Self::Panic(what) => write!(f, "panic: {what}"),
+            Self::Unending(what) => write!(f, "unending: {what}"),
+            Self::NotReturned(what) => write!(f, "not returned: {what}"),
+        }
+    }
+}
+
+/// A world in which actions are performed.
+#[derive(Debug)]
+pub struct Stage {
+    /// The world.
+    pub world: World,
+    /// Live requests, oldest first.
+    pub live: Vec<RequestId>,
+    /// Outcomes that are owed, oldest first.
+    pub owed: Vec<(OpId, u32)>,
+    /// Operations that were cancelled before their outcome.
+    pub cancelled: BTreeSet<OpId>,
+    /// A hash of every plan so far.
+    pub fingerprint: u64,
+    recent: VecDeque<(OpId, u32)>,
+    conversations: VecDeque<Vec<Token>>,
+    recorded: BTreeSet<RequestId>,
+    next_request: u64,
+    next_op: OpId,
+    ranks: u32,
+    checks: bool,
+}
+
+impl Stage {
+    /// An empty stage.
+    ///
+    /// # Panics
+    /// If the configuration cannot work.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self {
+            ranks: config.model.ranks,
+            world: World::new(config).expect("a legal configuration"),
+            live: Vec::new(),
+            owed: Vec::new(),
+            cancelled: BTreeSet::new(),
+            fingerprint: 0,
+            recent: VecDeque::new(),
+            conversations: VecDeque::new(),
+            recorded: BTreeSet::new(),
+            next_request: 0,
+            next_op: OpId(0),
+            checks: true,
+        }
+    }
+
+    /// Does one thing and checks everything.
+    ///
+    /// # Errors
+    /// What must never happen, and did.
+    pub fn perform(&mut self, action: &Action) -> Result<(), Violation> {
+        match action {
+            Action::Submit { .. } => self.submit(action),
+            Action::Abort(nth) => {
+                if let Some(place) = nth_of(*nth, self.live.len()) {
+                    // It may have ended since the last plan.
+                    let _ = self.world.scheduler.abort(self.world.now, self.live[place]);
+                }
+            }
+            Action::Plan => self.plan(),
+            Action::Compute(accepted) => {
+                if self.world.in_step() {
+                    self.world.accepted_tokens = *accepted;
+                    let wrong = |wrong: crate::WrongPage| Violation::WrongPage(wrong.to_string());
+                    self.world.finish_step().map_err(wrong)?;
+                    self.record_conversations();
+                }
+            }
+            Action::FailStep => {
+                if self.world.in_step() {
+                    self.world.fail_step();
+                }
+            }
+            Action::Report(nth, outcome) => self.report(*nth, *outcome),
+            Action::ReportDamaged(nth, page, damage) => {
+                if let Some(place) = nth_of(*nth, self.owed.len()) {
+                    let (op, rank) = self.owed.remove(place);
+                    let pages = match self.world.transfers.get(&op) {
+                        Some(Transfer::Prefetch(keys, _)) => keys.len(),
+                        _ => 1,
+                    };
+                    let page = *page as usize % pages;
+                    let reported = self.world.report_damaged(op, rank, page, *damage);
+                    reported.expect("an outcome that is owed is accepted");
+                    self.remember(op, rank);
+                }
+            }
+            Action::Repeat(nth) => {
+                if let Some(place) = nth_of(*nth, self.recent.len()) {
+                    let (op, rank) = self.recent[place];
+                    let event = Event::Operation { op, rank, outcome: Outcome::Done };
+                    let repeated = self.world.scheduler.advance(self.world.now, event);
+                    repeated.expect("a repeated outcome is ignored");
+                }
+            }
+            Action::Wait(us) => self.world.now.0 += us,
+            Action::Clear => self.world.scheduler.clear_cache(),
+            Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
+        }
+        if self.checks && !matches!(action, Action::Wait(_)) {
+            self.check()?;
+        }
+        Ok(())
+    }
+
+    /// Checks only what steps read, and leaves the audits out: for measuring.
+    pub fn without_audits(&mut self) {
+        self.checks = false;
+    }
+
+    /// Audits pages, pins, slots, budgets and rows.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self) -> Result<(), Violation> {
+        let audit = self.world.scheduler.try_audit();
+        audit.map_err(|fault| Violation::Audit(fault.to_string()))?;
+        self.world.check_rows().map_err(Violation::WrongRow)
+    }
+
+    fn submit(&mut self, action: &Action) {
+        let Action::Submit {
+            opening,
+            opening_tokens,
+            own_tokens,
+            own_start,
+            new_tokens,
+            priority,
+            namespace,
+            stops_at_once,
+        } = *action
+        else {
+            return;
+        };
+        let mut prompt: Vec<Token> = match opening {
+            Opening::Text(first) => (first..first + opening_tokens).collect(),
+            Opening::Conversation(nth) => nth_of(nth, self.conversations.len())
+                .map_or_else(Vec::new, |place| self.conversations[place].clone()),
+        };
+        prompt.extend(own_start..own_start + own_tokens);
+        let mut request = Request::new(self.next_request, prompt, new_tokens);
+        self.next_request += 1;
+        request.priority = priority;
+        request.adapter = ["", "lora", ""][namespace as usize % 3].to_owned();
+        request.salt = ["", "", "tenant"][namespace as usize % 3].to_owned();
+        let id = request.id;
+        // A prompt that does not fit, or a full queue, is refused, and that is that.
+        if self.world.submit(request).is_ok() {
+            self.live.push(id);
+            if stops_at_once {
+                self.world.finishing.insert(id);
+            }
+        }
+    }
+
+    fn plan(&mut self) {
+        let plan = self.world.plan();
+        self.fingerprint = fingerprint(self.fingerprint, plan);
+        self.cancelled.extend(&plan.cancelled);
+        let ended: Vec<RequestId> = plan.ended.iter().map(|ended| ended.request).collect();
+        for request in ended {
+            self.live.retain(|live| *live != request);
+            self.recorded.remove(&request);
+            self.world.forget_request(request);
+        }
+        for (&op, _) in self.world.transfers.range(self.next_op..) {
+            self.owed.extend((0..self.ranks).map(|rank| (op, rank)));
+            self.next_op = OpId(op.0 + 1);
+        }
+        self.world.scheduler.drain_kv_events().for_each(drop);
+    }
+
+    fn report(&mut self, nth: u32, outcome: Outcome) {
+        let Some(place) = nth_of(nth, self.owed.len()) else { return };
+        let (op, rank) = self.owed[place];
+        if self.world.report(op, rank, outcome).is_err() {
+            // It claimed more pages than there are: then it is done altogether.
+            self.world.report(op, rank, Outcome::Done).expect("it is owed");
+        }
+        if outcome != Outcome::TimedOut {
+            self.owed.remove(place);
+            self.remember(op, rank);
+        }
+    }
+
+    fn remember(&mut self, op: OpId, rank: u32) {
+        if self.owed.iter().all(|(owed, _)| *owed != op) {
+            self.world.transfers.remove(&op);
+            self.cancelled.remove(&op);
+        }
+        self.recent.push_front((op, rank));
+        self.recent.truncate(RECENT_MAX);
+    }
+
+    fn record_conversations(&mut self) {
+        for &request in &self.live {
+            let draining = self.world.scheduler.state(request) == Some(StateName::Draining);
+            if draining && self.recorded.insert(request) {
+                let tokens = self.world.scheduler.tokens(request).unwrap_or_default();
+                self.conversations.push_front(tokens.to_vec());
+                self.conversations.truncate(CONVERSATIONS_MAX);
+            }
+        }
+    }
+}
+
+fn nth_of(nth: u32, count: usize) -> Option<usize> {
+    (nth as usize).checked_rem(count)
+}
+
+/// A hash of everything that a plan says.
+fn fingerprint(before: u64, plan: &Plan) -> u64 {
+    let mut hash = before;
+    let mut mix = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(23);
+    mix(plan.step.map_or(u64::MAX, |step| step.0));
+    for prefill in &plan.prefills {
+        mix(prefill.request.0 << 32 | u64::from(prefill.start));
+        mix(u64::from(prefill.slot.0) << 32 | u64::from(prefill.tokens));
+    }
+    for decode in &plan.decodes {
+        mix(decode.request.0 << 32 | u64::from(decode.start));
+        mix(u64::from(decode.slot.0) << 32 | u64::from(decode.tokens));
+    }
+    for change in &plan.rows {
+        mix(u64::from(change.slot.0) << 32 | u64::from(change.first_entry));
+        plan.row_pages(change).iter().for_each(|page| mix(page.slot().into()));
+    }
+    for copy in &plan.copies {
+        mix(copy.op.0 << 1 | copy.direction as u64);
+        plan.device_pages(copy).iter().for_each(|page| mix(page.slot().into()));
+        plan.host_pages(copy).iter().for_each(|page| mix(page.slot().into()));
+    }
+    for op in &plan.l3 {
+        mix(op.op.0 << 2 | op.kind as u64);
+        plan.l3_keys(op).iter().for_each(|key| mix(key.0 as u64));
+        plan.l3_host_pages(op).iter().for_each(|page| mix(page.slot().into()));
+    }
+    plan.cancelled.iter().for_each(|op| mix(op.0));
+    plan.ended.iter().for_each(|ended| mix(ended.request.0 << 4 | ended.state as u64));
+    hash
+}

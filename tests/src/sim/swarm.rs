@@ -1,0 +1,146 @@
+//! What a seed draws: a configuration, a kind of load, and which faults happen how often.
+
+use terrace_scheduler::{
+    AdmissionOrder, BatchConfig, Config, CopyConfig, EvictionKind, L3Config, PrefetchPolicy,
+    QueueConfig, RateConfig, WritePolicy,
+};
+
+use super::dice::Dice;
+use super::faults::FaultKind;
+
+/// A world to be.
+#[derive(Clone, Debug)]
+pub struct Swarm {
+    /// The scheduler's configuration.
+    pub config: Config,
+    /// The load.
+    pub load: Load,
+    /// One in so many operations suffers this fault; 0 for never. Indexed by [`FaultKind`].
+    pub fault_odds: [u64; FaultKind::ALL.len()],
+}
+
+/// The shape of the load.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Prompts begin with one of so many common texts.
+    pub texts: u64,
+    /// Tokens of a prompt at the most.
+    pub prompt_max: u64,
+    /// Tokens produced at the most.
+    pub new_max: u64,
+    /// One in so many requests continues a conversation that has ended; 0 for never.
+    pub follow_up_odds: u64,
+    /// Microseconds between arrivals, on average.
+    pub gap_us: u64,
+    /// Requests that arrive together.
+    pub burst: u64,
+    /// Namespaces in use.
+    pub namespaces: u64,
+}
+
+impl Swarm {
+    /// Draws a world.
+    ///
+    /// # Panics
+    /// Never: what is drawn is legal.
+    #[must_use]
+    pub fn draw(dice: &mut Dice) -> Self {
+        let config = draw_config(dice);
+        let device_tokens = u64::from(config.cache.device_pages * config.cache.page_size);
+        let load = Load {
+            texts: dice.pick(&[1, 2, 4]),
+            prompt_max: dice.pick(&[8, 24, 60, device_tokens]).min(device_tokens),
+            new_max: dice.pick(&[1, 4, 12]),
+            follow_up_odds: dice.pick(&[0, 2, 4]),
+            gap_us: dice.pick(&[500, 3_000, 10_000]),
+            burst: dice.pick(&[1, 1, 4, 10]),
+            namespaces: dice.pick(&[1, 1, 3]),
+        };
+        // Each seed has some kinds of faults and not others: rare ones then meet each other.
+        let mut fault_odds = [0; FaultKind::ALL.len()];
+        for odds in &mut fault_odds {
+            *odds = dice.pick(&[0, 0, 4, 15, 60]);
+        }
+        Self { config, load, fault_odds }
+    }
+}
+
+fn draw_config(dice: &mut Dice) -> Config {
+    let host_pages = dice.pick(&[0, 1, 6, 20, 60, 60]);
+    let decode_tokens = dice.pick(&[1, 1, 2, 4]);
+    let running_max = dice.pick(&[1, 2, 4, 8]);
+    let mut builder = Config::builder()
+        .page_size(dice.pick(&[1, 2, 4, 8]))
+        .device_pages(dice.pick(&[1, 4, 8, 16, 16, 40]))
+        .host_pages(host_pages)
+        .ranks(dice.pick(&[1, 1, 1, 2, 3]))
+        .eviction(dice.pick(&EvictionKind::ALL))
+        .write_policy(dice.pick(&[
+            WritePolicy::WriteThrough,
+            WritePolicy::WriteThrough,
+            WritePolicy::SelectiveWriteThrough { hits: 1 },
+            WritePolicy::WriteBack,
+        ]))
+        .kv_event_keys_max(dice.pick(&[0, 0, 10, 1000]))
+        .batch(BatchConfig {
+            running_max,
+            decode_tokens,
+            step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
+            mixed: dice.one_in(2),
+            prefill_streak_max: dice.pick(&[1, 3]),
+            decode_reserve_pages: dice.pick(&[0, 1, 2]),
+            step_failures_max: 3,
+        })
+        .queue(QueueConfig {
+            order: dice.pick(&[
+                AdmissionOrder::Arrival,
+                AdmissionOrder::Priority,
+                AdmissionOrder::LongestPrefix,
+                AdmissionOrder::TreeOrder,
+            ]),
+            requests_max: 16,
+            window: dice.pick(&[1, 4, 16]),
+            wait_max_ms: dice.pick(&[10, 100]),
+            share_wait_max_ms: dice.pick(&[0, 10, 100]),
+            start_timeout_ms: dice.pick(&[0, 0, 0, 500]),
+        })
+        .copies(CopyConfig {
+            load_back_threshold_pages: dice.pick(&[1, 1, 2]),
+            load_back_pages_max: dice.pick(&[2, 100]),
+            load_back_timeout_ms: dice.pick(&[5, 50]),
+            write_back_pages_max: dice.pick(&[1, 4, 100]),
+            write_back_timeout_ms: dice.pick(&[5, 50]),
+        })
+        .rates(RateConfig {
+            prefill_ns_per_token: dice.pick(&[5_000_000, 5_000_000, 1_000]),
+            ..RateConfig::default()
+        });
+    if host_pages > 0 && !dice.one_in(5) {
+        builder = builder.l3(draw_l3(dice, host_pages));
+    }
+    builder.build().expect("what is drawn is legal")
+}
+
+fn draw_l3(dice: &mut Dice, host_pages: u32) -> L3Config {
+    let prefetch_pages_max = dice.pick(&[1, 4, 100]);
+    L3Config {
+        prefetch_threshold_pages: dice.pick(&[1, 1, 3]).min(host_pages).min(prefetch_pages_max),
+        prefetch: dice.pick(&[
+            PrefetchPolicy::BestEffort,
+            PrefetchPolicy::Wait { max_ms: 100 },
+            PrefetchPolicy::Deadline { base_ms: 5, per_page_us: 500 },
+            PrefetchPolicy::Deadline { base_ms: 50, per_page_us: 500 },
+        ]),
+        prefetch_pages_max,
+        quarantine_pages_max: dice.pick(&[1, 100]),
+        probes_max: dice.pick(&[1, 8]),
+        probe_timeout_ms: dice.pick(&[2, 20]),
+        backup: !dice.one_in(8),
+        backup_pages_max: dice.pick(&[1, 3, 100]),
+        backup_queue_max: dice.pick(&[1, 8]),
+        negative_ttl_ms: dice.pick(&[1, 30]),
+        negative_max: 4,
+        backoff_base_ms: 1,
+        backoff_max_ms: 8,
+    }
+}

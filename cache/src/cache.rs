@@ -9,10 +9,10 @@ use crate::events::{KvEvent, KvEventLog};
 use crate::evict::EvictionKind;
 use crate::key::PageKey;
 use crate::node::Node;
-use crate::pin::{DevicePin, HostPin};
+use crate::pin::{DevicePin, HostPin, Pin};
 use crate::pool::Pool;
 use crate::sequence::{PageRun, Sequence};
-use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages};
+use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages, Tier};
 use crate::tree::{Cursor, Match, NodeId, Segment, Tree};
 use crate::write_policy::WritePolicy;
 
@@ -254,6 +254,14 @@ impl Cache {
     pub fn pin_host_again(&mut self, pin: &HostPin) -> HostPin {
         let namespace = self.tree.node(pin.node).namespace;
         self.tree.pin(namespace, Cursor { node: pin.node.index, depth: pin.depth })
+    }
+
+    /// Lets go of a path too early: what a planted bug does.
+    #[doc(hidden)]
+    pub fn let_go<T: Tier>(&mut self, pin: Pin<T>) -> Pin<T> {
+        let root = self.tree.pin(self.tree.node(pin.node).namespace, Cursor::START);
+        self.tree.unpin(pin);
+        root
     }
 
     /// Pins what the device would evict next, so that it can be copied first.

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
 /// The largest page, in tokens.
@@ -41,7 +42,9 @@ impl KeyHasher {
     pub(crate) fn next(&mut self, before: PageKey, tokens: &[Token]) -> PageKey {
         let bytes = &mut self.bytes[..16 + 4 * tokens.len()];
         let (key, page) = bytes.split_at_mut(16);
-        key.copy_from_slice(&before.0.to_le_bytes());
+        if !planted(Bug::LeavePrefixOutOfKey) {
+            key.copy_from_slice(&before.0.to_le_bytes());
+        }
         for (word, token) in page.chunks_exact_mut(4).zip(tokens) {
             word.copy_from_slice(&token.to_le_bytes());
         }
@@ -147,7 +150,9 @@ impl Namespace {
         bytes.extend_from_slice(&self.page_size.to_le_bytes());
         bytes.extend_from_slice(&self.tensor_ranks.to_le_bytes());
         text(&mut bytes, &self.adapter);
-        text(&mut bytes, &self.salt);
+        if !planted(Bug::LeaveSaltOutOfNamespace) {
+            text(&mut bytes, &self.salt);
+        }
         PageKey(xxh3_128(&bytes))
     }
 }

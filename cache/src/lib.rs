@@ -35,6 +35,7 @@ mod hash;
 mod key;
 mod node;
 mod pin;
+pub mod planted;
 mod pool;
 mod sequence;
 mod tier;

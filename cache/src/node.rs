@@ -2,6 +2,7 @@
 
 use crate::evict::Usage;
 use crate::key::PageKey;
+use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 use crate::tier::{Device, Host, Page, Tier};
 
@@ -104,7 +105,7 @@ impl Node {
     }
 
     pub(crate) fn has_sound_host_copy(&self) -> bool {
-        self.held_by::<Host>() && !self.host_unsound
+        self.held_by::<Host>() && (!self.host_unsound || planted(Bug::MatchUnsoundHostCopy))
     }
 
     /// Whether the host copy is unsound and may be replaced: nobody reads it any more.
@@ -132,7 +133,7 @@ impl Node {
         self.tokens
             .chunks_exact(page_size)
             .zip(tokens.chunks_exact(page_size))
-            .take_while(|(ours, theirs)| ours == theirs)
+            .take_while(|(ours, theirs)| ours == theirs || planted(Bug::SkipTokenCompare))
             .count()
     }
 }

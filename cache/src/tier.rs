@@ -44,6 +44,7 @@ impl Tier for Host {
 #[expect(private_interfaces, reason = "nobody outside can name this trait, let alone implement it")]
 pub(crate) mod sealed {
     use super::{Device, Holding, Host, Node};
+    use crate::planted::{Bug, planted};
     use crate::tree::{TierState, Tree};
 
     pub trait Stored: Copy + Eq + std::fmt::Debug + 'static {
@@ -71,7 +72,8 @@ pub(crate) mod sealed {
         /// Without a sound host copy the node goes for good, and with it whatever lies below it
         /// on host: then host pins count too.
         fn may_go(node: &Node) -> bool {
-            node.device.pins == 0 && (node.has_sound_host_copy() || node.host.pins == 0)
+            let unpinned = node.device.pins == 0 || planted(Bug::EvictPinnedDevicePages);
+            unpinned && (node.has_sound_host_copy() || node.host.pins == 0)
         }
     }
 
@@ -89,7 +91,7 @@ pub(crate) mod sealed {
             &mut tree.host
         }
         fn may_go(node: &Node) -> bool {
-            node.host.pins == 0
+            node.host.pins == 0 || planted(Bug::EvictPinnedHostPages)
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use statig::Outcome;
 use statig::blocking::{self, IntoStateMachine, IntoStateMachineExt, StateMachine};
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Cache, HostPin};
 
 use crate::event::Event;
@@ -140,14 +141,16 @@ impl blocking::State<Machine> for State {
             State::Prefetching { path: pin, .. }
             | State::PrefetchDone { path: pin }
             | State::Retracted { kept: pin, .. } => {
-                if let Some(pin) = pin {
+                if let Some(pin) = pin
+                    && !planted(Bug::LeakPinOnAbort)
+                {
                     context.cache.unpin_host(pin);
                 }
             }
             State::Prefilling(computing) | State::Decoding(computing) => match &mut context.in_step
             {
-                Some(in_step) => in_step.push(computing),
-                None => computing.release(context.cache),
+                Some(in_step) if !planted(Bug::FreePagesOfRunningStep) => in_step.push(computing),
+                Some(_) | None => computing.release(context.cache),
             },
             State::Draining { path } => context.cache.unpin_device(path),
             State::Submitted { .. }
@@ -286,7 +289,9 @@ impl State {
             Event::PrefillEnded => Outcome::Transition(State::Decoding(self.leave_computing())),
             Event::Completed => {
                 let Computing { path, tail, .. } = self.leave_computing();
-                context.cache.give_device_pages(tail);
+                if !planted(Bug::LosePagesOnCompletion) {
+                    context.cache.give_device_pages(tail);
+                }
                 Outcome::Transition(State::Draining { path })
             }
             Event::Retracted { kept, write_back } => {

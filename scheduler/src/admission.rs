@@ -1,5 +1,6 @@
 //! Admission: who gets a slot and memory, and who waits for whom.
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
 
@@ -241,7 +242,9 @@ impl Scheduler {
     }
 
     pub(crate) fn stop_sharing(&mut self, handle: Handle) {
-        if let Some(key) = self.requests[handle].computing_key.take() {
+        if let Some(key) = self.requests[handle].computing_key.take()
+            && !planted(Bug::KeepSharingAfterEnd)
+        {
             self.computing.remove(&key);
         }
     }

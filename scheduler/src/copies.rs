@@ -1,5 +1,6 @@
 //! Copies between device and host: making room, retraction, load-backs and write-backs.
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{DevicePin, HostPages};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 
@@ -145,7 +146,9 @@ impl Scheduler {
     pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
         self.stats.retractions += 1;
         self.abandon_operation(handle);
-        self.leave_batch(handle);
+        if !planted(Bug::LoseSlotOnRetraction) {
+            self.leave_batch(handle);
+        }
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
@@ -246,6 +249,10 @@ impl Scheduler {
         let pages = self.take_host_pages(count);
         plan.copy_host_pages.extend_from_slice(pages.as_slice());
         let for_eviction = !at_end;
+        let source = match planted(Bug::ForgetWriteBackPin) {
+            true => self.cache.let_go(source),
+            false => source,
+        };
         let work = Work::WriteBack { source, arrival, pages, for_eviction };
         let count = count as u32;
         let op = self.operations.start(work, owner, count, self.now, &mut self.stats);

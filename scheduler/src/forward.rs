@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Context, Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
 
 use crate::config::ms;
@@ -122,7 +123,8 @@ impl Scheduler {
         let entry = &self.requests[handle];
         let needed = match entry.life.state() {
             State::Decoding(_) => {
-                let end = entry.computed_tokens + self.decode_tokens(handle);
+                let late = u32::from(planted(Bug::GrowOnePageTooLate));
+                let end = entry.computed_tokens + self.decode_tokens(handle) - late;
                 end.div_ceil(self.config.cache.page_size)
             }
             // A prefill has all its pages from the start, unless its load-back fell short.
@@ -319,7 +321,10 @@ impl Scheduler {
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
             // Of the positions computed, those hold that led to a token.
-            entry.computed_tokens += new_tokens;
+            entry.computed_tokens += match planted(Bug::BelieveDrafts) {
+                true => (member.end - entry.computed_tokens).min(new_tokens + 1),
+                false => new_tokens,
+            };
         } else {
             self.stats.prefilled_tokens += u64::from(member.end - entry.computed_tokens);
             entry.computed_tokens = member.end;
@@ -347,7 +352,10 @@ impl Scheduler {
         let entry = &self.requests[handle];
         let Some(computing) = entry.life.state().computing() else { return };
         let start = computing.path.depth();
-        let end = entry.computed_tokens / self.config.cache.page_size;
+        let end = match planted(Bug::PublishUncomputedPage) {
+            true => (entry.computed_tokens + 1) / self.config.cache.page_size,
+            false => entry.computed_tokens / self.config.cache.page_size,
+        };
         if end <= start {
             return;
         }
@@ -356,7 +364,8 @@ impl Scheduler {
         let run = sequence.run(start, end);
         let mut context = Context { cache: &mut self.cache, in_step: None };
         life.handle(&LifeEvent::Computed { run, published: &published }, &mut context);
-        if let Some(first) = published.get().and_then(|published| published.first_duplicate) {
+        let duplicate = published.get().and_then(|published| published.first_duplicate);
+        if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
             // The tree had some of these pages: the row must name the tree's, not ours.
             let entry = &mut self.requests[handle];
             entry.row_entries = entry.row_entries.min(first);
@@ -379,6 +388,9 @@ impl Scheduler {
         for member in &step.members {
             let Some(entry) = self.requests.get_mut(member.handle) else { continue };
             entry.failed_steps += 1;
+            if planted(Bug::BelieveFailedStep) && member.tokens_max == 0 {
+                entry.computed_tokens = member.end;
+            }
             if entry.failed_steps >= self.config.batch.step_failures_max {
                 self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
             }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HostPin, PageRun};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, StateName};
 
@@ -281,7 +282,13 @@ impl Scheduler {
         let (keys, tokens) = (run.keys.to_vec(), run.tokens.to_vec());
         let first_key = plan.l3_keys.len() as u32;
         let first_page = plan.l3_host_pages.len() as u32;
-        plan.l3_keys.extend_from_slice(&keys);
+        let asked_from = match self.requests[handle].found {
+            _ if planted(Bug::FetchFromPageZero) => 0,
+            Some(found) if planted(Bug::UseKeysOfTheProbe) => found.start_page,
+            Some(_) | None => start_page,
+        };
+        let asked = self.requests[handle].sequence.run(asked_from, asked_from + pages);
+        plan.l3_keys.extend_from_slice(asked.keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
         let work = Work::Prefetch { anchor, pages: destination, keys, tokens };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
@@ -306,7 +313,8 @@ impl Scheduler {
             unreachable!("a prefetch")
         };
         let start_page = anchor.depth();
-        let sound = sound_pages as usize;
+        let believed = planted(Bug::BelieveWholePrefetch);
+        let sound = if believed { keys.len() } else { sound_pages as usize };
         let page_size = self.config.cache.page_size as usize;
         self.cache.give_host_pages(pages.split_off(sound));
         let run =
@@ -378,6 +386,10 @@ impl Scheduler {
             }
             let keys = plan.l3_keys[first_key..].to_vec();
             let first_key = first_key as u32;
+            let source = match planted(Bug::UnpinDuringBackup) {
+                true => self.cache.let_go(source),
+                false => source,
+            };
             let may_have_more = pages == in_share;
             let work = Work::Backup { source, arrival, keys, may_have_more };
             let op = self.operations.start(work, None, pages, self.now, &mut self.stats);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, PageKey, Token};
 use terrace_fsm::{OpId, Time};
 
@@ -63,6 +64,7 @@ pub(crate) struct Operation {
     pub(crate) corrupt: bool,
     /// Which ranks have let go of it.
     ended_ranks: u64,
+    reports: u32,
 }
 
 /// What an outcome means.
@@ -119,6 +121,7 @@ impl Operations {
             failed: false,
             corrupt: false,
             ended_ranks: 0,
+            reports: 0,
         };
         self.in_flight.insert(op, operation);
         op
@@ -147,7 +150,8 @@ impl Operations {
         {
             return Err(EventError::TooManyPages { op, pages: operation.pages, claimed });
         }
-        if operation.ended_ranks & 1 << rank != 0 {
+        let repeated = operation.ended_ranks & 1 << rank != 0;
+        if repeated && !planted(Bug::CountRankTwice) {
             stats.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         }
@@ -165,18 +169,31 @@ impl Operations {
             }
             Outcome::TimedOut => {
                 operation.failed = true;
-                return Ok(Reported::TimedOut);
+                if !planted(Bug::ReuseAfterTimeout) {
+                    return Ok(Reported::TimedOut);
+                }
+                0
             }
         };
-        operation.sound_pages = operation.sound_pages.min(sound_pages);
+        operation.sound_pages = match planted(Bug::BelieveBestRank) && operation.ended_ranks != 0 {
+            true => operation.sound_pages.max(sound_pages),
+            false => operation.sound_pages.min(sound_pages),
+        };
         operation.ended_ranks |= 1 << rank;
-        if operation.ended_ranks.count_ones() < self.ranks {
+        operation.reports += 1;
+        let ended = match planted(Bug::CountRankTwice) {
+            true => operation.reports,
+            false => operation.ended_ranks.count_ones(),
+        };
+        if ended < self.ranks {
             return Ok(Reported::Pending);
         }
         let operation = self.in_flight.remove(&op).expect("it was just there");
         let counts = operation.work.counts(stats);
         counts.in_flight -= 1;
-        counts.in_flight_pages -= operation.pages;
+        if !(operation.quarantined && planted(Bug::DropBudgetOfLateOperation)) {
+            counts.in_flight_pages -= operation.pages;
+        }
         counts.sound_pages += u64::from(operation.sound_pages);
         counts.unsound_pages += u64::from(operation.pages - operation.sound_pages);
         counts.failures += u64::from(operation.failed || operation.corrupt);

@@ -143,9 +143,11 @@ impl World {
     /// As the scheduler says.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
         let id = request.id;
-        let root = self.scheduler.namespace_of(&request.adapter, &request.salt);
+        // Not the scheduler's own idea of a namespace: that may be what is wrong.
+        let namespace = format!("{}/{}", request.adapter, request.salt);
+        let start = namespace.bytes().fold(1, |word, byte| mix(word, byte.into()));
         let mut expected = Vec::new();
-        extend_expected(&mut expected, root, &request.prompt);
+        extend_expected(&mut expected, start, &request.prompt);
         self.scheduler.submit(self.now, request)?;
         self.expected.insert(id, expected);
         Ok(())
@@ -363,6 +365,10 @@ impl World {
                     self.device[to.slot() as usize] =
                         if place < sound { source.clone() } else { rubbish.clone() };
                 }
+                if outcome == Outcome::Corrupt {
+                    // It is the host's memory that has gone bad.
+                    spoil(&mut self.host, from.iter().map(|page| page.slot()));
+                }
                 outcome
             }
             Some(Transfer::WriteBack(from, to)) => {
@@ -397,8 +403,14 @@ impl World {
                 }
             }
             Some(Transfer::Backup(keys, from)) => {
+                let mut stored = 0;
                 for (&key, from) in keys.iter().zip(from).take(sound) {
                     let bytes = self.host[from.slot() as usize].clone();
+                    // A driver that checks its source does not store memory that has gone bad.
+                    if bytes == rubbish {
+                        return Outcome::Partial(stored);
+                    }
+                    stored += 1;
                     let (generation, checksum) = (self.generation, checksum(&bytes));
                     self.l3.insert(key, Object { key, generation, checksum, bytes });
                 }
@@ -471,9 +483,9 @@ fn checksum(bytes: &[u64]) -> u64 {
     bytes.iter().fold(0, |sum, &word| mix(sum ^ word, 1))
 }
 
-fn extend_expected(expected: &mut Vec<u64>, root: PageKey, tokens: &[Token]) {
+fn extend_expected(expected: &mut Vec<u64>, start: u64, tokens: &[Token]) {
     for &token in tokens {
-        let last = expected.last().copied().unwrap_or(root.0 as u64);
+        let last = expected.last().copied().unwrap_or(start);
         expected.push(mix(last, token));
     }
 }

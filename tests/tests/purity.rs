@@ -97,7 +97,8 @@ fn pure_crates_do_not_name_the_outside_world() {
         let lib = files.iter().find(|(path, _)| path.ends_with("src/lib.rs"));
         let (_, lib) = lib.expect("every crate has a lib.rs");
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} may contain unsafe code");
-        for (path, text) in &files {
+        // Planted bugs, which only tests compile in, are chosen by a variable of the thread.
+        for (path, text) in files.iter().filter(|(path, _)| !path.ends_with("planted.rs")) {
             let code = code(text);
             for word in FORBIDDEN {
                 assert!(!code.contains(word), "{path} names {word}");

@@ -2,6 +2,7 @@
 
 use super::Tree;
 use crate::node::Node;
+use crate::planted::{Bug, planted};
 use crate::tier::{Device, Host, Tier};
 
 impl Tree {
@@ -46,7 +47,8 @@ impl Tree {
     pub(super) fn refresh_node<T: Tier>(&mut self, index: u32) -> bool {
         let node = &mut self.nodes[index as usize];
         let evictable = is_evictable::<T>(node);
-        let offered = evictable && T::of(node).children == 0;
+        let is_leaf = T::of(node).children == 0 || planted(Bug::EvictParentFirst);
+        let offered = evictable && is_leaf;
         let (length, usage) = (node.len(), node.usage);
         let holding = T::of_mut(node);
         let before = (holding.evictable, holding.offered);
@@ -58,6 +60,7 @@ impl Tree {
             (true, true) | (false, false) => {}
         }
         match (before.0, evictable) {
+            (false, true) if planted(Bug::MiscountEvictablePages) => state.evictable_pages += 1,
             (false, true) => state.evictable_pages += length,
             (true, false) => state.evictable_pages -= length,
             (true, true) | (false, false) => return false,

@@ -5,6 +5,7 @@ use super::shape::trim;
 use crate::events::KvEvent;
 use crate::key::PageKey;
 use crate::node::NONE;
+use crate::planted::{Bug, planted};
 use crate::pool::Pool;
 use crate::tier::{Device, Host, Page, Tier, TierName};
 
@@ -162,7 +163,9 @@ impl Tree {
         debug_assert_eq!(self.nodes[index as usize].first_child, NONE);
         self.unlink(index);
         let first = self.nodes[index as usize].keys[0];
-        self.by_key.remove(&first);
+        if !planted(Bug::KeepKeyOfRemovedNode) {
+            self.by_key.remove(&first);
+        }
         self.vacate(index);
     }
 

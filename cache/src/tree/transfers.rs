@@ -4,6 +4,7 @@ use super::{Segment, Tree};
 use crate::evict::Usage;
 use crate::node::Node;
 use crate::pin::Pin;
+use crate::planted::{Bug, planted};
 use crate::pool::Pool;
 use crate::tier::{Device, Host, Pages, Tier};
 
@@ -50,6 +51,9 @@ impl Tree {
         mut sound_pages: usize,
         pool: &mut Pool<T>,
     ) {
+        if planted(Bug::PublishFailedTransfer) {
+            sound_pages = usize::MAX;
+        }
         let start_page = segments.first().map_or(0, |segment| segment.start_page);
         for mut index in self.path(pin.node.index, start_page) {
             if !segments.iter().any(|segment| segment.covers(&self.nodes[index as usize])) {
@@ -130,6 +134,9 @@ impl Tree {
 
     /// Never reads the host copies of the pinned path from `start_page` on again.
     pub(crate) fn distrust_host(&mut self, pin: &Pin<Host>, start_page: u32) {
+        if planted(Bug::TrustCorruptHostCopy) {
+            return;
+        }
         for index in self.path(pin.node.index, start_page) {
             let node = &self.nodes[index as usize];
             if node.host.pages.is_empty() || node.host_unsound {

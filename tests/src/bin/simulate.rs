@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use terrace_tests::sim::{FaultCounts, FaultKind, Life, live, shrink, tell};
+use terrace_cache::planted::Bug;
+use terrace_tests::sim::{FaultCounts, FaultKind, Life, live, live_with, shrink, tell};
 
 /// Live through simulated worlds and look for anything that must never happen.
 #[derive(Parser)]
@@ -32,6 +33,9 @@ struct Arguments {
     /// Worlds at once; as many as there are cores if not given
     #[arg(long)]
     threads: Option<usize>,
+    /// Plant a bug and see how long it takes to be caught: its name, or `all`
+    #[arg(long, conflicts_with_all = ["seed", "trace"])]
+    planted: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -63,6 +67,9 @@ fn main() -> ExitCode {
     {
         print!("{}", tell(seed, arguments.steps));
         return ExitCode::SUCCESS;
+    }
+    if let Some(name) = &arguments.planted {
+        return catch_planted(name, &arguments);
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let started = Instant::now();
@@ -163,4 +170,77 @@ fn report(life: &Life, steps: u64) {
         }
         None => eprintln!("  (it shows only once the world has calmed down: see it with --trace)"),
     }
+}
+
+/// How a planted bug was caught.
+#[derive(Serialize)]
+struct Caught {
+    name: String,
+    /// The seed whose world showed it; none if no seed did.
+    seed: Option<u64>,
+    /// Steps until then, over all seeds tried.
+    steps: u64,
+    violation: Option<String>,
+}
+
+#[derive(Serialize)]
+struct PlantedSummary {
+    planted: usize,
+    caught: usize,
+    bugs: Vec<Caught>,
+}
+
+/// Plants bugs, one after the other, and lives seeds until each is caught.
+fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
+    let bugs: Vec<Bug> =
+        Bug::ALL.into_iter().filter(|bug| name == "all" || name == bug.to_string()).collect();
+    if bugs.is_empty() {
+        let names: Vec<String> = Bug::ALL.iter().map(Bug::to_string).collect();
+        eprintln!("simulate: no bug is called {name}; there are: {}", names.join(", "));
+        return ExitCode::FAILURE;
+    }
+    let progress = progress(bugs.len() as u64);
+    let next = AtomicU64::new(0);
+    let caught = Mutex::new(Vec::new());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.threads.unwrap_or(cores).max(1) {
+            scope.spawn(|| {
+                while let Some(&bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    let one = catch(bug, arguments);
+                    caught.lock().expect("no thread panics").push(one);
+                    progress.inc(1);
+                }
+            });
+        }
+    });
+    progress.finish_and_clear();
+    let mut bugs = caught.into_inner().expect("no thread panics");
+    bugs.sort_by(|a, b| a.name.cmp(&b.name));
+    let caught = bugs.iter().filter(|bug| bug.seed.is_some()).count();
+    let summary = PlantedSummary { planted: bugs.len(), caught, bugs };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&summary).expect("plain data"));
+    } else {
+        for bug in &summary.bugs {
+            let seed = bug.seed.map_or("never".to_owned(), |seed| format!("seed {seed}"));
+            let how = bug.violation.as_deref().unwrap_or("NOT CAUGHT");
+            println!("{:28} {seed:>10} {:>9} steps  {how:.70}", bug.name, bug.steps);
+        }
+        println!("{caught} of {} planted bugs caught", summary.planted);
+    }
+    if caught == summary.planted { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn catch(bug: Bug, arguments: &Arguments) -> Caught {
+    let mut steps = 0;
+    for seed in arguments.seeds.clone() {
+        let life = live_with(seed, arguments.steps, Some(bug));
+        steps += life.steps;
+        if let Some(violation) = life.violation {
+            let violation = Some(violation.to_string());
+            return Caught { name: bug.to_string(), seed: Some(seed), steps, violation };
+        }
+    }
+    Caught { name: bug.to_string(), seed: None, steps, violation: None }
 }

@@ -3,6 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use terrace_cache::planted::{Bug, plant};
 use terrace_scheduler::{Outcome, Stats};
 
 use super::action::{Action, Opening};
@@ -39,6 +40,13 @@ pub struct Life {
 /// Lives the life that a seed draws: so many steps with faults, then until all has ended.
 #[must_use]
 pub fn live(seed: u64, steps: u64) -> Life {
+    live_with(seed, steps, None)
+}
+
+/// The same with a bug planted.
+#[must_use]
+pub fn live_with(seed: u64, steps: u64, bug: Option<Bug>) -> Life {
+    plant(bug);
     let mut dice = Dice::new(seed);
     let swarm = Swarm::draw(&mut dice);
     let mut simulation = Simulation {
@@ -57,6 +65,7 @@ pub fn live(seed: u64, steps: u64) -> Life {
         simulation.stormy_phase(steps)?;
         simulation.calm_phase()
     }));
+    plant(None);
     let violation = match lived {
         Ok(result) => result.err(),
         Err(panic) => Some(Violation::Panic(panic_message(panic.as_ref()))),
@@ -298,7 +307,7 @@ impl Simulation {
 
     fn end_step(&mut self) -> Result<(), Violation> {
         self.step_due = None;
-        if self.strikes(FaultKind::StepFailed) {
+        if self.dice.one_in(4) && self.strikes(FaultKind::StepFailed) {
             self.faults.count(FaultKind::StepFailed);
             return self.perform(Action::FailStep);
         }
@@ -308,17 +317,18 @@ impl Simulation {
 
     /// Aborts, restarts and the like, at any moment.
     fn chaos(&mut self) -> Result<(), Violation> {
-        if self.strikes(FaultKind::Abort) && !self.stage.live.is_empty() {
+        let alive = !self.stage.live.is_empty();
+        if alive && self.dice.one_in(8) && self.strikes(FaultKind::Abort) {
             self.faults.count(FaultKind::Abort);
             let nth = self.dice.below(self.stage.live.len() as u64) as u32;
             self.perform(Action::Abort(nth))?;
         }
-        if self.strikes(FaultKind::Repeated) {
+        if self.dice.one_in(4) && self.strikes(FaultKind::Repeated) {
             self.faults.count(FaultKind::Repeated);
             let nth = self.dice.below(16) as u32;
             self.perform(Action::Repeat(nth))?;
         }
-        if self.dice.one_in(16) && self.strikes(FaultKind::StoreRestart) {
+        if self.dice.one_in(64) && self.strikes(FaultKind::StoreRestart) {
             self.faults.count(FaultKind::StoreRestart);
             let leftovers = self.dice.one_in(2);
             self.perform(Action::RestartL3(leftovers))?;

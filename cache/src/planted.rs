@@ -1,0 +1,120 @@
+//! Bugs that can be planted, to prove that the simulator finds them.
+//!
+//! Without the feature `planted`, which only the tests turn on, [`planted`] is always false and the
+//! compiler removes every trace of this.
+
+use std::fmt::{self, Write};
+
+/// A small change of behaviour that must not go unnoticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Bug {
+    SkipTokenCompare,
+    PublishFailedTransfer,
+    EvictParentFirst,
+    EvictPinnedDevicePages,
+    EvictPinnedHostPages,
+    LengthenSharedNode,
+    KeepKeyOfRemovedNode,
+    LeaveSaltOutOfNamespace,
+    LeavePrefixOutOfKey,
+    MatchUnsoundHostCopy,
+    MiscountEvictablePages,
+    MergeAcrossPins,
+    LeakPinOnAbort,
+    LosePagesOnCompletion,
+    FreePagesOfRunningStep,
+    FetchFromPageZero,
+    UseKeysOfTheProbe,
+    UnpinDuringBackup,
+    DropBudgetOfLateOperation,
+    BelieveBestRank,
+    ReuseAfterTimeout,
+    PublishUncomputedPage,
+    BelieveFailedStep,
+    KeepRowOfDuplicate,
+    KeepSharingAfterEnd,
+    BelieveDrafts,
+    LoseSlotOnRetraction,
+    BelieveWholePrefetch,
+    CountRankTwice,
+    GrowOnePageTooLate,
+    TrustCorruptHostCopy,
+    ForgetWriteBackPin,
+}
+
+impl Bug {
+    /// Every bug that can be planted.
+    pub const ALL: [Bug; 32] = [
+        Self::SkipTokenCompare,
+        Self::PublishFailedTransfer,
+        Self::EvictParentFirst,
+        Self::EvictPinnedDevicePages,
+        Self::EvictPinnedHostPages,
+        Self::LengthenSharedNode,
+        Self::KeepKeyOfRemovedNode,
+        Self::LeaveSaltOutOfNamespace,
+        Self::LeavePrefixOutOfKey,
+        Self::MatchUnsoundHostCopy,
+        Self::MiscountEvictablePages,
+        Self::MergeAcrossPins,
+        Self::LeakPinOnAbort,
+        Self::LosePagesOnCompletion,
+        Self::FreePagesOfRunningStep,
+        Self::FetchFromPageZero,
+        Self::UseKeysOfTheProbe,
+        Self::UnpinDuringBackup,
+        Self::DropBudgetOfLateOperation,
+        Self::BelieveBestRank,
+        Self::ReuseAfterTimeout,
+        Self::PublishUncomputedPage,
+        Self::BelieveFailedStep,
+        Self::KeepRowOfDuplicate,
+        Self::KeepSharingAfterEnd,
+        Self::BelieveDrafts,
+        Self::LoseSlotOnRetraction,
+        Self::BelieveWholePrefetch,
+        Self::CountRankTwice,
+        Self::GrowOnePageTooLate,
+        Self::TrustCorruptHostCopy,
+        Self::ForgetWriteBackPin,
+    ];
+}
+
+impl fmt::Display for Bug {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, letter) in format!("{self:?}").char_indices() {
+            if place > 0 && letter.is_ascii_uppercase() {
+                f.write_char('-')?;
+            }
+            f.write_char(letter.to_ascii_lowercase())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug in this thread, or none.
+#[cfg(feature = "planted")]
+pub fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// Whether this bug is planted.
+#[cfg(feature = "planted")]
+#[must_use]
+pub fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// Whether this bug is planted: never.
+#[cfg(not(feature = "planted"))]
+#[must_use]
+#[inline(always)]
+pub const fn planted(_: Bug) -> bool {
+    false
+}

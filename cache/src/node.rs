@@ -105,7 +105,7 @@ impl Node {
     }
 
     pub(crate) fn has_sound_host_copy(&self) -> bool {
-        self.held_by::<Host>() && (!self.host_unsound || planted(Bug::MatchUnsoundHostCopy))
+        self.held_by::<Host>() && !self.host_unsound
     }
 
     /// Whether the host copy is unsound and may be replaced: nobody reads it any more.

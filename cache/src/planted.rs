@@ -18,12 +18,12 @@ pub enum Bug {
     KeepKeyOfRemovedNode,
     LeaveSaltOutOfNamespace,
     LeavePrefixOutOfKey,
-    MatchUnsoundHostCopy,
+    KeepRowOfRetracted,
     MiscountEvictablePages,
     MergeAcrossPins,
     LeakPinOnAbort,
     LosePagesOnCompletion,
-    FreePagesOfRunningStep,
+    BelieveWholeLoadBack,
     FetchFromPageZero,
     UseKeysOfTheProbe,
     UnpinDuringBackup,
@@ -40,7 +40,7 @@ pub enum Bug {
     CountRankTwice,
     GrowOnePageTooLate,
     TrustCorruptHostCopy,
-    ForgetWriteBackPin,
+    ReuseAfterDeadline,
 }
 
 impl Bug {
@@ -55,12 +55,12 @@ impl Bug {
         Self::KeepKeyOfRemovedNode,
         Self::LeaveSaltOutOfNamespace,
         Self::LeavePrefixOutOfKey,
-        Self::MatchUnsoundHostCopy,
+        Self::KeepRowOfRetracted,
         Self::MiscountEvictablePages,
         Self::MergeAcrossPins,
         Self::LeakPinOnAbort,
         Self::LosePagesOnCompletion,
-        Self::FreePagesOfRunningStep,
+        Self::BelieveWholeLoadBack,
         Self::FetchFromPageZero,
         Self::UseKeysOfTheProbe,
         Self::UnpinDuringBackup,
@@ -77,7 +77,7 @@ impl Bug {
         Self::CountRankTwice,
         Self::GrowOnePageTooLate,
         Self::TrustCorruptHostCopy,
-        Self::ForgetWriteBackPin,
+        Self::ReuseAfterDeadline,
     ];
 }
 

@@ -66,6 +66,17 @@ impl Sequence {
         &self.keys
     }
 
+    /// The first `pages` whole pages, as a sequence of their own.
+    #[must_use]
+    pub fn prefix(&self, pages: u32) -> Sequence {
+        Self {
+            root: self.root,
+            page_size: self.page_size,
+            tokens: self.tokens[..pages as usize * self.page_size].to_vec(),
+            keys: self.keys[..pages as usize].to_vec(),
+        }
+    }
+
     /// The whole pages from `start` up to, not including, `end`.
     #[must_use]
     pub fn run(&self, start: u32, end: u32) -> PageRun<'_> {

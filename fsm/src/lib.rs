@@ -27,6 +27,6 @@ mod trace;
 
 pub use event::{Event, EventName, Handover};
 pub use ids::{OpId, RequestId, Slot, Time};
-pub use lifecycle::{Context, Lifecycle};
+pub use lifecycle::Lifecycle;
 pub use state::{Computing, FailReason, State, StateName};
 pub use trace::{IllegalTransition, Transition, replay};

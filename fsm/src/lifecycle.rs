@@ -9,16 +9,6 @@ use crate::event::Event;
 use crate::ids::OpId;
 use crate::state::{Computing, State, StateName};
 
-/// Where transitions give things back to.
-#[derive(Debug)]
-pub struct Context<'a> {
-    /// Takes back pins and pages.
-    pub cache: &'a mut Cache,
-    /// Set while the engine computes a step that this request is part of: its device pages are
-    /// being written, so they go here and not to the cache.
-    pub in_step: Option<&'a mut Vec<Computing>>,
-}
-
 /// The life of one request.
 pub struct Lifecycle {
     machine: StateMachine<Machine>,
@@ -35,15 +25,11 @@ impl Lifecycle {
     ///
     /// # Panics
     /// If the event is illegal in this state: the scheduler is broken.
-    pub fn handle(
-        &mut self,
-        event: &Event<'_>,
-        context: &mut Context<'_>,
-    ) -> (StateName, StateName) {
+    pub fn handle(&mut self, event: &Event<'_>, cache: &mut Cache) -> (StateName, StateName) {
         let from = self.state().name();
         let expected = from.after(event.name());
         assert!(expected.is_some(), "{:?} is illegal in {from:?}", event.name());
-        self.machine.handle_with_context(event, context);
+        self.machine.handle_with_context(event, cache);
         let to = self.state().name();
         debug_assert_eq!(Some(to), expected, "{:?} in {from:?}", event.name());
         (from, to)
@@ -73,7 +59,7 @@ struct Machine;
 
 impl IntoStateMachine for Machine {
     type Event<'event> = Event<'event>;
-    type Context<'context> = Context<'context>;
+    type Context<'context> = Cache;
     type State = State;
     type Superstate<'state> = Superstate;
 
@@ -92,7 +78,7 @@ impl blocking::Superstate<Machine> for Superstate {
         &mut self,
         _: &mut Machine,
         event: &Event<'_>,
-        _: &mut Context<'_>,
+        _: &mut Cache,
     ) -> Outcome<State> {
         match event {
             Event::Abort => Outcome::Transition(State::Aborted),
@@ -121,14 +107,14 @@ impl blocking::State<Machine> for State {
         &mut self,
         _: &mut Machine,
         event: &Event<'_>,
-        context: &mut Context<'_>,
+        cache: &mut Cache,
     ) -> Outcome<State> {
         match self {
             State::Submitted { probe } => in_submitted(probe, event),
-            State::Prefetching { path, .. } => in_prefetching(path, event, context),
-            State::PrefetchDone { path } => in_prefetch_done(path, event, context),
-            State::Prefilling(_) | State::Decoding(_) => self.while_computing(event, context),
-            State::Retracted { kept, write_back } => in_retracted(kept, write_back, event, context),
+            State::Prefetching { path, .. } => in_prefetching(path, event, cache),
+            State::PrefetchDone { path } => in_prefetch_done(path, event, cache),
+            State::Prefilling(_) | State::Decoding(_) => self.while_computing(event, cache),
+            State::Retracted { kept, write_back } => in_retracted(kept, write_back, event, cache),
             State::Draining { .. } => self.while_draining(event),
             State::WritingBack { .. } => in_writing_back(event),
             State::Finished | State::Aborted | State::Failed(_) | State::Left => Outcome::Super,
@@ -136,7 +122,7 @@ impl blocking::State<Machine> for State {
     }
 
     /// Gives back whatever the transition did not hand on.
-    fn call_exit_action(&mut self, _: &mut Machine, context: &mut Context<'_>) {
+    fn call_exit_action(&mut self, _: &mut Machine, cache: &mut Cache) {
         match std::mem::replace(self, State::Left) {
             State::Prefetching { path: pin, .. }
             | State::PrefetchDone { path: pin }
@@ -144,15 +130,11 @@ impl blocking::State<Machine> for State {
                 if let Some(pin) = pin
                     && !planted(Bug::LeakPinOnAbort)
                 {
-                    context.cache.unpin_host(pin);
+                    cache.unpin_host(pin);
                 }
             }
-            State::Prefilling(computing) | State::Decoding(computing) => match &mut context.in_step
-            {
-                Some(in_step) if !planted(Bug::FreePagesOfRunningStep) => in_step.push(computing),
-                Some(_) | None => computing.release(context.cache),
-            },
-            State::Draining { path } => context.cache.unpin_device(path),
+            State::Prefilling(computing) | State::Decoding(computing) => computing.release(cache),
+            State::Draining { path } => cache.unpin_device(path),
             State::Submitted { .. }
             | State::WritingBack { .. }
             | State::Finished
@@ -202,7 +184,7 @@ fn in_submitted(probe: &mut Option<OpId>, event: &Event<'_>) -> Outcome<State> {
 fn in_prefetching(
     path: &mut Option<HostPin>,
     event: &Event<'_>,
-    context: &mut Context<'_>,
+    cache: &mut Cache,
 ) -> Outcome<State> {
     match event {
         Event::PrefetchEnded { path: longer } => {
@@ -212,7 +194,7 @@ fn in_prefetching(
             };
             Outcome::Transition(State::PrefetchDone { path })
         }
-        Event::PinsYielded => yield_pin(path, context),
+        Event::PinsYielded => yield_pin(path, cache),
         _ => Outcome::Super,
     }
 }
@@ -220,11 +202,11 @@ fn in_prefetching(
 fn in_prefetch_done(
     path: &mut Option<HostPin>,
     event: &Event<'_>,
-    context: &mut Context<'_>,
+    cache: &mut Cache,
 ) -> Outcome<State> {
     match event {
         Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
-        Event::PinsYielded => yield_pin(path, context),
+        Event::PinsYielded => yield_pin(path, cache),
         _ => Outcome::Super,
     }
 }
@@ -233,18 +215,18 @@ fn in_retracted(
     kept: &mut Option<HostPin>,
     write_back: &mut Option<OpId>,
     event: &Event<'_>,
-    context: &mut Context<'_>,
+    cache: &mut Cache,
 ) -> Outcome<State> {
     match event {
         Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
         Event::Kept(pin) => {
             *write_back = None;
             if let Some(shorter) = kept.replace(pin.take()) {
-                context.cache.unpin_host(shorter);
+                cache.unpin_host(shorter);
             }
             Outcome::Handled
         }
-        Event::PinsYielded => yield_pin(kept, context),
+        Event::PinsYielded => yield_pin(kept, cache),
         _ => Outcome::Super,
     }
 }
@@ -256,33 +238,33 @@ fn in_writing_back(event: &Event<'_>) -> Outcome<State> {
     }
 }
 
-fn yield_pin(pin: &mut Option<HostPin>, context: &mut Context<'_>) -> Outcome<State> {
+fn yield_pin(pin: &mut Option<HostPin>, cache: &mut Cache) -> Outcome<State> {
     if let Some(pin) = pin.take() {
-        context.cache.unpin_host(pin);
+        cache.unpin_host(pin);
     }
     Outcome::Handled
 }
 
 impl State {
-    fn while_computing(&mut self, event: &Event<'_>, context: &mut Context<'_>) -> Outcome<State> {
+    fn while_computing(&mut self, event: &Event<'_>, cache: &mut Cache) -> Outcome<State> {
         let (State::Prefilling(computing) | State::Decoding(computing)) = self else {
             return Outcome::Super;
         };
         match event {
             Event::Grow { pages, grown } => {
-                grown.set(context.cache.grow_device_pages(&mut computing.tail, *pages));
+                grown.set(cache.grow_device_pages(&mut computing.tail, *pages));
                 Outcome::Handled
             }
             Event::Computed { run, published } => {
                 let Computing { path, tail, .. } = computing;
-                published.set(Some(context.cache.publish_device(path, *run, tail)));
+                published.set(Some(cache.publish_device(path, *run, tail)));
                 Outcome::Handled
             }
             Event::LoadBackEnded { path } => {
                 computing.load_back = None;
                 if let Some(path) = path {
                     let shorter = std::mem::replace(&mut computing.path, path.take());
-                    context.cache.unpin_device(shorter);
+                    cache.unpin_device(shorter);
                 }
                 Outcome::Handled
             }
@@ -290,16 +272,16 @@ impl State {
             Event::Completed => {
                 let Computing { path, tail, .. } = self.leave_computing();
                 if !planted(Bug::LosePagesOnCompletion) {
-                    context.cache.give_device_pages(tail);
+                    cache.give_device_pages(tail);
                 }
                 Outcome::Transition(State::Draining { path })
             }
             Event::Retracted { kept, write_back } => {
                 let Computing { path, tail, .. } = self.leave_computing();
-                context.cache.give_device_pages(tail);
+                cache.give_device_pages(tail);
                 match write_back {
                     Some((_, pin)) => pin.put(path),
-                    None => context.cache.unpin_device(path),
+                    None => cache.unpin_device(path),
                 }
                 let write_back = write_back.map(|(op, _)| op);
                 Outcome::Transition(State::Retracted { kept: Some(kept.take()), write_back })

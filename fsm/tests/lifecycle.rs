@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use terrace_cache::{Cache, CacheConfig, Claims, Cursor, PageKey, Sequence};
 use terrace_fsm::{
-    Computing, Context, Event, EventName, FailReason, Handover, Lifecycle, OpId, Slot, StateName,
+    Computing, Event, EventName, FailReason, Handover, Lifecycle, OpId, Slot, StateName,
 };
 
 const NAMESPACE: PageKey = PageKey(1);
@@ -14,7 +14,6 @@ struct World {
     cache: Cache,
     life: Lifecycle,
     sequence: Sequence,
-    held: Vec<Computing>,
 }
 
 impl World {
@@ -25,12 +24,11 @@ impl World {
             cache: Cache::new(&config),
             life: Lifecycle::new(),
             sequence: Sequence::new(NAMESPACE, 2, (0..9).collect()),
-            held: Vec::new(),
         }
     }
 
     fn handle(&mut self, event: &Event<'_>) -> (StateName, StateName) {
-        self.life.handle(event, &mut Context { cache: &mut self.cache, in_step: None })
+        self.life.handle(event, &mut self.cache)
     }
 
     fn computing(&mut self) -> Computing {
@@ -90,9 +88,6 @@ impl World {
     fn audit(&self) {
         let mut claims = Claims::default();
         self.life.state().claim(&mut claims);
-        for computing in &self.held {
-            computing.claim(&mut claims);
-        }
         self.cache.audit(&claims).expect("nothing is lost");
     }
 }
@@ -159,22 +154,6 @@ fn abort_is_legal_in_every_live_state_and_gives_everything_back() {
         let usage = world.cache.usage();
         assert_eq!(usage.device.free_pages, usage.device.total_pages, "{state:?}");
         assert_eq!(usage.host.free_pages, usage.host.total_pages, "{state:?}");
-    }
-}
-
-#[test]
-fn pages_of_a_running_step_outlive_an_abort() {
-    for state in [StateName::Prefilling, StateName::Decoding] {
-        let mut world = world_in(state);
-        let free = world.cache.usage().device.free_pages;
-        let mut context = Context { cache: &mut world.cache, in_step: Some(&mut world.held) };
-        world.life.handle(&Event::Abort, &mut context);
-        assert_eq!(world.cache.usage().device.free_pages, free, "{state:?}");
-        world.audit();
-        for computing in world.held.drain(..) {
-            computing.release(&mut world.cache);
-        }
-        world.audit();
     }
 }
 

@@ -42,7 +42,7 @@ impl Scheduler {
                 break;
             }
             let mut tried = self.try_admit(candidate.handle, plan);
-            if tried == Tried::Blocked && self.nothing_computes() {
+            if tried == Tried::Blocked && self.only_waiting_hold_memory() {
                 // Only those who wait hold memory: they give it up, and the first goes ahead.
                 self.yield_waiting_pins(candidate.handle);
                 tried = self.try_admit(candidate.handle, plan);
@@ -62,12 +62,15 @@ impl Scheduler {
         self.candidates = candidates;
     }
 
-    fn nothing_computes(&self) -> bool {
-        self.running.is_empty()
+    fn only_waiting_hold_memory(&self) -> bool {
+        self.running.is_empty() && self.pages_making_room() == 0
     }
 
     fn try_admit(&mut self, handle: Handle, plan: &mut Plan) -> Tried {
         let page_size = self.config.cache.page_size;
+        if self.prefetch_has_just_begun(handle) {
+            return Tried::Deferred;
+        }
         let entry = &self.requests[handle];
         // At least one token is computed, for there must be something to produce the next from.
         let cacheable_pages = (entry.tokens() - 1) / page_size;
@@ -97,6 +100,13 @@ impl Scheduler {
         Tried::Admitted
     }
 
+    /// Whether its prefetch is part of this very plan: it gets at least until the next.
+    fn prefetch_has_just_begun(&self, handle: Handle) -> bool {
+        let state = self.requests[handle].life.state();
+        state.name() == StateName::Prefetching
+            && state.operation().is_some_and(|op| self.operations.started(op) == Some(self.now))
+    }
+
     /// Pages for all tokens there are and the first decode.
     pub(crate) fn prefill_pages(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
@@ -119,16 +129,24 @@ impl Scheduler {
             self.stop_waiting(handle);
         }
         self.abandon_operation(handle);
+        self.release_fetched(handle);
         self.leave_queue(handle);
-        self.count_hits(handle, path.depth(), load_pages);
 
         let entry = &mut self.requests[handle];
-        let found_now = !entry.counted;
-        entry.counted = true;
+        let is_first = !entry.admitted_before;
+        if is_first {
+            self.stats.prompt_tokens += u64::from(entry.prompt_tokens);
+            self.stats.device_hit_tokens +=
+                u64::from(path.depth()) * u64::from(self.config.cache.page_size);
+        }
+        entry.counts_loaded = is_first;
+        entry.admitted_before = true;
         entry.start_by = None;
         entry.sharing_since = None;
         entry.waited_for_room = false;
-        entry.row_entries = 0;
+        if !planted(Bug::KeepRowOfRetracted) {
+            entry.row_entries = 0;
+        }
         entry.stalled = false;
         entry.computed_tokens = path.depth() * self.config.cache.page_size;
         entry.prefill_end = entry.tokens();
@@ -136,8 +154,8 @@ impl Scheduler {
         entry.sequence.reserve(remaining.min(4096));
         let priority = entry.priority;
         match &source {
-            Some(source) => self.cache.touch_host(source, found_now, priority),
-            None => self.cache.touch(&path, found_now, priority),
+            Some(source) => self.cache.touch_host(source, is_first, priority),
+            None => self.cache.touch(&path, is_first, priority),
         }
 
         let mut tail = self.cache.take_device_pages(new_pages).expect("room was made");
@@ -176,31 +194,32 @@ impl Scheduler {
     }
 
     /// How many pages to load from host: none if computing them is faster.
-    fn load_back_pages(&self, handle: Handle, found: &Match) -> u32 {
+    fn load_back_pages(&mut self, handle: Handle, found: &Match) -> u32 {
         let pages = found.host.depth - found.device.depth;
         let in_flight = self.stats.load_backs.in_flight_pages;
-        let worth_it = pages >= self.config.copies.load_back_threshold_pages
+        let possible = pages >= self.config.copies.load_back_threshold_pages
             && in_flight + pages <= self.config.copies.load_back_pages_max
             && !found.arriving
-            && !self.requests[handle].distrusts_host
-            && self.rates.load_back_pays(pages, pages * self.config.cache.page_size);
-        if worth_it { pages } else { 0 }
+            && !self.requests[handle].distrusts_host;
+        if !possible {
+            return 0;
+        }
+        if !self.rates.load_back_pays(pages, pages * self.config.cache.page_size) {
+            self.rates.forgive_load_back();
+            return 0;
+        }
+        pages
     }
 
-    /// Hits are counted once, when a request is first admitted.
-    fn count_hits(&mut self, handle: Handle, device_pages: u32, load_pages: u32) {
-        let entry = &self.requests[handle];
-        if entry.counted {
-            return;
-        }
+    /// Hits are counted once, when a request is first admitted; those that must be loaded, when
+    /// they have been.
+    pub(crate) fn count_loaded(&mut self, handle: Handle, loaded: std::ops::Range<u32>) {
+        let fetched = &self.requests[handle].fetched;
+        let from_l3 = loaded.end.min(fetched.end).saturating_sub(loaded.start.max(fetched.start));
+        let from_host = loaded.len() as u32 - from_l3;
         let page_size = u64::from(self.config.cache.page_size);
-        let loaded = device_pages..device_pages + load_pages;
-        let fetched =
-            loaded.end.min(entry.fetched.end).saturating_sub(loaded.start.max(entry.fetched.start));
-        self.stats.prompt_tokens += u64::from(entry.prompt_tokens);
-        self.stats.device_hit_tokens += u64::from(device_pages) * page_size;
-        self.stats.host_hit_tokens += u64::from(load_pages - fetched) * page_size;
-        self.stats.l3_hit_tokens += u64::from(fetched) * page_size;
+        self.stats.host_hit_tokens += u64::from(from_host) * page_size;
+        self.stats.l3_hit_tokens += u64::from(from_l3) * page_size;
     }
 
     // ---- sharing what is being computed ----
@@ -208,13 +227,10 @@ impl Scheduler {
     /// Whether another request is computing or loading the next page of this one, and the wait for
     /// it is still within bounds.
     fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
-        let entry = &self.requests[handle];
-        let next_key = entry.sequence.keys().get(found.host.depth as usize);
-        let computed_by_another =
-            next_key.and_then(|key| self.computing.get(key)).is_some_and(|&by| by != handle);
-        if !computed_by_another && !found.arriving {
+        if !found.arriving && !self.is_coming(handle, found.host.depth) {
             return false;
         }
+        let entry = &self.requests[handle];
         let bound = ms(self.config.queue.share_wait_max_ms);
         let since = entry.sharing_since.unwrap_or(self.now);
         if entry.sharing_since.is_none() {
@@ -229,11 +245,22 @@ impl Scheduler {
         waits
     }
 
+    /// Whether another request computes or fetches this page of the request's.
+    pub(crate) fn is_coming(&self, handle: Handle, page: u32) -> bool {
+        let key = self.requests[handle].sequence.keys().get(page as usize);
+        key.and_then(|key| self.computing.get(key)).is_some_and(|&by| by != handle)
+    }
+
     /// Lets others know which page this request computes next.
     pub(crate) fn start_sharing(&mut self, handle: Handle) {
+        let next_page = self.requests[handle].computed_tokens / self.config.cache.page_size;
+        self.announce(handle, next_page);
+    }
+
+    /// Lets others know which page this request is about to have.
+    pub(crate) fn announce(&mut self, handle: Handle, next_page: u32) {
         self.stop_sharing(handle);
         let entry = &self.requests[handle];
-        let next_page = entry.computed_tokens / self.config.cache.page_size;
         let Some(&key) = entry.sequence.keys().get(next_page as usize) else { return };
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.computing.entry(key) {
             vacant.insert(handle);

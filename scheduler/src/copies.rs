@@ -46,6 +46,26 @@ impl Scheduler {
         }
     }
 
+    /// Under the write-back policy, copies what would be evicted next to host before the decodes need
+    /// its room: they cannot wait for it.
+    pub(crate) fn copy_ahead(&mut self, plan: &mut Plan) {
+        if !self.cache.write_policy().writes_at_eviction() || self.config.cache.host_pages == 0 {
+            return;
+        }
+        let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
+        while self.cache.usage().device.free_pages + self.pages_making_room() < reserve {
+            let Some(victim) = self.cache.device_victim().filter(|victim| victim.is_last_copy)
+            else {
+                return;
+            };
+            let source = self.cache.pin_victim(victim);
+            if let Err(source) = self.start_write_back(source, None, false, plan) {
+                self.cache.unpin_device(source);
+                return;
+            }
+        }
+    }
+
     /// Makes so many host pages free; backups that wait for their turn give way.
     pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
         while !self.cache.free_host_pages(pages) {
@@ -115,11 +135,11 @@ impl Scheduler {
     }
 
     /// Device pages that copies in flight will make evictable; late ones are not counted on.
-    fn pages_making_room(&self) -> usize {
+    pub(crate) fn pages_making_room(&self) -> usize {
         let timeout = ms(self.config.copies.write_back_timeout_ms);
         let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
         let makes_room = |operation: &Operation| match operation.work {
-            Work::WriteBack { for_eviction, .. } => for_eviction,
+            Work::WriteBack { .. } => true,
             Work::Probe { .. }
             | Work::Prefetch { .. }
             | Work::LoadBack { .. }
@@ -168,6 +188,7 @@ impl Scheduler {
         let now = self.now;
         let entry = &mut self.requests[handle];
         entry.computed_tokens = 0;
+        entry.distrusts_host = false;
         entry.waiting_since = now;
         self.wait_until(handle, None);
         self.enqueue(handle);
@@ -186,12 +207,18 @@ impl Scheduler {
         if corrupt {
             self.cache.distrust_host(&source, start_page + sound_pages);
         }
-        if sound_pages == count {
+        if sound_pages == count && owner.is_some() {
             self.rates.observe_load_back(count, self.now.since(started));
         }
         if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
             let path = self.cache.pin_device_along(&source);
-            let loaded = path.depth();
+            let loaded = match planted(Bug::BelieveWholeLoadBack) {
+                true => source.depth(),
+                false => path.depth(),
+            };
+            if self.requests[handle].counts_loaded {
+                self.count_loaded(handle, start_page..loaded.max(start_page));
+            }
             self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
             self.wait_until(handle, None);
             let entry = &mut self.requests[handle];
@@ -228,37 +255,42 @@ impl Scheduler {
         plan: &mut Plan,
     ) -> Result<OpId, DevicePin> {
         let unwritten = self.cache.unwritten_pages(&source, at_end);
-        let share = self.config.copies.write_back_pages_max;
-        let in_share = (share - self.stats.write_backs.in_flight_pages.min(share)) as usize;
-        let room = in_share.min(self.cache.usage().host.available_pages());
-        // Part of what must make room makes none.
-        if !at_end && room < unwritten {
-            return Err(source);
-        }
-        let mut wanted = unwritten.min(in_share);
-        if !self.make_host_room(wanted) {
-            wanted = wanted.min(self.cache.usage().host.free_pages);
-        }
+        // Room for the rest of a path must not be made by evicting its beginning.
+        let kept = self.cache.pin_host_along(&source);
+        let wanted = self.room_for_write_back(unwritten, at_end);
+        self.cache.unpin_host(kept);
         if wanted == 0 {
             return Err(source);
         }
+        self.stats.write_backs_skipped_pages += (unwritten - wanted) as u64;
         let first = plan.copy_device_pages.len() as u32;
         let arrival =
             self.cache.begin_write_back(&source, at_end, wanted, &mut plan.copy_device_pages);
         let count = arrival.pages();
         let pages = self.take_host_pages(count);
         plan.copy_host_pages.extend_from_slice(pages.as_slice());
-        let for_eviction = !at_end;
-        let source = match planted(Bug::ForgetWriteBackPin) {
-            true => self.cache.let_go(source),
-            false => source,
-        };
-        let work = Work::WriteBack { source, arrival, pages, for_eviction };
+        let work = Work::WriteBack { source, arrival, pages };
         let count = count as u32;
         let op = self.operations.start(work, owner, count, self.now, &mut self.stats);
         let pages = first..first + count;
         plan.copies.push(Copy { op, direction: CopyDirection::WriteBack, pages });
         Ok(op)
+    }
+
+    /// Makes host room for so many pages and tells for how many there is: at a request's end as many
+    /// as can be, else all or none, for a part of what must make room makes none.
+    fn room_for_write_back(&mut self, pages: usize, at_end: bool) -> usize {
+        let share = self.config.copies.write_back_pages_max;
+        let in_share = (share - self.stats.write_backs.in_flight_pages.min(share)) as usize;
+        let room = in_share.min(self.cache.usage().host.available_pages());
+        if !at_end && room < pages {
+            return 0;
+        }
+        let wanted = pages.min(in_share);
+        if self.make_host_room(wanted) {
+            return wanted;
+        }
+        wanted.min(self.cache.usage().host.free_pages)
     }
 
     fn take_host_pages(&mut self, count: usize) -> HostPages {
@@ -293,6 +325,10 @@ impl Scheduler {
     fn drain(&mut self, handle: Handle, wanted: usize, plan: &mut Plan) {
         if wanted == 0 {
             self.finish(handle);
+            return;
+        }
+        if self.cache.usage().host.available_pages() == 0 && self.backups.is_empty() {
+            self.skip_drain(handle);
             return;
         }
         let path = Handover::empty();
@@ -340,9 +376,7 @@ impl Scheduler {
     /// What arrived sound on host is published, and queued for L3.
     pub(crate) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, sound_pages, .. } = operation;
-        let Work::WriteBack { source, arrival, pages, .. } = work else {
-            unreachable!("a write-back")
-        };
+        let Work::WriteBack { source, arrival, pages } = work else { unreachable!("a write-back") };
         self.cache.end_write_back(&source, &arrival, pages, sound_pages as usize);
         if sound_pages > 0 && self.backs_up() {
             let stored = self.cache.pin_host_along(&source);

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Context, Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
 
 use crate::config::ms;
 use crate::error::EventError;
@@ -67,6 +67,7 @@ impl Scheduler {
             self.prefill_streak = 0;
             return;
         }
+        self.copy_ahead(plan);
         self.plan_rows(plan);
         self.begin_step(plan);
     }
@@ -239,9 +240,8 @@ impl Scheduler {
         self.step = Some(Step { id, started: self.now, members });
     }
 
-    fn member(&mut self, request: RequestId, end: u32, tokens_max: u32, is_decode: bool) -> Member {
+    fn member(&self, request: RequestId, end: u32, tokens_max: u32, is_decode: bool) -> Member {
         let handle = self.requests.find(request).expect("a member of the batch is alive");
-        self.requests[handle].in_step = true;
         Member { handle, request, end, tokens_max, is_decode }
     }
 
@@ -298,7 +298,6 @@ impl Scheduler {
 
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
-        self.leave_step(&step);
         self.observe_prefill_rate(&step);
         let mut in_order = results.iter().peekable();
         for member in &step.members {
@@ -362,8 +361,7 @@ impl Scheduler {
         let published = Cell::new(None);
         let Entry { life, sequence, .. } = &mut self.requests[handle];
         let run = sequence.run(start, end);
-        let mut context = Context { cache: &mut self.cache, in_step: None };
-        life.handle(&LifeEvent::Computed { run, published: &published }, &mut context);
+        life.handle(&LifeEvent::Computed { run, published: &published }, &mut self.cache);
         let duplicate = published.get().and_then(|published| published.first_duplicate);
         if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
             // The tree had some of these pages: the row must name the tree's, not ours.
@@ -384,7 +382,6 @@ impl Scheduler {
     /// The step wrote nothing that can be trusted: its members try again, but not for ever.
     pub(crate) fn step_failed(&mut self, step: Step) {
         self.stats.steps_failed += 1;
-        self.leave_step(&step);
         for member in &step.members {
             let Some(entry) = self.requests.get_mut(member.handle) else { continue };
             entry.failed_steps += 1;
@@ -396,17 +393,6 @@ impl Scheduler {
             }
         }
         self.spare_step = Some(step);
-    }
-
-    fn leave_step(&mut self, step: &Step) {
-        for member in &step.members {
-            if let Some(entry) = self.requests.get_mut(member.handle) {
-                entry.in_step = false;
-            }
-        }
-        for computing in self.held_by_step.drain(..) {
-            computing.release(&mut self.cache);
-        }
     }
 
     fn observe_prefill_rate(&mut self, step: &Step) {

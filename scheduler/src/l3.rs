@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HostPin, PageRun};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, StateName};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 
 use crate::config::{L3Config, PrefetchPolicy, ms};
-use crate::operations::{Operation, Work};
+use crate::operations::{Anchor, Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
 use crate::requests::{Found, Handle};
 use crate::scheduler::Scheduler;
@@ -20,20 +20,37 @@ pub(crate) struct Reading {
     pub(crate) to_probe: VecDeque<Handle>,
     /// Requests of which L3 has enough.
     pub(crate) to_prefetch: VecDeque<Handle>,
+    /// Pages that L3 brought for requests that still wait to be admitted: they hold host memory.
+    pub(crate) waiting_pages: u32,
     negative: NegativeCache,
-    backoff: Backoff,
+    probe_backoff: Backoff,
+    prefetch_backoff: Backoff,
 }
 
 impl Reading {
     pub(crate) fn new(config: &L3Config) -> Self {
+        let backoff = || Backoff::new(ms(config.backoff_base_ms), ms(config.backoff_max_ms));
         Self {
             to_probe: VecDeque::new(),
             to_prefetch: VecDeque::new(),
+            waiting_pages: 0,
             negative: NegativeCache::new(ms(config.negative_ttl_ms), config.negative_max),
-            backoff: Backoff::new(ms(config.backoff_base_ms), ms(config.backoff_max_ms)),
+            probe_backoff: backoff(),
+            prefetch_backoff: backoff(),
         }
     }
 }
+
+/// A path whose host pages are to be stored.
+#[derive(Debug)]
+pub(crate) struct PendingBackup {
+    pub(crate) path: HostPin,
+    /// How often in a row it was not stored in full.
+    failures: u32,
+}
+
+/// A backup that fails so often in a row is given up.
+const BACKUP_FAILURES_MAX: u32 = 3;
 
 /// What a probe or prefetch may do.
 enum Decision {
@@ -98,20 +115,25 @@ impl Scheduler {
         let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
             return Decision::Skip;
         };
-        if !reading.backoff.allows(self.now) {
+        if !reading.probe_backoff.allows(self.now) || !reading.prefetch_backoff.allows(self.now) {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.lookup(sequence, end).host.depth;
-        let keys = &sequence.keys()[start_page as usize..end as usize];
-        let askable = reading.negative.askable(keys, self.now) as u32;
-        self.stats.negative_hits += u64::from(end - start_page - askable);
-        if askable < config.prefetch_threshold_pages {
+        if self.is_coming(handle, start_page) {
+            // Another request computes or fetches it: waiting for that is cheaper than L3.
             return Decision::Skip;
         }
-        if self.stats.probes.in_flight >= config.probes_max {
+        let keys = &sequence.keys()[start_page as usize..end as usize];
+        let askable = reading.negative.askable(keys, self.now) as u32;
+        let worth_it = askable >= config.prefetch_threshold_pages;
+        if worth_it && self.stats.probes.in_flight >= config.probes_max {
             return Decision::Wait;
+        }
+        self.stats.negative_hits += u64::from(end - start_page - askable);
+        if !worth_it {
+            return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
     }
@@ -131,11 +153,12 @@ impl Scheduler {
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
-        self.note_reading(operation.failed || operation.corrupt, operation.owner.is_some());
-        if let Some(reading) = &mut self.reading
-            && pages == 0
-        {
-            reading.negative.insert(first_key, self.now);
+        if let Some(reading) = &mut self.reading {
+            let failed = operation.failed || operation.corrupt;
+            reading.probe_backoff.note(failed, operation.owner.is_some(), self.now);
+            if pages == 0 {
+                reading.negative.insert(first_key, self.now);
+            }
         }
         let Some(handle) = operation.owner.filter(|&handle| self.waits_for(handle, op)) else {
             return;
@@ -153,22 +176,21 @@ impl Scheduler {
         }
     }
 
-    /// L3 has failed, or kept a request waiting in vain: it is left alone for a while.
-    pub(crate) fn l3_reading_failed(&mut self) {
-        if let Some(reading) = &mut self.reading {
-            reading.backoff.failed(self.now);
-        }
-    }
-
-    /// Notes what an operation says about L3. One that comes too late for its request is no proof
-    /// that L3 is well.
-    fn note_reading(&mut self, failed: bool, in_time: bool) {
-        if failed {
-            self.l3_reading_failed();
-        } else if let Some(reading) = &mut self.reading
-            && in_time
-        {
-            reading.backoff.succeeded();
+    /// L3 keeps a request waiting in vain: it is left alone for a while, and not asked for what it
+    /// did not deliver.
+    pub(crate) fn l3_is_late(&mut self, handle: Handle) {
+        let Some(reading) = &mut self.reading else { return };
+        let entry = &self.requests[handle];
+        match entry.life.state() {
+            State::Submitted { probe: Some(_) } => {
+                reading.probe_backoff.failed(self.now);
+                self.stats.probes.failures += 1;
+            }
+            State::Prefetching { start_page, .. } => {
+                reading.prefetch_backoff.failed(self.now);
+                reading.negative.insert(entry.sequence.keys()[*start_page as usize], self.now);
+            }
+            _ => {}
         }
     }
 
@@ -231,10 +253,15 @@ impl Scheduler {
             self.rates.forgive_prefetch();
             return Decision::Skip;
         }
-        let in_share = config.prefetch_pages_max - self.stats.prefetches.in_flight_pages;
-        if self.stats.quarantined_pages >= config.quarantine_pages_max {
+        let Some(reading) = &self.reading else { return Decision::Skip };
+        if self.stats.prefetches.quarantined_pages >= config.quarantine_pages_max
+            || !reading.prefetch_backoff.allows(self.now)
+            || self.is_coming(handle, start_page)
+        {
             return Decision::Skip;
         }
+        let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
+        let in_share = config.prefetch_pages_max.saturating_sub(in_use);
         let pages_now = pages.min(config.prefetch_pages_max);
         if pages_now > in_share {
             // Who waits only until there is room to run does not wait for a share.
@@ -290,6 +317,7 @@ impl Scheduler {
         let asked = self.requests[handle].sequence.run(asked_from, asked_from + pages);
         plan.l3_keys.extend_from_slice(asked.keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
+        let anchor = Anchor::Pinned(anchor);
         let work = Work::Prefetch { anchor, pages: destination, keys, tokens };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op {
@@ -300,6 +328,7 @@ impl Scheduler {
         });
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
+        self.announce(handle, start_page);
         self.wait_for_prefetch(handle, pages);
         if self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort) {
             self.enqueue(handle);
@@ -309,33 +338,81 @@ impl Scheduler {
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Prefetch { mut anchor, mut pages, keys, tokens } = work else {
+        let Work::Prefetch { anchor, mut pages, keys, tokens } = work else {
             unreachable!("a prefetch")
         };
-        let start_page = anchor.depth();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
-        let page_size = self.config.cache.page_size as usize;
+        if let Some(reading) = &mut self.reading {
+            reading.prefetch_backoff.note(failed || corrupt, owner.is_some(), self.now);
+            keys[..sound].iter().for_each(|&key| reading.negative.remove(key));
+            if let Some(&undelivered) = keys.get(sound) {
+                reading.negative.insert(undelivered, self.now);
+            }
+        }
+        if sound > 0 && owner.is_some() {
+            self.rates.observe_prefetch(sound_pages, self.now.since(started));
+        }
         self.cache.give_host_pages(pages.split_off(sound));
+        let Some(mut anchor) = self.regain(anchor) else {
+            // Nobody waited, and what these pages continue is gone.
+            self.cache.give_host_pages(pages);
+            return;
+        };
+        let start_page = anchor.depth();
+        let page_size = self.config.cache.page_size as usize;
         let run =
             PageRun { start_page, keys: &keys[..sound], tokens: &tokens[..sound * page_size] };
         self.cache.publish_from_l3(&mut anchor, run, pages);
-        self.note_reading(failed || corrupt, owner.is_some());
-        if let (Some(reading), Some(&undelivered)) = (&mut self.reading, keys.get(sound)) {
-            reading.negative.insert(undelivered, self.now);
-        }
-        if sound > 0 {
-            self.rates.observe_prefetch(sound_pages, self.now.since(started));
-        }
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
                 self.requests[handle].fetched = start_page..start_page + sound_pages;
+                if let Some(reading) = &mut self.reading {
+                    reading.waiting_pages += sound_pages;
+                }
                 let path = Some(Handover::of(anchor));
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
+                self.stop_sharing(handle);
                 self.wait_until(handle, None);
                 self.enqueue(handle);
             }
             None => self.cache.unpin_host(anchor),
+        }
+    }
+
+    /// The pin behind which a prefetch's pages belong, if its prefix is still there.
+    fn regain(&mut self, anchor: Anchor) -> Option<HostPin> {
+        match anchor {
+            Anchor::Pinned(pin) => Some(pin),
+            Anchor::Remembered(prefix) => {
+                let pages = prefix.keys().len() as u32;
+                let found = self.cache.lookup(&prefix, pages).host;
+                (found.depth == pages).then(|| self.cache.pin_host(prefix.root(), found))
+            }
+        }
+    }
+
+    /// Nobody waits for a prefetch any more: it keeps its destination, but no longer the pages that
+    /// it would continue.
+    pub(crate) fn loosen_anchor(&mut self, handle: Handle, op: OpId) {
+        let sequence = &self.requests[handle].sequence;
+        let Some(anchor) = self.operations.anchor(op) else { return };
+        if let Anchor::Pinned(pin) = anchor {
+            let prefix = sequence.prefix(pin.depth());
+            let loose = std::mem::replace(anchor, Anchor::Remembered(Box::new(prefix)));
+            if let Anchor::Pinned(pin) = loose {
+                self.cache.unpin_host(pin);
+            }
+        }
+    }
+
+    /// The request no longer waits with pages that L3 brought for it.
+    pub(crate) fn release_fetched(&mut self, handle: Handle) {
+        let entry = &self.requests[handle];
+        if let Some(reading) = &mut self.reading
+            && entry.state() == StateName::PrefetchDone
+        {
+            reading.waiting_pages -= entry.fetched.len() as u32;
         }
     }
 
@@ -347,8 +424,12 @@ impl Scheduler {
 
     /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
     pub(crate) fn queue_backup(&mut self, path: HostPin) {
+        self.queue_backup_again(PendingBackup { path, failures: 0 });
+    }
+
+    fn queue_backup_again(&mut self, backup: PendingBackup) {
         let queue_max = self.config.l3.as_ref().map_or(0, |l3| l3.backup_queue_max as usize);
-        self.backups.push_back(path);
+        self.backups.push_back(backup);
         while self.backups.len() > queue_max {
             self.skip_oldest_backup();
         }
@@ -357,7 +438,7 @@ impl Scheduler {
     /// Lets a backup that waits for its turn give way, if there is one.
     pub(crate) fn skip_oldest_backup(&mut self) -> bool {
         let Some(oldest) = self.backups.pop_front() else { return false };
-        self.cache.unpin_host(oldest);
+        self.cache.unpin_host(oldest.path);
         self.stats.backups_skipped += 1;
         true
     }
@@ -370,7 +451,8 @@ impl Scheduler {
             if in_share == 0 {
                 return;
             }
-            let Some(source) = self.backups.pop_front() else { return };
+            let Some(backup) = self.backups.pop_front() else { return };
+            let PendingBackup { path: source, failures } = backup;
             let first_key = plan.l3_keys.len();
             let first_page = plan.l3_host_pages.len() as u32;
             let arrival = self.cache.begin_backup(
@@ -391,7 +473,7 @@ impl Scheduler {
                 false => source,
             };
             let may_have_more = pages == in_share;
-            let work = Work::Backup { source, arrival, keys, may_have_more };
+            let work = Work::Backup { source, arrival, keys, may_have_more, failures };
             let op = self.operations.start(work, None, pages, self.now, &mut self.stats);
             plan.l3.push(L3Op {
                 op,
@@ -404,7 +486,7 @@ impl Scheduler {
 
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
         let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Backup { source, arrival, keys, may_have_more } = work else {
+        let Work::Backup { source, arrival, keys, may_have_more, failures } = work else {
             unreachable!("a backup")
         };
         self.cache.end_backup(&source, &arrival, sound_pages as usize);
@@ -413,13 +495,10 @@ impl Scheduler {
                 reading.negative.remove(key);
             }
         }
-        if failed || corrupt {
-            self.backup_backoff.failed(self.now);
-        } else {
-            self.backup_backoff.succeeded();
-        }
-        if may_have_more && sound_pages == pages {
-            self.queue_backup(source);
+        self.backup_backoff.note(failed || corrupt, true, self.now);
+        let failures = if sound_pages < pages { failures + 1 } else { 0 };
+        if (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
+            self.queue_backup_again(PendingBackup { path: source, failures });
         } else {
             self.cache.unpin_host(source);
         }

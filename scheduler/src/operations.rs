@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, PageKey, Token};
+use terrace_cache::{
+    Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, PageKey, Sequence, Token,
+};
 use terrace_fsm::{OpId, Time};
 
 use crate::error::EventError;
@@ -19,9 +21,9 @@ pub(crate) enum Work {
         start_page: u32,
         first_key: PageKey,
     },
-    /// Keys and tokens are those of the pages at `anchor`'s depth, captured when it began.
+    /// Keys and tokens are those of the pages behind the anchor, captured when it began.
     Prefetch {
-        anchor: HostPin,
+        anchor: Anchor,
         pages: HostPages,
         keys: Vec<PageKey>,
         tokens: Vec<Token>,
@@ -36,8 +38,6 @@ pub(crate) enum Work {
         source: DevicePin,
         arrival: Arrival,
         pages: HostPages,
-        /// Whether the device wants the room.
-        for_eviction: bool,
     },
     Backup {
         source: HostPin,
@@ -45,7 +45,19 @@ pub(crate) enum Work {
         keys: Vec<PageKey>,
         /// Whether the share had no room for more of the path.
         may_have_more: bool,
+        /// How often in a row it was not stored in full before.
+        failures: u32,
     },
+}
+
+/// What the pages of a prefetch continue.
+#[derive(Debug)]
+pub(crate) enum Anchor {
+    /// It stays where it is.
+    Pinned(HostPin),
+    /// It may go: nobody waits for the prefetch any more, and a slow store must not hold memory that
+    /// it does not touch.
+    Remembered(Box<Sequence>),
 }
 
 /// An operation in flight.
@@ -194,12 +206,12 @@ impl Operations {
         if !(operation.quarantined && planted(Bug::DropBudgetOfLateOperation)) {
             counts.in_flight_pages -= operation.pages;
         }
+        if operation.quarantined {
+            counts.quarantined_pages -= operation.pages;
+        }
         counts.sound_pages += u64::from(operation.sound_pages);
         counts.unsound_pages += u64::from(operation.pages - operation.sound_pages);
         counts.failures += u64::from(operation.failed || operation.corrupt);
-        if operation.quarantined {
-            stats.quarantined_pages -= operation.pages;
-        }
         Ok(Reported::Ended(operation))
     }
 
@@ -216,17 +228,44 @@ impl Operations {
                 stats.probes.in_flight_pages -= operation.pages;
                 self.in_flight.remove(&op);
             }
-            Work::Prefetch { .. } | Work::LoadBack { .. } => {
+            Work::Prefetch { .. }
+            | Work::LoadBack { .. }
+            | Work::WriteBack { .. }
+            | Work::Backup { .. } => {
                 operation.quarantined = true;
-                stats.quarantined_pages += operation.pages;
+                operation.work.counts(stats).quarantined_pages += operation.pages;
             }
-            // These go on for the cache's own sake.
-            Work::WriteBack { .. } | Work::Backup { .. } => {}
         }
     }
 
     pub(crate) fn owner(&self, op: OpId) -> Option<Handle> {
         self.in_flight.get(&op).and_then(|operation| operation.owner)
+    }
+
+    /// The anchor of a prefetch in flight.
+    pub(crate) fn anchor(&mut self, op: OpId) -> Option<&mut Anchor> {
+        match &mut self.in_flight.get_mut(&op)?.work {
+            Work::Prefetch { anchor, .. } => Some(anchor),
+            Work::Probe { .. }
+            | Work::LoadBack { .. }
+            | Work::WriteBack { .. }
+            | Work::Backup { .. } => None,
+        }
+    }
+
+    /// Takes the pages away under a prefetch: what a planted bug does.
+    pub(crate) fn take_destination(&mut self, op: OpId) -> Option<HostPages> {
+        match &mut self.in_flight.get_mut(&op)?.work {
+            Work::Prefetch { pages, .. } => Some(std::mem::take(pages)),
+            Work::Probe { .. }
+            | Work::LoadBack { .. }
+            | Work::WriteBack { .. }
+            | Work::Backup { .. } => None,
+        }
+    }
+
+    pub(crate) fn started(&self, op: OpId) -> Option<Time> {
+        self.in_flight.get(&op).map(|operation| operation.started)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Operation)> {
@@ -249,7 +288,9 @@ impl Work {
         match self {
             Self::Probe { .. } => {}
             Self::Prefetch { anchor, pages, .. } => {
-                claims.host_pin(anchor);
+                if let Anchor::Pinned(anchor) = anchor {
+                    claims.host_pin(anchor);
+                }
                 claims.host_pages(pages);
             }
             Self::LoadBack { source, anchor, pages, .. } => {

@@ -56,6 +56,11 @@ impl Rates {
         self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
     }
 
+    /// A load-back was turned down; see [`Rates::forgive_prefetch`].
+    pub(crate) fn forgive_load_back(&mut self) {
+        self.load_back_ns_per_page.drift_to(self.assumed.load_back_ns_per_page);
+    }
+
     pub(crate) fn load_back_pays(&self, pages: u32, tokens: u32) -> bool {
         self.load_back_ns(pages) < self.prefill_ns(tokens)
     }

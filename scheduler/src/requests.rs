@@ -67,9 +67,9 @@ pub(crate) struct Entry {
     /// The page that others wait for while it prefills.
     pub(crate) computing_key: Option<PageKey>,
     /// Whether it was admitted before, so that its hits are counted.
-    pub(crate) counted: bool,
-    /// Whether it is part of the step in flight.
-    pub(crate) in_step: bool,
+    pub(crate) admitted_before: bool,
+    /// Whether what it loads now counts as hits.
+    pub(crate) counts_loaded: bool,
     /// Whether it sits out the next step for want of memory.
     pub(crate) stalled: bool,
     /// Failed steps in a row.
@@ -108,8 +108,8 @@ impl Entry {
             prefill_end: 0,
             row_entries: 0,
             computing_key: None,
-            counted: false,
-            in_step: false,
+            admitted_before: false,
+            counts_loaded: false,
             stalled: false,
             failed_steps: 0,
         }

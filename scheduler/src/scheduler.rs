@@ -2,19 +2,17 @@
 
 use std::collections::VecDeque;
 
-use terrace_cache::{
-    Cache, DevicePage, HashedMap, HostPin, KvEvent, Namespace, PageKey, Sequence, Token,
-};
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{Cache, DevicePage, HashedMap, KvEvent, Namespace, PageKey, Sequence, Token};
 use terrace_fsm::{
-    Computing, Context, Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName,
-    Time, Transition,
+    Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
 };
 
 use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
 use crate::forward::Step;
-use crate::l3::Reading;
+use crate::l3::{PendingBackup, Reading};
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
 use crate::queue::{Candidate, Queue};
@@ -49,8 +47,6 @@ pub struct Scheduler {
     pub(crate) step: Option<Step>,
     pub(crate) spare_step: Option<Step>,
     pub(crate) next_step: u64,
-    /// What aborted requests owned while the step in flight writes to it.
-    pub(crate) held_by_step: Vec<Computing>,
     pub(crate) prefill_streak: u32,
     pub(crate) operations: Operations,
     /// Requests that have ended and whose pages may be copied to host.
@@ -58,7 +54,7 @@ pub struct Scheduler {
     /// What L3 reading needs; nothing without L3.
     pub(crate) reading: Option<Reading>,
     /// Paths whose host pages are to be stored in L3.
-    pub(crate) backups: VecDeque<HostPin>,
+    pub(crate) backups: VecDeque<PendingBackup>,
     pub(crate) backup_backoff: Backoff,
     pub(crate) rates: Rates,
     pub(crate) stats: Stats,
@@ -89,7 +85,6 @@ impl Scheduler {
             step: None,
             spare_step: None,
             next_step: 0,
-            held_by_step: Vec::new(),
             prefill_streak: 0,
             operations: Operations::new(config.model.ranks),
             drains: VecDeque::new(),
@@ -239,13 +234,16 @@ impl Scheduler {
                     self.waited_in_vain(owner);
                 }
             }
-            Reported::Ended(operation) => match &operation.work {
-                Work::Probe { .. } => self.probe_ended(op, operation),
-                Work::Prefetch { .. } => self.prefetch_ended(op, operation),
-                Work::LoadBack { .. } => self.load_back_ended(op, operation),
-                Work::WriteBack { .. } => self.write_back_ended(op, operation),
-                Work::Backup { .. } => self.backup_ended(operation),
-            },
+            Reported::Ended(operation) => {
+                self.cancelled.retain(|&cancelled| cancelled != op);
+                match &operation.work {
+                    Work::Probe { .. } => self.probe_ended(op, operation),
+                    Work::Prefetch { .. } => self.prefetch_ended(op, operation),
+                    Work::LoadBack { .. } => self.load_back_ended(op, operation),
+                    Work::WriteBack { .. } => self.write_back_ended(op, operation),
+                    Work::Backup { .. } => self.backup_ended(operation),
+                }
+            }
         }
         Ok(())
     }
@@ -273,10 +271,11 @@ impl Scheduler {
         }
         self.plan_prefetches(plan);
         self.plan_probes(plan);
+        // Those that have just ended come first: what is copied for them makes room.
+        self.plan_drains(plan);
         if self.step.is_none() {
             self.plan_forward(plan);
         }
-        self.plan_drains(plan);
         self.plan_backups(plan);
         self.cancelled.sort_unstable();
         plan.cancelled.append(&mut self.cancelled);
@@ -372,9 +371,7 @@ impl Scheduler {
     /// Lets something happen to a request that stays alive.
     pub(crate) fn happen(&mut self, handle: Handle, event: &LifeEvent<'_>) {
         let entry = self.requests.get_mut(handle).expect("a live request");
-        let in_step = entry.in_step.then_some(&mut self.held_by_step);
-        let mut context = Context { cache: &mut self.cache, in_step };
-        let (from, to) = entry.life.handle(event, &mut context);
+        let (from, to) = entry.life.handle(event, &mut self.cache);
         if from != to && self.config.trace_max > 0 {
             if self.trace.len() == self.config.trace_max as usize {
                 self.trace.pop_front();
@@ -387,6 +384,7 @@ impl Scheduler {
     /// Lets a request's life end, and takes it out of everything it is part of.
     pub(crate) fn end(&mut self, handle: Handle, event: &LifeEvent<'_>) {
         self.abandon_operation(handle);
+        self.release_fetched(handle);
         self.leave_queue(handle);
         self.leave_batch(handle);
         match self.requests[handle].state() {
@@ -436,7 +434,13 @@ impl Scheduler {
             | StateName::Aborted
             | StateName::Failed => {}
         }
+        self.loosen_anchor(handle, op);
         self.operations.abandon(op, &mut self.stats);
+        if planted(Bug::ReuseAfterDeadline)
+            && let Some(pages) = self.operations.take_destination(op)
+        {
+            self.cache.give_host_pages(pages);
+        }
     }
 
     /// From now on the request may be admitted.
@@ -480,22 +484,7 @@ impl Scheduler {
 
     /// What the request waits for takes too long.
     fn waited_in_vain(&mut self, handle: Handle) {
-        let state = self.requests[handle].life.state();
-        let reads_l3 = match state.name() {
-            StateName::Submitted | StateName::Prefetching => state.operation().is_some(),
-            StateName::PrefetchDone
-            | StateName::Prefilling
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Draining
-            | StateName::WritingBack
-            | StateName::Finished
-            | StateName::Aborted
-            | StateName::Failed => false,
-        };
-        if reads_l3 {
-            self.l3_reading_failed();
-        }
+        self.l3_is_late(handle);
         self.stop_waiting(handle);
     }
 
@@ -511,6 +500,7 @@ impl Scheduler {
             }
             StateName::Prefetching => {
                 self.abandon_operation(handle);
+                self.stop_sharing(handle);
                 self.happen(handle, &LifeEvent::PrefetchEnded { path: None });
                 self.enqueue(handle);
             }

@@ -54,8 +54,6 @@ pub struct Stats {
     pub write_backs: OperationStats,
     /// Transfers from host to L3.
     pub backups: OperationStats,
-    /// Gauge: pages of operations that nobody waits for any more.
-    pub quarantined_pages: u32,
     /// Outcomes that came after their operation had ended, or twice.
     pub ignored_outcomes: u64,
     /// Step results that came twice.
@@ -84,6 +82,8 @@ pub struct OperationStats {
     pub in_flight: u32,
     /// Gauge: their pages.
     pub in_flight_pages: u32,
+    /// Gauge: of those, pages of operations whose request has stopped waiting.
+    pub quarantined_pages: u32,
     /// Pages that arrived sound; for probes, pages found.
     pub sound_pages: u64,
     /// Pages that did not.

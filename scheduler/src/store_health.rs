@@ -74,7 +74,17 @@ impl Backoff {
         self.until = now.after(pause);
     }
 
-    pub(crate) fn succeeded(&mut self) {
+    /// Notes how an operation went. One that comes too late for its request is no proof that the
+    /// store is well.
+    pub(crate) fn note(&mut self, failed: bool, in_time: bool, now: Time) {
+        if failed {
+            self.failed(now);
+        } else if in_time {
+            self.succeeded();
+        }
+    }
+
+    fn succeeded(&mut self) {
         self.failures = 0;
         self.until = Time::default();
     }

@@ -73,6 +73,17 @@ pub enum Transfer {
     Backup(Vec<PageKey>, Vec<HostPage>),
 }
 
+impl Transfer {
+    /// How many pages it is about.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        match self {
+            Self::LoadBack(pages, _) | Self::WriteBack(_, pages) => pages.len(),
+            Self::Probe(keys) | Self::Prefetch(keys, _) | Self::Backup(keys, _) => keys.len(),
+        }
+    }
+}
+
 /// What one request does in the step in flight.
 #[derive(Clone, Debug)]
 struct Member {
@@ -100,6 +111,8 @@ pub struct World {
     pub transfers: BTreeMap<OpId, Transfer>,
     /// The pages that L3 holds.
     pub l3: BTreeMap<PageKey, Object>,
+    /// Which operations have moved their bytes, on which rank.
+    moved: BTreeSet<(OpId, u32)>,
     /// The generation of what is stored from now on; objects of another are stale.
     generation: u32,
     page_size: usize,
@@ -129,6 +142,7 @@ impl World {
             accepted_tokens: u32::MAX,
             transfers: BTreeMap::new(),
             l3: BTreeMap::new(),
+            moved: BTreeSet::new(),
             generation: 0,
             page_size,
             expected: BTreeMap::new(),
@@ -304,7 +318,7 @@ impl World {
     /// # Errors
     /// As the scheduler says.
     pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
-        let outcome = self.perform(op, outcome, None);
+        let outcome = self.perform(op, rank, outcome, None);
         self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
     }
 
@@ -320,7 +334,7 @@ impl World {
         page: usize,
         damage: Damage,
     ) -> Result<(), EventError> {
-        let outcome = self.perform(op, Outcome::Done, Some((page, damage)));
+        let outcome = self.perform(op, rank, Outcome::Done, Some((page, damage)));
         self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
     }
 
@@ -350,13 +364,25 @@ impl World {
     }
 
     /// Moves bytes as the outcome says. A probe is answered truly where the outcome is `Done`.
-    fn perform(&mut self, op: OpId, outcome: Outcome, damaged: Option<(usize, Damage)>) -> Outcome {
+    fn perform(
+        &mut self,
+        op: OpId,
+        rank: u32,
+        outcome: Outcome,
+        damaged: Option<(usize, Damage)>,
+    ) -> Outcome {
+        let pages = self.transfers.get(&op).map_or(0, Transfer::pages);
         let sound = match outcome {
             Outcome::Done => usize::MAX,
+            Outcome::Partial(claimed) if claimed as usize > pages => return outcome,
             Outcome::Partial(pages) => pages as usize,
             Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
             Outcome::TimedOut => return outcome,
         };
+        // Bytes move once; a report that comes again moves nothing.
+        if !self.moved.insert((op, rank)) {
+            return outcome;
+        }
         let rubbish = vec![RUBBISH; self.page_size];
         match self.transfers.get(&op) {
             Some(Transfer::LoadBack(from, to)) => {
@@ -403,14 +429,12 @@ impl World {
                 }
             }
             Some(Transfer::Backup(keys, from)) => {
-                let mut stored = 0;
-                for (&key, from) in keys.iter().zip(from).take(sound) {
+                for (stored, (&key, from)) in keys.iter().zip(from).take(sound).enumerate() {
                     let bytes = self.host[from.slot() as usize].clone();
                     // A driver that checks its source does not store memory that has gone bad.
                     if bytes == rubbish {
-                        return Outcome::Partial(stored);
+                        return Outcome::Partial(stored as u32);
                     }
-                    stored += 1;
                     let (generation, checksum) = (self.generation, checksum(&bytes));
                     self.l3.insert(key, Object { key, generation, checksum, bytes });
                 }

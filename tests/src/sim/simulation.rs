@@ -185,12 +185,9 @@ impl Simulation {
         for kind in
             [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
         {
-            if (kind.in_flight, kind.in_flight_pages) != (0, 0) {
+            if (kind.in_flight, kind.in_flight_pages, kind.quarantined_pages) != (0, 0, 0) {
                 return not_returned(format!("a budget: {kind:?}"));
             }
-        }
-        if stats.quarantined_pages != 0 {
-            return not_returned(format!("{} pages in quarantine", stats.quarantined_pages));
         }
         if stats.submitted != stats.finished + stats.aborted + stats.failed {
             return not_returned(format!("a request: {stats:?}"));
@@ -365,13 +362,15 @@ impl Simulation {
     fn draw_report(&mut self, place: usize) -> Action {
         let (op, _) = self.stage.owed[place];
         let nth = place as u32;
-        let (kinds, pages): (&[FaultKind], usize) = match self.stage.world.transfers.get(&op) {
-            Some(Transfer::LoadBack(from, _)) => (&ON_LOAD_BACK, from.len()),
-            Some(Transfer::WriteBack(from, _)) => (&ON_WRITE_BACK, from.len()),
-            Some(Transfer::Probe(keys)) => (&ON_PROBE, keys.len()),
-            Some(Transfer::Prefetch(keys, _)) => (&ON_PREFETCH, keys.len()),
-            Some(Transfer::Backup(keys, _)) => (&ON_BACKUP, keys.len()),
-            None => (&[], 1),
+        let transfer = self.stage.world.transfers.get(&op);
+        let pages = transfer.map_or(1, Transfer::pages);
+        let kinds: &[FaultKind] = match transfer {
+            Some(Transfer::LoadBack(..)) => &ON_LOAD_BACK,
+            Some(Transfer::WriteBack(..)) => &ON_WRITE_BACK,
+            Some(Transfer::Probe(_)) => &ON_PROBE,
+            Some(Transfer::Prefetch(..)) => &ON_PREFETCH,
+            Some(Transfer::Backup(..)) => &ON_BACKUP,
+            None => &[],
         };
         let Some(&kind) = kinds.iter().find(|&&kind| self.strikes(kind)) else {
             return Action::Report(nth, Outcome::Done);

@@ -119,10 +119,7 @@ impl Stage {
             Action::ReportDamaged(nth, page, damage) => {
                 if let Some(place) = nth_of(*nth, self.owed.len()) {
                     let (op, rank) = self.owed.remove(place);
-                    let pages = match self.world.transfers.get(&op) {
-                        Some(Transfer::Prefetch(keys, _)) => keys.len(),
-                        _ => 1,
-                    };
+                    let pages = self.world.transfers.get(&op).map_or(1, Transfer::pages);
                     let page = *page as usize % pages;
                     let reported = self.world.report_damaged(op, rank, page, *damage);
                     reported.expect("an outcome that is owed is accepted");

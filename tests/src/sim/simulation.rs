@@ -282,7 +282,7 @@ impl Simulation {
                 Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) => {
                     100 + self.dice.below(400)
                 }
-                Some(Transfer::Probe(_)) => 200 + self.dice.below(1_000),
+                Some(Transfer::Probe(_)) => 200 + self.dice.below(8_000),
                 Some(Transfer::Prefetch(keys, _) | Transfer::Backup(keys, _)) => {
                     500 + self.dice.below(100 * keys.len() as u64 + 1_000)
                 }

@@ -59,7 +59,11 @@ impl Swarm {
         // Each seed has some kinds of faults and not others: rare ones then meet each other.
         let mut fault_odds = [0; FaultKind::ALL.len()];
         for odds in &mut fault_odds {
-            *odds = dice.pick(&[0, 0, 4, 15, 60]);
+            *odds = dice.pick(&[0, 0, 0, 4, 15, 60]);
+        }
+        if config.l3.is_some() {
+            // Pages come back from L3 only if device and host have lost them.
+            fault_odds[FaultKind::CacheCleared as usize] = dice.pick(&[0, 2, 4]);
         }
         Self { config, load, fault_odds }
     }
@@ -70,8 +74,8 @@ fn draw_config(dice: &mut Dice) -> Config {
     let decode_tokens = dice.pick(&[1, 1, 2, 4]);
     let running_max = dice.pick(&[1, 2, 4, 8]);
     let mut builder = Config::builder()
-        .page_size(dice.pick(&[1, 2, 4, 8]))
-        .device_pages(dice.pick(&[1, 4, 8, 16, 16, 40]))
+        .page_size(dice.pick(&[1, 2, 2, 4, 8]))
+        .device_pages(dice.pick(&[1, 6, 12, 24, 40]))
         .host_pages(host_pages)
         .ranks(dice.pick(&[1, 1, 1, 2, 3]))
         .eviction(dice.pick(&EvictionKind::ALL))
@@ -112,7 +116,8 @@ fn draw_config(dice: &mut Dice) -> Config {
             write_back_timeout_ms: dice.pick(&[5, 50]),
         })
         .rates(RateConfig {
-            prefill_ns_per_token: dice.pick(&[5_000_000, 5_000_000, 1_000]),
+            // In most worlds computing is dear, so that loading is tried at all.
+            prefill_ns_per_token: dice.pick(&[50_000_000, 50_000_000, 50_000_000, 1_000]),
             ..RateConfig::default()
         });
     if host_pages > 0 && !dice.one_in(5) {
@@ -134,7 +139,7 @@ fn draw_l3(dice: &mut Dice, host_pages: u32) -> L3Config {
         prefetch_pages_max,
         quarantine_pages_max: dice.pick(&[1, 100]),
         probes_max: dice.pick(&[1, 8]),
-        probe_timeout_ms: dice.pick(&[2, 20]),
+        probe_timeout_ms: dice.pick(&[2, 20, 200]),
         backup: !dice.one_in(8),
         backup_pages_max: dice.pick(&[1, 3, 100]),
         backup_queue_max: dice.pick(&[1, 8]),

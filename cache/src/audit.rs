@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::cache::Cache;
+use crate::key::KeyHasher;
 use crate::node::{NONE, Node};
 use crate::pin::{DevicePin, HostPin};
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
@@ -142,9 +143,10 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
     for pages in [node.device.pages.len(), node.host.pages.len()] {
         ensure!(pages == 0 || pages == node.len(), "node {index} is held in part");
     }
+    let mut hasher = KeyHasher::new();
     let mut key = parent.keys.last().copied().unwrap_or(node.namespace);
     for (page, &expected) in node.tokens.chunks_exact(tree.page_size).zip(&node.keys) {
-        key = key.next(page);
+        key = hasher.next(key, page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }
     Ok(())

@@ -14,7 +14,7 @@ pub use action::{Action, Opening};
 pub use dice::Dice;
 pub use faults::{FaultCounts, FaultKind};
 pub use shrink::{replay_actions, shrink};
-pub use simulation::{Life, live, live_with, panic_message};
+pub use simulation::{Fate, Life, live, panic_message};
 pub use stage::{Stage, Violation};
 pub use story::tell;
 pub use swarm::{Load, Swarm};

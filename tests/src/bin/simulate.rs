@@ -12,7 +12,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use terrace_cache::planted::Bug;
-use terrace_tests::sim::{FaultCounts, FaultKind, Life, live, live_with, shrink, tell};
+use terrace_tests::sim::{Fate, FaultCounts, FaultKind, Life, live, shrink, tell};
 
 /// Live through simulated worlds and look for anything that must never happen.
 #[derive(Parser)]
@@ -56,6 +56,8 @@ struct Summary {
     violations: usize,
     faults: BTreeMap<String, u64>,
     failing_seeds: Vec<u64>,
+    /// A hash of every plan of every seed: the same on every machine and in every build.
+    fingerprint: String,
 }
 
 fn main() -> ExitCode {
@@ -73,7 +75,7 @@ fn main() -> ExitCode {
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let started = Instant::now();
-    let (steps, faults, failures) = live_all(&arguments, seeds.clone());
+    let Lived { steps, faults, failures, fingerprint } = live_all(&arguments, seeds.clone());
     let seconds = started.elapsed().as_secs_f64();
     let summary = Summary {
         seeds: seeds.end - seeds.start,
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         violations: failures.len(),
         faults: FaultKind::ALL.iter().map(|kind| (kind.to_string(), faults.of(*kind))).collect(),
         failing_seeds: failures.iter().map(|life| life.seed).collect(),
+        fingerprint: format!("{fingerprint:016x}"),
     };
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&summary).expect("plain data"));
@@ -94,13 +97,22 @@ fn main() -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// What became of all the seeds.
+#[derive(Default)]
+struct Lived {
+    steps: u64,
+    faults: FaultCounts,
+    failures: Vec<Life>,
+    fingerprint: u64,
+}
+
 /// Lives all the seeds, several at once.
-fn live_all(arguments: &Arguments, seeds: Range<u64>) -> (u64, FaultCounts, Vec<Life>) {
+fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = arguments.threads.unwrap_or(cores).max(1);
     let progress = progress(seeds.end - seeds.start);
     let next = AtomicU64::new(seeds.start);
-    let lived = Mutex::new((0, FaultCounts::default(), Vec::new()));
+    let lived = Mutex::new(Lived::default());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -109,12 +121,14 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> (u64, FaultCounts, Vec<
                     if seed >= seeds.end {
                         return;
                     }
-                    let life = live(seed, arguments.steps);
+                    let life = live(Fate::of(seed, arguments.steps));
                     let mut lived = lived.lock().expect("no thread panics");
-                    lived.0 += life.steps;
-                    lived.1.add(&life.faults);
+                    lived.steps += life.steps;
+                    lived.faults.add(&life.faults);
+                    // A sum does not depend on which seed was done first.
+                    lived.fingerprint = lived.fingerprint.wrapping_add(life.fingerprint);
                     if life.violation.is_some() {
-                        lived.2.push(life);
+                        lived.failures.push(life);
                     }
                     progress.inc(1);
                 }
@@ -122,9 +136,9 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> (u64, FaultCounts, Vec<
         }
     });
     progress.finish_and_clear();
-    let (steps, faults, mut failures) = lived.into_inner().expect("no thread panics");
-    failures.sort_by_key(|life| life.seed);
-    (steps, faults, failures)
+    let mut lived = lived.into_inner().expect("no thread panics");
+    lived.failures.sort_by_key(|life| life.seed);
+    lived
 }
 
 fn progress(seeds: u64) -> ProgressBar {
@@ -146,6 +160,7 @@ fn print_summary(summary: &Summary, seconds: f64) {
     for (kind, count) in &summary.faults {
         println!("  {kind:18} {count:>10}");
     }
+    println!("fingerprint {}", summary.fingerprint);
     match summary.violations {
         0 => println!("no violation"),
         count => println!("{count} VIOLATIONS"),
@@ -235,7 +250,7 @@ fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
 fn catch(bug: Bug, arguments: &Arguments) -> Caught {
     let mut steps = 0;
     for seed in arguments.seeds.clone() {
-        let life = live_with(seed, arguments.steps, Some(bug));
+        let life = live(Fate { bug: Some(bug), ..Fate::of(seed, arguments.steps) });
         steps += life.steps;
         if let Some(violation) = life.violation {
             let violation = Some(violation.to_string());

@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use terrace_cache::planted::{Bug, plant};
-use terrace_scheduler::{Outcome, Stats};
+use terrace_scheduler::{OpId, Outcome, Stats};
 
 use super::action::{Action, Opening};
 use super::dice::Dice;
@@ -37,22 +37,42 @@ pub struct Life {
     pub violation: Option<Violation>,
 }
 
-/// Lives the life that a seed draws: so many steps with faults, then until all has ended.
-#[must_use]
-pub fn live(seed: u64, steps: u64) -> Life {
-    live_with(seed, steps, None)
+/// Which life to live.
+#[derive(Clone, Copy, Debug)]
+pub struct Fate {
+    /// What the world is drawn from.
+    pub seed: u64,
+    /// Steps before its faults end.
+    pub steps: u64,
+    /// A bug to plant.
+    pub bug: Option<Bug>,
+    /// Instead of faults by chance: none but this one, which strikes this operation.
+    pub only_fault: Option<Option<(OpId, FaultKind)>>,
 }
 
-/// The same with a bug planted.
+impl Fate {
+    /// The life that a seed draws.
+    #[must_use]
+    pub fn of(seed: u64, steps: u64) -> Self {
+        Self { seed, steps, bug: None, only_fault: None }
+    }
+}
+
+/// Lives a life: so many steps with faults, then until all has ended.
 #[must_use]
-pub fn live_with(seed: u64, steps: u64, bug: Option<Bug>) -> Life {
-    plant(bug);
+pub fn live(fate: Fate) -> Life {
+    plant(fate.bug);
+    let seed = fate.seed;
     let mut dice = Dice::new(seed);
-    let swarm = Swarm::draw(&mut dice);
+    let mut swarm = Swarm::draw(&mut dice);
+    if fate.only_fault.is_some() {
+        swarm.fault_odds = Default::default();
+    }
     let mut simulation = Simulation {
         stage: Stage::new(swarm.config.clone()),
         swarm,
         dice,
+        only_fault: fate.only_fault.flatten(),
         actions: Vec::new(),
         faults: FaultCounts::default(),
         steps: 0,
@@ -62,7 +82,7 @@ pub fn live_with(seed: u64, steps: u64, bug: Option<Bug>) -> Life {
         calm: false,
     };
     let lived = catch_unwind(AssertUnwindSafe(|| {
-        simulation.stormy_phase(steps)?;
+        simulation.stormy_phase(fate.steps)?;
         simulation.calm_phase()
     }));
     plant(None);
@@ -84,6 +104,7 @@ pub fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
 
 struct Simulation {
     swarm: Swarm,
+    only_fault: Option<(OpId, FaultKind)>,
     stage: Stage,
     dice: Dice,
     actions: Vec<Action>,
@@ -156,15 +177,18 @@ impl Simulation {
             self.next_event()?;
             self.plan()?;
         }
-        // What a last plan would still start, and the bookkeeping of back-offs.
-        for _ in 0..8 {
+        // Backups go on after the last request has ended, a share at a time.
+        for _ in 0..1_000 {
             self.perform(Action::Wait(NEVER_IN_TIME_US))?;
             self.plan()?;
+            if self.due.is_empty() && self.stage.world.last_plan().is_idle() {
+                return self.everything_is_back();
+            }
             while !self.due.is_empty() {
                 self.report_next()?;
             }
         }
-        self.everything_is_back()
+        Err(Violation::Unending("backups go on for ever".to_owned()))
     }
 
     /// How many rounds the live requests, and those that may still arrive, need at the most.
@@ -288,7 +312,8 @@ impl Simulation {
                 }
                 None => 0,
             };
-            let takes = if self.strikes(FaultKind::NeverInTime) {
+            let never = self.only_fault == Some((op, FaultKind::NeverInTime));
+            let takes = if never || self.strikes(FaultKind::NeverInTime) {
                 self.faults.count(FaultKind::NeverInTime);
                 NEVER_IN_TIME_US
             } else if self.strikes(FaultKind::StoreSlow) {
@@ -372,9 +397,12 @@ impl Simulation {
             Some(Transfer::Backup(..)) => &ON_BACKUP,
             None => &[],
         };
-        let Some(&kind) = kinds.iter().find(|&&kind| self.strikes(kind)) else {
-            return Action::Report(nth, Outcome::Done);
+        let only = self.only_fault.take_if(|(struck, kind)| *struck == op && kinds.contains(kind));
+        let kind = match only {
+            Some((_, kind)) => Some(kind),
+            None => kinds.iter().copied().find(|&kind| self.strikes(kind)),
         };
+        let Some(kind) = kind else { return Action::Report(nth, Outcome::Done) };
         if kind == FaultKind::RankDisagreement && self.swarm.config.model.ranks == 1 {
             return Action::Report(nth, Outcome::Done);
         }

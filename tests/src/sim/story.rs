@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::action::Action;
-use super::simulation::live;
+use super::simulation::{Fate, live};
 use super::stage::Stage;
 use crate::script::describe;
 
@@ -13,7 +13,7 @@ use crate::script::describe;
 /// If a plan cannot be told, which does not happen.
 #[must_use]
 pub fn tell(seed: u64, steps: u64) -> String {
-    let life = live(seed, steps);
+    let life = live(Fate::of(seed, steps));
     let mut config = life.swarm.config.clone();
     config.trace_max = 10_000;
     let settings = serde_json::to_string(&config).expect("plain data");

@@ -1,0 +1,69 @@
+//! Fail the nth: in forty worlds without chance faults, every single operation fails in every way
+//! that it can, one at a time. Nothing wrong is read, nothing is lost, everything ends.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use terrace_scheduler::OpId;
+use terrace_tests::sim::{Fate, FaultKind, live};
+
+const WORLDS: u64 = 40;
+const STEPS: u64 = 16;
+
+/// The ways in which an operation can fail. Those that do not apply to its kind change nothing.
+const WAYS: [FaultKind; 11] = [
+    FaultKind::Missing,
+    FaultKind::Failed,
+    FaultKind::TimedOut,
+    FaultKind::NeverInTime,
+    FaultKind::PartlyDone,
+    FaultKind::ShortRead,
+    FaultKind::FlippedBit,
+    FaultKind::WrongPage,
+    FaultKind::StaleGeneration,
+    FaultKind::NoSpace,
+    FaultKind::Corrupt,
+];
+
+/// A world in which only this goes wrong, and how many faults struck.
+fn world(seed: u64, fault: Option<(OpId, FaultKind)>) -> (u64, u64) {
+    let life = live(Fate { only_fault: Some(fault), ..Fate::of(seed, STEPS) });
+    if let Some(violation) = life.violation {
+        panic!("world {seed}, {fault:?}: {violation}");
+    }
+    let operations = [
+        life.stats.probes,
+        life.stats.prefetches,
+        life.stats.load_backs,
+        life.stats.write_backs,
+        life.stats.backups,
+    ];
+    let struck = WAYS.iter().map(|&way| life.faults.of(way)).sum();
+    (operations.iter().map(|kind| kind.started).sum(), struck)
+}
+
+#[test]
+fn every_operation_fails_in_every_way() {
+    // Worlds that move something: those whose undisturbed life has at least ten operations.
+    let busy = |seed: &u64| world(*seed, None).0 >= 10;
+    let seeds: Vec<u64> = (0..).filter(busy).take(WORLDS as usize).collect();
+    let next = AtomicU64::new(0);
+    let strikes = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+                    let (operations, _) = world(seed, None);
+                    for op in 0..operations {
+                        for way in WAYS {
+                            let (_, struck) = world(seed, Some((OpId(op), way)));
+                            strikes.fetch_add(struck, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    // Each world has ten operations or more, and each of those at least three ways to fail.
+    let strikes = strikes.into_inner();
+    assert!(strikes >= WORLDS * 10 * 3, "only {strikes} faults struck");
+}

@@ -192,6 +192,13 @@ impl Cache {
         }
     }
 
+    /// How many nodes all changes of the tree have looked at so far: what it costs, in a unit that
+    /// does not depend on the machine.
+    #[must_use]
+    pub fn node_visits(&self) -> u64 {
+        self.tree.visits
+    }
+
     /// What the tree costs, by walking it.
     #[must_use]
     pub fn memory(&self) -> CacheMemory {

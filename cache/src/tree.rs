@@ -91,6 +91,8 @@ pub struct Tree {
     pub(crate) host: TierState,
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
+    /// Nodes looked at by everything that changes the tree: its cost, counted.
+    pub(crate) visits: u64,
     tick: u64,
 }
 
@@ -105,6 +107,7 @@ impl Tree {
             host: tier(),
             events,
             page_size: page_size as usize,
+            visits: 0,
             tick: 0,
         }
     }
@@ -218,6 +221,7 @@ impl Tree {
     fn count_pins<T: Tier>(&mut self, bottom: u32, above: u32, count: impl Fn(u32) -> u32) {
         let mut index = bottom;
         while index != above {
+            self.visits += 1;
             let node = &mut self.nodes[index as usize];
             let parent = node.parent;
             let holding = T::of_mut(node);
@@ -236,6 +240,7 @@ impl Tree {
         let tick = self.tick;
         let mut index = pin.node.index;
         while index != NONE {
+            self.visits += 1;
             let node = &mut self.nodes[index as usize];
             node.usage.last_used = tick;
             node.usage.hits = node.usage.hits.saturating_add(hits);

@@ -298,6 +298,7 @@ impl Scheduler {
         Stats {
             running,
             waiting: self.requests.len() as u32 - running - draining,
+            node_visits: self.cache.node_visits(),
             cache: self.cache.usage(),
             ..self.stats
         }

@@ -69,6 +69,9 @@ pub struct Stats {
     /// Backups that gave way.
     pub backups_skipped: u64,
 
+    /// Nodes of the tree that changes have looked at: the cache's cost in a unit that does not depend
+    /// on the machine.
+    pub node_visits: u64,
     /// Gauge: how full the tiers are.
     pub cache: CacheUse,
 }

@@ -2,8 +2,10 @@
 //! reads is checked.
 
 mod action;
+mod decode;
 mod dice;
 mod faults;
+mod regression;
 mod shrink;
 mod simulation;
 mod stage;
@@ -11,8 +13,10 @@ mod story;
 mod swarm;
 
 pub use action::{Action, Opening};
+pub use decode::decode;
 pub use dice::Dice;
 pub use faults::{FaultCounts, FaultKind};
+pub use regression::{read_story, write_story};
 pub use shrink::{replay_actions, shrink};
 pub use simulation::{Fate, Life, live, panic_message};
 pub use stage::{Stage, Violation};

@@ -45,6 +45,7 @@ impl Tree {
 
     /// Tells whether the node became evictable or is so no more.
     pub(super) fn refresh_node<T: Tier>(&mut self, index: u32) -> bool {
+        self.visits += 1;
         let node = &mut self.nodes[index as usize];
         let evictable = is_evictable::<T>(node);
         let is_leaf = T::of(node).children == 0 || planted(Bug::EvictParentFirst);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use terrace_cache::planted::Bug;
-use terrace_tests::sim::{Fate, FaultCounts, FaultKind, Life, live, shrink, tell};
+use terrace_cache::planted::{Bug, plant};
+use terrace_tests::sim::{Fate, FaultCounts, FaultKind, Life, live, shrink, tell, write_story};
 
 /// Live through simulated worlds and look for anything that must never happen.
 #[derive(Parser)]
@@ -36,6 +37,9 @@ struct Arguments {
     /// Plant a bug and see how long it takes to be caught: its name, or `all`
     #[arg(long, conflicts_with_all = ["seed", "trace"])]
     planted: Option<String>,
+    /// Write the shortest story of each violation to this folder
+    #[arg(long, value_name = "FOLDER")]
+    save: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -92,7 +96,7 @@ fn main() -> ExitCode {
         print_summary(&summary, seconds);
     }
     for life in &failures {
-        report(life, arguments.steps);
+        report(life, &arguments);
     }
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -168,22 +172,30 @@ fn print_summary(summary: &Summary, seconds: f64) {
 }
 
 /// Tells what went wrong, how to see it again, and the shortest story that leads there.
-fn report(life: &Life, steps: u64) {
+fn report(life: &Life, arguments: &Arguments) {
     let Some(violation) = &life.violation else { return };
-    let seed = life.seed;
+    let (seed, steps) = (life.seed, arguments.steps);
     eprintln!("\nseed {seed} after {} steps: {violation}", life.steps);
     eprintln!(
         "  again: cargo run --release -p terrace-tests --bin simulate -- --seed {seed} --steps {steps}"
     );
     match shrink(&life.swarm.config, &life.actions) {
         Some(actions) => {
+            let story = write_story(&life.swarm.config, &actions);
             eprintln!("  shrunk to {} actions; as a file in tests/regressions:", actions.len());
-            eprintln!("{}", serde_json::to_string(&life.swarm.config).expect("plain data"));
-            for action in actions {
-                eprintln!("{action}");
-            }
+            eprintln!("{story}");
+            save(arguments, &format!("seed-{seed}"), &story);
         }
         None => eprintln!("  (it shows only once the world has calmed down: see it with --trace)"),
+    }
+}
+
+fn save(arguments: &Arguments, name: &str, story: &str) {
+    let Some(folder) = &arguments.save else { return };
+    let file = folder.join(name).with_extension("txt");
+    if let Err(error) = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&file, story))
+    {
+        eprintln!("simulate: {}: {error}", file.display());
     }
 }
 
@@ -253,6 +265,14 @@ fn catch(bug: Bug, arguments: &Arguments) -> Caught {
         let life = live(Fate { bug: Some(bug), ..Fate::of(seed, arguments.steps) });
         steps += life.steps;
         if let Some(violation) = life.violation {
+            if arguments.save.is_some() {
+                plant(Some(bug));
+                if let Some(actions) = shrink(&life.swarm.config, &life.actions) {
+                    let story = write_story(&life.swarm.config, &actions);
+                    save(arguments, &bug.to_string(), &story);
+                }
+                plant(None);
+            }
             let violation = Some(violation.to_string());
             return Caught { name: bug.to_string(), seed: Some(seed), steps, violation };
         }

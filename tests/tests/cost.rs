@@ -1,0 +1,58 @@
+//! What a step costs depends on what it does, not on how much is cached.
+
+use terrace_scheduler::{Config, EvictionKind, Request, Stats, Token};
+use terrace_tests::World;
+
+/// Fills the cache with so many prompts that have nothing to do with each other.
+fn world_with(prompts: u32, eviction: EvictionKind, device_pages: u32) -> World {
+    let config = Config::builder().page_size(4).device_pages(device_pages).eviction(eviction);
+    let mut world = World::new(config.build().expect("it can work")).expect("it can work");
+    for prompt in 0..prompts {
+        run(&mut world, Request::new(u64::from(prompt), tokens(1_000 + 100 * prompt, 40), 1));
+    }
+    world
+}
+
+fn tokens(first: Token, count: u32) -> Vec<Token> {
+    (first..first + count).collect()
+}
+
+fn run(world: &mut World, request: Request) {
+    world.submit(request).expect("it fits");
+    while !world.plan().is_idle() {
+        if world.in_step() {
+            world.finish_step().expect("no wrong page");
+        }
+    }
+}
+
+/// Nodes that the same new requests look at: misses, hits of each other, long decodes.
+fn cost_of_the_same_work(mut world: World) -> u64 {
+    let visits = |stats: Stats| stats.node_visits;
+    let before = visits(world.scheduler.stats());
+    for id in 0..20 {
+        let prompt = [tokens(1, 24), tokens(500 + id, 8)].concat();
+        run(&mut world, Request::new(1_000_000 + u64::from(id), prompt, 30));
+    }
+    visits(world.scheduler.stats()) - before
+}
+
+#[test]
+fn the_cost_of_a_step_does_not_grow_with_the_tree() {
+    for eviction in EvictionKind::ALL {
+        let small = cost_of_the_same_work(world_with(10, eviction, 60_000));
+        let large = cost_of_the_same_work(world_with(4_000, eviction, 60_000));
+        assert!(small > 0);
+        assert_eq!(large, small, "{eviction:?}");
+    }
+}
+
+#[test]
+fn eviction_from_a_full_pool_costs_what_it_evicts() {
+    for eviction in EvictionKind::ALL {
+        // Both pools are full, so that every page of the new requests takes the room of another.
+        let small = cost_of_the_same_work(world_with(40, eviction, 300));
+        let large = cost_of_the_same_work(world_with(4_000, eviction, 30_000));
+        assert!(large <= small + small / 4, "{eviction:?}: {large} nodes instead of {small}");
+    }
+}

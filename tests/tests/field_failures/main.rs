@@ -1,0 +1,53 @@
+//! What went wrong in other systems of this kind, and why it cannot here: one test for each row of
+//! the table in `tests/README.md`, with the row's number in its name.
+//!
+//! Every test plays the situation of its row in a [`World`], in which a step that reads a wrong page
+//! panics, and ends with [`Stage::finish`]: nothing is lost, held or waiting. Where a planted bug
+//! brings the row's failure back, the same situation must fail with it.
+
+mod hangs;
+mod stage;
+mod structure;
+mod wrong_kv;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use terrace_cache::planted::{Bug, plant};
+use terrace_scheduler::{Config, L3Config, RateConfig};
+
+use stage::{Kind, Stage};
+
+/// Pages of four tokens, without L3. Computing is slow, so that loading always pays.
+fn two_tiers(device_pages: u32, host_pages: u32) -> Config {
+    let rates = RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() };
+    Config::builder()
+        .page_size(4)
+        .device_pages(device_pages)
+        .host_pages(host_pages)
+        .rates(rates)
+        .build()
+        .expect("it can work")
+}
+
+/// The same with L3, which is asked for a single page already.
+fn three_tiers(device_pages: u32, host_pages: u32) -> Config {
+    with_l3(device_pages, host_pages, |_| {})
+}
+
+/// The same with changes to what is set about L3.
+fn with_l3(device_pages: u32, host_pages: u32, change: impl FnOnce(&mut L3Config)) -> Config {
+    let mut l3 = L3Config { prefetch_threshold_pages: 1, ..L3Config::default() };
+    change(&mut l3);
+    Config { l3: Some(l3), ..two_tiers(device_pages, host_pages) }
+}
+
+/// Plays a situation, which must go well, and then again with a bug planted, which must not.
+fn only_fails_with(bugs: &[Bug], situation: impl Fn()) {
+    situation();
+    for &bug in bugs {
+        plant(Some(bug));
+        let played = catch_unwind(AssertUnwindSafe(&situation));
+        plant(None);
+        assert!(played.is_err(), "{bug} goes unnoticed");
+    }
+}

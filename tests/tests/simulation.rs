@@ -1,0 +1,96 @@
+//! The simulator in small: a few worlds, a few planted bugs, and every story ever saved. The long
+//! runs are commands of their own; see `simulate --help`.
+
+use std::path::{Path, PathBuf};
+
+use terrace_cache::planted::{Bug, plant};
+use terrace_tests::sim::{
+    Fate, FaultCounts, FaultKind, decode, live, read_story, replay_actions, shrink, write_story,
+};
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("a readable entry").path();
+        if path.is_dir() {
+            files.extend(self::files(&path));
+        } else {
+            files.push(path);
+        }
+    }
+    files.sort();
+    files
+}
+
+#[test]
+fn nothing_that_must_never_happen_happens_and_every_fault_does() {
+    let mut faults = FaultCounts::default();
+    for seed in 0..120 {
+        let life = live(Fate::of(seed, 400));
+        assert_eq!(life.violation, None, "seed {seed}");
+        faults.add(&life.faults);
+    }
+    for kind in FaultKind::ALL {
+        assert!(faults.of(kind) > 0, "{kind} never happened");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_life() {
+    for seed in 1000..1010 {
+        let (first, second) = (live(Fate::of(seed, 300)), live(Fate::of(seed, 300)));
+        assert_eq!(first.fingerprint, second.fingerprint, "seed {seed}");
+        assert_eq!(first.actions, second.actions, "seed {seed}");
+    }
+    assert_ne!(live(Fate::of(1, 300)).fingerprint, live(Fate::of(2, 300)).fingerprint);
+}
+
+#[test]
+fn planted_bugs_are_caught_and_their_stories_shrink() {
+    for bug in [Bug::SkipTokenCompare, Bug::PublishFailedTransfer, Bug::LosePagesOnCompletion] {
+        let caught = (0..100)
+            .map(|seed| live(Fate { bug: Some(bug), ..Fate::of(seed, 1000) }))
+            .find(|life| life.violation.is_some());
+        let life = caught.unwrap_or_else(|| panic!("{bug} was not caught"));
+        let config = &life.swarm.config;
+        plant(Some(bug));
+        let short = shrink(config, &life.actions).expect("it shows in the actions");
+        assert!(replay_actions(config, &short).is_some(), "{bug}: the short story is harmless");
+        plant(None);
+        assert!(short.len() * 2 < life.actions.len() || short.len() < 20, "{bug} did not shrink");
+        assert_eq!(replay_actions(config, &short), None, "{bug}: it was not the bug");
+    }
+}
+
+#[test]
+fn a_story_survives_being_written_down() {
+    let life = live(Fate::of(7, 100));
+    let text = write_story(&life.swarm.config, &life.actions);
+    let (config, actions) = read_story(&text).expect("what was written");
+    assert_eq!((config, actions), (life.swarm.config, life.actions));
+}
+
+#[test]
+fn saved_stories_end_well() {
+    let stories = files(&folder("regressions"));
+    assert!(stories.len() >= 30, "{} stories", stories.len());
+    for path in stories {
+        let text = std::fs::read_to_string(&path).expect("readable");
+        let (config, actions) = read_story(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
+        assert_eq!(replay_actions(&config, &actions), None, "{path:?}");
+    }
+}
+
+#[test]
+fn what_the_fuzzer_found_ends_well() {
+    let corpus = files(&folder("../fuzz/corpus/scheduler"));
+    assert!(corpus.len() >= 50, "{} inputs", corpus.len());
+    for path in corpus {
+        let (config, actions) = decode(&std::fs::read(&path).expect("readable"));
+        assert_eq!(replay_actions(&config, &actions), None, "{path:?}");
+    }
+}

@@ -251,8 +251,7 @@ fn f27_shortened_prefetch_is_counted() {
 /// last ones took, and nobody waits longer than the deadline.
 #[test]
 fn f28_slow_store_is_priced_out() {
-    let config =
-        with_l3(12, 16, |l3| l3.prefetch = PrefetchPolicy::Wait { max_ms: 60_000 });
+    let config = with_l3(12, 16, |l3| l3.prefetch = PrefetchPolicy::Wait { max_ms: 60_000 });
     let mut stage = only_in_l3(config, 1..=17);
     let mut prefetches = 0;
     for id in 2..20 {
@@ -369,7 +368,7 @@ fn f31_one_probe_for_each_request() {
 /// counted once, and those that must be loaded when they have been.
 #[test]
 fn f32_hits_are_counted_once() {
-    let mut config = two_tiers(6, 16);
+    let mut config = two_tiers(8, 64);
     config.batch.running_max = 4;
     config.batch.step_tokens_max = 4;
     config.batch.decode_reserve_pages = 0;
@@ -385,14 +384,14 @@ fn f32_hits_are_counted_once() {
     // The second found two pages, the third one.
     assert_eq!((stats.device_hit_tokens, stats.host_hit_tokens, stats.l3_hit_tokens), (12, 0, 0));
     // A load that brings nothing is no hit; one that brings three pages is three.
-    stage.run(4, 101..=121);
+    stage.run(4, 101..=129);
     let before = stage.stats().host_hit_tokens;
     stage.submit(5, 1..=13, 1);
     stage.plan();
     stage.ends(Kind::LoadBack, Outcome::Failed);
     stage.settle();
     assert_eq!(stage.stats().host_hit_tokens, before);
-    stage.run(6, 201..=221);
+    stage.run(6, 201..=229);
     stage.run(7, 1..=13);
     assert_eq!(stage.stats().host_hit_tokens - before, 12);
     stage.finish();
@@ -479,7 +478,8 @@ fn said(seed: u64) -> Vec<String> {
     let mut reported = 0;
     for id in 1..400 {
         let first = draw(3) as Token * 100;
-        let _ = stage.world.submit(Request::new(id, (first..=first + draw(20) as Token).collect(), 3));
+        let _ =
+            stage.world.submit(Request::new(id, (first..=first + draw(20) as Token).collect(), 3));
         said.push(format!("{:?}", stage.plan()));
         if stage.world.in_step() {
             stage.compute();
@@ -487,8 +487,13 @@ fn said(seed: u64) -> Vec<String> {
         let planned: Vec<_> = stage.world.transfers.keys().copied().skip(reported).collect();
         reported += planned.len();
         for op in planned {
-            let outcomes =
-                [Outcome::Done, Outcome::Done, Outcome::Failed, Outcome::Missing, Outcome::TimedOut];
+            let outcomes = [
+                Outcome::Done,
+                Outcome::Done,
+                Outcome::Failed,
+                Outcome::Missing,
+                Outcome::TimedOut,
+            ];
             stage.report(op, outcomes[draw(5) as usize]);
         }
         stage.wait_ms(draw(50));

@@ -29,7 +29,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn nothing_that_must_never_happen_happens_and_every_fault_does() {
     let mut faults = FaultCounts::default();
-    for seed in 0..120 {
+    for seed in 0..300 {
         let life = live(Fate::of(seed, 400));
         assert_eq!(life.violation, None, "seed {seed}");
         faults.add(&life.faults);

@@ -298,7 +298,10 @@ impl Simulation {
         self.steps += 1;
         self.perform(Action::Plan)?;
         if self.stage.world.in_step() && self.step_due.is_none() {
-            self.step_due = Some(self.now() + 200 + self.dice.below(2_000));
+            let prefills = &self.stage.world.last_plan().prefills;
+            let tokens: u64 = prefills.iter().map(|prefill| u64::from(prefill.tokens)).sum();
+            let takes = 200 + self.dice.below(2_000) + tokens * self.swarm.load.token_us;
+            self.step_due = Some(self.now() + takes);
         }
         while self.due.len() < self.stage.owed.len() {
             let (op, _) = self.stage.owed[self.due.len()];

@@ -36,6 +36,9 @@ pub struct Load {
     pub burst: u64,
     /// Namespaces in use.
     pub namespaces: u64,
+    /// Microseconds that computing a token of a prompt takes. Where it is little, loading does not
+    /// pay and is soon not tried any more.
+    pub token_us: u64,
 }
 
 impl Swarm {
@@ -52,14 +55,24 @@ impl Swarm {
             prompt_max: dice.pick(&[8, 24, 60, device_tokens]).min(device_tokens),
             new_max: dice.pick(&[1, 4, 12]),
             follow_up_odds: dice.pick(&[0, 2, 4]),
-            gap_us: dice.pick(&[500, 3_000, 10_000]),
+            gap_us: dice.pick(&[500, 5_000, 30_000]),
             burst: dice.pick(&[1, 1, 4, 10]),
             namespaces: dice.pick(&[1, 1, 3]),
+            token_us: dice.pick(&[0, 1_000, 4_000, 4_000]),
         };
         // Each seed has some kinds of faults and not others: rare ones then meet each other.
         let mut fault_odds = [0; FaultKind::ALL.len()];
         for odds in &mut fault_odds {
             *odds = dice.pick(&[0, 0, 0, 4, 15, 60]);
+        }
+        // Prefetches are rarer than other operations.
+        for kind in [
+            FaultKind::ShortRead,
+            FaultKind::FlippedBit,
+            FaultKind::WrongPage,
+            FaultKind::StaleGeneration,
+        ] {
+            fault_odds[kind as usize] = dice.pick(&[0, 0, 6, 20]);
         }
         if config.l3.is_some() {
             // Pages come back from L3 only if device and host have lost them.

@@ -379,7 +379,7 @@ fn f32_hits_are_counted_once() {
     stage.settle();
     let stats = stage.stats();
     assert!(stats.retractions > 0, "nobody was taken up again");
-    assert!(stats.steps > 20, "there were no chunks");
+    assert!(stats.steps > 15, "there were no chunks: {} steps", stats.steps);
     assert_eq!(stats.prompt_tokens, 9 + 13 + 13);
     // The second found two pages, the third one.
     assert_eq!((stats.device_hit_tokens, stats.host_hit_tokens, stats.l3_hit_tokens), (12, 0, 0));

@@ -8,6 +8,7 @@
 mod hangs;
 mod stage;
 mod structure;
+mod wrong_copies;
 mod wrong_kv;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -100,14 +100,20 @@ fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
     claimed: &'a [Page<T>],
     in_tree: impl Fn() -> I,
 ) -> Result<(), Fault> {
-    let mut owner = vec![None; total];
-    let free = free.map(|page| (page, "the pool"));
-    let claimed = claimed.iter().map(|page| (page, "a request or operation"));
-    for (page, who) in free.chain(claimed).chain(in_tree().map(|page| (page, "the tree"))) {
-        let before = owner[page.slot() as usize].replace(who);
-        ensure!(before.is_none(), "{page:?} is owned by {} and {who}", before.unwrap_or_default());
+    const OWNERS: [&str; 4] = ["nobody", "the pool", "a request or operation", "the tree"];
+    let mut owner = vec![0u8; total];
+    let free = free.map(|page| (page, 1));
+    let claimed = claimed.iter().map(|page| (page, 2));
+    for (page, who) in free.chain(claimed).chain(in_tree().map(|page| (page, 3))) {
+        let before = std::mem::replace(&mut owner[page.slot() as usize], who);
+        ensure!(
+            before == 0,
+            "{page:?} is owned by {} and {}",
+            OWNERS[usize::from(before)],
+            OWNERS[usize::from(who)]
+        );
     }
-    let lost = owner.iter().position(Option::is_none);
+    let lost = owner.iter().position(|&who| who == 0);
     ensure!(lost.is_none(), "{tier} page {} is lost", lost.unwrap_or_default());
     Ok(())
 }

@@ -63,14 +63,15 @@
 
 mod admission;
 mod audit;
+mod backup;
 mod config;
 mod copies;
 mod error;
 mod event;
 mod forward;
-mod l3;
 mod operations;
 mod plan;
+mod prefetch;
 mod queue;
 mod rates;
 mod request;

@@ -8,13 +8,14 @@ use terrace_fsm::{
     Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
 };
 
+use crate::backup::PendingBackup;
 use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
 use crate::forward::Step;
-use crate::l3::{PendingBackup, Reading};
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
+use crate::prefetch::Reading;
 use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
 use crate::request::Request;

@@ -1,4 +1,4 @@
-//! L3: asking what it has, fetching it in time, storing what is new.
+//! Reading from L3: asking what it has, fetching it in time.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub(crate) struct Reading {
     pub(crate) to_prefetch: VecDeque<Handle>,
     /// Pages that L3 brought for requests that still wait to be admitted: they hold host memory.
     pub(crate) waiting_pages: u32,
-    negative: NegativeCache,
+    pub(crate) negative: NegativeCache,
     probe_backoff: Backoff,
     prefetch_backoff: Backoff,
 }
@@ -40,17 +40,6 @@ impl Reading {
         }
     }
 }
-
-/// A path whose host pages are to be stored.
-#[derive(Debug)]
-pub(crate) struct PendingBackup {
-    pub(crate) path: HostPin,
-    /// How often in a row it was not stored in full.
-    failures: u32,
-}
-
-/// A backup that fails so often in a row is given up.
-const BACKUP_FAILURES_MAX: u32 = 3;
 
 /// What a probe or prefetch may do.
 enum Decision {
@@ -413,94 +402,6 @@ impl Scheduler {
             && entry.state() == StateName::PrefetchDone
         {
             reading.waiting_pages -= entry.fetched.len() as u32;
-        }
-    }
-
-    // ---- backups ----
-
-    pub(crate) fn backs_up(&self) -> bool {
-        self.config.l3.as_ref().is_some_and(|l3| l3.backup)
-    }
-
-    /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
-    pub(crate) fn queue_backup(&mut self, path: HostPin) {
-        self.queue_backup_again(PendingBackup { path, failures: 0 });
-    }
-
-    fn queue_backup_again(&mut self, backup: PendingBackup) {
-        let queue_max = self.config.l3.as_ref().map_or(0, |l3| l3.backup_queue_max as usize);
-        self.backups.push_back(backup);
-        while self.backups.len() > queue_max {
-            self.skip_oldest_backup();
-        }
-    }
-
-    /// Lets a backup that waits for its turn give way, if there is one.
-    pub(crate) fn skip_oldest_backup(&mut self) -> bool {
-        let Some(oldest) = self.backups.pop_front() else { return false };
-        self.cache.unpin_host(oldest.path);
-        self.stats.backups_skipped += 1;
-        true
-    }
-
-    /// Stores host pages that L3 is not known to have. Their path stays pinned until the outcome.
-    pub(crate) fn plan_backups(&mut self, plan: &mut Plan) {
-        let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
-        while self.backup_backoff.allows(self.now) {
-            let in_share = share.saturating_sub(self.stats.backups.in_flight_pages);
-            if in_share == 0 {
-                return;
-            }
-            let Some(backup) = self.backups.pop_front() else { return };
-            let PendingBackup { path: source, failures } = backup;
-            let first_key = plan.l3_keys.len();
-            let first_page = plan.l3_host_pages.len() as u32;
-            let arrival = self.cache.begin_backup(
-                &source,
-                in_share as usize,
-                &mut plan.l3_keys,
-                &mut plan.l3_host_pages,
-            );
-            let pages = arrival.pages() as u32;
-            if pages == 0 {
-                self.cache.unpin_host(source);
-                continue;
-            }
-            let keys = plan.l3_keys[first_key..].to_vec();
-            let first_key = first_key as u32;
-            let source = match planted(Bug::UnpinDuringBackup) {
-                true => self.cache.let_go(source),
-                false => source,
-            };
-            let may_have_more = pages == in_share;
-            let work = Work::Backup { source, arrival, keys, may_have_more, failures };
-            let op = self.operations.start(work, None, pages, self.now, &mut self.stats);
-            plan.l3.push(L3Op {
-                op,
-                kind: L3Kind::Backup,
-                keys: first_key..first_key + pages,
-                pages: first_page..first_page + pages,
-            });
-        }
-    }
-
-    pub(crate) fn backup_ended(&mut self, operation: Operation) {
-        let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Backup { source, arrival, keys, may_have_more, failures } = work else {
-            unreachable!("a backup")
-        };
-        self.cache.end_backup(&source, &arrival, sound_pages as usize);
-        if let Some(reading) = &mut self.reading {
-            for &key in &keys[..sound_pages as usize] {
-                reading.negative.remove(key);
-            }
-        }
-        self.backup_backoff.note(failed || corrupt, true, self.now);
-        let failures = if sound_pages < pages { failures + 1 } else { 0 };
-        if (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
-            self.queue_backup_again(PendingBackup { path: source, failures });
-        } else {
-            self.cache.unpin_host(source);
         }
     }
 }

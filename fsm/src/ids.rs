@@ -35,6 +35,12 @@ impl Time {
         Time(self.0.saturating_add(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
     }
 
+    /// This moment less a while; the start if it is not that old.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Time {
+        Time(self.0.saturating_sub(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)))
+    }
+
     /// How long it has been since an earlier moment; nothing if it is later.
     #[must_use]
     pub fn since(self, earlier: Time) -> Duration {

@@ -7,7 +7,6 @@ use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
 use crate::config::ms;
 use crate::operations::Work;
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::queue::waited_too_long;
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 
@@ -29,14 +28,9 @@ impl Scheduler {
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         let wait_max = ms(self.config.queue.wait_max_ms);
-        self.queue.candidates(
-            self.config.queue.order,
-            self.config.queue.window as usize,
-            waited_too_long(&self.requests, self.now, wait_max),
-            &self.requests,
-            &self.cache,
-            &mut candidates,
-        );
+        let overdue = self.now.before(wait_max);
+        let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
+        self.queue.candidates(queue, overdue, requests, cache, &mut candidates);
         for candidate in &candidates {
             if self.free_slots.is_empty() || tokens_left == 0 {
                 break;
@@ -67,19 +61,18 @@ impl Scheduler {
     }
 
     fn try_admit(&mut self, handle: Handle, plan: &mut Plan) -> Tried {
-        let page_size = self.config.cache.page_size;
         if self.prefetch_has_just_begun(handle) {
             return Tried::Deferred;
         }
-        let entry = &self.requests[handle];
-        // At least one token is computed, for there must be something to produce the next from.
-        let cacheable_pages = (entry.tokens() - 1) / page_size;
-        let found = self.cache.lookup(&entry.sequence, cacheable_pages);
+        let cacheable_pages = self.cacheable_pages(handle);
+        let found = self.cache.lookup(&self.requests[handle].sequence, cacheable_pages);
         if self.waits_for_another(handle, &found) {
             return Tried::Deferred;
         }
-        let entry = &self.requests[handle];
-        let namespace = entry.sequence.root();
+        if self.ask_l3_now(handle, plan) {
+            return Tried::Deferred;
+        }
+        let namespace = self.requests[handle].sequence.root();
         let load_pages = self.load_back_pages(handle, &found);
         let new_pages = (self.prefill_pages(handle) - found.device.depth) as usize;
 
@@ -124,8 +117,7 @@ impl Scheduler {
         new_pages: usize,
         plan: &mut Plan,
     ) {
-        let entry = &self.requests[handle];
-        if entry.state() == StateName::Prefetching {
+        if self.requests[handle].state() == StateName::Prefetching {
             self.stop_waiting(handle);
         }
         self.abandon_operation(handle);

@@ -69,7 +69,7 @@ impl Scheduler {
             ensure(!state.is_end(), || format!("{} has ended and is alive", entry.id))?;
             slots.extend(entry.life.state().computing().map(|computing| computing.slot));
             draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
-            queued += usize::from(entry.queued.is_some());
+            queued += usize::from(entry.queued);
             if state == StateName::PrefetchDone {
                 fetched_pages += entry.fetched.len() as u32;
             }

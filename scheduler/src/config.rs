@@ -89,8 +89,8 @@ impl Default for BatchConfig {
     }
 }
 
-/// In which order waiting requests are admitted. Retracted ones, and those who have waited longer
-/// than `wait_max_ms`, go first in any order.
+/// In which order waiting requests are admitted. Those who were submitted longer than `wait_max_ms`
+/// ago go first in any order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdmissionOrder {
@@ -99,9 +99,10 @@ pub enum AdmissionOrder {
     Arrival,
     /// Highest priority first, then by arrival.
     Priority,
-    /// Longest cached prefix first.
+    /// Longest cached prefix first, after those that were retracted.
     LongestPrefix,
-    /// Along the tree, most wanted branches first, so that those who share go together.
+    /// Along the tree, most wanted branches first, so that those who share go together; after those
+    /// that were retracted.
     TreeOrder,
 }
 
@@ -115,7 +116,7 @@ pub struct QueueConfig {
     pub requests_max: u32,
     /// How many of the waiting a plan looks at.
     pub window: u32,
-    /// Who has waited so long goes first, and nobody overtakes them.
+    /// Who was submitted so long ago goes first, and nobody overtakes them.
     pub wait_max_ms: u64,
     /// How long a request waits at the most for another that computes or loads its prefix.
     pub share_wait_max_ms: u64,
@@ -192,7 +193,8 @@ pub struct L3Config {
     pub prefetch_threshold_pages: u32,
     /// How long a request waits for its prefetch.
     pub prefetch: PrefetchPolicy,
-    /// Host pages that prefetches may fill at once, late ones included.
+    /// Host pages that prefetches may fill at once, late ones and those that wait for their request
+    /// included; in any case no more than three quarters of the host.
     pub prefetch_pages_max: u32,
     /// Of those, pages of prefetches that nobody waits for any more; at this many no further
     /// prefetch begins.

@@ -185,11 +185,9 @@ impl Scheduler {
         if copies && let Err(path) = self.start_write_back(path.take(), Some(handle), false, plan) {
             unreachable!("the host had room for what {path:?} holds");
         }
-        let now = self.now;
         let entry = &mut self.requests[handle];
         entry.computed_tokens = 0;
         entry.distrusts_host = false;
-        entry.waiting_since = now;
         self.wait_until(handle, None);
         self.enqueue(handle);
     }

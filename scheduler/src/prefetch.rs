@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HostPin, PageRun};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
 
 use crate::config::{L3Config, PrefetchPolicy, ms};
 use crate::operations::{Anchor, Operation, Work};
@@ -85,7 +85,7 @@ impl Scheduler {
     fn is_before_l3(&self, handle: Handle) -> bool {
         self.requests
             .get(handle)
-            .is_some_and(|entry| entry.state() == StateName::Submitted && entry.queued.is_none())
+            .is_some_and(|entry| entry.state() == StateName::Submitted && !entry.queued)
     }
 
     fn go_on_without(&mut self, handle: Handle) {
@@ -95,8 +95,9 @@ impl Scheduler {
         }
     }
 
-    /// Pages of the request that may come from the cache: all but the one with the last token.
-    fn cacheable_pages(&self, handle: Handle) -> u32 {
+    /// Pages of the request that may come from the cache. At least one token is computed, for there
+    /// must be something to produce the next from.
+    pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
         (self.requests[handle].tokens() - 1) / self.config.cache.page_size
     }
 
@@ -111,7 +112,8 @@ impl Scheduler {
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.lookup(sequence, end).host.depth;
         if self.is_coming(handle, start_page) {
-            // Another request computes or fetches it: waiting for that is cheaper than L3.
+            // Another request computes or fetches it: L3 is asked for what lies behind that.
+            self.requests[handle].asks_l3_later = true;
             return Decision::Skip;
         }
         let keys = &sequence.keys()[start_page as usize..end as usize];
@@ -125,6 +127,17 @@ impl Scheduler {
             return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
+    }
+
+    /// Asks L3 about a request that had to wait for another first. Tells whether it did.
+    pub(crate) fn ask_l3_now(&mut self, handle: Handle, plan: &mut Plan) -> bool {
+        if !std::mem::take(&mut self.requests[handle].asks_l3_later) {
+            return false;
+        }
+        let Decision::Go { start_page, pages } = self.decide_probe(handle) else { return false };
+        self.leave_queue(handle);
+        self.start_probe(handle, start_page, pages, plan);
+        true
     }
 
     fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
@@ -183,11 +196,17 @@ impl Scheduler {
         }
     }
 
+    pub(crate) fn waits_for_room_only(&self, handle: Handle) -> bool {
+        self.requests[handle].state() == StateName::Prefetching
+            && self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort)
+    }
+
     /// Sets how long the request waits for a prefetch of so many pages, from now.
     fn wait_for_prefetch(&mut self, handle: Handle, pages: u32) {
         let Some(config) = &self.config.l3 else { return };
         let until = match config.prefetch {
-            PrefetchPolicy::BestEffort => None,
+            // It waits for room, not for a moment; but somebody must look whether there is room.
+            PrefetchPolicy::BestEffort => Some(Time(self.now.0 + 1)),
             PrefetchPolicy::Wait { max_ms } => Some(self.now.after(ms(max_ms))),
             PrefetchPolicy::Deadline { base_ms, per_page_us } => {
                 let per_page = std::time::Duration::from_micros(per_page_us);
@@ -245,19 +264,30 @@ impl Scheduler {
         let Some(reading) = &self.reading else { return Decision::Skip };
         if self.stats.prefetches.quarantined_pages >= config.quarantine_pages_max
             || !reading.prefetch_backoff.allows(self.now)
-            || self.is_coming(handle, start_page)
         {
             return Decision::Skip;
         }
+        if self.is_coming(handle, start_page) {
+            self.requests[handle].asks_l3_later = true;
+            return Decision::Skip;
+        }
         let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
-        let in_share = config.prefetch_pages_max.saturating_sub(in_use);
-        let pages_now = pages.min(config.prefetch_pages_max);
+        let share = self.prefetch_share(config);
+        let in_share = share.saturating_sub(in_use);
+        let pages_now = pages.min(share);
         if pages_now > in_share {
             // Who waits only until there is room to run does not wait for a share.
             let best_effort = config.prefetch == PrefetchPolicy::BestEffort;
             return if best_effort { Decision::Skip } else { Decision::Wait };
         }
         Decision::Go { start_page, pages }
+    }
+
+    /// Host pages that prefetches may hold: never all of the host, so that write-backs find room.
+    fn prefetch_share(&self, config: &L3Config) -> u32 {
+        let host_pages = self.config.cache.host_pages;
+        let most_of_host = (host_pages - host_pages / 4).max(config.prefetch_threshold_pages);
+        config.prefetch_pages_max.min(most_of_host)
     }
 
     /// Puts the request back among those to ask about, but only once.
@@ -275,7 +305,7 @@ impl Scheduler {
 
     fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
         let Some(config) = &self.config.l3 else { return };
-        let (share, threshold) = (config.prefetch_pages_max, config.prefetch_threshold_pages);
+        let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
@@ -319,7 +349,7 @@ impl Scheduler {
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
         self.wait_for_prefetch(handle, pages);
-        if self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort) {
+        if self.waits_for_room_only(handle) {
             self.enqueue(handle);
         }
     }

@@ -2,20 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use terrace_cache::Cache;
-use terrace_fsm::Time;
+use terrace_fsm::{StateName, Time};
 
-use crate::config::AdmissionOrder;
+use crate::config::{AdmissionOrder, QueueConfig};
 use crate::requests::{Handle, Requests};
-
-/// A request's place in the queue, its arrival aside. Retracted ones come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
-    is_new: bool,
-    priority: Reverse<i32>,
-}
 
 /// A request to be tried.
 #[derive(Clone, Copy, Debug)]
@@ -27,20 +19,18 @@ pub(crate) struct Candidate {
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    by_place: BTreeSet<(Place, Handle)>,
+    by_priority: BTreeSet<(Reverse<i32>, Handle)>,
     by_arrival: BTreeSet<Handle>,
 }
 
 impl Queue {
-    pub(crate) fn insert(&mut self, handle: Handle, retracted: bool, priority: i32) -> Place {
-        let place = Place { is_new: !retracted, priority: Reverse(priority) };
-        self.by_place.insert((place, handle));
+    pub(crate) fn insert(&mut self, handle: Handle, priority: i32) {
+        self.by_priority.insert((Reverse(priority), handle));
         self.by_arrival.insert(handle);
-        place
     }
 
-    pub(crate) fn remove(&mut self, handle: Handle, place: Place) {
-        self.by_place.remove(&(place, handle));
+    pub(crate) fn remove(&mut self, handle: Handle, priority: i32) {
+        self.by_priority.remove(&(Reverse(priority), handle));
         self.by_arrival.remove(&handle);
     }
 
@@ -52,20 +42,18 @@ impl Queue {
         self.by_arrival.len()
     }
 
-    /// Whom to try, and in which order: the retracted, those who have waited too long, then the
-    /// others by the configured order; at most `window` of them.
+    /// Whom to try, and in which order: those who were submitted before `overdue`, then the others
+    /// by the configured order; at most `window` of them.
     pub(crate) fn candidates(
         &self,
-        order: AdmissionOrder,
-        window: usize,
-        waited_too_long: impl Fn(Handle) -> bool,
+        config: &QueueConfig,
+        overdue: Time,
         requests: &Requests,
         cache: &Cache,
         into: &mut Vec<Candidate>,
     ) {
+        let window = config.window as usize;
         into.clear();
-        let retracted = self.by_place.iter().take_while(|(place, _)| !place.is_new);
-        into.extend(retracted.take(window).map(|&(_, handle)| Candidate { handle, strict: true }));
         let mut add = |handles: &mut dyn Iterator<Item = Handle>, strict| {
             for handle in handles {
                 if into.len() == window {
@@ -77,16 +65,16 @@ impl Queue {
             }
         };
         let arrivals = || self.by_arrival.iter().copied();
-        // The retracted wait since their retraction, not since their arrival.
-        let is_new = |handle: &Handle| requests[*handle].queued.is_some_and(|place| place.is_new);
-        let mut oldest = arrivals().filter(is_new).take_while(|&handle| waited_too_long(handle));
-        add(&mut oldest, true);
-        match order {
+        let is_overdue = |handle: &Handle| requests[*handle].submitted_at < overdue;
+        let is_retracted = |handle: &Handle| requests[*handle].state() == StateName::Retracted;
+        add(&mut arrivals().take_while(is_overdue), true);
+        match config.order {
             AdmissionOrder::Arrival => add(&mut arrivals(), true),
             AdmissionOrder::Priority => {
-                add(&mut self.by_place.iter().map(|&(_, handle)| handle), true);
+                add(&mut self.by_priority.iter().map(|&(_, handle)| handle), true);
             }
             AdmissionOrder::LongestPrefix => {
+                add(&mut arrivals().take(window).filter(is_retracted), true);
                 let mut scored: Vec<_> = arrivals()
                     .take(window)
                     .map(|handle| (Reverse(cached_pages(requests, cache, handle)), handle))
@@ -95,20 +83,12 @@ impl Queue {
                 add(&mut scored.into_iter().map(|(_, handle)| handle), false);
             }
             AdmissionOrder::TreeOrder => {
+                add(&mut arrivals().take(window).filter(is_retracted), true);
                 let handles: Vec<_> = arrivals().take(window).collect();
                 add(&mut tree_order(requests, cache, handles).into_iter(), false);
             }
         }
     }
-}
-
-/// Whether a request has waited longer than it should.
-pub(crate) fn waited_too_long(
-    requests: &Requests,
-    now: Time,
-    max: Duration,
-) -> impl Fn(Handle) -> bool {
-    move |handle| now.since(requests[handle].waiting_since) > max
 }
 
 fn cached_pages(requests: &Requests, cache: &Cache, handle: Handle) -> u32 {

@@ -6,8 +6,6 @@ use std::ops::Range;
 use terrace_cache::{HashedMap, PageKey, Sequence};
 use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
 
-use crate::queue::Place;
-
 /// A live request as the scheduler knows it. The serial number tells it apart from others that had
 /// its place or its id before; lower numbers arrived earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,10 +32,9 @@ pub(crate) struct Entry {
     pub(crate) max_new_tokens: u32,
     pub(crate) life: Lifecycle,
 
-    /// Its place among those that could be admitted, if it is one of them.
-    pub(crate) queued: Option<Place>,
-    /// Since when it waits to be admitted.
-    pub(crate) waiting_since: Time,
+    pub(crate) submitted_at: Time,
+    /// Whether it is among those that could be admitted.
+    pub(crate) queued: bool,
     /// When its present wait is given up.
     pub(crate) wait_ends: Option<Time>,
     /// When it fails if it has not started by then.
@@ -48,6 +45,8 @@ pub(crate) struct Entry {
 
     /// What L3 has of it.
     pub(crate) found: Option<Found>,
+    /// Whether L3 is to be asked once the wait for another request is over.
+    pub(crate) asks_l3_later: bool,
     /// Whether L3 was asked again after the cache had shrunk.
     pub(crate) asked_again: bool,
     /// The pages that L3 brought for it.
@@ -93,13 +92,14 @@ impl Entry {
             sequence,
             max_new_tokens,
             life: Lifecycle::new(),
-            queued: None,
-            waiting_since: now,
+            submitted_at: now,
+            queued: false,
             wait_ends: None,
             start_by: None,
             timer: None,
             sharing_since: None,
             found: None,
+            asks_l3_later: false,
             asked_again: false,
             fetched: 0..0,
             distrusts_host: false,

@@ -448,15 +448,15 @@ impl Scheduler {
     /// From now on the request may be admitted.
     pub(crate) fn enqueue(&mut self, handle: Handle) {
         let entry = &mut self.requests[handle];
-        if entry.queued.is_none() {
-            let retracted = entry.state() == StateName::Retracted;
-            entry.queued = Some(self.queue.insert(handle, retracted, entry.priority));
+        if !std::mem::replace(&mut entry.queued, true) {
+            self.queue.insert(handle, entry.priority);
         }
     }
 
     pub(crate) fn leave_queue(&mut self, handle: Handle) {
-        if let Some(place) = self.requests[handle].queued.take() {
-            self.queue.remove(handle, place);
+        let entry = &mut self.requests[handle];
+        if std::mem::take(&mut entry.queued) {
+            self.queue.remove(handle, entry.priority);
         }
     }
 
@@ -479,7 +479,7 @@ impl Scheduler {
         let entry = &self.requests[handle];
         if entry.start_by.is_some_and(|start_by| start_by <= self.now) {
             self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-        } else {
+        } else if !self.waits_for_room_only(handle) {
             self.waited_in_vain(handle);
         }
     }

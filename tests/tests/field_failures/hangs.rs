@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
-    AdmissionOrder, Config, Outcome, PrefetchPolicy, Request, RequestId, StateName, SubmitError,
-    Token,
+    AdmissionOrder, Config, OpId, Outcome, PrefetchPolicy, Request, RequestId, StateName,
+    SubmitError, Token,
 };
 use terrace_tests::World;
 
@@ -100,7 +100,7 @@ fn f22_finished_prefetch_is_noticed_at_once() {
     stage.submit(4, 101..=109, 1);
     stage.plan();
     let probe_of_4 = stage.latest(Kind::Probe);
-    stage.report(terrace_scheduler::OpId(probe_of_4.0 - 1), Outcome::Done);
+    stage.report(OpId(probe_of_4.0 - 1), Outcome::Done);
     stage.report(probe_of_4, Outcome::Done);
     stage.plan();
     // The later one's pages come first.
@@ -293,23 +293,25 @@ fn f28_nobody_waits_longer_than_the_deadline() {
 /// computed; what did is used.
 #[test]
 fn f29_gone_between_probe_and_prefetch() {
-    for gone_from in [0, 2, 3] {
-        let mut stage = only_in_l3(three_tiers(12, 16), 1..=17);
-        stage.submit(2, 1..=17, 1);
-        stage.plan();
-        stage.done(Kind::Probe);
-        let keys = stage.keys(1..=17);
-        keys[gone_from..].iter().for_each(|key| drop(stage.world.l3.remove(key)));
-        stage.plan();
-        stage.done(Kind::Prefetch);
-        assert_eq!(stage.cached(1..=17), (0, gone_from as u32));
-        stage.settle();
-        let stats = stage.stats();
-        assert_eq!((stats.finished, stats.failed), (2, 0));
-        assert_eq!(stats.l3_hit_tokens, 4 * gone_from as u64);
-        assert_eq!(stage.world.l3.len(), 4, "what was lost is stored again");
-        stage.finish();
-    }
+    only_fails_with(&[Bug::BelieveWholePrefetch], || {
+        for gone_from in [0, 2, 3] {
+            let mut stage = only_in_l3(three_tiers(12, 16), 1..=17);
+            stage.submit(2, 1..=17, 1);
+            stage.plan();
+            stage.done(Kind::Probe);
+            let keys = stage.keys(1..=17);
+            keys[gone_from..].iter().for_each(|key| drop(stage.world.l3.remove(key)));
+            stage.plan();
+            stage.done(Kind::Prefetch);
+            assert_eq!(stage.cached(1..=17), (0, gone_from as u32));
+            stage.settle();
+            let stats = stage.stats();
+            assert_eq!((stats.finished, stats.failed), (2, 0));
+            assert_eq!(stats.l3_hit_tokens, 4 * gone_from as u64);
+            assert_eq!(stage.world.l3.len(), 4, "what was lost is stored again");
+            stage.finish();
+        }
+    });
 }
 
 /// The store's master was down and each call took seconds, with the scheduler's loop waiting. The
@@ -425,41 +427,36 @@ fn f47_bad_requests_are_refused_and_order_is_arrival() {
     stage.finish();
 }
 
-/// How long it takes to admit a request to a full device of so many pages, each of a prompt of its own.
-fn admission_to_a_full_device(pages: u32) -> Duration {
+/// How long a plan takes that admits 64 requests to a full device of so many pages. Each of its pages
+/// belongs to a prompt of its own, so that each admission evicts something.
+fn plan_for_a_full_device(pages: u32) -> Duration {
     let mut world = World::new(two_tiers(pages, 0)).expect("it can work");
     let mut ids = 1..;
-    let mut submit = |world: &mut World| {
-        let id = ids.next().expect("there are enough");
-        let first = id as Token * 8;
-        world.submit(Request::new(id, (first..first + 5).collect(), 1)).expect("a sound request");
-    };
-    for _ in 0..pages.div_ceil(64) + 1 {
-        (0..64).for_each(|_| submit(&mut world));
+    let mut quickest = Duration::MAX;
+    for round in 0..pages / 64 + 20 {
+        for id in ids.by_ref().take(64) {
+            let first = id as Token * 8;
+            let request = Request::new(id, (first..first + 5).collect(), 1);
+            world.submit(request).expect("a sound request");
+        }
+        let begun = Instant::now();
         world.plan();
+        if round > pages / 64 {
+            quickest = quickest.min(begun.elapsed());
+        }
         world.finish_step().expect("no wrong page");
     }
-    let mut rounds = Vec::new();
-    for _ in 0..40 {
-        let begun = Instant::now();
-        for _ in 0..10 {
-            submit(&mut world);
-            world.plan();
-            world.finish_step().expect("no wrong page");
-        }
-        rounds.push(begun.elapsed() / 10);
-    }
-    assert!(world.scheduler.stats().cache.device.free_pages < 8, "the device is not full");
+    assert!(world.scheduler.stats().cache.device.free_pages <= 64, "the device is not full");
     world.scheduler.audit();
-    rounds.into_iter().min().expect("there were rounds")
+    quickest
 }
 
 /// Once the pool was full each admission looked at all blocks, and a step took 0.8 s to plan. Evictable
 /// pages are kept in order and counted, so that the price does not depend on how many there are.
 #[test]
 fn f48_full_pool_plans_stay_cheap() {
-    let small = admission_to_a_full_device(1_000);
-    let large = admission_to_a_full_device(32_000);
+    let small = plan_for_a_full_device(1_000);
+    let large = plan_for_a_full_device(32_000);
     assert!(large < small * 8, "32 times the pages: {small:?} became {large:?}");
 }
 

@@ -3,7 +3,7 @@
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
-    EvictionKind, L3Config, Outcome, RequestId, StateName, UnknownRequest, WritePolicy,
+    EvictionKind, L3Config, OpId, Outcome, RequestId, StateName, UnknownRequest, WritePolicy,
 };
 
 use crate::{Kind, Stage, only_fails_with, three_tiers, two_tiers, with_l3};
@@ -35,6 +35,38 @@ fn f14_refill_below_a_page_without_host_copy() {
     stage.wait_ms(10_000);
     stage.run(6, 1..=17);
     assert_eq!(stage.stats().l3_hit_tokens, 16);
+    stage.finish();
+}
+
+/// While somebody waits for a prefetch, the pages that it continues stay where they are, on device only
+/// as well as on host.
+#[test]
+fn f14_prefix_of_a_prefetch_stays() {
+    let mut stage = Stage::new(three_tiers(6, 8));
+    stage.run(1, 1..=17);
+    stage.clear();
+    stage.submit(2, 1..=9, 1);
+    stage.plan();
+    stage.ends(Kind::Probe, Outcome::Missing);
+    stage.step();
+    stage.abort(2);
+    stage.submit(3, 1..=17, 1);
+    stage.submit(4, 101..=121, 1);
+    stage.plan();
+    for probe in [stage.latest(Kind::Probe).0 - 1, stage.latest(Kind::Probe).0] {
+        stage.report(OpId(probe), Outcome::Done);
+    }
+    // The other request wants the whole device.
+    stage.plan();
+    let prefetch = stage.latest(Kind::Prefetch);
+    assert!(stage.plan().step.is_none());
+    assert_eq!(stage.cached(1..=17), (2, 0));
+    stage.report(prefetch, Outcome::Done);
+    assert_eq!(stage.cached(1..=17), (2, 2));
+    stage.plan();
+    stage.done(Kind::LoadBack);
+    stage.step();
+    assert_eq!(stage.prefill_start(3), Some(16));
     stage.finish();
 }
 

@@ -46,9 +46,7 @@ struct Keys<'a> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let page_size = arguments.page_size;
-    if !page_size.is_power_of_two() || page_size > 256 {
-        return Err(format!("page size {page_size}: use a power of two from 1 to 256").into());
-    }
+    check_page_size(page_size)?;
     let namespace = Namespace {
         model: arguments.model.clone(),
         layout: arguments.layout.clone(),
@@ -78,6 +76,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
     }
     Ok(output)
+}
+
+/// Whether pages can have this size.
+pub(crate) fn check_page_size(page_size: u32) -> Result<(), String> {
+    if page_size.is_power_of_two() && page_size <= 256 {
+        return Ok(());
+    }
+    Err(format!("page size {page_size}: use a power of two from 1 to 256"))
 }
 
 fn tokens(text: &str) -> Result<Vec<Token>, String> {

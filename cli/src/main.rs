@@ -1,5 +1,7 @@
 //! The `terrace` program.
 
+mod allocations;
+mod bench;
 mod config;
 mod keys;
 
@@ -17,6 +19,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure the cache or the scheduler on this machine
+    Bench(bench::Arguments),
     /// Check a configuration, or print the default one
     Config(config::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
@@ -25,6 +29,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
     };

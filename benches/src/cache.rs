@@ -1,0 +1,158 @@
+//! The cache alone, under one request at a time: match, pin, evict, insert, unpin.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use terrace_cache::{Cache, CacheConfig, EvictionKind, Namespace, PageKey, Sequence, Token};
+
+use crate::figures::Distribution;
+use crate::trace::Trace;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheWorkload {
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Pages of the device; none for as many as the trace can need.
+    pub device_pages: Option<u32>,
+    /// Which pages go first.
+    pub eviction: EvictionKind,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CacheFigures {
+    /// Requests of the trace.
+    pub requests: usize,
+    /// Tokens of their prompts.
+    pub tokens: u64,
+    /// Tokens found in the cache.
+    pub hit_tokens: u64,
+    /// The latter over the former.
+    pub hit_ratio: f64,
+    /// Everything that the cache does for a request.
+    pub us_per_request: Distribution,
+    /// What each part costs, for each page that it is about.
+    pub ns_per_page: PerPage,
+    /// Bookkeeping for each page that is cached at the end, the tokens aside.
+    pub bytes_per_page: f64,
+    /// The tokens that matches compare.
+    pub token_bytes_per_page: f64,
+}
+
+/// Nanoseconds a page.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PerPage {
+    /// Hashing, by page of the prompt.
+    pub hash: f64,
+    /// Matching and pinning, by page found.
+    pub r#match: f64,
+    /// Making room, by page inserted.
+    pub evict: f64,
+    /// Inserting and unpinning, by page inserted.
+    pub insert: f64,
+}
+
+/// What the parts took, and how many pages they were about.
+#[derive(Default)]
+struct Totals {
+    hash: Duration,
+    matching: Duration,
+    evict: Duration,
+    insert: Duration,
+    pages: usize,
+    found_pages: usize,
+    inserted_pages: usize,
+}
+
+impl CacheWorkload {
+    /// Runs a trace through an empty cache.
+    #[must_use]
+    pub fn run(&self, trace: &Trace) -> CacheFigures {
+        let unlimited = u32::try_from(trace.pages(self.page_size)).unwrap_or(u32::MAX);
+        let mut cache = Cache::new(&CacheConfig {
+            page_size: self.page_size,
+            device_pages: self.device_pages.unwrap_or(unlimited),
+            eviction: self.eviction,
+            ..CacheConfig::default()
+        });
+        let root = Namespace::new("bench", self.page_size).digest();
+        let (mut totals, mut tokens, mut samples) = (Totals::default(), 0, Vec::new());
+        for prompt in trace.prompts() {
+            tokens += prompt.len() as u64;
+            let took = self.request(&mut cache, root, prompt, &mut totals);
+            samples.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        }
+        let hit_tokens = totals.found_pages as u64 * u64::from(self.page_size);
+        let memory = cache.memory();
+        let per = |total: f64, count: usize| if count == 0 { 0.0 } else { total / count as f64 };
+        let ns = |took: Duration, pages| per(took.as_nanos() as f64, pages);
+        CacheFigures {
+            requests: trace.len(),
+            tokens,
+            hit_tokens,
+            hit_ratio: hit_tokens as f64 / tokens as f64,
+            us_per_request: Distribution::of(samples),
+            ns_per_page: PerPage {
+                hash: ns(totals.hash, totals.pages),
+                r#match: ns(totals.matching, totals.found_pages),
+                evict: ns(totals.evict, totals.inserted_pages),
+                insert: ns(totals.insert, totals.inserted_pages),
+            },
+            bytes_per_page: per(memory.metadata_bytes as f64, memory.pages),
+            token_bytes_per_page: per(memory.token_bytes as f64, memory.pages),
+        }
+    }
+
+    fn request(
+        &self,
+        cache: &mut Cache,
+        root: PageKey,
+        prompt: Vec<Token>,
+        totals: &mut Totals,
+    ) -> Duration {
+        let matchable = (prompt.len() as u32 - 1) / self.page_size;
+        let start = Instant::now();
+        let sequence = Sequence::new(root, self.page_size, prompt);
+        let hashed = Instant::now();
+        let found = cache.lookup(&sequence, matchable).device;
+        let mut pin = cache.pin_device(root, found);
+        cache.touch(&pin, true, 0);
+        let matched = Instant::now();
+        let pages = sequence.keys().len() as u32;
+        let missing = (pages - found.depth) as usize;
+        let fits = cache.free_device_pages(missing);
+        let evicted = Instant::now();
+        if fits {
+            let mut new = cache.take_device_pages(missing).expect("room was made");
+            cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new);
+            cache.give_device_pages(new);
+            totals.inserted_pages += missing;
+        }
+        cache.unpin_device(pin);
+        let end = Instant::now();
+        totals.hash += hashed - start;
+        totals.matching += matched - hashed;
+        totals.evict += evicted - matched;
+        totals.insert += end - evicted;
+        totals.pages += pages as usize;
+        totals.found_pages += found.depth as usize;
+        end - start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_larger_cache_finds_at_least_as_much() {
+        let trace = Trace::synthetic();
+        let hits = |device_pages| {
+            let eviction = EvictionKind::Lru;
+            CacheWorkload { page_size: 16, device_pages, eviction }.run(&trace).hit_tokens
+        };
+        let (small, unlimited) = (hits(Some(20_000)), hits(None));
+        assert!(0 < small && small < unlimited, "{small} of {unlimited}");
+    }
+}

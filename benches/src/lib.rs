@@ -1,0 +1,14 @@
+//! Workloads that measure Terrace. `terrace bench` runs them and prints what they return.
+//!
+//! They measure time, so figures depend on the machine and on what else it does: only ratios within
+//! one run travel.
+
+mod cache;
+mod figures;
+mod steps;
+mod trace;
+
+pub use cache::{CacheFigures, CacheWorkload, PerPage};
+pub use figures::Distribution;
+pub use steps::{StepFigures, StepWorkload};
+pub use trace::{Trace, TraceError};

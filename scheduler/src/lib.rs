@@ -46,6 +46,7 @@
 //!
 //! - Apply a plan's [`rows`](Plan::rows) before its step; everything else in a plan may start at
 //!   once and in any order. A write-back only reads pages whose step has been reported as done.
+//! - Ask for a plan after every event, and when [`Scheduler::deadline`] has come.
 //! - Report each step once, with one result for each request that was to produce tokens.
 //! - Give each operation a final [`Outcome`] on each rank, however late. Until then its pages are
 //!   set aside: the scheduler stops waiting when it takes too long, but it never reuses memory that

@@ -116,6 +116,7 @@ impl Scheduler {
         plan: &mut Plan,
     ) {
         self.skip_drains();
+        let mut others_have_yielded = false;
         while !self.grow(handle, pages) {
             if self.pages_making_room() > 0 {
                 self.requests[handle].stalled = true;
@@ -127,6 +128,11 @@ impl Scheduler {
             let worst =
                 self.running.iter().filter(computes).max_by_key(|h| self.requests[**h].rank());
             let worst = *worst.expect("at least the one who asks computes");
+            if worst == handle && !std::mem::replace(&mut others_have_yielded, true) {
+                // Nobody worse computes: those who only wait give up what they hold first.
+                self.yield_waiting_pins(handle);
+                continue;
+            }
             self.retract(worst, plan);
             if worst == handle {
                 return;
@@ -260,11 +266,15 @@ impl Scheduler {
         if wanted == 0 {
             return Err(source);
         }
-        self.stats.write_backs_skipped_pages += (unwritten - wanted) as u64;
         let first = plan.copy_device_pages.len() as u32;
         let arrival =
             self.cache.begin_write_back(&source, at_end, wanted, &mut plan.copy_device_pages);
         let count = arrival.pages();
+        if count == 0 {
+            // Making room has merged nodes, and together they are not hit often enough.
+            return Err(source);
+        }
+        self.stats.write_backs_skipped_pages += (unwritten - wanted) as u64;
         let pages = self.take_host_pages(count);
         plan.copy_host_pages.extend_from_slice(pages.as_slice());
         let work = Work::WriteBack { source, arrival, pages };

@@ -46,21 +46,26 @@ impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
     pub(crate) fn plan_forward(&mut self, plan: &mut Plan) {
         let mut tokens_left = self.config.batch.step_tokens_max;
-        let decoding = self.running.iter().any(|&handle| self.is_decoding(handle));
-        let decodes_turn = self.prefill_streak >= self.config.batch.prefill_streak_max;
+        let retractions = self.stats.retractions;
         if self.config.batch.mixed {
             self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding]);
             self.plan_decodes(plan, &mut tokens_left);
             self.plan_prefills(plan, &mut tokens_left);
-        } else {
-            if !(decoding && decodes_turn) {
-                self.make_room_for(plan, &[StateName::Prefilling]);
-                self.plan_prefills(plan, &mut tokens_left);
-            }
+        } else if self.prefill_streak < self.config.batch.prefill_streak_max {
+            self.plan_prefills_alone(plan, &mut tokens_left);
             if plan.prefills.is_empty() {
-                self.make_room_for(plan, &[StateName::Decoding]);
-                self.plan_decodes(plan, &mut tokens_left);
+                self.plan_decodes_alone(plan, &mut tokens_left);
             }
+        } else {
+            self.plan_decodes_alone(plan, &mut tokens_left);
+            if plan.decodes.is_empty() {
+                self.plan_prefills_alone(plan, &mut tokens_left);
+            }
+        }
+        let nothing = plan.prefills.is_empty() && plan.decodes.is_empty();
+        if nothing && self.stats.retractions > retractions {
+            // What was given up may serve another, and nothing would remind us later.
+            self.plan_prefills(plan, &mut tokens_left);
         }
         self.prefill_streak = if plan.decodes.is_empty() { self.prefill_streak + 1 } else { 0 };
         if plan.prefills.is_empty() && plan.decodes.is_empty() {
@@ -72,8 +77,14 @@ impl Scheduler {
         self.begin_step(plan);
     }
 
-    fn is_decoding(&self, handle: Handle) -> bool {
-        self.requests[handle].state() == StateName::Decoding
+    fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        self.make_room_for(plan, &[StateName::Prefilling]);
+        self.plan_prefills(plan, tokens_left);
+    }
+
+    fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        self.make_room_for(plan, &[StateName::Decoding]);
+        self.plan_decodes(plan, tokens_left);
     }
 
     // ---- decodes ----

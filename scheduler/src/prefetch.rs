@@ -131,7 +131,9 @@ impl Scheduler {
 
     /// Asks L3 about a request that had to wait for another first. Tells whether it did.
     pub(crate) fn ask_l3_now(&mut self, handle: Handle, plan: &mut Plan) -> bool {
-        if !std::mem::take(&mut self.requests[handle].asks_l3_later) {
+        let entry = &mut self.requests[handle];
+        let asks = std::mem::take(&mut entry.asks_l3_later);
+        if !asks || entry.state() != StateName::Submitted {
             return false;
         }
         let Decision::Go { start_page, pages } = self.decide_probe(handle) else { return false };

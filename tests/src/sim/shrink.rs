@@ -1,5 +1,6 @@
 //! Shrinking: from a story that ends badly to a short one that does too.
 
+use std::mem::Discriminant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use terrace_scheduler::Config;
@@ -22,27 +23,63 @@ pub fn replay_actions(config: &Config, actions: &[Action]) -> Option<(Violation,
     None
 }
 
+/// Lives that may be lived again to shorten one.
+const REPLAYS_MAX: usize = 6_000;
+
 /// A shorter list of actions that ends in the same kind of violation, if the list ends in one at
 /// all. (Those that show only when the world calms down do not: their seed tells them.)
 #[must_use]
 pub fn shrink(config: &Config, actions: &[Action]) -> Option<Vec<Action>> {
     let (violation, place) = replay_actions(config, actions)?;
-    let kind = std::mem::discriminant(&violation);
-    let mut shortest = actions[..=place].to_vec();
-    let mut chunk = shortest.len().div_ceil(2);
-    while chunk > 0 {
-        let mut start = 0;
-        while start < shortest.len() {
-            let end = (start + chunk).min(shortest.len());
-            let shorter = [&shortest[..start], &shortest[end..]].concat();
-            match replay_actions(config, &shorter) {
-                Some((violation, place)) if std::mem::discriminant(&violation) == kind => {
-                    shortest = shorter[..=place].to_vec();
-                }
-                Some(_) | None => start = end,
-            }
+    let mut shrinking = Shrinking {
+        config,
+        kind: std::mem::discriminant(&violation),
+        shortest: actions[..=place].to_vec(),
+        replays: 0,
+    };
+    // What one pass leaves out may make more dispensable.
+    loop {
+        let length = shrinking.shortest.len();
+        shrinking.pass();
+        if shrinking.shortest.len() == length || shrinking.replays >= REPLAYS_MAX {
+            return Some(shrinking.shortest);
         }
-        chunk /= 2;
     }
-    Some(shortest)
+}
+
+struct Shrinking<'a> {
+    config: &'a Config,
+    kind: Discriminant<Violation>,
+    shortest: Vec<Action>,
+    replays: usize,
+}
+
+impl Shrinking<'_> {
+    /// Tries to do without ever smaller parts.
+    fn pass(&mut self) {
+        let mut chunk = self.shortest.len().div_ceil(2);
+        while chunk > 0 && self.replays < REPLAYS_MAX {
+            let mut start = 0;
+            while start < self.shortest.len() {
+                let end = (start + chunk).min(self.shortest.len());
+                let shorter = [&self.shortest[..start], &self.shortest[end..]].concat();
+                if !self.accept(&shorter) {
+                    start = end;
+                }
+            }
+            chunk /= 2;
+        }
+    }
+
+    /// Takes the list over if it ends badly in the same way.
+    fn accept(&mut self, actions: &[Action]) -> bool {
+        self.replays += 1;
+        match replay_actions(self.config, actions) {
+            Some((violation, place)) if std::mem::discriminant(&violation) == self.kind => {
+                self.shortest = actions[..=place].to_vec();
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
 }

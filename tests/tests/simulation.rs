@@ -39,6 +39,26 @@ fn nothing_that_must_never_happen_happens_and_every_fault_does() {
     }
 }
 
+/// Lives that once ended badly and did not shrink to a story worth keeping.
+#[test]
+fn seeds_that_once_failed_live_well() {
+    let lives = [
+        // L3 was asked about a request that had been retracted.
+        (2_000_436, 1_000),
+        (2_001_777, 1_200),
+        // It was the decodes' turn, the only one gave way, and nothing was computed at all.
+        (2_002_760, 10_000),
+        // The last that computed gave way to those who only waited.
+        (2_010_337, 10_000),
+        (2_013_214, 10_000),
+        // A write-back of no pages.
+        (2_013_683, 10_000),
+    ];
+    for (seed, steps) in lives {
+        assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn the_same_seed_gives_the_same_life() {
     for seed in 1000..1010 {

@@ -3,8 +3,9 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-use clap::{Subcommand, ValueEnum};
-use serde::Serialize;
+use clap::Subcommand;
+use serde::de::IntoDeserializer;
+use serde::{Deserialize, Serialize};
 use terrace_bench::{CacheFigures, CacheWorkload, StepFigures, StepWorkload, Trace};
 use terrace_cache::EvictionKind;
 
@@ -37,8 +38,8 @@ enum Workload {
         #[arg(long)]
         device_pages: Option<u32>,
         /// Which pages go first
-        #[arg(long, value_enum, default_value_t = Policy::Lru)]
-        policy: Policy,
+        #[arg(long, default_value = "lru", value_parser = policy)]
+        policy: EvictionKind,
     },
     /// A whole scheduler under decode-heavy load
     Steps {
@@ -63,28 +64,9 @@ enum Workload {
     },
 }
 
-/// The eviction policies, as words.
-#[derive(Clone, Copy, ValueEnum)]
-enum Policy {
-    Lru,
-    Lfu,
-    Slru,
-    Fifo,
-    Priority,
-    S3Fifo,
-}
-
-impl From<Policy> for EvictionKind {
-    fn from(policy: Policy) -> Self {
-        match policy {
-            Policy::Lru => Self::Lru,
-            Policy::Lfu => Self::Lfu,
-            Policy::Slru => Self::Slru,
-            Policy::Fifo => Self::Fifo,
-            Policy::Priority => Self::Priority,
-            Policy::S3Fifo => Self::S3Fifo,
-        }
-    }
+/// An eviction policy by its name in configuration files.
+fn policy(name: &str) -> Result<EvictionKind, serde::de::value::Error> {
+    EvictionKind::deserialize(name.into_deserializer())
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
@@ -95,9 +77,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
                 Some(path) => Trace::read(path)?,
                 None => Trace::synthetic(),
             };
-            let eviction = (*policy).into();
-            let workload =
-                CacheWorkload { page_size: *page_size, device_pages: *device_pages, eviction };
+            let workload = CacheWorkload {
+                page_size: *page_size,
+                device_pages: *device_pages,
+                eviction: *policy,
+            };
             print(arguments.json, &workload.run(&trace), cache_text)
         }
         Workload::Steps { running, context, page_size, device_pages, shared, decode_steps } => {

@@ -1,7 +1,7 @@
 //! Copies between device and host: making room, retraction, load-backs and write-backs.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePin, HostPages};
+use terrace_cache::{DevicePin, Victim};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 
 use crate::config::ms;
@@ -17,8 +17,7 @@ impl Scheduler {
     /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
     /// been copied. A request waits for such copies once; then its pages are freed as they are.
     pub(crate) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
-        let copies_first = self.cache.write_policy().writes_at_eviction()
-            && self.config.cache.host_pages > 0
+        let copies_first = self.copies_before_eviction()
             && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
         if !copies_first {
             return self.cache.free_device_pages(pages);
@@ -34,14 +33,25 @@ impl Scheduler {
                 self.requests[handle].waited_for_room = coming > 0;
                 return false;
             };
-            if victim.is_last_copy {
-                let source = self.cache.pin_victim(victim);
-                if let Err(source) = self.start_write_back(source, None, false, plan) {
-                    self.cache.unpin_device(source);
-                    self.cache.free_device_pages(free + victim.pages.min(pages - free));
-                }
-            } else {
+            if !victim.is_last_copy || !self.copy_victim(victim, plan) {
                 self.cache.free_device_pages(free + victim.pages.min(pages - free));
+            }
+        }
+    }
+
+    /// Whether what would be lost by eviction is copied to host first.
+    fn copies_before_eviction(&self) -> bool {
+        self.cache.write_policy().writes_at_eviction() && self.config.cache.host_pages > 0
+    }
+
+    /// Starts to copy to host what would be evicted next; tells whether there was room for it.
+    fn copy_victim(&mut self, victim: Victim, plan: &mut Plan) -> bool {
+        let source = self.cache.pin_victim(victim);
+        match self.start_write_back(source, None, false, plan) {
+            Ok(_) => true,
+            Err(source) => {
+                self.cache.unpin_device(source);
+                false
             }
         }
     }
@@ -49,19 +59,14 @@ impl Scheduler {
     /// Under the write-back policy, copies what would be evicted next to host before the decodes need
     /// its room: they cannot wait for it.
     pub(crate) fn copy_ahead(&mut self, plan: &mut Plan) {
-        if !self.cache.write_policy().writes_at_eviction() || self.config.cache.host_pages == 0 {
+        if !self.copies_before_eviction() {
             return;
         }
         let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
         while self.cache.usage().device.free_pages + self.pages_making_room() < reserve {
-            let Some(victim) = self.cache.device_victim().filter(|victim| victim.is_last_copy)
-            else {
-                return;
-            };
-            let source = self.cache.pin_victim(victim);
-            if let Err(source) = self.start_write_back(source, None, false, plan) {
-                self.cache.unpin_device(source);
-                return;
+            match self.cache.device_victim() {
+                Some(victim) if victim.is_last_copy && self.copy_victim(victim, plan) => {}
+                Some(_) | None => return,
             }
         }
     }
@@ -275,7 +280,7 @@ impl Scheduler {
             return Err(source);
         }
         self.stats.write_backs_skipped_pages += (unwritten - wanted) as u64;
-        let pages = self.take_host_pages(count);
+        let pages = self.cache.take_host_pages(count).expect("room was made");
         plan.copy_host_pages.extend_from_slice(pages.as_slice());
         let work = Work::WriteBack { source, arrival, pages };
         let count = count as u32;
@@ -299,10 +304,6 @@ impl Scheduler {
             return wanted;
         }
         wanted.min(self.cache.usage().host.free_pages)
-    }
-
-    fn take_host_pages(&mut self, count: usize) -> HostPages {
-        self.cache.take_host_pages(count).expect("room was made")
     }
 
     /// Copies the pages of ended requests to host, as the write policy wants.

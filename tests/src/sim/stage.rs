@@ -62,7 +62,6 @@ pub struct Stage {
     next_request: u64,
     next_op: OpId,
     ranks: u32,
-    checks: bool,
 }
 
 impl Stage {
@@ -84,7 +83,6 @@ impl Stage {
             recorded: BTreeSet::new(),
             next_request: 0,
             next_op: OpId(0),
-            checks: true,
         }
     }
 
@@ -138,15 +136,10 @@ impl Stage {
             Action::Clear => self.world.scheduler.clear_cache(),
             Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
         }
-        if self.checks && !matches!(action, Action::Wait(_)) {
+        if !matches!(action, Action::Wait(_)) {
             self.check()?;
         }
         Ok(())
-    }
-
-    /// Checks only what steps read, and leaves the audits out: for measuring.
-    pub fn without_audits(&mut self) {
-        self.checks = false;
     }
 
     /// Audits pages, pins, slots, budgets and rows.

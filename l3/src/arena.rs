@@ -1,0 +1,410 @@
+//! Memory that pages live in, and who is using which page right now.
+//!
+//! A transfer runs on while its caller does other things, and may go on after its caller has given
+//! up. So a page is lent to it: as a [`Source`], which any number may read, or as a [`Target`], which
+//! one may write. Both are move-only, and giving one back is dropping it; until then the arena refuses
+//! to lend the page to anybody in its way. A page that is reused too early is thus an error at once
+//! and never wrong bytes later.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use memmap2::{MmapMut, MmapRaw};
+use tokio::sync::Notify;
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// Pages of memory, all of one size. Clones are the same memory.
+#[derive(Clone)]
+pub struct Arena {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    id: u64,
+    base: NonNull<u8>,
+    page_bytes: usize,
+    lending: Box<[Lending]>,
+    returned: Notify,
+    /// Keeps the memory; dropped last.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: `base` points to memory that `_owner` keeps, and every access to it goes through a `Source`
+// or a `Target`, whose exclusion `Lending` enforces across threads.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// The page is in use and cannot be lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "page {page} of the arena is in use by another transfer; wait for its outcome \
+     (`Arena::returned`) before using it again"
+)]
+pub struct Lent {
+    /// Which page.
+    pub page: u32,
+}
+
+impl Arena {
+    /// Zeroed memory for `pages` pages of `page_bytes` each, aligned for direct IO. It is taken from
+    /// the system as it is first touched.
+    ///
+    /// # Errors
+    /// When the system has not so much address space left, or there is nothing to allocate.
+    pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
+        let bytes = page_bytes.checked_mul(pages as usize).filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or_else(|| io::Error::other("an arena has at least one byte"))?;
+        let mapping = MmapRaw::from(MmapMut::map_anon(bytes)?);
+        let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
+        // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,
+        // and it lives as long as the owner.
+        Ok(unsafe { Self::from_raw(base, pages, page_bytes, Box::new(mapping)) })
+    }
+
+    /// Pages in memory that somebody else allocated, for example pinned for a device.
+    ///
+    /// # Safety
+    /// `base` must point to `pages * page_bytes` readable and writable bytes that stay valid until
+    /// `owner` is dropped. Whoever else touches a page (a device, another library) must hold a
+    /// [`Source`] or [`Target`] of it meanwhile.
+    #[must_use]
+    pub unsafe fn from_raw(
+        base: NonNull<u8>,
+        pages: u32,
+        page_bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+        let inner = Inner {
+            id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+            base,
+            page_bytes,
+            lending: (0..pages).map(|_| Lending::default()).collect(),
+            returned: Notify::new(),
+            _owner: owner,
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Lends a page for reading.
+    ///
+    /// # Errors
+    /// When somebody may be writing to it.
+    ///
+    /// # Panics
+    /// When the arena has no such page.
+    pub fn source(&self, page: u32) -> Result<Source, Lent> {
+        if !self.inner.lending[page as usize].share() {
+            return Err(Lent { page });
+        }
+        Ok(Source(Loan { inner: self.inner.clone(), page, length: self.inner.page_bytes }))
+    }
+
+    /// Lends a page for writing.
+    ///
+    /// # Errors
+    /// When somebody may be reading it or writing to it.
+    ///
+    /// # Panics
+    /// When the arena has no such page.
+    pub fn target(&self, page: u32) -> Result<Target, Lent> {
+        if !self.inner.lending[page as usize].seize() {
+            return Err(Lent { page });
+        }
+        Ok(Target(Loan { inner: self.inner.clone(), page, length: self.inner.page_bytes }))
+    }
+
+    /// Waits until nobody uses the page: after a transfer that was given up, the moment from which
+    /// its page may be used again.
+    pub async fn returned(&self, page: u32) {
+        loop {
+            let mut returned = std::pin::pin!(self.inner.returned.notified());
+            returned.as_mut().enable();
+            if self.inner.lending[page as usize].is_idle() {
+                return;
+            }
+            returned.await;
+        }
+    }
+
+    /// How many pages it has.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.inner.lending.len() as u32
+    }
+
+    /// The size of a page.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.inner.page_bytes
+    }
+
+    /// Where the memory begins, for drivers that register it with a device. Bytes are touched through
+    /// [`Arena::source`] and [`Arena::target`] only.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.inner.base
+    }
+
+    /// Distinguishes arenas within the process.
+    pub(crate) fn id(&self) -> u64 {
+        self.inner.id
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { id, page_bytes, lending, .. } = &*self.inner;
+        write!(f, "Arena {id} of {} x {page_bytes} bytes", lending.len())
+    }
+}
+
+/// A page, or its beginning, on loan.
+struct Loan {
+    inner: Arc<Inner>,
+    page: u32,
+    length: usize,
+}
+
+impl Loan {
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `page` is less than the number of pages, all of which lie in the allocation.
+        unsafe { self.inner.base.as_ptr().add(self.page as usize * self.inner.page_bytes) }
+    }
+
+    fn shorten(&mut self, length: usize) {
+        assert!(length <= self.length, "a page has {} bytes, not {length}", self.length);
+        self.length = length;
+    }
+
+    fn arena(&self) -> Arena {
+        Arena { inner: self.inner.clone() }
+    }
+
+    fn give_back(&self, how: fn(&Lending)) {
+        how(&self.inner.lending[self.page as usize]);
+        self.inner.returned.notify_waiters();
+    }
+}
+
+/// A page that is lent for reading.
+pub struct Source(Loan);
+
+/// A page that is lent for writing.
+pub struct Target(Loan);
+
+macro_rules! loan {
+    ($name:ident) => {
+        impl $name {
+            /// Only the first `length` bytes of the page.
+            ///
+            /// # Panics
+            /// When the page has not so many.
+            #[must_use]
+            pub fn first(mut self, length: usize) -> Self {
+                self.0.shorten(length);
+                self
+            }
+
+            /// The arena that it is lent from.
+            #[must_use]
+            pub fn arena(&self) -> Arena {
+                self.0.arena()
+            }
+
+            /// Which page of its arena it is.
+            #[must_use]
+            pub fn page(&self) -> u32 {
+                self.0.page
+            }
+
+            pub(crate) fn arena_id(&self) -> u64 {
+                self.0.inner.id
+            }
+
+            /// Where the bytes are, for transfers that the kernel performs.
+            pub(crate) fn start(&self) -> *mut u8 {
+                self.0.start()
+            }
+        }
+
+        impl Deref for $name {
+            type Target = [u8];
+
+            fn deref(&self) -> &[u8] {
+                // SAFETY: the bytes are initialised memory of the arena, and while this loan lasts
+                // nobody else writes to them.
+                unsafe { std::slice::from_raw_parts(self.0.start(), self.0.length) }
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let Loan { inner, page, length } = &self.0;
+                write!(f, "{} of {length} bytes, page {page} of arena {}", stringify!($name), inner.id)
+            }
+        }
+    };
+}
+
+loan!(Source);
+loan!(Target);
+
+impl DerefMut for Target {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for reading, and nobody else reads them either.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.length) }
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.0.give_back(Lending::unshare);
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        self.0.give_back(Lending::yield_up);
+    }
+}
+
+/// Who uses a page: nobody (0), that many readers, or one writer.
+#[derive(Debug, Default)]
+struct Lending(AtomicU32);
+
+impl Lending {
+    const WRITER: u32 = u32::MAX;
+
+    fn share(&self) -> bool {
+        let mut readers = self.0.load(Ordering::Relaxed);
+        while readers < Self::WRITER - 1 {
+            match self.0.compare_exchange_weak(
+                readers,
+                readers + 1,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return true,
+                Err(now) => readers = now,
+            }
+        }
+        false
+    }
+
+    fn unshare(&self) {
+        let readers = self.0.fetch_sub(1, Ordering::Release);
+        debug_assert!(readers != 0 && readers != Self::WRITER);
+    }
+
+    fn seize(&self) -> bool {
+        self.0.compare_exchange(0, Self::WRITER, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    fn yield_up(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_many_readers_or_one_writer() {
+        let arena = Arena::new(2, 4096).unwrap();
+        let mut target = arena.target(0).unwrap();
+        target.fill(9);
+        assert_eq!(arena.source(0).unwrap_err(), Lent { page: 0 });
+        assert!(arena.target(0).is_err());
+        assert!(arena.target(1).is_ok(), "each page for itself");
+        drop(target);
+        let (one, two) = (arena.source(0).unwrap(), arena.source(0).unwrap().first(10));
+        assert_eq!((one[4095], two.len()), (9, 10));
+        assert!(arena.target(0).is_err());
+        drop((one, two));
+        assert!(arena.target(0).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_page_that_comes_back_wakes_who_waits_for_it() {
+        let arena = Arena::new(1, 64).unwrap();
+        let target = arena.target(0).unwrap();
+        let waiter = tokio::spawn({
+            let arena = arena.clone();
+            async move { arena.returned(0).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiter.is_finished());
+        drop(target);
+        waiter.await.unwrap();
+    }
+
+    #[test]
+    fn memory_lives_as_long_as_its_last_loan() {
+        let arena = Arena::new(1, 64).unwrap();
+        arena.target(0).unwrap().fill(5);
+        let source = arena.source(0).unwrap();
+        drop(arena);
+        assert_eq!(source[63], 5);
+    }
+
+    #[test]
+    fn memory_of_others_is_kept_by_its_owner() {
+        let mut bytes = vec![1u8; 256].into_boxed_slice();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        // SAFETY: the box has 2 * 128 bytes, moves into the arena, and is not touched otherwise.
+        let arena = unsafe { Arena::from_raw(base, 2, 128, Box::new(bytes)) };
+        arena.target(1).unwrap().fill(2);
+        assert_eq!((arena.source(0).unwrap()[0], arena.source(1).unwrap()[0]), (1, 2));
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    /// Two writers and a reader contend for one page; loom reports any two of them inside at once.
+    #[test]
+    fn loom_lending_excludes() {
+        loom::model(|| {
+            let page = loom::sync::Arc::new((Lending::default(), UnsafeCell::new(0)));
+            let writers: Vec<_> = (0..2)
+                .map(|_| {
+                    let page = page.clone();
+                    thread::spawn(move || {
+                        if page.0.seize() {
+                            // SAFETY: seized, so nobody else is inside; loom checks just that.
+                            page.1.with_mut(|value| unsafe { *value += 1 });
+                            page.0.yield_up();
+                        }
+                    })
+                })
+                .collect();
+            if page.0.share() {
+                // SAFETY: shared, so nobody writes; loom checks just that.
+                page.1.with(|value| unsafe { assert!(*value <= 2) });
+                page.0.unshare();
+            }
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            assert!(page.0.is_idle());
+        });
+    }
+}

@@ -1,0 +1,612 @@
+//! Which object is in which slot, and which may go. Pure bookkeeping, shared by the memory and the
+//! disk backend: no IO, no lock, no clock.
+//!
+//! A slot is free, being written, present, or doomed: doomed slots hold objects that nobody can find
+//! any more, but that a reader may still be copying, or that the disk's index still names. The backend
+//! says when that is over ([`Catalogue::release`]).
+
+use std::collections::VecDeque;
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+use terrace_cache::{HashedMap, PageKey};
+
+use crate::object::ObjectId;
+use crate::stats::TierStats;
+use crate::store::{Pin, Removal, StoreError};
+
+/// The number of a slot.
+pub(crate) type Slot = u32;
+
+const NO_SLOT: Slot = Slot::MAX;
+
+#[derive(Debug)]
+pub(crate) struct Catalogue {
+    entries: Vec<Entry>,
+    table: HashTable<Slot>,
+    namespaces: Namespaces,
+    /// The first of the free slots that were used before; each names the next.
+    free: Slot,
+    free_count: u32,
+    /// Slots from here on have never been used.
+    fresh: Slot,
+    /// Slots from here on cannot be used yet.
+    usable: Slot,
+    /// Where the search for a victim goes on.
+    hand: Slot,
+    /// Doomed slots that the backend has not been told of.
+    doomed: Vec<Slot>,
+    /// When the leases granted so far end; they all last equally long.
+    lease_ends: VecDeque<u64>,
+    /// Nothing could be evicted the last time, and until then nothing has changed.
+    barren_until_ms: u64,
+    present: u32,
+    pinned: u32,
+    soft_pinned: u32,
+    bytes: u64,
+    pub(crate) counts: Counts,
+}
+
+/// What happened to objects, as far as the catalogue sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    evicted: u64,
+    removed: u64,
+    superseded: u64,
+    leases: u64,
+    leases_refused: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Writing,
+    Present,
+    /// Impossible to find, not yet released by the backend.
+    Doomed,
+    /// Released, but for its last readers.
+    Leaving,
+}
+
+/// 48 bytes: with its share of the table an object costs less than 64.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: PageKey,
+    generation: u64,
+    leased_until_ms: u64,
+    namespace: u32,
+    /// Of the payload; in a free slot, the next free one.
+    length: u32,
+    hard_pins: u16,
+    readers: u16,
+    state: State,
+    soft_pin: bool,
+    /// Asked for since the hand came by.
+    visited: bool,
+    /// The disk's index names this object, or is about to.
+    recorded: bool,
+}
+
+const _: () = assert!(size_of::<Entry>() == 48);
+
+/// What came of a wish for a slot.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Reserved {
+    Slot(Slot),
+    AlreadyThere,
+    /// Nothing is free: evict.
+    NoSlot,
+}
+
+impl Catalogue {
+    /// A catalogue of `slots` slots, of which the first `usable` can be used.
+    pub(crate) fn new(slots: Slot, usable: Slot) -> Self {
+        let empty = Entry {
+            key: PageKey(0),
+            generation: 0,
+            leased_until_ms: 0,
+            namespace: 0,
+            length: NO_SLOT,
+            hard_pins: 0,
+            readers: 0,
+            state: State::Free,
+            soft_pin: false,
+            visited: false,
+            recorded: false,
+        };
+        Self {
+            entries: vec![empty; slots as usize],
+            table: HashTable::with_capacity(slots as usize),
+            namespaces: Namespaces::default(),
+            free: NO_SLOT,
+            free_count: 0,
+            fresh: 0,
+            usable,
+            hand: 0,
+            doomed: Vec::new(),
+            lease_ends: VecDeque::new(),
+            barren_until_ms: 0,
+            present: 0,
+            pinned: 0,
+            soft_pinned: 0,
+            bytes: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Takes a slot for an object that is about to be written.
+    pub(crate) fn reserve(&mut self, id: &ObjectId, length: u32) -> Result<Reserved, StoreError> {
+        for slot in self.generations(id) {
+            let entry = &self.entries[slot as usize];
+            if entry.generation > id.generation {
+                return Err(StoreError::Superseded { present: entry.generation });
+            }
+            if entry.generation == id.generation {
+                if entry.state == State::Writing {
+                    return Err(StoreError::BeingWritten);
+                }
+                self.entries[slot as usize].visited = true;
+                return Ok(Reserved::AlreadyThere);
+            }
+        }
+        let Some(slot) = self.take_free() else { return Ok(Reserved::NoSlot) };
+        self.enter(slot, id, length, State::Writing);
+        Ok(Reserved::Slot(slot))
+    }
+
+    /// The object in `slot` is complete and can be found from now on; it replaces lower generations,
+    /// whose slots are answered. If a higher one has come meanwhile, it is doomed itself.
+    pub(crate) fn publish(&mut self, slot: Slot, pin: Option<Pin>) -> SmallVec<[Slot; 2]> {
+        let entry = &mut self.entries[slot as usize];
+        assert_eq!(entry.state, State::Writing);
+        entry.state = State::Present;
+        self.present += 1;
+        self.bytes += u64::from(self.entries[slot as usize].length);
+        self.barren_until_ms = 0;
+        if let Some(pin) = pin {
+            self.pin_slot(slot, pin);
+        }
+        let mut replaced = self.generations(&self.id(slot));
+        replaced.retain(|other| self.entries[*other as usize].state == State::Present);
+        let latest = replaced.iter().copied().max_by_key(|slot| self.entries[*slot as usize].generation);
+        replaced.retain(|old| Some(*old) != latest);
+        for old in &replaced {
+            self.counts.superseded += 1;
+            self.leave(*old);
+        }
+        replaced
+    }
+
+    /// The write came to nothing: the slot is free again.
+    pub(crate) fn abandon(&mut self, slot: Slot) {
+        assert_eq!(self.entries[slot as usize].state, State::Writing);
+        self.forget(slot);
+        self.make_free(slot);
+    }
+
+    /// Puts an object where the disk's index says it is. False if another one of the same name and at
+    /// least this generation is there already.
+    pub(crate) fn restore(&mut self, slot: Slot, id: &ObjectId, length: u32) -> bool {
+        assert!(slot >= self.fresh, "restored in the order of slots");
+        while self.fresh < slot {
+            let unused = self.fresh;
+            self.fresh += 1;
+            self.make_free(unused);
+        }
+        self.fresh = slot + 1;
+        let beaten = self
+            .generations(id)
+            .iter()
+            .any(|other| self.entries[*other as usize].generation >= id.generation);
+        self.enter(slot, id, length, State::Writing);
+        self.entries[slot as usize].recorded = true;
+        if beaten {
+            self.forget(slot);
+            self.entries[slot as usize].state = State::Doomed;
+            self.doomed.push(slot);
+            return false;
+        }
+        let replaced = self.publish(slot, None);
+        self.doomed.extend(replaced);
+        true
+    }
+
+    /// Begins to read an object: its slot is not reused before [`Catalogue::end_read`].
+    pub(crate) fn begin_read(&mut self, id: &ObjectId) -> Option<(Slot, u32)> {
+        let slot = self.find(id)?;
+        let entry = &mut self.entries[slot as usize];
+        entry.readers = entry.readers.checked_add(1)?;
+        entry.visited = true;
+        Some((slot, entry.length))
+    }
+
+    pub(crate) fn end_read(&mut self, slot: Slot) {
+        let entry = &mut self.entries[slot as usize];
+        entry.readers -= 1;
+        self.barren_until_ms = 0;
+        if entry.state == State::Leaving && entry.readers == 0 {
+            self.make_free(slot);
+        }
+    }
+
+    /// Makes an object impossible to find.
+    pub(crate) fn doom(&mut self, slot: Slot) {
+        self.leave(slot);
+        self.doomed.push(slot);
+    }
+
+    /// Makes the object in `slot` impossible to find, if it is still this one.
+    pub(crate) fn doom_if(&mut self, slot: Slot, id: &ObjectId) {
+        if self.find(id) == Some(slot) {
+            self.doom(slot);
+        }
+    }
+
+    /// Slots that were doomed since the last call.
+    pub(crate) fn take_doomed(&mut self) -> Vec<Slot> {
+        std::mem::take(&mut self.doomed)
+    }
+
+    /// Nothing refers to this doomed slot any more but, perhaps, its readers.
+    pub(crate) fn release(&mut self, slot: Slot) {
+        let entry = &mut self.entries[slot as usize];
+        assert_eq!(entry.state, State::Doomed);
+        entry.state = State::Leaving;
+        if entry.readers == 0 {
+            self.make_free(slot);
+        }
+    }
+
+    /// Releases all doomed slots at once, for a backend whose slots nothing else refers to.
+    pub(crate) fn release_doomed(&mut self) {
+        while let Some(slot) = self.doomed.pop() {
+            self.release(slot);
+        }
+    }
+
+    /// Dooms the object that is missed least, if any may go.
+    pub(crate) fn evict(&mut self, now_ms: u64) -> bool {
+        if self.pinned >= self.present || now_ms < self.barren_until_ms {
+            return false;
+        }
+        // The first round may clear `visited` everywhere, the second then finds a victim; only the
+        // third resorts to soft pins.
+        let round = u64::from(self.fresh);
+        for step in 0..3 * round {
+            let slot = self.hand;
+            self.hand = if slot + 1 >= self.fresh { 0 } else { slot + 1 };
+            let entry = &mut self.entries[slot as usize];
+            if entry.state != State::Present || entry.hard_pins > 0 || entry.readers > 0 {
+                continue;
+            }
+            if entry.leased_until_ms > now_ms || (entry.soft_pin && step < 2 * round) {
+                continue;
+            }
+            if std::mem::take(&mut entry.visited) {
+                continue;
+            }
+            self.counts.evicted += 1;
+            self.doom(slot);
+            return true;
+        }
+        self.barren_until_ms = self.lease_ends.front().copied().unwrap_or(u64::MAX);
+        false
+    }
+
+    pub(crate) fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let slot = self.find(id).ok_or(StoreError::Missing)?;
+        self.pin_slot(slot, pin);
+        Ok(())
+    }
+
+    pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let slot = self.find(id).ok_or(StoreError::Missing)?;
+        let entry = &mut self.entries[slot as usize];
+        match pin {
+            Pin::Soft if entry.soft_pin => {
+                entry.soft_pin = false;
+                self.soft_pinned -= 1;
+            }
+            Pin::Hard if entry.hard_pins > 0 => {
+                entry.hard_pins -= 1;
+                self.pinned -= u32::from(entry.hard_pins == 0);
+            }
+            Pin::Soft | Pin::Hard => return Err(StoreError::NotPinned),
+        }
+        self.barren_until_ms = 0;
+        Ok(())
+    }
+
+    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` are out already.
+    pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
+        while self.lease_ends.front().is_some_and(|end| *end <= now_ms) {
+            self.lease_ends.pop_front();
+        }
+        if self.lease_ends.len() >= leases_max {
+            self.counts.leases_refused += 1;
+            return;
+        }
+        self.counts.leases += 1;
+        self.lease_ends.push_back(now_ms + ttl_ms);
+        self.entries[slot as usize].leased_until_ms = now_ms + ttl_ms;
+    }
+
+    /// Whether a removal would be refused, and why.
+    pub(crate) fn check_removal(
+        &self,
+        id: &ObjectId,
+        removal: Removal,
+        now_ms: u64,
+    ) -> Result<Slot, StoreError> {
+        let Some(slot) = self.find(id) else {
+            let written = self.generations(id).iter().any(|slot| {
+                let entry = &self.entries[*slot as usize];
+                entry.state == State::Writing && entry.generation == id.generation
+            });
+            return Err(if written { StoreError::BeingWritten } else { StoreError::Missing });
+        };
+        let entry = &self.entries[slot as usize];
+        if entry.hard_pins > 0 {
+            return Err(StoreError::Pinned);
+        }
+        match removal {
+            Removal::Plain if entry.leased_until_ms > now_ms => Err(StoreError::Leased),
+            Removal::Plain | Removal::Forced => Ok(slot),
+        }
+    }
+
+    pub(crate) fn remove(
+        &mut self,
+        id: &ObjectId,
+        removal: Removal,
+        now_ms: u64,
+    ) -> Result<(), StoreError> {
+        let slot = self.check_removal(id, removal, now_ms)?;
+        self.counts.removed += 1;
+        self.doom(slot);
+        Ok(())
+    }
+
+    /// Lets more slots be used.
+    pub(crate) fn set_usable(&mut self, usable: Slot) {
+        self.usable = usable.min(self.slots());
+    }
+
+    /// Says whether the disk's index names the object in `slot`, or is about to.
+    pub(crate) fn set_recorded(&mut self, slot: Slot, recorded: bool) {
+        self.entries[slot as usize].recorded = recorded;
+    }
+
+    /// The slot of a present object.
+    pub(crate) fn find(&self, id: &ObjectId) -> Option<Slot> {
+        let (namespace, key, generation) = (self.namespaces.find(id)?, id.key, id.generation);
+        let same = |slot: &Slot| {
+            let entry = &self.entries[*slot as usize];
+            entry.key == key && entry.generation == generation && entry.namespace == namespace
+        };
+        let slot = *self.table.find(hash(key), same)?;
+        (self.entries[slot as usize].state == State::Present).then_some(slot)
+    }
+
+    /// The name of the object in a slot that is not free.
+    pub(crate) fn id(&self, slot: Slot) -> ObjectId {
+        let entry = &self.entries[slot as usize];
+        let namespace = self.namespaces.digest(entry.namespace);
+        ObjectId { namespace, key: entry.key, generation: entry.generation }
+    }
+
+    /// The object in `slot`, if the disk's index names it, and its length.
+    pub(crate) fn recorded(&self, slot: Slot) -> Option<(ObjectId, u32)> {
+        let entry = &self.entries[slot as usize];
+        (entry.recorded && entry.state != State::Free).then(|| (self.id(slot), entry.length))
+    }
+
+    pub(crate) fn is_present(&self, slot: Slot) -> bool {
+        self.entries[slot as usize].state == State::Present
+    }
+
+    pub(crate) fn length(&self, slot: Slot) -> u32 {
+        self.entries[slot as usize].length
+    }
+
+    pub(crate) fn slots(&self) -> Slot {
+        self.entries.len() as Slot
+    }
+
+    pub(crate) fn usable(&self) -> Slot {
+        self.usable
+    }
+
+    /// Slots that are not free, of those that can be used.
+    pub(crate) fn used(&self) -> Slot {
+        self.fresh - self.free_count
+    }
+
+    /// Whether a slot could be taken without evicting.
+    pub(crate) fn has_free(&self) -> bool {
+        self.free_count > 0 || self.fresh < self.usable
+    }
+
+    /// Whether there are doomed slots that the backend has not been told of.
+    pub(crate) fn has_doomed(&self) -> bool {
+        !self.doomed.is_empty()
+    }
+
+    /// Whether nothing is free and nothing can be evicted unless something changes.
+    pub(crate) fn is_stuck(&self, now_ms: u64) -> bool {
+        let nothing_goes = self.pinned >= self.present || now_ms < self.barren_until_ms;
+        !self.has_free() && self.used() == self.present && nothing_goes
+    }
+
+    /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.
+    pub(crate) fn stats(&self, slot_bytes: usize) -> TierStats {
+        let slot_bytes = slot_bytes as u64;
+        TierStats {
+            objects: u64::from(self.present),
+            bytes: self.bytes,
+            resident_bytes: u64::from(self.used()) * slot_bytes,
+            capacity_bytes: u64::from(self.slots()) * slot_bytes,
+            index_bytes: self.index_bytes() as u64,
+            hard_pinned: u64::from(self.pinned),
+            soft_pinned: u64::from(self.soft_pinned),
+            leases: self.counts.leases,
+            leases_refused: self.counts.leases_refused,
+            evicted: self.counts.evicted,
+            removed: self.counts.removed,
+            superseded: self.counts.superseded,
+            ..TierStats::default()
+        }
+    }
+
+    fn index_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry>()
+            + self.table.allocation_size()
+            + self.lease_ends.capacity() * size_of::<u64>()
+            + self.doomed.capacity() * size_of::<Slot>()
+            + self.namespaces.bytes()
+    }
+
+    /// The slots of all generations of an object, being written or present.
+    fn generations(&self, id: &ObjectId) -> SmallVec<[Slot; 2]> {
+        let mut slots = SmallVec::new();
+        if let Some(namespace) = self.namespaces.find(id) {
+            slots.extend(self.table.iter_hash(hash(id.key)).copied().filter(|slot| {
+                let entry = &self.entries[*slot as usize];
+                entry.key == id.key && entry.namespace == namespace
+            }));
+        }
+        slots
+    }
+
+    fn enter(&mut self, slot: Slot, id: &ObjectId, length: u32, state: State) {
+        let entry = &mut self.entries[slot as usize];
+        assert_eq!(entry.state, State::Free);
+        *entry = Entry {
+            key: id.key,
+            generation: id.generation,
+            leased_until_ms: 0,
+            namespace: self.namespaces.enter(id.namespace),
+            length,
+            hard_pins: 0,
+            readers: 0,
+            state,
+            soft_pin: false,
+            visited: false,
+            recorded: false,
+        };
+        let entries = &self.entries;
+        self.table.insert_unique(hash(id.key), slot, |slot| hash(entries[*slot as usize].key));
+    }
+
+    /// Takes a present object out of the table and the counts.
+    fn leave(&mut self, slot: Slot) {
+        self.forget(slot);
+        let entry = &mut self.entries[slot as usize];
+        assert_eq!(entry.state, State::Present);
+        entry.state = State::Doomed;
+        self.present -= 1;
+        self.pinned -= u32::from(entry.hard_pins > 0);
+        self.soft_pinned -= u32::from(entry.soft_pin);
+        self.bytes -= u64::from(entry.length);
+        self.barren_until_ms = 0;
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        let key = self.entries[slot as usize].key;
+        let found = self.table.find_entry(hash(key), |other| *other == slot);
+        found.expect("every slot that is not free or doomed is in the table").remove();
+    }
+
+    fn pin_slot(&mut self, slot: Slot, pin: Pin) {
+        let entry = &mut self.entries[slot as usize];
+        match pin {
+            Pin::Soft => {
+                self.soft_pinned += u32::from(!entry.soft_pin);
+                entry.soft_pin = true;
+            }
+            Pin::Hard => {
+                self.pinned += u32::from(entry.hard_pins == 0);
+                entry.hard_pins = entry.hard_pins.saturating_add(1);
+            }
+        }
+    }
+
+    fn take_free(&mut self) -> Option<Slot> {
+        let slot = self.free;
+        if slot != NO_SLOT {
+            self.free = self.entries[slot as usize].length;
+            self.free_count -= 1;
+            return Some(slot);
+        }
+        let slot = self.fresh;
+        (slot < self.usable).then(|| {
+            self.fresh += 1;
+            slot
+        })
+    }
+
+    fn make_free(&mut self, slot: Slot) {
+        let entry = &mut self.entries[slot as usize];
+        if entry.state != State::Free {
+            self.namespaces.leave(entry.namespace);
+        }
+        entry.state = State::Free;
+        entry.recorded = false;
+        entry.length = self.free;
+        self.free = slot;
+        self.free_count += 1;
+        self.barren_until_ms = 0;
+    }
+}
+
+/// Keys of pages are hashes already; others need not be.
+fn hash(key: PageKey) -> u64 {
+    ((key.0 >> 64) as u64 ^ (key.0 as u64).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Digests of namespaces as small numbers: there are few of them and they are long.
+#[derive(Debug, Default)]
+struct Namespaces {
+    numbers: HashedMap<PageKey, u32>,
+    /// Each digest with the number of slots that refer to it; those with none are free.
+    digests: Vec<(PageKey, u32)>,
+    free: Vec<u32>,
+}
+
+impl Namespaces {
+    fn enter(&mut self, digest: PageKey) -> u32 {
+        if let Some(number) = self.numbers.get(&digest) {
+            self.digests[*number as usize].1 += 1;
+            return *number;
+        }
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.digests.push((digest, 0));
+            self.digests.len() as u32 - 1
+        });
+        self.digests[number as usize] = (digest, 1);
+        self.numbers.insert(digest, number);
+        number
+    }
+
+    fn leave(&mut self, number: u32) {
+        let (digest, slots) = &mut self.digests[number as usize];
+        *slots -= 1;
+        if *slots == 0 {
+            self.numbers.remove(digest);
+            self.free.push(number);
+        }
+    }
+
+    fn find(&self, id: &ObjectId) -> Option<u32> {
+        self.numbers.get(&id.namespace).copied()
+    }
+
+    fn digest(&self, number: u32) -> PageKey {
+        self.digests[number as usize].0
+    }
+
+    fn bytes(&self) -> usize {
+        self.digests.capacity() * (size_of::<(PageKey, u32)>() + size_of::<(PageKey, u32)>())
+            + self.free.capacity() * size_of::<u32>()
+    }
+}

@@ -1,0 +1,24 @@
+//! Objects on a local SSD.
+//!
+//! Two files: slots with objects, and an index that says what is in which slot (`disk/layout.rs`
+//! draws the bytes). Objects go straight between registered memory and their slot, by direct IO. The
+//! index in memory is authoritative while the store is open; a thread carries changes of it to disk in
+//! rounds (`disk/commit.rs`), in an order that keeps the index on disk honest at every moment: it names
+//! only objects whose bytes are durable, and a slot is reused only when the index on disk has let go
+//! of it. So opening reads the index and nothing else, and nothing it finds there is a phantom.
+
+mod commit;
+mod files;
+mod io;
+mod layout;
+mod open;
+mod store;
+mod threads;
+mod transfer;
+#[cfg(target_os = "linux")]
+mod uring;
+
+pub use files::FileDisk;
+pub use io::{BLOCK_BYTES, Direction, Disk, DiskFile, Transfer};
+pub use open::{DiskConfig, IoEngine, OpenError};
+pub use store::DiskStore;

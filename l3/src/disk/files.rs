@@ -1,0 +1,186 @@
+//! The directory of a real store: its files, its lock, and whatever transfers their bytes.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+
+use super::io::{Disk, DiskFile, Transfer};
+use super::threads::Threads;
+use super::{IoEngine, OpenError};
+
+/// Two files in a directory that no other process has open.
+#[derive(Debug)]
+pub struct FileDisk {
+    /// Before the files: its threads use them.
+    engine: Box<dyn Engine>,
+    data: File,
+    index: File,
+    direct: bool,
+    /// Held as long as this lives.
+    _lock: File,
+}
+
+/// Something that performs transfers.
+pub(super) trait Engine: Send + Sync + fmt::Debug {
+    fn start(&self, transfers: Vec<Transfer>);
+}
+
+impl FileDisk {
+    /// Opens or creates the files of a store, with `depth` transfers at a time.
+    ///
+    /// # Errors
+    /// When the directory cannot be used, or another process uses it.
+    pub fn open(path: &Path, io: IoEngine, depth: usize) -> Result<Self, OpenError> {
+        let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
+        fs::create_dir_all(path).map_err(unusable)?;
+        let lock = lock(path)?;
+        let (data, data_direct) = open(&path.join("data")).map_err(unusable)?;
+        let (index, index_direct) = open(&path.join("index")).map_err(unusable)?;
+        // Otherwise a crash could leave a directory that does not name the new files.
+        File::open(path).and_then(|directory| directory.sync_all()).map_err(unusable)?;
+        let engine = engine(&data, &index, io, depth.max(1)).map_err(unusable)?;
+        Ok(Self { engine, data, index, direct: data_direct && index_direct, _lock: lock })
+    }
+
+    /// Whether transfers bypass the page cache.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
+    fn file(&self, file: DiskFile) -> &File {
+        match file {
+            DiskFile::Data => &self.data,
+            DiskFile::Index => &self.index,
+        }
+    }
+}
+
+impl Disk for FileDisk {
+    fn start(&self, transfers: Vec<Transfer>) {
+        self.engine.start(transfers);
+    }
+
+    fn sync(&self, file: DiskFile) -> io::Result<()> {
+        let file = self.file(file);
+        // Writes to a deleted file succeed and are lost.
+        if file.metadata()?.nlink() == 0 {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the store's files were deleted"));
+        }
+        file.sync_data()
+    }
+
+    fn grow(&self, file: DiskFile, bytes: u64) -> io::Result<()> {
+        let file = self.file(file);
+        let length = file.metadata()?.len();
+        if length >= bytes {
+            return Ok(());
+        }
+        match fallocate(file, FallocateFlags::empty(), length, bytes - length) {
+            Ok(()) => file.sync_all(),
+            // A file system that cannot reserve: the room is then found or missed with each write.
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
+                file.set_len(bytes)?;
+                file.sync_all()
+            }
+            Err(error) => {
+                file.set_len(length)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    fn shrink(&self, file: DiskFile, bytes: u64) -> io::Result<()> {
+        let file = self.file(file);
+        if file.metadata()?.len() > bytes {
+            file.set_len(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn length(&self, file: DiskFile) -> io::Result<u64> {
+        Ok(self.file(file).metadata()?.len())
+    }
+}
+
+/// Waits for a thread to end, unless it is this one: the last user of a disk may be a transfer of its
+/// own.
+pub(super) fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != std::thread::current().id() {
+        // A thread that panicked has said so itself.
+        let _ = thread.join();
+    }
+}
+
+fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<Box<dyn Engine>> {
+    let threads = || -> io::Result<Box<dyn Engine>> {
+        Ok(Box::new(Threads::new(data.try_clone()?, index.try_clone()?, depth)?))
+    };
+    match io {
+        IoEngine::Threads => threads(),
+        IoEngine::Auto => uring(data, index, depth).or_else(|_| threads()),
+        IoEngine::Uring => uring(data, index, depth),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn uring(data: &File, index: &File, depth: usize) -> io::Result<Box<dyn Engine>> {
+    const RINGS: usize = 2;
+    let uring = super::uring::Uring::new(data, index, RINGS, depth.div_ceil(RINGS))?;
+    Ok(Box::new(uring))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn uring(_: &File, _: &File, _: usize) -> io::Result<Box<dyn Engine>> {
+    Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux's"))
+}
+
+/// Opens a file for direct IO; without it where the file system has none.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    let direct = options.clone().custom_flags(OFlags::DIRECT.bits() as i32).open(path);
+    match direct {
+        Ok(file) => Ok((file, true)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            options.open(path).map(|file| (file, false))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure that no other process, and nobody else in this one, has the store open.
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let lock_path = path.join("lock");
+    let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
+    let mut options = OpenOptions::new();
+    let mut lock = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&lock_path)
+        .map_err(unusable)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut owner = String::new();
+            // Only to tell who it is.
+            let _ = lock.read_to_string(&mut owner);
+            return Err(OpenError::InUse { path: path.to_owned(), owner: owner.trim().to_owned() });
+        }
+        Err(TryLockError::Error(error)) => return Err(unusable(error)),
+    }
+    let write = |lock: &mut File| {
+        lock.set_len(0)?;
+        lock.rewind()?;
+        writeln!(lock, "process {}", std::process::id())
+    };
+    write(&mut lock).map_err(unusable)?;
+    Ok(lock)
+}

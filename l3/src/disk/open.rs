@@ -1,0 +1,261 @@
+//! Opening a store: configuration, what can be wrong, and reading the index.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+
+use serde::{Deserialize, Serialize};
+
+use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, read_entries};
+use crate::catalogue::{Catalogue, Slot};
+
+/// Where a disk store is, how large it may grow, and how it treats its disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// The store's directory; it is created if need be.
+    pub path: PathBuf,
+    /// What the data file may grow to.
+    pub capacity_bytes: u64,
+    /// The largest object; every object takes a slot of this size and one block. It is fixed when the
+    /// store is created.
+    pub object_bytes_max: usize,
+    /// How transfers are done.
+    pub io: IoEngine,
+    /// Transfers in flight at a time.
+    pub depth: usize,
+    /// By how much the data file grows at a time.
+    pub grow_bytes: u64,
+    /// Changes become durable after this time, or when somebody waits for it.
+    pub commit_interval_ms: u64,
+    /// Eviction begins when more than this share of the slots is in use ...
+    pub watermark_high: f64,
+    /// ... and goes on down to this one.
+    pub watermark_low: f64,
+    /// How long a put waits for room before the store counts as full.
+    pub full_wait_ms: u64,
+    /// How long a lease protects.
+    pub lease_ttl_ms: u64,
+    /// The share of the slots that may be leased at a time, so that puts always find room.
+    pub leased_share_max: f64,
+}
+
+/// How transfers are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoEngine {
+    /// By io_uring where the kernel has it, else by threads.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By threads that block.
+    Threads,
+}
+
+impl DiskConfig {
+    /// A store in `path` of up to `capacity_bytes`, for objects of up to `object_bytes_max`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, capacity_bytes: u64, object_bytes_max: usize) -> Self {
+        Self {
+            path: path.into(),
+            capacity_bytes,
+            object_bytes_max,
+            io: IoEngine::Auto,
+            depth: 64,
+            grow_bytes: 256 << 20,
+            commit_interval_ms: 50,
+            watermark_high: 0.98,
+            watermark_low: 0.96,
+            full_wait_ms: 1_000,
+            lease_ttl_ms: 5_000,
+            leased_share_max: 0.5,
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        Layout { object_bytes_max: self.object_bytes_max }
+    }
+
+    /// How many slots the store may have.
+    pub(super) fn slots(&self) -> Result<Slot, OpenError> {
+        let slots = self.layout().slots_in(self.capacity_bytes);
+        if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
+            return Err(OpenError::Config(format!(
+                "{} bytes hold {slots} objects of up to {} bytes; a store has at least one and less \
+                 than 4 billion",
+                self.capacity_bytes, self.object_bytes_max
+            )));
+        }
+        let shares = [self.watermark_low, self.watermark_high, self.leased_share_max];
+        if shares.iter().any(|share| !(0.0..=1.0).contains(share))
+            || self.watermark_low > self.watermark_high
+        {
+            return Err(OpenError::Config(
+                "watermark_low, watermark_high and leased_share_max are shares between 0 and 1, the \
+                 low watermark not above the high one"
+                    .to_owned(),
+            ));
+        }
+        Ok(slots as Slot)
+    }
+
+    /// How many slots the data file grows by.
+    pub(super) fn grow_slots(&self) -> Slot {
+        self.layout().slots_in(self.grow_bytes).clamp(1, u64::from(u32::MAX)) as Slot
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The settings contradict each other.
+    #[error("{0}")]
+    Config(String),
+    /// The directory or its files cannot be created, read or written.
+    #[error("cannot use {path} as a store: {error}; it must be a directory that you may write to")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// Somebody has the store open.
+    #[error("the store in {path} is in use by {owner}; stop it, or choose another directory")]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// Who has it.
+        owner: String,
+    },
+    /// The store was created for other objects.
+    #[error(
+        "the store in {path} was made for objects of up to {found} bytes, not {wanted}; choose \
+         another directory, or delete this one to begin anew"
+    )]
+    OtherObjects {
+        /// The directory.
+        path: PathBuf,
+        /// The largest object it can hold.
+        found: usize,
+        /// The largest object that is wanted.
+        wanted: usize,
+    },
+    /// What is in the directory is not a store that this version can read.
+    #[error("{path} cannot be read as a store: {reason}; move it away, or choose another directory")]
+    Unreadable {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// The disk has no room for the least that a store needs.
+    #[error("no room for the store in {path}: {error}")]
+    NoRoom {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+/// Reads the index and answers what is where. A new store gets its first block here.
+pub(super) fn read_index(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+) -> Result<Catalogue, OpenError> {
+    let unusable = |error| OpenError::Directory { path: config.path.clone(), error };
+    let no_room = |error| OpenError::NoRoom { path: config.path.clone(), error };
+    let layout = config.layout();
+    let slots = config.slots()?;
+    if disk.length(DiskFile::Index).map_err(unusable)? < BLOCK_BYTES as u64 {
+        disk.grow(DiskFile::Index, BLOCK_BYTES as u64).map_err(no_room)?;
+    }
+    let first = read(disk, 0, BLOCK_BYTES).map_err(unusable)?;
+    let unreadable = |reason| OpenError::Unreadable { path: config.path.clone(), reason };
+    match Layout::read(&first).map_err(unreadable)? {
+        None => {
+            let mut parts = Parts::new();
+            parts.push(Part::blocks(Blocks::holding(&layout.describe())));
+            write_index(disk, vec![(0, parts)]).map_err(unusable)?;
+            disk.sync(DiskFile::Index).map_err(unusable)?;
+        }
+        Some(found) if found.object_bytes_max != config.object_bytes_max => {
+            return Err(OpenError::OtherObjects {
+                path: config.path.clone(),
+                found: found.object_bytes_max,
+                wanted: config.object_bytes_max,
+            });
+        }
+        Some(_) => {}
+    }
+    // A store that was larger before is cut: what lay beyond is gone.
+    disk.shrink(DiskFile::Index, Layout::index_bytes(slots)).map_err(unusable)?;
+    disk.shrink(DiskFile::Data, layout.slot_offset(slots)).map_err(unusable)?;
+    disk.grow(DiskFile::Index, Layout::index_bytes(slots)).map_err(no_room)?;
+    let data_bytes = disk.length(DiskFile::Data).map_err(unusable)?;
+    let usable = layout.slots_in(data_bytes).min(u64::from(slots)) as Slot;
+    let mut catalogue = Catalogue::new(slots, usable);
+    restore(disk, &mut catalogue, config.object_bytes_max).map_err(unusable)?;
+    Ok(catalogue)
+}
+
+fn restore(
+    disk: &Arc<dyn Disk>,
+    catalogue: &mut Catalogue,
+    object_bytes_max: usize,
+) -> io::Result<()> {
+    const BLOCKS_AT_A_TIME: u32 = 256;
+    let blocks = catalogue.usable().div_ceil(ENTRIES_PER_BLOCK);
+    let mut block = 0;
+    while block < blocks {
+        let count = BLOCKS_AT_A_TIME.min(blocks - block);
+        let bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
+        for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
+            let fits = |(_, length): &(_, u32)| *length as usize <= object_bytes_max;
+            if slot < catalogue.usable()
+                && let Some((id, length)) = entry.filter(fits)
+            {
+                catalogue.restore(slot, &id, length);
+            }
+        }
+        block += count;
+    }
+    Ok(())
+}
+
+/// Reads a range of the index and waits for it.
+fn read(disk: &Arc<dyn Disk>, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut parts = Parts::new();
+    parts.push(Part::blocks(Blocks::for_bytes(bytes)));
+    let (answer, answered) = mpsc::channel();
+    let done = move |result: io::Result<()>, parts: Parts| {
+        // The receiver waits below.
+        let _ = answer.send(result.map(|()| parts[0].bytes().to_vec()));
+    };
+    disk.start(vec![Transfer::new(Direction::Read, DiskFile::Index, offset, parts, done)]);
+    answered.recv().map_err(io::Error::other)?
+}
+
+/// Writes blocks of the index and waits for all of them.
+pub(super) fn write_index(disk: &Arc<dyn Disk>, writes: Vec<(u64, Parts)>) -> io::Result<()> {
+    let (answer, answered) = mpsc::channel();
+    let transfer = |(offset, parts)| {
+        let answer = answer.clone();
+        let done = move |result: io::Result<()>, _: Parts| {
+            // The receiver waits below.
+            let _ = answer.send(result);
+        };
+        Transfer::new(Direction::Write, DiskFile::Index, offset, parts, done)
+    };
+    let count = writes.len();
+    disk.start(writes.into_iter().map(transfer).collect());
+    drop(answer);
+    let results: Vec<io::Result<()>> = answered.iter().collect();
+    if results.len() < count {
+        return Err(io::Error::other("the disk did not answer every write"));
+    }
+    results.into_iter().collect()
+}

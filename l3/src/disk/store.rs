@@ -1,0 +1,670 @@
+//! The disk store.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::commit::Progress;
+use super::files::{FileDisk, join};
+use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
+use super::open::{DiskConfig, OpenError, read_index};
+use super::transfer::{Arrival, Batch, transfer_error, write_parts};
+use crate::arena::Arena;
+use crate::catalogue::{Catalogue, Reserved, Slot};
+use crate::object::{Header, ObjectId};
+use crate::registry::{Registration, Registry};
+use crate::stats::{StoreStats, TierStats};
+use crate::store::{
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
+    Served, Store, StoreError, Stored,
+};
+use crate::traffic::Traffic;
+
+/// A store on disk. Clones are the same store; when the last one goes, everything is made durable.
+#[derive(Clone, Debug)]
+pub struct DiskStore {
+    handle: Arc<Handle>,
+}
+
+/// What keeps a store open.
+#[derive(Debug)]
+struct Handle {
+    core: Arc<Core>,
+    in_flight: Arc<InFlight>,
+    committer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What transfers and the committer share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) config: DiskConfig,
+    pub(super) disk: Arc<dyn Disk>,
+    pub(super) state: Mutex<State>,
+    pub(super) round_wanted: Condvar,
+    pub(super) progress: watch::Sender<Progress>,
+    /// Something ended that may have kept a slot.
+    changed: Notify,
+    pub(super) commits: AtomicU64,
+    pub(super) disk_full: AtomicU64,
+    registry: Registry,
+    traffic: Traffic,
+    io_errors: AtomicU64,
+    bounced_bytes: AtomicU64,
+    born: Instant,
+    closed: AtomicBool,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) catalogue: Catalogue,
+    /// Objects that were stored since the last round.
+    pub(super) fresh: Vec<Slot>,
+    /// Objects that were replaced since the last round.
+    pub(super) superseded: Vec<Slot>,
+    /// Objects that a former round has made replaceable.
+    pub(super) tombs: Vec<Slot>,
+    /// How many slots there may be; less than configured when the disk is full.
+    pub(super) slots_max: Slot,
+    pub(super) growth_error: Option<StoreError>,
+    /// Somebody waits for a round.
+    pub(super) wants_round: bool,
+    /// Somebody waits for a free slot.
+    pub(super) wants_room: bool,
+    pub(super) closing: bool,
+    /// The number of rounds that have begun.
+    pub(super) rounds_begun: u64,
+}
+
+impl State {
+    pub(super) fn is_dirty(&self) -> bool {
+        !self.fresh.is_empty()
+            || !self.superseded.is_empty()
+            || !self.tombs.is_empty()
+            || self.catalogue.has_doomed()
+    }
+}
+
+/// Transfers that have not ended.
+#[derive(Debug, Default)]
+struct InFlight {
+    count: AtomicUsize,
+    none: Notify,
+    /// The same for threads that block.
+    lock: Mutex<()>,
+    none_blocking: Condvar,
+}
+
+impl InFlight {
+    /// Waits until there are none.
+    async fn none(&self) {
+        loop {
+            let mut none = std::pin::pin!(self.none.notified());
+            none.as_mut().enable();
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            none.await;
+        }
+    }
+
+    /// The same for a thread that may block.
+    fn none_blocking(&self) {
+        let mut guard = self.lock.lock();
+        while self.count.load(Ordering::Acquire) > 0 {
+            self.none_blocking.wait(&mut guard);
+        }
+    }
+}
+
+struct Ticket(Arc<InFlight>);
+
+impl Ticket {
+    fn new(in_flight: &Arc<InFlight>) -> Self {
+        in_flight.count.fetch_add(1, Ordering::AcqRel);
+        Self(in_flight.clone())
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.none.notify_waiters();
+            let _guard = self.0.lock.lock();
+            self.0.none_blocking.notify_all();
+        }
+    }
+}
+
+/// An object that is to be stored.
+enum Prepared {
+    Transfer(Transfer),
+    /// It is there already.
+    Nothing,
+    NoRoom(Put),
+}
+
+/// Transfers are started when so many bytes are ready: the disk works while the next are prepared.
+const START_BYTES: usize = 1 << 20;
+
+impl DiskStore {
+    /// Opens the store in `config.path`, or creates it.
+    ///
+    /// # Errors
+    /// When the directory cannot be used, is in use, or holds a store of another kind.
+    pub fn open(config: DiskConfig) -> Result<Self, OpenError> {
+        config.slots()?;
+        let disk = FileDisk::open(&config.path, config.io, config.depth)?;
+        Self::open_on(Arc::new(disk), config)
+    }
+
+    /// Opens the store on a disk of the caller's; `config.path` is only what errors call it.
+    ///
+    /// # Errors
+    /// When the disk cannot be used or holds a store of another kind.
+    pub fn open_on(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<Self, OpenError> {
+        let catalogue = read_index(&disk, &config)?;
+        let slots = catalogue.slots();
+        let core = Arc::new(Core {
+            disk,
+            state: Mutex::new(State {
+                catalogue,
+                fresh: Vec::new(),
+                superseded: Vec::new(),
+                tombs: Vec::new(),
+                slots_max: slots,
+                growth_error: None,
+                wants_round: false,
+                wants_room: false,
+                closing: false,
+                rounds_begun: 0,
+            }),
+            round_wanted: Condvar::new(),
+            progress: watch::Sender::new(Progress::default()),
+            changed: Notify::new(),
+            commits: AtomicU64::new(0),
+            disk_full: AtomicU64::new(0),
+            registry: Registry::default(),
+            traffic: Traffic::default(),
+            io_errors: AtomicU64::new(0),
+            bounced_bytes: AtomicU64::new(0),
+            born: Instant::now(),
+            closed: AtomicBool::new(false),
+            config,
+        });
+        if core.state.lock().catalogue.usable() == 0 {
+            core.grow(core.config.grow_slots().min(slots));
+            if let Some(error) = core.state.lock().growth_error.take() {
+                let error = io::Error::other(error.to_string());
+                return Err(OpenError::NoRoom { path: core.config.path.clone(), error });
+            }
+        }
+        let commit = std::thread::Builder::new().name("terrace-commit".to_owned()).spawn({
+            let core = core.clone();
+            move || core.commit_rounds()
+        });
+        let unusable = |error| OpenError::Directory { path: core.config.path.clone(), error };
+        let committer = Mutex::new(Some(commit.map_err(unusable)?));
+        let in_flight = Arc::default();
+        Ok(Self { handle: Arc::new(Handle { core, in_flight, committer }) })
+    }
+
+    /// The payload's length, if the object is there.
+    pub(crate) fn length(&self, id: &ObjectId) -> Option<usize> {
+        let state = self.core().state.lock();
+        state.catalogue.find(id).map(|slot| state.catalogue.length(slot) as usize)
+    }
+
+    /// Whether a removal would be refused, and why.
+    pub(crate) fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
+        let now_ms = self.core().now_ms();
+        self.core().state.lock().catalogue.check_removal(id, removal, now_ms).map(drop)
+    }
+
+    /// Reads objects and answers their verified headers.
+    pub(crate) fn fetch(&self, gets: Vec<Get>) -> Answer<'_, Results<Header>> {
+        Box::pin(async move {
+            let (batch, results) = Batch::new(gets.len());
+            let mut transfers = Vec::new();
+            for (number, get) in gets.into_iter().enumerate() {
+                match self.start_get(get, number, &batch) {
+                    Ok(transfer) => transfers.push(transfer),
+                    Err(error) => batch.set(number, Err(error)),
+                }
+            }
+            self.core().disk.start(transfers);
+            batch.seal();
+            results.await.expect("every transfer ends")
+        })
+    }
+
+    fn start_get(
+        &self,
+        get: Get,
+        number: usize,
+        batch: &Arc<Batch<Header>>,
+    ) -> Result<Transfer, StoreError> {
+        let core = self.core().clone();
+        core.check_open()?;
+        core.registry.check_get(&get)?;
+        let (slot, length) = {
+            let catalogue = &mut core.state.lock().catalogue;
+            let (slot, length) = catalogue.begin_read(&get.id).ok_or(StoreError::Missing)?;
+            if length as usize != get.target.len() {
+                catalogue.end_read(slot);
+                let (expected, found) = (get.target.len(), length as usize);
+                return Err(StoreError::Length { expected, found });
+            }
+            (slot, length)
+        };
+        let (arrival, parts, copied) = Arrival::new(get.id, get.target);
+        Traffic::count(&core.bounced_bytes, copied);
+        let offset = core.config.layout().slot_offset(slot);
+        let (batch, ticket) = (batch.clone(), Ticket::new(&self.handle.in_flight));
+        let done = move |result: io::Result<()>, parts: Parts| {
+            let id = arrival.id;
+            let result = match result {
+                Ok(()) => arrival.verify(parts).map_err(StoreError::Corrupt),
+                Err(error) => Err(transfer_error("reading an object", &error)),
+            };
+            core.end_get(slot, &id, &result);
+            core.traffic.get(&result, length as usize);
+            batch.set(number, result);
+            drop(core);
+            drop(ticket);
+        };
+        Ok(Transfer::new(Direction::Read, DiskFile::Data, offset, parts, done))
+    }
+
+    fn start_put(
+        &self,
+        put: Put,
+        pin: Option<Pin>,
+        number: usize,
+        batch: &Arc<Batch<Stored>>,
+    ) -> Result<Prepared, StoreError> {
+        let core = self.core().clone();
+        core.registry.check_put(&put)?;
+        let length = put.source.len();
+        let max = core.config.object_bytes_max;
+        if length > max {
+            return Err(StoreError::TooLarge { bytes: length, max });
+        }
+        let slot = match core.try_reserve(&put.id, length as u32)? {
+            Reserved::Slot(slot) => slot,
+            Reserved::AlreadyThere => {
+                core.traffic.put(&Ok(Stored::AlreadyThere), length);
+                batch.set(number, Ok(Stored::AlreadyThere));
+                return Ok(Prepared::Nothing);
+            }
+            Reserved::NoSlot => return Ok(Prepared::NoRoom(put)),
+        };
+        let header = Header::new(put.id, &put.source);
+        let (parts, copied) = write_parts(&header, put.source);
+        Traffic::count(&core.bounced_bytes, copied);
+        let offset = core.config.layout().slot_offset(slot);
+        let (batch, ticket) = (batch.clone(), Ticket::new(&self.handle.in_flight));
+        let done = move |result: io::Result<()>, parts: Parts| {
+            drop(parts);
+            let result = match result {
+                Ok(()) => Ok(Stored::New),
+                Err(error) => Err(StoreError::io("writing an object", &error)),
+            };
+            core.end_put(slot, pin, &result);
+            core.traffic.put(&result, length);
+            batch.set(number, result);
+            drop(core);
+            drop(ticket);
+        };
+        let transfer = Transfer::new(Direction::Write, DiskFile::Data, offset, parts, done);
+        Ok(Prepared::Transfer(transfer))
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+}
+
+impl Core {
+    fn try_reserve(&self, id: &ObjectId, length: u32) -> Result<Reserved, StoreError> {
+        self.check_open()?;
+        if let Some(error) = &self.progress.borrow().broken {
+            return Err(error.clone());
+        }
+        self.state.lock().catalogue.reserve(id, length)
+    }
+
+    /// Waits until there may be a free slot.
+    async fn room(&self, deadline: Instant) -> Result<(), StoreError> {
+        /// Leases end without telling anybody.
+        const LEASE_CHECK: Duration = Duration::from_millis(50);
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let round = {
+                let state = &mut *self.state.lock();
+                state.wants_room = true;
+                self.want_round(state)
+            };
+            match tokio::time::timeout_at(deadline, self.round_done(round)).await {
+                Ok(result) => result?,
+                Err(_) => return Err(StoreError::Full),
+            }
+            {
+                let catalogue = &self.state.lock().catalogue;
+                if catalogue.has_free() {
+                    return Ok(());
+                }
+                if catalogue.is_stuck(self.now_ms()) || Instant::now() >= deadline {
+                    return Err(StoreError::Full);
+                }
+            }
+            // All slots are being written or read; one that is not any more can be evicted.
+            let _ = tokio::time::timeout(LEASE_CHECK, changed).await;
+        }
+    }
+
+    fn end_put(&self, slot: Slot, pin: Option<Pin>, result: &Result<Stored, StoreError>) {
+        let state = &mut *self.state.lock();
+        if result.is_err() {
+            Traffic::count(&self.io_errors, 1);
+            state.catalogue.abandon(slot);
+            self.note_change();
+            return;
+        }
+        let replaced = state.catalogue.publish(slot, pin);
+        if !replaced.contains(&slot) {
+            state.fresh.push(slot);
+        }
+        state.superseded.extend(replaced);
+        self.note_change();
+    }
+
+    fn end_get(&self, slot: Slot, id: &ObjectId, result: &Result<Header, StoreError>) {
+        let catalogue = &mut self.state.lock().catalogue;
+        catalogue.end_read(slot);
+        match result {
+            Ok(_) => {}
+            Err(StoreError::Corrupt(_)) => catalogue.doom_if(slot, id),
+            Err(_) => Traffic::count(&self.io_errors, 1),
+        }
+        self.note_change();
+    }
+
+    /// Tells the committer and whoever waits for room that something is different.
+    fn note_change(&self) {
+        self.round_wanted.notify_all();
+        self.changed.notify_waiters();
+    }
+
+    /// Asks for a round and answers its number: it takes along everything that has happened so far.
+    fn want_round(&self, state: &mut State) -> u64 {
+        state.wants_round = true;
+        self.round_wanted.notify_all();
+        // What is replaced leaves the index one round after that.
+        state.rounds_begun + 1 + u64::from(!state.superseded.is_empty())
+    }
+
+    async fn round_done(&self, round: u64) -> Result<(), StoreError> {
+        let mut progress = self.progress.subscribe();
+        let reached = |progress: &Progress| progress.rounds >= round || progress.broken.is_some();
+        loop {
+            let ready = {
+                let progress = progress.borrow_and_update();
+                reached(&progress).then(|| progress.broken.clone())
+            };
+            match ready {
+                Some(None) => return Ok(()),
+                Some(Some(broken)) => return Err(broken),
+                None => {
+                    self.state.lock().wants_round = true;
+                    self.round_wanted.notify_all();
+                }
+            }
+            progress.changed().await.map_err(|_| StoreError::Closed)?;
+        }
+    }
+
+    /// Does the same to each object, and tells whoever waits for room.
+    fn each<'a, T: Send>(
+        &'a self,
+        ids: &'a [ObjectId],
+        mut change: impl FnMut(&mut Catalogue, &ObjectId) -> Result<T, StoreError> + Send + 'a,
+    ) -> Answer<'a, Results<T>> {
+        Box::pin(async move {
+            let open = self.check_open();
+            let catalogue = &mut self.state.lock().catalogue;
+            let change = |id| open.clone().and_then(|()| change(catalogue, id));
+            let results = ids.iter().map(change).collect();
+            self.note_change();
+            results
+        })
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.born.elapsed().as_millis() as u64
+    }
+}
+
+impl Store for DiskStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.core().check_open()?;
+        self.core().registry.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        let core = self.core();
+        Traffic::count(&core.traffic.exists, ids.len());
+        core.each(ids, move |catalogue, id| {
+            let Some(slot) = catalogue.find(id) else { return Ok(Presence::Absent) };
+            if options.lease {
+                let DiskConfig { lease_ttl_ms, leased_share_max, .. } = core.config;
+                let leases_max = (f64::from(catalogue.slots()) * leased_share_max) as usize;
+                catalogue.lease(slot, core.now_ms(), lease_ttl_ms, leases_max);
+            }
+            Ok(Presence::Present(Place::Disk))
+        })
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(async move {
+            let core = self.core();
+            let (batch, results) = Batch::new(puts.len());
+            let wait = Duration::from_millis(core.config.full_wait_ms);
+            let deadline = Instant::now() + wait;
+            let mut transfers = Vec::new();
+            let mut ready_bytes = 0;
+            for (number, mut put) in puts.into_iter().enumerate() {
+                let prepared = loop {
+                    match self.start_put(put, options.pin, number, &batch) {
+                        Ok(Prepared::NoRoom(waiting)) => {
+                            // Those before it may be what it waits for.
+                            core.disk.start(std::mem::take(&mut transfers));
+                            match core.room(deadline).await {
+                                Ok(()) => put = waiting,
+                                Err(error) => break Err(error),
+                            }
+                        }
+                        prepared => break prepared,
+                    }
+                };
+                match prepared {
+                    Ok(Prepared::Transfer(transfer)) => {
+                        ready_bytes += transfer.bytes();
+                        transfers.push(transfer);
+                    }
+                    Ok(Prepared::Nothing | Prepared::NoRoom(_)) => {}
+                    Err(error) => {
+                        let failed = Err(error);
+                        core.traffic.put(&failed, 0);
+                        batch.set(number, failed);
+                    }
+                }
+                if ready_bytes >= START_BYTES {
+                    ready_bytes = 0;
+                    core.disk.start(std::mem::take(&mut transfers));
+                    tokio::task::yield_now().await;
+                }
+            }
+            core.disk.start(transfers);
+            batch.seal();
+            let mut results = results.await.expect("every transfer ends");
+            if options.durable
+                && let Err(error) = self.flush().await
+            {
+                for result in &mut results {
+                    if result.is_ok() {
+                        *result = Err(error.clone());
+                    }
+                }
+            }
+            results
+        })
+    }
+
+    fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(async move {
+            let served = Served { place: Place::Disk, waited: false };
+            self.fetch(gets).await.into_iter().map(|result| result.map(|_| served)).collect()
+        })
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.core().each(ids, move |catalogue, id| catalogue.pin(id, pin))
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.core().each(ids, move |catalogue, id| catalogue.unpin(id, pin))
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        let now_ms = self.core().now_ms();
+        self.core().each(ids, move |catalogue, id| catalogue.remove(id, removal, now_ms))
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let core = self.core();
+            let round = {
+                let state = &mut *core.state.lock();
+                core.want_round(state)
+            };
+            core.round_done(round).await
+        })
+    }
+
+    fn stats(&self) -> StoreStats {
+        let core = self.core();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let stats = core.state.lock().catalogue.stats(core.config.object_bytes_max);
+        let stats = core.traffic.fill(TierStats {
+            arenas: core.registry.len() as u64,
+            io_errors: read(&core.io_errors),
+            bounced_bytes: read(&core.bounced_bytes),
+            commits: read(&core.commits),
+            disk_full: read(&core.disk_full),
+            ..stats
+        });
+        StoreStats { disk: Some(stats), ..StoreStats::default() }
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            self.core().closed.store(true, Ordering::Release);
+            self.handle.in_flight.none().await;
+            self.flush().await
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.in_flight.none_blocking();
+        self.core.state.lock().closing = true;
+        self.core.round_wanted.notify_all();
+        if let Some(committer) = self.committer.lock().take() {
+            join(committer);
+        }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use terrace_cache::PageKey;
+
+    fn id(number: u128) -> ObjectId {
+        ObjectId::page(PageKey(1), PageKey(number))
+    }
+
+    async fn put(store: &DiskStore, arena: &Arena, number: u128) -> Result<Stored, StoreError> {
+        arena.target(0).unwrap().fill(number as u8);
+        let put = Put::new(id(number), arena.source(0).unwrap());
+        store.put_from(vec![put], PutOptions::default()).await.remove(0)
+    }
+
+    async fn get(store: &DiskStore, arena: &Arena, number: u128) -> Result<u8, StoreError> {
+        let get = Get::new(id(number), arena.target(1).unwrap());
+        store.get_into(vec![get], GetOptions::default()).await.remove(0)?;
+        let page = arena.source(1).unwrap();
+        assert!(page.iter().all(|byte| *byte == page[0]));
+        Ok(page[0])
+    }
+
+    #[tokio::test]
+    async fn objects_survive_closing() {
+        for io in [super::super::IoEngine::Uring, super::super::IoEngine::Threads] {
+            for bytes in [8192, 5000, 100] {
+                let directory = tempfile::tempdir().unwrap();
+                let config = DiskConfig { io, ..DiskConfig::new(directory.path(), 1 << 20, bytes) };
+                let arena = Arena::new(2, bytes).unwrap();
+                let store = DiskStore::open(config.clone()).unwrap();
+                let _registration = store.register(&arena).unwrap();
+                for number in 1..40 {
+                    assert_eq!(put(&store, &arena, number).await, Ok(Stored::New));
+                    assert_eq!(get(&store, &arena, number).await, Ok(number as u8));
+                }
+                store.remove(&[id(7)], Removal::Plain).await.remove(0).unwrap();
+                assert_eq!(get(&store, &arena, 7).await, Err(StoreError::Missing));
+                let again = DiskStore::open(config.clone()).unwrap_err();
+                assert!(matches!(again, OpenError::InUse { .. }), "{again}");
+                drop(store);
+                let store = DiskStore::open(config).unwrap();
+                let _registration = store.register(&arena).unwrap();
+                for number in 1..40 {
+                    let expected = if number == 7 { Err(StoreError::Missing) } else { Ok(number as u8) };
+                    assert_eq!(get(&store, &arena, number).await, expected);
+                }
+                store.shutdown().await.unwrap();
+                assert_eq!(get(&store, &arena, 1).await, Err(StoreError::Closed));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_store_evicts() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = DiskStore::open(DiskConfig::new(directory.path(), 20 * 8192, 4096)).unwrap();
+        let arena = Arena::new(2, 4096).unwrap();
+        let _registration = store.register(&arena).unwrap();
+        for number in 0..200 {
+            assert_eq!(put(&store, &arena, number).await, Ok(Stored::New), "{number}");
+            assert_eq!(get(&store, &arena, number).await, Ok(number as u8));
+        }
+        let stats = store.stats().disk.unwrap();
+        assert!(stats.objects <= 20 && stats.evicted >= 180, "{stats:?}");
+    }
+}

@@ -1,0 +1,109 @@
+//! Transfers by threads that block: for kernels without io_uring.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::files::{Engine, join};
+use super::io::{Direction, DiskFile, Transfer};
+
+#[derive(Debug)]
+pub(super) struct Threads {
+    queue: Arc<Queue>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Queue {
+    data: File,
+    index: File,
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    transfers: VecDeque<Transfer>,
+    closed: bool,
+}
+
+impl Threads {
+    pub(super) fn new(data: File, index: File, depth: usize) -> io::Result<Self> {
+        let waiting = Mutex::new(Waiting::default());
+        let queue = Arc::new(Queue { data, index, waiting, changed: Condvar::new() });
+        let work = |number: usize| {
+            let queue = queue.clone();
+            std::thread::Builder::new()
+                .name(format!("terrace-disk-{number}"))
+                .spawn(move || queue.work())
+        };
+        let workers = (0..depth).map(work).collect::<io::Result<_>>()?;
+        Ok(Self { queue, workers })
+    }
+}
+
+impl Engine for Threads {
+    fn start(&self, transfers: Vec<Transfer>) {
+        self.queue.waiting.lock().transfers.extend(transfers);
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.queue.waiting.lock().closed = true;
+        self.queue.changed.notify_all();
+        self.workers.drain(..).for_each(join);
+    }
+}
+
+impl Queue {
+    fn work(&self) {
+        loop {
+            let mut waiting = self.waiting.lock();
+            let transfer = loop {
+                if let Some(transfer) = waiting.transfers.pop_front() {
+                    break transfer;
+                }
+                if waiting.closed {
+                    return;
+                }
+                self.changed.wait(&mut waiting);
+            };
+            drop(waiting);
+            let moved = self.perform(&transfer);
+            transfer.finish(moved);
+        }
+    }
+
+    fn perform(&self, transfer: &Transfer) -> io::Result<usize> {
+        let file = match transfer.file() {
+            DiskFile::Data => &self.data,
+            DiskFile::Index => &self.index,
+        };
+        let vectors = transfer.vectors();
+        // SAFETY: an `IoVector` has the layout of the slices that rustix wants, which have that of
+        // the kernel's `iovec`. The memory is the transfer's until it is finished, and it is written
+        // to in reads only.
+        let moved = unsafe {
+            let (start, count) = (vectors.as_ptr(), vectors.len());
+            match transfer.direction() {
+                Direction::Read => {
+                    let slices = std::slice::from_raw_parts_mut(start.cast_mut().cast(), count);
+                    rustix::io::preadv(file, slices, transfer.offset())
+                }
+                Direction::Write => {
+                    let slices = std::slice::from_raw_parts(start.cast(), count);
+                    rustix::io::pwritev(file, slices, transfer.offset())
+                }
+            }
+        };
+        moved.map_err(io::Error::from)
+    }
+}

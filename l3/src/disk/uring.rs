@@ -1,0 +1,215 @@
+//! Transfers by io_uring: callers submit, one thread per ring reaps.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use io_uring::{IoUring, opcode, types};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::files::{Engine, join};
+use super::io::{Direction, DiskFile, IoVector, Transfer};
+
+#[derive(Debug)]
+pub(super) struct Uring {
+    rings: Vec<(Arc<Ring>, JoinHandle<()>)>,
+    next: AtomicUsize,
+}
+
+struct Ring {
+    kernel: IoUring,
+    data: File,
+    index: File,
+    submission: Mutex<Submission>,
+}
+
+/// What only one thread at a time may do: fill the submission queue.
+#[derive(Default)]
+struct Submission {
+    /// Transfers that the kernel has, by the number that it will answer with.
+    in_flight: Vec<Option<InFlight>>,
+    unused: Vec<usize>,
+    waiting: VecDeque<Transfer>,
+}
+
+/// A transfer, and the vectors that tell the kernel where its memory is.
+struct InFlight {
+    transfer: Transfer,
+    vectors: Box<SmallVec<[IoVector; 3]>>,
+}
+
+/// The answer to the call that ends a ring's thread.
+const CLOSE: u64 = u64::MAX;
+
+impl Uring {
+    /// Rings with `depth` transfers in flight each, or what the kernel has against it.
+    pub(super) fn new(data: &File, index: &File, rings: usize, depth: usize) -> io::Result<Self> {
+        let ring = |number: usize| {
+            let ring = Arc::new(Ring {
+                // One more for the call that closes.
+                kernel: IoUring::new((depth + 1).next_power_of_two() as u32)?,
+                data: data.try_clone()?,
+                index: index.try_clone()?,
+                submission: Mutex::new(Submission {
+                    in_flight: (0..depth).map(|_| None).collect(),
+                    unused: (0..depth).rev().collect(),
+                    waiting: VecDeque::new(),
+                }),
+            });
+            let reaper = std::thread::Builder::new().name(format!("terrace-ring-{number}")).spawn({
+                let ring = ring.clone();
+                move || ring.reap()
+            })?;
+            Ok((ring, reaper))
+        };
+        let rings = (0..rings).map(ring).collect::<io::Result<_>>()?;
+        Ok(Self { rings, next: AtomicUsize::new(0) })
+    }
+}
+
+impl Engine for Uring {
+    fn start(&self, transfers: Vec<Transfer>) {
+        let first = self.next.fetch_add(transfers.len(), Ordering::Relaxed);
+        let mut shares: SmallVec<[Vec<Transfer>; 4]> = self.rings.iter().map(|_| Vec::new()).collect();
+        for (number, transfer) in transfers.into_iter().enumerate() {
+            shares[(first + number) % self.rings.len()].push(transfer);
+        }
+        for ((ring, _), share) in self.rings.iter().zip(shares) {
+            if !share.is_empty() {
+                let mut submission = ring.submission.lock();
+                submission.waiting.extend(share);
+                ring.submit(&mut submission);
+            }
+        }
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        for (ring, reaper) in self.rings.drain(..) {
+            ring.close();
+            join(reaper);
+        }
+    }
+}
+
+impl Ring {
+    /// Hands waiting transfers to the kernel, as many as it may have.
+    fn submit(&self, submission: &mut Submission) {
+        // SAFETY: the lock that `submission` came from makes this the only use of the queue.
+        let mut queue = unsafe { self.kernel.submission_shared() };
+        let mut any = false;
+        while !submission.waiting.is_empty() {
+            let Some(number) = submission.unused.pop() else { break };
+            let transfer = submission.waiting.pop_front().expect("not empty");
+            let vectors = Box::new(transfer.vectors());
+            let file = types::Fd(match transfer.file() {
+                DiskFile::Data => self.data.as_raw_fd(),
+                DiskFile::Index => self.index.as_raw_fd(),
+            });
+            let (start, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
+            let call = match transfer.direction() {
+                Direction::Read => {
+                    opcode::Readv::new(file, start, count).offset(transfer.offset()).build()
+                }
+                Direction::Write => {
+                    opcode::Writev::new(file, start, count).offset(transfer.offset()).build()
+                }
+            };
+            submission.in_flight[number] = Some(InFlight { transfer, vectors });
+            // SAFETY: the transfer and its vectors stay where they are, in `in_flight`, until the
+            // kernel has answered; the transfer owns the memory that the vectors name.
+            let pushed = unsafe { queue.push(&call.user_data(number as u64)) };
+            pushed.expect("the queue has room for all that may be in flight");
+            any = true;
+        }
+        drop(queue);
+        if any {
+            self.enter();
+        }
+    }
+
+    /// Tells the kernel that there is something in the queue.
+    fn enter(&self) {
+        while let Err(error) = self.kernel.submit() {
+            let busy = matches!(error.raw_os_error(), Some(code) if code == BUSY || code == AGAIN);
+            assert!(busy || error.kind() == io::ErrorKind::Interrupted, "io_uring: {error}");
+            std::thread::yield_now();
+        }
+    }
+
+    fn close(&self) {
+        let _submission = self.submission.lock();
+        // SAFETY: the lock makes this the only use of the queue; the call uses no memory.
+        let pushed = unsafe {
+            self.kernel.submission_shared().push(&opcode::Nop::new().build().user_data(CLOSE))
+        };
+        pushed.expect("one place is kept for this");
+        self.enter();
+    }
+
+    fn reap(&self) {
+        let mut answers: Vec<(u64, i32)> = Vec::new();
+        let mut ended: Vec<(Transfer, i32)> = Vec::new();
+        loop {
+            // SAFETY: only this thread looks at completions.
+            answers.extend(unsafe { self.kernel.completion_shared() }.map(|answer| {
+                (answer.user_data(), answer.result())
+            }));
+            if answers.is_empty() {
+                // SAFETY: nothing is submitted here, so no memory is passed to the kernel.
+                let waited = unsafe {
+                    self.kernel.submitter().enter::<()>(0, 1, ENTER_GETEVENTS, None)
+                };
+                if let Err(error) = waited {
+                    let harmless = error.kind() == io::ErrorKind::Interrupted
+                        || error.raw_os_error() == Some(BUSY);
+                    assert!(harmless, "io_uring: {error}");
+                }
+                continue;
+            }
+            let mut closing = false;
+            let mut submission = self.submission.lock();
+            for (number, result) in answers.drain(..) {
+                if number == CLOSE {
+                    closing = true;
+                    continue;
+                }
+                let in_flight = submission.in_flight[number as usize].take();
+                let InFlight { transfer, vectors } = in_flight.expect("the kernel answers once");
+                drop(vectors);
+                submission.unused.push(number as usize);
+                ended.push((transfer, result));
+            }
+            self.submit(&mut submission);
+            drop(submission);
+            for (transfer, result) in ended.drain(..) {
+                transfer.finish(match usize::try_from(result) {
+                    Ok(moved) => Ok(moved),
+                    Err(_) => Err(io::Error::from_raw_os_error(-result)),
+                });
+            }
+            if closing {
+                return;
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ring")
+    }
+}
+
+const AGAIN: i32 = 11;
+const BUSY: i32 = 16;
+/// Wait for completions.
+const ENTER_GETEVENTS: u32 = 1;

@@ -1,0 +1,61 @@
+//! The third tier: a store of KV pages that outlives requests, and on disk the process.
+//!
+//! Every backend is a [`Store`]: batches of objects go from registered memory to the store
+//! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
+//! keeps them in memory, [`DiskStore`] on a local SSD, `TieredStore` in both; `Guarded` bounds
+//! what an unwell backend can cost, and `Releases` sees to it that what is consumed is freed.
+//!
+//! A store never hands out bytes that are not exactly those stored under the id in hand. Every
+//! object carries a [`Header`] that its reader verifies; what does not verify is removed and reads as
+//! missing. A store never decides anything about requests: losing an object is allowed at any time
+//! and costs a recomputation.
+//!
+//! ```
+//! use terrace_l3::{Arena, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Put, PutOptions, Store};
+//! use terrace_cache::{Namespace, PageKey};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+//! let store = MemoryStore::new(MemoryConfig::new(64 << 20, 64 << 10))?;
+//! let arena = Arena::new(8, 64 << 10)?;
+//! let registration = store.register(&arena)?;
+//!
+//! let namespace = Namespace::new("my-model", 16).digest();
+//! let id = ObjectId::page(namespace, namespace.next(&[1, 2, 3]));
+//! arena.target(0)?.fill(7);
+//! store.put_from(vec![Put::new(id, arena.source(0)?)], PutOptions::default()).await.remove(0)?;
+//! store.get_into(vec![Get::new(id, arena.target(1)?)], GetOptions::default()).await.remove(0)?;
+//! assert_eq!(arena.source(0)?[..], arena.source(1)?[..]);
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+
+mod arena;
+mod catalogue;
+pub mod disk;
+// mod guard;
+mod memory;
+mod object;
+// mod promotion;
+mod registry;
+// mod release;
+mod stats;
+mod store;
+mod sync;
+// mod tiered;
+mod traffic;
+
+pub use arena::{Arena, Lent, Source, Target};
+pub use disk::{DiskConfig, DiskStore};
+// pub use guard::{GuardConfig, Guarded};
+pub use memory::{MemoryConfig, MemoryStore};
+pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
+// pub use promotion::PromotionConfig;
+pub use registry::Registration;
+// pub use release::{ReleaseConfig, Releases};
+pub use stats::{
+    BreakerState, GuardStats, PromotionStats, ReleaseStats, StoreStats, TierStats,
+};
+pub use store::{
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
+    Served, Store, StoreError, Stored,
+};
+// pub use tiered::{TieredConfig, TieredStore};

@@ -1,0 +1,417 @@
+//! Objects in memory.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::arena::{Arena, Target};
+use crate::catalogue::{Catalogue, Reserved, Slot};
+use crate::object::{HEADER_BYTES, Header, ObjectId, copy_with_checksum};
+use crate::registry::{Registration, Registry};
+use crate::stats::{StoreStats, TierStats};
+use crate::store::{
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
+    Served, Store, StoreError, Stored,
+};
+use crate::traffic::Traffic;
+
+/// The size of a memory store and when it makes room.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// Memory for payloads. It is taken from the system as it is first used.
+    pub capacity_bytes: u64,
+    /// The largest object; every object takes a slot of this size.
+    pub object_bytes_max: usize,
+    /// Eviction begins when more than this share of the slots is in use ...
+    pub watermark_high: f64,
+    /// ... and goes on, a few objects with each put, down to this one.
+    pub watermark_low: f64,
+    /// How long a lease protects.
+    pub lease_ttl_ms: u64,
+    /// The share of the slots that may be leased at a time, so that puts always find room.
+    pub leased_share_max: f64,
+}
+
+impl MemoryConfig {
+    /// `capacity_bytes` in slots of `object_bytes_max`.
+    #[must_use]
+    pub fn new(capacity_bytes: u64, object_bytes_max: usize) -> Self {
+        Self {
+            capacity_bytes,
+            object_bytes_max,
+            watermark_high: 0.95,
+            watermark_low: 0.90,
+            lease_ttl_ms: 5_000,
+            leased_share_max: 0.5,
+        }
+    }
+
+    fn slots(&self) -> io::Result<Slot> {
+        let slots = self.capacity_bytes / (self.object_bytes_max as u64).max(1);
+        if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
+            return Err(io::Error::other(format!(
+                "a memory store of {} bytes cannot be cut into slots of {} bytes; it needs at least \
+                 one and less than 4 billion of them",
+                self.capacity_bytes, self.object_bytes_max
+            )));
+        }
+        let shares = [self.watermark_low, self.watermark_high, self.leased_share_max];
+        if shares.iter().any(|share| !(0.0..=1.0).contains(share))
+            || self.watermark_low > self.watermark_high
+        {
+            return Err(io::Error::other(
+                "watermark_low, watermark_high and leased_share_max are shares between 0 and 1, the \
+                 low watermark not above the high one",
+            ));
+        }
+        Ok(slots as Slot)
+    }
+}
+
+/// A store in memory. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: MemoryConfig,
+    arena: Arena,
+    registry: Registry,
+    state: Mutex<State>,
+    born: Instant,
+    closed: AtomicBool,
+    traffic: Traffic,
+}
+
+#[derive(Debug)]
+struct State {
+    catalogue: Catalogue,
+    headers: Vec<[u8; HEADER_BYTES]>,
+    /// Above the high watermark, until the low one is reached.
+    making_room: bool,
+    /// Slots that were not written in the end. Whoever was to write one may still have its page.
+    abandoned: Vec<Slot>,
+}
+
+/// How many objects a put evicts, at most, while room is made.
+const EVICTIONS_PER_PUT: usize = 4;
+
+/// After so many bytes copied, other tasks get their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+impl MemoryStore {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// When the configuration cannot work or the system has no room for it.
+    pub fn new(config: MemoryConfig) -> io::Result<Self> {
+        let slots = config.slots()?;
+        let shared = Shared {
+            arena: Arena::new(slots, config.object_bytes_max)?,
+            registry: Registry::default(),
+            state: Mutex::new(State {
+                catalogue: Catalogue::new(slots, slots),
+                headers: vec![[0; HEADER_BYTES]; slots as usize],
+                making_room: false,
+                abandoned: Vec::new(),
+            }),
+            born: Instant::now(),
+            closed: AtomicBool::new(false),
+            traffic: Traffic::default(),
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Takes a slot for an object that the caller will write; `None` if the object is there already.
+    pub(crate) fn reserve(
+        &self,
+        id: ObjectId,
+        length: usize,
+        pin: Option<Pin>,
+    ) -> Result<Option<Reservation>, StoreError> {
+        self.check_open()?;
+        let max = self.shared.config.object_bytes_max;
+        if length > max {
+            return Err(StoreError::TooLarge { bytes: length, max });
+        }
+        let now_ms = self.now_ms();
+        let mut state = self.shared.state.lock();
+        self.reclaim(&mut state);
+        loop {
+            match state.catalogue.reserve(&id, length as u32)? {
+                Reserved::AlreadyThere => return Ok(None),
+                Reserved::Slot(slot) => {
+                    self.make_room(&mut state, now_ms);
+                    let lent = self.shared.arena.target(slot);
+                    let target = lent.expect("a free slot has no readers").first(length);
+                    let store = self.clone();
+                    let target = Some(target);
+                    return Ok(Some(Reservation { store, slot, pin, target, published: false }));
+                }
+                Reserved::NoSlot if state.catalogue.evict(now_ms) => {
+                    state.catalogue.release_doomed();
+                }
+                Reserved::NoSlot => return Err(StoreError::Full),
+            }
+        }
+    }
+
+    /// The memory that the objects are in, one slot a page.
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.shared.arena
+    }
+
+    /// Whether a removal would be refused, and why.
+    pub(crate) fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
+        let state = self.shared.state.lock();
+        state.catalogue.check_removal(id, removal, self.now_ms()).map(drop)
+    }
+
+    fn put(&self, put: &Put, pin: Option<Pin>) -> Result<Stored, StoreError> {
+        self.shared.registry.check_put(put)?;
+        let Some(mut slot) = self.reserve(put.id, put.source.len(), pin)? else {
+            return Ok(Stored::AlreadyThere);
+        };
+        let mut target = slot.target();
+        let checksum = copy_with_checksum(&put.source, &mut target);
+        let header = Header { id: put.id, length: put.source.len() as u64, checksum };
+        drop(target);
+        slot.publish(&header, false);
+        Ok(Stored::New)
+    }
+
+    fn get(&self, get: &mut Get) -> Result<Served, StoreError> {
+        self.check_open()?;
+        self.shared.registry.check_get(get)?;
+        let (slot, length, header) = {
+            let mut state = self.shared.state.lock();
+            let (slot, length) = state.catalogue.begin_read(&get.id).ok_or(StoreError::Missing)?;
+            (slot, length as usize, state.headers[slot as usize])
+        };
+        let verified = if length == get.target.len() {
+            Header::verify(&header, &get.id, length as u64)
+                .and_then(|header| {
+                    let source = self.shared.arena.source(slot);
+                    let source = source.expect("a present slot is not written").first(length);
+                    header.verify_checksum(copy_with_checksum(&source, &mut get.target))
+                })
+                .map_err(StoreError::Corrupt)
+        } else {
+            Err(StoreError::Length { expected: get.target.len(), found: length })
+        };
+        let mut state = self.shared.state.lock();
+        state.catalogue.end_read(slot);
+        if let Err(StoreError::Corrupt(_)) = verified {
+            state.catalogue.doom_if(slot, &get.id);
+            state.catalogue.release_doomed();
+        }
+        verified.map(|()| Served { place: Place::Memory, waited: false })
+    }
+
+    /// Frees the abandoned slots whose pages have come back.
+    fn reclaim(&self, state: &mut State) {
+        let State { catalogue, abandoned, .. } = state;
+        abandoned.retain(|slot| {
+            let returned = self.shared.arena.target(*slot).is_ok();
+            if returned {
+                catalogue.abandon(*slot);
+            }
+            !returned
+        });
+    }
+
+    fn make_room(&self, state: &mut State, now_ms: u64) {
+        let MemoryConfig { watermark_high, watermark_low, .. } = self.shared.config;
+        let used_share = f64::from(state.catalogue.used()) / f64::from(state.catalogue.slots());
+        state.making_room |= used_share > watermark_high;
+        state.making_room &= used_share > watermark_low;
+        if state.making_room {
+            for _ in 0..EVICTIONS_PER_PUT {
+                if !state.catalogue.evict(now_ms) {
+                    break;
+                }
+            }
+            state.catalogue.release_doomed();
+        }
+    }
+
+    fn lease(&self, state: &mut State, slot: Slot) {
+        let MemoryConfig { lease_ttl_ms, leased_share_max, .. } = self.shared.config;
+        let leases_max = (f64::from(state.catalogue.slots()) * leased_share_max) as usize;
+        state.catalogue.lease(slot, self.now_ms(), lease_ttl_ms, leases_max);
+    }
+
+    fn each<'a, T>(
+        &'a self,
+        ids: &'a [ObjectId],
+        mut change: impl FnMut(&mut Catalogue, &ObjectId) -> Result<T, StoreError> + Send + 'a,
+    ) -> Answer<'a, Results<T>>
+    where
+        T: Send,
+    {
+        Box::pin(async move {
+            let closed = self.check_open();
+            let catalogue = &mut self.shared.state.lock().catalogue;
+            let change = |id| closed.clone().and_then(|()| change(catalogue, id));
+            ids.iter().map(change).collect()
+        })
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.shared.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.shared.born.elapsed().as_millis() as u64
+    }
+}
+
+impl Store for MemoryStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.check_open()?;
+        self.shared.registry.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Box::pin(async move {
+            if let Err(closed) = self.check_open() {
+                return vec![Err(closed); ids.len()];
+            }
+            Traffic::count(&self.shared.traffic.exists, ids.len());
+            let state = &mut *self.shared.state.lock();
+            let find = |id| match state.catalogue.find(id) {
+                Some(slot) => {
+                    if options.lease {
+                        self.lease(state, slot);
+                    }
+                    Ok(Presence::Present(Place::Memory))
+                }
+                None => Ok(Presence::Absent),
+            };
+            ids.iter().map(find).collect()
+        })
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(async move {
+            let mut results = Vec::with_capacity(puts.len());
+            let mut copied_bytes = 0;
+            for put in puts {
+                let result = self.put(&put, options.pin);
+                self.shared.traffic.put(&result, put.source.len());
+                results.push(result);
+                take_turns(&mut copied_bytes, put.source.len()).await;
+            }
+            results
+        })
+    }
+
+    fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(async move {
+            let mut results = Vec::with_capacity(gets.len());
+            let mut copied_bytes = 0;
+            for mut get in gets {
+                let result = self.get(&mut get);
+                self.shared.traffic.get(&result, get.target.len());
+                results.push(result);
+                take_turns(&mut copied_bytes, get.target.len()).await;
+            }
+            results
+        })
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.each(ids, move |catalogue, id| catalogue.pin(id, pin))
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.each(ids, move |catalogue, id| catalogue.unpin(id, pin))
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        let now_ms = self.now_ms();
+        self.each(ids, move |catalogue, id| {
+            catalogue.remove(id, removal, now_ms)?;
+            catalogue.release_doomed();
+            Ok(())
+        })
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async { self.check_open() })
+    }
+
+    fn stats(&self) -> StoreStats {
+        let stats = self.shared.state.lock().catalogue.stats(self.shared.config.object_bytes_max);
+        let memory = TierStats { arenas: self.shared.registry.len() as u64, ..stats };
+        StoreStats { memory: Some(self.shared.traffic.fill(memory)), ..StoreStats::default() }
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            self.shared.closed.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+}
+
+/// Lets other tasks run now and then while much is copied.
+async fn take_turns(copied_bytes: &mut usize, more_bytes: usize) {
+    *copied_bytes += more_bytes;
+    if *copied_bytes >= TURN_BYTES {
+        *copied_bytes = 0;
+        tokio::task::yield_now().await;
+    }
+}
+
+/// A slot of a memory store that is being written. Dropping it gives the slot back.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    store: MemoryStore,
+    slot: Slot,
+    pin: Option<Pin>,
+    target: Option<Target>,
+    published: bool,
+}
+
+impl Reservation {
+    /// Where the object's bytes go. There is only one.
+    pub(crate) fn target(&mut self) -> Target {
+        self.target.take().expect("a reservation has one target")
+    }
+
+    /// The bytes are there and are those that `header` describes.
+    pub(crate) fn publish(mut self, header: &Header, lease: bool) {
+        self.published = true;
+        let mut state = self.store.shared.state.lock();
+        let slot = self.slot;
+        state.headers[slot as usize] = header.encode();
+        for replaced in state.catalogue.publish(slot, self.pin) {
+            state.catalogue.release(replaced);
+        }
+        if lease && state.catalogue.is_present(slot) {
+            self.store.lease(&mut state, slot);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.target = None;
+        if !self.published {
+            self.store.shared.state.lock().abandoned.push(self.slot);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What an object is called, and the header that proves that its bytes are the right ones.
+//!
+//! The header is 80 bytes, all numbers little-endian:
+//!
+//! ```text
+//!  offset  bytes  field
+//!       0      8  magic: the letters "TERRACEO"
+//!       8      4  version of this layout: 1
+//!      12      4  zero
+//!      16     16  namespace digest
+//!      32     16  page key
+//!      48      8  generation
+//!      56      8  length of the payload
+//!      64      8  checksum of the payload: CRC-64/NVME
+//!      72      8  checksum of the 72 bytes before: CRC-64/NVME
+//! ```
+//!
+//! Nothing in it depends on the process, the machine or the time of writing.
+
+use crc_fast::{CrcAlgorithm, Digest, checksum};
+use serde::{Deserialize, Serialize};
+use terrace_cache::PageKey;
+
+/// The size of an encoded [`Header`].
+pub const HEADER_BYTES: usize = 80;
+
+const MAGIC: [u8; 8] = *b"TERRACEO";
+const VERSION: u32 = 1;
+
+/// The name of an object. A get, a pin or a removal means exactly this generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// The digest of the namespace that the object belongs to.
+    pub namespace: PageKey,
+    /// The page's key, or any other 128 bits that name the object within its namespace.
+    pub key: PageKey,
+    /// Which writing of the key this is: a put of a higher generation replaces the lower ones. Pages
+    /// are named by their content and have generation 0 for ever.
+    pub generation: u64,
+}
+
+impl ObjectId {
+    /// A page of KV.
+    #[must_use]
+    pub fn page(namespace: PageKey, key: PageKey) -> Self {
+        Self { namespace, key, generation: 0 }
+    }
+
+    /// The same object in another generation.
+    #[must_use]
+    pub fn with_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
+    }
+}
+
+/// What precedes an object's payload wherever it is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Whose payload it is.
+    pub id: ObjectId,
+    /// The payload's length in bytes.
+    pub length: u64,
+    /// The payload's CRC-64/NVME.
+    pub checksum: u64,
+}
+
+/// Which part of an object did not verify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// The first eight bytes are not an object's.
+    #[error("no object begins here")]
+    Magic,
+    /// Written by a version with another layout.
+    #[error("the object has another format version")]
+    Version,
+    /// The header's own checksum does not fit.
+    #[error("the header's checksum does not fit")]
+    HeaderChecksum,
+    /// It belongs to another namespace.
+    #[error("the object belongs to another namespace")]
+    Namespace,
+    /// It is another page's.
+    #[error("the object has another key")]
+    Key,
+    /// It is another generation's.
+    #[error("the object has another generation")]
+    Generation,
+    /// It is longer or shorter than its index entry says.
+    #[error("the object has another length")]
+    Length,
+    /// The payload's checksum does not fit.
+    #[error("the payload's checksum does not fit")]
+    Payload,
+}
+
+impl Header {
+    /// The header of `payload` under `id`.
+    #[must_use]
+    pub fn new(id: ObjectId, payload: &[u8]) -> Self {
+        Self { id, length: payload.len() as u64, checksum: payload_checksum(payload) }
+    }
+
+    /// The bytes of the header, as the top of this file draws them.
+    #[must_use]
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.id.namespace.0.to_le_bytes());
+        bytes[32..48].copy_from_slice(&self.id.key.0.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.id.generation.to_le_bytes());
+        bytes[56..64].copy_from_slice(&self.length.to_le_bytes());
+        bytes[64..72].copy_from_slice(&self.checksum.to_le_bytes());
+        let checksum = payload_checksum(&bytes[..72]);
+        bytes[72..80].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header and checks everything about it but the payload: it must be that of `id`, with a
+    /// payload of `length` bytes.
+    ///
+    /// # Errors
+    /// Whatever does not fit.
+    pub fn verify(bytes: &[u8; HEADER_BYTES], id: &ObjectId, length: u64) -> Result<Self, Mismatch> {
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let key = |at: usize| {
+            PageKey(u128::from_le_bytes(bytes[at..at + 16].try_into().expect("16 bytes")))
+        };
+        let check = |fits: bool, otherwise: Mismatch| if fits { Ok(()) } else { Err(otherwise) };
+        check(bytes[0..8] == MAGIC, Mismatch::Magic)?;
+        check(number(8) == u64::from(VERSION), Mismatch::Version)?;
+        check(number(72) == payload_checksum(&bytes[..72]), Mismatch::HeaderChecksum)?;
+        check(key(16) == id.namespace, Mismatch::Namespace)?;
+        check(key(32) == id.key, Mismatch::Key)?;
+        check(number(48) == id.generation, Mismatch::Generation)?;
+        check(number(56) == length, Mismatch::Length)?;
+        Ok(Self { id: *id, length, checksum: number(64) })
+    }
+
+    /// Checks the payload.
+    ///
+    /// # Errors
+    /// [`Mismatch::Payload`].
+    pub fn verify_payload(&self, payload: &[u8]) -> Result<(), Mismatch> {
+        self.verify_checksum(payload_checksum(payload))
+    }
+
+    /// Checks a payload whose checksum was computed while it was copied.
+    pub(crate) fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
+        if checksum == self.checksum { Ok(()) } else { Err(Mismatch::Payload) }
+    }
+}
+
+/// CRC-64/NVME of the bytes.
+pub(crate) fn payload_checksum(bytes: &[u8]) -> u64 {
+    checksum(CrcAlgorithm::Crc64Nvme, bytes)
+}
+
+/// Copies and computes the checksum on the way, piece by piece, so that memory is read once.
+pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
+    const PIECE_BYTES: usize = 16 << 10;
+    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    for (from, to) in from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
+        to.copy_from_slice(from);
+        digest.update(to);
+    }
+    digest.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> ObjectId {
+        ObjectId { namespace: PageKey(0x0102 << 64), key: PageKey(77), generation: 5 }
+    }
+
+    #[test]
+    fn a_header_is_what_it_always_was() {
+        let header = Header::new(
+            ObjectId { namespace: PageKey(1), key: PageKey(0x0f0e_0d0c << 96), generation: 3 },
+            b"123456789",
+        );
+        // The check value of CRC-64/NVME over these nine digits is published with the algorithm.
+        assert_eq!(header.checksum, 0xae8b_1486_0a79_9888);
+        let bytes: String = header.encode()[..72].iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            bytes,
+            "5445525241434 54f0100000000000000".replace(' ', "")
+                + "01000000000000000000000000000000"
+                + "0000000000000000000000000c0d0e0f"
+                + "03000000000000000900000000000000"
+                + "8898790a86148bae"
+        );
+    }
+
+    #[test]
+    fn every_flipped_bit_is_noticed() {
+        let payload = [3; 100];
+        let header = Header::new(id(), &payload);
+        let bytes = header.encode();
+        assert_eq!(Header::verify(&bytes, &id(), 100), Ok(header));
+        for bit in 0..HEADER_BYTES * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::verify(&flipped, &id(), 100).is_err(), "bit {bit}");
+        }
+        for bit in 0..payload.len() * 8 {
+            let mut flipped = payload;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(header.verify_payload(&flipped), Err(Mismatch::Payload), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_sound_header_of_another_object_says_what_differs() {
+        let bytes = Header::new(id(), &[3; 100]).encode();
+        let verify = |id: ObjectId, length| Header::verify(&bytes, &id, length).unwrap_err();
+        let other = ObjectId { namespace: PageKey(9), ..id() };
+        assert_eq!(verify(other, 100), Mismatch::Namespace);
+        assert_eq!(verify(ObjectId { key: PageKey(9), ..id() }, 100), Mismatch::Key);
+        assert_eq!(verify(id().with_generation(6), 100), Mismatch::Generation);
+        assert_eq!(verify(id(), 99), Mismatch::Length);
+    }
+
+    #[test]
+    fn a_copy_has_the_checksum_of_its_bytes() {
+        let from: Vec<u8> = (0..50_000u32).map(|index| (index * 7) as u8).collect();
+        let mut to = vec![0; from.len()];
+        assert_eq!(copy_with_checksum(&from, &mut to), payload_checksum(&from));
+        assert_eq!(from, to);
+    }
+}

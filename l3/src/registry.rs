@@ -1,0 +1,77 @@
+//! Which arenas a store may use.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+use crate::arena::Arena;
+use crate::store::{Get, Put, StoreError};
+
+/// The right of a store to use an arena. Dropping it ends the right: calls with the arena's pages are
+/// refused from then on, and those in flight end as they would have.
+#[must_use = "dropping a registration ends it"]
+pub struct Registration {
+    _ends_it: Box<dyn Any + Send + Sync>,
+}
+
+impl Registration {
+    /// A registration that ends when `guard` is dropped.
+    pub fn new(guard: impl Any + Send + Sync) -> Self {
+        Self { _ends_it: Box::new(guard) }
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Registration")
+    }
+}
+
+/// The arenas registered with one store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Registry {
+    arenas: Arc<RwLock<BTreeSet<u64>>>,
+}
+
+impl Registry {
+    pub(crate) fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        if !self.arenas.write().insert(arena.id()) {
+            return Err(StoreError::AlreadyRegistered { arena: arena.id() });
+        }
+        Ok(Registration::new(Entry { registry: self.clone(), arena: arena.id() }))
+    }
+
+    fn check(&self, arena: u64) -> Result<(), StoreError> {
+        if self.arenas.read().contains(&arena) {
+            Ok(())
+        } else {
+            Err(StoreError::NotRegistered { arena })
+        }
+    }
+
+    pub(crate) fn check_put(&self, put: &Put) -> Result<(), StoreError> {
+        self.check(put.source.arena_id())
+    }
+
+    pub(crate) fn check_get(&self, get: &Get) -> Result<(), StoreError> {
+        self.check(get.target.arena_id())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.arenas.read().len()
+    }
+}
+
+struct Entry {
+    registry: Registry,
+    arena: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.registry.arenas.write().remove(&self.arena);
+    }
+}

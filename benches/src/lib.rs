@@ -5,10 +5,12 @@
 
 mod cache;
 mod figures;
+mod l3;
 mod steps;
 mod trace;
 
 pub use cache::{CacheFigures, CacheWorkload, PerPage};
 pub use figures::Distribution;
+pub use l3::{L3Backend, L3Figures, L3Workload};
 pub use steps::{StepFigures, StepWorkload};
 pub use trace::{Trace, TraceError};

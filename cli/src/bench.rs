@@ -1,13 +1,17 @@
-//! `terrace bench`: measures the cache and the scheduler on this machine.
+//! `terrace bench`: measures the cache, the scheduler and the store on this machine.
 
 use std::error::Error;
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use bytesize::ByteSize;
+use clap::{Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
-use terrace_bench::{CacheFigures, CacheWorkload, StepFigures, StepWorkload, Trace};
+use terrace_bench::{
+    CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, StepFigures, StepWorkload, Trace,
+};
 use terrace_cache::EvictionKind;
+use terrace_l3::disk::IoEngine;
 
 use crate::allocations;
 
@@ -62,6 +66,43 @@ enum Workload {
         #[arg(long, default_value_t = 64)]
         decode_steps: u32,
     },
+    /// A store, against plain direct IO or copying memory in the same run
+    L3 {
+        /// Which store
+        #[arg(long, value_enum, default_value_t = Backend::Disk)]
+        backend: Backend,
+        /// A directory on the disk to measure; what is written there is deleted again
+        #[arg(long, default_value = ".")]
+        path: PathBuf,
+        /// The size of an object
+        #[arg(long, default_value = "64KiB")]
+        object: ByteSize,
+        /// How much to store and read in each round
+        #[arg(long, default_value = "1GiB")]
+        total: ByteSize,
+        /// Objects in flight at a time, on disk
+        #[arg(long, default_value_t = 64)]
+        depth: usize,
+        /// How transfers with the disk are done
+        #[arg(long, value_enum, default_value_t = Io::Auto)]
+        io: Io,
+        /// Time the opening of a store with so many objects; they take 8 KiB of disk each
+        #[arg(long, default_value_t = 0)]
+        open_objects: u32,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Backend {
+    Memory,
+    Disk,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Io {
+    Auto,
+    Uring,
+    Threads,
 }
 
 /// An eviction policy by its name in configuration files.
@@ -104,6 +145,29 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             .run()?;
             print(arguments.json, &figures, steps_text)
         }
+        Workload::L3 { backend, path, object, total, depth, io, open_objects } => {
+            if object.as_u64() == 0 || !object.as_u64().is_multiple_of(4096) {
+                return Err("--object: plain direct IO wants a multiple of 4 KiB".into());
+            }
+            let io = match io {
+                Io::Auto => IoEngine::Auto,
+                Io::Uring => IoEngine::Uring,
+                Io::Threads => IoEngine::Threads,
+            };
+            let workload = L3Workload {
+                backend: match backend {
+                    Backend::Memory => L3Backend::Memory,
+                    Backend::Disk => L3Backend::Disk { path: path.clone(), io },
+                },
+                object_bytes: object.as_u64() as usize,
+                total_bytes: total.as_u64(),
+                depth: (*depth).max(1),
+                open_objects: *open_objects,
+                progress: |doing| eprintln!("{doing}"),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, l3_text)
+        }
     }
 }
 
@@ -144,5 +208,23 @@ fn steps_text(figures: &StepFigures) -> String {
         figures.rehit_us_per_request,
         figures.finish_us_per_request,
         figures.stats_us
+    )
+}
+
+fn l3_text(figures: &L3Figures) -> String {
+    let L3Figures { put_gb_s, get_gb_s, raw_write_gb_s, raw_read_gb_s, .. } = figures;
+    let opening = match figures.open_s {
+        Some(seconds) => format!("opening {} objects: {seconds:.2} s\n", figures.open_objects),
+        None => String::new(),
+    };
+    format!(
+        "put {put_gb_s:.2} GB/s, {:.0} % of plain {raw_write_gb_s:.2}\n\
+         get {get_gb_s:.2} GB/s, {:.0} % of plain {raw_read_gb_s:.2}\n\
+         exists of 1,024 objects: {:.1} us\n\
+         index: {:.1} bytes an object\n{opening}",
+        100.0 * figures.put_share,
+        100.0 * figures.get_share,
+        figures.exists_us,
+        figures.bytes_per_object,
     )
 }

@@ -5,12 +5,15 @@
 //! any more, but that a reader may still be copying, or that the disk's index still names. The backend
 //! says when that is over ([`Catalogue::release`]).
 
+mod namespaces;
+
 use std::collections::VecDeque;
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
-use terrace_cache::{HashedMap, PageKey};
+use terrace_cache::PageKey;
 
+use self::namespaces::Namespaces;
 use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{Pin, Removal, StoreError};
@@ -134,8 +137,14 @@ impl Catalogue {
         }
     }
 
-    /// Takes a slot for an object that is about to be written.
-    pub(crate) fn reserve(&mut self, id: &ObjectId, length: u32) -> Result<Reserved, StoreError> {
+    /// Takes a slot for an object that is about to be written. One that is there already gets the pin
+    /// that the new one would have had.
+    pub(crate) fn reserve(
+        &mut self,
+        id: &ObjectId,
+        length: u32,
+        pin: Option<Pin>,
+    ) -> Result<Reserved, StoreError> {
         for slot in self.generations(id) {
             let entry = &self.entries[slot as usize];
             if entry.generation > id.generation {
@@ -146,6 +155,9 @@ impl Catalogue {
                     return Err(StoreError::BeingWritten);
                 }
                 self.entries[slot as usize].visited = true;
+                if let Some(pin) = pin {
+                    self.pin_slot(slot, pin);
+                }
                 return Ok(Reserved::AlreadyThere);
             }
         }
@@ -239,6 +251,17 @@ impl Catalogue {
     pub(crate) fn doom_if(&mut self, slot: Slot, id: &ObjectId) {
         if self.find(id) == Some(slot) {
             self.doom(slot);
+        }
+    }
+
+    /// Makes all lower generations of an object impossible to find.
+    pub(crate) fn doom_lower(&mut self, id: &ObjectId) {
+        for slot in self.generations(id) {
+            let entry = &self.entries[slot as usize];
+            if entry.state == State::Present && entry.generation < id.generation {
+                self.counts.superseded += 1;
+                self.doom(slot);
+            }
         }
     }
 
@@ -562,51 +585,4 @@ impl Catalogue {
 /// Keys of pages are hashes already; others need not be.
 fn hash(key: PageKey) -> u64 {
     ((key.0 >> 64) as u64 ^ (key.0 as u64).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-}
-
-/// Digests of namespaces as small numbers: there are few of them and they are long.
-#[derive(Debug, Default)]
-struct Namespaces {
-    numbers: HashedMap<PageKey, u32>,
-    /// Each digest with the number of slots that refer to it; those with none are free.
-    digests: Vec<(PageKey, u32)>,
-    free: Vec<u32>,
-}
-
-impl Namespaces {
-    fn enter(&mut self, digest: PageKey) -> u32 {
-        if let Some(number) = self.numbers.get(&digest) {
-            self.digests[*number as usize].1 += 1;
-            return *number;
-        }
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.digests.push((digest, 0));
-            self.digests.len() as u32 - 1
-        });
-        self.digests[number as usize] = (digest, 1);
-        self.numbers.insert(digest, number);
-        number
-    }
-
-    fn leave(&mut self, number: u32) {
-        let (digest, slots) = &mut self.digests[number as usize];
-        *slots -= 1;
-        if *slots == 0 {
-            self.numbers.remove(digest);
-            self.free.push(number);
-        }
-    }
-
-    fn find(&self, id: &ObjectId) -> Option<u32> {
-        self.numbers.get(&id.namespace).copied()
-    }
-
-    fn digest(&self, number: u32) -> PageKey {
-        self.digests[number as usize].0
-    }
-
-    fn bytes(&self) -> usize {
-        self.digests.capacity() * (size_of::<(PageKey, u32)>() + size_of::<(PageKey, u32)>())
-            + self.free.capacity() * size_of::<u32>()
-    }
 }

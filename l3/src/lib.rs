@@ -2,7 +2,7 @@
 //!
 //! Every backend is a [`Store`]: batches of objects go from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
-//! keeps them in memory, [`DiskStore`] on a local SSD, `TieredStore` in both; `Guarded` bounds
+//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both; `Guarded` bounds
 //! what an unwell backend can cost, and `Releases` sees to it that what is consumed is freed.
 //!
 //! A store never hands out bytes that are not exactly those stored under the id in hand. Every
@@ -34,13 +34,13 @@ pub mod disk;
 // mod guard;
 mod memory;
 mod object;
-// mod promotion;
+mod promotion;
 mod registry;
 // mod release;
 mod stats;
 mod store;
 mod sync;
-// mod tiered;
+mod tiered;
 mod traffic;
 
 pub use arena::{Arena, Lent, Source, Target};
@@ -48,7 +48,7 @@ pub use disk::{DiskConfig, DiskStore};
 // pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
-// pub use promotion::PromotionConfig;
+pub use promotion::PromotionConfig;
 pub use registry::Registration;
 // pub use release::{ReleaseConfig, Releases};
 pub use stats::{
@@ -58,4 +58,4 @@ pub use store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
     Served, Store, StoreError, Stored,
 };
-// pub use tiered::{TieredConfig, TieredStore};
+pub use tiered::{TieredConfig, TieredStore};

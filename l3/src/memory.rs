@@ -146,7 +146,7 @@ impl MemoryStore {
         let mut state = self.shared.state.lock();
         self.reclaim(&mut state);
         loop {
-            match state.catalogue.reserve(&id, length as u32)? {
+            match state.catalogue.reserve(&id, length as u32, pin)? {
                 Reserved::AlreadyThere => return Ok(None),
                 Reserved::Slot(slot) => {
                     self.make_room(&mut state, now_ms);
@@ -167,6 +167,18 @@ impl MemoryStore {
     /// The memory that the objects are in, one slot a page.
     pub(crate) fn arena(&self) -> &Arena {
         &self.shared.arena
+    }
+
+    /// Whether the object is there. Unlike [`Store::exists`] it is not counted.
+    pub(crate) fn contains(&self, id: &ObjectId) -> bool {
+        self.shared.state.lock().catalogue.find(id).is_some()
+    }
+
+    /// Removes all lower generations of the object, which need not be here itself.
+    pub(crate) fn supersede(&self, id: &ObjectId) {
+        let catalogue = &mut self.shared.state.lock().catalogue;
+        catalogue.doom_lower(id);
+        catalogue.release_doomed();
     }
 
     /// Whether a removal would be refused, and why.

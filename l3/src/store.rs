@@ -179,7 +179,8 @@ impl Presence {
 pub enum Stored {
     /// The object is new.
     New,
-    /// The same object was there already, complete; its bytes were not looked at.
+    /// The same object was there already, complete; its bytes were not looked at. It has the pin that
+    /// the put asked for.
     AlreadyThere,
 }
 

@@ -68,13 +68,13 @@ pub(crate) type Parts = SmallVec<[Part; 3]>;
 type Done = Box<dyn FnOnce(io::Result<()>, Parts) + Send>;
 
 /// One contiguous range of a file, and the memory that it goes from or to. It owns that memory until
-/// it is finished.
+/// it is finished; one that is dropped has failed.
 pub struct Transfer {
     file: DiskFile,
     direction: Direction,
     offset: u64,
     parts: Parts,
-    done: Done,
+    done: Option<Done>,
 }
 
 impl Transfer {
@@ -85,12 +85,12 @@ impl Transfer {
         parts: Parts,
         done: impl FnOnce(io::Result<()>, Parts) + Send + 'static,
     ) -> Self {
-        Self { file, direction, offset, parts, done: Box::new(done) }
+        Self { file, direction, offset, parts, done: Some(Box::new(done)) }
     }
 
     /// Ends the transfer: the disk has moved that many bytes, or failed. Fewer than asked for is a
     /// failure.
-    pub fn finish(self, moved: io::Result<usize>) {
+    pub fn finish(mut self, moved: io::Result<usize>) {
         let expected = self.bytes();
         let result = moved.and_then(|moved| {
             if moved == expected {
@@ -99,7 +99,7 @@ impl Transfer {
             let message = format!("{moved} of {expected} bytes were transferred");
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, message))
         });
-        (self.done)(result, self.parts);
+        self.end(result);
     }
 
     /// Which file.
@@ -137,9 +137,21 @@ impl Transfer {
         self.parts.iter_mut().map(Part::bytes_mut)
     }
 
+    fn end(&mut self, result: io::Result<()>) {
+        if let Some(done) = self.done.take() {
+            done(result, std::mem::take(&mut self.parts));
+        }
+    }
+
     pub(crate) fn vectors(&self) -> SmallVec<[IoVector; 3]> {
         let vector = |part: &Part| IoVector { _base: part.start(), _length: part.length };
         self.parts.iter().map(vector).collect()
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.end(Err(io::Error::other("the transfer was given up")));
     }
 }
 

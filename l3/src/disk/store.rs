@@ -295,7 +295,7 @@ impl DiskStore {
         if length > max {
             return Err(StoreError::TooLarge { bytes: length, max });
         }
-        let slot = match core.try_reserve(&put.id, length as u32)? {
+        let slot = match core.try_reserve(&put.id, length as u32, pin)? {
             Reserved::Slot(slot) => slot,
             Reserved::AlreadyThere => {
                 core.traffic.put(&Ok(Stored::AlreadyThere), length);
@@ -331,12 +331,17 @@ impl DiskStore {
 }
 
 impl Core {
-    fn try_reserve(&self, id: &ObjectId, length: u32) -> Result<Reserved, StoreError> {
+    fn try_reserve(
+        &self,
+        id: &ObjectId,
+        length: u32,
+        pin: Option<Pin>,
+    ) -> Result<Reserved, StoreError> {
         self.check_open()?;
         if let Some(error) = &self.progress.borrow().broken {
             return Err(error.clone());
         }
-        self.state.lock().catalogue.reserve(id, length)
+        self.state.lock().catalogue.reserve(id, length, pin)
     }
 
     /// Waits until there may be a free slot.

@@ -1,0 +1,131 @@
+//! How much memory a store holds while objects are produced and consumed: it should follow how many
+//! are under way, not how long leases last.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use terrace_cache::PageKey;
+use terrace_l3::{
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put, PutOptions,
+    ReleaseConfig, Releases, Store,
+};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct LifetimesWorkload {
+    /// How long leases last, one run each.
+    pub lease_ttls: Vec<Duration>,
+    /// How long each run lasts.
+    pub run: Duration,
+    /// Objects under way at a time.
+    pub concurrency: u32,
+    /// The size of an object.
+    pub object_bytes: usize,
+    /// The store's size.
+    pub capacity_bytes: u64,
+    /// Tells what is being done.
+    pub progress: fn(&str),
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LifetimesFigures {
+    /// How long leases lasted.
+    pub lease_ttl_s: f64,
+    /// Objects produced and consumed.
+    pub objects: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Memory that was held, on average.
+    pub resident_mean_bytes: u64,
+    /// The most that was held.
+    pub resident_max_bytes: u64,
+    /// What was held at the end.
+    pub resident_end_bytes: u64,
+    /// Objects evicted: there should be none.
+    pub evicted: u64,
+}
+
+impl LifetimesWorkload {
+    /// Runs once for each lease.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn run(&self) -> Result<Vec<LifetimesFigures>, Box<dyn Error + Send + Sync>> {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
+        self.lease_ttls.iter().map(|ttl| runtime.block_on(self.run_once(*ttl))).collect()
+    }
+
+    async fn run_once(&self, ttl: Duration) -> Result<LifetimesFigures, Box<dyn Error + Send + Sync>> {
+        (self.progress)(&format!("leases of {ttl:?} for {:?}", self.run));
+        let config = MemoryConfig {
+            lease_ttl_ms: ttl.as_millis() as u64,
+            leased_share_max: 1.0,
+            ..MemoryConfig::new(self.capacity_bytes, self.object_bytes)
+        };
+        let memory = Arc::new(MemoryStore::new(config)?);
+        let store = Arc::new(Releases::new(memory.clone(), ReleaseConfig::default()));
+        let arena = Arena::new(2 * self.concurrency, self.object_bytes)?;
+        let _registration = store.register(&arena)?;
+        let (objects, over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let worker = |number: u32| {
+            let (store, arena) = (store.clone(), arena.clone());
+            let (objects, over) = (objects.clone(), over.clone());
+            async move {
+                let root = PageKey(u128::from(number));
+                for object in 0.. {
+                    if over.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let id = ObjectId::page(root, root.next(&[object]));
+                    pass_on(&store, &arena, number, id).await?;
+                    objects.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok::<(), Box<dyn Error + Send + Sync>>(())
+            }
+        };
+        let workers: Vec<_> = (0..self.concurrency).map(|number| tokio::spawn(worker(number))).collect();
+        let resident = || memory.stats().memory.map_or(0, |memory| memory.resident_bytes);
+        let (began, mut samples) = (Instant::now(), Vec::new());
+        while began.elapsed() < self.run {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            samples.push(resident());
+        }
+        over.store(true, Ordering::Relaxed);
+        for worker in workers {
+            worker.await??;
+        }
+        let objects = objects.load(Ordering::Relaxed);
+        Ok(LifetimesFigures {
+            lease_ttl_s: ttl.as_secs_f64(),
+            objects,
+            bytes: objects * self.object_bytes as u64,
+            resident_mean_bytes: samples.iter().sum::<u64>() / samples.len().max(1) as u64,
+            resident_max_bytes: samples.iter().copied().max().unwrap_or(0),
+            resident_end_bytes: resident(),
+            evicted: memory.stats().memory.map_or(0, |memory| memory.evicted),
+        })
+    }
+}
+
+/// The life of an object: stored with a hard pin, found and leased, read, released.
+async fn pass_on(
+    store: &Releases,
+    arena: &Arena,
+    number: u32,
+    id: ObjectId,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let pinned = PutOptions { pin: Some(Pin::Hard), ..PutOptions::default() };
+    let put = Put::new(id, arena.source(2 * number)?);
+    store.put_from(vec![put], pinned).await.remove(0)?;
+    let leased = ExistsOptions { lease: true, ..ExistsOptions::default() };
+    store.exists(&[id], leased).await.remove(0)?;
+    let get = Get::new(id, arena.target(2 * number + 1)?);
+    store.get_into(vec![get], GetOptions::default()).await.remove(0)?;
+    store.release(vec![id]).await;
+    Ok(())
+}

@@ -24,7 +24,7 @@ pub struct L3Workload {
     pub total_bytes: u64,
     /// Objects in flight at a time, on disk.
     pub depth: usize,
-    /// How many objects the store has whose opening is timed; none to leave that out.
+    /// How many objects the store has whose opening is timed; 0 for those that were measured.
     pub open_objects: u32,
     /// Tells what is being done.
     pub progress: fn(&str),
@@ -63,7 +63,7 @@ pub struct L3Figures {
     pub exists_us: f64,
     /// Memory of the index for each object.
     pub bytes_per_object: f64,
-    /// Opening a store of `open_objects` objects.
+    /// Opening a store of `open_objects` objects, on disk.
     pub open_s: Option<f64>,
     /// How many that were.
     pub open_objects: u32,
@@ -144,21 +144,18 @@ impl L3Workload {
             crew.remove_all(round < ROUNDS).await?;
         }
         let exists_us = exists_us(&*store, objects).await?;
-        let mut bytes_per_object = index_share(&store.stats(), objects);
         drop((plain, crew, store));
         std::fs::remove_dir_all(&plain_path)?;
+        let mut opened = open(self.disk_config(&store_path, io, objects), objects)?;
         std::fs::remove_dir_all(&store_path)?;
-        let mut open_s = None;
         if self.open_objects > 0 {
-            let opened = self.open(&path.join("many"), io).await?;
-            open_s = Some(opened.0.as_secs_f64());
-            bytes_per_object = opened.1;
+            opened = self.open_many(&path.join("many"), io).await?;
         }
-        Ok(self.figures(best, exists_us, bytes_per_object, open_s))
+        Ok(self.figures(best, exists_us, opened.bytes_per_object, Some(opened)))
     }
 
-    /// How long it takes to open a store of many small objects, and what its index takes for each.
-    async fn open(&self, path: &Path, io: IoEngine) -> Result<(Duration, f64), Failure> {
+    /// Fills a store with many small objects and opens it.
+    async fn open_many(&self, path: &Path, io: IoEngine) -> Result<Opened, Failure> {
         const OBJECT_BYTES: usize = 512;
         (self.progress)(&format!("storing {} objects to open", self.open_objects));
         let small = L3Workload { object_bytes: OBJECT_BYTES, ..self.clone() };
@@ -169,15 +166,7 @@ impl L3Workload {
         store.shutdown().await?;
         drop((crew, store));
         (self.progress)("opening them");
-        let began = Instant::now();
-        let store = DiskStore::open(config)?;
-        let took = began.elapsed();
-        let stats = store.stats();
-        let found = stats.disk.map_or(0, |disk| disk.objects);
-        if found != u64::from(self.open_objects) {
-            return Err(format!("only {found} of {} objects were found", self.open_objects).into());
-        }
-        Ok((took, index_share(&stats, self.open_objects)))
+        open(config, self.open_objects)
     }
 
     fn disk_config(&self, path: &Path, io: IoEngine, objects: u32) -> DiskConfig {
@@ -202,7 +191,7 @@ impl L3Workload {
         best: Best,
         exists_us: f64,
         bytes_per_object: f64,
-        open_s: Option<f64>,
+        opened: Option<Opened>,
     ) -> L3Figures {
         let bytes = f64::from(self.objects()) * self.object_bytes as f64;
         let speed = |took: Duration| bytes / took.as_secs_f64() / 1e9;
@@ -216,10 +205,29 @@ impl L3Workload {
             get_share: share(best.get, best.read),
             exists_us,
             bytes_per_object,
-            open_s,
-            open_objects: open_s.map_or(0, |_| self.open_objects),
+            open_s: opened.as_ref().map(|opened| opened.took.as_secs_f64()),
+            open_objects: opened.map_or(0, |opened| opened.objects),
         }
     }
+}
+
+/// A store that was opened.
+struct Opened {
+    objects: u32,
+    took: Duration,
+    bytes_per_object: f64,
+}
+
+fn open(config: DiskConfig, objects: u32) -> Result<Opened, Failure> {
+    let began = Instant::now();
+    let store = DiskStore::open(config)?;
+    let took = began.elapsed();
+    let stats = store.stats();
+    let found = stats.disk.map_or(0, |disk| disk.objects);
+    if found != u64::from(objects) {
+        return Err(format!("only {found} of {objects} objects were found again").into());
+    }
+    Ok(Opened { objects, took, bytes_per_object: index_share(&stats, objects) })
 }
 
 /// The shortest times.

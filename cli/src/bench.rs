@@ -86,7 +86,8 @@ enum Workload {
         /// How transfers with the disk are done
         #[arg(long, value_enum, default_value_t = Io::Auto)]
         io: Io,
-        /// Time the opening of a store with so many objects; they take 8 KiB of disk each
+        /// Time the opening of a store with so many objects, 8 KiB of disk each, rather than of the
+        /// one that was measured
         #[arg(long, default_value_t = 0)]
         open_objects: u32,
     },

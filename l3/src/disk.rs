@@ -1,6 +1,6 @@
 //! Objects on a local SSD.
 //!
-//! Two files: slots with objects, and an index that says what is in which slot (`disk/layout.rs`
+//! Two files: slots with objects, and an index that says what is in which slot (`FORMAT.md`
 //! draws the bytes). Objects go straight between registered memory and their slot, by direct IO. The
 //! index in memory is authoritative while the store is open; a thread carries changes of it to disk in
 //! rounds (`disk/commit.rs`), in an order that keeps the index on disk honest at every moment: it names

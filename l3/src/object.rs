@@ -1,21 +1,6 @@
 //! What an object is called, and the header that proves that its bytes are the right ones.
 //!
-//! The header is 80 bytes, all numbers little-endian:
-//!
-//! ```text
-//!  offset  bytes  field
-//!       0      8  magic: the letters "TERRACEO"
-//!       8      4  version of this layout: 1
-//!      12      4  zero
-//!      16     16  namespace digest
-//!      32     16  page key
-//!      48      8  generation
-//!      56      8  length of the payload
-//!      64      8  checksum of the payload: CRC-64/NVME
-//!      72      8  checksum of the 72 bytes before: CRC-64/NVME
-//! ```
-//!
-//! Nothing in it depends on the process, the machine or the time of writing.
+//! `FORMAT.md` draws its bytes.
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 use serde::{Deserialize, Serialize};
@@ -101,7 +86,7 @@ impl Header {
         Self { id, length: payload.len() as u64, checksum: payload_checksum(payload) }
     }
 
-    /// The bytes of the header, as the top of this file draws them.
+    /// The bytes of the header, as `FORMAT.md` draws them.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];

@@ -1,27 +1,4 @@
-//! The bytes on disk.
-//!
-//! A store is a directory with two files and a lock. All numbers are little-endian, everything is in
-//! blocks of 4096 bytes.
-//!
-//! `data` has slots of equal size, one object each:
-//!
-//! ```text
-//!  0                80        4096                          4096 + length
-//!  | object header | zeros    | payload                     | undefined to the slot's end |
-//! ```
-//!
-//! `index` has one block that describes the store, then an entry of 64 bytes for every slot, 64 to a
-//! block. An entry whose check value does not fit is an empty slot.
-//!
-//! ```text
-//!  first block                              entry of a slot
-//!   0   8  magic: "TERRACEI"                 0  16  namespace digest
-//!   8   4  version: 1                       16  16  page key
-//!  12   4  zero                             32   8  generation
-//!  16   8  largest payload                  40   8  length of the payload
-//!  24   8  CRC-64/NVME of the 24 before     48   8  number of the slot
-//!                                           56   8  CRC-64/NVME of the 56 before
-//! ```
+//! The bytes on disk, as `FORMAT.md` draws them.
 
 use terrace_cache::PageKey;
 

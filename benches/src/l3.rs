@@ -9,8 +9,8 @@ use serde::Serialize;
 use terrace_cache::PageKey;
 use terrace_l3::disk::{IoEngine, PlainFile};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId,
-    Put, PutOptions, Removal, Results, Store, StoreStats,
+    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
+    ObjectId, Put, PutOptions, Removal, Results, Store, StoreStats,
 };
 
 /// What to measure.
@@ -88,7 +88,8 @@ impl L3Workload {
         match &self.backend {
             L3Backend::Memory => runtime.block_on(self.run_memory()),
             L3Backend::Disk { path, io } => {
-                let directory = tempfile::Builder::new().prefix("terrace-bench-").tempdir_in(path)?;
+                let directory =
+                    tempfile::Builder::new().prefix("terrace-bench-").tempdir_in(path)?;
                 runtime.block_on(self.run_disk(directory.path(), *io))
             }
         }
@@ -266,7 +267,8 @@ impl Shoveled {
 
     fn copy(&mut self, object_bytes: usize) -> Duration {
         let began = Instant::now();
-        let objects = self.from.chunks_exact(object_bytes).zip(self.to.chunks_exact_mut(object_bytes));
+        let objects =
+            self.from.chunks_exact(object_bytes).zip(self.to.chunks_exact_mut(object_bytes));
         for (from, to) in objects {
             std::hint::black_box(to).copy_from_slice(std::hint::black_box(from));
         }

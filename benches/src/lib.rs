@@ -6,11 +6,13 @@
 mod cache;
 mod figures;
 mod l3;
+mod lifetimes;
 mod steps;
 mod trace;
 
 pub use cache::{CacheFigures, CacheWorkload, PerPage};
 pub use figures::Distribution;
 pub use l3::{L3Backend, L3Figures, L3Workload};
+pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
 pub use steps::{StepFigures, StepWorkload};
 pub use trace::{Trace, TraceError};

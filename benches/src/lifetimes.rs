@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use terrace_cache::PageKey;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put, PutOptions,
-    ReleaseConfig, Releases, Store,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put,
+    PutOptions, ReleaseConfig, Releases, Store,
 };
 
 /// What to measure.
@@ -60,7 +60,10 @@ impl LifetimesWorkload {
         self.lease_ttls.iter().map(|ttl| runtime.block_on(self.run_once(*ttl))).collect()
     }
 
-    async fn run_once(&self, ttl: Duration) -> Result<LifetimesFigures, Box<dyn Error + Send + Sync>> {
+    async fn run_once(
+        &self,
+        ttl: Duration,
+    ) -> Result<LifetimesFigures, Box<dyn Error + Send + Sync>> {
         (self.progress)(&format!("leases of {ttl:?} for {:?}", self.run));
         let config = MemoryConfig {
             lease_ttl_ms: ttl.as_millis() as u64,
@@ -88,7 +91,8 @@ impl LifetimesWorkload {
                 Ok::<(), Box<dyn Error + Send + Sync>>(())
             }
         };
-        let workers: Vec<_> = (0..self.concurrency).map(|number| tokio::spawn(worker(number))).collect();
+        let workers: Vec<_> =
+            (0..self.concurrency).map(|number| tokio::spawn(worker(number))).collect();
         let resident = || memory.stats().memory.map_or(0, |memory| memory.resident_bytes);
         let (began, mut samples) = (Instant::now(), Vec::new());
         while began.elapsed() < self.run {

@@ -2,13 +2,15 @@
 
 use std::error::Error;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
-    CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, StepFigures, StepWorkload, Trace,
+    CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, LifetimesFigures,
+    LifetimesWorkload, StepFigures, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
@@ -91,6 +93,24 @@ enum Workload {
         #[arg(long, default_value_t = 0)]
         open_objects: u32,
     },
+    /// How much memory a store holds while objects are produced and consumed
+    Lifetimes {
+        /// How long leases last, in seconds; one run for each
+        #[arg(long, value_delimiter = ',', default_value = "5,300")]
+        lease_ttl_s: Vec<u64>,
+        /// How long each run lasts
+        #[arg(long, default_value_t = 10)]
+        run_s: u64,
+        /// Objects under way at a time
+        #[arg(long, default_value_t = 16)]
+        concurrency: u32,
+        /// The size of an object
+        #[arg(long, default_value = "1MiB")]
+        object: ByteSize,
+        /// The store's size
+        #[arg(long, default_value = "1GiB")]
+        capacity: ByteSize,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -169,6 +189,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, l3_text)
         }
+        Workload::Lifetimes { lease_ttl_s, run_s, concurrency, object, capacity } => {
+            let workload = LifetimesWorkload {
+                lease_ttls: lease_ttl_s.iter().map(|ttl| Duration::from_secs(*ttl)).collect(),
+                run: Duration::from_secs(*run_s),
+                concurrency: *concurrency,
+                object_bytes: object.as_u64() as usize,
+                capacity_bytes: capacity.as_u64(),
+                progress: |doing| eprintln!("{doing}"),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, |runs| runs.iter().map(lifetimes_text).collect())
+        }
     }
 }
 
@@ -227,5 +259,20 @@ fn l3_text(figures: &L3Figures) -> String {
         100.0 * figures.get_share,
         figures.exists_us,
         figures.bytes_per_object,
+    )
+}
+
+fn lifetimes_text(run: &LifetimesFigures) -> String {
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    format!(
+        "leases of {} s: {} passed on in {} objects; held {} on average, {} at most, {} at the end; \
+         {} evicted\n",
+        run.lease_ttl_s,
+        size(run.bytes),
+        run.objects,
+        size(run.resident_mean_bytes),
+        size(run.resident_max_bytes),
+        size(run.resident_end_bytes),
+        run.evicted
     )
 }

@@ -250,7 +250,12 @@ macro_rules! loan {
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let Loan { inner, page, length } = &self.0;
-                write!(f, "{} of {length} bytes, page {page} of arena {}", stringify!($name), inner.id)
+                write!(
+                    f,
+                    "{} of {length} bytes, page {page} of arena {}",
+                    stringify!($name),
+                    inner.id
+                )
             }
         }
     };

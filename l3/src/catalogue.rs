@@ -180,7 +180,8 @@ impl Catalogue {
         }
         let mut replaced = self.generations(&self.id(slot));
         replaced.retain(|other| self.entries[*other as usize].state == State::Present);
-        let latest = replaced.iter().copied().max_by_key(|slot| self.entries[*slot as usize].generation);
+        let latest =
+            replaced.iter().copied().max_by_key(|slot| self.entries[*slot as usize].generation);
         replaced.retain(|old| Some(*old) != latest);
         for old in &replaced {
             self.counts.superseded += 1;

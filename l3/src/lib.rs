@@ -2,8 +2,8 @@
 //!
 //! Every backend is a [`Store`]: batches of objects go from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
-//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both; `Guarded` bounds
-//! what an unwell backend can cost, and `Releases` sees to it that what is consumed is freed.
+//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both; [`Guarded`] bounds
+//! what an unwell backend can cost, and [`Releases`] sees to it that what is consumed is freed.
 //!
 //! A store never hands out bytes that are not exactly those stored under the id in hand. Every
 //! object carries a [`Header`] that its reader verifies; what does not verify is removed and reads as
@@ -31,12 +31,12 @@
 mod arena;
 mod catalogue;
 pub mod disk;
-// mod guard;
+mod guard;
 mod memory;
 mod object;
 mod promotion;
 mod registry;
-// mod release;
+mod release;
 mod stats;
 mod store;
 mod sync;
@@ -45,17 +45,15 @@ mod traffic;
 
 pub use arena::{Arena, Lent, Source, Target};
 pub use disk::{DiskConfig, DiskStore};
-// pub use guard::{GuardConfig, Guarded};
+pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
 pub use promotion::PromotionConfig;
 pub use registry::Registration;
-// pub use release::{ReleaseConfig, Releases};
-pub use stats::{
-    BreakerState, GuardStats, PromotionStats, ReleaseStats, StoreStats, TierStats,
-};
+pub use release::{ReleaseConfig, Releases};
+pub use stats::{BreakerState, GuardStats, PromotionStats, ReleaseStats, StoreStats, TierStats};
 pub use store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
-    Served, Store, StoreError, Stored,
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Results, Served, Store, StoreError, Stored,
 };
 pub use tiered::{TieredConfig, TieredStore};

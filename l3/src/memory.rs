@@ -14,8 +14,8 @@ use crate::object::{HEADER_BYTES, Header, ObjectId, copy_with_checksum};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
 use crate::store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
-    Served, Store, StoreError, Stored,
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Results, Served, Store, StoreError, Stored,
 };
 use crate::traffic::Traffic;
 

@@ -107,7 +107,11 @@ impl Header {
     ///
     /// # Errors
     /// Whatever does not fit.
-    pub fn verify(bytes: &[u8; HEADER_BYTES], id: &ObjectId, length: u64) -> Result<Self, Mismatch> {
+    pub fn verify(
+        bytes: &[u8; HEADER_BYTES],
+        id: &ObjectId,
+        length: u64,
+    ) -> Result<Self, Mismatch> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let key = |at: usize| {
             PageKey(u128::from_le_bytes(bytes[at..at + 16].try_into().expect("16 bytes")))
@@ -169,7 +173,8 @@ mod tests {
         );
         // The check value of CRC-64/NVME over these nine digits is published with the algorithm.
         assert_eq!(header.checksum, 0xae8b_1486_0a79_9888);
-        let bytes: String = header.encode()[..72].iter().map(|byte| format!("{byte:02x}")).collect();
+        let bytes: String =
+            header.encode()[..72].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             bytes,
             "5445525241434 54f0100000000000000".replace(' ', "")

@@ -167,7 +167,8 @@ impl Core {
         let usable = state.catalogue.usable();
         let step = self.config.grow_slots();
         let short = state.catalogue.used().saturating_add(step / 2) >= usable;
-        (short && usable < state.slots_max).then(|| usable.saturating_add(step).min(state.slots_max))
+        (short && usable < state.slots_max)
+            .then(|| usable.saturating_add(step).min(state.slots_max))
     }
 
     /// Lets the data file grow. If the disk is full the store stays as large as it is.

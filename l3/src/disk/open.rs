@@ -144,7 +144,9 @@ pub enum OpenError {
         wanted: usize,
     },
     /// What is in the directory is not a store that this version can read.
-    #[error("{path} cannot be read as a store: {reason}; move it away, or choose another directory")]
+    #[error(
+        "{path} cannot be read as a store: {reason}; move it away, or choose another directory"
+    )]
     Unreadable {
         /// The directory.
         path: PathBuf,

@@ -21,8 +21,8 @@ use crate::object::{Header, ObjectId};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
 use crate::store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal, Results,
-    Served, Store, StoreError, Stored,
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Results, Served, Store, StoreError, Stored,
 };
 use crate::traffic::Traffic;
 
@@ -650,7 +650,8 @@ mod tests {
                 let store = DiskStore::open(config).unwrap();
                 let _registration = store.register(&arena).unwrap();
                 for number in 1..40 {
-                    let expected = if number == 7 { Err(StoreError::Missing) } else { Ok(number as u8) };
+                    let expected =
+                        if number == 7 { Err(StoreError::Missing) } else { Ok(number as u8) };
                     assert_eq!(get(&store, &arena, number).await, expected);
                 }
                 store.shutdown().await.unwrap();

@@ -45,7 +45,8 @@ impl Arrival {
     /// The memory of a read. Answers also how many bytes will have to be copied.
     pub(super) fn new(id: ObjectId, target: Target) -> (Self, Parts, usize) {
         let length = target.len();
-        let whole = if is_aligned(target.as_ptr()) { length / BLOCK_BYTES * BLOCK_BYTES } else { 0 };
+        let whole =
+            if is_aligned(target.as_ptr()) { length / BLOCK_BYTES * BLOCK_BYTES } else { 0 };
         let mut parts = Parts::new();
         parts.push(Part::blocks(Blocks::for_bytes(HEADER_BYTES)));
         let mut arrival = Self { id, target: None, length };

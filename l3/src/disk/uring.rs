@@ -63,10 +63,11 @@ impl Uring {
                     waiting: VecDeque::new(),
                 }),
             });
-            let reaper = std::thread::Builder::new().name(format!("terrace-ring-{number}")).spawn({
-                let ring = ring.clone();
-                move || ring.reap()
-            })?;
+            let reaper =
+                std::thread::Builder::new().name(format!("terrace-ring-{number}")).spawn({
+                    let ring = ring.clone();
+                    move || ring.reap()
+                })?;
             Ok((ring, reaper))
         };
         let rings = (0..rings).map(ring).collect::<io::Result<_>>()?;
@@ -77,7 +78,8 @@ impl Uring {
 impl Engine for Uring {
     fn start(&self, transfers: Vec<Transfer>) {
         let first = self.next.fetch_add(transfers.len(), Ordering::Relaxed);
-        let mut shares: SmallVec<[Vec<Transfer>; 4]> = self.rings.iter().map(|_| Vec::new()).collect();
+        let mut shares: SmallVec<[Vec<Transfer>; 4]> =
+            self.rings.iter().map(|_| Vec::new()).collect();
         for (number, transfer) in transfers.into_iter().enumerate() {
             shares[(first + number) % self.rings.len()].push(transfer);
         }
@@ -160,14 +162,14 @@ impl Ring {
         let mut ended: Vec<(Transfer, i32)> = Vec::new();
         loop {
             // SAFETY: only this thread looks at completions.
-            answers.extend(unsafe { self.kernel.completion_shared() }.map(|answer| {
-                (answer.user_data(), answer.result())
-            }));
+            answers.extend(
+                unsafe { self.kernel.completion_shared() }
+                    .map(|answer| (answer.user_data(), answer.result())),
+            );
             if answers.is_empty() {
                 // SAFETY: nothing is submitted here, so no memory is passed to the kernel.
-                let waited = unsafe {
-                    self.kernel.submitter().enter::<()>(0, 1, ENTER_GETEVENTS, None)
-                };
+                let waited =
+                    unsafe { self.kernel.submitter().enter::<()>(0, 1, ENTER_GETEVENTS, None) };
                 if let Err(error) = waited {
                     let harmless = error.kind() == io::ErrorKind::Interrupted
                         || error.raw_os_error() == Some(BUSY);

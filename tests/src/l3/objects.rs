@@ -1,7 +1,9 @@
 //! Objects whose bytes are a function of their name, so that any wrong byte is noticed.
 
 use terrace_cache::PageKey;
-use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Served, Store, StoreError, Stored};
+use terrace_l3::{
+    Arena, Get, GetOptions, ObjectId, Put, PutOptions, Served, Store, StoreError, Stored,
+};
 
 /// A page of some namespace.
 #[must_use]
@@ -58,16 +60,16 @@ pub async fn get(
 ) -> Result<Served, StoreError> {
     let mut target = arena.target(1).expect("nobody else uses it").first(length);
     target.fill(0xEE);
-    let served = store.get_into(vec![Get::new(id, target)], GetOptions::default()).await.remove(0)?;
+    let served =
+        store.get_into(vec![Get::new(id, target)], GetOptions::default()).await.remove(0)?;
     let source = arena.source(1).expect("the store has let go of it").first(length);
     assert!(is_right(&id, &source), "{id:?} was served with wrong bytes");
     Ok(served)
 }
 
 fn seed(id: &ObjectId) -> u64 {
-    let mix = |state: u64, word: u64| {
-        (state ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
-    };
+    let mix =
+        |state: u64, word: u64| (state ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     let words = [
         id.namespace.0 as u64,
         (id.namespace.0 >> 64) as u64,

@@ -1,0 +1,69 @@
+//! Batches of which the store is asked only a part, and whose answers must fit together again.
+
+use std::io;
+
+use tokio::task::JoinError;
+
+use crate::store::{Results, StoreError};
+
+/// What is left of a batch without the objects that `skip` picks, and for each object whether it
+/// was picked.
+pub(crate) fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<O>, Vec<bool>) {
+    let skipped: Vec<bool> = batch.iter().map(&mut skip).collect();
+    let mut is_skipped = skipped.iter();
+    let asked = batch.into_iter().filter(|_| is_skipped.next() == Some(&false)).collect();
+    (asked, skipped)
+}
+
+/// Puts the answers of the batch together again: `instead` for each object that was skipped.
+pub(crate) fn merge<T: Clone>(
+    skipped: &[bool],
+    asked: Results<T>,
+    instead: &Result<T, StoreError>,
+) -> Results<T> {
+    let mut asked = asked.into_iter();
+    let mut next = || asked.next().expect("one result for each object asked for");
+    skipped.iter().map(|skipped| if *skipped { instead.clone() } else { next() }).collect()
+}
+
+/// The results if there is one for each object. Otherwise nobody can tell which is whose, and all
+/// have failed.
+pub(crate) fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
+    if results.len() == objects {
+        return results;
+    }
+    let message = format!("{} results for {objects} objects", results.len());
+    let error = io::Error::new(io::ErrorKind::InvalidData, message);
+    vec![Err(StoreError::io("asking the store", &error)); objects]
+}
+
+/// What became of a call whose task died, because the store panicked or its runtime was shut down.
+pub(crate) fn died(error: JoinError) -> StoreError {
+    StoreError::io("asking the store", &error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_skipped_gets_its_place_back() {
+        let (asked, skipped) = split(vec![1, 2, 3, 4], |number| number % 2 == 0);
+        assert_eq!(asked, [1, 3]);
+        let asked = vec![Ok("one"), Err(StoreError::Full)];
+        assert_eq!(
+            merge(&skipped, asked, &Err(StoreError::Missing)),
+            [Ok("one"), Err(StoreError::Missing), Err(StoreError::Full), Err(StoreError::Missing)]
+        );
+    }
+
+    #[test]
+    fn results_that_nobody_can_assign_are_failures() {
+        assert_eq!(one_each(vec![Ok(1)], 1), [Ok(1)]);
+        for wrong in [vec![], vec![Ok(1)], vec![Ok(1); 3]] {
+            let results = one_each(wrong, 2);
+            assert_eq!(results.len(), 2);
+            assert!(results.iter().all(|result| result.as_ref().unwrap_err().is_unwell()));
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A store for tests that fails in every way it is told to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use terrace_cache::PageKey;
+
+use crate::arena::Arena;
+use crate::object::ObjectId;
+use crate::registry::{Registration, Registry};
+use crate::stats::StoreStats;
+use crate::store::{
+    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Results, Served, Store, StoreError, Stored,
+};
+
+/// Longer than any test waits.
+pub(crate) const HANGING: Duration = Duration::from_secs(3600);
+
+/// A store in memory with switches. Clones are the same store.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scripted {
+    script: Arc<Mutex<Script>>,
+    registry: Registry,
+}
+
+/// What it holds and how it behaves. Calls go by the first word of their name.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    /// The objects, and how often each is hard pinned.
+    pub(crate) objects: BTreeMap<ObjectId, (Vec<u8>, u32)>,
+    /// How long these calls take.
+    pub(crate) slow: BTreeMap<&'static str, Duration>,
+    /// What these calls answer for all objects.
+    pub(crate) failing: BTreeMap<&'static str, StoreError>,
+    /// So many further removals fail.
+    pub(crate) removals_fail: u32,
+    /// Removals report success and do nothing.
+    pub(crate) removals_lie: bool,
+    /// One result is left out.
+    pub(crate) miscounts: bool,
+    /// Calls panic.
+    pub(crate) panics: bool,
+    /// The calls so far and how many objects each was about.
+    pub(crate) calls: Vec<(&'static str, usize)>,
+}
+
+impl Scripted {
+    pub(crate) fn script<T>(&self, change: impl FnOnce(&mut Script) -> T) -> T {
+        change(&mut self.script.lock())
+    }
+
+    pub(crate) fn store(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+
+    /// Answers the same for every call: failing if there is an error, else well.
+    pub(crate) fn is(&self, error: Option<StoreError>) {
+        let calls = ["exists", "put", "get", "pin", "unpin", "remove", "flush", "shutdown"];
+        let failing = error.map(|error| calls.map(|call| (call, error.clone())).into());
+        self.script(|script| script.failing = failing.unwrap_or_default());
+    }
+
+    /// The calls since this was last asked.
+    pub(crate) fn calls(&self) -> Vec<(&'static str, usize)> {
+        self.script(|script| std::mem::take(&mut script.calls))
+    }
+
+    pub(crate) fn holds(&self, id: ObjectId) -> bool {
+        self.script(|script| script.objects.contains_key(&id))
+    }
+
+    async fn answer<O, T>(
+        &self,
+        call: &'static str,
+        objects: Vec<O>,
+        mut each: impl FnMut(&mut Script, O) -> Result<T, StoreError>,
+    ) -> Results<T> {
+        let slow = self.script(|script| {
+            script.calls.push((call, objects.len()));
+            script.slow.get(call).copied()
+        });
+        if let Some(slow) = slow {
+            tokio::time::sleep(slow).await;
+        }
+        let mut script = self.script.lock();
+        assert!(!script.panics, "told to");
+        let left_out = usize::from(script.miscounts);
+        let answers = objects.into_iter().map(|object| match script.failing.get(call) {
+            Some(error) => Err(error.clone()),
+            None => each(&mut script, object),
+        });
+        answers.skip(left_out).collect()
+    }
+
+    async fn answer_once(&self, call: &'static str) -> Result<(), StoreError> {
+        self.answer(call, vec![()], |_, ()| Ok(())).await.pop().unwrap_or(Ok(()))
+    }
+}
+
+impl Script {
+    fn object(&mut self, id: ObjectId) -> Result<&mut (Vec<u8>, u32), StoreError> {
+        self.objects.get_mut(&id).ok_or(StoreError::Missing)
+    }
+
+    fn put(&mut self, put: &Put, options: PutOptions) -> Stored {
+        let pin = u32::from(options.pin == Some(Pin::Hard));
+        if let Ok((_, pins)) = self.object(put.id) {
+            *pins += pin;
+            return Stored::AlreadyThere;
+        }
+        self.objects.insert(put.id, (put.source.to_vec(), pin));
+        Stored::New
+    }
+
+    fn read(&mut self, mut get: Get) -> Result<Served, StoreError> {
+        get.target.copy_from_slice(&self.object(get.id)?.0);
+        Ok(Served { place: Place::Memory, waited: false })
+    }
+
+    fn unpin(&mut self, id: ObjectId) -> Result<(), StoreError> {
+        let (_, pins) = self.object(id)?;
+        *pins = pins.checked_sub(1).ok_or(StoreError::NotPinned)?;
+        Ok(())
+    }
+
+    fn remove(&mut self, id: ObjectId) -> Result<(), StoreError> {
+        if self.removals_fail > 0 {
+            self.removals_fail -= 1;
+            return Err(broken());
+        }
+        if self.object(id)?.1 > 0 {
+            return Err(StoreError::Pinned);
+        }
+        if !self.removals_lie {
+            self.objects.remove(&id);
+        }
+        Ok(())
+    }
+}
+
+impl Store for Scripted {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.registry.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        _options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Box::pin(self.answer("exists", ids.to_vec(), |script, id| {
+            let present = script.objects.contains_key(&id);
+            Ok(if present { Presence::Present(Place::Memory) } else { Presence::Absent })
+        }))
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(self.answer("put", puts, move |script, put| Ok(script.put(&put, options))))
+    }
+
+    fn get_into(&self, gets: Vec<Get>, _options: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(self.answer("get", gets, Script::read))
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], _pin: Pin) -> Answer<'a, Results<()>> {
+        let pin = |script: &mut Script, id| script.object(id).map(|(_, pins)| *pins += 1);
+        Box::pin(self.answer("pin", ids.to_vec(), pin))
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], _pin: Pin) -> Answer<'a, Results<()>> {
+        Box::pin(self.answer("unpin", ids.to_vec(), Script::unpin))
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], _removal: Removal) -> Answer<'a, Results<()>> {
+        Box::pin(self.answer("remove", ids.to_vec(), Script::remove))
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(self.answer_once("flush"))
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats::default()
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(self.answer_once("shutdown"))
+    }
+}
+
+/// A page by number.
+pub(crate) fn id(key: u128) -> ObjectId {
+    ObjectId::page(PageKey(1), PageKey(key))
+}
+
+/// The medium failed.
+pub(crate) fn broken() -> StoreError {
+    StoreError::io("testing", &std::io::Error::other("told to"))
+}
+
+/// Stores page 0 of the arena under each id.
+pub(crate) async fn put(store: &dyn Store, arena: &Arena, ids: &[ObjectId]) -> Results<Stored> {
+    put_pinned(store, arena, ids, None).await
+}
+
+/// As [`put`], with a pin.
+pub(crate) async fn put_pinned(
+    store: &dyn Store,
+    arena: &Arena,
+    ids: &[ObjectId],
+    pin: Option<Pin>,
+) -> Results<Stored> {
+    let puts = ids.iter().map(|id| Put::new(*id, arena.source(0).unwrap())).collect();
+    store.put_from(puts, PutOptions { pin, durable: false }).await
+}
+
+/// Reads each id into a page of its own, from page 1 of the arena on.
+pub(crate) async fn get(store: &dyn Store, arena: &Arena, ids: &[ObjectId]) -> Results<Served> {
+    let gets =
+        (1..).zip(ids).map(|(page, id)| Get::new(*id, arena.target(page).unwrap())).collect();
+    store.get_into(gets, GetOptions::default()).await
+}
+
+/// Which of the ids are there.
+pub(crate) async fn present(store: &dyn Store, ids: &[ObjectId]) -> Vec<bool> {
+    let found = store.exists(ids, ExistsOptions::default()).await;
+    found.into_iter().map(|found| found.unwrap().is_present()).collect()
+}

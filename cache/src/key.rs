@@ -45,7 +45,14 @@ impl KeyHasher {
         if !planted(Bug::LeavePrefixOutOfKey) {
             key.copy_from_slice(&before.0.to_le_bytes());
         }
-        for (word, token) in page.chunks_exact_mut(4).zip(tokens) {
+        // Four tokens at a time: words written one by one would be read back in pairs before they have
+        // left the processor's store buffer, and waiting for that takes longer than hashing.
+        let ((quads, rest), (fours, few)) = (page.as_chunks_mut::<16>(), tokens.as_chunks::<4>());
+        for (quad, four) in quads.iter_mut().zip(fours) {
+            let [a, b, c, d] = four.map(u128::from);
+            *quad = (a | b << 32 | c << 64 | d << 96).to_le_bytes();
+        }
+        for (word, token) in rest.chunks_exact_mut(4).zip(few) {
             word.copy_from_slice(&token.to_le_bytes());
         }
         PageKey(xxh3_128(bytes))

@@ -1,5 +1,6 @@
 //! The tree and the pools together: the face of this crate.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -210,12 +211,15 @@ impl Cache {
                 + tree.vacant.capacity() * size_of::<u32>(),
             ..CacheMemory::default()
         };
+        // Nodes share the prompts that they came with.
+        let mut counted = BTreeSet::new();
         for node in &tree.nodes {
             memory.pages += node.len();
             memory.metadata_bytes += node.keys.capacity() * size_of::<PageKey>()
                 + node.device.pages.capacity() * size_of::<DevicePage>()
                 + node.host.pages.capacity() * size_of::<HostPage>();
-            memory.token_bytes += node.tokens.capacity() * size_of::<u32>();
+            let (allocation, bytes) = node.tokens.allocation();
+            memory.token_bytes += if counted.insert(allocation) { bytes } else { 0 };
         }
         memory
     }

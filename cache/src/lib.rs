@@ -31,6 +31,7 @@ mod audit;
 mod cache;
 mod events;
 mod evict;
+mod excerpt;
 mod hash;
 mod key;
 mod node;
@@ -49,7 +50,7 @@ pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};
 pub use key::{Namespace, PageKey};
 pub use pin::{DevicePin, HostPin, Pin};
-pub use sequence::{PageRun, Sequence, Token};
+pub use sequence::{PageRun, RunTokens, Sequence, Token, Tokens};
 pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };

@@ -1,9 +1,10 @@
 //! A node of the tree: a run of pages, and what each tier holds of it.
 
 use crate::evict::Usage;
+use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::planted::{Bug, planted};
-use crate::sequence::Token;
+use crate::sequence::RunTokens;
 use crate::tier::{Device, Host, Page, Tier};
 
 /// No node.
@@ -53,7 +54,7 @@ pub(crate) struct Node {
     /// The digest of the namespace.
     pub(crate) namespace: PageKey,
     pub(crate) keys: Vec<PageKey>,
-    pub(crate) tokens: Vec<Token>,
+    pub(crate) tokens: Excerpt,
     pub(crate) device: Holding<Device>,
     pub(crate) host: Holding<Host>,
     pub(crate) usage: Usage,
@@ -76,7 +77,7 @@ impl Node {
             start_page,
             namespace,
             keys: Vec::new(),
-            tokens: Vec::new(),
+            tokens: Excerpt::default(),
             device: Holding::default(),
             host: Holding::default(),
             usage,
@@ -129,10 +130,10 @@ impl Node {
     }
 
     /// How many pages of this run, from its first, hold just these tokens.
-    pub(crate) fn common_pages(&self, tokens: &[Token], page_size: usize) -> usize {
+    pub(crate) fn common_pages(&self, tokens: RunTokens<'_>, page_size: usize) -> usize {
         self.tokens
             .chunks_exact(page_size)
-            .zip(tokens.chunks_exact(page_size))
+            .zip(tokens.pages(page_size))
             .take_while(|(ours, theirs)| ours == theirs || planted(Bug::SkipTokenCompare))
             .count()
     }

@@ -1,5 +1,7 @@
 //! The tokens of one request with the keys of its whole pages, each hashed once.
 
+use std::sync::Arc;
+
 use crate::key::{KeyHasher, PageKey};
 
 /// A token of the model's vocabulary.
@@ -10,8 +12,28 @@ pub type Token = u32;
 pub struct Sequence {
     root: PageKey,
     page_size: usize,
-    tokens: Vec<Token>,
+    /// Shared with the nodes that hold its pages.
+    prompt: Arc<Vec<Token>>,
+    /// What follows the prompt's whole pages: the rest of the prompt, and what was appended.
+    tail: Vec<Token>,
     keys: Vec<PageKey>,
+}
+
+/// All tokens of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tokens<'a> {
+    /// Those it began with.
+    pub prompt: &'a [Token],
+    /// Those that were appended.
+    pub appended: &'a [Token],
+}
+
+impl Tokens<'_> {
+    /// One after the other.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<Token> {
+        [self.prompt, self.appended].concat()
+    }
 }
 
 /// Consecutive whole pages of a sequence: what an insertion into the tree is about.
@@ -22,7 +44,58 @@ pub struct PageRun<'a> {
     /// One key a page.
     pub keys: &'a [PageKey],
     /// The tokens of these pages.
-    pub tokens: &'a [Token],
+    pub tokens: RunTokens<'a>,
+}
+
+/// The tokens of a run: some in the prompt, the others after it.
+#[derive(Clone, Copy, Debug)]
+pub struct RunTokens<'a> {
+    /// The prompt that `front` is part of, and where.
+    prompt: Option<(&'a Arc<Vec<Token>>, usize)>,
+    front: &'a [Token],
+    back: &'a [Token],
+}
+
+impl<'a> From<&'a [Token]> for RunTokens<'a> {
+    fn from(tokens: &'a [Token]) -> Self {
+        Self { prompt: None, front: tokens, back: &[] }
+    }
+}
+
+impl<'a> RunTokens<'a> {
+    /// A copy.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<Token> {
+        [self.front, self.back].concat()
+    }
+
+    pub(crate) fn append_to(self, tokens: &mut Vec<Token>) {
+        tokens.extend_from_slice(self.front);
+        tokens.extend_from_slice(self.back);
+    }
+
+    pub(crate) fn len(self) -> usize {
+        self.front.len() + self.back.len()
+    }
+
+    /// The pages, each with `page_size` tokens: none lies on both sides.
+    pub(crate) fn pages(self, page_size: usize) -> impl Iterator<Item = &'a [Token]> {
+        self.front.chunks_exact(page_size).chain(self.back.chunks_exact(page_size))
+    }
+
+    /// The prompt and the place in it, if all tokens are from one.
+    pub(crate) fn within_prompt(self) -> Option<(&'a Arc<Vec<Token>>, usize)> {
+        self.prompt.filter(|_| self.back.is_empty())
+    }
+
+    fn skip(self, tokens: usize) -> Self {
+        let front = tokens.min(self.front.len());
+        Self {
+            prompt: self.prompt.map(|(prompt, start)| (prompt, start + front)),
+            front: &self.front[front..],
+            back: &self.back[tokens - front..],
+        }
+    }
 }
 
 impl Sequence {
@@ -30,21 +103,26 @@ impl Sequence {
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
         let page_size = page_size as usize;
-        let mut sequence =
-            Self { root, page_size, keys: Vec::with_capacity(tokens.len() / page_size), tokens };
-        sequence.hash_new_pages();
-        sequence
+        let pages = tokens.len() / page_size;
+        let mut keys = Vec::with_capacity(pages);
+        hash_pages(root, &tokens, page_size, &mut keys);
+        let tail = tokens[pages * page_size..].to_vec();
+        Self { root, page_size, prompt: Arc::new(tokens), tail, keys }
     }
 
     /// Appends tokens that the model produced.
     pub fn extend(&mut self, tokens: &[Token]) {
-        self.tokens.extend_from_slice(tokens);
-        self.hash_new_pages();
+        self.tail.extend_from_slice(tokens);
+        let hashed = self.keys.len() * self.page_size - self.border();
+        if self.tail.len() >= hashed + self.page_size {
+            let before = self.keys.last().copied().unwrap_or(self.root);
+            hash_pages(before, &self.tail[hashed..], self.page_size, &mut self.keys);
+        }
     }
 
     /// Makes room for `tokens` more tokens, so that appending them does not allocate.
     pub fn reserve(&mut self, tokens: usize) {
-        self.tokens.reserve(tokens);
+        self.tail.reserve(tokens);
         self.keys.reserve(tokens.div_ceil(self.page_size));
     }
 
@@ -56,8 +134,16 @@ impl Sequence {
 
     /// All tokens.
     #[must_use]
-    pub fn tokens(&self) -> &[Token] {
-        &self.tokens
+    pub fn tokens(&self) -> Tokens<'_> {
+        let of_prompt = self.prompt.len() - self.border();
+        Tokens { prompt: &self.prompt, appended: &self.tail[of_prompt..] }
+    }
+
+    /// How many tokens there are.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks for an empty one")]
+    pub fn len(&self) -> usize {
+        self.border() + self.tail.len()
     }
 
     /// The keys of the whole pages.
@@ -72,7 +158,8 @@ impl Sequence {
         Self {
             root: self.root,
             page_size: self.page_size,
-            tokens: self.tokens[..pages as usize * self.page_size].to_vec(),
+            prompt: Arc::new(self.run(0, pages).tokens.to_vec()),
+            tail: Vec::new(),
             keys: self.keys[..pages as usize].to_vec(),
         }
     }
@@ -80,25 +167,33 @@ impl Sequence {
     /// The whole pages from `start` up to, not including, `end`.
     #[must_use]
     pub fn run(&self, start: u32, end: u32) -> PageRun<'_> {
-        let (from, to) = (start as usize, end as usize);
+        let (from, to) = (start as usize * self.page_size, end as usize * self.page_size);
+        let border = self.border();
+        let in_prompt = from.min(border);
         PageRun {
             start_page: start,
-            keys: &self.keys[from..to],
-            tokens: &self.tokens[from * self.page_size..to * self.page_size],
+            keys: &self.keys[start as usize..end as usize],
+            tokens: RunTokens {
+                prompt: Some((&self.prompt, in_prompt)),
+                front: &self.prompt[in_prompt..to.min(border)],
+                back: &self.tail[from.max(border) - border..to.max(border) - border],
+            },
         }
     }
 
-    fn hash_new_pages(&mut self) {
-        let hashed = self.keys.len() * self.page_size;
-        if self.tokens.len() < hashed + self.page_size {
-            return;
-        }
-        let mut hasher = KeyHasher::new();
-        let mut key = self.keys.last().copied().unwrap_or(self.root);
-        for page in self.tokens[hashed..].chunks_exact(self.page_size) {
-            key = hasher.next(key, page);
-            self.keys.push(key);
-        }
+    /// The end of the prompt's whole pages.
+    fn border(&self) -> usize {
+        self.prompt.len() / self.page_size * self.page_size
+    }
+}
+
+/// Hashes the whole pages of `tokens`, which follow the page named by `before`.
+fn hash_pages(before: PageKey, tokens: &[Token], page_size: usize, keys: &mut Vec<PageKey>) {
+    let mut hasher = KeyHasher::new();
+    let mut key = before;
+    for page in tokens.chunks_exact(page_size) {
+        key = hasher.next(key, page);
+        keys.push(key);
     }
 }
 
@@ -110,7 +205,7 @@ impl<'a> PageRun<'a> {
         PageRun {
             start_page: self.start_page + pages as u32,
             keys: &self.keys[pages..],
-            tokens: &self.tokens[pages * tokens_per_page..],
+            tokens: self.tokens.skip(pages * tokens_per_page),
         }
     }
 
@@ -146,6 +241,21 @@ mod tests {
     fn a_run_carries_its_own_tokens() {
         let sequence = Sequence::new(PageKey(7), 4, (0..16).collect());
         let run = sequence.run(1, 3).skip(1);
-        assert_eq!((run.start_page, run.tokens), (2, &[8, 9, 10, 11][..]));
+        assert_eq!((run.start_page, run.tokens.to_vec()), (2, vec![8, 9, 10, 11]));
+    }
+
+    #[test]
+    fn a_run_may_lie_on_both_sides_of_the_prompts_end() {
+        let mut sequence = Sequence::new(PageKey(7), 4, (0..10).collect());
+        sequence.extend(&(10..21).collect::<Vec<_>>());
+        let run = sequence.run(1, 5);
+        assert_eq!(run.tokens.to_vec(), (4..20).collect::<Vec<_>>());
+        assert_eq!(run.skip(1).tokens.to_vec(), (8..20).collect::<Vec<_>>());
+        assert_eq!(run.skip(2).tokens.pages(4).count(), 2);
+        assert!(run.tokens.within_prompt().is_none());
+        assert_eq!(sequence.run(1, 2).tokens.within_prompt().unwrap().1, 4);
+        assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());
+        assert_eq!((sequence.tokens().appended[0], sequence.len()), (10, 21));
+        assert_eq!(sequence.prefix(4).keys(), &sequence.keys()[..4]);
     }
 }

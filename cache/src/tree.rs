@@ -125,7 +125,7 @@ impl Tree {
     /// Follows the sequence from the root as far as its bytes can be had, at most `pages_max`.
     pub(crate) fn lookup(&self, sequence: &Sequence, pages_max: u32) -> Match {
         let mut found = Match { device: Cursor::START, host: Cursor::START, arriving: false };
-        let (keys, tokens) = (sequence.keys(), sequence.tokens());
+        let keys = sequence.keys();
         let pages_max = (pages_max as usize).min(keys.len());
         let Some(&root) = self.by_key.get(&sequence.root()) else { return found };
         let (mut above, mut depth) = (root, 0usize);
@@ -135,7 +135,7 @@ impl Tree {
             if !node.readable() {
                 break;
             }
-            let wanted = &tokens[depth * self.page_size..pages_max * self.page_size];
+            let wanted = sequence.run(depth as u32, pages_max as u32).tokens;
             let common = node.common_pages(wanted, self.page_size);
             if common == 0 {
                 break;

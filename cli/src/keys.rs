@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     for (page, key) in keys.iter().enumerate() {
         writeln!(output, "page {page:4} {key}")?;
     }
-    let rest = sequence.tokens().len() - keys.len() * page_size as usize;
+    let rest = sequence.len() - keys.len() * page_size as usize;
     if rest > 0 {
         writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
     }

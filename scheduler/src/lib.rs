@@ -95,7 +95,7 @@ pub use scheduler::{Cached, Scheduler};
 pub use stats::{OperationStats, Stats};
 pub use terrace_cache::{
     CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, PageKey,
-    TierName, TierUse, Token, WritePolicy,
+    TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,

@@ -382,8 +382,11 @@ impl Scheduler {
         };
         let start_page = anchor.depth();
         let page_size = self.config.cache.page_size as usize;
-        let run =
-            PageRun { start_page, keys: &keys[..sound], tokens: &tokens[..sound * page_size] };
+        let run = PageRun {
+            start_page,
+            keys: &keys[..sound],
+            tokens: (&tokens[..sound * page_size]).into(),
+        };
         self.cache.publish_from_l3(&mut anchor, run, pages);
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {

@@ -88,7 +88,7 @@ impl Entry {
             id,
             handle,
             priority,
-            prompt_tokens: sequence.tokens().len() as u32,
+            prompt_tokens: sequence.len() as u32,
             sequence,
             max_new_tokens,
             life: Lifecycle::new(),
@@ -120,7 +120,7 @@ impl Entry {
     }
 
     pub(crate) fn tokens(&self) -> u32 {
-        self.sequence.tokens().len() as u32
+        self.sequence.len() as u32
     }
 
     /// How many tokens it may still produce.

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{Cache, DevicePage, HashedMap, KvEvent, Namespace, PageKey, Sequence, Token};
+use terrace_cache::{
+    Cache, DevicePage, HashedMap, KvEvent, Namespace, PageKey, Sequence, Token, Tokens,
+};
 use terrace_fsm::{
     Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
 };
@@ -307,7 +309,7 @@ impl Scheduler {
 
     /// The tokens of a live request: its prompt and what it has produced.
     #[must_use]
-    pub fn tokens(&self, id: RequestId) -> Option<&[Token]> {
+    pub fn tokens(&self, id: RequestId) -> Option<Tokens<'_>> {
         self.requests.find(id).map(|handle| self.requests[handle].sequence.tokens())
     }
 

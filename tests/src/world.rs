@@ -483,7 +483,8 @@ impl World {
     fn learn_tokens(&mut self, request: RequestId) {
         let Some(tokens) = self.scheduler.tokens(request) else { return };
         let Some(expected) = self.expected.get_mut(&request) else { return };
-        for &token in &tokens[expected.len()..] {
+        let known = expected.len() - tokens.prompt.len();
+        for &token in &tokens.appended[known..] {
             let last = *expected.last().expect("a prompt is not empty");
             expected.push(mix(last, token));
         }

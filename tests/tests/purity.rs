@@ -99,7 +99,8 @@ fn pure_crates_do_not_name_the_outside_world() {
         assert!(lib.contains("#![forbid(unsafe_code)]"), "{name} may contain unsafe code");
         // Planted bugs, which only tests compile in, are chosen by a variable of the thread.
         for (path, text) in files.iter().filter(|(path, _)| !path.ends_with("planted.rs")) {
-            let code = code(text);
+            // Sharing what never changes is pure; locks and atomics are not.
+            let code = code(text).replace("use std::sync::Arc;", "");
             for word in FORBIDDEN {
                 assert!(!code.contains(word), "{path} names {word}");
             }

@@ -2,6 +2,7 @@
 
 use super::{Cursor, Tree};
 use crate::evict::Usage;
+use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::node::{NONE, Node};
 use crate::pin::Pin;
@@ -40,7 +41,7 @@ impl Tree {
                 let count = rest.len();
                 let new = pages.as_vec_mut().drain(..count);
                 // Only the caller's own pin follows a node that grows in place.
-                if bottom == pin.node.index && self.may_lengthen::<T>(bottom, in_l3) {
+                if bottom == pin.node.index && self.may_lengthen::<T>(bottom, rest, in_l3) {
                     self.grow(bottom, rest, new);
                 } else {
                     bottom = self.add_node(bottom, rest, in_l3);
@@ -86,15 +87,15 @@ impl Tree {
         let node = &mut self.nodes[index as usize];
         let parent = node.keys.last().copied().unwrap_or(node.namespace);
         node.keys.extend_from_slice(run.keys);
-        node.tokens.extend_from_slice(run.tokens);
+        node.tokens.append(run.tokens);
         T::of_mut(node).pages.extend(pages);
         self.refresh(index);
         self.tell_stored::<T>(index, parent, run.keys);
     }
 
     /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
-    /// holds it, no operation knows its extent, and only one pin ends at it.
-    pub(super) fn may_lengthen<T: Tier>(&self, index: u32, in_l3: bool) -> bool {
+    /// holds it, no operation knows its extent, only one pin ends at it, and it costs no long copy.
+    pub(super) fn may_lengthen<T: Tier>(&self, index: u32, run: PageRun<'_>, in_l3: bool) -> bool {
         let node = &self.nodes[index as usize];
         let is_ours = node.device.pins + node.host.pins == 1 && T::of(node).pins == 1;
         !node.is_root()
@@ -104,6 +105,7 @@ impl Tree {
             && !node.is_in_motion()
             && !node.host_unsound
             && node.in_l3 == in_l3
+            && node.tokens.grows_cheaply(run.tokens)
     }
 
     pub(super) fn add_node(&mut self, parent: u32, run: PageRun<'_>, in_l3: bool) -> u32 {
@@ -118,7 +120,7 @@ impl Tree {
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);
         node.keys = run.keys.to_vec();
-        node.tokens = run.tokens.to_vec();
+        node.tokens = Excerpt::new(run.tokens);
         node.in_l3 = in_l3;
         let index = self.place(node);
         self.by_key.insert(run.keys[0], index);

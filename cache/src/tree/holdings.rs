@@ -3,6 +3,7 @@
 use super::Tree;
 use super::shape::trim;
 use crate::events::KvEvent;
+use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::node::NONE;
 use crate::planted::{Bug, planted};
@@ -117,7 +118,6 @@ impl Tree {
         node.tokens.truncate(kept * page_size);
         pool.give_all(T::of_mut(node).pages.drain(kept..));
         trim(&mut node.keys);
-        trim(&mut node.tokens);
         trim(&mut T::of_mut(node).pages);
         self.refresh(index);
         true
@@ -187,7 +187,7 @@ impl Tree {
         debug_assert!(node.device.pages.is_empty() && node.host.pages.is_empty());
         // The allocations go too: what is not held must not cost memory.
         node.keys = Vec::new();
-        node.tokens = Vec::new();
+        node.tokens = Excerpt::default();
         node.device.pages = Vec::new();
         node.host.pages = Vec::new();
         node.parent = NONE;

@@ -35,7 +35,6 @@ impl Tree {
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
         trim(&mut upper.keys);
-        trim(&mut upper.tokens);
         trim(&mut upper.device.pages);
         trim(&mut upper.host.pages);
         (upper.in_l3, upper.backing_up, upper.host_unsound) =
@@ -87,7 +86,7 @@ impl Tree {
         child.usage.created = node.usage.created;
         child.usage.fingerprint = node.usage.fingerprint;
         prepend(&mut child.keys, &mut node.keys);
-        prepend(&mut child.tokens, &mut node.tokens);
+        child.tokens.prepend(&mut node.tokens);
         prepend(&mut child.device.pages, &mut node.device.pages);
         prepend(&mut child.host.pages, &mut node.host.pages);
         self.unlink(index);

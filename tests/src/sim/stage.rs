@@ -230,7 +230,7 @@ impl Stage {
         for &request in &self.live {
             let draining = self.world.scheduler.state(request) == Some(StateName::Draining);
             if draining && self.recorded.insert(request) {
-                let tokens = self.world.scheduler.tokens(request).unwrap_or_default();
+                let tokens = self.world.scheduler.tokens(request).expect("it is live");
                 self.conversations.push_front(tokens.to_vec());
                 self.conversations.truncate(CONVERSATIONS_MAX);
             }

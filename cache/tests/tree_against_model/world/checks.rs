@@ -69,7 +69,7 @@ impl World {
     pub(super) fn note_published(&mut self, sequence: usize, end_page: u32) {
         let sequence = &self.sequences[sequence];
         for pages in 1..=end_page as usize {
-            let tokens = sequence.tokens()[..pages * self.page_size].to_vec();
+            let tokens = sequence.run(0, pages as u32).tokens.to_vec();
             self.published.insert((sequence.root(), tokens));
         }
     }
@@ -124,7 +124,7 @@ impl World {
     pub(super) fn check_match(&self, sequence: &Sequence, found: Match) {
         let (device, host) = (found.device.depth as usize, found.host.depth as usize);
         assert!(device <= host && host <= sequence.keys().len());
-        let prefix = (sequence.root(), sequence.tokens()[..host * self.page_size].to_vec());
+        let prefix = (sequence.root(), sequence.run(0, host as u32).tokens.to_vec());
         assert!(host == 0 || self.published.contains(&prefix), "more was found than published");
         let (heard_device, heard_host) = self.mirror.depths(sequence.keys());
         if self.mirror.complete {

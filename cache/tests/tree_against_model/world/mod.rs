@@ -134,7 +134,6 @@ impl Anchor {
 
 pub(crate) struct World {
     cache: Cache,
-    page_size: usize,
     sequences: Vec<Sequence>,
     device: Arena<Device>,
     host: Arena<Host>,
@@ -155,7 +154,6 @@ impl World {
     pub(crate) fn new(config: &CacheConfig, sequences: Vec<Sequence>) -> Self {
         Self {
             cache: Cache::new(config),
-            page_size: config.page_size as usize,
             mirror: Mirror::new(&sequences),
             sequences,
             device: Arena::new(config.device_pages),

@@ -1,0 +1,188 @@
+//! The tokens of a node: an excerpt of a prompt, shared with it rather than copied.
+//!
+//! Prompts are long and cold by the time their pages are inserted, and copying them would cost more
+//! than everything else about it. An excerpt keeps its whole prompt alive, so one that is but a small
+//! part of it becomes a copy.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::sequence::{RunTokens, Token};
+
+/// An excerpt is at least one part in so many of what it keeps alive.
+const KEPT_SHARE: usize = 2;
+
+/// A copy of so many tokens is cheap enough to grow in place.
+const COPIED_TOKENS_MAX: usize = 512;
+
+/// Tokens within an allocation that others may share.
+#[derive(Debug, Default)]
+pub(crate) struct Excerpt {
+    all: Arc<Vec<Token>>,
+    start: usize,
+    len: usize,
+}
+
+impl Excerpt {
+    pub(crate) fn new(tokens: RunTokens<'_>) -> Self {
+        match tokens.within_prompt() {
+            Some((prompt, start)) if tokens.len() * KEPT_SHARE >= prompt.capacity() => {
+                Self { all: prompt.clone(), start, len: tokens.len() }
+            }
+            Some(_) | None => Self::own(tokens.to_vec()),
+        }
+    }
+
+    /// Whether appending these tokens would not copy much.
+    pub(crate) fn grows_cheaply(&self, tokens: RunTokens<'_>) -> bool {
+        self.continues(tokens) || self.is_own() || self.len <= COPIED_TOKENS_MAX
+    }
+
+    pub(crate) fn append(&mut self, tokens: RunTokens<'_>) {
+        if self.continues(tokens) {
+            self.len += tokens.len();
+            return;
+        }
+        let own = self.make_own();
+        tokens.append_to(own);
+        self.len = own.len();
+    }
+
+    /// Puts the tokens that precede these in front.
+    pub(crate) fn prepend(&mut self, front: &mut Excerpt) {
+        if Arc::ptr_eq(&self.all, &front.all) && front.start + front.len == self.start {
+            self.start = front.start;
+            self.len += front.len;
+            return;
+        }
+        let own = front.make_own();
+        own.extend_from_slice(self);
+        front.len = own.len();
+        *self = std::mem::take(front);
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = len;
+        self.trim();
+    }
+
+    /// The tokens from `at` on; these keep those before.
+    pub(crate) fn split_off(&mut self, at: usize) -> Excerpt {
+        let mut rest = Self { all: self.all.clone(), start: self.start + at, len: self.len - at };
+        self.len = at;
+        self.trim();
+        rest.trim();
+        rest
+    }
+
+    /// What it keeps alive: an address that tells allocations apart, and their size.
+    pub(crate) fn allocation(&self) -> (usize, usize) {
+        (Arc::as_ptr(&self.all).addr(), self.all.capacity() * size_of::<Token>())
+    }
+
+    fn own(tokens: Vec<Token>) -> Self {
+        Self { start: 0, len: tokens.len(), all: Arc::new(tokens) }
+    }
+
+    /// Whether nobody else uses the allocation.
+    fn is_own(&self) -> bool {
+        Arc::strong_count(&self.all) == 1
+    }
+
+    /// Whether these are the tokens after its own in the same allocation.
+    fn continues(&self, tokens: RunTokens<'_>) -> bool {
+        tokens.within_prompt().is_some_and(|(prompt, start)| {
+            Arc::ptr_eq(prompt, &self.all) && start == self.start + self.len
+        })
+    }
+
+    /// Its tokens, and nothing else, in an allocation of its own.
+    fn make_own(&mut self) -> &mut Vec<Token> {
+        if !(self.is_own() && self.start == 0) {
+            *self = Self::own(self.to_vec());
+        }
+        let own = Arc::get_mut(&mut self.all).expect("an allocation of its own");
+        own.truncate(self.len);
+        own
+    }
+
+    fn trim(&mut self) {
+        if self.len * KEPT_SHARE < self.all.capacity() {
+            *self = Self::own(self.to_vec());
+        }
+    }
+}
+
+impl Deref for Excerpt {
+    type Target = [Token];
+
+    fn deref(&self) -> &[Token] {
+        &self.all[self.start..self.start + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PageKey, Sequence};
+
+    fn sequence(tokens: u32) -> Sequence {
+        Sequence::new(PageKey(7), 4, (0..tokens).collect())
+    }
+
+    fn shares(one: &Excerpt, other: &Excerpt) -> bool {
+        Arc::ptr_eq(&one.all, &other.all)
+    }
+
+    #[test]
+    fn a_large_part_of_a_prompt_is_shared_and_a_small_one_copied() {
+        let sequence = sequence(4000);
+        let large = Excerpt::new(sequence.run(500, 1000).tokens);
+        let whole = Excerpt::new(sequence.run(0, 1000).tokens);
+        let small = Excerpt::new(sequence.run(990, 1000).tokens);
+        assert!(shares(&large, &whole) && !shares(&small, &whole));
+        assert_eq!((large[0], whole[0], small[0]), (2000, 0, 3960));
+        assert_eq!(small.allocation().1, 160);
+    }
+
+    #[test]
+    fn chunks_of_one_prompt_grow_without_a_copy() {
+        let sequence = sequence(4000);
+        let mut excerpt = Excerpt::new(sequence.run(0, 600).tokens);
+        for start in [600, 800] {
+            let next = sequence.run(start, start + 200).tokens;
+            assert!(excerpt.grows_cheaply(next));
+            excerpt.append(next);
+        }
+        assert_eq!(excerpt[..], *sequence.tokens().prompt);
+        assert!(!excerpt.grows_cheaply((&[1, 2, 3, 4][..]).into()), "that would copy 4,000 tokens");
+        excerpt.append((&[1, 2, 3, 4][..]).into());
+        assert_eq!((excerpt.len(), excerpt[4003], excerpt.is_own()), (4004, 4, true));
+        assert!(excerpt.grows_cheaply((&[5, 6, 7, 8][..]).into()));
+    }
+
+    #[test]
+    fn what_is_left_of_it_does_not_keep_the_whole() {
+        let sequence = sequence(4000);
+        let mut upper = Excerpt::new(sequence.run(0, 1000).tokens);
+        let lower = upper.split_off(3900);
+        assert_eq!((lower.len(), lower[0], lower.is_own()), (100, 3900, true));
+        assert!(!upper.is_own(), "the prompt has it too");
+        upper.truncate(2000);
+        assert!(!upper.is_own());
+        upper.truncate(900);
+        assert_eq!((upper.len(), upper.is_own()), (900, true));
+    }
+
+    #[test]
+    fn neighbours_come_together_again() {
+        let sequence = sequence(4000);
+        let mut upper = Excerpt::new(sequence.run(0, 1000).tokens);
+        let mut lower = upper.split_off(2000);
+        lower.prepend(&mut upper);
+        assert_eq!((lower.len(), lower.start), (4000, 0));
+        let mut tail = Excerpt::own(vec![9; 4]);
+        tail.prepend(&mut lower);
+        assert_eq!((tail.len(), tail[3999], tail[4000]), (4004, 3999, 9));
+    }
+}

@@ -208,7 +208,8 @@ impl Cache {
             nodes: tree.nodes.len() - tree.vacant.len(),
             metadata_bytes: tree.by_key.capacity() * (size_of::<(PageKey, u32)>() + 1)
                 + tree.nodes.capacity() * size_of::<Node>()
-                + tree.vacant.capacity() * size_of::<u32>(),
+                + tree.vacant.capacity() * size_of::<u32>()
+                + tree.spare_bytes(),
             ..CacheMemory::default()
         };
         // Nodes share the prompts that they came with.
@@ -336,6 +337,11 @@ impl Cache {
     }
 
     // ---- publishing ----
+
+    /// Makes sure that `nodes` more runs of a few pages can be published without allocating.
+    pub fn set_aside(&mut self, nodes: usize) {
+        self.tree.set_aside(nodes);
+    }
 
     /// Makes computed pages visible to matches, at the end of the pinned path, and moves the pin
     /// to their end. What is left in `pages` could not be published and stays the caller's.

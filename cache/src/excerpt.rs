@@ -12,9 +12,6 @@ use crate::sequence::{RunTokens, Token};
 /// An excerpt is at least one part in so many of what it keeps alive.
 const KEPT_SHARE: usize = 2;
 
-/// A copy of so many tokens is cheap enough to grow in place.
-const COPIED_TOKENS_MAX: usize = 512;
-
 /// Tokens within an allocation that others may share.
 #[derive(Debug, Default)]
 pub(crate) struct Excerpt {
@@ -33,9 +30,22 @@ impl Excerpt {
         }
     }
 
-    /// Whether appending these tokens would not copy much.
+    /// None yet, and room for so many.
+    pub(crate) fn with_capacity(tokens: usize) -> Self {
+        Self::own(Vec::with_capacity(tokens))
+    }
+
+    /// Empties it and keeps its allocation, if that is its own and has room for about `tokens`.
+    pub(crate) fn clear_own(&mut self, tokens: usize) -> bool {
+        let fits = (tokens..=2 * tokens).contains(&self.all.capacity());
+        let own = Arc::get_mut(&mut self.all).filter(|_| fits);
+        (self.start, self.len) = (0, 0);
+        own.map(Vec::clear).is_some()
+    }
+
+    /// Whether appending these tokens would not copy those that it has.
     pub(crate) fn grows_cheaply(&self, tokens: RunTokens<'_>) -> bool {
-        self.continues(tokens) || self.is_own() || self.len <= COPIED_TOKENS_MAX
+        self.continues(tokens) || self.is_own()
     }
 
     pub(crate) fn append(&mut self, tokens: RunTokens<'_>) {
@@ -84,9 +94,9 @@ impl Excerpt {
         Self { start: 0, len: tokens.len(), all: Arc::new(tokens) }
     }
 
-    /// Whether nobody else uses the allocation.
+    /// Whether nobody else uses the allocation, and it begins with these tokens.
     fn is_own(&self) -> bool {
-        Arc::strong_count(&self.all) == 1
+        Arc::strong_count(&self.all) == 1 && self.start == 0
     }
 
     /// Whether these are the tokens after its own in the same allocation.
@@ -98,7 +108,7 @@ impl Excerpt {
 
     /// Its tokens, and nothing else, in an allocation of its own.
     fn make_own(&mut self) -> &mut Vec<Token> {
-        if !(self.is_own() && self.start == 0) {
+        if !self.is_own() {
             *self = Self::own(self.to_vec());
         }
         let own = Arc::get_mut(&mut self.all).expect("an allocation of its own");

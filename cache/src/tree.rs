@@ -12,6 +12,7 @@ mod evictable;
 mod grow;
 mod holdings;
 mod shape;
+mod spares;
 mod transfers;
 
 use smallvec::SmallVec;
@@ -91,6 +92,7 @@ pub struct Tree {
     pub(crate) host: TierState,
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
+    spares: spares::Spares,
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,
     tick: u64,
@@ -107,6 +109,7 @@ impl Tree {
             host: tier(),
             events,
             page_size: page_size as usize,
+            spares: spares::Spares::default(),
             visits: 0,
             tick: 0,
         }

@@ -144,6 +144,8 @@ impl Scheduler {
         entry.prefill_end = entry.tokens();
         let remaining = entry.remaining_tokens() as usize;
         entry.sequence.reserve(remaining.min(4096));
+        // Each running request may need a node for what it decodes.
+        self.cache.set_aside(self.running.len() + 1);
         let priority = entry.priority;
         match &source {
             Some(source) => self.cache.touch_host(source, is_first, priority),

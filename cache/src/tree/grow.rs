@@ -2,7 +2,6 @@
 
 use super::{Cursor, Tree};
 use crate::evict::Usage;
-use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::node::{NONE, Node};
 use crate::pin::Pin;
@@ -119,8 +118,7 @@ impl Tree {
             fingerprint: run.keys[0].0 as u64,
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);
-        node.keys = run.keys.to_vec();
-        node.tokens = Excerpt::new(run.tokens);
+        self.furnish(&mut node, run);
         node.in_l3 = in_l3;
         let index = self.place(node);
         self.by_key.insert(run.keys[0], index);

@@ -3,7 +3,6 @@
 use super::Tree;
 use super::shape::trim;
 use crate::events::KvEvent;
-use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::node::NONE;
 use crate::planted::{Bug, planted};
@@ -185,13 +184,9 @@ impl Tree {
         self.withdraw(index);
         let node = &mut self.nodes[index as usize];
         debug_assert!(node.device.pages.is_empty() && node.host.pages.is_empty());
-        // The allocations go too: what is not held must not cost memory.
-        node.keys = Vec::new();
-        node.tokens = Excerpt::default();
-        node.device.pages = Vec::new();
-        node.host.pages = Vec::new();
         node.parent = NONE;
         node.generation += 1;
+        self.strip(index);
         self.vacant.push(index);
     }
 

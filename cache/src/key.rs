@@ -4,6 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::planted::{Bug, planted};
@@ -146,8 +147,15 @@ impl Namespace {
     /// little-endian. The lengths keep two fields from running into each other.
     #[must_use]
     pub fn digest(&self) -> PageKey {
-        let mut bytes = b"terrace namespace 1".to_vec();
-        let text = |bytes: &mut Vec<u8>, field: &str| {
+        self.digest_with(&self.adapter, &self.salt)
+    }
+
+    /// The digest that it would have with this adapter and salt instead of its own.
+    #[must_use]
+    pub fn digest_with(&self, adapter: &str, salt: &str) -> PageKey {
+        type Bytes = SmallVec<[u8; 256]>;
+        let mut bytes = Bytes::from_slice(b"terrace namespace 1");
+        let text = |bytes: &mut Bytes, field: &str| {
             bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
             bytes.extend_from_slice(field.as_bytes());
         };
@@ -156,9 +164,9 @@ impl Namespace {
         text(&mut bytes, &self.dtype);
         bytes.extend_from_slice(&self.page_size.to_le_bytes());
         bytes.extend_from_slice(&self.tensor_ranks.to_le_bytes());
-        text(&mut bytes, &self.adapter);
+        text(&mut bytes, adapter);
         if !planted(Bug::LeaveSaltOutOfNamespace) {
-            text(&mut bytes, &self.salt);
+            text(&mut bytes, salt);
         }
         PageKey(xxh3_128(&bytes))
     }

@@ -345,7 +345,7 @@ impl Scheduler {
     /// The start of all page keys under an adapter and a tenant's salt; KV events name it.
     #[must_use]
     pub fn namespace_of(&self, adapter: &str, salt: &str) -> PageKey {
-        self.namespace.with(adapter, salt).digest()
+        self.namespace.digest_with(adapter, salt)
     }
 
     /// The configuration it was made with.

@@ -105,11 +105,11 @@ impl Core {
         state.rounds_begun += 1;
         let mut tombs = std::mem::take(&mut state.tombs);
         tombs.extend(state.catalogue.take_doomed());
-        Round {
-            fresh: std::mem::take(&mut state.fresh),
-            superseded: std::mem::take(&mut state.superseded),
-            tombs,
-        }
+        let mut fresh = std::mem::take(&mut state.fresh);
+        // One that is gone already needs no entry. One that goes from here on gets it all the same: it
+        // may be what replaces another, whose entry leaves in the next round.
+        fresh.retain(|slot| state.catalogue.is_present(*slot));
+        Round { fresh, superseded: std::mem::take(&mut state.superseded), tombs }
     }
 
     /// The blocks of the index that change, as they must look on disk.
@@ -118,11 +118,8 @@ impl Core {
         let catalogue = &mut state.catalogue;
         let mut blocks = BTreeSet::new();
         for slot in &round.fresh {
-            // Removed meanwhile: the next round sees to it.
-            if catalogue.is_present(*slot) {
-                catalogue.set_recorded(*slot, true);
-                blocks.insert(slot / ENTRIES_PER_BLOCK);
-            }
+            catalogue.set_recorded(*slot, true);
+            blocks.insert(slot / ENTRIES_PER_BLOCK);
         }
         for slot in &round.tombs {
             if catalogue.recorded(*slot).is_some() {

@@ -1,5 +1,7 @@
 //! The bytes on disk, as `FORMAT.md` draws them.
 
+use std::collections::BTreeSet;
+
 use terrace_cache::PageKey;
 
 use super::io::BLOCK_BYTES;
@@ -55,6 +57,15 @@ impl Layout {
         bytes
     }
 
+    /// Whether a crash may have left this of a description, before there was anything to describe.
+    pub(super) fn may_be_torn(self, bytes: &[u8]) -> bool {
+        let whole = self.describe();
+        let (begun, rest) = bytes.split_at(whole.len());
+        begun != whole
+            && begun.iter().zip(whole).all(|(byte, whole)| *byte == 0 || *byte == whole)
+            && rest.iter().all(|byte| *byte == 0)
+    }
+
     /// Reads the block that describes a store.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<Layout>, &'static str> {
         if bytes[..32] == [0; 32] {
@@ -100,6 +111,15 @@ pub(super) fn read_entries(
         let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
         (slot, sound.then_some((id, number(entry, 40) as u32)))
     })
+}
+
+/// Empties some of the entries from `first` on, and answers which blocks of the index that changes.
+pub(super) fn clear_entries(blocks: &mut [u8], first: Slot, slots: &[Slot]) -> BTreeSet<u32> {
+    for slot in slots {
+        let at = (slot - first) as usize * ENTRY_BYTES;
+        blocks[at..at + ENTRY_BYTES].fill(0);
+    }
+    slots.iter().map(|slot| slot / ENTRIES_PER_BLOCK).collect()
 }
 
 fn number(bytes: &[u8], at: usize) -> u64 {

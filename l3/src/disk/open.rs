@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use serde::{Deserialize, Serialize};
 
 use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
-use super::layout::{ENTRIES_PER_BLOCK, Layout, read_entries};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
 use crate::catalogue::{Catalogue, Slot};
 
 /// Where a disk store is, how large it may grow, and how it treats its disk.
@@ -172,12 +172,16 @@ pub(super) fn read_index(
     let no_room = |error| OpenError::NoRoom { path: config.path.clone(), error };
     let layout = config.layout();
     let slots = config.slots()?;
-    if disk.length(DiskFile::Index).map_err(unusable)? < BLOCK_BYTES as u64 {
+    let index_bytes = disk.length(DiskFile::Index).map_err(unusable)?;
+    if index_bytes < BLOCK_BYTES as u64 {
         disk.grow(DiskFile::Index, BLOCK_BYTES as u64).map_err(no_room)?;
     }
     let first = read(disk, 0, BLOCK_BYTES).map_err(unusable)?;
     let unreadable = |reason| OpenError::Unreadable { path: config.path.clone(), reason };
-    match Layout::read(&first).map_err(unreadable)? {
+    // The index has more than this block as soon as the block is durable.
+    let is_torn = index_bytes <= BLOCK_BYTES as u64 && layout.may_be_torn(&first);
+    let found = if is_torn { None } else { Layout::read(&first).map_err(unreadable)? };
+    match found {
         None => {
             let mut parts = Parts::new();
             parts.push(Part::blocks(Blocks::holding(&layout.describe())));
@@ -210,20 +214,34 @@ fn restore(
     object_bytes_max: usize,
 ) -> io::Result<()> {
     const BLOCKS_AT_A_TIME: u32 = 256;
-    let blocks = catalogue.usable().div_ceil(ENTRIES_PER_BLOCK);
+    let blocks = catalogue.slots().div_ceil(ENTRIES_PER_BLOCK);
     let mut block = 0;
+    let mut cleared = Vec::new();
     while block < blocks {
         let count = BLOCKS_AT_A_TIME.min(blocks - block);
-        let bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
+        let mut bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
+        let mut beyond = Vec::new();
         for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
             let fits = |(_, length): &(_, u32)| *length as usize <= object_bytes_max;
-            if slot < catalogue.usable()
-                && let Some((id, length)) = entry.filter(fits)
-            {
+            let Some((id, length)) = entry.filter(fits) else { continue };
+            if slot < catalogue.usable() {
                 catalogue.restore(slot, &id, length);
+            } else {
+                beyond.push(slot);
             }
         }
+        // The data file has no such slots. When it grows again there must be nothing in them.
+        for block_beyond in clear_entries(&mut bytes, block * ENTRIES_PER_BLOCK, &beyond) {
+            let at = (block_beyond - block) as usize * BLOCK_BYTES;
+            let mut parts = Parts::new();
+            parts.push(Part::blocks(Blocks::holding(&bytes[at..at + BLOCK_BYTES])));
+            cleared.push((Layout::index_offset(block_beyond), parts));
+        }
         block += count;
+    }
+    if !cleared.is_empty() {
+        write_index(disk, cleared)?;
+        disk.sync(DiskFile::Index)?;
     }
     Ok(())
 }

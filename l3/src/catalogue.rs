@@ -294,9 +294,9 @@ impl Catalogue {
             return false;
         }
         // The first round may clear `visited` everywhere, the second then finds a victim; only the
-        // third resorts to soft pins.
+        // third and the fourth resort to soft pins, in the same way.
         let round = u64::from(self.fresh);
-        for step in 0..3 * round {
+        for step in 0..4 * round {
             let slot = self.hand;
             self.hand = if slot + 1 >= self.fresh { 0 } else { slot + 1 };
             let entry = &mut self.entries[slot as usize];

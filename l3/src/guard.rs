@@ -206,10 +206,12 @@ impl Store for Guarded {
             let ids: Vec<ObjectId> = asked.iter().map(|get| get.id).collect();
             let (limit_ms, objects) = (self.shared.config.get_timeout_ms, ids.len());
             let ask = async move { inner.get_into(asked, options).await };
+            let mut reading = Reading::new(&self.shared, ids);
             let learn = move |negative: &mut NegativeCache, results: &Results<Served>| {
                 let now = Instant::now();
-                let failed = ids.iter().zip(results).filter(|(_, result)| is_futile(result));
-                failed.for_each(|(id, _)| negative.insert(*id, now));
+                for (id, result) in std::mem::take(&mut reading.ids).into_iter().zip(results) {
+                    negative.end_read(id, is_futile(result), now);
+                }
             };
             let results = self.call(limit_ms, objects, ask, learn).await;
             merge(&skipped, results, &Err(StoreError::Missing))
@@ -351,6 +353,29 @@ impl Drop for Call {
             state.breaker.ended(ticket, Verdict::Unknown, Instant::now());
         }
         state.overdue -= u32::from(self.overdue);
+    }
+}
+
+/// Objects that are being read, until it is known how that went or that nobody will know.
+struct Reading {
+    shared: Arc<Shared>,
+    ids: Vec<ObjectId>,
+}
+
+impl Reading {
+    fn new(shared: &Arc<Shared>, ids: Vec<ObjectId>) -> Self {
+        let negative = &mut shared.state.lock().negative;
+        ids.iter().for_each(|id| negative.begin_read(*id));
+        Self { shared: shared.clone(), ids }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if !self.ids.is_empty() {
+            let (negative, now) = (&mut self.shared.state.lock().negative, Instant::now());
+            self.ids.drain(..).for_each(|id| negative.end_read(id, false, now));
+        }
     }
 }
 

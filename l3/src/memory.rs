@@ -423,7 +423,9 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         self.target = None;
         if !self.published {
-            self.store.shared.state.lock().abandoned.push(self.slot);
+            let state = &mut *self.store.shared.state.lock();
+            state.abandoned.push(self.slot);
+            self.store.reclaim(state);
         }
     }
 }

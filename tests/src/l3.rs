@@ -1,4 +1,8 @@
 //! What tests of stores share: objects whose bytes follow from their names, a suite that every backend
-//! passes, and a disk that crashes.
+//! passes, stores that fail or wait on command, and a disk that crashes.
 
+pub mod conformance;
+pub mod faulty;
+pub mod gated;
 pub mod objects;
+pub mod simulated_disk;

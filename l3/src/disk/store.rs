@@ -106,7 +106,7 @@ impl InFlight {
         loop {
             let mut none = std::pin::pin!(self.none.notified());
             none.as_mut().enable();
-            if self.count.load(Ordering::Acquire) == 0 {
+            if self.count.load(Ordering::SeqCst) == 0 {
                 return;
             }
             none.await;
@@ -126,7 +126,7 @@ struct Ticket(Arc<InFlight>);
 
 impl Ticket {
     fn new(in_flight: &Arc<InFlight>) -> Self {
-        in_flight.count.fetch_add(1, Ordering::AcqRel);
+        in_flight.count.fetch_add(1, Ordering::SeqCst);
         Self(in_flight.clone())
     }
 }
@@ -234,7 +234,11 @@ impl DiskStore {
             for (number, get) in gets.into_iter().enumerate() {
                 match self.start_get(get, number, &batch) {
                     Ok(transfer) => transfers.push(transfer),
-                    Err(error) => batch.set(number, Err(error)),
+                    Err(error) => {
+                        let failed = Err(error);
+                        self.core().traffic.get(&failed, 0);
+                        batch.set(number, failed);
+                    }
                 }
             }
             self.core().disk.start(transfers);
@@ -250,6 +254,8 @@ impl DiskStore {
         batch: &Arc<Batch<Header>>,
     ) -> Result<Transfer, StoreError> {
         let core = self.core().clone();
+        // Before it looks whether the store is open: a shutdown waits for it from here on.
+        let ticket = Ticket::new(&self.handle.in_flight);
         core.check_open()?;
         core.registry.check_get(&get)?;
         let (slot, length) = {
@@ -265,7 +271,7 @@ impl DiskStore {
         let (arrival, parts, copied) = Arrival::new(get.id, get.target);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);
-        let (batch, ticket) = (batch.clone(), Ticket::new(&self.handle.in_flight));
+        let batch = batch.clone();
         let done = move |result: io::Result<()>, parts: Parts| {
             let id = arrival.id;
             let result = match result {
@@ -289,6 +295,7 @@ impl DiskStore {
         batch: &Arc<Batch<Stored>>,
     ) -> Result<Prepared, StoreError> {
         let core = self.core().clone();
+        let ticket = Ticket::new(&self.handle.in_flight);
         core.registry.check_put(&put)?;
         let length = put.source.len();
         let max = core.config.object_bytes_max;
@@ -308,7 +315,7 @@ impl DiskStore {
         let (parts, copied) = write_parts(&header, put.source);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);
-        let (batch, ticket) = (batch.clone(), Ticket::new(&self.handle.in_flight));
+        let batch = batch.clone();
         let done = move |result: io::Result<()>, parts: Parts| {
             drop(parts);
             let result = match result {
@@ -415,6 +422,15 @@ impl Core {
         state.rounds_begun + 1 + u64::from(!state.superseded.is_empty())
     }
 
+    /// Waits until everything so far is durable.
+    async fn flush(&self) -> Result<(), StoreError> {
+        let round = {
+            let state = &mut *self.state.lock();
+            self.want_round(state)
+        };
+        self.round_done(round).await
+    }
+
     async fn round_done(&self, round: u64) -> Result<(), StoreError> {
         let mut progress = self.progress.subscribe();
         let reached = |progress: &Progress| progress.rounds >= round || progress.broken.is_some();
@@ -439,12 +455,12 @@ impl Core {
     fn each<'a, T: Send>(
         &'a self,
         ids: &'a [ObjectId],
-        mut change: impl FnMut(&mut Catalogue, &ObjectId) -> Result<T, StoreError> + Send + 'a,
+        mut change: impl FnMut(&mut State, &ObjectId) -> Result<T, StoreError> + Send + 'a,
     ) -> Answer<'a, Results<T>> {
         Box::pin(async move {
             let open = self.check_open();
-            let catalogue = &mut self.state.lock().catalogue;
-            let change = |id| open.clone().and_then(|()| change(catalogue, id));
+            let state = &mut *self.state.lock();
+            let change = |id| open.clone().and_then(|()| change(state, id));
             let results = ids.iter().map(change).collect();
             self.note_change();
             results
@@ -452,7 +468,7 @@ impl Core {
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
-        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+        if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -473,12 +489,12 @@ impl Store for DiskStore {
     ) -> Answer<'a, Results<Presence>> {
         let core = self.core();
         Traffic::count(&core.traffic.exists, ids.len());
-        core.each(ids, move |catalogue, id| {
-            let Some(slot) = catalogue.find(id) else { return Ok(Presence::Absent) };
+        core.each(ids, move |state, id| {
+            let Some(slot) = state.catalogue.find(id) else { return Ok(Presence::Absent) };
             if options.lease {
                 let DiskConfig { lease_ttl_ms, leased_share_max, .. } = core.config;
-                let leases_max = (f64::from(catalogue.slots()) * leased_share_max) as usize;
-                catalogue.lease(slot, core.now_ms(), lease_ttl_ms, leases_max);
+                let leases_max = (f64::from(state.slots_max) * leased_share_max) as usize;
+                state.catalogue.lease(slot, core.now_ms(), lease_ttl_ms, leases_max);
             }
             Ok(Presence::Present(Place::Disk))
         })
@@ -528,7 +544,7 @@ impl Store for DiskStore {
             batch.seal();
             let mut results = results.await.expect("every transfer ends");
             if options.durable
-                && let Err(error) = self.flush().await
+                && let Err(error) = core.flush().await
             {
                 for result in &mut results {
                     if result.is_ok() {
@@ -548,26 +564,22 @@ impl Store for DiskStore {
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.core().each(ids, move |catalogue, id| catalogue.pin(id, pin))
+        self.core().each(ids, move |state, id| state.catalogue.pin(id, pin))
     }
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.core().each(ids, move |catalogue, id| catalogue.unpin(id, pin))
+        self.core().each(ids, move |state, id| state.catalogue.unpin(id, pin))
     }
 
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
         let now_ms = self.core().now_ms();
-        self.core().each(ids, move |catalogue, id| catalogue.remove(id, removal, now_ms))
+        self.core().each(ids, move |state, id| state.catalogue.remove(id, removal, now_ms))
     }
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            let core = self.core();
-            let round = {
-                let state = &mut *core.state.lock();
-                core.want_round(state)
-            };
-            core.round_done(round).await
+            self.core().check_open()?;
+            self.core().flush().await
         })
     }
 
@@ -588,9 +600,9 @@ impl Store for DiskStore {
 
     fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.core().closed.store(true, Ordering::Release);
+            self.core().closed.store(true, Ordering::SeqCst);
             self.handle.in_flight.none().await;
-            self.flush().await
+            self.core().flush().await
         })
     }
 }

@@ -13,6 +13,8 @@ use crate::object::ObjectId;
 pub(crate) struct NegativeCache {
     until: BTreeMap<ObjectId, Instant>,
     oldest_first: VecDeque<(Instant, ObjectId)>,
+    /// Objects that are being read: by how many, and whether one was stored meanwhile.
+    reading: BTreeMap<ObjectId, (u32, bool)>,
     ttl: Duration,
     objects_max: usize,
 }
@@ -22,12 +24,31 @@ impl NegativeCache {
         Self {
             until: BTreeMap::new(),
             oldest_first: VecDeque::new(),
+            reading: BTreeMap::new(),
             ttl: Duration::from_millis(config.negative_ttl_ms),
             objects_max: config.negative_max as usize,
         }
     }
 
-    pub(crate) fn insert(&mut self, id: ObjectId, now: Instant) {
+    /// The object is about to be read.
+    pub(crate) fn begin_read(&mut self, id: ObjectId) {
+        self.reading.entry(id).or_default().0 += 1;
+    }
+
+    /// The read has ended. That it was `futile` says nothing if the object was stored meanwhile.
+    pub(crate) fn end_read(&mut self, id: ObjectId, futile: bool, now: Instant) {
+        let (readers, stored) = self.reading.get_mut(&id).expect("each read begins");
+        let stored = *stored;
+        *readers -= 1;
+        if *readers == 0 {
+            self.reading.remove(&id);
+        }
+        if futile && !stored {
+            self.insert(id, now);
+        }
+    }
+
+    fn insert(&mut self, id: ObjectId, now: Instant) {
         let until = after(now, self.ttl);
         self.until.insert(id, until);
         self.oldest_first.push_back((until, id));
@@ -37,6 +58,9 @@ impl NegativeCache {
     /// The object has been stored meanwhile.
     pub(crate) fn remove(&mut self, id: ObjectId) {
         self.until.remove(&id);
+        if let Some((_, stored)) = self.reading.get_mut(&id) {
+            *stored = true;
+        }
     }
 
     /// How many objects are remembered.

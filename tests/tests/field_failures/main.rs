@@ -3,10 +3,12 @@
 //!
 //! Every test plays the situation of its row in a [`World`], in which a step that reads a wrong page
 //! panics, and ends with [`Stage::finish`]: nothing is lost, held or waiting. Where a planted bug
-//! brings the row's failure back, the same situation must fail with it.
+//! brings the row's failure back, the same situation must fail with it. The rows that are the store's
+//! own are played with real stores, whose objects are checked byte by byte.
 
 mod hangs;
 mod stage;
+mod store;
 mod structure;
 mod wrong_copies;
 mod wrong_kv;

@@ -1,0 +1,285 @@
+//! What every backend promises, as checks that each of them passes. The names of the checks, in the
+//! order of [`all`], read as the contract.
+
+mod batches;
+mod lifetime;
+mod names;
+mod protection;
+mod together;
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_l3::{
+    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin as Pinned, Put, PutOptions,
+    Registration, Removal, Results, Served, Source, Store, StoreError, StoreStats, Stored,
+    TierStats,
+};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::objects::{fill, is_right, page};
+
+/// A fresh store, and what a check must know about it.
+#[derive(Debug)]
+pub struct Backend {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The largest object that it takes.
+    pub object_bytes_max: usize,
+    /// So many of the largest objects it keeps without evicting any; at least eight.
+    pub objects_kept: u64,
+    /// It never has more than so many.
+    pub objects_max: u64,
+    /// How long a lease protects.
+    pub lease_ttl: Duration,
+    /// How long a put may wait for room.
+    pub full_wait: Duration,
+    /// Whatever must outlive the store, such as its directory.
+    pub keep: Box<dyn Any + Send + Sync>,
+}
+
+type Check = fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+macro_rules! checks {
+    ($($module:ident { $($check:ident,)* })*) => {
+        const CHECKS: &[(&str, Check)] = &[
+            $($((stringify!($check), |bench| Box::pin($module::$check(bench))),)*)*
+        ];
+    };
+}
+
+checks! {
+    batches {
+        each_object_of_a_batch_is_answered_by_itself,
+        results_are_in_the_order_of_the_batch,
+        an_empty_batch_has_no_results,
+        an_object_may_be_in_a_batch_twice,
+        a_batch_may_be_larger_than_the_store,
+        memory_that_is_not_registered_is_refused,
+        an_arena_is_registered_once_at_a_time,
+        a_registration_ends_with_its_guard,
+        an_arena_may_go_while_its_pages_are_on_loan,
+        every_length_up_to_the_largest_comes_back,
+        an_object_that_is_too_large_is_refused,
+        a_target_of_another_length_is_refused_and_the_object_stays,
+    }
+    names {
+        a_second_put_keeps_the_first_bytes,
+        objects_whose_names_differ_at_all_are_different,
+        a_higher_generation_replaces_lower_ones,
+        a_name_means_exactly_its_generation,
+    }
+    protection {
+        a_hard_pin_keeps_an_object_from_going,
+        hard_pins_are_counted,
+        a_put_may_pin_what_is_there_already,
+        soft_pins_go_last_but_they_go,
+        a_soft_pin_does_not_hinder_a_removal,
+        asking_protects_nothing,
+        a_lease_protects_for_its_time,
+        leases_leave_room_for_puts,
+        what_is_read_again_and_again_stays,
+        a_store_full_of_pins_says_so_and_recovers,
+    }
+    lifetime {
+        what_is_removed_is_gone_at_once,
+        what_is_removed_leaves_nothing_behind,
+        a_put_that_is_given_up_happened_or_did_not,
+        a_get_that_is_given_up_gives_its_page_back,
+        flushing_and_durable_puts_work_on_every_backend,
+        what_the_store_says_about_itself_adds_up,
+        a_store_that_is_shut_down_refuses_and_has_let_go,
+    }
+    together {
+        many_read_one_object,
+        one_of_many_puts_of_an_object_counts,
+        what_is_stored_can_be_had_whoever_looked_before,
+        a_removal_does_not_disturb_those_who_read,
+        nothing_is_ever_wrong_under_load,
+    }
+}
+
+/// Runs all checks, each on a store of its own, a few at a time.
+///
+/// # Panics
+/// When a check fails or does not end; all that fail are named.
+pub async fn all(make: impl Fn() -> Backend) {
+    const AT_A_TIME: usize = 6;
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let mut checks = CHECKS.iter();
+    let mut running = JoinSet::new();
+    let mut failed = Vec::new();
+    loop {
+        while running.len() < AT_A_TIME
+            && let Some((name, check)) = checks.next()
+        {
+            let checking = check(Bench::new(make()));
+            running.spawn(async move { (name, tokio::spawn(timeout(PATIENCE, checking)).await) });
+        }
+        let Some(ended) = running.join_next().await else { break };
+        match ended.expect("it only waits for the check") {
+            (_, Ok(Ok(()))) => {}
+            (name, Ok(Err(_))) => failed.push(format!("{name} does not end")),
+            (name, Err(panic)) => failed.push(format!("{name}: {panic}")),
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} checks failed: {failed:#?}", failed.len(), CHECKS.len());
+}
+
+/// How many pages a bench's arena has.
+const PAGES: u32 = 24;
+
+/// A store with a registered arena. Its pages begin at odd addresses and only the first is aligned.
+struct Bench {
+    registration: Registration,
+    arena: Arena,
+    backend: Backend,
+}
+
+impl Bench {
+    fn new(backend: Backend) -> Self {
+        assert!(backend.objects_kept >= 8, "the checks need room for eight objects");
+        let arena = Arena::new(PAGES, backend.object_bytes_max).expect("there is memory");
+        let registration = backend.store.register(&arena).expect("a fresh store takes an arena");
+        Self { registration, arena, backend }
+    }
+
+    fn store(&self) -> &dyn Store {
+        &*self.backend.store
+    }
+
+    /// The length of the largest objects.
+    fn max(&self) -> usize {
+        self.backend.object_bytes_max
+    }
+
+    /// An object to store, with its bytes in `page` of the arena.
+    fn put_of(&self, page: u32, id: ObjectId, length: usize) -> Put {
+        Put::new(id, filled(&self.arena, page, id, length))
+    }
+
+    /// An object to read into `page` of the arena.
+    fn get_of(&self, page: u32, id: ObjectId, length: usize) -> Get {
+        let mut target = self.arena.target(page).expect("nobody else uses it").first(length);
+        target.fill(0xEE);
+        Get::new(id, target)
+    }
+
+    async fn put_with(&self, id: ObjectId, options: PutOptions) -> Result<Stored, StoreError> {
+        self.store().put_from(vec![self.put_of(0, id, self.max())], options).await.remove(0)
+    }
+
+    async fn put_id(&self, id: ObjectId) -> Result<Stored, StoreError> {
+        self.put_with(id, PutOptions::default()).await
+    }
+
+    /// Stores the page of that number, which must be new.
+    async fn put(&self, number: u64) {
+        assert_eq!(self.put_id(page(number)).await, Ok(Stored::New), "page {number}");
+    }
+
+    async fn put_pinned(&self, number: u64, pin: Pinned) -> Result<Stored, StoreError> {
+        self.put_with(page(number), PutOptions { pin: Some(pin), durable: false }).await
+    }
+
+    /// Puts twice as many others as the store can have.
+    async fn press(&self, first: u64) {
+        for number in first..first + 2 * self.backend.objects_max {
+            self.put(number).await;
+        }
+    }
+
+    /// Reads an object and checks its bytes.
+    async fn get_id(&self, id: ObjectId, length: usize) -> Result<Served, StoreError> {
+        self.get_at(1, id, length).await
+    }
+
+    async fn get_at(&self, page: u32, id: ObjectId, length: usize) -> Result<Served, StoreError> {
+        let gets = vec![self.get_of(page, id, length)];
+        let served = self.store().get_into(gets, GetOptions::default()).await.remove(0)?;
+        self.assert_right(page, id, length);
+        Ok(served)
+    }
+
+    async fn get(&self, number: u64) -> Result<Served, StoreError> {
+        self.get_id(page(number), self.max()).await
+    }
+
+    fn assert_right(&self, page: u32, id: ObjectId, length: usize) {
+        let source = self.arena.source(page).expect("the store has let go of it").first(length);
+        assert!(is_right(&id, &source), "{id:?} was served with wrong bytes");
+    }
+
+    async fn is_present(&self, id: ObjectId) -> bool {
+        let found = self.store().exists(&[id], ExistsOptions::default()).await.remove(0);
+        found.expect("asking does not fail").is_present()
+    }
+
+    async fn remove(&self, id: ObjectId, removal: Removal) -> Result<(), StoreError> {
+        self.store().remove(&[id], removal).await.remove(0)
+    }
+
+    async fn pin(&self, id: ObjectId, pin: Pinned) -> Result<(), StoreError> {
+        self.store().pin(&[id], pin).await.remove(0)
+    }
+
+    async fn unpin(&self, id: ObjectId, pin: Pinned) -> Result<(), StoreError> {
+        self.store().unpin(&[id], pin).await.remove(0)
+    }
+
+    /// Removes whatever of `ids` is there, again and again until the store holds nothing at all: what
+    /// was given up may still be on its way.
+    async fn assert_empties(&self, ids: &[ObjectId]) {
+        let patience = Instant::now() + Duration::from_secs(10);
+        loop {
+            for removed in self.store().remove(ids, Removal::Forced).await {
+                let fine =
+                    matches!(removed, Ok(()) | Err(StoreError::Missing | StoreError::BeingWritten));
+                assert!(fine, "{removed:?}");
+            }
+            self.store().flush().await.expect("a sound store flushes");
+            let left = tiers(&self.store().stats());
+            if left.iter().all(|tier| (tier.resident_bytes, tier.objects, tier.bytes) == (0, 0, 0))
+            {
+                return;
+            }
+            assert!(Instant::now() < patience, "something is left: {left:#?}");
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Lends a page that holds the first `length` bytes of an object.
+fn filled(arena: &Arena, page: u32, id: ObjectId, length: usize) -> Source {
+    fill(&id, &mut arena.target(page).expect("nobody else uses it").first(length));
+    arena.source(page).expect("nobody writes to it").first(length)
+}
+
+/// The places that a store keeps objects in.
+fn tiers(stats: &StoreStats) -> Vec<TierStats> {
+    stats.memory.into_iter().chain(stats.disk).collect()
+}
+
+/// Lets a call get as far as it gets by itself, and no further.
+fn poll_once<T>(answer: &mut Answer<'_, T>) -> Option<T> {
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match answer.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(result) => Some(result),
+        std::task::Poll::Pending => None,
+    }
+}
+
+/// Whether an object's result is as expected.
+type Expected<T> = fn(&Result<T, StoreError>) -> bool;
+
+/// Whether each object of a batch has the result that it should have.
+fn assert_each<T: std::fmt::Debug>(results: &Results<T>, expected: &[Expected<T>]) {
+    assert_eq!(results.len(), expected.len(), "one result for each object: {results:?}");
+    for (number, (result, expected)) in results.iter().zip(expected).enumerate() {
+        assert!(expected(result), "object {number}: {results:?}");
+    }
+}

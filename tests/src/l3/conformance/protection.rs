@@ -1,0 +1,205 @@
+//! What may be evicted and removed, and what may not.
+
+use terrace_l3::{ExistsOptions, Pin, PutOptions, Removal, StoreError, Stored};
+use tokio::time::{Instant, sleep};
+
+use super::Bench;
+use crate::l3::objects::page;
+
+const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
+
+/// Neither pressure nor force takes what is in use.
+pub(super) async fn a_hard_pin_keeps_an_object_from_going(bench: Bench) {
+    bench.put(0).await;
+    bench.pin(page(0), Pin::Hard).await.unwrap();
+    assert_eq!(bench.put_pinned(1, Pin::Hard).await, Ok(Stored::New));
+    bench.press(100).await;
+    for number in [0, 1] {
+        bench.get(number).await.unwrap();
+        for removal in [Removal::Plain, Removal::Forced] {
+            assert_eq!(bench.remove(page(number), removal).await, Err(StoreError::Pinned));
+        }
+        bench.unpin(page(number), Pin::Hard).await.unwrap();
+    }
+    bench.remove(page(0), Removal::Plain).await.unwrap();
+    bench.press(200).await;
+    assert!(!bench.is_present(page(1)).await, "without its pin it is like any other");
+}
+
+/// Each wants its unpin, and there are no more unpins than pins.
+pub(super) async fn hard_pins_are_counted(bench: Bench) {
+    bench.put(0).await;
+    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+    for _ in 0..3 {
+        bench.pin(page(0), Pin::Hard).await.unwrap();
+    }
+    assert_eq!(bench.unpin(page(0), Pin::Soft).await, Err(StoreError::NotPinned));
+    for _ in 0..3 {
+        assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
+        bench.unpin(page(0), Pin::Hard).await.unwrap();
+    }
+    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+    bench.remove(page(0), Removal::Plain).await.unwrap();
+    assert_eq!(bench.pin(page(0), Pin::Hard).await, Err(StoreError::Missing));
+    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::Missing));
+    // A pin does not outlive its object.
+    bench.put(0).await;
+    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+}
+
+/// Whoever puts a pinned object holds a pin afterwards, no matter who was first.
+pub(super) async fn a_put_may_pin_what_is_there_already(bench: Bench) {
+    bench.put(0).await;
+    assert_eq!(bench.put_pinned(0, Pin::Hard).await, Ok(Stored::AlreadyThere));
+    assert_eq!(bench.put_pinned(0, Pin::Hard).await, Ok(Stored::AlreadyThere));
+    bench.press(100).await;
+    for _ in 0..2 {
+        assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
+        bench.unpin(page(0), Pin::Hard).await.unwrap();
+    }
+    bench.remove(page(0), Removal::Plain).await.unwrap();
+}
+
+/// They outlive everything else, but no put is refused for their sake.
+pub(super) async fn soft_pins_go_last_but_they_go(bench: Bench) {
+    let few = bench.backend.objects_kept / 2;
+    for number in 0..few {
+        assert_eq!(bench.put_pinned(number, Pin::Soft).await, Ok(Stored::New));
+    }
+    bench.press(100).await;
+    for number in 0..few {
+        bench.get(number).await.unwrap();
+    }
+    // From here on there is nothing but soft pins, and all of them were read lately.
+    let most = bench.backend.objects_max;
+    for number in 1000..1000 + 2 * most {
+        assert_eq!(bench.put_pinned(number, Pin::Soft).await, Ok(Stored::New), "page {number}");
+        for read in (number + 1).saturating_sub(most).max(1000)..=number {
+            let served = bench.get(read).await;
+            assert!(matches!(served, Ok(_) | Err(StoreError::Missing)), "{served:?}");
+        }
+    }
+    let first = page(1000);
+    assert!(!bench.is_present(first).await);
+}
+
+/// Nor is it counted.
+pub(super) async fn a_soft_pin_does_not_hinder_a_removal(bench: Bench) {
+    bench.put(0).await;
+    bench.pin(page(0), Pin::Soft).await.unwrap();
+    bench.pin(page(0), Pin::Soft).await.unwrap();
+    bench.unpin(page(0), Pin::Soft).await.unwrap();
+    assert_eq!(bench.unpin(page(0), Pin::Soft).await, Err(StoreError::NotPinned));
+    bench.pin(page(0), Pin::Soft).await.unwrap();
+    bench.remove(page(0), Removal::Plain).await.unwrap();
+    bench.assert_empties(&[]).await;
+}
+
+/// Probes that renewed leases once kept everything from being evicted: F31.
+pub(super) async fn asking_protects_nothing(bench: Bench) {
+    bench.put(0).await;
+    bench.put(1).await;
+    for _ in 0..10 {
+        assert!(bench.is_present(page(0)).await);
+    }
+    bench.remove(page(0), Removal::Plain).await.unwrap();
+    for number in 100..100 + 3 * bench.backend.objects_max {
+        bench.put(number).await;
+        bench.is_present(page(1)).await;
+    }
+    assert!(!bench.is_present(page(1)).await, "it was asked about, never read");
+}
+
+/// From eviction and from plain removal, not from removal by force, and not for longer.
+pub(super) async fn a_lease_protects_for_its_time(bench: Bench) {
+    let ids = [page(0), page(1), page(2)];
+    for number in 0..3 {
+        bench.put(number).await;
+    }
+    let granted = Instant::now();
+    let lasts = || granted.elapsed() < bench.backend.lease_ttl;
+    let found = bench.store().exists(&ids, LEASE).await;
+    assert!(found.into_iter().all(|it| it.unwrap().is_present()));
+    let refused = bench.remove(page(0), Removal::Plain).await;
+    assert!(refused == Err(StoreError::Leased) || !lasts(), "{refused:?}");
+    for number in 100..100 + 2 * bench.backend.objects_max {
+        bench.put(number).await;
+        for id in ids {
+            assert!(bench.is_present(id).await || !lasts(), "{id:?}");
+        }
+    }
+    // It ends on the first instant that is not within it; reading it does not prolong it.
+    let served = bench.get(1).await;
+    assert!(served.is_ok() || !lasts(), "{served:?}");
+    let forced = bench.remove(page(2), Removal::Forced).await;
+    assert!(forced.is_ok() || !lasts(), "{forced:?}");
+    sleep(bench.backend.lease_ttl).await;
+    for id in [page(0), page(1)] {
+        let removed = bench.remove(id, Removal::Plain).await;
+        assert!(matches!(removed, Ok(()) | Err(StoreError::Missing)), "{removed:?}");
+    }
+}
+
+/// However much is leased, and however often.
+pub(super) async fn leases_leave_room_for_puts(bench: Bench) {
+    let count = 3 * bench.backend.objects_max;
+    let ids: Vec<_> = (0..count).map(page).collect();
+    for number in 0..count {
+        bench.put(number).await;
+        bench.store().exists(&ids, LEASE).await;
+    }
+    let leases: u64 = super::tiers(&bench.store().stats()).iter().map(|tier| tier.leases).sum();
+    assert!(leases > 0);
+}
+
+/// While others come and go.
+pub(super) async fn what_is_read_again_and_again_stays(bench: Bench) {
+    for number in 0..3 {
+        bench.put(number).await;
+    }
+    for number in 100..100 + 3 * bench.backend.objects_max {
+        for number in 0..3 {
+            bench.get(number).await.unwrap();
+        }
+        bench.put(number).await;
+    }
+}
+
+/// Within a bounded time, and what is there can be read meanwhile.
+pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
+    let mut number = 0;
+    let refused = loop {
+        let start = Instant::now();
+        match bench.put_pinned(number, Pin::Hard).await {
+            Ok(stored) => assert_eq!(stored, Stored::New),
+            Err(error) => {
+                // The answer may take a little longer than the wait for room.
+                let patience = bench.backend.full_wait * 2 + std::time::Duration::from_secs(2);
+                assert!(start.elapsed() < patience, "{:?}", start.elapsed());
+                break error;
+            }
+        }
+        number += 1;
+        assert!(number <= bench.backend.objects_max, "so many cannot be there");
+    };
+    assert_eq!(refused, StoreError::Full);
+    assert!(number >= bench.backend.objects_kept, "there is room for more than {number}");
+    assert_eq!(bench.put_id(page(number)).await, Err(StoreError::Full));
+    assert_eq!(bench.put_id(page(0)).await, Ok(Stored::AlreadyThere));
+    for number in 0..number {
+        bench.get(number).await.unwrap();
+    }
+    bench.unpin(page(3), Pin::Hard).await.unwrap();
+    assert_eq!(bench.put_id(page(number)).await, Ok(Stored::New));
+    // Among so many pins it may be the next to go.
+    let served = bench.get(number).await;
+    assert!(matches!(served, Ok(_) | Err(StoreError::Missing)), "{served:?}");
+    for pinned in (0..number).filter(|it| *it != 3) {
+        bench.get(pinned).await.unwrap();
+        bench.unpin(page(pinned), Pin::Hard).await.unwrap();
+    }
+    let options = PutOptions { pin: None, durable: true };
+    assert_eq!(bench.put_with(page(number + 1), options).await, Ok(Stored::New));
+    let ids: Vec<_> = (0..number + 2).map(page).collect();
+    bench.assert_empties(&ids).await;
+}

@@ -1,0 +1,251 @@
+//! How objects are freed, and how they move from disk to memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_l3::disk::Direction;
+use terrace_l3::{
+    ExistsOptions, ObjectId, Pin, Place, Presence, PromotionConfig, PromotionStats, PutOptions,
+    ReleaseConfig, ReleaseStats, Releases, Removal, Served, Store, StoreError, Stored, TieredStore,
+};
+use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
+use terrace_tests::l3::gated::Gate;
+use terrace_tests::l3::objects::page;
+use tokio::time::{Instant, sleep};
+
+use super::{BYTES, Bench, memory_store, pages, tiers};
+
+const PREFETCH: ExistsOptions = ExistsOptions { prefetch_to_memory: true, lease: false };
+const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
+
+impl Bench<TieredStore> {
+    /// Stores objects such that only the disk has them: memory is full of pins meanwhile.
+    async fn put_on_disk(&self, ids: &[ObjectId]) {
+        let others: Vec<ObjectId> = (0..16).map(|number| page(1_000_000 + number)).collect();
+        let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+        for id in &others {
+            assert_eq!(self.put_with(*id, pinned).await, Ok(Stored::New));
+        }
+        for id in ids {
+            self.put(*id).await;
+            let found = self.store.exists(&[*id], ExistsOptions::default()).await;
+            assert_eq!(found, [Ok(Presence::Present(Place::Disk))]);
+        }
+        self.store.unpin(&others, Pin::Hard).await;
+        self.store.remove(&others, Removal::Forced).await;
+    }
+
+    async fn prefetch(&self, ids: &[ObjectId]) {
+        let found = self.store.exists(ids, PREFETCH).await;
+        assert!(found.iter().all(|found| found.as_ref().unwrap().is_present()), "{found:?}");
+    }
+
+    fn promotions(&self) -> PromotionStats {
+        self.store.stats().promotion.unwrap()
+    }
+
+    /// Waits until none is under way.
+    async fn promoted(&self) {
+        while self.promotions().active > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// Freed objects lingered until their lease ended, so that memory held what was in flight and five
+/// minutes of what was not, and eviction then took what was in use. Here a release removes at once,
+/// whatever the leases say: memory follows concurrency, not the lease time.
+#[tokio::test(start_paused = true)]
+async fn f33_memory_follows_concurrency_and_not_the_lease_time() {
+    let short = most_resident_objects(5_000).await;
+    let long = most_resident_objects(300_000).await;
+    assert_eq!(short, long);
+    assert!(long <= IN_FLIGHT, "{long} of {IN_FLIGHT}");
+}
+
+const IN_FLIGHT: u64 = 6;
+
+/// Objects are put, found, read and released, one each 100 ms, a few in flight at a time; none is ever
+/// lost before its release. Answers the most that were resident at once.
+async fn most_resident_objects(lease_ttl_ms: u64) -> u64 {
+    let bench = Bench::new(
+        Releases::new(Arc::new(memory_store(16, lease_ttl_ms)), ReleaseConfig::default()),
+        None,
+    );
+    let resident = || bench.store.stats().memory.unwrap().resident_bytes / BYTES as u64;
+    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let mut most = 0;
+    for number in 0..300 {
+        assert_eq!(bench.put_with(page(number), pinned).await, Ok(Stored::New));
+        most = most.max(resident());
+        sleep(Duration::from_millis(100)).await;
+        if let Some(consumed) = (number + 1).checked_sub(IN_FLIGHT).map(page) {
+            let found = bench.store.exists(&[consumed], LEASE).await;
+            assert_eq!(found, [Ok(Presence::Present(Place::Memory))]);
+            bench.get(consumed).await.expect("what is in use stays");
+            bench.store.release(vec![consumed]).await;
+        }
+    }
+    let stats = bench.store.stats();
+    assert!(stats.memory.unwrap().leases > 0, "leases were granted");
+    assert_eq!((stats.memory.unwrap().evicted, stats.release.unwrap().parked), (0, 0));
+    bench.store.release((300 - IN_FLIGHT..300).map(page).collect()).await;
+    assert_eq!(resident(), 0);
+    most
+}
+
+/// A released object could still be had while its lease lasted. Here it cannot from the call on, even
+/// if the store inside has not got to it, and although its lease lasts.
+#[tokio::test(start_paused = true)]
+async fn f34_a_released_object_cannot_be_had() {
+    let faulty = Arc::new(FaultyStore::new(Arc::new(memory_store(16, 300_000))));
+    let bench = Bench::new(Releases::new(faulty.clone(), ReleaseConfig::default()), None);
+    bench.put(page(0)).await;
+    bench.put(page(1)).await;
+    bench.store.exists(&[page(0), page(1)], LEASE).await;
+    faulty.set(Call::Remove, Some(Fault::BeginsLate));
+    let release = bench.store.release(vec![page(0)]);
+    let (gone, there) = (bench.get(page(0)).await, bench.get(page(1)).await);
+    assert_eq!(gone, Err(StoreError::Missing));
+    there.expect("another object");
+    assert!(!bench.is_present(page(0)).await);
+    assert_eq!(bench.store.pin(&[page(0)], Pin::Hard).await, [Err(StoreError::Missing)]);
+    assert!(faulty.exists(&[page(0)], LEASE).await[0].as_ref().unwrap().is_present());
+    faulty.set(Call::Remove, None);
+    release.await;
+    assert!(!faulty.exists(&[page(0)], LEASE).await[0].as_ref().unwrap().is_present());
+    assert_eq!(bench.get(page(0)).await, Err(StoreError::Missing));
+    // Whoever puts it again has it again.
+    bench.put(page(0)).await;
+    bench.get(page(0)).await.unwrap();
+}
+
+/// A removal failed and the object was never freed. Here it is parked and tried again until the store
+/// has removed it.
+#[tokio::test(start_paused = true)]
+async fn f35_a_removal_that_fails_is_tried_again() {
+    let memory = Arc::new(memory_store(16, 300_000));
+    let faulty = Arc::new(FaultyStore::new(memory.clone()));
+    let bench = Bench::new(Releases::new(faulty.clone(), ReleaseConfig::default()), None);
+    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    for id in pages(8) {
+        assert_eq!(bench.put_with(id, pinned).await, Ok(Stored::New));
+    }
+    faulty.set(Call::Remove, Some(Fault::Fails));
+    bench.store.release(pages(8)).await;
+    let stats = || bench.store.stats().release.unwrap();
+    assert_eq!((stats().released, stats().parked), (8, 8));
+    assert_eq!(bench.get(page(3)).await, Err(StoreError::Missing));
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(stats().parked, 8);
+    let tries = faulty.calls(Call::Remove);
+    assert!((3..=20).contains(&tries), "again and again, less and less often: {tries}");
+    faulty.set(Call::Remove, None);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(memory.stats().memory.unwrap().resident_bytes, 0);
+    let ReleaseStats { parked, recovered, abandoned, .. } = stats();
+    assert_eq!((parked, recovered, abandoned), (0, 8, 0));
+}
+
+/// A prefetch whose task could not be started stayed 'triggered' until its time was up: nobody tried
+/// again, and whoever waited for it waited in vain. Here a promotion reports its end however it ends.
+#[test]
+fn f36_a_promotion_that_never_began_is_over() {
+    let promotion = PromotionConfig { remember_ms: 50, ..PromotionConfig::default() };
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (bench, gates) = tiers(promotion);
+    let doomed = runtime();
+    doomed.block_on(bench.put_on_disk(&pages(3)));
+    // Whoever carries promotions out goes away before any of them has ended.
+    gates.set(Direction::Read, Gate::Shut);
+    doomed.block_on(async {
+        let (store, ids) = (bench.store.clone(), pages(3));
+        let asking = tokio::spawn(async move { store.exists(&ids, PREFETCH).await });
+        while bench.promotions().active == 0 {
+            tokio::task::yield_now().await;
+        }
+        asking.abort();
+    });
+    drop(doomed);
+    gates.set(Direction::Read, Gate::Open);
+    runtime().block_on(async {
+        assert_eq!((bench.promotions().triggered, bench.promotions().active), (3, 0));
+        let start = std::time::Instant::now();
+        let served = bench.get_all(&pages(3), Duration::from_secs(60)).await;
+        assert!(start.elapsed() < Duration::from_secs(30), "nobody waits for what is over");
+        assert!(served.iter().all(Result::is_ok), "{served:?}");
+        // One that fails on its way is over as well.
+        sleep(Duration::from_millis(60)).await;
+        gates.set(Direction::Read, Gate::Fails);
+        bench.prefetch(&pages(3)).await;
+        bench.promoted().await;
+        gates.set(Direction::Read, Gate::Open);
+        sleep(Duration::from_millis(60)).await;
+        bench.prefetch(&pages(3)).await;
+        bench.promoted().await;
+        for id in pages(3) {
+            assert_eq!(bench.get(id).await.unwrap().place, Place::Memory, "tried again");
+        }
+        assert_eq!(bench.promotions().done, 3);
+    });
+}
+
+/// The sweep that forgets old prefetches forgot those that were still under way: the same object moved
+/// twice, and those who waited got nothing. Here only what has ended is forgotten.
+#[tokio::test]
+async fn f37_a_promotion_under_way_is_not_forgotten() {
+    let promotion = PromotionConfig { remember_ms: 1, ..PromotionConfig::default() };
+    let (bench, gates) = tiers(promotion);
+    bench.put_on_disk(&pages(2)).await;
+    let reads_begun = gates.reads_begun();
+    gates.set(Direction::Read, Gate::Shut);
+    bench.prefetch(&pages(2)).await;
+    for _ in 0..10 {
+        sleep(Duration::from_millis(5)).await;
+        bench.prefetch(&pages(2)).await;
+    }
+    let stats = bench.promotions();
+    assert_eq!((stats.triggered, stats.deduplicated, stats.active), (2, 20, 2));
+    let (ids, wait) = (pages(2), Duration::from_secs(60));
+    let opened = async {
+        sleep(Duration::from_millis(20)).await;
+        gates.set(Direction::Read, Gate::Open);
+    };
+    let (served, ()) = tokio::join!(bench.get_all(&ids, wait), opened);
+    for served in served {
+        assert_eq!(served, Ok(Served { place: Place::Memory, waited: true }));
+    }
+    assert_eq!(gates.reads_begun() - reads_begun, 2, "each object was read once");
+}
+
+/// A get polled the store for each object by itself, so that ten of them waited ten times, with a flood of
+/// calls. Here a batch waits once, and is woken.
+#[tokio::test(start_paused = true)]
+async fn f38_a_batch_waits_once() {
+    let (bench, gates) = tiers(PromotionConfig { workers: 16, ..PromotionConfig::default() });
+    bench.put_on_disk(&pages(10)).await;
+    let reads_begun = gates.reads_begun();
+    gates.set(Direction::Read, Gate::Shut);
+    bench.prefetch(&pages(10)).await;
+    while gates.waiting() < 10 {
+        tokio::task::yield_now().await;
+    }
+    // Nothing comes: the wait ends after its time, and the disk is asked once for each object. Its
+    // answers come after the gate has opened.
+    let start = Instant::now();
+    let opened = async {
+        while gates.waiting() < 20 {
+            sleep(Duration::from_millis(10)).await;
+        }
+        gates.set(Direction::Read, Gate::Open);
+        start.elapsed()
+    };
+    let (ids, wait) = (pages(10), Duration::from_millis(100));
+    let (served, waited) = tokio::join!(bench.get_all(&ids, wait), opened);
+    for served in served {
+        assert_eq!(served, Ok(Served { place: Place::Disk, waited: true }));
+    }
+    assert!((100..=110).contains(&waited.as_millis()), "one wait for all ten: {waited:?}");
+    assert_eq!(bench.promotions().waits_expired, 1);
+    assert_eq!(gates.reads_begun() - reads_begun, 20);
+}

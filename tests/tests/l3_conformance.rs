@@ -1,0 +1,135 @@
+//! Every backend keeps the promises of `Store`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use terrace_l3::disk::IoEngine;
+use terrace_l3::{
+    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, PromotionConfig,
+    ReleaseConfig, Releases, TieredConfig, TieredStore,
+};
+use terrace_tests::l3::conformance::{Backend, all};
+
+/// No multiple of anything, so that no path is the easy one.
+const OBJECT_BYTES_MAX: usize = 10_001;
+const SLOTS: u64 = 16;
+/// Long enough for a slow machine to put twice what fits.
+const LEASE_TTL_MS: u64 = 1500;
+
+fn memory_store() -> MemoryStore {
+    let config = MemoryConfig {
+        lease_ttl_ms: LEASE_TTL_MS,
+        ..MemoryConfig::new(SLOTS * OBJECT_BYTES_MAX as u64, OBJECT_BYTES_MAX)
+    };
+    MemoryStore::new(config).unwrap()
+}
+
+fn disk_store(io: IoEngine, slots: u64) -> (DiskStore, TempDir) {
+    const SLOT_BYTES: u64 = 4 * 4096;
+    let directory = tempfile::tempdir().unwrap();
+    let config = DiskConfig {
+        io,
+        depth: 4,
+        grow_bytes: 5 * SLOT_BYTES,
+        commit_interval_ms: 5,
+        full_wait_ms: 5000,
+        lease_ttl_ms: LEASE_TTL_MS,
+        ..DiskConfig::new(directory.path(), slots * SLOT_BYTES, OBJECT_BYTES_MAX)
+    };
+    (DiskStore::open(config).unwrap(), directory)
+}
+
+fn memory() -> Backend {
+    Backend {
+        store: Arc::new(memory_store()),
+        object_bytes_max: OBJECT_BYTES_MAX,
+        objects_kept: 12,
+        objects_max: SLOTS,
+        lease_ttl: Duration::from_millis(LEASE_TTL_MS),
+        full_wait: Duration::ZERO,
+        keep: Box::new(()),
+    }
+}
+
+fn disk(io: IoEngine) -> Backend {
+    let (store, directory) = disk_store(io, SLOTS);
+    Backend {
+        store: Arc::new(store),
+        full_wait: Duration::from_secs(5),
+        keep: Box::new(directory),
+        ..memory()
+    }
+}
+
+fn tiered() -> Backend {
+    let (disk, directory) = disk_store(IoEngine::Auto, SLOTS);
+    let promotion =
+        PromotionConfig { remember_ms: 5, cooldown_ms: 5, ..PromotionConfig::default() };
+    let tiers = TieredStore::new(memory_store(), disk, TieredConfig { promotion }).unwrap();
+    Backend {
+        store: Arc::new(tiers),
+        objects_max: 2 * SLOTS,
+        full_wait: Duration::from_secs(5),
+        keep: Box::new(directory),
+        ..memory()
+    }
+}
+
+/// Deadlines that a slow machine does not reach.
+fn guarded(backend: Backend) -> Backend {
+    const PATIENCE_MS: u64 = 20_000;
+    let config = GuardConfig {
+        exists_timeout_ms: PATIENCE_MS,
+        put_timeout_ms: PATIENCE_MS,
+        get_timeout_ms: PATIENCE_MS,
+        control_timeout_ms: PATIENCE_MS,
+        ..GuardConfig::default()
+    };
+    Backend { store: Arc::new(Guarded::new(backend.store, config)), ..backend }
+}
+
+fn releases(backend: Backend) -> Backend {
+    let store = Arc::new(Releases::new(backend.store, ReleaseConfig::default()));
+    Backend { store, ..backend }
+}
+
+#[tokio::test(start_paused = true)]
+async fn memory_keeps_its_promises() {
+    all(memory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_keeps_its_promises_to_many_threads() {
+    all(memory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_with_io_uring_keeps_its_promises() {
+    all(|| disk(IoEngine::Uring)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_with_threads_keeps_its_promises() {
+    all(|| disk(IoEngine::Threads)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiers_keep_their_promises() {
+    all(tiered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guarded_store_keeps_its_promises() {
+    all(|| guarded(memory())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_with_releases_keeps_its_promises() {
+    all(|| releases(memory())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_of_it_together_keeps_its_promises() {
+    all(|| releases(guarded(tiered()))).await;
+}

@@ -168,16 +168,24 @@ impl Core {
             .then(|| usable.saturating_add(step).min(state.slots_max))
     }
 
-    /// Lets the data file grow. If the disk is full the store stays as large as it is.
+    /// Lets the data file grow, by less if the disk has not so much room. If it has none the store
+    /// stays as large as it is.
     pub(super) fn grow(&self, slots: Slot) {
-        let grown = self.disk.grow(DiskFile::Data, self.config.layout().slot_offset(slots));
-        let mut state = self.state.lock();
-        match grown {
-            Ok(()) => state.catalogue.set_usable(slots),
-            Err(error) => {
-                state.slots_max = state.catalogue.usable();
-                state.growth_error = Some(StoreError::io("letting the store grow", &error));
-                self.disk_full.fetch_add(1, Ordering::Relaxed);
+        let usable = self.state.lock().catalogue.usable();
+        let mut more = slots.saturating_sub(usable);
+        loop {
+            let bytes = self.config.layout().slot_offset(usable + more);
+            let grown = self.disk.grow(DiskFile::Data, bytes);
+            let mut state = self.state.lock();
+            match grown {
+                Ok(()) => return state.catalogue.set_usable(usable + more),
+                Err(error) if more <= 1 => {
+                    state.slots_max = usable;
+                    state.growth_error = Some(StoreError::io("letting the store grow", &error));
+                    self.disk_full.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                Err(_) => more /= 2,
             }
         }
     }

@@ -9,6 +9,7 @@
 
 mod commit;
 mod files;
+mod in_flight;
 mod io;
 mod layout;
 mod open;

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::commit::Progress;
 use super::files::{FileDisk, join};
+use super::in_flight::{InFlight, Ticket};
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
@@ -87,57 +88,6 @@ impl State {
             || !self.superseded.is_empty()
             || !self.tombs.is_empty()
             || self.catalogue.has_doomed()
-    }
-}
-
-/// Transfers that have not ended.
-#[derive(Debug, Default)]
-struct InFlight {
-    count: AtomicUsize,
-    none: Notify,
-    /// The same for threads that block.
-    lock: Mutex<()>,
-    none_blocking: Condvar,
-}
-
-impl InFlight {
-    /// Waits until there are none.
-    async fn none(&self) {
-        loop {
-            let mut none = std::pin::pin!(self.none.notified());
-            none.as_mut().enable();
-            if self.count.load(Ordering::SeqCst) == 0 {
-                return;
-            }
-            none.await;
-        }
-    }
-
-    /// The same for a thread that may block.
-    fn none_blocking(&self) {
-        let mut guard = self.lock.lock();
-        while self.count.load(Ordering::Acquire) > 0 {
-            self.none_blocking.wait(&mut guard);
-        }
-    }
-}
-
-struct Ticket(Arc<InFlight>);
-
-impl Ticket {
-    fn new(in_flight: &Arc<InFlight>) -> Self {
-        in_flight.count.fetch_add(1, Ordering::SeqCst);
-        Self(in_flight.clone())
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.0.none.notify_waiters();
-            let _guard = self.0.lock.lock();
-            self.0.none_blocking.notify_all();
-        }
     }
 }
 
@@ -615,74 +565,5 @@ impl Drop for Handle {
         if let Some(committer) = self.committer.lock().take() {
             join(committer);
         }
-    }
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use super::*;
-    use terrace_cache::PageKey;
-
-    fn id(number: u128) -> ObjectId {
-        ObjectId::page(PageKey(1), PageKey(number))
-    }
-
-    async fn put(store: &DiskStore, arena: &Arena, number: u128) -> Result<Stored, StoreError> {
-        arena.target(0).unwrap().fill(number as u8);
-        let put = Put::new(id(number), arena.source(0).unwrap());
-        store.put_from(vec![put], PutOptions::default()).await.remove(0)
-    }
-
-    async fn get(store: &DiskStore, arena: &Arena, number: u128) -> Result<u8, StoreError> {
-        let get = Get::new(id(number), arena.target(1).unwrap());
-        store.get_into(vec![get], GetOptions::default()).await.remove(0)?;
-        let page = arena.source(1).unwrap();
-        assert!(page.iter().all(|byte| *byte == page[0]));
-        Ok(page[0])
-    }
-
-    #[tokio::test]
-    async fn objects_survive_closing() {
-        for io in [super::super::IoEngine::Uring, super::super::IoEngine::Threads] {
-            for bytes in [8192, 5000, 100] {
-                let directory = tempfile::tempdir().unwrap();
-                let config = DiskConfig { io, ..DiskConfig::new(directory.path(), 1 << 20, bytes) };
-                let arena = Arena::new(2, bytes).unwrap();
-                let store = DiskStore::open(config.clone()).unwrap();
-                let _registration = store.register(&arena).unwrap();
-                for number in 1..40 {
-                    assert_eq!(put(&store, &arena, number).await, Ok(Stored::New));
-                    assert_eq!(get(&store, &arena, number).await, Ok(number as u8));
-                }
-                store.remove(&[id(7)], Removal::Plain).await.remove(0).unwrap();
-                assert_eq!(get(&store, &arena, 7).await, Err(StoreError::Missing));
-                let again = DiskStore::open(config.clone()).unwrap_err();
-                assert!(matches!(again, OpenError::InUse { .. }), "{again}");
-                drop(store);
-                let store = DiskStore::open(config).unwrap();
-                let _registration = store.register(&arena).unwrap();
-                for number in 1..40 {
-                    let expected =
-                        if number == 7 { Err(StoreError::Missing) } else { Ok(number as u8) };
-                    assert_eq!(get(&store, &arena, number).await, expected);
-                }
-                store.shutdown().await.unwrap();
-                assert_eq!(get(&store, &arena, 1).await, Err(StoreError::Closed));
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_full_store_evicts() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = DiskStore::open(DiskConfig::new(directory.path(), 20 * 8192, 4096)).unwrap();
-        let arena = Arena::new(2, 4096).unwrap();
-        let _registration = store.register(&arena).unwrap();
-        for number in 0..200 {
-            assert_eq!(put(&store, &arena, number).await, Ok(Stored::New), "{number}");
-            assert_eq!(get(&store, &arena, number).await, Ok(number as u8));
-        }
-        let stats = store.stats().disk.unwrap();
-        assert!(stats.objects <= 20 && stats.evicted >= 180, "{stats:?}");
     }
 }

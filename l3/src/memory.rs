@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::arena::{Arena, Target};
-use crate::catalogue::{Catalogue, Reserved, Slot};
+use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, slots_of};
 use crate::object::{HEADER_BYTES, Header, ObjectId, copy_with_checksum};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
@@ -52,24 +52,10 @@ impl MemoryConfig {
     }
 
     fn slots(&self) -> io::Result<Slot> {
-        let slots = self.capacity_bytes / (self.object_bytes_max as u64).max(1);
-        if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
-            return Err(io::Error::other(format!(
-                "a memory store of {} bytes cannot be cut into slots of {} bytes; it needs at least \
-                 one and less than 4 billion of them",
-                self.capacity_bytes, self.object_bytes_max
-            )));
-        }
-        let shares = [self.watermark_low, self.watermark_high, self.leased_share_max];
-        if shares.iter().any(|share| !(0.0..=1.0).contains(share))
-            || self.watermark_low > self.watermark_high
-        {
-            return Err(io::Error::other(
-                "watermark_low, watermark_high and leased_share_max are shares between 0 and 1, the \
-                 low watermark not above the high one",
-            ));
-        }
-        Ok(slots as Slot)
+        let slots = slots_of(self.capacity_bytes, self.object_bytes_max as u64);
+        check_shares(self.watermark_low, self.watermark_high, self.leased_share_max)
+            .and(slots)
+            .map_err(io::Error::other)
     }
 }
 

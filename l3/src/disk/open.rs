@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
-use crate::catalogue::{Catalogue, Slot};
+use crate::catalogue::{Catalogue, Slot, check_shares, slots_of};
 
 /// Where a disk store is, how large it may grow, and how it treats its disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,25 +80,13 @@ impl DiskConfig {
 
     /// How many slots the store may have.
     pub(super) fn slots(&self) -> Result<Slot, OpenError> {
-        let slots = self.layout().slots_in(self.capacity_bytes);
-        if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
-            return Err(OpenError::Config(format!(
-                "{} bytes hold {slots} objects of up to {} bytes; a store has at least one and less \
-                 than 4 billion",
-                self.capacity_bytes, self.object_bytes_max
-            )));
+        if self.object_bytes_max == 0 {
+            return Err(OpenError::Config("objects have at least one byte".to_owned()));
         }
-        let shares = [self.watermark_low, self.watermark_high, self.leased_share_max];
-        if shares.iter().any(|share| !(0.0..=1.0).contains(share))
-            || self.watermark_low > self.watermark_high
-        {
-            return Err(OpenError::Config(
-                "watermark_low, watermark_high and leased_share_max are shares between 0 and 1, the \
-                 low watermark not above the high one"
-                    .to_owned(),
-            ));
-        }
-        Ok(slots as Slot)
+        let slots = slots_of(self.capacity_bytes, self.layout().slot_bytes());
+        check_shares(self.watermark_low, self.watermark_high, self.leased_share_max)
+            .and(slots)
+            .map_err(OpenError::Config)
     }
 
     /// How many slots the data file grows by.

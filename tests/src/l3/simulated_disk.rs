@@ -127,7 +127,8 @@ impl SimulatedDisk {
         assert!(!waited.timed_out(), "nobody syncs");
     }
 
-    /// From now on reads do not end until [`SimulatedDisk::release`]. Only a shuffled disk can do this.
+    /// From now on reads do not end until [`SimulatedDisk::release`]. Only a shuffled disk can do
+    /// this.
     ///
     /// # Panics
     /// When the disk performs transfers at once.
@@ -187,8 +188,16 @@ impl Default for SimulatedDisk {
 impl Disk for SimulatedDisk {
     fn start(&self, transfers: Vec<Transfer>) {
         let mut state = self.shared.lock();
-        let started: Vec<Started> =
-            transfers.into_iter().map(|transfer| state.begin(transfer)).collect();
+        let mut started = Vec::new();
+        for transfer in transfers {
+            if let Some(disturbed) = state.disturbed_by(&transfer) {
+                // Whoever is being held could not see the panic.
+                drop(state);
+                self.release();
+                panic!("{transfer:?} while there is {disturbed:?}");
+            }
+            started.push(state.begin(transfer));
+        }
         if state.dice.is_some() {
             state.waiting.extend(started);
             drop(state);
@@ -269,11 +278,7 @@ impl State {
     /// Writes down that a transfer begins, and decides how it will end.
     fn begin(&mut self, transfer: Transfer) -> Started {
         let (file, direction, offset) = (transfer.file(), transfer.direction(), transfer.offset());
-        let in_flight = InFlight::of(&transfer);
-        for other in &self.in_flight {
-            assert!(!in_flight.disturbs(other), "{in_flight:?} while {other:?} is in flight");
-        }
-        self.in_flight.push(in_flight);
+        self.in_flight.push(InFlight::of(&transfer));
         let (failure, event) = match direction {
             Direction::Read => (self.faults.strike(Operation::Read, file), None),
             Direction::Write => {
@@ -290,6 +295,12 @@ impl State {
             }
         };
         Started { transfer, failure, event }
+    }
+
+    /// A transfer in flight that must not be disturbed by this one.
+    fn disturbed_by(&self, transfer: &Transfer) -> Option<InFlight> {
+        let new = InFlight::of(transfer);
+        self.in_flight.iter().find(|other| new.disturbs(other)).cloned()
     }
 
     /// Which of the waiting transfers may be performed.

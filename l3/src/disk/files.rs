@@ -21,8 +21,20 @@ pub struct FileDisk {
     data: File,
     index: File,
     direct: bool,
-    /// Held as long as this lives.
-    _lock: File,
+    /// After everything else.
+    _lock: Lock,
+}
+
+/// The lock on a directory, held as long as this lives.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file would not do while a child process that was just started has a copy of it.
+        // If it cannot be unlocked, closing is what remains.
+        let _ = self.0.unlock();
+    }
 }
 
 /// Something that performs transfers.
@@ -155,7 +167,7 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
 }
 
 /// Makes sure that no other process, and nobody else in this one, has the store open.
-fn lock(path: &Path) -> Result<File, OpenError> {
+fn lock(path: &Path) -> Result<Lock, OpenError> {
     let lock_path = path.join("lock");
     let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
     let mut options = OpenOptions::new();
@@ -182,5 +194,5 @@ fn lock(path: &Path) -> Result<File, OpenError> {
         writeln!(lock, "process {}", std::process::id())
     };
     write(&mut lock).map_err(unusable)?;
-    Ok(lock)
+    Ok(Lock(lock))
 }

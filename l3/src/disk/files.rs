@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
@@ -50,8 +51,8 @@ impl FileDisk {
     pub fn open(path: &Path, io: IoEngine, depth: usize) -> Result<Self, OpenError> {
         let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
         fs::create_dir_all(path).map_err(unusable)?;
-        let lock = lock(path)?;
         let (data, data_direct) = open(&path.join("data")).map_err(unusable)?;
+        let lock = lock(path, &data)?;
         let (index, index_direct) = open(&path.join("index")).map_err(unusable)?;
         // Otherwise a crash could leave a directory that does not name the new files.
         File::open(path).and_then(|directory| directory.sync_all()).map_err(unusable)?;
@@ -166,33 +167,31 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// Makes sure that no other process, and nobody else in this one, has the store open.
-fn lock(path: &Path) -> Result<Lock, OpenError> {
-    let lock_path = path.join("lock");
+/// How long the transfers of a process that was killed may take to end.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
+
+/// Makes sure that no other process, and nobody else in this one, has the store open. The lock is on the
+/// data itself, so that it outlasts a process that is killed until the kernel has ended its transfers.
+fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
     let unusable = |error| OpenError::Directory { path: path.to_owned(), error };
-    let mut options = OpenOptions::new();
-    let mut lock = options
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&lock_path)
-        .map_err(unusable)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut owner = String::new();
-            // Only to tell who it is.
-            let _ = lock.read_to_string(&mut owner);
-            return Err(OpenError::InUse { path: path.to_owned(), owner: owner.trim().to_owned() });
+    let owner_path = path.join("lock");
+    let gives_up = Instant::now() + LOCK_WAIT;
+    loop {
+        match data.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if Instant::now() < gives_up => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(TryLockError::WouldBlock) => {
+                // Only to tell who it is.
+                let owner = fs::read_to_string(&owner_path).unwrap_or_default();
+                let owner = owner.trim().to_owned();
+                return Err(OpenError::InUse { path: path.to_owned(), owner });
+            }
+            Err(TryLockError::Error(error)) => return Err(unusable(error)),
         }
-        Err(TryLockError::Error(error)) => return Err(unusable(error)),
     }
-    let write = |lock: &mut File| {
-        lock.set_len(0)?;
-        lock.rewind()?;
-        writeln!(lock, "process {}", std::process::id())
-    };
-    write(&mut lock).map_err(unusable)?;
-    Ok(Lock(lock))
+    let lock = Lock(data.try_clone().map_err(unusable)?);
+    fs::write(owner_path, format!("process {}\n", std::process::id())).map_err(unusable)?;
+    Ok(lock)
 }

@@ -6,7 +6,9 @@
 //! says when that is over ([`Catalogue::release`]).
 
 mod namespaces;
+mod protection;
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::collections::VecDeque;
 
 use hashbrown::HashTable;
@@ -145,21 +147,30 @@ impl Catalogue {
         length: u32,
         pin: Option<Pin>,
     ) -> Result<Reserved, StoreError> {
+        let mut being_written = false;
         for slot in self.generations(id) {
-            let entry = &self.entries[slot as usize];
-            if entry.generation > id.generation {
-                return Err(StoreError::Superseded { present: entry.generation });
-            }
-            if entry.generation == id.generation {
-                if entry.state == State::Writing {
-                    return Err(StoreError::BeingWritten);
+            let entry = &mut self.entries[slot as usize];
+            match (entry.state, entry.generation.cmp(&id.generation)) {
+                (_, Less) => {}
+                (State::Present, Greater) => {
+                    return Err(StoreError::Superseded { present: entry.generation });
                 }
-                self.entries[slot as usize].visited = true;
-                if let Some(pin) = pin {
-                    self.pin_slot(slot, pin);
+                (State::Present, Equal) => {
+                    entry.visited = true;
+                    if let Some(pin) = pin {
+                        self.pin_slot(slot, pin);
+                    }
+                    return Ok(Reserved::AlreadyThere);
                 }
-                return Ok(Reserved::AlreadyThere);
+                // One that is only being written may yet come to nothing.
+                (State::Writing, Equal | Greater) => being_written = true,
+                (State::Free | State::Doomed | State::Leaving, Equal | Greater) => {
+                    unreachable!("only what is written or present is in the table")
+                }
             }
+        }
+        if being_written {
+            return Err(StoreError::BeingWritten);
         }
         let Some(slot) = self.take_free() else { return Ok(Reserved::NoSlot) };
         self.enter(slot, id, length, State::Writing);
@@ -315,44 +326,6 @@ impl Catalogue {
         }
         self.barren_until_ms = self.lease_ends.front().copied().unwrap_or(u64::MAX);
         false
-    }
-
-    pub(crate) fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
-        let slot = self.find(id).ok_or(StoreError::Missing)?;
-        self.pin_slot(slot, pin);
-        Ok(())
-    }
-
-    pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
-        let slot = self.find(id).ok_or(StoreError::Missing)?;
-        let entry = &mut self.entries[slot as usize];
-        match pin {
-            Pin::Soft if entry.soft_pin => {
-                entry.soft_pin = false;
-                self.soft_pinned -= 1;
-            }
-            Pin::Hard if entry.hard_pins > 0 => {
-                entry.hard_pins -= 1;
-                self.pinned -= u32::from(entry.hard_pins == 0);
-            }
-            Pin::Soft | Pin::Hard => return Err(StoreError::NotPinned),
-        }
-        self.barren_until_ms = 0;
-        Ok(())
-    }
-
-    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` are out already.
-    pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
-        while self.lease_ends.front().is_some_and(|end| *end <= now_ms) {
-            self.lease_ends.pop_front();
-        }
-        if self.lease_ends.len() >= leases_max {
-            self.counts.leases_refused += 1;
-            return;
-        }
-        self.counts.leases += 1;
-        self.lease_ends.push_back(now_ms + ttl_ms);
-        self.entries[slot as usize].leased_until_ms = now_ms + ttl_ms;
     }
 
     /// Whether a removal would be refused, and why.
@@ -541,20 +514,6 @@ impl Catalogue {
         found.expect("every slot that is not free or doomed is in the table").remove();
     }
 
-    fn pin_slot(&mut self, slot: Slot, pin: Pin) {
-        let entry = &mut self.entries[slot as usize];
-        match pin {
-            Pin::Soft => {
-                self.soft_pinned += u32::from(!entry.soft_pin);
-                entry.soft_pin = true;
-            }
-            Pin::Hard => {
-                self.pinned += u32::from(entry.hard_pins == 0);
-                entry.hard_pins = entry.hard_pins.saturating_add(1);
-            }
-        }
-    }
-
     fn take_free(&mut self) -> Option<Slot> {
         let slot = self.free;
         if slot != NO_SLOT {
@@ -612,3 +571,6 @@ pub(crate) fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), Strin
 fn hash(key: PageKey) -> u64 {
     ((key.0 >> 64) as u64 ^ (key.0 as u64).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

@@ -134,7 +134,7 @@ pub struct GetOptions {
 pub enum Pin {
     /// It is evicted when nothing else is left to evict.
     Soft,
-    /// It is in use: neither evicted nor removed.
+    /// It is in use: neither evicted nor removed, but a put of a higher generation replaces it.
     Hard,
 }
 
@@ -215,7 +215,7 @@ pub enum StoreError {
     /// There is no such object, or it was removed.
     #[error("no such object")]
     Missing,
-    /// Another put of the same object is under way.
+    /// Another put of the same object, or of a higher generation of it, is under way.
     #[error("another put of this object has not ended yet")]
     BeingWritten,
     /// A later generation of the object was stored.

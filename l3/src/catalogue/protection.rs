@@ -1,0 +1,65 @@
+//! What keeps an object from being evicted or removed: pins and leases.
+
+use super::{Catalogue, Slot};
+use crate::object::ObjectId;
+use crate::store::{Pin, StoreError};
+
+impl Catalogue {
+    pub(crate) fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let slot = self.find(id).ok_or(StoreError::Missing)?;
+        self.pin_slot(slot, pin);
+        Ok(())
+    }
+
+    pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let slot = self.find(id).ok_or(StoreError::Missing)?;
+        let entry = &mut self.entries[slot as usize];
+        match pin {
+            Pin::Soft if entry.soft_pin => {
+                entry.soft_pin = false;
+                self.soft_pinned -= 1;
+            }
+            // So many that they were not counted any more: it stays pinned.
+            Pin::Hard if entry.hard_pins == u16::MAX => {}
+            Pin::Hard if entry.hard_pins > 0 => {
+                entry.hard_pins -= 1;
+                self.pinned -= u32::from(entry.hard_pins == 0);
+            }
+            Pin::Soft | Pin::Hard => return Err(StoreError::NotPinned),
+        }
+        self.barren_until_ms = 0;
+        Ok(())
+    }
+
+    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` are out already.
+    pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
+        while self.lease_ends.front().is_some_and(|end| *end <= now_ms) {
+            self.lease_ends.pop_front();
+        }
+        // Leases of one object, one after the other, must not use up everybody's share.
+        if self.entries[slot as usize].leased_until_ms > now_ms.saturating_add(ttl_ms / 2) {
+            return;
+        }
+        if self.lease_ends.len() >= leases_max {
+            self.counts.leases_refused += 1;
+            return;
+        }
+        self.counts.leases += 1;
+        self.lease_ends.push_back(now_ms + ttl_ms);
+        self.entries[slot as usize].leased_until_ms = now_ms + ttl_ms;
+    }
+
+    pub(super) fn pin_slot(&mut self, slot: Slot, pin: Pin) {
+        let entry = &mut self.entries[slot as usize];
+        match pin {
+            Pin::Soft => {
+                self.soft_pinned += u32::from(!entry.soft_pin);
+                entry.soft_pin = true;
+            }
+            Pin::Hard => {
+                self.pinned += u32::from(entry.hard_pins == 0);
+                entry.hard_pins = entry.hard_pins.saturating_add(1);
+            }
+        }
+    }
+}

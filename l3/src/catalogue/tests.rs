@@ -1,0 +1,388 @@
+//! Random steps against a plain list of slots.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TTL_MS: u64 = 10;
+
+/// Steps name slots and objects by numbers that are cut to what there is.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Reserve { id: ObjectId, pin: Option<Pin> },
+    Publish { which: usize, pin: Option<Pin> },
+    Abandon { which: usize },
+    BeginRead { id: ObjectId },
+    EndRead { which: usize },
+    Pin { id: ObjectId, pin: Pin },
+    Unpin { id: ObjectId, pin: Pin },
+    Lease { id: ObjectId },
+    Remove { id: ObjectId, removal: Removal },
+    DoomLower { id: ObjectId },
+    Evict,
+    Release { which: usize },
+    Grow,
+    Wait { ms: u64 },
+}
+
+fn id() -> impl Strategy<Value = ObjectId> {
+    // The second key has the hash of the first.
+    let key = prop_oneof![Just(1u128 << 32), Just(1u128 << 64), Just(7u128)];
+    let generation = prop_oneof![2 => Just(0u64), 1 => 1u64..4];
+    (0u128..2, key, generation).prop_map(|(namespace, key, generation)| ObjectId {
+        namespace: PageKey(namespace),
+        key: PageKey(key),
+        generation,
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = || 0usize..16;
+    let pin = || prop_oneof![Just(Pin::Hard), Just(Pin::Soft)];
+    let maybe = || prop_oneof![3 => Just(None), 1 => pin().prop_map(Some)];
+    let removal = prop_oneof![Just(Removal::Plain), Just(Removal::Forced)];
+    prop_oneof![
+        8 => (id(), maybe()).prop_map(|(id, pin)| Step::Reserve { id, pin }),
+        6 => (which(), maybe()).prop_map(|(which, pin)| Step::Publish { which, pin }),
+        1 => which().prop_map(|which| Step::Abandon { which }),
+        3 => id().prop_map(|id| Step::BeginRead { id }),
+        3 => which().prop_map(|which| Step::EndRead { which }),
+        2 => (id(), pin()).prop_map(|(id, pin)| Step::Pin { id, pin }),
+        3 => (id(), pin()).prop_map(|(id, pin)| Step::Unpin { id, pin }),
+        2 => id().prop_map(|id| Step::Lease { id }),
+        3 => (id(), removal).prop_map(|(id, removal)| Step::Remove { id, removal }),
+        1 => id().prop_map(|id| Step::DoomLower { id }),
+        4 => Just(Step::Evict),
+        4 => which().prop_map(|which| Step::Release { which }),
+        1 => Just(Step::Grow),
+        2 => (0..2 * TTL_MS).prop_map(|ms| Step::Wait { ms }),
+    ]
+}
+
+/// A slot that is not free.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    id: ObjectId,
+    length: u32,
+    state: State,
+    hard_pins: u16,
+    soft_pin: bool,
+    leased_until_ms: u64,
+    readers: u16,
+}
+
+impl Taken {
+    fn pin(&mut self, pin: Pin) {
+        match pin {
+            Pin::Hard => self.hard_pins += 1,
+            Pin::Soft => self.soft_pin = true,
+        }
+    }
+}
+
+/// The catalogue and what must be in it.
+struct Model {
+    catalogue: Catalogue,
+    slots: BTreeMap<Slot, Taken>,
+    now_ms: u64,
+}
+
+impl Model {
+    fn new(slots: Slot, usable: Slot) -> Self {
+        Self { catalogue: Catalogue::new(slots, usable), slots: BTreeMap::new(), now_ms: 0 }
+    }
+
+    fn play(&mut self, step: Step) {
+        match step {
+            Step::Reserve { id, pin } => self.reserve(id, pin),
+            Step::Publish { which, pin } => {
+                if let Some(slot) = self.nth(which, |it| it.state == State::Writing) {
+                    self.publish(slot, pin);
+                }
+            }
+            Step::Abandon { which } => {
+                if let Some(slot) = self.nth(which, |it| it.state == State::Writing) {
+                    self.catalogue.abandon(slot);
+                    self.slots.remove(&slot);
+                }
+            }
+            Step::BeginRead { id } => {
+                let expected = self.find(&id).map(|slot| (slot, self.slots[&slot].length));
+                assert_eq!(self.catalogue.begin_read(&id), expected);
+                if let Some((slot, _)) = expected {
+                    self.slot(slot).readers += 1;
+                }
+            }
+            Step::EndRead { which } => {
+                if let Some(slot) = self.nth(which, |it| it.readers > 0) {
+                    self.catalogue.end_read(slot);
+                    self.slot(slot).readers -= 1;
+                    self.drop_if_left(slot);
+                }
+            }
+            Step::Pin { id, pin } => {
+                let slot = self.find(&id);
+                let expected = slot.map(drop).ok_or(StoreError::Missing);
+                assert_eq!(self.catalogue.pin(&id, pin), expected);
+                if let Some(slot) = slot {
+                    self.slot(slot).pin(pin);
+                }
+            }
+            Step::Unpin { id, pin } => self.unpin(id, pin),
+            Step::Lease { id } => {
+                if let Some(slot) = self.find(&id) {
+                    let (granted, now_ms) = (self.catalogue.counts.leases, self.now_ms);
+                    self.catalogue.lease(slot, now_ms, TTL_MS, 4);
+                    if self.catalogue.counts.leases > granted {
+                        self.slot(slot).leased_until_ms = now_ms + TTL_MS;
+                    }
+                }
+            }
+            Step::Remove { id, removal } => self.remove(id, removal),
+            Step::DoomLower { id } => {
+                self.catalogue.doom_lower(&id);
+                for taken in self.slots.values_mut() {
+                    let same = taken.id.with_generation(0) == id.with_generation(0);
+                    let lower = same && taken.id.generation < id.generation;
+                    if lower && taken.state == State::Present {
+                        taken.state = State::Doomed;
+                    }
+                }
+            }
+            Step::Evict => self.evict(),
+            Step::Release { which } => {
+                // The catalogue hands out the doomed ones, and does not mind how long they are kept.
+                self.catalogue.take_doomed();
+                if let Some(slot) = self.nth(which, |it| it.state == State::Doomed) {
+                    self.catalogue.release(slot);
+                    self.slot(slot).state = State::Leaving;
+                    self.drop_if_left(slot);
+                }
+            }
+            Step::Grow => self.catalogue.set_usable(self.catalogue.usable() + 1),
+            Step::Wait { ms } => self.now_ms += ms,
+        }
+        self.check();
+    }
+
+    fn reserve(&mut self, id: ObjectId, pin: Option<Pin>) {
+        let length = (id.key.0 % 1000) as u32 + self.slots.len() as u32;
+        let reserved = self.catalogue.reserve(&id, length, pin);
+        let mut others: Vec<(Slot, Taken)> = Vec::new();
+        for (slot, taken) in &self.slots {
+            let findable = matches!(taken.state, State::Writing | State::Present);
+            let same = taken.id.with_generation(0) == id.with_generation(0);
+            if findable && same && taken.id.generation >= id.generation {
+                others.push((*slot, *taken));
+            }
+        }
+        match reserved {
+            Ok(Reserved::Slot(slot)) => {
+                assert!(others.is_empty() && slot < self.catalogue.usable());
+                let taken = Taken {
+                    id,
+                    length,
+                    state: State::Writing,
+                    hard_pins: 0,
+                    soft_pin: false,
+                    leased_until_ms: 0,
+                    readers: 0,
+                };
+                assert!(self.slots.insert(slot, taken).is_none(), "slot {slot} was not free");
+            }
+            Ok(Reserved::NoSlot) => {
+                assert!(others.is_empty());
+                assert_eq!(self.slots.len() as u32, self.catalogue.usable());
+            }
+            Ok(Reserved::AlreadyThere) => {
+                let slot = self.find(&id).expect("it is there");
+                if let Some(pin) = pin {
+                    self.slot(slot).pin(pin);
+                }
+            }
+            Err(StoreError::BeingWritten) => {
+                assert!(!others.is_empty());
+                assert!(others.iter().all(|(_, it)| it.state == State::Writing));
+            }
+            Err(StoreError::Superseded { present }) => {
+                assert!(present > id.generation);
+                let is_it = |it: &Taken| it.id.generation == present && it.state == State::Present;
+                assert!(others.iter().any(|(_, it)| is_it(it)));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn publish(&mut self, slot: Slot, pin: Option<Pin>) {
+        let replaced: BTreeSet<Slot> = self.catalogue.publish(slot, pin).into_iter().collect();
+        self.slot(slot).state = State::Present;
+        if let Some(pin) = pin {
+            self.slot(slot).pin(pin);
+        }
+        let name = self.slots[&slot].id.with_generation(0);
+        let present = |(_, it): &(&Slot, &Taken)| {
+            it.state == State::Present && it.id.with_generation(0) == name
+        };
+        let generations = self.slots.iter().filter(present);
+        let (latest, _) = generations.clone().max_by_key(|(_, it)| it.id.generation).unwrap();
+        let expected: BTreeSet<Slot> =
+            generations.map(|(slot, _)| *slot).filter(|slot| slot != latest).collect();
+        assert_eq!(replaced, expected);
+        for slot in replaced {
+            self.slot(slot).state = State::Doomed;
+        }
+    }
+
+    fn unpin(&mut self, id: ObjectId, pin: Pin) {
+        let unpinned = self.catalogue.unpin(&id, pin);
+        let Some(slot) = self.find(&id) else {
+            assert_eq!(unpinned, Err(StoreError::Missing));
+            return;
+        };
+        let taken = self.slot(slot);
+        let pinned = match pin {
+            Pin::Hard => taken.hard_pins > 0,
+            Pin::Soft => taken.soft_pin,
+        };
+        assert_eq!(unpinned, if pinned { Ok(()) } else { Err(StoreError::NotPinned) });
+        match pin {
+            Pin::Hard if pinned => taken.hard_pins -= 1,
+            Pin::Hard => {}
+            Pin::Soft => taken.soft_pin = false,
+        }
+    }
+
+    fn remove(&mut self, id: ObjectId, removal: Removal) {
+        let removed = self.catalogue.remove(&id, removal, self.now_ms);
+        let now_ms = self.now_ms;
+        let Some(slot) = self.find(&id) else {
+            let written = self.slots.values().any(|it| it.id == id && it.state == State::Writing);
+            let expected = if written { StoreError::BeingWritten } else { StoreError::Missing };
+            assert_eq!(removed, Err(expected));
+            return;
+        };
+        let taken = self.slot(slot);
+        let expected = if taken.hard_pins > 0 {
+            Err(StoreError::Pinned)
+        } else if removal == Removal::Plain && taken.leased_until_ms > now_ms {
+            Err(StoreError::Leased)
+        } else {
+            taken.state = State::Doomed;
+            Ok(())
+        };
+        assert_eq!(removed, expected);
+    }
+
+    /// Something goes whenever something may, and a soft pin only if nothing else may.
+    fn evict(&mut self) {
+        let may_go = |it: &&Taken| {
+            it.state == State::Present
+                && it.hard_pins == 0
+                && it.readers == 0
+                && it.leased_until_ms <= self.now_ms
+        };
+        let may_go: Vec<Taken> = self.slots.values().filter(may_go).copied().collect();
+        self.catalogue.take_doomed();
+        let evicted = self.catalogue.evict(self.now_ms);
+        assert_eq!(evicted, !may_go.is_empty(), "may go: {may_go:?}");
+        if evicted {
+            let [victim] = self.catalogue.take_doomed()[..] else { panic!("one goes at a time") };
+            let taken = self.slot(victim);
+            taken.state = State::Doomed;
+            let taken = *taken;
+            assert!(may_go.iter().any(|it| it.id == taken.id), "{taken:?} may not go");
+            assert!(!taken.soft_pin || may_go.iter().all(|it| it.soft_pin), "{taken:?} goes last");
+        }
+    }
+
+    fn drop_if_left(&mut self, slot: Slot) {
+        let taken = self.slots[&slot];
+        if taken.state == State::Leaving && taken.readers == 0 {
+            self.slots.remove(&slot);
+        }
+    }
+
+    fn check(&self) {
+        let present = || self.slots.values().filter(|it| it.state == State::Present);
+        let stats = self.catalogue.stats(1000);
+        assert_eq!(stats.objects, present().count() as u64);
+        assert_eq!(stats.bytes, present().map(|it| u64::from(it.length)).sum::<u64>());
+        assert_eq!(stats.hard_pinned, present().filter(|it| it.hard_pins > 0).count() as u64);
+        assert_eq!(stats.soft_pinned, present().filter(|it| it.soft_pin).count() as u64);
+        assert_eq!(stats.resident_bytes, 1000 * self.slots.len() as u64);
+        assert_eq!(self.catalogue.has_free(), (self.slots.len() as u32) < self.catalogue.usable());
+        for (slot, taken) in &self.slots {
+            assert_eq!(self.catalogue.id(*slot), taken.id);
+            assert_eq!(self.catalogue.is_present(*slot), taken.state == State::Present);
+            assert_eq!(self.catalogue.find(&taken.id), self.find(&taken.id));
+        }
+        if self.catalogue.is_stuck(self.now_ms) {
+            assert!(!self.catalogue.has_free());
+            assert!(self.slots.values().all(|it| it.state == State::Present));
+        }
+    }
+
+    fn find(&self, id: &ObjectId) -> Option<Slot> {
+        let is_it = |it: &Taken| it.state == State::Present && it.id == *id;
+        self.slots.iter().find(|(_, it)| is_it(it)).map(|(slot, _)| *slot)
+    }
+
+    fn nth(&self, which: usize, wanted: impl Fn(&Taken) -> bool) -> Option<Slot> {
+        let slots: Vec<Slot> =
+            self.slots.iter().filter(|(_, it)| wanted(it)).map(|(slot, _)| *slot).collect();
+        (!slots.is_empty()).then(|| slots[which % slots.len()])
+    }
+
+    fn slot(&mut self, slot: Slot) -> &mut Taken {
+        self.slots.get_mut(&slot).expect("a slot that is taken")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_catalogue_agrees_with_a_list_of_slots(
+        slots in 1u32..10,
+        unusable in 0u32..4,
+        steps in prop::collection::vec(step(), 0..300),
+    ) {
+        let mut model = Model::new(slots, slots.saturating_sub(unusable).max(1));
+        for step in steps {
+            model.play(step);
+        }
+    }
+
+    /// An index may name an object in several generations, and even twice.
+    #[test]
+    fn the_latest_of_what_an_index_names_is_restored(
+        entries in prop::collection::vec(prop::option::of(id()), 0..20),
+    ) {
+        let mut catalogue = Catalogue::new(24, 24);
+        let mut latest: BTreeMap<ObjectId, u64> = BTreeMap::new();
+        for (slot, id) in (0..).zip(&entries) {
+            let Some(id) = id else { continue };
+            let name = id.with_generation(0);
+            let beats = latest.get(&name).is_none_or(|present| id.generation > *present);
+            prop_assert_eq!(catalogue.restore(slot, id, slot), beats);
+            if beats {
+                latest.insert(name, id.generation);
+            }
+        }
+        for id in entries.iter().flatten() {
+            let is_latest = latest[&id.with_generation(0)] == id.generation;
+            prop_assert_eq!(catalogue.find(id).is_some(), is_latest);
+        }
+        prop_assert_eq!(catalogue.stats(1).objects, latest.len() as u64);
+        // What lost is released, and every slot that is not taken can be taken.
+        catalogue.release_doomed();
+        let mut taken = 0;
+        let other = |number: u128| ObjectId::page(PageKey(9), PageKey(number));
+        while let Ok(Reserved::Slot(_)) = catalogue.reserve(&other(taken), 0, None) {
+            taken += 1;
+        }
+        prop_assert_eq!(taken as usize, 24 - latest.len());
+    }
+}

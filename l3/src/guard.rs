@@ -192,7 +192,8 @@ impl Store for Guarded {
                 let ids = ids.clone();
                 move |negative: &mut NegativeCache, results: &Results<Stored>| {
                     let stored = ids.iter().zip(results).filter(|(_, result)| result.is_ok());
-                    stored.for_each(|(id, _)| negative.remove(*id));
+                    let now = Instant::now();
+                    stored.for_each(|(id, _)| negative.remove(*id, now));
                 }
             };
             self.call(self.shared.config.put_timeout_ms, ids.len(), ask, learn).await
@@ -204,12 +205,13 @@ impl Store for Guarded {
         Box::pin(async move {
             let (asked, skipped) = self.split(gets, |get| get.id);
             let ids: Vec<ObjectId> = asked.iter().map(|get| get.id).collect();
+            let began = Instant::now();
             let (limit_ms, objects) = (self.shared.config.get_timeout_ms, ids.len());
             let ask = async move { inner.get_into(asked, options).await };
             let learn = move |negative: &mut NegativeCache, results: &Results<Served>| {
                 let now = Instant::now();
                 let failed = ids.iter().zip(results).filter(|(_, result)| is_futile(result));
-                failed.for_each(|(id, _)| negative.insert(*id, now));
+                failed.for_each(|(id, _)| negative.insert(*id, began, now));
             };
             let results = self.call(limit_ms, objects, ask, learn).await;
             merge(&skipped, results, &Err(StoreError::Missing))

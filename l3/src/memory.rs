@@ -53,6 +53,9 @@ impl MemoryConfig {
 
     fn slots(&self) -> io::Result<Slot> {
         let slots = self.capacity_bytes / (self.object_bytes_max as u64).max(1);
+        if self.object_bytes_max > u32::MAX as usize {
+            return Err(io::Error::other("objects of a memory store have less than 4 GiB"));
+        }
         if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
             return Err(io::Error::other(format!(
                 "a memory store of {} bytes cannot be cut into slots of {} bytes; it needs at least \

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use serde::{Deserialize, Serialize};
 
 use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
-use super::layout::{ENTRIES_PER_BLOCK, Layout, read_entries};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, read_entries, write_entry};
 use crate::catalogue::{Catalogue, Slot};
 
 /// Where a disk store is, how large it may grow, and how it treats its disk.
@@ -80,6 +80,16 @@ impl DiskConfig {
 
     /// How many slots the store may have.
     pub(super) fn slots(&self) -> Result<Slot, OpenError> {
+        // What the kernel moves in one call, less the header's block.
+        const OBJECT_BYTES_MAX: usize = 0x7fff_f000 - BLOCK_BYTES;
+        const DEPTH_MAX: usize = 4096;
+        if self.object_bytes_max > OBJECT_BYTES_MAX || self.depth > DEPTH_MAX {
+            return Err(OpenError::Config(format!(
+                "objects have up to {OBJECT_BYTES_MAX} bytes, not {}, and up to {DEPTH_MAX} transfers \
+                 are in flight, not {}",
+                self.object_bytes_max, self.depth
+            )));
+        }
         let slots = self.layout().slots_in(self.capacity_bytes);
         if self.object_bytes_max == 0 || slots == 0 || slots >= u64::from(u32::MAX) {
             return Err(OpenError::Config(format!(
@@ -215,13 +225,22 @@ fn restore(
     while block < blocks {
         let count = BLOCKS_AT_A_TIME.min(blocks - block);
         let bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
+        let mut kept = vec![0; bytes.len()];
         for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
             let fits = |(_, length): &(_, u32)| *length as usize <= object_bytes_max;
             if slot < catalogue.usable()
                 && let Some((id, length)) = entry.filter(fits)
             {
                 catalogue.restore(slot, &id, length);
+                let in_block = (slot / ENTRIES_PER_BLOCK - block) as usize * BLOCK_BYTES;
+                write_entry(&mut kept[in_block..], slot, &id, length);
             }
+        }
+        // What is not kept would come back when the file grows over the slots that it names.
+        if kept != bytes {
+            let parts = Parts::from_iter([Part::blocks(Blocks::holding(&kept))]);
+            write_index(disk, vec![(Layout::index_offset(block), parts)])?;
+            disk.sync(DiskFile::Index)?;
         }
         block += count;
     }

@@ -13,6 +13,9 @@ use crate::object::ObjectId;
 pub(crate) struct NegativeCache {
     until: BTreeMap<ObjectId, Instant>,
     oldest_first: VecDeque<(Instant, ObjectId)>,
+    /// Objects that were stored lately, and when: a get from before that says nothing about them.
+    stored: BTreeMap<ObjectId, Instant>,
+    stored_first: VecDeque<(Instant, ObjectId)>,
     ttl: Duration,
     objects_max: usize,
 }
@@ -22,21 +25,35 @@ impl NegativeCache {
         Self {
             until: BTreeMap::new(),
             oldest_first: VecDeque::new(),
+            stored: BTreeMap::new(),
+            stored_first: VecDeque::new(),
             ttl: Duration::from_millis(config.negative_ttl_ms),
             objects_max: config.negative_max as usize,
         }
     }
 
-    pub(crate) fn insert(&mut self, id: ObjectId, now: Instant) {
+    /// A get that began at `began` could not read the object.
+    pub(crate) fn insert(&mut self, id: ObjectId, began: Instant, now: Instant) {
+        if self.stored.get(&id).is_some_and(|stored| *stored > began) {
+            return;
+        }
         let until = after(now, self.ttl);
         self.until.insert(id, until);
         self.oldest_first.push_back((until, id));
         self.expire(now);
     }
 
-    /// The object has been stored meanwhile.
-    pub(crate) fn remove(&mut self, id: ObjectId) {
+    /// The object has been stored.
+    pub(crate) fn remove(&mut self, id: ObjectId, now: Instant) {
         self.until.remove(&id);
+        self.stored.insert(id, now);
+        self.stored_first.push_back((now, id));
+        if self.stored_first.len() > self.objects_max
+            && let Some((stored, id)) = self.stored_first.pop_front()
+            && self.stored.get(&id) == Some(&stored)
+        {
+            self.stored.remove(&id);
+        }
     }
 
     /// How many objects are remembered.
@@ -79,10 +96,10 @@ mod tests {
     #[test]
     fn an_object_is_remembered_for_a_while_or_until_it_is_stored() {
         let (mut negative, now) = cache(100, 10);
-        negative.insert(id(1), now);
-        negative.insert(id(2), now);
+        negative.insert(id(1), now, now);
+        negative.insert(id(2), now, now);
         assert!(!negative.contains(id(1).with_generation(1), now), "another object");
-        negative.remove(id(2));
+        negative.remove(id(2), now);
         assert_eq!([1, 2, 3].map(|key| negative.contains(id(key), now)), [true, false, false]);
         let later = now + Duration::from_millis(100);
         assert!(!negative.contains(id(1), later));
@@ -93,9 +110,11 @@ mod tests {
     fn only_so_many_are_remembered() {
         let (mut negative, now) = cache(100, 2);
         for key in 0..10 {
-            negative.insert(id(key), now);
-            negative.remove(id(key / 2));
+            let then = now + Duration::from_millis(key as u64);
+            negative.insert(id(key), then, then);
+            negative.remove(id(key / 2), then);
         }
+        assert!(negative.stored.len() <= 2 && negative.stored_first.len() <= 2);
         assert!(negative.oldest_first.len() <= 2 && negative.len(now) <= 2);
         assert!(!negative.contains(id(7), now) && negative.contains(id(9), now));
     }

@@ -5,16 +5,17 @@
 //! any more, but that a reader may still be copying, or that the disk's index still names. The backend
 //! says when that is over ([`Catalogue::release`]).
 
+mod leases;
 mod namespaces;
 mod protection;
 
 use std::cmp::Ordering::{Equal, Greater, Less};
-use std::collections::VecDeque;
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 use terrace_cache::PageKey;
 
+use self::leases::Leases;
 use self::namespaces::Namespaces;
 use crate::object::ObjectId;
 use crate::stats::TierStats;
@@ -32,6 +33,10 @@ pub(crate) struct Catalogue {
     namespaces: Namespaces,
     /// The first of the free slots that were used before; each names the next.
     free: Slot,
+    /// Likewise those whose last write failed. They are used when nothing else is left: what ails one
+    /// of them must not fail every put.
+    shunned: Slot,
+    /// How many there are of both.
     free_count: u32,
     /// Slots from here on have never been used.
     fresh: Slot,
@@ -41,10 +46,11 @@ pub(crate) struct Catalogue {
     hand: Slot,
     /// Doomed slots that the backend has not been told of.
     doomed: Vec<Slot>,
-    /// When the leases granted so far end; they all last equally long.
-    lease_ends: VecDeque<u64>,
+    leases: Leases,
     /// Nothing could be evicted the last time, and until then nothing has changed.
     barren_until_ms: u64,
+    /// The same, of objects without a soft pin.
+    plain_barren_until_ms: u64,
     present: u32,
     pinned: u32,
     soft_pinned: u32,
@@ -124,13 +130,15 @@ impl Catalogue {
             table: HashTable::with_capacity(slots as usize),
             namespaces: Namespaces::default(),
             free: NO_SLOT,
+            shunned: NO_SLOT,
             free_count: 0,
             fresh: 0,
             usable,
             hand: 0,
             doomed: Vec::new(),
-            lease_ends: VecDeque::new(),
+            leases: Leases::default(),
             barren_until_ms: 0,
+            plain_barren_until_ms: 0,
             present: 0,
             pinned: 0,
             soft_pinned: 0,
@@ -185,10 +193,10 @@ impl Catalogue {
         entry.state = State::Present;
         self.present += 1;
         self.bytes += u64::from(self.entries[slot as usize].length);
-        self.barren_until_ms = 0;
         if let Some(pin) = pin {
             self.pin_slot(slot, pin);
         }
+        self.may_go(slot);
         let mut replaced = self.generations(&self.id(slot));
         replaced.retain(|other| self.entries[*other as usize].state == State::Present);
         let latest =
@@ -206,6 +214,8 @@ impl Catalogue {
         assert_eq!(self.entries[slot as usize].state, State::Writing);
         self.forget(slot);
         self.make_free(slot);
+        self.free = std::mem::replace(&mut self.entries[slot as usize].length, self.shunned);
+        self.shunned = slot;
     }
 
     /// Puts an object where the disk's index says it is. False if another one of the same name and at
@@ -247,10 +257,10 @@ impl Catalogue {
     pub(crate) fn end_read(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
         entry.readers -= 1;
-        self.barren_until_ms = 0;
         if entry.state == State::Leaving && entry.readers == 0 {
             self.make_free(slot);
         }
+        self.may_go(slot);
     }
 
     /// Makes an object impossible to find.
@@ -299,32 +309,21 @@ impl Catalogue {
         }
     }
 
-    /// Dooms the object that is missed least, if any may go.
+    /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may.
     pub(crate) fn evict(&mut self, now_ms: u64) -> bool {
         if self.pinned >= self.present || now_ms < self.barren_until_ms {
             return false;
         }
-        // The first round may clear `visited` everywhere, the second then finds a victim; only the
-        // third and the fourth resort to soft pins, in the same way.
-        let round = u64::from(self.fresh);
-        for step in 0..4 * round {
-            let slot = self.hand;
-            self.hand = if slot + 1 >= self.fresh { 0 } else { slot + 1 };
-            let entry = &mut self.entries[slot as usize];
-            if entry.state != State::Present || entry.hard_pins > 0 || entry.readers > 0 {
-                continue;
+        if now_ms >= self.plain_barren_until_ms {
+            if self.evict_one(now_ms, false) {
+                return true;
             }
-            if entry.leased_until_ms > now_ms || (entry.soft_pin && step < 2 * round) {
-                continue;
-            }
-            if std::mem::take(&mut entry.visited) {
-                continue;
-            }
-            self.counts.evicted += 1;
-            self.doom(slot);
+            self.plain_barren_until_ms = self.leases.next_end(now_ms);
+        }
+        if self.soft_pinned > 0 && self.evict_one(now_ms, true) {
             return true;
         }
-        self.barren_until_ms = self.lease_ends.front().copied().unwrap_or(u64::MAX);
+        self.barren_until_ms = self.leases.next_end(now_ms);
         false
     }
 
@@ -381,7 +380,7 @@ impl Catalogue {
             let entry = &self.entries[*slot as usize];
             entry.key == key && entry.generation == generation && entry.namespace == namespace
         };
-        let slot = *self.table.find(hash(key), same)?;
+        let slot = *self.table.find(hash(key, namespace), same)?;
         (self.entries[slot as usize].state == State::Present).then_some(slot)
     }
 
@@ -458,7 +457,7 @@ impl Catalogue {
     fn index_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
             + self.table.allocation_size()
-            + self.lease_ends.capacity() * size_of::<u64>()
+            + self.leases.bytes()
             + self.doomed.capacity() * size_of::<Slot>()
             + self.namespaces.bytes()
     }
@@ -467,7 +466,7 @@ impl Catalogue {
     fn generations(&self, id: &ObjectId) -> SmallVec<[Slot; 2]> {
         let mut slots = SmallVec::new();
         if let Some(namespace) = self.namespaces.find(id) {
-            slots.extend(self.table.iter_hash(hash(id.key)).copied().filter(|slot| {
+            slots.extend(self.table.iter_hash(hash(id.key, namespace)).copied().filter(|slot| {
                 let entry = &self.entries[*slot as usize];
                 entry.key == id.key && entry.namespace == namespace
             }));
@@ -491,8 +490,11 @@ impl Catalogue {
             visited: false,
             recorded: false,
         };
-        let entries = &self.entries;
-        self.table.insert_unique(hash(id.key), slot, |slot| hash(entries[*slot as usize].key));
+        let hash_of = |slot: &Slot| {
+            let entry = &self.entries[*slot as usize];
+            hash(entry.key, entry.namespace)
+        };
+        self.table.insert_unique(hash_of(&slot), slot, hash_of);
     }
 
     /// Takes a present object out of the table and the counts.
@@ -505,25 +507,24 @@ impl Catalogue {
         self.pinned -= u32::from(entry.hard_pins > 0);
         self.soft_pinned -= u32::from(entry.soft_pin);
         self.bytes -= u64::from(entry.length);
-        self.barren_until_ms = 0;
     }
 
     fn forget(&mut self, slot: Slot) {
-        let key = self.entries[slot as usize].key;
-        let found = self.table.find_entry(hash(key), |other| *other == slot);
+        let Entry { key, namespace, .. } = self.entries[slot as usize];
+        let found = self.table.find_entry(hash(key, namespace), |other| *other == slot);
         found.expect("every slot that is not free or doomed is in the table").remove();
     }
 
     fn take_free(&mut self) -> Option<Slot> {
-        let slot = self.free;
-        if slot != NO_SLOT {
-            self.free = self.entries[slot as usize].length;
-            self.free_count -= 1;
-            return Some(slot);
-        }
-        let slot = self.fresh;
-        (slot < self.usable).then(|| {
+        if self.free == NO_SLOT && self.fresh < self.usable {
             self.fresh += 1;
+            return Some(self.fresh - 1);
+        }
+        let list = if self.free != NO_SLOT { &mut self.free } else { &mut self.shunned };
+        let slot = *list;
+        (slot != NO_SLOT).then(|| {
+            *list = self.entries[slot as usize].length;
+            self.free_count -= 1;
             slot
         })
     }
@@ -538,7 +539,41 @@ impl Catalogue {
         entry.length = self.free;
         self.free = slot;
         self.free_count += 1;
-        self.barren_until_ms = 0;
+    }
+
+    /// Two rounds of the hand: the first may clear `visited` everywhere, the second then finds a
+    /// victim.
+    fn evict_one(&mut self, now_ms: u64, soft_pinned: bool) -> bool {
+        for _ in 0..2 * u64::from(self.fresh) {
+            let slot = self.hand;
+            self.hand = if slot + 1 >= self.fresh { 0 } else { slot + 1 };
+            let entry = &mut self.entries[slot as usize];
+            if entry.state != State::Present || entry.hard_pins > 0 || entry.readers > 0 {
+                continue;
+            }
+            if entry.leased_until_ms > now_ms || (entry.soft_pin && !soft_pinned) {
+                continue;
+            }
+            if std::mem::take(&mut entry.visited) {
+                continue;
+            }
+            self.counts.evicted += 1;
+            self.doom(slot);
+            return true;
+        }
+        false
+    }
+
+    /// Something about the object in `slot` has changed: perhaps it may be evicted from now on.
+    fn may_go(&mut self, slot: Slot) {
+        let entry = &self.entries[slot as usize];
+        if entry.state == State::Present && entry.hard_pins == 0 && entry.readers == 0 {
+            let from_ms = entry.leased_until_ms;
+            self.barren_until_ms = self.barren_until_ms.min(from_ms);
+            if !entry.soft_pin {
+                self.plain_barren_until_ms = self.plain_barren_until_ms.min(from_ms);
+            }
+        }
     }
 }
 
@@ -567,9 +602,13 @@ pub(crate) fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), Strin
         .to_owned())
 }
 
-/// Keys of pages are hashes already; others need not be.
-fn hash(key: PageKey) -> u64 {
-    ((key.0 >> 64) as u64 ^ (key.0 as u64).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+/// Keys of pages are hashes already; others need not be: they may be small numbers, or the same in
+/// many namespaces. The halves of the product depend on all bits of the key.
+fn hash(key: PageKey, namespace: u32) -> u64 {
+    let (high, low) = ((key.0 >> 64) as u64 ^ u64::from(namespace), key.0 as u64);
+    let product =
+        u128::from(high ^ 0x9E37_79B9_7F4A_7C15) * u128::from(low ^ 0xD1B5_4A32_D192_ED03);
+    (product >> 64) as u64 ^ product as u64
 }
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -114,10 +114,11 @@ impl Releases {
         let mut ledger = self.shared.ledger.lock();
         let objects = ids.into_iter().map(|id| ledger.release(id)).collect();
         drop(ledger);
-        let shared = self.shared.clone();
+        let held = self.shared.hold(objects);
         let removal = tokio::spawn(async move {
+            let shared = held.shared.clone();
             let _call = shared.calls.read().await;
-            shared.remove(objects).await;
+            shared.remove(held).await;
         });
         async move { drop(removal.await) }
     }
@@ -203,8 +204,10 @@ impl Store for Releases {
             self.shared.close();
             let _alone = self.shared.calls.write().await;
             let parked = self.shared.ledger.lock().take_parked();
-            for batch in parked.chunks(self.shared.retry_batch_max) {
-                self.shared.remove(batch.to_vec()).await;
+            let batches = parked.chunks(self.shared.retry_batch_max);
+            let held: Vec<Held> = batches.map(|batch| self.shared.hold(batch.to_vec())).collect();
+            for batch in held {
+                self.shared.remove(batch).await;
             }
             self.shared.inner.shutdown().await
         })
@@ -218,11 +221,15 @@ impl Drop for Releases {
 }
 
 impl Shared {
+    fn hold(self: &Arc<Self>, objects: Vec<InHand>) -> Held {
+        Held { shared: self.clone(), objects }
+    }
+
     /// Removes objects, or parks them.
-    async fn remove(self: &Arc<Self>, mut objects: Vec<InHand>) {
-        let results = self.try_to_remove(&mut objects).await;
+    async fn remove(self: &Arc<Self>, mut held: Held) {
+        let results = self.try_to_remove(&mut held.objects).await;
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
-        for (object, result) in objects.into_iter().zip(results) {
+        for (object, result) in held.objects.drain(..).zip(results) {
             match result {
                 Ok(()) => ledger.removed(object, now),
                 Err(_) => ledger.failed(object, now),
@@ -234,15 +241,21 @@ impl Shared {
 
     /// Asks the store inside to remove objects. What it has not got any more is removed as well.
     async fn try_to_remove(&self, objects: &mut [InHand]) -> Results<()> {
-        let pinned: Vec<ObjectId> = ids(objects.iter().filter(|object| object.unpin));
+        let each_pin = |object: &InHand| std::iter::repeat_n(object.id, object.unpins.into());
+        let pinned: Vec<ObjectId> = objects.iter().flat_map(each_pin).collect();
         if !pinned.is_empty() {
             let results = one_each(self.inner.unpin(&pinned, Pin::Hard).await, pinned.len());
-            for (object, result) in objects.iter_mut().filter(|object| object.unpin).zip(results) {
+            let mut results = results.into_iter();
+            for object in objects.iter_mut() {
                 // Any answer but that the store is unwell is its last word on the pin.
-                object.unpin = result.is_err_and(|error| error.is_unwell());
+                let unwell = |result: &Result<(), StoreError>| {
+                    result.as_ref().is_err_and(StoreError::is_unwell)
+                };
+                let tried = results.by_ref().take(object.unpins.into());
+                object.unpins = tried.filter(unwell).count() as u16;
             }
         }
-        let ids = ids(objects.iter());
+        let ids: Vec<ObjectId> = objects.iter().map(|object| object.id).collect();
         if ids.is_empty() {
             return Vec::new();
         }
@@ -257,7 +270,10 @@ impl Shared {
     async fn put(self: Arc<Self>, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
         let _call = self.calls.read().await;
         let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
-        let admitted = self.admit(&ids).await;
+        let pin = options.pin == Some(Pin::Hard);
+        let (admitted, mut held) = self.admit(&ids).await;
+        // If this ends half-way, the objects may be there, with their pins.
+        held.objects.iter_mut().for_each(|object| object.unpins |= u16::from(pin));
         let (puts, _) = {
             let mut admitted = admitted.iter();
             split(puts, |_| admitted.next().is_some_and(Result::is_err))
@@ -268,7 +284,7 @@ impl Shared {
         };
         let mut results = results.into_iter();
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
-        let pin = options.pin == Some(Pin::Hard);
+        held.objects.clear();
         let end_put = |(id, admitted): (ObjectId, Result<_, _>)| {
             let in_hand = admitted?;
             let result = results.next().expect("one result for each object asked for");
@@ -281,33 +297,39 @@ impl Shared {
     }
 
     /// Which objects may be put. Those that were released before are removed and in hand then.
-    async fn admit(&self, ids: &[ObjectId]) -> Results<Option<InHand>> {
-        let mut released = Vec::new();
+    async fn admit(self: &Arc<Self>, ids: &[ObjectId]) -> (Results<Option<InHand>>, Held) {
+        let mut released = self.hold(Vec::new());
         let mut admitted: Vec<_> = {
             let (mut ledger, now) = (self.ledger.lock(), Instant::now());
             let begin_put = |id: &ObjectId| match ledger.begin_put(*id, now) {
                 MayPut::Yes => Ok(None),
                 MayPut::No => Err(StoreError::BeingWritten),
                 MayPut::AfterRemoving(object) => {
-                    released.push(object);
+                    released.objects.push(object);
                     Ok(Some(object))
                 }
             };
             ids.iter().map(begin_put).collect()
         };
-        let removed = self.try_to_remove(&mut released).await;
+        let removed = self.try_to_remove(&mut released.objects).await;
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
         let in_hand = admitted.iter_mut().filter(|admitted| matches!(admitted, Ok(Some(_))));
-        for (admitted, (object, removed)) in in_hand.zip(released.into_iter().zip(removed)) {
+        let mut cleared = Vec::new();
+        for (admitted, (object, removed)) in in_hand.zip(released.objects.drain(..).zip(removed)) {
             match removed {
-                Ok(()) => ledger.cleared(object),
+                Ok(()) => {
+                    ledger.cleared(object);
+                    cleared.push(object);
+                }
                 Err(error) => {
                     ledger.failed(object, now);
                     *admitted = Err(error);
                 }
             }
         }
-        admitted
+        drop(ledger);
+        released.objects = cleared;
+        (admitted, released)
     }
 
     /// Sees to it that somebody tries again what is parked.
@@ -335,7 +357,7 @@ impl Shared {
             }
             let due = self.ledger.lock().take_due(Instant::now());
             if !due.is_empty() {
-                self.remove(due).await;
+                self.remove(self.hold(due)).await;
             }
         }
     }
@@ -350,8 +372,23 @@ impl Shared {
     }
 }
 
-fn ids<'a>(objects: impl Iterator<Item = &'a InHand>) -> Vec<ObjectId> {
-    objects.map(|object| object.id).collect()
+/// Objects in somebody's hand. What is still there when it is dropped, with a runtime or by a panic of
+/// the store inside, is parked.
+#[derive(Debug)]
+struct Held {
+    shared: Arc<Shared>,
+    objects: Vec<InHand>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.objects.is_empty() {
+            return;
+        }
+        let (mut ledger, now) = (self.shared.ledger.lock(), Instant::now());
+        self.objects.drain(..).for_each(|object| ledger.failed(object, now));
+        self.shared.wake.notify_one();
+    }
 }
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -236,24 +236,19 @@ impl Shared {
         for ((number, id), copied) in numbers.into_iter().zip(copied) {
             match copied {
                 Ok(stored) if results[number].is_err() => results[number] = Ok(stored),
+                // Removed or replaced before it was in memory: whoever did that found it on disk only.
+                Ok(_) if self.disk.length(&id).is_none() => {
+                    take_back(&self.memory, &id, options.pin).await;
+                }
+                // Replaced by something that only memory has.
                 Err(StoreError::Superseded { present }) => {
-                    self.take_back(&id, options.pin).await;
+                    take_back(&self.disk, &id, options.pin).await;
                     results[number] = Err(StoreError::Superseded { present });
                 }
                 Ok(_) | Err(_) => {}
             }
         }
         results
-    }
-
-    /// Removes from disk what turned out to be replaced by something that only memory has.
-    async fn take_back(&self, id: &ObjectId, pin: Option<Pin>) {
-        let id = std::slice::from_ref(id);
-        // Either may find that it is gone already.
-        if let Some(pin) = pin {
-            let _ = self.disk.unpin(id, pin).await;
-        }
-        let _ = self.disk.remove(id, Removal::Forced).await;
     }
 
     async fn get(&self, gets: Vec<Get>, options: GetOptions) -> Results<Served> {
@@ -413,6 +408,16 @@ async fn move_up(memory: &MemoryStore, disk: &DiskStore, ticket: &Ticket) -> End
         Ok(_) | Err(StoreError::Missing) => Ending::Vanished,
         Err(_) => Ending::Failed,
     }
+}
+
+/// Removes from one tier what should not have got there.
+async fn take_back(tier: &dyn Store, id: &ObjectId, pin: Option<Pin>) {
+    let id = std::slice::from_ref(id);
+    // Either may find that it is gone already.
+    if let Some(pin) = pin {
+        let _ = tier.unpin(id, pin).await;
+    }
+    let _ = tier.remove(id, Removal::Forced).await;
 }
 
 /// The same put once more: sources are shared.

@@ -27,26 +27,20 @@ impl Catalogue {
             }
             Pin::Soft | Pin::Hard => return Err(StoreError::NotPinned),
         }
-        self.barren_until_ms = 0;
+        self.may_go(slot);
         Ok(())
     }
 
-    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` are out already.
+    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already.
     pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
-        while self.lease_ends.front().is_some_and(|end| *end <= now_ms) {
-            self.lease_ends.pop_front();
+        let entry = &mut self.entries[slot as usize];
+        match self.leases.grant(entry.leased_until_ms, now_ms, ttl_ms, leases_max) {
+            Some(end_ms) => {
+                self.counts.leases += 1;
+                entry.leased_until_ms = end_ms;
+            }
+            None => self.counts.leases_refused += 1,
         }
-        // Leases of one object, one after the other, must not use up everybody's share.
-        if self.entries[slot as usize].leased_until_ms > now_ms.saturating_add(ttl_ms / 2) {
-            return;
-        }
-        if self.lease_ends.len() >= leases_max {
-            self.counts.leases_refused += 1;
-            return;
-        }
-        self.counts.leases += 1;
-        self.lease_ends.push_back(now_ms + ttl_ms);
-        self.entries[slot as usize].leased_until_ms = now_ms + ttl_ms;
     }
 
     pub(super) fn pin_slot(&mut self, slot: Slot, pin: Pin) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -94,7 +95,8 @@ impl Disk for FileDisk {
         if length >= bytes {
             return Ok(());
         }
-        match fallocate(file, FallocateFlags::empty(), length, bytes - length) {
+        let reserve = || fallocate(file, FallocateFlags::empty(), length, bytes - length);
+        match rustix::io::retry_on_intr(reserve) {
             Ok(()) => file.sync_all(),
             // A file system that cannot reserve: the room is then found or missed with each write.
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
@@ -128,6 +130,13 @@ pub(super) fn join(thread: JoinHandle<()>) {
         // A thread that panicked has said so itself.
         let _ = thread.join();
     }
+}
+
+/// Finishes a transfer. Whoever is told may run anything, a waker of the caller's for example; if that
+/// panics it must not take along the thread that others' transfers depend on.
+pub(super) fn finish(transfer: Transfer, moved: io::Result<usize>) {
+    // The panic has been reported where it happened.
+    let _ = catch_unwind(AssertUnwindSafe(|| transfer.finish(moved)));
 }
 
 fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<Box<dyn Engine>> {
@@ -192,6 +201,7 @@ fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
         }
     }
     let lock = Lock(data.try_clone().map_err(unusable)?);
-    fs::write(owner_path, format!("process {}\n", std::process::id())).map_err(unusable)?;
+    // Only to tell who it is: a full disk has no room for it.
+    let _ = fs::write(owner_path, format!("process {}\n", std::process::id()));
     Ok(lock)
 }

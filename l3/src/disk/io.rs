@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::ptr::NonNull;
 
 use smallvec::SmallVec;
 
@@ -188,7 +189,7 @@ pub(crate) enum Owner {
 impl Part {
     pub(crate) fn new(owner: Owner, length: usize) -> Self {
         let available = match &owner {
-            Owner::Blocks(blocks) => blocks.0.len() * BLOCK_BYTES,
+            Owner::Blocks(blocks) => blocks.bytes(),
             Owner::Source(source) => source.len(),
             Owner::Target(target) => target.len(),
         };
@@ -198,7 +199,7 @@ impl Part {
 
     /// All of the blocks.
     pub(crate) fn blocks(blocks: Blocks) -> Self {
-        let length = blocks.0.len() * BLOCK_BYTES;
+        let length = blocks.bytes();
         Self::new(Owner::Blocks(blocks), length)
     }
 
@@ -215,15 +216,22 @@ impl Part {
 
     fn start(&self) -> *mut u8 {
         match &self.owner {
-            Owner::Blocks(blocks) => blocks.0.as_ptr().cast_mut().cast(),
+            Owner::Blocks(blocks) => blocks.start(),
             Owner::Source(source) => source.start(),
             Owner::Target(target) => target.start(),
         }
     }
 }
 
-/// Memory of the store's own, aligned for direct IO.
-pub(crate) struct Blocks(Box<[Block]>);
+/// Memory of the store's own, aligned for direct IO. It is not a `Box`: reads, by the kernel too, write
+/// to it through pointers.
+pub(crate) struct Blocks {
+    start: NonNull<Block>,
+    count: usize,
+}
+
+// SAFETY: it is the only owner of plain bytes.
+unsafe impl Send for Blocks {}
 
 #[repr(C, align(4096))]
 #[derive(Clone)]
@@ -232,27 +240,46 @@ struct Block([u8; BLOCK_BYTES]);
 impl Blocks {
     /// Zeroed blocks with room for `bytes`.
     pub(crate) fn for_bytes(bytes: usize) -> Self {
-        Self(vec![Block([0; BLOCK_BYTES]); bytes.div_ceil(BLOCK_BYTES)].into_boxed_slice())
+        let count = bytes.div_ceil(BLOCK_BYTES);
+        let blocks = vec![Block([0; BLOCK_BYTES]); count].into_boxed_slice();
+        let start = NonNull::from(Box::leak(blocks)).cast();
+        Self { start, count }
     }
 
     /// Blocks that begin with these bytes.
     pub(crate) fn holding(bytes: &[u8]) -> Self {
-        let mut blocks = Self::for_bytes(bytes.len());
-        for (block, bytes) in blocks.0.iter_mut().zip(bytes.chunks(BLOCK_BYTES)) {
-            block.0[..bytes.len()].copy_from_slice(bytes);
-        }
+        let blocks = Self::for_bytes(bytes.len());
+        // SAFETY: there is room for so many bytes, and nobody else knows it yet.
+        unsafe { blocks.start().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         blocks
     }
 
     /// Copies the first bytes out.
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) {
-        for (block, bytes) in self.0.iter().zip(bytes.chunks_mut(BLOCK_BYTES)) {
-            bytes.copy_from_slice(&block.0[..bytes.len()]);
-        }
+        assert!(bytes.len() <= self.bytes());
+        // SAFETY: there are so many initialised bytes, which nobody writes to meanwhile.
+        unsafe { self.start().copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn start(&self) -> *mut u8 {
+        self.start.as_ptr().cast()
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * BLOCK_BYTES
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        // SAFETY: that is where it came from.
+        drop(unsafe {
+            Box::from_raw(NonNull::slice_from_raw_parts(self.start, self.count).as_ptr())
+        });
     }
 }
 
 /// Whether direct IO can use memory that begins here.
 pub(crate) fn is_aligned(start: *const u8) -> bool {
-    start.addr().is_multiple_of(512)
+    start.addr().is_multiple_of(BLOCK_BYTES)
 }

@@ -80,8 +80,15 @@ impl DiskConfig {
 
     /// How many slots the store may have.
     pub(super) fn slots(&self) -> Result<Slot, OpenError> {
-        if self.object_bytes_max == 0 {
-            return Err(OpenError::Config("objects have at least one byte".to_owned()));
+        // What the kernel moves in one call, less the header's block.
+        const OBJECT_BYTES_MAX: usize = 0x7fff_f000 - BLOCK_BYTES;
+        const DEPTH_MAX: usize = 4096;
+        if !(1..=OBJECT_BYTES_MAX).contains(&self.object_bytes_max) || self.depth > DEPTH_MAX {
+            return Err(OpenError::Config(format!(
+                "objects have 1 to {OBJECT_BYTES_MAX} bytes, not {}, and up to {DEPTH_MAX} transfers \
+                 are in flight, not {}",
+                self.object_bytes_max, self.depth
+            )));
         }
         let slots = slots_of(self.capacity_bytes, self.layout().slot_bytes());
         check_shares(self.watermark_low, self.watermark_high, self.leased_share_max)

@@ -34,7 +34,7 @@ impl PlainFile {
         let disk = FileDisk::open(path, io, depth)?;
         let no_room = |error| OpenError::NoRoom { path: path.to_owned(), error };
         disk.grow(DiskFile::Data, objects * object_bytes as u64).map_err(no_room)?;
-        Ok(Self { disk, path: path.to_owned(), object_bytes, objects, depth })
+        Ok(Self { disk, path: path.to_owned(), object_bytes, objects, depth: depth.max(1) })
     }
 
     /// Writes all objects, syncs, and answers how long it took.

@@ -1,8 +1,9 @@
 //! The disk store.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -58,7 +59,6 @@ pub(super) struct Core {
     io_errors: AtomicU64,
     bounced_bytes: AtomicU64,
     born: Instant,
-    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -77,7 +77,10 @@ pub(super) struct State {
     pub(super) wants_round: bool,
     /// Somebody waits for a free slot.
     pub(super) wants_room: bool,
+    /// The last handle is gone.
     pub(super) closing: bool,
+    /// New calls are refused.
+    closed: bool,
     /// The number of rounds that have begun.
     pub(super) rounds_begun: u64,
 }
@@ -88,6 +91,10 @@ impl State {
             || !self.superseded.is_empty()
             || !self.tombs.is_empty()
             || self.catalogue.has_doomed()
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed { Err(StoreError::Closed) } else { Ok(()) }
     }
 }
 
@@ -132,6 +139,7 @@ impl DiskStore {
                 wants_round: false,
                 wants_room: false,
                 closing: false,
+                closed: false,
                 rounds_begun: 0,
             }),
             round_wanted: Condvar::new(),
@@ -144,7 +152,6 @@ impl DiskStore {
             io_errors: AtomicU64::new(0),
             bounced_bytes: AtomicU64::new(0),
             born: Instant::now(),
-            closed: AtomicBool::new(false),
             config,
         });
         if core.state.lock().catalogue.usable() == 0 {
@@ -156,7 +163,14 @@ impl DiskStore {
         }
         let commit = std::thread::Builder::new().name("terrace-commit".to_owned()).spawn({
             let core = core.clone();
-            move || core.commit_rounds()
+            move || {
+                // Whoever waits for a round must hear that there will be none.
+                if catch_unwind(AssertUnwindSafe(|| core.commit_rounds())).is_err() {
+                    let error = io::Error::other("the thread that does it has panicked");
+                    let broken = Some(StoreError::io("making changes durable", &error));
+                    core.progress.send_modify(|progress| progress.broken = broken);
+                }
+            }
         });
         let unusable = |error| OpenError::Directory { path: core.config.path.clone(), error };
         let committer = Mutex::new(Some(commit.map_err(unusable)?));
@@ -204,12 +218,13 @@ impl DiskStore {
         batch: &Arc<Batch<Header>>,
     ) -> Result<Transfer, StoreError> {
         let core = self.core().clone();
-        // Before it looks whether the store is open: a shutdown waits for it from here on.
+        // Before it is asked whether the store is open: a shutdown waits for whoever was told so.
         let ticket = Ticket::new(&self.handle.in_flight);
-        core.check_open()?;
         core.registry.check_get(&get)?;
         let (slot, length) = {
-            let catalogue = &mut core.state.lock().catalogue;
+            let state = &mut *core.state.lock();
+            state.check_open()?;
+            let catalogue = &mut state.catalogue;
             let (slot, length) = catalogue.begin_read(&get.id).ok_or(StoreError::Missing)?;
             if length as usize != get.target.len() {
                 catalogue.end_read(slot);
@@ -226,7 +241,11 @@ impl DiskStore {
             let id = arrival.id;
             let result = match result {
                 Ok(()) => arrival.verify(parts).map_err(StoreError::Corrupt),
-                Err(error) => Err(transfer_error("reading an object", &error)),
+                Err(error) => {
+                    // The page is back before anybody is told.
+                    drop((arrival, parts));
+                    Err(transfer_error("reading an object", &error))
+                }
             };
             core.end_get(slot, &id, &result);
             core.traffic.get(&result, length as usize);
@@ -294,11 +313,12 @@ impl Core {
         length: u32,
         pin: Option<Pin>,
     ) -> Result<Reserved, StoreError> {
-        self.check_open()?;
         if let Some(error) = &self.progress.borrow().broken {
             return Err(error.clone());
         }
-        self.state.lock().catalogue.reserve(id, length, pin)
+        let state = &mut *self.state.lock();
+        state.check_open()?;
+        state.catalogue.reserve(id, length, pin)
     }
 
     /// Waits until there may be a free slot.
@@ -332,33 +352,35 @@ impl Core {
     }
 
     fn end_put(&self, slot: Slot, pin: Option<Pin>, result: &Result<Stored, StoreError>) {
-        let state = &mut *self.state.lock();
+        let mut state = self.state.lock();
         if result.is_err() {
             Traffic::count(&self.io_errors, 1);
             state.catalogue.abandon(slot);
-            self.note_change();
-            return;
+        } else {
+            let replaced = state.catalogue.publish(slot, pin);
+            if !replaced.contains(&slot) {
+                state.fresh.push(slot);
+            }
+            state.superseded.extend(replaced);
         }
-        let replaced = state.catalogue.publish(slot, pin);
-        if !replaced.contains(&slot) {
-            state.fresh.push(slot);
-        }
-        state.superseded.extend(replaced);
+        drop(state);
         self.note_change();
     }
 
     fn end_get(&self, slot: Slot, id: &ObjectId, result: &Result<Header, StoreError>) {
-        let catalogue = &mut self.state.lock().catalogue;
-        catalogue.end_read(slot);
+        let mut state = self.state.lock();
+        state.catalogue.end_read(slot);
         match result {
             Ok(_) => {}
-            Err(StoreError::Corrupt(_)) => catalogue.doom_if(slot, id),
+            Err(StoreError::Corrupt(_)) => state.catalogue.doom_if(slot, id),
             Err(_) => Traffic::count(&self.io_errors, 1),
         }
+        drop(state);
         self.note_change();
     }
 
-    /// Tells the committer and whoever waits for room that something is different.
+    /// Tells the committer and whoever waits for room that something is different. Wakers may run
+    /// anything, so it happens outside of the lock.
     fn note_change(&self) {
         self.round_wanted.notify_all();
         self.changed.notify_waiters();
@@ -408,17 +430,15 @@ impl Core {
         mut change: impl FnMut(&mut State, &ObjectId) -> Result<T, StoreError> + Send + 'a,
     ) -> Answer<'a, Results<T>> {
         Box::pin(async move {
-            let open = self.check_open();
-            let state = &mut *self.state.lock();
-            let change = |id| open.clone().and_then(|()| change(state, id));
-            let results = ids.iter().map(change).collect();
+            let results = {
+                let state = &mut *self.state.lock();
+                let open = state.check_open();
+                let change = |id| open.clone().and_then(|()| change(state, id));
+                ids.iter().map(change).collect()
+            };
             self.note_change();
             results
         })
-    }
-
-    fn check_open(&self) -> Result<(), StoreError> {
-        if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
     pub(super) fn now_ms(&self) -> u64 {
@@ -428,7 +448,7 @@ impl Core {
 
 impl Store for DiskStore {
     fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
-        self.core().check_open()?;
+        self.core().state.lock().check_open()?;
         self.core().registry.register(arena)
     }
 
@@ -455,7 +475,7 @@ impl Store for DiskStore {
             let core = self.core();
             let (batch, results) = Batch::new(puts.len());
             let wait = Duration::from_millis(core.config.full_wait_ms);
-            let deadline = Instant::now() + wait;
+            let mut deadline = None;
             let mut transfers = Vec::new();
             let mut ready_bytes = 0;
             for (number, mut put) in puts.into_iter().enumerate() {
@@ -464,7 +484,9 @@ impl Store for DiskStore {
                         Ok(Prepared::NoRoom(waiting)) => {
                             // Those before it may be what it waits for.
                             core.disk.start(std::mem::take(&mut transfers));
-                            match core.room(deadline).await {
+                            // Those that find no room in time are not followed by more waiting.
+                            let until = *deadline.get_or_insert_with(|| Instant::now() + wait);
+                            match core.room(until).await {
                                 Ok(()) => put = waiting,
                                 Err(error) => break Err(error),
                             }
@@ -474,6 +496,7 @@ impl Store for DiskStore {
                 };
                 match prepared {
                     Ok(Prepared::Transfer(transfer)) => {
+                        deadline = None;
                         ready_bytes += transfer.bytes();
                         transfers.push(transfer);
                     }
@@ -528,7 +551,7 @@ impl Store for DiskStore {
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.core().check_open()?;
+            self.core().state.lock().check_open()?;
             self.core().flush().await
         })
     }
@@ -536,9 +559,14 @@ impl Store for DiskStore {
     fn stats(&self) -> StoreStats {
         let core = self.core();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let stats = core.state.lock().catalogue.stats(core.config.object_bytes_max);
+        let (stats, slots_max) = {
+            let state = core.state.lock();
+            (state.catalogue.stats(core.config.object_bytes_max), state.slots_max)
+        };
         let stats = core.traffic.fill(TierStats {
             arenas: core.registry.len() as u64,
+            // Less than configured if the disk is full.
+            capacity_bytes: u64::from(slots_max) * core.config.object_bytes_max as u64,
             io_errors: read(&core.io_errors),
             bounced_bytes: read(&core.bounced_bytes),
             commits: read(&core.commits),
@@ -550,7 +578,7 @@ impl Store for DiskStore {
 
     fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async move {
-            self.core().closed.store(true, Ordering::SeqCst);
+            self.core().state.lock().closed = true;
             self.handle.in_flight.none().await;
             self.core().flush().await
         })

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
+use rustix::io::retry_on_intr;
 
-use super::files::{Engine, join};
+use super::files::{Engine, finish, join};
 use super::io::{Direction, DiskFile, Transfer};
 
 #[derive(Debug)]
@@ -43,8 +44,12 @@ impl Threads {
                 .name(format!("terrace-disk-{number}"))
                 .spawn(move || queue.work())
         };
-        let workers = (0..depth).map(work).collect::<io::Result<_>>()?;
-        Ok(Self { queue, workers })
+        // If one fails, dropping those before it ends them.
+        let mut threads = Self { queue: queue.clone(), workers: Vec::new() };
+        for number in 0..depth {
+            threads.workers.push(work(number)?);
+        }
+        Ok(threads)
     }
 }
 
@@ -78,7 +83,7 @@ impl Queue {
             };
             drop(waiting);
             let moved = self.perform(&transfer);
-            transfer.finish(moved);
+            finish(transfer, moved);
         }
     }
 
@@ -87,15 +92,15 @@ impl Queue {
             DiskFile::Data => &self.data,
             DiskFile::Index => &self.index,
         };
-        let vectors = transfer.vectors();
+        let mut vectors = transfer.vectors();
         // SAFETY: an `IoVector` has the layout of the slices that rustix wants, which have that of
         // the kernel's `iovec`. The memory is the transfer's until it is finished, and it is written
         // to in reads only.
-        let moved = unsafe {
-            let (start, count) = (vectors.as_ptr(), vectors.len());
+        let moved = retry_on_intr(|| unsafe {
+            let (start, count) = (vectors.as_mut_ptr(), vectors.len());
             match transfer.direction() {
                 Direction::Read => {
-                    let slices = std::slice::from_raw_parts_mut(start.cast_mut().cast(), count);
+                    let slices = std::slice::from_raw_parts_mut(start.cast(), count);
                     rustix::io::preadv(file, slices, transfer.offset())
                 }
                 Direction::Write => {
@@ -103,7 +108,7 @@ impl Queue {
                     rustix::io::pwritev(file, slices, transfer.offset())
                 }
             }
-        };
+        });
         moved.map_err(io::Error::from)
     }
 }

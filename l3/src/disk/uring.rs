@@ -14,7 +14,7 @@ use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::files::{Engine, join};
+use super::files::{Engine, finish, join};
 use super::io::{Direction, DiskFile, IoVector, Transfer};
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ const CLOSE: u64 = u64::MAX;
 impl Uring {
     /// Rings with `depth` transfers in flight each, or what the kernel has against it.
     pub(super) fn new(data: &File, index: &File, rings: usize, depth: usize) -> io::Result<Self> {
-        let ring = |number: usize| {
+        let ring = |number: usize| -> io::Result<_> {
             let ring = Arc::new(Ring {
                 // One more for the call that closes.
                 kernel: IoUring::new((depth + 1).next_power_of_two() as u32)?,
@@ -70,8 +70,12 @@ impl Uring {
                 })?;
             Ok((ring, reaper))
         };
-        let rings = (0..rings).map(ring).collect::<io::Result<_>>()?;
-        Ok(Self { rings, next: AtomicUsize::new(0) })
+        // If one fails, dropping those before it ends their threads.
+        let mut uring = Self { rings: Vec::new(), next: AtomicUsize::new(0) };
+        for number in 0..rings {
+            uring.rings.push(ring(number)?);
+        }
+        Ok(uring)
     }
 }
 
@@ -134,32 +138,38 @@ impl Ring {
         }
         drop(queue);
         if any {
-            self.enter();
+            self.enter(submission);
         }
     }
 
-    /// Tells the kernel that there is something in the queue.
-    fn enter(&self) {
-        while let Err(error) = self.kernel.submit() {
-            let busy = matches!(error.raw_os_error(), Some(code) if code == BUSY || code == AGAIN);
-            assert!(busy || error.kind() == io::ErrorKind::Interrupted, "io_uring: {error}");
-            std::thread::yield_now();
+    /// Tells the kernel that there is something in the queue, until it has taken all of it: it may
+    /// take a part when it is short of memory, and would not look at the rest before the next call.
+    fn enter(&self, _submission: &mut Submission) {
+        // SAFETY: the lock that `_submission` came from makes this the only use of the queue.
+        while !unsafe { self.kernel.submission_shared() }.is_empty() {
+            if let Err(error) = self.kernel.submit() {
+                let busy =
+                    matches!(error.raw_os_error(), Some(code) if code == BUSY || code == AGAIN);
+                assert!(busy || error.kind() == io::ErrorKind::Interrupted, "io_uring: {error}");
+                std::thread::yield_now();
+            }
         }
     }
 
     fn close(&self) {
-        let _submission = self.submission.lock();
+        let mut submission = self.submission.lock();
         // SAFETY: the lock makes this the only use of the queue; the call uses no memory.
         let pushed = unsafe {
             self.kernel.submission_shared().push(&opcode::Nop::new().build().user_data(CLOSE))
         };
         pushed.expect("one place is kept for this");
-        self.enter();
+        self.enter(&mut submission);
     }
 
     fn reap(&self) {
         let mut answers: Vec<(u64, i32)> = Vec::new();
         let mut ended: Vec<(Transfer, i32)> = Vec::new();
+        let mut closing = false;
         loop {
             // SAFETY: only this thread looks at completions.
             answers.extend(
@@ -177,7 +187,6 @@ impl Ring {
                 }
                 continue;
             }
-            let mut closing = false;
             let mut submission = self.submission.lock();
             for (number, result) in answers.drain(..) {
                 if number == CLOSE {
@@ -191,14 +200,14 @@ impl Ring {
                 ended.push((transfer, result));
             }
             self.submit(&mut submission);
+            // Memory that the kernel still writes to must not go away with this thread.
+            let idle = submission.unused.len() == submission.in_flight.len();
             drop(submission);
             for (transfer, result) in ended.drain(..) {
-                transfer.finish(match usize::try_from(result) {
-                    Ok(moved) => Ok(moved),
-                    Err(_) => Err(io::Error::from_raw_os_error(-result)),
-                });
+                let moved = usize::try_from(result);
+                finish(transfer, moved.map_err(|_| io::Error::from_raw_os_error(-result)));
             }
-            if closing {
+            if closing && idle {
                 return;
             }
         }
@@ -215,3 +224,33 @@ const AGAIN: i32 = 11;
 const BUSY: i32 = 16;
 /// Wait for completions.
 const ENTER_GETEVENTS: u32 = 1;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::super::io::{Blocks, Part, Parts};
+    use super::*;
+
+    #[test]
+    fn a_ring_that_is_dropped_waits_for_what_the_kernel_has() {
+        const BYTES: usize = 1 << 20;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * BYTES as u64).unwrap();
+        let (answer, answered) = mpsc::channel();
+        let uring = Uring::new(&file, &file, 2, 8).unwrap();
+        let transfer = |number: usize| {
+            let answer = answer.clone();
+            let parts = Parts::from_iter([Part::blocks(Blocks::for_bytes(BYTES))]);
+            let done = move |result: io::Result<()>, _: Parts| answer.send(result).unwrap();
+            let offset = (number * BYTES) as u64;
+            Transfer::new(Direction::Write, DiskFile::Data, offset, parts, done)
+        };
+        uring.start((0..64).map(transfer).collect());
+        drop((uring, answer));
+        let results: Vec<_> = answered.iter().collect();
+        let failed: Vec<_> = results.iter().filter(|result| result.is_err()).collect();
+        assert_eq!(results.len(), 64);
+        assert!(failed.is_empty(), "{} of 64: {:?}", failed.len(), failed[0]);
+    }
+}

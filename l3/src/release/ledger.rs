@@ -34,8 +34,8 @@ pub(crate) struct Ledger {
 struct Entry {
     /// The number of its last release. Whoever took the object in hand before has no say any more.
     release: u64,
-    /// Whether a hard pin is to be taken back.
-    unpin: bool,
+    /// How many hard pins are to be taken back, besides those that somebody has in hand.
+    unpins: u16,
     failures: u32,
     stage: Stage,
 }
@@ -54,8 +54,8 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InHand {
     pub(crate) id: ObjectId,
-    /// Whether a hard pin is to be taken back first.
-    pub(crate) unpin: bool,
+    /// How many hard pins are to be taken back first.
+    pub(crate) unpins: u16,
     release: u64,
 }
 
@@ -86,9 +86,11 @@ impl Ledger {
     /// Takes an object in hand for good.
     pub(crate) fn release(&mut self, id: ObjectId) -> InHand {
         self.stats.released += 1;
-        let entry = self.new_entry(true);
+        // Each release takes back a pin, even if those before it could not yet.
+        let unpins = self.owed(id).saturating_add(1);
+        let entry = self.new_entry(unpins);
         self.set(id, Some(entry));
-        InHand { id, unpin: true, release: entry.release }
+        self.take(id)
     }
 
     /// The store says that the object is removed.
@@ -108,8 +110,12 @@ impl Ledger {
 
     /// The object could not be removed.
     pub(crate) fn failed(&mut self, object: InHand, now: Instant) {
+        let unpins = self.owed(object.id).saturating_add(object.unpins);
         if let Some(entry) = self.in_hand(object) {
-            self.park(object.id, Entry { unpin: object.unpin, ..entry }, now);
+            self.park(object.id, Entry { unpins, ..entry }, now);
+        } else if let Some(entry) = self.entries.get_mut(&object.id) {
+            // Released again meanwhile: that one takes back these pins as well.
+            entry.unpins = unpins;
         }
     }
 
@@ -201,25 +207,31 @@ impl Ledger {
     }
 
     fn take(&mut self, id: ObjectId) -> InHand {
-        let entry = self.entries[&id];
-        self.set(id, Some(Entry { stage: Stage::InHand, ..entry }));
-        InHand { id, unpin: entry.unpin, release: entry.release }
+        let Entry { release, unpins, .. } = self.entries[&id];
+        self.set(id, Some(Entry { stage: Stage::InHand, unpins: 0, ..self.entries[&id] }));
+        InHand { id, unpins, release }
     }
 
-    fn new_entry(&mut self, unpin: bool) -> Entry {
+    fn owed(&self, id: ObjectId) -> u16 {
+        self.entries.get(&id).map_or(0, |entry| entry.unpins)
+    }
+
+    fn new_entry(&mut self, unpins: u16) -> Entry {
         self.releases += 1;
-        Entry { release: self.releases, unpin, failures: 0, stage: Stage::InHand }
+        Entry { release: self.releases, unpins, failures: 0, stage: Stage::InHand }
     }
 
     /// As if it had been released again, and that had failed.
     fn park_anew(&mut self, id: ObjectId, unpin: bool, now: Instant) {
-        let entry = self.new_entry(unpin);
+        let unpins = self.owed(id).max(u16::from(unpin));
+        let entry = self.new_entry(unpins);
         self.park(id, entry, now);
     }
 
     fn park(&mut self, id: ObjectId, entry: Entry, now: Instant) {
         let pause = self.config.retry_ms.saturating_mul(1 << entry.failures.min(20));
-        let pause = Duration::from_millis(pause.min(self.config.retry_max_ms));
+        // Without any pause the retries would keep a thread busy.
+        let pause = Duration::from_millis(pause.min(self.config.retry_max_ms).max(1));
         let stage = Stage::Parked { due: after(now, pause) };
         self.set(id, Some(Entry { failures: entry.failures.saturating_add(1), stage, ..entry }));
         while self.oldest.len() > self.config.parked_max as usize {
@@ -233,7 +245,7 @@ impl Ledger {
     fn bury(&mut self, id: ObjectId, entry: Entry, now: Instant) {
         let until = after(now, Duration::from_millis(self.config.tombstone_ttl_ms));
         let stage = Stage::Gone { until };
-        self.set(id, Some(Entry { unpin: false, failures: 0, stage, ..entry }));
+        self.set(id, Some(Entry { unpins: 0, failures: 0, stage, ..entry }));
         self.forget(now);
     }
 
@@ -389,7 +401,7 @@ mod tests {
         let late = StoreError::TimedOut(Duration::ZERO);
         assert_eq!(ledger.end_put(id(1), object, true, Err(late.clone()), now), Err(late));
         let parked = ledger.take_parked();
-        assert!(parked[0].unpin, "it may arrive with its pin");
+        assert_eq!(parked[0].unpins, 1, "it may arrive with its pin");
     }
 
     #[test]

@@ -201,7 +201,9 @@ fn lock(path: &Path, data: &File) -> Result<Lock, OpenError> {
         }
     }
     let lock = Lock(data.try_clone().map_err(unusable)?);
-    // Only to tell who it is: a full disk has no room for it.
-    let _ = fs::write(owner_path, format!("process {}\n", std::process::id()));
-    Ok(lock)
+    match fs::write(owner_path, format!("process {}\n", std::process::id())) {
+        // Only to tell who it is: a full disk has no room for it.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(lock),
+        written => written.map(|()| lock).map_err(unusable),
+    }
 }

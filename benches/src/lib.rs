@@ -1,10 +1,12 @@
-//! Workloads that measure Terrace. `terrace bench` runs them and prints what they return.
+//! Workloads that measure Terrace. `terrace bench` runs them and prints what they return; `cargo bench`
+//! measures the [hot paths](hot_paths) alone.
 //!
 //! They measure time, so figures depend on the machine and on what else it does: only ratios within
 //! one run travel.
 
 mod cache;
 mod figures;
+pub mod hot_paths;
 mod l3;
 mod lifetimes;
 mod steps;

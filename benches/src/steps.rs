@@ -47,10 +47,12 @@ pub struct StepFigures {
     pub allocations_per_step: f64,
 }
 
-struct Bench {
-    scheduler: Scheduler,
-    plan: Plan,
-    now: Time,
+/// A scheduler with an engine that computes nothing.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) plan: Plan,
+    pub(crate) now: Time,
     next_request: u64,
 }
 
@@ -63,19 +65,7 @@ impl StepWorkload {
     /// # Panics
     /// If the prompts do not fit the device.
     pub fn run(&self) -> Result<StepFigures, ConfigError> {
-        let mut config =
-            Config::builder().page_size(self.page_size).device_pages(self.device_pages).build()?;
-        config.batch.running_max = self.running;
-        config.batch.step_tokens_max = self.running.max(8192);
-        config.batch.mixed = false;
-        config.batch.prefill_streak_max = u32::MAX;
-        config.queue.window = self.running.max(64);
-        let mut bench = Bench {
-            scheduler: Scheduler::new(config)?,
-            plan: Plan::default(),
-            now: Time(0),
-            next_request: 0,
-        };
+        let mut bench = Bench::new(self.page_size, self.device_pages, self.running)?;
         let shared = self.context * self.shared_percent / 100 / self.page_size * self.page_size;
         let common: Vec<Token> = (0..shared).collect();
         bench.wave(std::slice::from_ref(&common), 1);
@@ -127,8 +117,25 @@ impl StepWorkload {
 }
 
 impl Bench {
+    /// An idle one, whose steps are either prefills or decodes, prefills first.
+    pub(crate) fn new(
+        page_size: u32,
+        device_pages: u32,
+        running: u32,
+    ) -> Result<Self, ConfigError> {
+        let mut config =
+            Config::builder().page_size(page_size).device_pages(device_pages).build()?;
+        config.batch.running_max = running;
+        config.batch.step_tokens_max = running.max(8192);
+        config.batch.mixed = false;
+        config.batch.prefill_streak_max = u32::MAX;
+        config.queue.window = running.max(64);
+        let scheduler = Scheduler::new(config)?;
+        Ok(Self { scheduler, plan: Plan::default(), now: Time(0), next_request: 0 })
+    }
+
     /// Submits the prompts and computes until all of them decode, or have ended.
-    fn wave(&mut self, prompts: &[Vec<Token>], new_tokens: u32) -> Duration {
+    pub(crate) fn wave(&mut self, prompts: &[Vec<Token>], new_tokens: u32) -> Duration {
         let requests: Vec<Request> = prompts
             .iter()
             .map(|prompt| {
@@ -153,13 +160,13 @@ impl Bench {
         }
     }
 
-    fn next_plan(&mut self) -> Duration {
+    pub(crate) fn next_plan(&mut self) -> Duration {
         self.now = Time(self.now.0 + 10_000);
         let Self { scheduler, plan, now, .. } = self;
         time(|| scheduler.plan_into(*now, plan))
     }
 
-    fn producers(&self) -> impl Iterator<Item = StepResult<'static>> + use<'_> {
+    pub(crate) fn producers(&self) -> impl Iterator<Item = StepResult<'static>> + use<'_> {
         let last_chunks = self.plan.prefills.iter().filter(|prefill| prefill.produces_token);
         let requests =
             last_chunks.map(|p| p.request).chain(self.plan.decodes.iter().map(|d| d.request));
@@ -174,7 +181,7 @@ impl Bench {
     }
 
     /// Lets the latest `count` requests end, if they have not.
-    fn finish(&mut self, count: u32) -> Duration {
+    pub(crate) fn finish(&mut self, count: u32) -> Duration {
         let ids = self.next_request + 1 - u64::from(count)..=self.next_request;
         let Self { scheduler, now, plan, .. } = self;
         let took = time(|| {

@@ -8,6 +8,7 @@
 //! of it. So opening reads the index and nothing else, and nothing it finds there is a phantom.
 
 mod commit;
+mod engine;
 mod files;
 mod in_flight;
 mod io;

@@ -1,16 +1,14 @@
 //! The directory of a real store: its files, its lock, and whatever transfers their bytes.
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
+use super::engine::Engine;
 use super::io::{Disk, DiskFile, Transfer};
 use super::threads::Threads;
 use super::{IoEngine, OpenError};
@@ -37,11 +35,6 @@ impl Drop for Lock {
         // If it cannot be unlocked, closing is what remains.
         let _ = self.0.unlock();
     }
-}
-
-/// Something that performs transfers.
-pub(super) trait Engine: Send + Sync + fmt::Debug {
-    fn start(&self, transfers: Vec<Transfer>);
 }
 
 impl FileDisk {
@@ -121,22 +114,6 @@ impl Disk for FileDisk {
     fn length(&self, file: DiskFile) -> io::Result<u64> {
         Ok(self.file(file).metadata()?.len())
     }
-}
-
-/// Waits for a thread to end, unless it is this one: the last user of a disk may be a transfer of its
-/// own.
-pub(super) fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() {
-        // A thread that panicked has said so itself.
-        let _ = thread.join();
-    }
-}
-
-/// Finishes a transfer. Whoever is told may run anything, a waker of the caller's for example; if that
-/// panics it must not take along the thread that others' transfers depend on.
-pub(super) fn finish(transfer: Transfer, moved: io::Result<usize>) {
-    // The panic has been reported where it happened.
-    let _ = catch_unwind(AssertUnwindSafe(|| transfer.finish(moved)));
 }
 
 fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<Box<dyn Engine>> {

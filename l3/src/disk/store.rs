@@ -12,7 +12,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::commit::Progress;
-use super::files::{FileDisk, join};
+use super::engine::join;
+use super::files::FileDisk;
 use super::in_flight::{InFlight, Ticket};
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, read_index};

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::retry_on_intr;
 
-use super::files::{Engine, finish, join};
+use super::engine::{Engine, finish, join};
 use super::io::{Direction, DiskFile, Transfer};
 
 #[derive(Debug)]

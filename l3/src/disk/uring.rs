@@ -14,7 +14,7 @@ use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::files::{Engine, finish, join};
+use super::engine::{Engine, finish, join};
 use super::io::{Direction, DiskFile, IoVector, Transfer};
 
 #[derive(Debug)]

@@ -273,7 +273,7 @@ impl Shared {
         let pin = options.pin == Some(Pin::Hard);
         let (admitted, mut held) = self.admit(&ids).await;
         // If this ends half-way, the objects may be there, with their pins.
-        held.objects.iter_mut().for_each(|object| object.unpins |= u16::from(pin));
+        held.objects.iter_mut().for_each(|object| object.unpins = object.unpins.max(pin.into()));
         let (puts, _) = {
             let mut admitted = admitted.iter();
             split(puts, |_| admitted.next().is_some_and(Result::is_err))

@@ -1,0 +1,209 @@
+//! A device that is the CPU: its memory is memory, and its copies run on threads of their own.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use terrace_l3::{Arena, Lent, Source, Target};
+use terrace_scheduler::{CopyDirection, DevicePage, StepId};
+
+use crate::batch::Batch;
+use crate::device::{CopyError, CopyJob, Device};
+
+/// The CPU as a device.
+#[derive(Debug)]
+pub struct CpuDevice {
+    memory: CpuMemory,
+    host: Option<Arena>,
+    copies: Option<std::sync::mpsc::Sender<CopyJob>>,
+    steps: Arc<StepsEnded>,
+    copier: Option<JoinHandle<()>>,
+}
+
+impl CpuDevice {
+    /// A device with so many pages in each tier. Memory is taken from the system as it is first
+    /// touched.
+    ///
+    /// # Errors
+    /// When the system has not so much address space left.
+    pub fn new(device_pages: u32, host_pages: u32, page_bytes: usize) -> io::Result<Self> {
+        let memory = CpuMemory(Arena::new(device_pages, page_bytes)?);
+        let host = match host_pages {
+            0 => None,
+            pages => Some(Arena::new(pages, page_bytes)?),
+        };
+        let steps = Arc::new(StepsEnded::default());
+        let (sender, receiver) = std::sync::mpsc::channel::<CopyJob>();
+        let copier = std::thread::Builder::new().name("terrace-copies".to_owned()).spawn({
+            let (memory, host, steps) = (memory.clone(), host.clone(), steps.clone());
+            move || {
+                for job in receiver {
+                    let (copied, done) = (copy(&memory, host.as_ref(), &steps, &job), job.done);
+                    done(copied);
+                }
+            }
+        })?;
+        Ok(Self { memory, host, copies: Some(sender), steps, copier: Some(copier) })
+    }
+}
+
+impl Device for CpuDevice {
+    type Memory = CpuMemory;
+
+    fn memory(&self) -> &CpuMemory {
+        &self.memory
+    }
+
+    fn host(&self) -> Option<&Arena> {
+        self.host.as_ref()
+    }
+
+    fn start_copy(&self, job: CopyJob) {
+        let copies = self.copies.as_ref().expect("the copier lives as long as its device");
+        copies.send(job).expect("the copier lives as long as its device");
+    }
+
+    fn step_ended(&self, step: StepId) {
+        self.steps.set(step);
+    }
+}
+
+impl Drop for CpuDevice {
+    /// Copies that were started are finished first.
+    fn drop(&mut self) {
+        drop(self.copies.take());
+        if let Some(copier) = self.copier.take()
+            && copier.thread().id() != std::thread::current().id()
+        {
+            let _ = copier.join();
+        }
+    }
+}
+
+/// The last step that has ended, and who waits for one.
+#[derive(Debug, Default)]
+struct StepsEnded {
+    last: Mutex<Option<StepId>>,
+    changed: Condvar,
+}
+
+impl StepsEnded {
+    fn set(&self, step: StepId) {
+        let mut last = self.last.lock();
+        *last = (*last).max(Some(step));
+        self.changed.notify_all();
+    }
+
+    fn wait_for(&self, step: Option<StepId>) {
+        let mut last = self.last.lock();
+        while *last < step {
+            self.changed.wait(&mut last);
+        }
+    }
+}
+
+fn copy(
+    memory: &CpuMemory,
+    host: Option<&Arena>,
+    steps: &StepsEnded,
+    job: &CopyJob,
+) -> Result<(), CopyError> {
+    let host = host.ok_or_else(|| CopyError("there is no host tier".to_owned()))?;
+    let in_use = |lent: Lent| CopyError(lent.to_string());
+    steps.wait_for(job.after);
+    for (device_page, host_page) in job.device_pages.iter().zip(&job.host_pages) {
+        let (device_page, host_page) = (device_page.slot(), host_page.slot());
+        let (mut to, from) = match job.direction {
+            CopyDirection::LoadBack => (memory.0.target(device_page), host.source(host_page)),
+            CopyDirection::WriteBack => (host.target(host_page), memory.0.source(device_page)),
+        };
+        let (to, from) = (to.as_mut().map_err(|lent| in_use(*lent))?, from.map_err(in_use)?);
+        to.copy_from_slice(&from);
+    }
+    Ok(())
+}
+
+/// The memory of a [`CpuDevice`], as models see it.
+#[derive(Clone, Debug)]
+pub struct CpuMemory(Arena);
+
+impl CpuMemory {
+    /// Memory for so many pages of KV.
+    ///
+    /// # Errors
+    /// When the system has not so much address space left.
+    pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
+        Arena::new(pages, page_bytes).map(Self)
+    }
+
+    /// Takes the pages that a step uses until the returned value is dropped.
+    ///
+    /// # Errors
+    /// When another transfer is using a page that the step writes to, or, checked in debug builds
+    /// only, writing to one that it reads.
+    pub fn lend(&self, batch: &Batch<'_>) -> Result<StepPages<'_>, Lent> {
+        let mut pages = StepPages { memory: self, written: Vec::new(), _read: Vec::new() };
+        for span in batch.spans {
+            let written = batch.written_pages_of(span);
+            for page in written {
+                pages.written.push(self.0.target(page.slot())?);
+            }
+            // A page in use never moves, which is the scheduler's promise; taking a loan of each
+            // would cost a step as much as its contexts are long.
+            if cfg!(debug_assertions) {
+                let all = batch.pages_of(span);
+                for page in &all[..all.len() - written.len()] {
+                    pages._read.push(self.0.source(page.slot())?);
+                }
+            }
+        }
+        pages.written.sort_unstable_by_key(Target::page);
+        Ok(pages)
+    }
+}
+
+/// The pages that one step uses.
+#[derive(Debug)]
+pub struct StepPages<'a> {
+    memory: &'a CpuMemory,
+    /// By page.
+    written: Vec<Target>,
+    _read: Vec<Source>,
+}
+
+impl StepPages<'_> {
+    /// The elements of a page that the step reads or has written.
+    #[must_use]
+    pub fn read(&self, page: DevicePage) -> &[f32] {
+        let (start, elements) = self.locate(page);
+        // SAFETY: the page lies in the arena, which is aligned for any element and outlives `self`.
+        // Nobody else writes to it: pages that the step writes to are lent to it alone and need
+        // `&mut self`, and the scheduler starts no transfer into a page that a step reads.
+        unsafe { std::slice::from_raw_parts(start, elements) }
+    }
+
+    /// The elements of a page that the step writes to.
+    ///
+    /// # Panics
+    /// When the page is not one of those.
+    pub fn write(&mut self, page: DevicePage) -> &mut [f32] {
+        let lent = self.written.binary_search_by_key(&page.slot(), Target::page);
+        assert!(lent.is_ok(), "the step does not write to {page:?}");
+        let (start, elements) = self.locate(page);
+        // SAFETY: the page lies in the arena and is lent for writing to this step alone; `&mut self`
+        // keeps the step's own readers away.
+        unsafe { std::slice::from_raw_parts_mut(start, elements) }
+    }
+
+    fn locate(&self, page: DevicePage) -> (*mut f32, usize) {
+        let arena = &self.memory.0;
+        assert!(page.slot() < arena.pages(), "the device has no {page:?}");
+        let offset = page.slot() as usize * arena.page_bytes();
+        // SAFETY: the offset of a page that exists lies in the arena's allocation.
+        let start = unsafe { arena.base().as_ptr().add(offset) };
+        (start.cast::<f32>(), arena.page_bytes() / size_of::<f32>())
+    }
+}

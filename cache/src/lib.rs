@@ -41,6 +41,7 @@ mod pool;
 mod sequence;
 mod tier;
 mod tree;
+mod view;
 mod write_policy;
 
 pub use audit::{Claims, Fault};
@@ -55,4 +56,5 @@ pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };
 pub use tree::{Cursor, Match, NodeId};
+pub use view::NodeView;
 pub use write_policy::WritePolicy;

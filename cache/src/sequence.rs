@@ -28,7 +28,21 @@ pub struct Tokens<'a> {
     pub appended: &'a [Token],
 }
 
-impl Tokens<'_> {
+impl<'a> Tokens<'a> {
+    /// The tokens at some places: those from the prompt, then those that were appended.
+    ///
+    /// # Panics
+    /// When there are not so many.
+    #[must_use]
+    pub fn range(&self, places: std::ops::Range<usize>) -> [&'a [Token]; 2] {
+        let prompt = self.prompt.len();
+        let (start, end) = (places.start, places.end);
+        [
+            &self.prompt[start.min(prompt)..end.min(prompt)],
+            &self.appended[start.max(prompt) - prompt..end.max(prompt) - prompt],
+        ]
+    }
+
     /// One after the other.
     #[must_use]
     pub fn to_vec(&self) -> Vec<Token> {

@@ -53,6 +53,14 @@ impl CpuDevice {
 impl Device for CpuDevice {
     type Memory = CpuMemory;
 
+    fn pages(&self) -> u32 {
+        self.memory.0.pages()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.memory.0.page_bytes()
+    }
+
     fn memory(&self) -> &CpuMemory {
         &self.memory
     }

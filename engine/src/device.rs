@@ -8,6 +8,12 @@ pub trait Device: Send + Sync + 'static {
     /// The device's own memory, which models compute in.
     type Memory: Send + Sync + 'static;
 
+    /// How many pages the device's own memory has.
+    fn pages(&self) -> u32;
+
+    /// The size of a page.
+    fn page_bytes(&self) -> usize;
+
     /// The device's own memory.
     fn memory(&self) -> &Self::Memory;
 

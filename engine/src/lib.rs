@@ -1,11 +1,32 @@
-//! Drives a scheduler.
+//! The engine: drives a scheduler. It asks for plans, starts copies and L3 transfers, runs the model,
+//! and reports what came of it, so that whoever embeds it only submits requests and reads tokens.
+//!
+//! One task decides ([`Engine`]); the model runs on a thread of its own ([`Model`]), copies on the
+//! device's ([`Device`]), L3 transfers as tasks on the [`Store`](terrace_l3::Store). The deciding task
+//! never waits for any of them, nor for a client: what they have to say comes as a message.
+//!
+//! The engine never touches KV bytes. Pages are computed by the model, copied by the device, and go
+//! between host memory and L3 without a copy in between.
 
 mod batch;
 mod cpu;
 mod device;
+mod driver;
+mod engine;
+mod generation;
+mod happening;
+mod live;
 mod model;
+mod sampling;
+mod stepper;
+mod transfers;
+mod view;
 
 pub use batch::{Batch, PageTable, Span};
 pub use cpu::{CpuDevice, CpuMemory, StepPages};
 pub use device::{CopyError, CopyJob, Device};
+pub use engine::{Drained, Engine, StartError, SubmitError};
+pub use generation::{EndReason, Ending, Generate, Generation, Update};
 pub use model::{KvShape, Model, ModelError};
+pub use sampling::{Sampler, Sampling};
+pub use view::{Figures, Moment, RequestView, StepFigures, View};

@@ -127,9 +127,9 @@ impl Scheduler {
         let entry = &mut self.requests[handle];
         let is_first = !entry.admitted_before;
         if is_first {
+            entry.hits.device_tokens = path.depth() * self.config.cache.page_size;
             self.stats.prompt_tokens += u64::from(entry.prompt_tokens);
-            self.stats.device_hit_tokens +=
-                u64::from(path.depth()) * u64::from(self.config.cache.page_size);
+            self.stats.device_hit_tokens += u64::from(entry.hits.device_tokens);
         }
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
@@ -208,12 +208,15 @@ impl Scheduler {
     /// Hits are counted once, when a request is first admitted; those that must be loaded, when
     /// they have been.
     pub(crate) fn count_loaded(&mut self, handle: Handle, loaded: std::ops::Range<u32>) {
-        let fetched = &self.requests[handle].fetched;
+        let entry = &mut self.requests[handle];
+        let fetched = &entry.fetched;
         let from_l3 = loaded.end.min(fetched.end).saturating_sub(loaded.start.max(fetched.start));
         let from_host = loaded.len() as u32 - from_l3;
-        let page_size = u64::from(self.config.cache.page_size);
-        self.stats.host_hit_tokens += u64::from(from_host) * page_size;
-        self.stats.l3_hit_tokens += u64::from(from_l3) * page_size;
+        let page_size = self.config.cache.page_size;
+        entry.hits.host_tokens = from_host * page_size;
+        entry.hits.l3_tokens = from_l3 * page_size;
+        self.stats.host_hit_tokens += u64::from(entry.hits.host_tokens);
+        self.stats.l3_hit_tokens += u64::from(entry.hits.l3_tokens);
     }
 
     // ---- sharing what is being computed ----

@@ -92,10 +92,10 @@ pub use plan::{
 };
 pub use request::Request;
 pub use scheduler::{Cached, Scheduler};
-pub use stats::{OperationStats, Stats};
+pub use stats::{Hits, OperationStats, Stats};
 pub use terrace_cache::{
-    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, PageKey,
-    TierName, TierUse, Token, Tokens, WritePolicy,
+    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, NodeView,
+    PageKey, TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,

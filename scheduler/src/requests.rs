@@ -6,6 +6,8 @@ use std::ops::Range;
 use terrace_cache::{HashedMap, PageKey, Sequence};
 use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
 
+use crate::stats::Hits;
+
 /// A live request as the scheduler knows it. The serial number tells it apart from others that had
 /// its place or its id before; lower numbers arrived earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +71,8 @@ pub(crate) struct Entry {
     pub(crate) admitted_before: bool,
     /// Whether what it loads now counts as hits.
     pub(crate) counts_loaded: bool,
+    /// What of its prompt was found at its first admission.
+    pub(crate) hits: Hits,
     /// Whether it sits out the next step for want of memory.
     pub(crate) stalled: bool,
     /// Failed steps in a row.
@@ -110,6 +114,7 @@ impl Entry {
             computing_key: None,
             admitted_before: false,
             counts_loaded: false,
+            hits: Hits::default(),
             stalled: false,
             failed_steps: 0,
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Cache, DevicePage, HashedMap, KvEvent, Namespace, PageKey, Sequence, Token, Tokens,
+    Cache, DevicePage, HashedMap, KvEvent, Namespace, NodeView, PageKey, Sequence, Token, Tokens,
 };
 use terrace_fsm::{
     Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
@@ -22,7 +22,7 @@ use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
 use crate::request::Request;
 use crate::requests::{Entry, Handle, Requests};
-use crate::stats::Stats;
+use crate::stats::{Hits, Stats};
 use crate::store_health::Backoff;
 
 /// How much of a prompt the cache holds.
@@ -301,6 +301,7 @@ impl Scheduler {
         Stats {
             running,
             waiting: self.requests.len() as u32 - running - draining,
+            backups_waiting: self.backups.len() as u32,
             node_visits: self.cache.node_visits(),
             cache: self.cache.usage(),
             ..self.stats
@@ -328,6 +329,22 @@ impl Scheduler {
     #[must_use]
     pub fn state(&self, id: RequestId) -> Option<StateName> {
         self.requests.find(id).map(|handle| self.requests[handle].state())
+    }
+
+    /// What of a live request's prompt was found when it was first admitted: what had to be loaded
+    /// counts once it has been, so the figures are complete when the first token is there.
+    #[must_use]
+    pub fn hits(&self, id: RequestId) -> Option<Hits> {
+        self.requests.find(id).map(|handle| self.requests[handle].hits)
+    }
+
+    /// The first nodes of what the cache holds in some namespaces ([`namespace_of`]), parents before
+    /// their children, for people to look at. Costs as much as it returns.
+    ///
+    /// [`namespace_of`]: Self::namespace_of
+    #[must_use]
+    pub fn tree(&self, namespaces: &[PageKey], nodes_max: usize) -> Vec<NodeView> {
+        self.cache.view(namespaces, nodes_max)
     }
 
     /// How much of a prompt the cache holds, under an adapter and a tenant's salt. Changes nothing.

@@ -66,6 +66,8 @@ pub struct Stats {
     pub negative_hits: u64,
     /// Pages that were to be copied to host and found no room, or gave way.
     pub write_backs_skipped_pages: u64,
+    /// Gauge: backups that wait for their turn.
+    pub backups_waiting: u32,
     /// Backups that gave way.
     pub backups_skipped: u64,
 
@@ -74,6 +76,25 @@ pub struct Stats {
     pub node_visits: u64,
     /// Gauge: how full the tiers are.
     pub cache: CacheUse,
+}
+
+/// What of a prompt the cache held when the request was first admitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hits {
+    /// Tokens whose KV was on device.
+    pub device_tokens: u32,
+    /// Tokens whose KV was loaded from host.
+    pub host_tokens: u32,
+    /// Tokens whose KV was fetched from L3 for this request.
+    pub l3_tokens: u32,
+}
+
+impl Hits {
+    /// Tokens that did not have to be computed.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.device_tokens + self.host_tokens + self.l3_tokens
+    }
 }
 
 /// How the operations of one kind are doing.

@@ -1,0 +1,430 @@
+//! The task that drives the scheduler: it alone decides, and it never waits for a transfer, a step or
+//! a client.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use terrace_l3::Store;
+use terrace_scheduler::{
+    Config, Copy, Decode, Event, OpId, Outcome, PageKey, Plan, Prefill, Request, RequestId,
+    Scheduler, Slot, StepId, StepResult, Time,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::batch::{PageTable, Span};
+use crate::device::{CopyJob, Device};
+use crate::engine::{Drained, StartError, SubmitError};
+use crate::generation::{EndReason, Generate, Generation};
+use crate::happening::{Happening, Happenings};
+use crate::live::Live;
+use crate::model::Model;
+use crate::stepper::{StepJob, Stepper};
+use crate::transfers::Transfers;
+use crate::view::{Figures, History, StepFigures, View};
+
+/// Happenings that are taken in before the next plan, at the most.
+const BURST_MAX: usize = 1024;
+/// Transitions that one plan and its events may leave behind.
+const TRACE_MAX: u32 = 16_384;
+
+pub(crate) struct Driver<D> {
+    scheduler: Scheduler,
+    plan: Plan,
+    namespace: PageKey,
+    device: Arc<D>,
+    transfers: Option<Transfers>,
+    stepper: Stepper,
+    happenings: Happenings,
+    live: BTreeMap<RequestId, Live>,
+    history: History,
+    next_request: u64,
+    positions_max: u32,
+    vocabulary: usize,
+    page_bytes: usize,
+    /// The memory of the next step, unless one is running.
+    job: Option<Box<StepJob>>,
+    last_step_ended: Option<StepId>,
+    /// Since when the next step could have begun.
+    could_begin_at: Instant,
+    steps: StepFigures,
+    started: Instant,
+    closing: Option<Closing>,
+}
+
+/// A shutdown under way.
+struct Closing {
+    /// When requests that still run are called off.
+    patience_ends: Instant,
+    /// When transfers are given up.
+    gives_up: Instant,
+    reply: oneshot::Sender<Drained>,
+    drained: Drained,
+}
+
+impl<D: Device> Driver<D> {
+    pub(crate) fn new<M>(
+        mut config: Config,
+        model: M,
+        device: Arc<D>,
+        store: Option<Arc<dyn Store>>,
+        happenings: Happenings,
+    ) -> Result<Self, StartError>
+    where
+        M: Model<Memory = D::Memory>,
+    {
+        config.model.fingerprint = model.fingerprint();
+        config.model.layout = format!("{:?}", model.kv_shape());
+        config.model.dtype = "f32".to_owned();
+        config.trace_max = TRACE_MAX;
+        // A decode computes one token in a step: there is no draft model.
+        config.batch.decode_tokens = 1;
+        config.cache.host_pages = device.host().map_or(0, terrace_l3::Arena::pages);
+        let store = store.filter(|_| config.cache.host_pages > 0);
+        config.l3 = store.as_ref().and(Some(config.l3.unwrap_or_default()));
+        config.cache.device_pages = device.pages();
+        let page_bytes = model.kv_shape().page_bytes(config.cache.page_size);
+        if device.page_bytes() != page_bytes {
+            let device_bytes = device.page_bytes();
+            return Err(StartError::PageBytes { page_bytes, device_bytes });
+        }
+        let transfers = match (store, device.host()) {
+            (Some(store), Some(host)) => Some(Transfers::new(store, host.clone())?),
+            (Some(_), None) | (None, _) => None,
+        };
+        let rows = PageTable::new(config.batch.running_max, config.cache.page_size);
+        let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
+        let scheduler = Scheduler::new(config)?;
+        Ok(Self {
+            namespace: scheduler.namespace_of("", ""),
+            scheduler,
+            plan: Plan::default(),
+            stepper: Stepper::spawn(model, device.clone(), rows, happenings.clone())?,
+            device,
+            transfers,
+            happenings,
+            live: BTreeMap::new(),
+            history: History::default(),
+            next_request: 0,
+            positions_max,
+            vocabulary,
+            page_bytes,
+            job: Some(Box::new(StepJob::new())),
+            last_step_ended: None,
+            could_begin_at: Instant::now(),
+            steps: StepFigures::default(),
+            started: Instant::now(),
+            closing: None,
+        })
+    }
+
+    /// Drives until a shutdown is over.
+    pub(crate) async fn run(mut self, mut happened: mpsc::UnboundedReceiver<Happening>) {
+        loop {
+            let happening = match self.wake_at() {
+                Some(at) => tokio::time::timeout_at(at.into(), happened.recv()).await.ok(),
+                None => Some(happened.recv().await),
+            };
+            if self.job.is_some() {
+                self.could_begin_at = Instant::now();
+            }
+            if let Some(happening) = happening.flatten() {
+                self.happen(happening);
+            }
+            for _ in 0..BURST_MAX {
+                let Ok(happening) = happened.try_recv() else { break };
+                self.happen(happening);
+            }
+            self.plan();
+            if let Some(closing) = self.close_if_drained() {
+                return self.close(closing).await;
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(self.started.elapsed().as_micros() as u64)
+    }
+
+    /// When something is to be done even if nothing happens.
+    fn wake_at(&self) -> Option<Instant> {
+        let planned =
+            self.scheduler.deadline().map(|at| self.started + Duration::from_micros(at.0));
+        let closing = self.closing.as_ref().map(|closing| match self.live.is_empty() {
+            false if closing.drained.aborted == 0 => closing.patience_ends,
+            true | false => closing.gives_up,
+        });
+        [planned, closing].into_iter().flatten().min()
+    }
+
+    // ---- what happens ----
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Submit { generate, reply } => {
+                let taken = self.submit(generate);
+                // Nobody waits for the answer any more: dropping it calls the request off.
+                drop(reply.send(taken));
+            }
+            Happening::Abort(request) => self.abort(request),
+            Happening::Finish(request) => {
+                if let Some(live) = self.live.get_mut(&request) {
+                    live.finish();
+                }
+            }
+            Happening::StepEnded(job) => self.step_ended(job),
+            Happening::Operation { op, outcome } => self.operation_ended(op, outcome),
+            Happening::Figures(reply) => drop(reply.send(self.figures())),
+            Happening::View { salts, nodes_max, reply } => {
+                drop(reply.send(self.view(&salts, nodes_max)));
+            }
+            Happening::ClearCache(reply) => {
+                self.scheduler.clear_cache();
+                let _ = reply.send(());
+            }
+            Happening::Shutdown { patience, reply } => {
+                let patience_ends = Instant::now() + patience;
+                let gives_up = patience_ends + patience;
+                let drained = Drained::default();
+                self.closing = Some(Closing { patience_ends, gives_up, reply, drained });
+            }
+        }
+    }
+
+    fn submit(&mut self, generate: Generate) -> Result<Generation, SubmitError> {
+        if self.closing.is_some() {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let (prompt_tokens, max_new_tokens) = (generate.prompt.len(), generate.max_new_tokens);
+        let positions_max = self.positions_max;
+        if prompt_tokens as u64 + u64::from(max_new_tokens) > u64::from(positions_max) {
+            return Err(SubmitError::TooLong { prompt_tokens, max_new_tokens, positions_max });
+        }
+        let vocabulary = self.vocabulary;
+        let is_unknown = |token: &&u32| **token as usize >= vocabulary;
+        if let Some(&token) = generate.prompt.iter().find(is_unknown) {
+            return Err(SubmitError::UnknownToken { token, vocabulary });
+        }
+        let id = RequestId(self.next_request);
+        let now = self.now();
+        let (live, updates) = Live::new(id, &generate, now);
+        let request = Request {
+            id,
+            prompt: generate.prompt,
+            max_new_tokens,
+            priority: generate.priority,
+            adapter: String::new(),
+            salt: generate.salt,
+        };
+        self.scheduler.submit(now, request)?;
+        self.next_request += 1;
+        self.live.insert(id, live);
+        Ok(Generation::new(id, updates, self.happenings.clone()))
+    }
+
+    fn abort(&mut self, request: RequestId) {
+        let now = self.now();
+        // One that has ended meanwhile has nothing to call off.
+        let _ = self.scheduler.abort(now, request);
+    }
+
+    fn operation_ended(&mut self, op: OpId, outcome: Outcome) {
+        let now = self.now();
+        let event = Event::Operation { op, rank: 0, outcome };
+        self.scheduler.advance(now, event).expect("only planned operations are reported");
+    }
+
+    fn step_ended(&mut self, job: Box<StepJob>) {
+        let now = self.now();
+        self.last_step_ended = Some(job.step);
+        self.could_begin_at = job.ended_at;
+        self.steps.steps += 1;
+        self.steps.busy_us += (job.ended_at - job.could_begin_at).as_micros() as u64;
+        self.steps.model_us += job.model_time.as_micros() as u64;
+        match &job.result {
+            Ok(()) => self.tokens_came(&job, now),
+            Err(error) => {
+                tracing::error!("{error}");
+                self.steps.failed += 1;
+                let event = Event::StepFailed { step: job.step };
+                self.scheduler.advance(now, event).expect("the step was planned");
+            }
+        }
+        self.job = Some(job);
+    }
+
+    /// Reports the tokens of a step to the scheduler, and then to those who asked for them.
+    fn tokens_came(&mut self, job: &StepJob, now: Time) {
+        let produced = job.wanted.iter().zip(&job.chosen);
+        let results = produced.clone().filter_map(|(wanted, chosen)| {
+            let finished = self.live.get(&wanted.request)?.ends_with(chosen.token);
+            let tokens = std::slice::from_ref(&chosen.token);
+            Some(StepResult { request: wanted.request, tokens, finished })
+        });
+        let results: Vec<_> = results.collect();
+        for (wanted, chosen) in produced {
+            let Some(live) = self.live.get_mut(&wanted.request) else { continue };
+            if wanted.index == 0 {
+                live.start(self.scheduler.hits(wanted.request).unwrap_or_default());
+            }
+            live.produce(chosen);
+        }
+        let event = Event::StepDone { step: job.step, results: &results };
+        self.scheduler.advance(now, event).expect("every request that was to produce has a token");
+    }
+
+    // ---- what is to be done ----
+
+    fn plan(&mut self) {
+        let mut plan = std::mem::take(&mut self.plan);
+        let now = self.now();
+        self.scheduler.plan_into(now, &mut plan);
+        for transition in self.scheduler.drain_trace() {
+            if let Some(live) = self.live.get_mut(&transition.request) {
+                live.view.enter(transition.to, transition.at);
+            }
+        }
+        for ended in &plan.ended {
+            if let Some(live) = self.live.remove(&ended.request) {
+                self.history.add(live.end(EndReason::of(ended)));
+            }
+        }
+        for copy in &plan.copies {
+            self.start_copy(&plan, copy);
+        }
+        for op in &plan.l3 {
+            let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
+            transfers.start(&plan, op, self.namespace, &self.happenings);
+        }
+        if let Some(step) = plan.step {
+            self.start_step(step, &mut plan);
+        }
+        self.plan = plan;
+    }
+
+    fn start_copy(&self, plan: &Plan, copy: &Copy) {
+        let (op, happenings) = (copy.op, self.happenings.clone());
+        self.device.start_copy(CopyJob {
+            direction: copy.direction,
+            device_pages: plan.device_pages(copy).to_vec(),
+            host_pages: plan.host_pages(copy).to_vec(),
+            after: self.last_step_ended,
+            done: Box::new(move |copied| {
+                let outcome = match copied {
+                    Ok(()) => Outcome::Done,
+                    Err(error) => {
+                        tracing::warn!("{error}");
+                        Outcome::Failed
+                    }
+                };
+                happenings.send(Happening::Operation { op, outcome });
+            }),
+        });
+    }
+
+    /// Hands the plan to the model, in exchange for the one of the step before.
+    fn start_step(&mut self, step: StepId, plan: &mut Plan) {
+        let mut job = self.job.take().expect("a step is planned only when none is running");
+        job.step = step;
+        job.spans.clear();
+        job.tokens.clear();
+        job.wanted.clear();
+        for &Prefill { request, slot, start, tokens, produces_token } in &plan.prefills {
+            self.add_span(&mut job, request, slot, start..start + tokens, produces_token);
+        }
+        for &Decode { request, slot, start, tokens } in &plan.decodes {
+            self.add_span(&mut job, request, slot, start..start + tokens, true);
+        }
+        std::mem::swap(&mut job.plan, plan);
+        job.could_begin_at = self.could_begin_at;
+        self.stepper.start(job);
+    }
+
+    fn add_span(
+        &self,
+        job: &mut StepJob,
+        request: RequestId,
+        slot: Slot,
+        places: Range<u32>,
+        wants_logits: bool,
+    ) {
+        let first = job.tokens.len();
+        let tokens = self.scheduler.tokens(request).expect("whoever computes is alive");
+        for part in tokens.range(places.start as usize..places.end as usize) {
+            job.tokens.extend_from_slice(part);
+        }
+        let tokens = first..job.tokens.len();
+        job.spans.push(Span { slot, start: places.start, tokens, wants_logits });
+        if wants_logits {
+            let live = self.live.get(&request).expect("whoever computes is alive");
+            job.wanted.push(live.wanted());
+        }
+    }
+
+    // ---- what there is to see ----
+
+    fn figures(&self) -> Figures {
+        Figures {
+            scheduler: self.scheduler.stats(),
+            store: self.transfers.as_ref().map(|transfers| transfers.store().stats()),
+            steps: self.steps,
+            page_size: self.scheduler.config().cache.page_size,
+            page_bytes: self.page_bytes,
+        }
+    }
+
+    fn view(&self, salts: &[String], nodes_max: usize) -> View {
+        let namespaces: Vec<_> =
+            salts.iter().map(|salt| self.scheduler.namespace_of("", salt)).collect();
+        let live = self.live.values().map(|live| &live.view);
+        let shown = self.history.iter().chain(live);
+        View {
+            now_us: self.now().0,
+            figures: self.figures(),
+            requests: shown.filter(|view| salts.contains(&view.salt)).cloned().collect(),
+            tree: self.scheduler.tree(&namespaces, nodes_max),
+        }
+    }
+
+    // ---- the end ----
+
+    /// Calls off what takes too long; the shutdown, once there is nothing left to wait for.
+    fn close_if_drained(&mut self) -> Option<Closing> {
+        let closing = self.closing.as_mut()?;
+        let now = Instant::now();
+        if now >= closing.patience_ends {
+            let time = Time(self.started.elapsed().as_micros() as u64);
+            for (&request, live) in &self.live {
+                if !live.is_answered() && self.scheduler.abort(time, request).is_ok() {
+                    closing.drained.aborted += 1;
+                }
+            }
+        }
+        let stats = self.scheduler.stats();
+        let kinds = [stats.prefetches, stats.load_backs, stats.write_backs, stats.backups];
+        let in_flight: u32 = kinds.iter().map(|kind| kind.in_flight).sum();
+        let under_way = in_flight + stats.backups_waiting;
+        let is_quiet = self.live.is_empty() && self.job.is_some() && under_way == 0;
+        if !is_quiet && now < closing.gives_up {
+            return None;
+        }
+        closing.drained.abandoned_transfers = under_way;
+        self.closing.take()
+    }
+
+    async fn close(self, closing: Closing) {
+        for (_, live) in self.live {
+            live.end(EndReason::Aborted);
+        }
+        if let Some(transfers) = &self.transfers {
+            let left = closing.gives_up.max(Instant::now() + Duration::from_secs(1));
+            match tokio::time::timeout_at(left.into(), transfers.store().shutdown()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::error!("the store could not be shut down: {error}"),
+                Err(_) => tracing::error!("the store did not shut down in time"),
+            }
+        }
+        let _ = closing.reply.send(closing.drained);
+    }
+}

@@ -1,0 +1,153 @@
+//! The engine as its users see it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_l3::{Store, StoreError};
+use terrace_scheduler::{Config, ConfigError};
+use tokio::sync::oneshot;
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::generation::{Generate, Generation};
+use crate::happening::{Happening, Happenings};
+use crate::model::Model;
+use crate::view::{Figures, View};
+
+/// A running engine. Clones are the same engine; it ends when it is shut down or its runtime is.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    happenings: Happenings,
+}
+
+impl Engine {
+    /// Starts an engine on the tokio runtime that this is called from.
+    ///
+    /// What KV depends on ([`Config::model`]) is filled in from the model, and the sizes of the tiers
+    /// from the device. Without a store there is no
+    /// L3, and without host pages neither.
+    ///
+    /// # Errors
+    /// What about the configuration, the store or the system cannot work.
+    pub fn start<M, D>(
+        config: Config,
+        model: M,
+        device: Arc<D>,
+        store: Option<Arc<dyn Store>>,
+    ) -> Result<Self, StartError>
+    where
+        D: Device,
+        M: Model<Memory = D::Memory>,
+    {
+        let (happenings, happened) = Happenings::channel();
+        let driver = Driver::new(config, model, device, store, happenings.clone())?;
+        tokio::spawn(driver.run(happened));
+        Ok(Self { happenings })
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// Why it cannot be taken.
+    pub async fn submit(&self, generate: Generate) -> Result<Generation, SubmitError> {
+        self.ask(|reply| Happening::Submit { generate, reply })
+            .await
+            .unwrap_or(Err(SubmitError::ShuttingDown))
+    }
+
+    /// Figures; nothing once the engine has ended.
+    pub async fn figures(&self) -> Option<Figures> {
+        self.ask(Happening::Figures).await
+    }
+
+    /// The whole picture, with so many nodes of what the cache holds for some salts at the most;
+    /// nothing once the engine has ended.
+    pub async fn view(&self, salts: Vec<String>, nodes_max: usize) -> Option<View> {
+        self.ask(|reply| Happening::View { salts, nodes_max, reply }).await
+    }
+
+    /// Forgets everything that device and host hold and nobody uses. L3 keeps what it has.
+    pub async fn clear_cache(&self) {
+        self.ask(Happening::ClearCache).await;
+    }
+
+    /// Takes no more requests, lets those that run finish as far as `patience` goes, stores in L3 what
+    /// is on its way there, and shuts the store down.
+    pub async fn shutdown(&self, patience: Duration) -> Drained {
+        self.ask(|reply| Happening::Shutdown { patience, reply }).await.unwrap_or_default()
+    }
+
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Happening) -> Option<T> {
+        let (reply, answer) = oneshot::channel();
+        self.happenings.send(question(reply));
+        answer.await.ok()
+    }
+}
+
+/// What a shutdown left undone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drained {
+    /// Requests that were called off because they took longer than the patience.
+    pub aborted: u32,
+    /// Transfers that had not ended when the patience did.
+    pub abandoned_transfers: u32,
+}
+
+/// A request that cannot be taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// The engine takes no more requests.
+    #[error("the engine is shutting down: ask again in a while")]
+    ShuttingDown,
+    /// The sequence would be longer than the model was made for.
+    #[error(
+        "a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones are more than the {positions_max} \
+         positions of this model: shorten the prompt or ask for fewer tokens"
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// New tokens asked for.
+        max_new_tokens: u32,
+        /// What the model has.
+        positions_max: u32,
+    },
+    /// The prompt has a token that the model does not know.
+    #[error("token {token} is none of the model's {vocabulary}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// How many there are.
+        vocabulary: usize,
+    },
+    /// The scheduler does not take it.
+    #[error(transparent)]
+    Scheduler(#[from] terrace_scheduler::SubmitError),
+}
+
+/// An engine that cannot start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The store does not take the host memory.
+    #[error("the store cannot use the host memory: {0}")]
+    Store(#[from] StoreError),
+    /// Device and model do not belong together.
+    #[error(
+        "a page of the model's KV has {page_bytes} bytes and one of the device {device_bytes}: make the \
+         device with `KvShape::page_bytes` of the model and the page size"
+    )]
+    PageBytes {
+        /// What the model needs.
+        page_bytes: usize,
+        /// What the device has.
+        device_bytes: usize,
+    },
+    /// The system does not give what is needed.
+    #[error("cannot start the model's thread: {0}")]
+    Io(#[from] std::io::Error),
+}

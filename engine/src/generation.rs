@@ -1,0 +1,134 @@
+//! Requests as the engine's users see them: what they ask for, and what they get back.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use terrace_scheduler::{FailReason, Hits, RequestId, Token};
+use tokio::sync::mpsc;
+
+use crate::happening::{Happening, Happenings};
+use crate::sampling::Sampling;
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Generate {
+    /// The tokens to start from.
+    pub prompt: Vec<Token>,
+    /// How many tokens to produce at the most.
+    pub max_new_tokens: u32,
+    /// How they are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the answer; they are not part of it.
+    pub stop_tokens: Arc<[Token]>,
+    /// Higher goes first where priorities count.
+    pub priority: i32,
+    /// Whose cache it uses: requests of different salts never share a page. Empty for everybody's.
+    pub salt: String,
+    /// Whether to sum up the logits that the answer came from.
+    pub logits_checksum: bool,
+}
+
+impl Generate {
+    /// The likeliest continuation of a prompt.
+    #[must_use]
+    pub fn new(prompt: Vec<Token>, max_new_tokens: u32) -> Self {
+        Self {
+            prompt,
+            max_new_tokens,
+            sampling: Sampling::GREEDY,
+            stop_tokens: Arc::new([]),
+            priority: 0,
+            salt: String::new(),
+            logits_checksum: false,
+        }
+    }
+}
+
+/// An answer as it comes. Dropping it calls the request off.
+#[derive(Debug)]
+pub struct Generation {
+    id: RequestId,
+    updates: mpsc::UnboundedReceiver<Update>,
+    happenings: Happenings,
+    has_ended: bool,
+}
+
+/// Something new about an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Update {
+    /// The prompt is computed or loaded: where its KV came from. Comes once, before the first token.
+    Started(Hits),
+    /// The next token.
+    Token(Token),
+    /// Nothing more comes.
+    Ended(Ending),
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// Why.
+    pub reason: EndReason,
+    /// A checksum of the logits of all its tokens, if it was asked for.
+    pub logits_checksum: Option<u64>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndReason {
+    /// The model produced a stop token, or the asker had what it needed ([`Generation::finish`]).
+    Stop,
+    /// It has all the tokens that it may have.
+    Length,
+    /// It was called off, by its asker or because the engine shuts down.
+    Aborted,
+    /// It could not go on.
+    Failed(FailReason),
+}
+
+impl Generation {
+    pub(crate) fn new(
+        id: RequestId,
+        updates: mpsc::UnboundedReceiver<Update>,
+        happenings: Happenings,
+    ) -> Self {
+        Self { id, updates, happenings, has_ended: false }
+    }
+
+    /// The next update; nothing after the end.
+    pub async fn next(&mut self) -> Option<Update> {
+        if self.has_ended {
+            return None;
+        }
+        // An engine that has died owes nothing more.
+        let update = self
+            .updates
+            .recv()
+            .await
+            .unwrap_or(Update::Ended(Ending { reason: EndReason::Aborted, logits_checksum: None }));
+        self.has_ended = matches!(update, Update::Ended(_));
+        Some(update)
+    }
+
+    /// The request's name.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// Ends the request as one that has come to its end: what it computed is kept like that of any
+    /// other that has finished, which a request that is called off is not promised.
+    pub fn finish(mut self) {
+        self.has_ended = true;
+        self.happenings.send(Happening::Finish(self.id));
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.happenings.send(Happening::Abort(self.id));
+        }
+    }
+}

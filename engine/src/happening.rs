@@ -1,0 +1,40 @@
+//! Everything that happens to an engine comes through one channel, so that one task decides.
+
+use std::time::Duration;
+
+use terrace_scheduler::{OpId, Outcome, RequestId};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::engine::{Drained, SubmitError};
+use crate::generation::{Generate, Generation};
+use crate::stepper::StepJob;
+use crate::view::{Figures, View};
+
+/// Something that has happened.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    Submit { generate: Generate, reply: oneshot::Sender<Result<Generation, SubmitError>> },
+    Abort(RequestId),
+    Finish(RequestId),
+    StepEnded(Box<StepJob>),
+    Operation { op: OpId, outcome: Outcome },
+    Figures(oneshot::Sender<Figures>),
+    View { salts: Vec<String>, nodes_max: usize, reply: oneshot::Sender<View> },
+    ClearCache(oneshot::Sender<()>),
+    Shutdown { patience: Duration, reply: oneshot::Sender<Drained> },
+}
+
+/// Where happenings are reported to. What is reported to an engine that has ended is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Happenings(mpsc::UnboundedSender<Happening>);
+
+impl Happenings {
+    pub(crate) fn channel() -> (Self, mpsc::UnboundedReceiver<Happening>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Self(sender), receiver)
+    }
+
+    pub(crate) fn send(&self, happening: Happening) {
+        let _ = self.0.send(happening);
+    }
+}

@@ -1,0 +1,164 @@
+//! What a plan wants of L3, done through a [`Store`] without anybody waiting for it.
+
+use std::sync::Arc;
+
+use terrace_l3::{
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Results, Store,
+    StoreError,
+};
+use terrace_scheduler::{HostPage, L3Kind, L3Op, Outcome, PageKey, Plan};
+
+use crate::happening::{Happening, Happenings};
+
+/// The way to L3. Pages go straight between the host arena and the store.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    lane: Lane,
+    _registration: Registration,
+}
+
+#[derive(Clone, Debug)]
+struct Lane {
+    store: Arc<dyn Store>,
+    host: Arena,
+}
+
+impl Transfers {
+    /// # Errors
+    /// When the store does not take the arena.
+    pub(crate) fn new(store: Arc<dyn Store>, host: Arena) -> Result<Self, StoreError> {
+        let registration = store.register(&host)?;
+        Ok(Self { lane: Lane { store, host }, _registration: registration })
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.lane.store
+    }
+
+    /// Starts an operation; its outcome is reported when it has one. The namespace is the model's;
+    /// adapter and salt are part of the keys.
+    pub(crate) fn start(
+        &self,
+        plan: &Plan,
+        op: &L3Op,
+        namespace: PageKey,
+        happenings: &Happenings,
+    ) {
+        let keys = plan.l3_keys(op).iter();
+        let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
+        let pages = plan.l3_host_pages(op).to_vec();
+        let (lane, happenings, kind, op) = (self.lane.clone(), happenings.clone(), op.kind, op.op);
+        tokio::spawn(async move {
+            let report = |outcome| happenings.send(Happening::Operation { op, outcome });
+            report(match kind {
+                L3Kind::Probe => lane.probe(&ids).await,
+                L3Kind::Prefetch => lane.prefetch(&ids, &pages, report).await,
+                L3Kind::Backup => lane.back_up(&ids, &pages, report).await,
+            });
+        });
+    }
+}
+
+impl Lane {
+    /// How many of the pages, from the first, the store has. It starts moving them to memory.
+    async fn probe(&self, ids: &[ObjectId]) -> Outcome {
+        let options = ExistsOptions { prefetch_to_memory: true, ..ExistsOptions::default() };
+        let found = self.store.exists(ids, options).await;
+        let found = found.into_iter().map(|presence| match presence {
+            Ok(presence) if presence.is_present() => Ok(()),
+            Ok(_) => Err(StoreError::Missing),
+            Err(error) => Err(error),
+        });
+        outcome(&found.collect::<Results<()>>())
+    }
+
+    async fn prefetch(
+        &self,
+        ids: &[ObjectId],
+        pages: &[HostPage],
+        report: impl Fn(Outcome),
+    ) -> Outcome {
+        let gets = ids
+            .iter()
+            .zip(pages)
+            .map(|(&id, page)| self.host.target(page.slot()).map(|target| Get::new(id, target)));
+        let gets = match gets.collect::<Result<Vec<_>, _>>() {
+            Ok(gets) => gets,
+            Err(lent) => return self.in_use(&lent),
+        };
+        let read = self.store.get_into(gets, GetOptions::default()).await;
+        self.settle(&read, pages, report).await
+    }
+
+    async fn back_up(
+        &self,
+        ids: &[ObjectId],
+        pages: &[HostPage],
+        report: impl Fn(Outcome),
+    ) -> Outcome {
+        let puts = ids
+            .iter()
+            .zip(pages)
+            .map(|(&id, page)| self.host.source(page.slot()).map(|source| Put::new(id, source)));
+        let puts = match puts.collect::<Result<Vec<_>, _>>() {
+            Ok(puts) => puts,
+            Err(lent) => return self.in_use(&lent),
+        };
+        let stored = self.store.put_from(puts, PutOptions::default()).await;
+        self.settle(&stored, pages, report).await
+    }
+
+    /// The outcome of a transfer, once the store has let go of its pages: one that was given up may
+    /// still touch them.
+    async fn settle<T>(
+        &self,
+        results: &[Result<T, StoreError>],
+        pages: &[HostPage],
+        report: impl Fn(Outcome),
+    ) -> Outcome {
+        let given_up = |result: &Result<T, _>| matches!(result, Err(StoreError::TimedOut(_)));
+        if results.iter().any(given_up) {
+            report(Outcome::TimedOut);
+            for page in pages {
+                self.host.returned(page.slot()).await;
+            }
+        }
+        outcome(results)
+    }
+
+    /// The scheduler hands out no page that is in use, so this is a defect; no page is touched.
+    fn in_use(&self, lent: &dyn std::fmt::Display) -> Outcome {
+        tracing::error!("an L3 transfer was planned with a page in use: {lent}");
+        Outcome::Failed
+    }
+}
+
+/// What the results of a batch come to: it counts as far as everything before is sound.
+fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
+    let sound = results.iter().take_while(|result| result.is_ok()).count();
+    match results.get(sound) {
+        None => Outcome::Done,
+        Some(_) if sound > 0 => Outcome::Partial(sound as u32),
+        Some(Ok(_)) => unreachable!("the first result that is not sound is an error"),
+        Some(Err(StoreError::Missing)) => Outcome::Missing,
+        Some(Err(StoreError::Corrupt(_))) => Outcome::Corrupt,
+        Some(Err(error)) => {
+            tracing::debug!("an L3 operation failed: {error}");
+            Outcome::Failed
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_counts_up_to_its_first_failure() {
+        let (sound, gone) = (|| Ok(()), || Err::<(), _>(StoreError::Missing));
+        assert_eq!(outcome(&[sound(), sound()]), Outcome::Done);
+        assert_eq!(outcome(&[sound(), gone(), sound()]), Outcome::Partial(1));
+        assert_eq!(outcome(&[gone(), sound()]), Outcome::Missing);
+        assert_eq!(outcome(&[Err::<(), _>(StoreError::Closed)]), Outcome::Failed);
+    }
+}

@@ -215,3 +215,111 @@ impl StepPages<'_> {
         (start.cast::<f32>(), arena.page_bytes() / size_of::<f32>())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use terrace_cache::{Cache, CacheConfig, DevicePages, HostPages};
+    use terrace_scheduler::Slot;
+
+    use super::*;
+    use crate::batch::{PageTable, Span};
+
+    const PAGE_SIZE: u32 = 4;
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn pages(count: usize) -> (DevicePages, HostPages) {
+        let config = CacheConfig { host_pages: 8, ..CacheConfig::default() };
+        let mut cache = Cache::new(&config);
+        (cache.take_device_pages(count).unwrap(), cache.take_host_pages(count).unwrap())
+    }
+
+    fn job(
+        direction: CopyDirection,
+        pages: &(DevicePages, HostPages),
+        after: Option<StepId>,
+    ) -> (CopyJob, mpsc::Receiver<Result<(), CopyError>>) {
+        let (sender, receiver) = mpsc::channel();
+        let job = CopyJob {
+            direction,
+            device_pages: pages.0.as_slice().to_vec(),
+            host_pages: pages.1.as_slice().to_vec(),
+            after,
+            done: Box::new(move |copied| sender.send(copied).unwrap()),
+        };
+        (job, receiver)
+    }
+
+    #[test]
+    fn a_copy_waits_for_the_step_that_writes_its_pages() {
+        let device = CpuDevice::new(8, 8, 4096).unwrap();
+        let pages = pages(1);
+        let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(StepId(3)));
+        device.start_copy(copy);
+        device.step_ended(StepId(2));
+        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "step 3 has not ended");
+        device.memory.0.target(pages.0.as_slice()[0].slot()).unwrap().fill(7);
+        device.step_ended(StepId(3));
+        done.recv_timeout(SOON).unwrap().unwrap();
+        let host = device.host().unwrap().source(pages.1.as_slice()[0].slot()).unwrap();
+        assert_eq!(host[4095], 7, "it has what the step wrote");
+    }
+
+    #[test]
+    fn bytes_go_to_host_and_back() {
+        let device = CpuDevice::new(8, 8, 4096).unwrap();
+        let pages = pages(3);
+        let slots: Vec<_> = pages.0.as_slice().iter().map(|page| page.slot()).collect();
+        for (&slot, byte) in slots.iter().zip(1..) {
+            device.memory.0.target(slot).unwrap().fill(byte);
+        }
+        let (copy, done) = job(CopyDirection::WriteBack, &pages, None);
+        device.start_copy(copy);
+        done.recv_timeout(SOON).unwrap().unwrap();
+        for &slot in &slots {
+            device.memory.0.target(slot).unwrap().fill(0);
+        }
+        let (copy, done) = job(CopyDirection::LoadBack, &pages, None);
+        device.start_copy(copy);
+        done.recv_timeout(SOON).unwrap().unwrap();
+        let first_bytes = slots.iter().map(|&slot| device.memory.0.source(slot).unwrap()[0]);
+        assert_eq!(first_bytes.collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_copy_of_a_page_in_use_fails() {
+        let device = CpuDevice::new(8, 8, 4096).unwrap();
+        let pages = pages(1);
+        let _in_use = device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap();
+        let (copy, done) = job(CopyDirection::WriteBack, &pages, None);
+        device.start_copy(copy);
+        assert!(done.recv_timeout(SOON).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_step_has_the_pages_that_it_writes_to_itself() {
+        let memory = CpuMemory::new(8, 4096).unwrap();
+        let pages = pages(3).0;
+        let mut table = PageTable::new(1, PAGE_SIZE);
+        table.set(Slot(0), 0, pages.as_slice());
+        let span = Span { slot: Slot(0), start: 6, tokens: 0..4, wants_logits: false };
+        let batch = Batch { spans: &[span], tokens: &[0; 4], table: &table };
+        let [read, first, second] = *pages.as_slice() else { panic!("three pages") };
+
+        let mut lent = memory.lend(&batch).unwrap();
+        lent.write(first)[0] = 1.5;
+        lent.write(second)[1] = 2.5;
+        assert_eq!((lent.read(first)[0], lent.read(second)[1]), (1.5, 2.5));
+        assert!(memory.lend(&batch).is_err(), "one step at a time");
+        assert!(memory.0.target(first.slot()).is_err());
+        assert!(memory.0.target(read.slot()).is_err(), "it may read what the step reads");
+        let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            lent.write(read)[0] = 3.5;
+        }));
+        assert!(panics.is_err(), "a page that the step only reads is not written to");
+        drop(lent);
+        assert!(memory.lend(&batch).is_ok());
+    }
+}

@@ -1,6 +1,7 @@
 //! What the tests across crates share: a [`World`] in which pages have bytes, and [`run`], which
 //! plays scripts in it and writes down what happened.
 
+pub mod engine;
 pub mod l3;
 mod script;
 pub mod sim;

@@ -13,6 +13,8 @@ use tokio::sync::watch;
 /// The calls that can go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
+    /// [`Store::exists`].
+    Exists,
     /// [`Store::put_from`].
     Put,
     /// [`Store::get_into`].
@@ -106,7 +108,7 @@ impl Store for FaultyStore {
         ids: &'a [ObjectId],
         options: ExistsOptions,
     ) -> Answer<'a, Results<Presence>> {
-        self.inner.exists(ids, options)
+        Box::pin(self.faulty(Call::Exists, ids.len(), self.inner.exists(ids, options)))
     }
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {

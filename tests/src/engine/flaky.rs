@@ -1,0 +1,246 @@
+//! Devices, models and stores that fail, dawdle and forget at random.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use terrace_engine::{Batch, CopyError, CopyJob, Device, Model, ModelError};
+use terrace_l3::{
+    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
+    Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
+};
+use terrace_scheduler::StepId;
+
+/// Draws that depend on a seed and on how many there were before.
+#[derive(Clone, Debug)]
+pub struct Chance(Arc<AtomicU64>);
+
+impl Chance {
+    /// Draws of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+    }
+
+    /// A number below `bound`.
+    #[must_use]
+    pub fn below(&self, bound: u64) -> u64 {
+        let state = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    /// True once in `times` draws.
+    #[must_use]
+    pub fn once_in(&self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+}
+
+/// A device some of whose copies fail: before they have begun, or after, with everything written.
+#[derive(Debug)]
+pub struct FlakyDevice<D> {
+    inner: D,
+    chance: Chance,
+    once_in: u64,
+}
+
+impl<D> FlakyDevice<D> {
+    /// One copy in `once_in` fails.
+    pub fn new(inner: D, chance: Chance, once_in: u64) -> Self {
+        Self { inner, chance, once_in }
+    }
+}
+
+impl<D: Device> Device for FlakyDevice<D> {
+    type Memory = D::Memory;
+
+    fn pages(&self) -> u32 {
+        self.inner.pages()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.inner.page_bytes()
+    }
+
+    fn memory(&self) -> &D::Memory {
+        self.inner.memory()
+    }
+
+    fn host(&self) -> Option<&Arena> {
+        self.inner.host()
+    }
+
+    fn start_copy(&self, job: CopyJob) {
+        let fails = || Err(CopyError("at random".to_owned()));
+        if !self.chance.once_in(self.once_in) {
+            return self.inner.start_copy(job);
+        }
+        if self.chance.once_in(2) {
+            return (job.done)(fails());
+        }
+        let done = job.done;
+        self.inner.start_copy(CopyJob { done: Box::new(move |_| done(fails())), ..job });
+    }
+
+    fn step_ended(&self, step: StepId) {
+        self.inner.step_ended(step);
+    }
+}
+
+/// A model some of whose steps fail after they have written their KV, by an error or a panic.
+#[derive(Debug)]
+pub struct FlakyModel<M> {
+    inner: M,
+    chance: Chance,
+    once_in: u64,
+}
+
+impl<M> FlakyModel<M> {
+    /// One step in `once_in` fails.
+    pub fn new(inner: M, chance: Chance, once_in: u64) -> Self {
+        Self { inner, chance, once_in }
+    }
+}
+
+impl<M: Model> Model for FlakyModel<M> {
+    type Memory = M::Memory;
+
+    fn kv_shape(&self) -> terrace_engine::KvShape {
+        self.inner.kv_shape()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn positions_max(&self) -> u32 {
+        self.inner.positions_max()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.inner.fingerprint()
+    }
+
+    fn forward(
+        &mut self,
+        memory: &M::Memory,
+        batch: &Batch<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        self.inner.forward(memory, batch, logits)?;
+        if self.chance.once_in(self.once_in) {
+            if self.chance.once_in(2) {
+                panic!("a flaky model panics");
+            }
+            return Err(ModelError("a flaky model fails".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// A store that answers late, fails calls, fails single objects, and loses some.
+#[derive(Debug)]
+pub struct FlakyStore {
+    inner: Arc<dyn Store>,
+    chance: Chance,
+    once_in: u64,
+}
+
+impl FlakyStore {
+    /// One call in `once_in` goes wrong, and one object in `once_in`.
+    pub fn new(inner: Arc<dyn Store>, chance: Chance, once_in: u64) -> Self {
+        Self { inner, chance, once_in }
+    }
+
+    fn error(&self) -> StoreError {
+        if self.chance.once_in(2) {
+            return StoreError::Missing;
+        }
+        let error = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "at random");
+        StoreError::io("asking a flaky store", &error)
+    }
+
+    async fn dawdle(&self) {
+        if self.chance.once_in(self.once_in) {
+            tokio::time::sleep(Duration::from_millis(self.chance.below(30))).await;
+        }
+    }
+
+    /// Damages results: all of them, or each with a chance.
+    fn damage<T>(&self, results: &mut Results<T>) {
+        let all = self.chance.once_in(self.once_in);
+        for result in results {
+            if all || self.chance.once_in(self.once_in) {
+                *result = Err(self.error());
+            }
+        }
+    }
+}
+
+impl Store for FlakyStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.inner.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Box::pin(async move {
+            self.dawdle().await;
+            let mut results = self.inner.exists(ids, options).await;
+            self.damage(&mut results);
+            results
+        })
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(async move {
+            self.dawdle().await;
+            let mut results = self.inner.put_from(puts, options).await;
+            self.damage(&mut results);
+            results
+        })
+    }
+
+    fn get_into(&self, mut gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(async move {
+            self.dawdle().await;
+            // A read that fails may leave anything behind.
+            if self.chance.once_in(self.once_in) {
+                gets.iter_mut().for_each(|get| get.target.fill(0xa5));
+                return gets.iter().map(|_| Err(self.error())).collect();
+            }
+            let mut results = self.inner.get_into(gets, options).await;
+            self.damage(&mut results);
+            results
+        })
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.inner.pin(ids, pin)
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        self.inner.unpin(ids, pin)
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        self.inner.remove(ids, removal)
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        self.inner.flush()
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.inner.stats()
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        self.inner.shutdown()
+    }
+}

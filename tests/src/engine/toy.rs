@@ -1,0 +1,114 @@
+//! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
+//! the one it should be, and whose answers anybody can work out from the prompt alone.
+
+use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError};
+use terrace_scheduler::Token;
+
+/// Tokens in a page.
+pub const PAGE_SIZE: u32 = 16;
+const VOCABULARY: usize = 97;
+/// A page has one disk sector.
+const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 32 };
+
+/// The model.
+#[derive(Debug, Default)]
+pub struct ToyModel;
+
+/// What the model answers to a prompt.
+#[must_use]
+pub fn toy_answer(prompt: &[Token], tokens: usize) -> Vec<Token> {
+    let mut digest = prompt.iter().fold(0, |digest, &token| extend(digest, token));
+    let mut answer = Vec::new();
+    while answer.len() < tokens {
+        let token = next_token(digest);
+        answer.push(token);
+        digest = extend(digest, token);
+    }
+    answer
+}
+
+fn extend(digest: u64, token: Token) -> u64 {
+    let mixed = (digest ^ u64::from(token)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+fn next_token(digest: u64) -> Token {
+    (digest % VOCABULARY as u64) as Token
+}
+
+/// What the KV of a position says: its token, and the digest of all tokens up to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    token: Token,
+    digest: u64,
+}
+
+impl Entry {
+    fn to_elements(self) -> [f32; 3] {
+        [self.token, self.digest as u32, (self.digest >> 32) as u32].map(f32::from_bits)
+    }
+
+    fn from_elements(elements: &[f32]) -> Self {
+        let [token, low, high] = [0, 1, 2].map(|place| elements[place].to_bits());
+        Self { token, digest: u64::from(low) | u64::from(high) << 32 }
+    }
+}
+
+impl Model for ToyModel {
+    type Memory = CpuMemory;
+
+    fn kv_shape(&self) -> KvShape {
+        SHAPE
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn positions_max(&self) -> u32 {
+        4096
+    }
+
+    fn fingerprint(&self) -> String {
+        "toy".to_owned()
+    }
+
+    fn forward(
+        &mut self,
+        memory: &CpuMemory,
+        batch: &Batch<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        let mut kv = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
+        for span in batch.spans {
+            let pages = batch.pages_of(span);
+            let mut digest = 0;
+            for position in 0..span.start {
+                let page = kv.read(pages[(position / PAGE_SIZE) as usize]);
+                let entry = Entry::from_elements(&page[offset(position)..]);
+                digest = extend(digest, entry.token);
+                if entry.digest != digest {
+                    // A failed step would be tried again; a wrong answer is what a test notices.
+                    eprintln!("wrong KV at position {position} of {span:?}");
+                    digest = !digest;
+                }
+            }
+            for (position, &token) in (span.start..).zip(batch.tokens_of(span)) {
+                digest = extend(digest, token);
+                let page = kv.write(pages[(position / PAGE_SIZE) as usize]);
+                let elements = Entry { token, digest }.to_elements();
+                page[offset(position)..][..3].copy_from_slice(&elements);
+            }
+            if span.wants_logits {
+                let likeliest = next_token(digest);
+                logits.extend((0..VOCABULARY as Token).map(|token| f32::from(token == likeliest)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn offset(position: u32) -> usize {
+    (position % PAGE_SIZE) as usize * SHAPE.head_elements
+}

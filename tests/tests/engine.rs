@@ -1,0 +1,489 @@
+//! The engine with a model that notices every wrong page: what it answers, and that nothing it waits
+//! for can stop it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use terrace_engine::{
+    CpuDevice, Device, EndReason, Engine, Figures, Generate, Model, StartError, SubmitError, Update,
+};
+use terrace_l3::{
+    ExistsOptions, Get, GetOptions, GuardConfig, Guarded, MemoryConfig, MemoryStore, ObjectId, Pin,
+    Presence, Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError,
+    StoreStats, Stored,
+};
+use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, Token};
+use terrace_tests::engine::{
+    Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, toy_answer,
+};
+use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn page_bytes() -> usize {
+    ToyModel.kv_shape().page_bytes(PAGE_SIZE)
+}
+
+fn device(device_pages: u32, host_pages: u32) -> CpuDevice {
+    CpuDevice::new(device_pages, host_pages, page_bytes()).unwrap()
+}
+
+fn memory_store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(MemoryConfig::new(64 << 20, page_bytes())).unwrap())
+}
+
+/// The toy computes so fast that loading would never pay.
+fn config() -> Config {
+    let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
+    let mut config = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
+    config.batch.running_max = 16;
+    config.batch.step_tokens_max = 128;
+    config
+}
+
+fn start(
+    device: impl Device<Memory = terrace_engine::CpuMemory>,
+    store: Option<Arc<dyn Store>>,
+) -> Engine {
+    Engine::start(config(), ToyModel, Arc::new(device), store).unwrap()
+}
+
+/// A prompt of its own kind: prompts of different seeds share nothing.
+fn prompt(seed: u32, tokens: u32) -> Vec<Token> {
+    (0..tokens).map(|place| (place * 7 + seed * 31 + place * place % 11) % 97).collect()
+}
+
+#[derive(Debug, PartialEq)]
+struct Answer {
+    tokens: Vec<Token>,
+    hits: Hits,
+    reason: EndReason,
+    checksum: Option<u64>,
+}
+
+async fn ask(engine: &Engine, prompt: &[Token], tokens: u32) -> Answer {
+    ask_for(engine, Generate::new(prompt.to_vec(), tokens)).await
+}
+
+async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
+    let mut generation = engine.submit(generate).await.unwrap();
+    let (mut tokens, mut found) = (Vec::new(), None);
+    loop {
+        match generation.next().await.unwrap() {
+            Update::Started(hits) => assert!(found.replace(hits).is_none(), "started twice"),
+            Update::Token(token) => tokens.push(token),
+            Update::Ended(ending) => {
+                let (reason, checksum) = (ending.reason, ending.logits_checksum);
+                assert_eq!(generation.next().await, None, "nothing comes after the end");
+                return Answer { tokens, hits: found.unwrap_or_default(), reason, checksum };
+            }
+        }
+    }
+}
+
+async fn figures_when(engine: &Engine, what: &str, holds: impl Fn(&Figures) -> bool) -> Figures {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let figures = engine.figures().await.unwrap();
+        if holds(&figures) {
+            return figures;
+        }
+        assert!(Instant::now() < until, "{what} did not come about: {figures:#?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until everything that was computed is in L3.
+async fn backed_up(engine: &Engine, pages: u64) {
+    figures_when(engine, "the backup", |figures| figures.scheduler.backups.sound_pages >= pages)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_second_answer_comes_from_the_device_and_is_the_same() {
+    let engine = start(device(64, 0), None);
+    let prompt = prompt(1, 100);
+    let first = ask(&engine, &prompt, 20).await;
+    assert_eq!(first.tokens, toy_answer(&prompt, 20));
+    assert_eq!((first.hits.total(), first.reason), (0, EndReason::Length));
+    let second = ask(&engine, &prompt, 20).await;
+    assert_eq!(second.tokens, first.tokens);
+    assert_eq!(second.hits, Hits { device_tokens: 96, ..Hits::default() });
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_longer_fits_the_device_comes_back_from_host() {
+    let engine = start(device(16, 64), None);
+    let old = prompt(1, 200);
+    ask(&engine, &old, 8).await;
+    for seed in 2..5 {
+        ask(&engine, &prompt(seed, 200), 8).await;
+    }
+    let answer = ask(&engine, &old, 8).await;
+    assert_eq!(answer.tokens, toy_answer(&old, 8));
+    assert!(answer.hits.host_tokens > 0, "{:?}", answer.hits);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_engine_finds_in_l3_what_this_one_computed() {
+    let store = memory_store();
+    let prompt = prompt(3, 300);
+    let first = start(device(64, 64), Some(store.clone()));
+    let computed = ask(&first, &prompt, 8).await;
+    backed_up(&first, 18).await;
+    let second = start(device(64, 64), Some(store));
+    let fetched = ask(&second, &prompt, 8).await;
+    assert_eq!(fetched.tokens, computed.tokens);
+    assert_eq!(fetched.hits, Hits { l3_tokens: 288, ..Hits::default() });
+}
+
+/// A store that notes which arenas pages come from and go to.
+#[derive(Debug)]
+struct Witness {
+    inner: Arc<dyn Store>,
+    arenas: Mutex<BTreeSet<String>>,
+}
+
+impl Witness {
+    fn saw(&self, arena: terrace_l3::Arena) {
+        self.arenas.lock().unwrap().insert(format!("{arena:?}"));
+    }
+}
+
+impl Store for Witness {
+    fn register(&self, arena: &terrace_l3::Arena) -> Result<Registration, StoreError> {
+        self.inner.register(arena)
+    }
+    fn exists<'a>(&'a self, ids: &'a [ObjectId], options: ExistsOptions) -> Reply<'a, Presence> {
+        self.inner.exists(ids, options)
+    }
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Reply<'_, Stored> {
+        puts.iter().for_each(|put| self.saw(put.source.arena()));
+        self.inner.put_from(puts, options)
+    }
+    fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Reply<'_, Served> {
+        gets.iter().for_each(|get| self.saw(get.target.arena()));
+        self.inner.get_into(gets, options)
+    }
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Reply<'a, ()> {
+        self.inner.pin(ids, pin)
+    }
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Reply<'a, ()> {
+        self.inner.unpin(ids, pin)
+    }
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Reply<'a, ()> {
+        self.inner.remove(ids, removal)
+    }
+    fn flush(&self) -> terrace_l3::Answer<'_, Result<(), StoreError>> {
+        self.inner.flush()
+    }
+    fn stats(&self) -> StoreStats {
+        self.inner.stats()
+    }
+    fn shutdown(&self) -> terrace_l3::Answer<'_, Result<(), StoreError>> {
+        self.inner.shutdown()
+    }
+}
+
+type Reply<'a, T> = terrace_l3::Answer<'a, Results<T>>;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
+    let witness = Arc::new(Witness { inner: memory_store(), arenas: Mutex::default() });
+    let device = device(64, 64);
+    let host = format!("{:?}", device.host().unwrap());
+    let engine = start(device, Some(witness.clone()));
+    let prompt = prompt(3, 300);
+    ask(&engine, &prompt, 8).await;
+    backed_up(&engine, 18).await;
+    engine.clear_cache().await;
+    assert_eq!(ask(&engine, &prompt, 8).await.hits.l3_tokens, 288);
+    assert_eq!(*witness.arenas.lock().unwrap(), BTreeSet::from([host]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn salts_do_not_share() {
+    let engine = start(device(64, 64), Some(memory_store()));
+    let prompt = prompt(4, 100);
+    for salt in ["alice", "bob"] {
+        let mut generate = Generate::new(prompt.clone(), 4);
+        generate.salt = salt.to_owned();
+        assert_eq!(ask_for(&engine, generate).await.hits.total(), 0, "{salt} asks first");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_tokens_end_an_answer_and_are_not_part_of_it() {
+    let engine = start(device(64, 0), None);
+    let prompt = prompt(5, 40);
+    let whole = toy_answer(&prompt, 30);
+    let stop = whole[10];
+    let first = whole.iter().position(|&token| token == stop).unwrap();
+    let mut generate = Generate::new(prompt, 30);
+    generate.stop_tokens = Arc::new([stop]);
+    let answer = ask_for(&engine, generate).await;
+    assert_eq!((answer.tokens, answer.reason), (whole[..first].to_vec(), EndReason::Stop));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checksums_tell_answers_apart_and_only_those() {
+    let engine = start(device(64, 0), None);
+    let ask = |seed| {
+        let mut generate = Generate::new(prompt(seed, 50), 5);
+        generate.logits_checksum = true;
+        ask_for(&engine, generate)
+    };
+    let (one, again, two) = (ask(1).await, ask(1).await, ask(2).await);
+    assert!(one.checksum.is_some());
+    assert_eq!(one.checksum, again.checksum);
+    assert_ne!(one.checksum, two.checksum);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_an_answer_calls_its_request_off() {
+    let engine = start(device(256, 0), None);
+    let mut generation = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
+    assert!(matches!(generation.next().await, Some(Update::Started(_))));
+    drop(generation);
+    figures_when(&engine, "the abort", |figures| figures.scheduler.aborted == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_asker_that_has_enough_ends_its_request_as_finished() {
+    let engine = start(device(256, 64), None);
+    let mut generation = engine.submit(Generate::new(prompt(1, 40), 4000)).await.unwrap();
+    assert!(matches!(generation.next().await, Some(Update::Started(_))));
+    generation.finish();
+    let figures = figures_when(&engine, "the end", |figures| figures.scheduler.finished == 1).await;
+    assert_eq!(figures.scheduler.aborted, 0);
+    assert!(figures.scheduler.write_backs.sound_pages >= 2, "what it computed was copied to host");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_cannot_be_are_refused() {
+    let engine = start(device(16, 0), None);
+    let refusal = async |generate| engine.submit(generate).await.unwrap_err();
+    assert!(matches!(
+        refusal(Generate::new(vec![1; 4000], 200)).await,
+        SubmitError::TooLong { .. }
+    ));
+    assert!(matches!(
+        refusal(Generate::new(vec![1, 97], 2)).await,
+        SubmitError::UnknownToken { token: 97, .. }
+    ));
+    assert!(matches!(refusal(Generate::new(vec![1; 300], 2)).await, SubmitError::Scheduler(_)));
+    assert!(matches!(refusal(Generate::new(Vec::new(), 2)).await, SubmitError::Scheduler(_)));
+    assert_eq!(ask(&engine, &[1], 1).await.tokens, toy_answer(&[1], 1), "and it goes on");
+}
+
+#[tokio::test]
+async fn a_device_of_another_page_size_is_refused() {
+    let device = CpuDevice::new(16, 0, 8192).unwrap();
+    let error = Engine::start(config(), ToyModel, Arc::new(device), None).unwrap_err();
+    assert!(matches!(error, StartError::PageBytes { page_bytes: 4096, device_bytes: 8192 }));
+}
+
+/// A store that hangs, in each of its calls, holds up nobody who does not need it, and those who do
+/// only for as long as the deadline says.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hanging_store_holds_nobody_up() {
+    for call in [Call::Exists, Call::Get, Call::Put] {
+        let faulty = Arc::new(FaultyStore::new(memory_store()));
+        let stored = prompt(1, 300);
+        let first = start(device(64, 64), Some(faulty.clone()));
+        ask(&first, &stored, 4).await;
+        backed_up(&first, 18).await;
+
+        faulty.set(call, Some(Fault::BeginsLate));
+        let engine = start(device(64, 64), Some(faulty.clone()));
+        let began = Instant::now();
+        let (waits, other) = (ask(&engine, &stored, 4), async {
+            let other = prompt(9, 20);
+            assert_eq!(ask(&engine, &other, 50).await.tokens, toy_answer(&other, 50));
+            began.elapsed()
+        });
+        let (waits, other) = tokio::join!(waits, other);
+        assert_eq!(waits.tokens, toy_answer(&stored, 4), "{call:?}");
+        assert!(other < Duration::from_millis(700), "{call:?} held up another for {other:?}");
+        assert!(began.elapsed() < Duration::from_secs(3), "{call:?}: {:?}", began.elapsed());
+        faulty.set(call, None);
+        figures_when(&engine, "the end of the transfers", |figures| {
+            let stats = &figures.scheduler;
+            stats.prefetches.in_flight + stats.backups.in_flight + stats.probes.in_flight == 0
+        })
+        .await;
+        assert_eq!(ask(&engine, &stored, 4).await.tokens, toy_answer(&stored, 4));
+    }
+}
+
+/// A guarded store gives up on a read that still writes to host memory: those pages are used again
+/// only when it has let go of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_of_a_read_that_was_given_up_are_not_used_before_it_ends() {
+    let faulty = Arc::new(FaultyStore::new(memory_store()));
+    let stored = prompt(1, 300);
+    let first = start(device(64, 64), Some(faulty.clone()));
+    ask(&first, &stored, 4).await;
+    backed_up(&first, 18).await;
+
+    faulty.set(Call::Get, Some(Fault::BeginsLate));
+    let guard = GuardConfig { get_timeout_ms: 30, ..GuardConfig::default() };
+    let guarded = Arc::new(Guarded::new(faulty.clone(), guard));
+    let engine = start(device(32, 24), Some(guarded));
+    assert_eq!(ask(&engine, &stored, 4).await.tokens, toy_answer(&stored, 4));
+    let figures = engine.figures().await.unwrap();
+    assert_eq!(figures.scheduler.prefetches.quarantined_pages, 18, "the read has not ended");
+    for seed in 2..20 {
+        let other = prompt(seed, 100);
+        assert_eq!(ask(&engine, &other, 4).await.tokens, toy_answer(&other, 4));
+    }
+    faulty.set(Call::Get, None);
+    figures_when(&engine, "the end of the read", |figures| {
+        figures.scheduler.prefetches.quarantined_pages == 0
+    })
+    .await;
+    assert_eq!(ask(&engine, &stored, 4).await.tokens, toy_answer(&stored, 4));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_stores_what_was_computed() {
+    let store = memory_store();
+    let engine = start(device(64, 64), Some(store.clone()));
+    let prompts: Vec<_> = (0..4).map(|seed| prompt(seed, 100)).collect();
+    for prompt in &prompts {
+        ask(&engine, prompt, 4).await;
+    }
+    let drained = engine.shutdown(PATIENCE).await;
+    assert_eq!((drained.aborted, drained.abandoned_transfers), (0, 0));
+    assert_eq!(store.stats().memory.unwrap().objects, 4 * 6);
+    let refused = engine.submit(Generate::new(vec![1], 1)).await;
+    assert_eq!(refused.unwrap_err(), SubmitError::ShuttingDown);
+    assert!(engine.figures().await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
+    let engine = start(device(256, 0), None);
+    let short = engine.submit(Generate::new(prompt(1, 20), 10)).await.unwrap();
+    let drained = engine.shutdown(PATIENCE).await;
+    assert_eq!(drained.aborted, 0);
+    drop(short);
+
+    let engine = start(device(256, 0), None);
+    let mut long = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
+    let drained = engine.shutdown(Duration::from_millis(1)).await;
+    assert_eq!(drained.aborted, 1);
+    let mut last = None;
+    while let Some(update) = long.next().await {
+        last = Some(update);
+    }
+    assert!(matches!(last, Some(Update::Ended(ending)) if ending.reason == EndReason::Aborted));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_gives_up_on_a_store_that_hangs() {
+    let faulty = Arc::new(FaultyStore::new(memory_store()));
+    faulty.set(Call::Put, Some(Fault::BeginsLate));
+    let engine = start(device(64, 64), Some(faulty.clone()));
+    ask(&engine, &prompt(1, 100), 4).await;
+    figures_when(&engine, "the backup", |figures| figures.scheduler.backups.in_flight == 1).await;
+    let began = Instant::now();
+    let drained = engine.shutdown(Duration::from_millis(100)).await;
+    assert_eq!(drained.abandoned_transfers, 1);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// A model that always fails takes down the request that it fails, not the engine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_cannot_compute_fails_the_request() {
+    let model = FlakyModel::new(ToyModel, Chance::new(1), 1);
+    let engine = Engine::start(config(), model, Arc::new(device(64, 0)), None).unwrap();
+    let answer = ask(&engine, &prompt(1, 20), 4).await;
+    assert_eq!(answer.reason, EndReason::Failed(FailReason::StepFailed));
+    assert_eq!(engine.figures().await.unwrap().scheduler.failed, 1);
+}
+
+/// Everything at once: small tiers, shared prefixes, aborts, and a device, a model and a store that
+/// fail at random. Whatever is answered is right, and in the end nothing is left behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_fails_no_answer_is_wrong() {
+    let mut seen = [0; 4];
+    for seed in 0..6 {
+        let chance = Chance::new(seed);
+        let mut config = config();
+        // The world lasts some tens of milliseconds, and failures are forgotten as fast.
+        config.l3 = Some(L3Config {
+            negative_ttl_ms: 5,
+            backoff_base_ms: 1,
+            backoff_max_ms: 5,
+            ..L3Config::default()
+        });
+        let flaky = Arc::new(FlakyStore::new(memory_store(), chance.clone(), 16));
+        let guard =
+            GuardConfig { get_timeout_ms: 20, put_timeout_ms: 20, ..GuardConfig::default() };
+        let guarded: Arc<dyn Store> = Arc::new(Guarded::new(flaky, guard));
+        let flaky_device = FlakyDevice::new(device(48, 40), chance.clone(), 6);
+        let model = FlakyModel::new(ToyModel, chance.clone(), 40);
+        let engine = Engine::start(config, model, Arc::new(flaky_device), Some(guarded)).unwrap();
+        let mut askers = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let (engine, chance) = (engine.clone(), chance.clone());
+            askers.spawn(async move {
+                let mut answered = 0;
+                for _ in 0..100 {
+                    answered += u32::from(ask_something(&engine, &chance).await);
+                }
+                answered
+            });
+        }
+        let answered: u32 = askers.join_all().await.into_iter().sum();
+        let figures = engine.figures().await.unwrap();
+        assert!(answered > 400, "seed {seed}: only {answered} of 800 were answered");
+        let stats = &figures.scheduler;
+        let counts = [
+            figures.steps.failed,
+            stats.load_backs.failures,
+            stats.host_hit_tokens,
+            stats.l3_hit_tokens,
+        ];
+        seen = std::array::from_fn(|place| seen[place] + counts[place]);
+        let drained = engine.shutdown(PATIENCE).await;
+        assert_eq!((drained.aborted, drained.abandoned_transfers), (0, 0), "seed {seed}");
+    }
+    let [failed_steps, failed_loads, from_host, from_l3] = seen;
+    assert!(failed_steps > 50 && failed_loads > 20, "too little failed: {seen:?}");
+    assert!(from_host > 1000 && from_l3 > 1000, "too little was cached: {seen:?}");
+}
+
+/// Asks about one of a few documents; sometimes hangs up. Whether there was an answer.
+async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
+    let document = prompt(chance.below(5) as u32, 16 * (1 + chance.below(12)) as u32);
+    let question: Vec<Token> =
+        (0..1 + chance.below(20)).map(|_| chance.below(97) as Token).collect();
+    let prompt = [document, question].concat();
+    let tokens = 1 + chance.below(24) as usize;
+    if chance.once_in(12) {
+        engine.clear_cache().await;
+    }
+    let mut generation = engine.submit(Generate::new(prompt.clone(), tokens as u32)).await.unwrap();
+    let hangs_up_after = if chance.once_in(5) { chance.below(8) } else { u64::MAX };
+    let mut answer = Vec::new();
+    loop {
+        if answer.len() as u64 > hangs_up_after {
+            return false;
+        }
+        match generation.next().await.unwrap() {
+            Update::Started(_) => {}
+            Update::Token(token) => answer.push(token),
+            Update::Ended(ending) => match ending.reason {
+                EndReason::Length => {
+                    assert_eq!(answer, toy_answer(&prompt, tokens), "a wrong answer");
+                    return true;
+                }
+                EndReason::Failed(FailReason::StepFailed) => return false,
+                reason => panic!("it ended with {reason:?}"),
+            },
+        }
+    }
+}

@@ -76,6 +76,8 @@ pub struct TierUse {
     pub free_pages: usize,
     /// Cached pages that could be evicted right now.
     pub evictable_pages: usize,
+    /// Pages evicted so far, to make room for others.
+    pub evicted_pages: u64,
 }
 
 impl TierUse {
@@ -134,6 +136,8 @@ pub struct Cache {
     pub(crate) tree: Tree,
     pub(crate) device: Pool<Device>,
     pub(crate) host: Pool<Host>,
+    device_evicted_pages: u64,
+    host_evicted_pages: u64,
     write_policy: WritePolicy,
 }
 
@@ -157,6 +161,8 @@ impl Cache {
             tree: Tree::new(page_size, config.eviction, events),
             device: Pool::new(config.device_pages),
             host: Pool::new(config.host_pages),
+            device_evicted_pages: 0,
+            host_evicted_pages: 0,
             write_policy: config.write_policy,
         }
     }
@@ -182,14 +188,19 @@ impl Cache {
     /// How full the tiers are, in constant time.
     #[must_use]
     pub fn usage(&self) -> CacheUse {
-        let tier = |total, free, evictable| TierUse {
-            total_pages: total,
-            free_pages: free,
-            evictable_pages: evictable,
-        };
         CacheUse {
-            device: tier(self.device.total(), self.device.free(), self.tree.device.evictable_pages),
-            host: tier(self.host.total(), self.host.free(), self.tree.host.evictable_pages),
+            device: TierUse {
+                total_pages: self.device.total(),
+                free_pages: self.device.free(),
+                evictable_pages: self.tree.device.evictable_pages,
+                evicted_pages: self.device_evicted_pages,
+            },
+            host: TierUse {
+                total_pages: self.host.total(),
+                free_pages: self.host.free(),
+                evictable_pages: self.tree.host.evictable_pages,
+                evicted_pages: self.host_evicted_pages,
+            },
         }
     }
 
@@ -388,7 +399,8 @@ impl Cache {
         while self.device.free() < wanted {
             let Some(victim) = self.tree.device.policy.victim() else { return false };
             let missing = wanted - self.device.free();
-            self.tree.evict_device(victim, missing, &mut self.device, &mut self.host);
+            let evicted = self.tree.evict_device(victim, missing, &mut self.device, &mut self.host);
+            self.device_evicted_pages += evicted as u64;
         }
         true
     }
@@ -398,15 +410,18 @@ impl Cache {
         while self.host.free() < wanted {
             let Some(victim) = self.tree.host.policy.victim() else { return false };
             let missing = wanted - self.host.free();
-            self.tree.evict_host(victim, missing, &mut self.host);
+            self.host_evicted_pages += self.tree.evict_host(victim, missing, &mut self.host) as u64;
         }
         true
     }
 
     /// Forgets everything that nobody has pinned, and tells routers to forget all.
     pub fn clear(&mut self) {
+        let evicted = (self.device_evicted_pages, self.host_evicted_pages);
         self.free_host_pages(usize::MAX);
         self.free_device_pages(usize::MAX);
+        // Nothing had to make room for anything.
+        (self.device_evicted_pages, self.host_evicted_pages) = evicted;
         if self.tree.events.enabled() {
             self.tree.events.clear();
         }

@@ -1,0 +1,61 @@
+//! The built-in model's tokens: bytes, and some marks between messages.
+
+use terrace_cache::Token;
+
+use crate::chat::Message;
+
+/// Begins every text.
+pub(crate) const BEGIN: Token = 256;
+/// Ends a text.
+pub(crate) const END: Token = 257;
+/// Begin a message of one role.
+const SYSTEM: Token = 258;
+const USER: Token = 259;
+const ASSISTANT: Token = 260;
+/// Ends a message.
+pub(crate) const END_OF_MESSAGE: Token = 261;
+
+/// Tokens 0 to 255 are bytes; the marks after them come from no text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByteTokenizer;
+
+impl ByteTokenizer {
+    /// How many tokens there are.
+    pub(crate) const VOCABULARY: usize = 262;
+
+    pub(crate) fn encode(text: &str) -> Vec<Token> {
+        std::iter::once(BEGIN).chain(Self::encode_plain(text)).collect()
+    }
+
+    pub(crate) fn encode_plain(text: &str) -> impl Iterator<Item = Token> {
+        text.bytes().map(Token::from)
+    }
+
+    /// The tokens of a conversation, up to where the assistant answers. Marks are put between
+    /// messages here, and nothing that a message says can become one.
+    pub(crate) fn encode_chat(messages: &[Message]) -> Vec<Token> {
+        let mut tokens = vec![BEGIN];
+        for message in messages {
+            match message.role.as_str() {
+                "system" | "developer" => tokens.push(SYSTEM),
+                "assistant" => tokens.push(ASSISTANT),
+                "user" => tokens.push(USER),
+                other => {
+                    // Roles that have no mark are named.
+                    tokens.push(USER);
+                    tokens.extend(Self::encode_plain(other));
+                    tokens.extend(Self::encode_plain(": "));
+                }
+            }
+            tokens.extend(Self::encode_plain(&message.content));
+            tokens.push(END_OF_MESSAGE);
+        }
+        tokens.push(ASSISTANT);
+        tokens
+    }
+
+    /// The byte that a token is; none for a mark.
+    pub(crate) fn byte(token: Token) -> Option<u8> {
+        u8::try_from(token).ok()
+    }
+}

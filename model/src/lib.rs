@@ -1,0 +1,32 @@
+//! Models of the Llama family on the CPU: the forward pass over paged KV, weights from a folder or
+//! generated, tokenizers and chat templates.
+//!
+//! What a model computes for a token depends on the tokens up to it and on nothing else, to the bit.
+//! Nothing in here may make a sum's order depend on the batch, on where a span begins, on the number of
+//! threads, or on where pages lie.
+//!
+//! ```
+//! let loaded = terrace_model::built_in(1);
+//! let tokens = loaded.tokenizer.encode("Hi").unwrap();
+//! assert_eq!(loaded.tokenizer.decode(&tokens), "Hi");
+//! ```
+
+mod attention;
+mod built_in;
+mod byte_tokenizer;
+mod chat;
+mod llama;
+mod load;
+mod math;
+mod matrix;
+mod rope;
+mod shape;
+mod simd;
+mod tokenizer;
+mod weights;
+
+pub use built_in::built_in;
+pub use chat::{ChatError, ChatTemplate, Message};
+pub use llama::Llama;
+pub use load::{LoadError, Loaded, load};
+pub use tokenizer::{Decoder, EncodeError, Tokenizer};

@@ -1,0 +1,279 @@
+//! The forward pass.
+
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError, Span, StepPages};
+
+use crate::attention::Attention;
+use crate::math::{rms_norm, swiglu};
+use crate::rope;
+use crate::shape::Shape;
+use crate::simd::{Before, Simd};
+use crate::weights::{Layer, Weights};
+
+/// Rows that go through the feed-forward part together.
+const ROWS: usize = 256;
+/// More threads than any machine has use for.
+const THREADS_MAX: usize = 1024;
+
+/// A model of the Llama family, computed on the CPU.
+///
+/// All that is computed for a token depends on the tokens up to it and on nothing else, to the bit:
+/// matrix products sum up in the order of inputs whatever the number of rows, and attention visits
+/// keys in tiles at fixed positions.
+#[derive(Debug)]
+pub struct Llama {
+    shape: Shape,
+    weights: Weights,
+    fingerprint: String,
+    frequencies: Vec<f32>,
+    simd: Simd,
+    pool: ThreadPool,
+    attention: Attention,
+    scratch: Scratch,
+}
+
+/// What a step computes in. It grows to the largest step so far.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// `[token][element]`, between layers.
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    /// `[token][queries, keys, values]`.
+    qkv: Vec<f32>,
+    /// `[token][what the heads found]`.
+    found: Vec<f32>,
+    gate_up: Vec<f32>,
+    gated: Vec<f32>,
+    /// `[token][cosines, sines]`.
+    angles: Vec<f32>,
+}
+
+impl Llama {
+    /// A model whose weights `collect` gets, on so many threads of its own.
+    pub(crate) fn new(
+        shape: Shape,
+        fingerprint: String,
+        threads: usize,
+        collect: impl FnOnce(&Shape) -> Weights + Send,
+    ) -> Self {
+        let threads = threads.clamp(1, THREADS_MAX);
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("terrace-model-{index}"))
+            .build()
+            .expect("a system that cannot start threads cannot run a model");
+        let weights = pool.install(|| collect(&shape));
+        let simd = Simd::detect();
+        Self {
+            frequencies: shape.rope.frequencies(shape.head_dim),
+            attention: Attention::new(simd, &shape, threads),
+            simd,
+            scratch: Scratch::default(),
+            shape,
+            weights,
+            fingerprint,
+            pool,
+        }
+    }
+
+    /// What is wrong with a batch, if anything is.
+    fn check(&self, batch: &Batch<'_>) -> Result<(), ModelError> {
+        let unknown = |token: &&u32| **token as usize >= self.shape.vocabulary;
+        if let Some(token) = batch.tokens.iter().find(unknown) {
+            return Err(ModelError(format!(
+                "token {token} is not one of the model's {}",
+                self.shape.vocabulary
+            )));
+        }
+        let too_long = |span: &&Span| span.end() > self.shape.positions_max;
+        if let Some(span) = batch.spans.iter().find(too_long) {
+            return Err(ModelError(format!(
+                "a sequence of {} tokens is longer than the model's {}",
+                span.end(),
+                self.shape.positions_max
+            )));
+        }
+        if batch.spans.iter().any(|span| span.tokens.is_empty()) {
+            return Err(ModelError("a span has no tokens".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Model for Llama {
+    type Memory = CpuMemory;
+
+    fn kv_shape(&self) -> KvShape {
+        KvShape {
+            layers: self.shape.layers,
+            heads: self.shape.kv_heads,
+            head_elements: self.shape.head_dim,
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.shape.vocabulary
+    }
+
+    fn positions_max(&self) -> u32 {
+        self.shape.positions_max
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn forward(
+        &mut self,
+        memory: &CpuMemory,
+        batch: &Batch<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        self.check(batch)?;
+        let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
+        let Self { shape, weights, frequencies, simd, pool, attention, scratch, .. } = self;
+        let kv_shape =
+            KvShape { layers: shape.layers, heads: shape.kv_heads, head_elements: shape.head_dim };
+        pool.install(|| {
+            scratch.begin(shape, weights, frequencies, batch);
+            attention.prepare(shape, batch);
+            for (index, layer) in weights.layers.iter().enumerate() {
+                scratch.queries_keys_values(*simd, shape, layer);
+                scratch.write_kv(shape, kv_shape, index, batch, &mut pages);
+                let (qkv, found) = (&scratch.qkv, &mut scratch.found);
+                attention.layer(shape, index, batch, &pages, qkv, found);
+                layer.attention_out.multiply(*simd, &scratch.found, &mut scratch.x, Before::Added);
+                scratch.feed_forward(*simd, shape, layer);
+            }
+            scratch.logits(*simd, shape, weights, batch, logits);
+        });
+        Ok(())
+    }
+}
+
+impl Scratch {
+    /// Looks up the embeddings of all tokens and the angles of their positions.
+    fn begin(&mut self, shape: &Shape, weights: &Weights, frequencies: &[f32], batch: &Batch<'_>) {
+        let tokens = batch.tokens.len();
+        self.x.resize(tokens * shape.dim, 0.0);
+        self.normed.resize(tokens * shape.dim, 0.0);
+        self.qkv.resize(tokens * shape.qkv(), 0.0);
+        self.found.resize(tokens * shape.queries(), 0.0);
+        self.angles.resize(tokens * shape.head_dim, 0.0);
+        self.x
+            .par_chunks_mut(shape.dim)
+            .zip(batch.tokens)
+            .for_each(|(out, token)| weights.embed(*token as usize, out));
+        for span in batch.spans {
+            let angles = &mut self.angles
+                [span.tokens.start * shape.head_dim..span.tokens.end * shape.head_dim];
+            let positions = span.start..span.end();
+            angles
+                .par_chunks_mut(shape.head_dim)
+                .zip(positions.into_par_iter())
+                .for_each(|(angles, position)| rope::angles(frequencies, position, angles));
+        }
+    }
+
+    /// Computes queries, keys and values of all tokens, and turns them by their positions.
+    fn queries_keys_values(&mut self, simd: Simd, shape: &Shape, layer: &Layer) {
+        let epsilon = shape.norm_epsilon;
+        norm(simd, &self.x, &layer.attention_norm, epsilon, &mut self.normed);
+        layer.qkv.multiply(simd, &self.normed, &mut self.qkv, Before::Replaced);
+        let turned = shape.queries() + shape.keys();
+        let rows = self.qkv.par_chunks_mut(shape.qkv()).zip(self.angles.par_chunks(shape.head_dim));
+        rows.for_each(|(row, angles)| {
+            if let Some(bias) = &layer.qkv_bias {
+                row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+            }
+            for head in row[..turned].chunks_exact_mut(shape.head_dim) {
+                rope::turn(head, angles);
+            }
+        });
+    }
+
+    /// Copies the keys and values of all tokens to their pages.
+    fn write_kv(
+        &self,
+        shape: &Shape,
+        kv_shape: KvShape,
+        layer: usize,
+        batch: &Batch<'_>,
+        pages: &mut StepPages<'_>,
+    ) {
+        let (page_size, head_dim) = (batch.table.page_size(), shape.head_dim);
+        for span in batch.spans {
+            let row = batch.pages_of(span);
+            let mut position = span.start;
+            while position < span.end() {
+                let (page, within) = (position / page_size, position % page_size);
+                let count = (page_size - within).min(span.end() - position);
+                let page = pages.write(row[page as usize]);
+                let first = span.tokens.start + (position - span.start) as usize;
+                for (token, within) in (first..).zip(within as usize..(within + count) as usize) {
+                    let from = &self.qkv[token * shape.qkv() + shape.queries()..];
+                    let (keys, values) = from[..2 * shape.keys()].split_at(shape.keys());
+                    for head in 0..shape.kv_heads {
+                        let key_at = kv_shape.keys_at(layer, head, page_size) + within * head_dim;
+                        let value_at = key_at + page_size as usize * head_dim;
+                        let part = head * head_dim..(head + 1) * head_dim;
+                        page[key_at..][..head_dim].copy_from_slice(&keys[part.clone()]);
+                        page[value_at..][..head_dim].copy_from_slice(&values[part]);
+                    }
+                }
+                position += count;
+            }
+        }
+    }
+
+    /// The second half of a layer.
+    fn feed_forward(&mut self, simd: Simd, shape: &Shape, layer: &Layer) {
+        let rows_max = ROWS.min(self.x.len() / shape.dim);
+        self.gate_up.resize(rows_max * 2 * shape.hidden, 0.0);
+        self.gated.resize(rows_max * shape.hidden, 0.0);
+        for x in self.x.chunks_mut(ROWS * shape.dim) {
+            let rows = x.len() / shape.dim;
+            let normed = &mut self.normed[..x.len()];
+            let gate_up = &mut self.gate_up[..rows * 2 * shape.hidden];
+            let gated = &mut self.gated[..rows * shape.hidden];
+            norm(simd, x, &layer.feed_forward_norm, shape.norm_epsilon, normed);
+            layer.gate_up.multiply(simd, normed, gate_up, Before::Replaced);
+            gate_up
+                .par_chunks(2 * shape.hidden)
+                .zip(gated.par_chunks_mut(shape.hidden))
+                .with_min_len(8)
+                .for_each(|(gate_up, gated)| swiglu(simd, gate_up, gated, shape.hidden));
+            layer.down.multiply(simd, gated, x, Before::Added);
+        }
+    }
+
+    /// Appends the logits after the last token of each span that wants them.
+    fn logits(
+        &mut self,
+        simd: Simd,
+        shape: &Shape,
+        weights: &Weights,
+        batch: &Batch<'_>,
+        logits: &mut Vec<f32>,
+    ) {
+        let mut rows = 0;
+        for span in batch.spans.iter().filter(|span| span.wants_logits) {
+            let x = &self.x[(span.tokens.end - 1) * shape.dim..][..shape.dim];
+            let normed = &mut self.normed[rows * shape.dim..][..shape.dim];
+            rms_norm(simd, x, &weights.final_norm, shape.norm_epsilon, normed);
+            rows += 1;
+        }
+        let start = logits.len();
+        logits.resize(start + rows * weights.head.outputs(), 0.0);
+        let normed = &self.normed[..rows * shape.dim];
+        weights.head.multiply(simd, normed, &mut logits[start..], Before::Replaced);
+    }
+}
+
+fn norm(simd: Simd, x: &[f32], weights: &[f32], epsilon: f32, out: &mut [f32]) {
+    x.par_chunks(weights.len())
+        .zip(out.par_chunks_mut(weights.len()))
+        .with_min_len(16)
+        .for_each(|(x, out)| rms_norm(simd, x, weights, epsilon, out));
+}

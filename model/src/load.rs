@@ -1,0 +1,139 @@
+//! Models from folders, as Hugging Face lays them out.
+
+mod config;
+mod fingerprint;
+mod tensors;
+mod text;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use terrace_cache::Token;
+
+use crate::weights::collect;
+use crate::{ChatTemplate, Llama, Tokenizer};
+
+/// A model and all that belongs to it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The model.
+    pub model: Llama,
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// How it is talked to.
+    pub chat: ChatTemplate,
+    /// The tokens that end an answer.
+    pub stop_tokens: Vec<Token>,
+    /// Its name.
+    pub name: String,
+}
+
+/// Why a model could not be loaded from its folder.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A file that must be there is not.
+    #[error("{path} does not exist; {advice}")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A file cannot be read.
+    #[error("cannot read {path}: {error}; it must be a file that you may read")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A file is not what its name says.
+    #[error("{path} cannot be understood: {problem}; download it again")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A model of a kind that is not supported.
+    #[error(
+        "{path}: {problem}; models of the kinds Llama, Mistral and Qwen2 can be loaded, with weights \
+         in f32, f16 or bf16"
+    )]
+    Unsupported {
+        /// The file that says so.
+        path: PathBuf,
+        /// What is not supported.
+        problem: String,
+    },
+    /// Sizes that no model has.
+    #[error("{path}: {problem}; the file is damaged or belongs to no model")]
+    Size {
+        /// The file that says so.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Files that do not belong together.
+    #[error("{path}: {problem}; the folder's files are of different models, download them again")]
+    Mismatch {
+        /// The file that does not fit.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A chat template that cannot be used.
+    #[error("the chat template in {path} is wrong: {problem}; a chat_template.jinja replaces it")]
+    ChatTemplate {
+        /// Where the template is.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Loads the model of a folder, to be computed on so many threads.
+///
+/// The folder has `config.json`, `tokenizer.json`, and the weights in `model.safetensors` or in the
+/// shards that `model.safetensors.index.json` names; `generation_config.json`, `tokenizer_config.json`
+/// and `chat_template.jinja` are looked at where they exist.
+///
+/// # Errors
+/// When something is missing, damaged or not supported; the error names the file and what to do.
+pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
+    let config = config::read_config(folder)?;
+    let tensors = tensors::open(folder, &config.shape)?;
+    let text = text::read_text(folder, &config)?;
+    let fingerprint = fingerprint::of(&config.shape, &tensors);
+    let model = Llama::new(config.shape, fingerprint, threads, |shape| collect(shape, &tensors));
+    let named = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    let name = named.file_name().map_or("model".into(), |name| name.to_string_lossy());
+    Ok(Loaded {
+        model,
+        tokenizer: text.tokenizer,
+        chat: text.chat,
+        stop_tokens: text.stop_tokens,
+        name: name.into_owned(),
+    })
+}
+
+/// The bytes of a file that need not exist.
+fn read_if_any(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(LoadError::Read { path: path.to_owned(), error }),
+    }
+}
+
+/// The bytes of a file that must exist.
+fn read(path: &Path, advice: &'static str) -> Result<Vec<u8>, LoadError> {
+    read_if_any(path)?.ok_or_else(|| LoadError::Missing { path: path.to_owned(), advice })
+}
+
+/// What the JSON of a file says.
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, json: &[u8]) -> Result<T, LoadError> {
+    serde_json::from_slice(json)
+        .map_err(|error| LoadError::Malformed { path: path.to_owned(), problem: error.to_string() })
+}

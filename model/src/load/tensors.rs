@@ -1,0 +1,261 @@
+//! Weights in safetensors files: a length, a header in JSON, and the numbers.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use memmap2::Mmap;
+use serde::Deserialize;
+
+use super::{LoadError, parse, read_if_any};
+use crate::shape::Shape;
+use crate::weights::{LayerPart, Part, WeightSource};
+
+/// The largest header; models of a thousand layers have a tenth of it.
+const HEADER_BYTES_MAX: u64 = 64 << 20;
+
+/// All tensors of a model, checked: each has the shape that it must have and lies in its file.
+#[derive(Debug)]
+pub(super) struct Tensors {
+    files: Vec<TensorFile>,
+    parts: BTreeMap<Part, Tensor>,
+}
+
+#[derive(Debug)]
+struct TensorFile {
+    path: PathBuf,
+    bytes: Mmap,
+    tensors: BTreeMap<String, TensorHeader>,
+    /// Where the numbers begin.
+    start: usize,
+}
+
+/// A tensor of a model.
+#[derive(Clone, Copy, Debug)]
+struct Tensor {
+    file: usize,
+    start: usize,
+    len: usize,
+    dtype: Dtype,
+}
+
+/// How numbers are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Dtype {
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// What a file's header says of a tensor.
+#[derive(Debug, Deserialize)]
+struct TensorHeader {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+}
+
+#[derive(Debug, Deserialize)]
+struct Header {
+    /// Words about the file.
+    #[serde(rename = "__metadata__", default)]
+    _metadata: serde::de::IgnoredAny,
+    #[serde(flatten)]
+    tensors: BTreeMap<String, TensorHeader>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Opens the weights of a folder and finds all tensors of a model.
+pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
+    let single = folder.join("model.safetensors");
+    let index_path = folder.join("model.safetensors.index.json");
+    let mut files = Vec::new();
+    let listing = if single.exists() {
+        files.push(TensorFile::open(&single, "the folder of a model has its weights")?);
+        single
+    } else if let Some(json) = read_if_any(&index_path)? {
+        let index: Index = parse(&index_path, &json)?;
+        let mut shards: Vec<&String> = index.weight_map.values().collect();
+        shards.sort_unstable();
+        shards.dedup();
+        for shard in shards {
+            // A name that leads elsewhere is none that a download has written.
+            if Path::new(shard).components().count() != 1 || shard.starts_with('.') {
+                let problem = format!("{shard:?} is no name of a file in the same folder");
+                return Err(LoadError::Malformed { path: index_path, problem });
+            }
+            let advice = "model.safetensors.index.json names it; download all shards";
+            files.push(TensorFile::open(&folder.join(shard), advice)?);
+        }
+        index_path
+    } else {
+        let advice = "weights must be in safetensors files, which are not in this folder";
+        return Err(LoadError::Missing { path: single, advice });
+    };
+
+    let mut parts = BTreeMap::new();
+    for part in Part::all(shape) {
+        let name = name_of(part);
+        let mut found = files.iter().enumerate().filter_map(|(number, file)| {
+            file.tensors.get(&name).map(|header| (number, file, header))
+        });
+        let Some((number, file, header)) = found.next() else {
+            let problem = format!("there is no tensor {name}");
+            return Err(LoadError::Mismatch { path: listing, problem });
+        };
+        parts.insert(part, file.locate(number, &name, header, part.size(shape))?);
+    }
+    Ok(Tensors { files, parts })
+}
+
+impl TensorFile {
+    fn open(path: &Path, advice: &'static str) -> Result<Self, LoadError> {
+        let read = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => LoadError::Missing { path: path.to_owned(), advice },
+            _ => LoadError::Read { path: path.to_owned(), error },
+        };
+        let malformed = |problem: String| LoadError::Malformed { path: path.to_owned(), problem };
+        let file = File::open(path).map_err(read)?;
+        // SAFETY: the mapping is read only while the model is being loaded. Whoever cuts a model's
+        // file short meanwhile ends the program; nobody gets at memory through it.
+        let bytes = unsafe { Mmap::map(&file) }.map_err(read)?;
+        let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+            return Err(malformed(format!("{} bytes are no safetensors file", bytes.len())));
+        };
+        let length = u64::from_le_bytes(*length);
+        if length > HEADER_BYTES_MAX || length > rest.len() as u64 {
+            return Err(malformed(format!(
+                "its header should have {length} bytes, but the file has {}",
+                rest.len()
+            )));
+        }
+        let header = &rest[..length as usize];
+        let header: Header =
+            serde_json::from_slice(header).map_err(|error| malformed(error.to_string()))?;
+        let (path, start) = (path.to_owned(), 8 + length as usize);
+        Ok(Self { path, tensors: header.tensors, start, bytes })
+    }
+
+    /// Checks a tensor and finds its bytes.
+    fn locate(
+        &self,
+        file: usize,
+        name: &str,
+        header: &TensorHeader,
+        (rows, columns): (Option<usize>, usize),
+    ) -> Result<Tensor, LoadError> {
+        let dtype = match header.dtype.as_str() {
+            "F32" => Dtype::F32,
+            "F16" => Dtype::F16,
+            "BF16" => Dtype::Bf16,
+            other => {
+                let problem = format!("the dtype {other} of {name} is not supported");
+                return Err(LoadError::Unsupported { path: self.path.clone(), problem });
+            }
+        };
+        let expected: Vec<usize> = rows.into_iter().chain([columns]).collect();
+        if header.shape != expected {
+            let found = &header.shape;
+            let problem = format!("{name} has the shape {found:?}, expected {expected:?}");
+            return Err(LoadError::Mismatch { path: self.path.clone(), problem });
+        }
+        let malformed = |problem: String| LoadError::Malformed { path: self.path.clone(), problem };
+        let (start, end) = header.data_offsets;
+        let len = expected.iter().product::<usize>() * dtype.bytes();
+        if end.checked_sub(start) != Some(len) {
+            return Err(malformed(format!("{name} lies at {start} to {end}, but has {len} bytes")));
+        }
+        let data = self.bytes.len() - self.start;
+        if end > data {
+            return Err(malformed(format!(
+                "{name} ends at {end}, but the file has only {data} bytes of weights"
+            )));
+        }
+        Ok(Tensor { file, start: self.start + start, len, dtype })
+    }
+}
+
+impl Tensors {
+    /// All parts with their names, dtypes and bytes, in a fixed order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (String, Dtype, &[u8])> {
+        self.parts.iter().map(|(part, tensor)| (name_of(*part), tensor.dtype, self.bytes(tensor)))
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> &[u8] {
+        &self.files[tensor.file].bytes[tensor.start..][..tensor.len]
+    }
+}
+
+impl WeightSource for Tensors {
+    fn row(&self, part: Part, row: usize, out: &mut [f32]) {
+        let tensor = &self.parts[&part];
+        let row_bytes = out.len() * tensor.dtype.bytes();
+        let bytes = &self.bytes(tensor)[row * row_bytes..][..row_bytes];
+        match tensor.dtype {
+            Dtype::F32 => {
+                for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *out = f32::from_le_bytes(*bytes);
+                }
+            }
+            Dtype::F16 => {
+                // Processors convert several at a time, but not where they lie unaligned.
+                let mut aligned = [f16::ZERO; 64];
+                for (out, bytes) in out.chunks_mut(64).zip(bytes.chunks(128)) {
+                    let aligned = &mut aligned[..out.len()];
+                    for (aligned, bytes) in aligned.iter_mut().zip(bytes.as_chunks().0) {
+                        *aligned = f16::from_le_bytes(*bytes);
+                    }
+                    aligned.convert_to_f32_slice(out);
+                }
+            }
+            Dtype::Bf16 => {
+                for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *out = bf16::from_le_bytes(*bytes).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// The name of a part in files.
+fn name_of(part: Part) -> String {
+    match part {
+        Part::Embeddings => "model.embed_tokens.weight".to_owned(),
+        Part::FinalNorm => "model.norm.weight".to_owned(),
+        Part::Head => "lm_head.weight".to_owned(),
+        Part::OfLayer(layer, part) => {
+            let part = match part {
+                LayerPart::AttentionNorm => "input_layernorm.weight",
+                LayerPart::Queries => "self_attn.q_proj.weight",
+                LayerPart::Keys => "self_attn.k_proj.weight",
+                LayerPart::Values => "self_attn.v_proj.weight",
+                LayerPart::QueryBias => "self_attn.q_proj.bias",
+                LayerPart::KeyBias => "self_attn.k_proj.bias",
+                LayerPart::ValueBias => "self_attn.v_proj.bias",
+                LayerPart::AttentionOut => "self_attn.o_proj.weight",
+                LayerPart::FeedForwardNorm => "post_attention_layernorm.weight",
+                LayerPart::Gate => "mlp.gate_proj.weight",
+                LayerPart::Up => "mlp.up_proj.weight",
+                LayerPart::Down => "mlp.down_proj.weight",
+            };
+            format!("model.layers.{layer}.{part}")
+        }
+    }
+}

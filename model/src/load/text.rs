@@ -1,0 +1,144 @@
+//! The files about text: tokenizer, chat template, and which tokens end an answer.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use terrace_cache::Token;
+
+use super::config::{Config, TokenIds};
+use super::{LoadError, parse, read, read_if_any};
+use crate::{ChatTemplate, Tokenizer};
+
+/// What these files say.
+#[derive(Debug)]
+pub(super) struct Text {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) chat: ChatTemplate,
+    pub(super) stop_tokens: Vec<Token>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct TokenizerConfig {
+    bos_token: Option<SpecialToken>,
+    eos_token: Option<SpecialToken>,
+    chat_template: Option<Templates>,
+}
+
+/// A special token's string, alone or with how it is recognised.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum SpecialToken {
+    Text(String),
+    Described { content: String },
+}
+
+impl SpecialToken {
+    fn into_text(self) -> String {
+        match self {
+            Self::Text(content) | Self::Described { content } => content,
+        }
+    }
+}
+
+/// One template, or several with names.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct GenerationConfig {
+    eos_token_id: Option<TokenIds>,
+}
+
+/// Reads the files about text.
+pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadError> {
+    let tokenizer = read_tokenizer(&folder.join("tokenizer.json"), config)?;
+    let path = folder.join("tokenizer_config.json");
+    let settings: TokenizerConfig = match read_if_any(&path)? {
+        Some(json) => parse(&path, &json)?,
+        None => TokenizerConfig::default(),
+    };
+    let begin = settings.bos_token.map(SpecialToken::into_text).unwrap_or_default();
+    let end = settings.eos_token.map(SpecialToken::into_text).unwrap_or_default();
+    let stop_tokens = read_stop_tokens(folder, config, tokenizer.token_of(&end))?;
+    let chat = match template(folder, path, settings.chat_template)? {
+        Some((path, source)) => ChatTemplate::jinja(source, begin, end)
+            .map_err(|problem| LoadError::ChatTemplate { path, problem })?,
+        None => ChatTemplate::missing(),
+    };
+    Ok(Text { tokenizer, chat, stop_tokens })
+}
+
+fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> {
+    let json = read(path, "models need one; other kinds of tokenizer files are not supported")?;
+    let tokenizer = Tokenizer::from_json(&json).map_err(|error| LoadError::Malformed {
+        path: path.to_owned(),
+        problem: error.to_string(),
+    })?;
+    let (tokens, vocabulary) = (tokenizer.vocabulary(), config.shape.vocabulary);
+    if tokens > vocabulary {
+        let problem = format!("it has {tokens} tokens, but the model knows only {vocabulary}");
+        return Err(LoadError::Mismatch { path: path.to_owned(), problem });
+    }
+    Ok(tokenizer)
+}
+
+/// The template with the path of its file. A file of its own comes before a setting.
+fn template(
+    folder: &Path,
+    settings_path: PathBuf,
+    setting: Option<Templates>,
+) -> Result<Option<(PathBuf, String)>, LoadError> {
+    let path = folder.join("chat_template.jinja");
+    if let Some(source) = read_if_any(&path)? {
+        return match String::from_utf8(source) {
+            Ok(source) => Ok(Some((path, source))),
+            Err(error) => Err(LoadError::ChatTemplate { path, problem: error.to_string() }),
+        };
+    }
+    let source = match setting {
+        None => None,
+        Some(Templates::One(source)) => Some(source),
+        Some(Templates::Named(named)) => {
+            let default = named.into_iter().find(|named| named.name == "default");
+            default.map(|named| named.template)
+        }
+    };
+    Ok(source.map(|source| (settings_path, source)))
+}
+
+/// The tokens that end an answer: as `generation_config.json` says, else as `config.json` says, else
+/// the one that the tokenizer ends texts with.
+fn read_stop_tokens(
+    folder: &Path,
+    config: &Config,
+    end: Option<Token>,
+) -> Result<Vec<Token>, LoadError> {
+    let path = folder.join("generation_config.json");
+    let told = match read_if_any(&path)? {
+        Some(json) => parse::<GenerationConfig>(&path, &json)?.eos_token_id,
+        None => None,
+    };
+    let (path, tokens) = match told {
+        Some(tokens) => (path, tokens.into_vec()),
+        None if config.stop_tokens.is_empty() => (path, Vec::from_iter(end)),
+        None => (config.path.clone(), config.stop_tokens.clone()),
+    };
+    let vocabulary = config.shape.vocabulary;
+    match tokens.iter().find(|token| **token as usize >= vocabulary) {
+        Some(token) => {
+            let problem = format!("eos_token_id is {token}, but the model knows only {vocabulary}");
+            Err(LoadError::Mismatch { path, problem })
+        }
+        None => Ok(tokens),
+    }
+}

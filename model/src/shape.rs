@@ -1,0 +1,102 @@
+//! What a Llama looks like: sizes, and how positions turn queries and keys.
+
+use crate::rope::Rope;
+
+/// The sizes of a model. They are checked once, by [`Shape::check`]; everything after relies on that.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shape {
+    /// Tokens that there are.
+    pub(crate) vocabulary: usize,
+    /// Elements of a token between layers.
+    pub(crate) dim: usize,
+    pub(crate) layers: usize,
+    /// Query heads of a layer.
+    pub(crate) heads: usize,
+    /// Key and value heads of a layer. Consecutive query heads share one.
+    pub(crate) kv_heads: usize,
+    /// Elements of a query, key or value.
+    pub(crate) head_dim: usize,
+    /// Elements of a token inside the feed-forward part.
+    pub(crate) hidden: usize,
+    /// What keeps a norm from dividing by zero.
+    pub(crate) norm_epsilon: f32,
+    pub(crate) positions_max: u32,
+    pub(crate) rope: Rope,
+    /// Whether queries, keys and values have biases.
+    pub(crate) qkv_bias: bool,
+    /// Whether the embeddings are also the weights of the logits.
+    pub(crate) tied: bool,
+}
+
+impl Shape {
+    /// What is wrong with the sizes, in words.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        // Beyond any model, and small enough that no product of three overflows.
+        const SIZES: [(&str, usize); 7] = [
+            ("vocab_size", 1 << 21),
+            ("hidden_size", 1 << 16),
+            ("num_hidden_layers", 1 << 10),
+            ("num_attention_heads", 1 << 10),
+            ("num_key_value_heads", 1 << 10),
+            ("head_dim", 1 << 10),
+            ("intermediate_size", 1 << 18),
+        ];
+        let found = [
+            self.vocabulary,
+            self.dim,
+            self.layers,
+            self.heads,
+            self.kv_heads,
+            self.head_dim,
+            self.hidden,
+        ];
+        for ((name, max), found) in SIZES.into_iter().zip(found) {
+            if !(1..=max).contains(&found) {
+                return Err(format!("{name} is {found}, but must be 1 to {max}"));
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(format!(
+                "num_attention_heads is {}, which num_key_value_heads, {}, does not divide",
+                self.heads, self.kv_heads
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(format!("head_dim is {}, but must be even", self.head_dim));
+        }
+        if !(1..=1 << 24).contains(&self.positions_max) {
+            return Err(format!(
+                "max_position_embeddings is {}, but must be 1 to {}",
+                self.positions_max,
+                1 << 24
+            ));
+        }
+        if !(self.norm_epsilon >= 0.0 && self.norm_epsilon < 1.0) {
+            return Err(format!(
+                "rms_norm_eps is {}, but must be 0 to 1, without 1",
+                self.norm_epsilon
+            ));
+        }
+        self.rope.check()
+    }
+
+    /// Query heads that share a key and value head.
+    pub(crate) fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Elements of all queries of a token in a layer.
+    pub(crate) fn queries(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of all keys, or all values, of a token in a layer.
+    pub(crate) fn keys(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of queries, keys and values of a token in a layer.
+    pub(crate) fn qkv(&self) -> usize {
+        self.queries() + 2 * self.keys()
+    }
+}

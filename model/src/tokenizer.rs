@@ -1,0 +1,240 @@
+//! From text to tokens and back.
+
+use std::sync::Arc;
+
+use terrace_cache::Token;
+
+use crate::byte_tokenizer::ByteTokenizer;
+use crate::chat::{ChatError, ChatTemplate, Message};
+
+/// Turns text into a model's tokens and back. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct Tokenizer(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Bytes,
+    File {
+        tokenizer: Arc<tokenizers::Tokenizer>,
+        /// One more than the highest token.
+        vocabulary: usize,
+    },
+}
+
+/// A text that the model has no tokens for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the text cannot be turned into tokens: {0}; the model's tokenizer.json has no token for it"
+)]
+pub struct EncodeError(String);
+
+impl Tokenizer {
+    /// The built-in model's tokenizer: bytes, and marks that come from no text.
+    #[must_use]
+    pub fn bytes() -> Self {
+        Self(Kind::Bytes)
+    }
+
+    /// The tokenizer of a `tokenizer.json`.
+    pub(crate) fn from_json(json: &[u8]) -> Result<Self, tokenizers::Error> {
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
+        // How long a prompt may be is not the tokenizer's to decide.
+        tokenizer.with_truncation(None)?;
+        tokenizer.with_padding(None);
+        let highest = tokenizer.get_vocab(true).into_values().max();
+        let vocabulary = highest.map_or(0, |highest| highest as usize + 1);
+        Ok(Self(Kind::File { tokenizer: Arc::new(tokenizer), vocabulary }))
+    }
+
+    /// The tokens of a text, with those that a model wants at the beginning or end of every text.
+    ///
+    /// # Errors
+    /// When the model has no tokens for the text. Bytes always have.
+    pub fn encode(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
+        match &self.0 {
+            Kind::Bytes => Ok(ByteTokenizer::encode(text)),
+            Kind::File { tokenizer, .. } => encode(tokenizer, text, true),
+        }
+    }
+
+    /// The tokens of a text alone. A folder's tokenizer recognises special tokens that the text names,
+    /// as chat templates do; the byte tokenizer never does.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
+        match &self.0 {
+            Kind::Bytes => Ok(ByteTokenizer::encode_plain(text).collect()),
+            Kind::File { tokenizer, .. } => encode(tokenizer, text, false),
+        }
+    }
+
+    /// The tokens of a conversation, up to where the assistant answers.
+    ///
+    /// The byte tokenizer keeps its marks apart from what messages say. Folders' templates write both
+    /// into one text, so a message that names a special token has it, as with everybody else who
+    /// serves such a model.
+    ///
+    /// # Errors
+    /// When the template refuses the messages, or the model has no tokens for them.
+    pub fn encode_chat(
+        &self,
+        chat: &ChatTemplate,
+        messages: &[Message],
+    ) -> Result<Vec<Token>, ChatError> {
+        match &self.0 {
+            Kind::Bytes => Ok(ByteTokenizer::encode_chat(messages)),
+            Kind::File { .. } => Ok(self.encode_plain(&chat.render(messages)?)?),
+        }
+    }
+
+    /// What turns the tokens of an answer into text, one after the other.
+    #[must_use]
+    pub fn decoder(&self) -> Decoder {
+        self.decoder_after(&[])
+    }
+
+    /// The same for an answer that continues `prompt`: some tokenizers write the first word of a text
+    /// differently from those after it.
+    #[must_use]
+    pub fn decoder_after(&self, prompt: &[Token]) -> Decoder {
+        // As many tokens as may be needed for the last one to be whole.
+        const CONTEXT: usize = 8;
+        match &self.0 {
+            Kind::Bytes => Decoder(Decoding::Bytes { incomplete: Vec::new() }),
+            Kind::File { tokenizer, .. } => {
+                let window = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+                let told = window.len();
+                Decoder(Decoding::File { tokenizer: tokenizer.clone(), window, told })
+            }
+        }
+    }
+
+    /// The text of tokens. Special tokens have none.
+    #[must_use]
+    pub fn decode(&self, tokens: &[Token]) -> String {
+        let mut decoder = self.decoder();
+        let mut text: String = tokens.iter().map(|token| decoder.push(*token)).collect();
+        text.push_str(&decoder.finish());
+        text
+    }
+
+    /// How many tokens there are: one more than the highest.
+    #[must_use]
+    pub fn vocabulary(&self) -> usize {
+        match &self.0 {
+            Kind::Bytes => ByteTokenizer::VOCABULARY,
+            Kind::File { vocabulary, .. } => *vocabulary,
+        }
+    }
+
+    /// The token that a special string stands for.
+    pub(crate) fn token_of(&self, text: &str) -> Option<Token> {
+        match &self.0 {
+            Kind::Bytes => None,
+            Kind::File { tokenizer, .. } => tokenizer.token_to_id(text),
+        }
+    }
+}
+
+fn encode(
+    tokenizer: &tokenizers::Tokenizer,
+    text: &str,
+    add_special_tokens: bool,
+) -> Result<Vec<Token>, EncodeError> {
+    match tokenizer.encode_fast(text, add_special_tokens) {
+        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+        Err(error) => Err(EncodeError(error.to_string())),
+    }
+}
+
+/// Turns tokens into text, one after the other, and keeps back what is not yet a whole character.
+#[derive(Clone, Debug)]
+pub struct Decoder(Decoding);
+
+#[derive(Clone, Debug)]
+enum Decoding {
+    Bytes {
+        /// The beginning of a character.
+        incomplete: Vec<u8>,
+    },
+    File {
+        tokenizer: Arc<tokenizers::Tokenizer>,
+        /// The tokens whose text was told last, since what a token says may depend on those before
+        /// it, and then those that are kept back.
+        window: Vec<Token>,
+        /// How many of them were told.
+        told: usize,
+    },
+}
+
+impl Decoder {
+    /// Adds a token and returns the text that is complete with it; often none.
+    pub fn push(&mut self, token: Token) -> String {
+        match &mut self.0 {
+            Decoding::Bytes { incomplete } => {
+                incomplete.extend(ByteTokenizer::byte(token));
+                complete(incomplete)
+            }
+            Decoding::File { tokenizer, window, told } => {
+                // A character has four bytes at most. What has not become one after so many tokens
+                // never will.
+                const KEPT_MAX: usize = 16;
+                window.push(token);
+                let text = new_text(tokenizer, window, *told);
+                let kept = window.len() - *told;
+                if (text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER))
+                    && kept < KEPT_MAX
+                {
+                    return String::new();
+                }
+                window.drain(..*told);
+                *told = window.len();
+                text
+            }
+        }
+    }
+
+    /// Returns what was kept back, with U+FFFD for what is no character.
+    pub fn finish(self) -> String {
+        match self.0 {
+            Decoding::Bytes { incomplete } => String::from_utf8_lossy(&incomplete).into_owned(),
+            Decoding::File { tokenizer, window, told } => new_text(&tokenizer, &window, told),
+        }
+    }
+}
+
+/// What the tokens from `told` on add to the text of those before them.
+fn new_text(tokenizer: &tokenizers::Tokenizer, window: &[Token], told: usize) -> String {
+    // Decoding fails for no decoder that a tokenizer.json can have; if one did, silence is all that
+    // is left.
+    let decode = |tokens| tokenizer.decode(tokens, true).unwrap_or_default();
+    let (old, all) = (decode(&window[..told]), decode(window));
+    let common = old.char_indices().zip(all.chars()).take_while(|((_, a), b)| a == b);
+    let common = common.last().map_or(0, |((at, a), _)| at + a.len_utf8());
+    all[common..].to_owned()
+}
+
+/// Takes all whole characters out of `bytes`; wrong bytes become U+FFFD.
+fn complete(bytes: &mut Vec<u8>) -> String {
+    let mut text = String::new();
+    loop {
+        match std::str::from_utf8(bytes) {
+            Ok(rest) => {
+                text.push_str(rest);
+                bytes.clear();
+                return text;
+            }
+            Err(error) => {
+                let valid = error.valid_up_to();
+                text.extend(std::str::from_utf8(&bytes[..valid]));
+                let Some(wrong) = error.error_len() else {
+                    bytes.drain(..valid);
+                    return text;
+                };
+                text.push(char::REPLACEMENT_CHARACTER);
+                bytes.drain(..valid + wrong);
+            }
+        }
+    }
+}

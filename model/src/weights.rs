@@ -1,0 +1,170 @@
+//! The numbers of a model, in the order in which they are used.
+
+use rayon::prelude::*;
+
+use crate::matrix::Matrix;
+use crate::shape::Shape;
+
+/// All weights.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// `[token][element]`; none where the rows of `head` are the embeddings.
+    pub(crate) embeddings: Option<Vec<f32>>,
+    pub(crate) layers: Vec<Layer>,
+    pub(crate) final_norm: Vec<f32>,
+    /// From a token's elements to logits.
+    pub(crate) head: Matrix,
+}
+
+impl Weights {
+    /// The embedding of a token.
+    pub(crate) fn embed(&self, token: usize, out: &mut [f32]) {
+        match &self.embeddings {
+            Some(table) => out.copy_from_slice(&table[token * out.len()..][..out.len()]),
+            None => self.head.copy_output(token, out),
+        }
+    }
+}
+
+/// The weights of one layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) attention_norm: Vec<f32>,
+    /// To queries, keys and values, one after the other.
+    pub(crate) qkv: Matrix,
+    pub(crate) qkv_bias: Option<Vec<f32>>,
+    pub(crate) attention_out: Matrix,
+    pub(crate) feed_forward_norm: Vec<f32>,
+    /// To gates, and then to what they let through.
+    pub(crate) gate_up: Matrix,
+    pub(crate) down: Matrix,
+}
+
+/// Where weights come from. They are asked for row by row, from several threads.
+pub(crate) trait WeightSource: Sync {
+    /// Writes a row of a part: the weights of one output, an embedding, or all of a vector.
+    fn row(&self, part: Part, row: usize, out: &mut [f32]);
+}
+
+/// A part of a model's weights: as rows of a matrix, or as one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Part {
+    Embeddings,
+    FinalNorm,
+    Head,
+    OfLayer(usize, LayerPart),
+}
+
+/// A part of a layer's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum LayerPart {
+    AttentionNorm,
+    Queries,
+    Keys,
+    Values,
+    QueryBias,
+    KeyBias,
+    ValueBias,
+    AttentionOut,
+    FeedForwardNorm,
+    Gate,
+    Up,
+    Down,
+}
+
+impl LayerPart {
+    /// All parts that a layer of this shape has.
+    pub(crate) fn all(shape: &Shape) -> impl Iterator<Item = Self> {
+        const BIASES: [LayerPart; 3] =
+            [LayerPart::QueryBias, LayerPart::KeyBias, LayerPart::ValueBias];
+        let others = [
+            Self::AttentionNorm,
+            Self::Queries,
+            Self::Keys,
+            Self::Values,
+            Self::AttentionOut,
+            Self::FeedForwardNorm,
+            Self::Gate,
+            Self::Up,
+            Self::Down,
+        ];
+        others.into_iter().chain(BIASES.into_iter().filter(|_| shape.qkv_bias))
+    }
+}
+
+impl Part {
+    /// All parts that a model of this shape has.
+    pub(crate) fn all(shape: &Shape) -> impl Iterator<Item = Self> {
+        let head = (!shape.tied).then_some(Self::Head);
+        let layers = (0..shape.layers)
+            .flat_map(|layer| LayerPart::all(shape).map(move |part| Self::OfLayer(layer, part)));
+        [Self::Embeddings, Self::FinalNorm].into_iter().chain(head).chain(layers)
+    }
+
+    /// Rows, where the part is a matrix, and columns.
+    pub(crate) fn size(self, shape: &Shape) -> (Option<usize>, usize) {
+        let dim = shape.dim;
+        match self {
+            Self::Embeddings | Self::Head => (Some(shape.vocabulary), dim),
+            Self::FinalNorm => (None, dim),
+            Self::OfLayer(_, part) => match part {
+                LayerPart::AttentionNorm | LayerPart::FeedForwardNorm => (None, dim),
+                LayerPart::Queries => (Some(shape.queries()), dim),
+                LayerPart::Keys | LayerPart::Values => (Some(shape.keys()), dim),
+                LayerPart::QueryBias => (None, shape.queries()),
+                LayerPart::KeyBias | LayerPart::ValueBias => (None, shape.keys()),
+                LayerPart::AttentionOut => (Some(dim), shape.queries()),
+                LayerPart::Gate | LayerPart::Up => (Some(shape.hidden), dim),
+                LayerPart::Down => (Some(dim), shape.hidden),
+            },
+        }
+    }
+}
+
+/// Asks a source for all weights of a model, in the current pool.
+pub(crate) fn collect(shape: &Shape, source: &impl WeightSource) -> Weights {
+    let vector = |part: Part| {
+        let mut vector = vec![0.0; part.size(shape).1];
+        source.row(part, 0, &mut vector);
+        vector
+    };
+    let matrix = |parts: &[Part]| {
+        let rows = |part: Part| part.size(shape).0.expect("matrices have rows");
+        let outputs = parts.iter().map(|part| rows(*part)).sum();
+        Matrix::new(parts[0].size(shape).1, outputs, |output, out| {
+            let (mut part, mut row) = (0, output);
+            while row >= rows(parts[part]) {
+                row -= rows(parts[part]);
+                part += 1;
+            }
+            source.row(parts[part], row, out);
+        })
+    };
+    let layers = (0..shape.layers).map(|index| {
+        let of = |part| Part::OfLayer(index, part);
+        let biases = [LayerPart::QueryBias, LayerPart::KeyBias, LayerPart::ValueBias];
+        Layer {
+            attention_norm: vector(of(LayerPart::AttentionNorm)),
+            qkv: matrix(&[of(LayerPart::Queries), of(LayerPart::Keys), of(LayerPart::Values)]),
+            qkv_bias: shape
+                .qkv_bias
+                .then(|| biases.into_iter().flat_map(|part| vector(of(part))).collect()),
+            attention_out: matrix(&[of(LayerPart::AttentionOut)]),
+            feed_forward_norm: vector(of(LayerPart::FeedForwardNorm)),
+            gate_up: matrix(&[of(LayerPart::Gate), of(LayerPart::Up)]),
+            down: matrix(&[of(LayerPart::Down)]),
+        }
+    });
+    let embeddings = (!shape.tied).then(|| {
+        let mut table = vec![0.0; shape.vocabulary * shape.dim];
+        let rows = table.par_chunks_exact_mut(shape.dim).enumerate();
+        rows.for_each(|(token, out)| source.row(Part::Embeddings, token, out));
+        table
+    });
+    Weights {
+        embeddings,
+        layers: layers.collect(),
+        final_norm: vector(Part::FinalNorm),
+        head: matrix(&[if shape.tied { Part::Embeddings } else { Part::Head }]),
+    }
+}

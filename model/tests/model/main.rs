@@ -1,0 +1,8 @@
+//! The model from outside: folders, forward passes, text.
+
+mod folder;
+mod identity;
+mod loading;
+mod reference;
+mod text;
+mod world;

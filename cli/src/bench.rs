@@ -1,4 +1,7 @@
-//! `terrace bench`: measures the cache, the scheduler and the store on this machine.
+//! `terrace bench`: measures the cache, the scheduler, the store and the server on this machine.
+
+mod clients;
+mod ttft;
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -111,6 +114,39 @@ enum Workload {
         #[arg(long, default_value = "1GiB")]
         capacity: ByteSize,
     },
+    /// The first token of a long prompt, by where its KV comes from, with the built-in model
+    Ttft {
+        /// The prompt's length
+        #[arg(long, default_value_t = 4000)]
+        tokens: usize,
+        /// How often; the median counts
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+    },
+    /// Many streaming clients on a server that runs (`terrace serve`)
+    Clients {
+        /// The server's address
+        #[arg(long, default_value = "127.0.0.1:8000")]
+        address: String,
+        /// A key, if the server wants one: the operator's where there are tenants
+        #[arg(long)]
+        key: Option<String>,
+        /// Clients at a time
+        #[arg(long, default_value_t = 200)]
+        clients: u64,
+        /// How long they ask, like 120s
+        #[arg(long, default_value = "120s", value_parser = humantime::parse_duration)]
+        run: Duration,
+        /// Characters that all prompts begin with
+        #[arg(long, default_value_t = 800)]
+        shared: usize,
+        /// Characters of each prompt's own
+        #[arg(long, default_value_t = 100)]
+        own: usize,
+        /// Tokens of an answer
+        #[arg(long, default_value_t = 32)]
+        answer: u32,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -200,6 +236,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             };
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, |runs| runs.iter().map(lifetimes_text).collect())
+        }
+        Workload::Ttft { tokens, rounds } => {
+            let figures = ttft::Workload { tokens: *tokens, rounds: *rounds as usize }.run()?;
+            print(arguments.json, &figures, ToString::to_string)
+        }
+        Workload::Clients { address, key, clients, run, shared, own, answer } => {
+            let workload = clients::Workload {
+                address: address.clone(),
+                key: key.clone(),
+                clients: *clients,
+                run: *run,
+                shared: *shared,
+                own: *own,
+                answer: *answer,
+            };
+            print(arguments.json, &workload.run()?, ToString::to_string)
         }
     }
 }

@@ -4,6 +4,7 @@ mod allocations;
 mod bench;
 mod config;
 mod keys;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,8 @@ enum Command {
     Config(config::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
     Keys(keys::Arguments),
+    /// Serve a model over HTTP, as OpenAI's clients expect it
+    Serve(Box<serve::Arguments>),
 }
 
 fn main() -> ExitCode {
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments),
     };
     match result {
         Ok(output) => {

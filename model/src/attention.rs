@@ -3,28 +3,27 @@
 //! Keys are visited in tiles that begin at multiples of [`TILE`] positions, from the first position on.
 //! What a query sums up is so always the same, wherever its span begins or ends.
 
-#![allow(unsafe_code)]
+use std::mem;
 
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use terrace_engine::{Batch, Span, StepPages};
 
-use crate::math::{Running, rescale_and_add, soften};
+use crate::math::{LANES, Running, soften};
+use crate::product::{Before, Operand, Output, multiply};
 use crate::shape::Shape;
-use crate::simd::{LANES, Lanes, SharedRows, Simd, multiply_panels};
 
 /// Keys that are handled together.
 const TILE: usize = 256;
-/// Queries that are handled together, so that their scores stay in the second-level cache.
-const QUERIES: usize = 64;
-/// Queries of one job.
+/// Queries of one job, so that their scores stay in the second-level cache.
 const JOB_QUERIES: usize = 256;
 
 /// Computes attention. Keeps what it needs for that from step to step.
 #[derive(Debug)]
 pub(crate) struct Attention {
-    simd: Simd,
     jobs: Vec<Job>,
+    /// What the jobs found, one after the other: `[job][token][element]`.
+    found: Vec<f32>,
     /// For each thread of the pool.
     scratch: Vec<Mutex<Scratch>>,
 }
@@ -40,9 +39,9 @@ struct Job {
 }
 
 impl Attention {
-    pub(crate) fn new(simd: Simd, shape: &Shape, threads: usize) -> Self {
+    pub(crate) fn new(shape: &Shape, threads: usize) -> Self {
         let scratch = (0..threads).map(|_| Mutex::new(Scratch::new(shape))).collect();
-        Self { simd, jobs: Vec::new(), scratch }
+        Self { jobs: Vec::new(), found: Vec::new(), scratch }
     }
 
     /// Cuts a step into jobs, to be done in every layer.
@@ -58,12 +57,13 @@ impl Attention {
                 self.jobs.extend(jobs);
             }
         }
+        self.found.resize(batch.tokens.len() * shape.queries(), 0.0);
     }
 
     /// Computes a layer, in the current pool: `qkv` has the queries of all tokens, and `out` gets what
     /// their heads found. Keys and values come from the pages.
     pub(crate) fn layer(
-        &self,
+        &mut self,
         shape: &Shape,
         layer: usize,
         batch: &Batch<'_>,
@@ -71,27 +71,36 @@ impl Attention {
         qkv: &[f32],
         out: &mut [f32],
     ) {
-        let out = SharedRows::new(out, shape.queries());
-        self.jobs.par_iter().with_max_len(1).for_each(|job| {
+        let width = shape.group() * shape.head_dim;
+        let mut rest = &mut self.found[..];
+        let jobs: Vec<(&Job, &mut [f32])> = self
+            .jobs
+            .iter()
+            .map(|job| {
+                let (found, others) = mem::take(&mut rest).split_at_mut(job.tokens * width);
+                rest = others;
+                (job, found)
+            })
+            .collect();
+        jobs.into_par_iter().with_max_len(1).for_each(|(job, found)| {
             let thread = rayon::current_thread_index().expect("attention runs in the model's pool");
             let scratch = &mut *self.scratch[thread].lock();
             let span = &batch.spans[job.span];
-            let view = View { simd: self.simd, shape, layer, batch, pages, span };
-            scratch.attend(&view, job, qkv);
-            let width = shape.group() * shape.head_dim;
-            for (token, sums) in scratch.out.chunks_exact(width).take(job.tokens).enumerate() {
-                let row = view.span.tokens.start + job.first + token;
-                // SAFETY: each job has its own rows and heads.
-                let out = unsafe { out.part(row, job.kv_head * width, width) };
-                out.copy_from_slice(sums);
-            }
+            scratch.attend(&View { shape, layer, batch, pages, span }, job, qkv, found);
         });
+
+        let mut found = self.found.chunks_exact(width);
+        for job in &self.jobs {
+            let first = batch.spans[job.span].tokens.start + job.first;
+            for (row, found) in (first..first + job.tokens).zip(&mut found) {
+                out[row * shape.queries() + job.kv_head * width..][..width].copy_from_slice(found);
+            }
+        }
     }
 }
 
 /// What a job looks at.
 struct View<'a> {
-    simd: Simd,
     shape: &'a Shape,
     layer: usize,
     batch: &'a Batch<'a>,
@@ -104,35 +113,28 @@ struct View<'a> {
 struct Scratch {
     /// `[query][element]`, scaled.
     queries: Vec<f32>,
-    /// `[key / LANES][element]`.
-    keys: Vec<Lanes>,
-    /// `[element / LANES][key]`.
-    values: Vec<Lanes>,
+    /// `[key][element]`.
+    keys: Vec<f32>,
+    /// `[key][element]`.
+    values: Vec<f32>,
     /// `[query][key]`.
     scores: Vec<f32>,
-    /// `[query][element, filled up]`, of one tile.
-    tile: Vec<f32>,
-    /// `[query][element]`, of all tiles.
-    out: Vec<f32>,
     running: Vec<Running>,
 }
 
 impl Scratch {
     fn new(shape: &Shape) -> Self {
         let queries = job_tokens(shape) * shape.group();
-        let padded = shape.head_dim.next_multiple_of(LANES);
         Self {
             queries: vec![0.0; queries * shape.head_dim],
-            keys: vec![Lanes::ZERO; TILE / LANES * shape.head_dim],
-            values: vec![Lanes::ZERO; padded / LANES * TILE],
-            scores: vec![0.0; QUERIES * TILE],
-            tile: vec![0.0; QUERIES * padded],
-            out: vec![0.0; queries * shape.head_dim],
+            keys: vec![0.0; TILE * shape.head_dim],
+            values: vec![0.0; TILE * shape.head_dim],
+            scores: vec![0.0; queries * TILE],
             running: vec![Running::START; queries],
         }
     }
 
-    fn attend(&mut self, view: &View<'_>, job: &Job, qkv: &[f32]) {
+    fn attend(&mut self, view: &View<'_>, job: &Job, qkv: &[f32], found: &mut [f32]) {
         let (group, head_dim) = (view.shape.group(), view.shape.head_dim);
         let (width, queries) = (group * head_dim, job.tokens * group);
         let scale = 1.0 / (head_dim as f32).sqrt();
@@ -143,7 +145,7 @@ impl Scratch {
                 *to = from * scale;
             }
         }
-        self.out[..queries * head_dim].fill(0.0);
+        found.fill(0.0);
         self.running[..queries].fill(Running::START);
 
         let start = view.span.start as usize + job.first;
@@ -152,81 +154,72 @@ impl Scratch {
             let keys = TILE.min(end - tile_start);
             self.gather(view, job.kv_head, tile_start, keys);
             // Queries before the tile see nothing of it.
-            let first_query = tile_start.saturating_sub(start) * group;
-            for first in (first_query..queries).step_by(QUERIES) {
-                let count = QUERIES.min(queries - first);
-                self.visit(view, first..first + count, keys, |query| {
-                    (start + query / group + 1 - tile_start).min(keys)
-                });
-            }
+            let first = tile_start.saturating_sub(start) * group;
+            self.visit(first..queries, head_dim, keys, found, |query| {
+                (start + query / group + 1 - tile_start).min(keys)
+            });
         }
-        let sums = self.out.chunks_exact_mut(head_dim).zip(&self.running).take(queries);
-        for (out, running) in sums {
+        for (found, running) in found.chunks_exact_mut(head_dim).zip(&self.running) {
             let share = 1.0 / running.sum;
-            out.iter_mut().for_each(|element| *element *= share);
+            found.iter_mut().for_each(|element| *element *= share);
         }
     }
 
-    /// Copies the keys and values of a tile from their pages, in the order in which they are
-    /// multiplied. What lies behind the last key has never been written and is not looked at.
+    /// Copies the keys and values of a tile from their pages. What lies behind the last key has never
+    /// been written and is not looked at.
     fn gather(&mut self, view: &View<'_>, kv_head: usize, tile_start: usize, keys: usize) {
         let page_size = view.batch.table.page_size() as usize;
         let head_dim = view.shape.head_dim;
         let keys_at = ((view.layer * view.shape.kv_heads) + kv_head) * 2 * page_size * head_dim;
         let row = view.batch.pages_of(view.span);
-        if !keys.is_multiple_of(LANES) {
-            self.keys[keys / LANES * head_dim..][..head_dim].fill(Lanes::ZERO);
-        }
         let mut key = 0;
         while key < keys {
             let (page, within) = ((tile_start + key) / page_size, (tile_start + key) % page_size);
             let count = (page_size - within).min(keys - key);
             let page = &view.pages.read(row[page])[keys_at..][..2 * page_size * head_dim];
             let (page_keys, page_values) = page.split_at(page_size * head_dim);
-            let part = within * head_dim..(within + count) * head_dim;
-            let page_keys = page_keys[part.clone()].chunks_exact(head_dim);
-            let page_values = page_values[part].chunks_exact(head_dim);
-            for (from_key, from_value) in page_keys.zip(page_values) {
-                let panel = &mut self.keys[key / LANES * head_dim..][..head_dim];
-                for (to, from) in panel.iter_mut().zip(from_key) {
-                    to.0[key % LANES] = *from;
-                }
-                let (whole, rest) = from_value.as_chunks();
-                for (panel, from) in whole.iter().enumerate() {
-                    self.values[panel * keys + key] = Lanes(*from);
-                }
-                if !rest.is_empty() {
-                    self.values[whole.len() * keys + key].0[..rest.len()].copy_from_slice(rest);
-                }
-                key += 1;
-            }
+            let from = within * head_dim..(within + count) * head_dim;
+            let to = key * head_dim..(key + count) * head_dim;
+            self.keys[to.clone()].copy_from_slice(&page_keys[from.clone()]);
+            self.values[to].copy_from_slice(&page_values[from]);
+            key += count;
         }
     }
 
     /// Lets some queries look at the gathered tile.
     fn visit(
         &mut self,
-        view: &View<'_>,
         queries: std::ops::Range<usize>,
+        head_dim: usize,
         keys: usize,
+        found: &mut [f32],
         visible: impl Fn(usize) -> usize,
     ) {
-        let (simd, head_dim) = (view.simd, view.shape.head_dim);
-        let (panels, width) = (keys.div_ceil(LANES), keys.next_multiple_of(LANES));
-        let padded = head_dim.next_multiple_of(LANES);
-        let scores = &mut self.scores[..queries.len() * width];
+        let count = queries.len();
         let from = &self.queries[queries.start * head_dim..queries.end * head_dim];
-        multiply_panels(simd, from, head_dim, &self.keys[..panels * head_dim], head_dim, scores);
-        for (query, scores) in queries.clone().zip(scores.chunks_exact_mut(width)) {
-            soften(simd, scores, visible(query), &mut self.running[query]);
+        let from = Operand::new(from, count, head_dim, head_dim);
+        let tile_keys = Operand::new(&self.keys, keys, head_dim, head_dim).transposed();
+        let scores = Output::new(&mut self.scores, count, keys, TILE);
+        multiply(from, tile_keys, Before::Replaced, scores);
+
+        let found = &mut found[queries.start * head_dim..queries.end * head_dim];
+        let scores = self.scores.chunks_exact_mut(TILE);
+        let rows = scores.zip(&mut self.running[queries.clone()]).zip(queries);
+        for (((scores, running), query), found) in rows.zip(found.chunks_exact_mut(head_dim)) {
+            soften(&mut scores[..keys.next_multiple_of(LANES)], visible(query), running);
+            // Adding zero makes negative zeros positive: whether zeros are added to them after that
+            // cannot be seen.
+            found.iter_mut().for_each(|sum| *sum = *sum * running.correction + 0.0);
         }
-        let tile = &mut self.tile[..queries.len() * padded];
-        let values = &self.values[..padded / LANES * keys];
-        multiply_panels(simd, scores, width, values, keys, tile);
-        for (query, tile) in queries.zip(tile.chunks_exact(padded)) {
-            let out = &mut self.out[query * head_dim..][..head_dim];
-            rescale_and_add(simd, out, self.running[query].correction, tile);
-        }
+
+        let weights = Operand::new(&self.scores, count, keys, TILE);
+        let tile_values = Operand::new(&self.values, keys, head_dim, head_dim);
+        multiply(
+            weights,
+            tile_values,
+            Before::Added,
+            Output::new(found, count, head_dim, head_dim),
+        );
     }
 }
 

@@ -19,9 +19,9 @@ mod llama;
 mod load;
 mod math;
 mod matrix;
+mod product;
 mod rope;
 mod shape;
-mod simd;
 mod tokenizer;
 mod weights;
 

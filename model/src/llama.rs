@@ -6,13 +6,13 @@ use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError, Span, StepPag
 
 use crate::attention::Attention;
 use crate::math::{rms_norm, swiglu};
+use crate::product::{Before, arithmetic};
 use crate::rope;
 use crate::shape::Shape;
-use crate::simd::{Before, Simd};
 use crate::weights::{Layer, Weights};
 
 /// Rows that go through the feed-forward part together.
-const ROWS: usize = 256;
+const ROWS: usize = 512;
 /// More threads than any machine has use for.
 const THREADS_MAX: usize = 1024;
 
@@ -27,7 +27,6 @@ pub struct Llama {
     weights: Weights,
     fingerprint: String,
     frequencies: Vec<f32>,
-    simd: Simd,
     pool: ThreadPool,
     attention: Attention,
     scratch: Scratch,
@@ -64,11 +63,9 @@ impl Llama {
             .build()
             .expect("a system that cannot start threads cannot run a model");
         let weights = pool.install(|| collect(&shape));
-        let simd = Simd::detect();
         Self {
             frequencies: shape.rope.frequencies(shape.head_dim),
-            attention: Attention::new(simd, &shape, threads),
-            simd,
+            attention: Attention::new(&shape, threads),
             scratch: Scratch::default(),
             shape,
             weights,
@@ -121,7 +118,9 @@ impl Model for Llama {
     }
 
     fn fingerprint(&self) -> String {
-        self.fingerprint.clone()
+        // Processors that round differently compute different KV from the same weights, and it must
+        // not be mixed.
+        format!("{}-{}", self.fingerprint, arithmetic())
     }
 
     fn forward(
@@ -132,21 +131,21 @@ impl Model for Llama {
     ) -> Result<(), ModelError> {
         self.check(batch)?;
         let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
-        let Self { shape, weights, frequencies, simd, pool, attention, scratch, .. } = self;
+        let Self { shape, weights, frequencies, pool, attention, scratch, .. } = self;
         let kv_shape =
             KvShape { layers: shape.layers, heads: shape.kv_heads, head_elements: shape.head_dim };
         pool.install(|| {
             scratch.begin(shape, weights, frequencies, batch);
             attention.prepare(shape, batch);
             for (index, layer) in weights.layers.iter().enumerate() {
-                scratch.queries_keys_values(*simd, shape, layer);
+                scratch.queries_keys_values(shape, layer);
                 scratch.write_kv(shape, kv_shape, index, batch, &mut pages);
                 let (qkv, found) = (&scratch.qkv, &mut scratch.found);
                 attention.layer(shape, index, batch, &pages, qkv, found);
-                layer.attention_out.multiply(*simd, &scratch.found, &mut scratch.x, Before::Added);
-                scratch.feed_forward(*simd, shape, layer);
+                layer.attention_out.multiply(&scratch.found, &mut scratch.x, Before::Added);
+                scratch.feed_forward(shape, layer);
             }
-            scratch.logits(*simd, shape, weights, batch, logits);
+            scratch.logits(shape, weights, batch, logits);
         });
         Ok(())
     }
@@ -177,10 +176,10 @@ impl Scratch {
     }
 
     /// Computes queries, keys and values of all tokens, and turns them by their positions.
-    fn queries_keys_values(&mut self, simd: Simd, shape: &Shape, layer: &Layer) {
+    fn queries_keys_values(&mut self, shape: &Shape, layer: &Layer) {
         let epsilon = shape.norm_epsilon;
-        norm(simd, &self.x, &layer.attention_norm, epsilon, &mut self.normed);
-        layer.qkv.multiply(simd, &self.normed, &mut self.qkv, Before::Replaced);
+        norm(&self.x, &layer.attention_norm, epsilon, &mut self.normed);
+        layer.qkv.multiply(&self.normed, &mut self.qkv, Before::Replaced);
         let turned = shape.queries() + shape.keys();
         let rows = self.qkv.par_chunks_mut(shape.qkv()).zip(self.angles.par_chunks(shape.head_dim));
         rows.for_each(|(row, angles)| {
@@ -228,7 +227,7 @@ impl Scratch {
     }
 
     /// The second half of a layer.
-    fn feed_forward(&mut self, simd: Simd, shape: &Shape, layer: &Layer) {
+    fn feed_forward(&mut self, shape: &Shape, layer: &Layer) {
         let rows_max = ROWS.min(self.x.len() / shape.dim);
         self.gate_up.resize(rows_max * 2 * shape.hidden, 0.0);
         self.gated.resize(rows_max * shape.hidden, 0.0);
@@ -237,21 +236,20 @@ impl Scratch {
             let normed = &mut self.normed[..x.len()];
             let gate_up = &mut self.gate_up[..rows * 2 * shape.hidden];
             let gated = &mut self.gated[..rows * shape.hidden];
-            norm(simd, x, &layer.feed_forward_norm, shape.norm_epsilon, normed);
-            layer.gate_up.multiply(simd, normed, gate_up, Before::Replaced);
+            norm(x, &layer.feed_forward_norm, shape.norm_epsilon, normed);
+            layer.gate_up.multiply(normed, gate_up, Before::Replaced);
             gate_up
                 .par_chunks(2 * shape.hidden)
                 .zip(gated.par_chunks_mut(shape.hidden))
                 .with_min_len(8)
-                .for_each(|(gate_up, gated)| swiglu(simd, gate_up, gated, shape.hidden));
-            layer.down.multiply(simd, gated, x, Before::Added);
+                .for_each(|(gate_up, gated)| swiglu(gate_up, gated, shape.hidden));
+            layer.down.multiply(gated, x, Before::Added);
         }
     }
 
     /// Appends the logits after the last token of each span that wants them.
     fn logits(
         &mut self,
-        simd: Simd,
         shape: &Shape,
         weights: &Weights,
         batch: &Batch<'_>,
@@ -261,19 +259,19 @@ impl Scratch {
         for span in batch.spans.iter().filter(|span| span.wants_logits) {
             let x = &self.x[(span.tokens.end - 1) * shape.dim..][..shape.dim];
             let normed = &mut self.normed[rows * shape.dim..][..shape.dim];
-            rms_norm(simd, x, &weights.final_norm, shape.norm_epsilon, normed);
+            rms_norm(x, &weights.final_norm, shape.norm_epsilon, normed);
             rows += 1;
         }
         let start = logits.len();
         logits.resize(start + rows * weights.head.outputs(), 0.0);
         let normed = &self.normed[..rows * shape.dim];
-        weights.head.multiply(simd, normed, &mut logits[start..], Before::Replaced);
+        weights.head.multiply(normed, &mut logits[start..], Before::Replaced);
     }
 }
 
-fn norm(simd: Simd, x: &[f32], weights: &[f32], epsilon: f32, out: &mut [f32]) {
+fn norm(x: &[f32], weights: &[f32], epsilon: f32, out: &mut [f32]) {
     x.par_chunks(weights.len())
         .zip(out.par_chunks_mut(weights.len()))
         .with_min_len(16)
-        .for_each(|(x, out)| rms_norm(simd, x, weights, epsilon, out));
+        .for_each(|(x, out)| rms_norm(x, weights, epsilon, out));
 }

@@ -1,18 +1,23 @@
-//! Weights of a linear layer, in the order in which they are multiplied.
-
-#![allow(unsafe_code)]
+//! The weights of a linear layer.
 
 use rayon::prelude::*;
 
-use crate::simd::{Before, LANES, Lanes, SharedRows, Simd, multiply_panel};
+use crate::product::{Before, Operand, Output, multiply};
 
-/// Weights from `inputs` to `outputs`, in panels of [`LANES`] outputs.
+/// Fewer columns than this are not worth a product of their own.
+const COLUMNS_MIN: usize = 64;
+/// Columns that the library computes side by side; it is best to cut between them.
+const COLUMNS_TOGETHER: usize = 16;
+/// Pieces for each thread, so that one that is interrupted does not keep the others waiting.
+const PIECES: usize = 2;
+
+/// Weights from `inputs` to `outputs`.
 #[derive(Debug)]
 pub(crate) struct Matrix {
     inputs: usize,
     outputs: usize,
-    /// `[output / LANES][input]`; the last panel is filled up with zeros.
-    panels: Vec<Lanes>,
+    /// `[output][input]`.
+    weights: Vec<f32>,
 }
 
 impl Matrix {
@@ -22,19 +27,10 @@ impl Matrix {
         outputs: usize,
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Self {
-        let mut panels = vec![Lanes::ZERO; outputs.div_ceil(LANES) * inputs];
-        panels.par_chunks_mut(inputs).enumerate().for_each_init(
-            || vec![0.0; inputs],
-            |row, (index, panel)| {
-                for output in index * LANES..outputs.min((index + 1) * LANES) {
-                    fill(output, row);
-                    for (lanes, weight) in panel.iter_mut().zip(row.iter()) {
-                        lanes.0[output % LANES] = *weight;
-                    }
-                }
-            },
-        );
-        Self { inputs, outputs, panels }
+        let mut weights = vec![0.0; outputs * inputs];
+        let rows = weights.par_chunks_exact_mut(inputs).enumerate();
+        rows.for_each(|(output, row)| fill(output, row));
+        Self { inputs, outputs, weights }
     }
 
     pub(crate) fn outputs(&self) -> usize {
@@ -42,30 +38,24 @@ impl Matrix {
     }
 
     /// Multiplies rows of inputs and writes, or adds to, rows of outputs, in the current pool.
-    pub(crate) fn multiply(&self, simd: Simd, x: &[f32], out: &mut [f32], before: Before) {
-        let out = SharedRows::new(out, self.outputs);
-        assert_eq!(x.len(), out.rows() * self.inputs, "rows of inputs and of outputs");
-        let panels = self.outputs.div_ceil(LANES);
-        // Enough pieces that threads that are interrupted do not keep the others waiting.
-        let piece = panels.div_ceil(rayon::current_num_threads() * 4);
-        let pieces = self.panels.par_chunks(piece * self.inputs).enumerate();
-        pieces.for_each(|(index, panels)| {
-            for (panel, weights) in panels.chunks_exact(self.inputs).enumerate() {
-                let column = (index * piece + panel) * LANES;
-                let columns = LANES.min(self.outputs - column);
-                // SAFETY: each panel has its own columns, and each is multiplied by one thread.
-                unsafe {
-                    multiply_panel(simd, x, self.inputs, weights, out, column, columns, before);
-                }
-            }
+    pub(crate) fn multiply(&self, x: &[f32], out: &mut [f32], before: Before) {
+        let rows = x.len() / self.inputs;
+        assert_eq!((rows * self.inputs, rows * self.outputs), (x.len(), out.len()), "whole rows");
+        let x = Operand::new(x, rows, self.inputs, self.inputs);
+        let piece = self.outputs.div_ceil(rayon::current_num_threads() * PIECES);
+        let piece = piece.max(COLUMNS_MIN).next_multiple_of(COLUMNS_TOGETHER);
+        let out: Vec<Output<'_>> =
+            Output::new(out, rows, self.outputs, self.outputs).pieces(piece).collect();
+        let weights = self.weights.par_chunks(piece * self.inputs);
+        weights.zip(out).with_max_len(1).for_each(|(weights, out)| {
+            let outputs = weights.len() / self.inputs;
+            let weights = Operand::new(weights, outputs, self.inputs, self.inputs).transposed();
+            multiply(x, weights, before, out);
         });
     }
 
     /// The weights of one output.
-    pub(crate) fn copy_output(&self, output: usize, to: &mut [f32]) {
-        let panel = &self.panels[output / LANES * self.inputs..][..self.inputs];
-        for (to, lanes) in to.iter_mut().zip(panel) {
-            *to = lanes.0[output % LANES];
-        }
+    pub(crate) fn output(&self, output: usize) -> &[f32] {
+        &self.weights[output * self.inputs..][..self.inputs]
     }
 }

@@ -19,10 +19,10 @@ pub(crate) struct Weights {
 impl Weights {
     /// The embedding of a token.
     pub(crate) fn embed(&self, token: usize, out: &mut [f32]) {
-        match &self.embeddings {
-            Some(table) => out.copy_from_slice(&table[token * out.len()..][..out.len()]),
-            None => self.head.copy_output(token, out),
-        }
+        out.copy_from_slice(match &self.embeddings {
+            Some(table) => &table[token * out.len()..][..out.len()],
+            None => self.head.output(token),
+        });
     }
 }
 

@@ -146,6 +146,18 @@ fn the_built_in_model_keeps_the_law_too() {
 }
 
 #[test]
+fn a_row_among_thirty_two_is_computed_as_if_it_were_alone() {
+    for mut model in [terrace_model::built_in(2).model, Folder::qwen2().load().unwrap().model] {
+        let tokens = Dice(11).tokens(40, 256);
+        let expected = token_by_token(&mut model, &tokens);
+        for others in [7, 14, 15, 16, 31] {
+            let found = compute(&mut model, 16, &tokens, &[1; 40], others, &mut None);
+            assert_same(&found, &expected, &format!("beside {others} others"));
+        }
+    }
+}
+
+#[test]
 fn a_repeated_step_writes_the_same() {
     let mut model = Folder::llama().load().unwrap().model;
     let tokens = Dice(10).tokens(40, model.vocabulary());

@@ -55,6 +55,20 @@ fn a_folder_says_all_about_its_model() {
 }
 
 #[test]
+fn a_fingerprint_names_what_decides_the_bits_of_products() {
+    #[cfg(target_arch = "x86_64")]
+    let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    let fused = false;
+    let expected = if fused { "-fma".to_owned() } else { format!("-{}", std::env::consts::ARCH) };
+    for model in [terrace_model::built_in(1).model, Folder::llama().load().unwrap().model] {
+        let fingerprint = model.fingerprint();
+        let rest = fingerprint.strip_suffix(&expected).expect("a name for the arithmetic");
+        assert!(!rest.is_empty());
+    }
+}
+
+#[test]
 fn different_weights_sizes_and_dtypes_have_different_fingerprints() {
     let fingerprint = |folder: &Folder| folder.load().unwrap().model.fingerprint();
     let folder = Folder::llama();

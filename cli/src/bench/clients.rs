@@ -1,0 +1,310 @@
+//! `terrace bench clients`: many streaming clients on a server that runs elsewhere.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+
+/// A server that says nothing for so long has lost the request.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub(crate) struct Workload {
+    /// Host and port.
+    pub(crate) address: String,
+    /// The operator's or a client's key.
+    pub(crate) key: Option<String>,
+    /// Clients at a time.
+    pub(crate) clients: u64,
+    /// How long.
+    pub(crate) run: Duration,
+    /// Characters of the prompt's common part and of its own.
+    pub(crate) shared: usize,
+    pub(crate) own: usize,
+    /// Tokens of an answer.
+    pub(crate) answer: u32,
+}
+
+/// What clients and server saw.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Figures {
+    answers: u64,
+    errors: u64,
+    tokens: u64,
+    tokens_per_second: f64,
+    first_token_ms: Percentiles,
+    between_tokens_ms: Percentiles,
+    /// What the server says of itself: overhead, hits, memory.
+    server: BTreeMap<String, f64>,
+    /// Its memory when half of the time was over, and at the end.
+    memory_middle_bytes: f64,
+    memory_end_bytes: f64,
+    /// The first thing that went wrong.
+    first_error: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Percentiles {
+    p50: f64,
+    p99: f64,
+    max: f64,
+}
+
+impl Percentiles {
+    fn of(values: &mut [f64]) -> Self {
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| match values.len() {
+            0 => 0.0,
+            count => values[((count - 1) as f64 * share) as usize],
+        };
+        Self { p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+/// What all clients write down.
+#[derive(Default)]
+struct Notes {
+    answers: AtomicU64,
+    tokens: AtomicU64,
+    errors: AtomicU64,
+    first_error: Mutex<Option<String>>,
+    first_token_ms: Mutex<Vec<f64>>,
+    between_tokens_ms: Mutex<Vec<f64>>,
+}
+
+impl Workload {
+    pub(crate) fn run(&self) -> Result<Figures, Box<dyn Error>> {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?
+            .block_on(self.run_clients())
+    }
+
+    async fn run_clients(&self) -> Result<Figures, Box<dyn Error>> {
+        let before = self.metrics().await?;
+        let model = self.model().await?;
+        let notes = Arc::new(Notes::default());
+        let began = Instant::now();
+        let ends = began + self.run;
+        let mut clients = tokio::task::JoinSet::new();
+        for client in 0..self.clients {
+            let (workload, notes, model) = (self.clone(), notes.clone(), model.clone());
+            clients.spawn(async move {
+                for turn in 0.. {
+                    if Instant::now() >= ends {
+                        return;
+                    }
+                    if let Err(error) = workload.ask(&model, client, turn, &notes).await {
+                        notes.errors.fetch_add(1, Ordering::Relaxed);
+                        notes.first_error.lock().get_or_insert(error.to_string());
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            });
+        }
+        tokio::time::sleep(self.run / 2).await;
+        let middle = self.metrics().await?;
+        clients.join_all().await;
+        let took = began.elapsed();
+        let end = self.metrics().await?;
+        let tokens = notes.tokens.load(Ordering::Relaxed);
+        Ok(Figures {
+            answers: notes.answers.load(Ordering::Relaxed),
+            errors: notes.errors.load(Ordering::Relaxed),
+            tokens,
+            tokens_per_second: tokens as f64 / took.as_secs_f64(),
+            first_token_ms: Percentiles::of(&mut notes.first_token_ms.lock()),
+            between_tokens_ms: Percentiles::of(&mut notes.between_tokens_ms.lock()),
+            server: differences(&before, &end),
+            memory_middle_bytes: memory(&middle),
+            memory_end_bytes: memory(&end),
+            first_error: notes.first_error.lock().clone(),
+        })
+    }
+
+    async fn ask(
+        &self,
+        model: &str,
+        client: u64,
+        turn: u64,
+        notes: &Notes,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let filler = "Pages move between the tiers while others are computed. ";
+        let shared: String = filler.chars().cycle().take(self.shared).collect();
+        let own: String =
+            format!("{client} {turn} {filler}").chars().cycle().take(self.own).collect();
+        let body = json!({
+            "model": model,
+            "prompt": shared + &own,
+            "max_tokens": self.answer,
+            "stream": true,
+            "ignore_eos": true,
+        });
+        let began = Instant::now();
+        let mut lines = self.send("POST", "/v1/completions", &body.to_string()).await?.lines();
+        let (mut tokens, mut last, mut is_done) = (0, began, false);
+        while let Some(line) = tokio::time::timeout(SILENCE_MAX, lines.next_line()).await?? {
+            let Some(event) = line.strip_prefix("data: ") else { continue };
+            is_done = event == "[DONE]";
+            if is_done {
+                break;
+            }
+            if event.contains("\"error\"") {
+                return Err(event.to_owned().into());
+            }
+            let now = Instant::now();
+            let gap = (now - last).as_secs_f64() * 1e3;
+            let list = if tokens == 0 { &notes.first_token_ms } else { &notes.between_tokens_ms };
+            list.lock().push(gap);
+            (tokens, last) = (tokens + 1, now);
+        }
+        if !is_done {
+            return Err("a stream broke off".into());
+        }
+        notes.answers.fetch_add(1, Ordering::Relaxed);
+        notes.tokens.fetch_add(u64::from(self.answer), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sends a request and reads the head of the response. HTTP/1.0 ends a body by closing, so that
+    /// nothing has to be taken apart here.
+    async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> Result<BufReader<TcpStream>, Box<dyn Error + Send + Sync>> {
+        let mut stream = TcpStream::connect(&self.address).await?;
+        let key = self.key.as_ref().map(|key| format!("authorization: Bearer {key}\r\n"));
+        let head = format!(
+            "{method} {path} HTTP/1.0\r\nhost: {}\r\ncontent-type: application/json\r\n{}content-length: \
+             {}\r\n\r\n",
+            self.address,
+            key.unwrap_or_default(),
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(body.as_bytes()).await?;
+        let mut reader = BufReader::new(stream);
+        let mut status = String::new();
+        tokio::time::timeout(SILENCE_MAX, reader.read_line(&mut status)).await??;
+        if status.split(' ').nth(1) != Some("200") {
+            let mut rest = String::new();
+            reader.read_to_string(&mut rest).await?;
+            return Err(format!("{path}: {}: {rest}", status.trim()).into());
+        }
+        loop {
+            let mut line = String::new();
+            reader.read_line(&mut line).await?;
+            if line.trim().is_empty() {
+                return Ok(reader);
+            }
+        }
+    }
+
+    async fn get(&self, path: &str) -> Result<String, Box<dyn Error>> {
+        let cannot = |error: Box<dyn Error + Send + Sync>| {
+            format!("{}: {error}; is `terrace serve` running there?", self.address)
+        };
+        let mut reader = self.send("GET", path, "").await.map_err(cannot)?;
+        let mut text = String::new();
+        reader.read_to_string(&mut text).await?;
+        Ok(text)
+    }
+
+    async fn model(&self) -> Result<String, Box<dyn Error>> {
+        let models: Value = serde_json::from_str(&self.get("/v1/models").await?)?;
+        Ok(models["data"][0]["id"].as_str().ok_or("the server has no model")?.to_owned())
+    }
+
+    /// Every sample of the server's metrics, by name and labels.
+    async fn metrics(&self) -> Result<BTreeMap<String, f64>, Box<dyn Error>> {
+        let text = self.get("/metrics").await?;
+        let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        });
+        Ok(samples.collect())
+    }
+}
+
+fn memory(metrics: &BTreeMap<String, f64>) -> f64 {
+    metrics.get("process_resident_memory_bytes").copied().unwrap_or(0.0)
+}
+
+/// What the run added to the counters, as far as people ask for them.
+fn differences(
+    before: &BTreeMap<String, f64>,
+    end: &BTreeMap<String, f64>,
+) -> BTreeMap<String, f64> {
+    let grown = |name: &str| {
+        let value = |metrics: &BTreeMap<String, f64>| metrics.get(name).copied().unwrap_or(0.0);
+        value(end) - value(before)
+    };
+    let (busy, model) = (grown("terrace_busy_seconds_total"), grown("terrace_model_seconds_total"));
+    let steps = grown("terrace_steps_total");
+    let mut differences = BTreeMap::from([
+        ("overhead_ratio".to_owned(), if busy > 0.0 { 1.0 - model / busy } else { 0.0 }),
+        ("step_ms".to_owned(), if steps > 0.0 { 1e3 * busy / steps } else { 0.0 }),
+        ("steps".to_owned(), steps),
+    ]);
+    for tier in ["device", "host", "l3", "computed"] {
+        let name = format!("terrace_prompt_tokens_total{{tier=\"{tier}\"}}");
+        differences.insert(format!("prompt_tokens_{tier}"), grown(&name));
+    }
+    differences
+}
+
+impl fmt::Display for Percentiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p50 {:.1}, p99 {:.1}, max {:.1} ms", self.p50, self.p99, self.max)
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { answers, errors, tokens, tokens_per_second, .. } = self;
+        writeln!(
+            f,
+            "{answers} answers, {errors} errors, {tokens} tokens, {tokens_per_second:.0}/s"
+        )?;
+        writeln!(f, "first token:    {}", self.first_token_ms)?;
+        writeln!(f, "between tokens: {}", self.between_tokens_ms)?;
+        let server = |name: &str| self.server.get(name).copied().unwrap_or(0.0);
+        writeln!(
+            f,
+            "server: {:.0} steps of {:.1} ms, overhead {:.2} %",
+            server("steps"),
+            server("step_ms"),
+            100.0 * server("overhead_ratio")
+        )?;
+        writeln!(
+            f,
+            "prompt tokens: {:.0} on device, {:.0} on host, {:.0} in L3, {:.0} computed",
+            server("prompt_tokens_device"),
+            server("prompt_tokens_host"),
+            server("prompt_tokens_l3"),
+            server("prompt_tokens_computed")
+        )?;
+        writeln!(
+            f,
+            "memory: {:.0} MiB halfway, {:.0} MiB at the end",
+            self.memory_middle_bytes / f64::from(1 << 20),
+            self.memory_end_bytes / f64::from(1 << 20)
+        )?;
+        match &self.first_error {
+            Some(error) => writeln!(f, "first error: {error}"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! `terrace bench ttft`: the time to the first token of a long prompt, by where its KV comes from.
+
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use terrace_engine::{Engine, Generate, Update};
+use terrace_scheduler::{Hits, Token};
+use terrace_server::{Config, L3Choice, launch};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Workload {
+    /// The prompt's length.
+    pub(crate) tokens: usize,
+    /// How often; the median counts.
+    pub(crate) rounds: usize,
+}
+
+/// Times to the first token, in milliseconds.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figures {
+    tokens: usize,
+    rounds: usize,
+    computed_ms: f64,
+    device_ms: f64,
+    host_ms: f64,
+    /// From disk, after a restart.
+    l3_ms: f64,
+    /// How much of the time of computing the fetch from disk took: the median over the rounds.
+    l3_share: f64,
+}
+
+struct Round {
+    computed: Duration,
+    device: Duration,
+    host: Duration,
+    l3: Duration,
+}
+
+impl Workload {
+    pub(crate) fn run(&self) -> Result<Figures, Box<dyn Error>> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let mut rounds = Vec::new();
+        for round in 0..self.rounds {
+            eprintln!("round {} of {}", round + 1, self.rounds);
+            rounds.push(runtime.block_on(self.round(round))?);
+        }
+        let median_of = |of: fn(&Round) -> f64| median(rounds.iter().map(of).collect());
+        Ok(Figures {
+            tokens: self.tokens,
+            rounds: self.rounds,
+            computed_ms: median_of(|round| ms(round.computed)),
+            device_ms: median_of(|round| ms(round.device)),
+            host_ms: median_of(|round| ms(round.host)),
+            l3_ms: median_of(|round| ms(round.l3)),
+            l3_share: median_of(|round| ms(round.l3) / ms(round.computed)),
+        })
+    }
+
+    async fn round(&self, round: usize) -> Result<Round, Box<dyn Error>> {
+        let folder = tempfile::tempdir()?;
+        let prompt = self.prompt(round);
+        let engine = start(folder.path())?;
+        let (computed, hits) = first_token(&engine, &prompt).await?;
+        expect(hits.total() == 0, "computed", hits)?;
+        let (device, hits) = first_token(&engine, &prompt).await?;
+        expect(hits.device_tokens > 0, "found on device", hits)?;
+        let host = self.push_off_device(&engine, &prompt).await?;
+        engine.shutdown(PATIENCE).await;
+        let engine = start(folder.path())?;
+        let (l3, hits) = first_token(&engine, &prompt).await?;
+        expect(hits.l3_tokens > 0, "found in L3", hits)?;
+        engine.shutdown(PATIENCE).await;
+        Ok(Round { computed, device, host, l3 })
+    }
+
+    /// Asks for so much else that the prompt's KV is on host only, and then for the prompt.
+    async fn push_off_device(
+        &self,
+        engine: &Engine,
+        prompt: &[Token],
+    ) -> Result<Duration, Box<dyn Error>> {
+        for other in 0.. {
+            first_token(engine, &self.prompt(1_000_000 + other)).await?;
+            let figures = engine.figures().await.ok_or("the engine has ended")?;
+            let device = figures.scheduler.cache.device;
+            if device.evicted_pages as usize > device.total_pages {
+                break;
+            }
+        }
+        let (host, hits) = first_token(engine, prompt).await?;
+        expect(hits.host_tokens > 0, "found on host", hits)?;
+        Ok(host)
+    }
+
+    /// Prompts of different seeds share nothing.
+    fn prompt(&self, seed: usize) -> Vec<Token> {
+        let head = format!("{seed:08} ");
+        let text = head.bytes().chain("a long document about caches, ".bytes().cycle());
+        text.take(self.tokens).map(Token::from).collect()
+    }
+}
+
+fn start(folder: &Path) -> Result<Engine, Box<dyn Error>> {
+    let config = Config { l3: Some(L3Choice::Disk(folder.to_owned())), ..Config::default() };
+    Ok(launch(&config)?.engine)
+}
+
+/// The time to the first token, measured where the request is made.
+async fn first_token(
+    engine: &Engine,
+    prompt: &[Token],
+) -> Result<(Duration, Hits), Box<dyn Error>> {
+    let began = Instant::now();
+    let mut generation = engine.submit(Generate::new(prompt.to_vec(), 1)).await?;
+    let mut found = Hits::default();
+    while let Some(update) = generation.next().await {
+        match update {
+            Update::Started(hits) => found = hits,
+            Update::Token(_) => {
+                let took = began.elapsed();
+                wait_for_copies(engine).await;
+                return Ok((took, found));
+            }
+            Update::Ended(ending) => return Err(format!("it ended: {:?}", ending.reason).into()),
+        }
+    }
+    Err("the engine has ended".into())
+}
+
+/// What one request leaves behind must not slow down the next.
+async fn wait_for_copies(engine: &Engine) {
+    while let Some(figures) = engine.figures().await {
+        let stats = figures.scheduler;
+        let moving = stats.write_backs.in_flight + stats.backups.in_flight + stats.backups_waiting;
+        if moving + stats.draining == 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn expect(holds: bool, what: &str, hits: Hits) -> Result<(), Box<dyn Error>> {
+    if holds { Ok(()) } else { Err(format!("the prompt was to be {what}: {hits:?}").into()) }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tokens, computed_ms, device_ms, host_ms, l3_ms, l3_share, .. } = self;
+        writeln!(f, "first token of a prompt of {tokens} tokens, with its KV")?;
+        writeln!(f, "  computed                    {computed_ms:8.1} ms")?;
+        writeln!(f, "  on device                   {device_ms:8.1} ms")?;
+        writeln!(f, "  on host                     {host_ms:8.1} ms")?;
+        writeln!(f, "  on disk, after a restart    {l3_ms:8.1} ms, {:.1} %", 100.0 * l3_share)
+    }
+}

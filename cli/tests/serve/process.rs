@@ -1,0 +1,130 @@
+//! A real `terrace serve` in a process of its own, and a client for it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program under test.
+pub(crate) fn terrace() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("TERRACE_API_KEYS");
+    command
+}
+
+/// A server, which is killed when this is dropped.
+pub(crate) struct Server {
+    process: Child,
+    pub(crate) address: String,
+    /// What it printed before it was ready.
+    pub(crate) summary: String,
+    pub(crate) ready_after: Duration,
+}
+
+impl Server {
+    /// Starts a server on a free port, with a store in a folder.
+    pub(crate) fn start(store: &Path, arguments: &[&str]) -> Self {
+        let store = format!("disk:{}", store.display());
+        let mut command = terrace();
+        command.args(["serve", "--listen", "127.0.0.1:0", "--l3", &store]).args(arguments);
+        Self::spawn(command)
+    }
+
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let began = Instant::now();
+        // What it logs goes where the test's output goes.
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut summary = String::new();
+        let address = loop {
+            let line = lines.next().unwrap_or_else(|| panic!("it ended: {summary}")).unwrap();
+            summary.push_str(&line);
+            summary.push('\n');
+            if let Some((_, rest)) = line.split_once("http://") {
+                break rest.split(['/', ' ']).next().unwrap().to_owned();
+            }
+        };
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address, summary, ready_after: began.elapsed() }
+    }
+
+    /// Ends it as an operator would, and waits.
+    pub(crate) fn stop(mut self) {
+        let pid = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let until = Instant::now() + PATIENCE;
+        while self.process.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "it did not stop");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(self.process.wait().unwrap().success());
+    }
+
+    /// Ends it as a power cut would.
+    pub(crate) fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What a server answered to a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) checksum: String,
+}
+
+/// Asks for the likeliest continuation; the answer, and how many tokens came from L3.
+pub(crate) fn ask(address: &str, prompt: &str, salt: &str) -> Result<(Answer, u64), String> {
+    let body = json!({
+        "prompt": prompt,
+        "max_tokens": 8,
+        "temperature": 0,
+        "cache_salt": salt,
+        "logits_checksum": true,
+    });
+    let (status, body) = request(address, "POST", "/v1/completions", &body.to_string())?;
+    let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
+    if status != 200 {
+        return Err(format!("{status}: {body}"));
+    }
+    let choice = &answer["choices"][0];
+    let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{body}")).to_owned();
+    let found = Answer { text: text(&choice["text"]), checksum: text(&choice["logits_checksum"]) };
+    let tiers = &answer["usage"]["prompt_tokens_details"]["cached_by_tier"];
+    Ok((found, tiers["l3"].as_u64().unwrap()))
+}
+
+/// One request and its whole response.
+pub(crate) fn request(
+    address: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Result<(u16, String), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut stream = TcpStream::connect(address).map_err(text)?;
+    stream.set_read_timeout(Some(PATIENCE)).map_err(text)?;
+    let length = body.len();
+    let head =
+        format!("{method} {path} HTTP/1.0\r\nhost: {address}\r\ncontent-length: {length}\r\n");
+    let request = format!("{head}content-type: application/json\r\n\r\n{body}");
+    stream.write_all(request.as_bytes()).map_err(text)?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).map_err(text)?;
+    let (head, body) = response.split_once("\r\n\r\n").ok_or("no response")?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.ok_or("no status")?, body.to_owned()))
+}

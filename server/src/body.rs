@@ -1,0 +1,63 @@
+//! Reads the bodies of requests, within limits of size, time and memory.
+
+use std::sync::Arc;
+
+use axum::body::{Body, HttpBody};
+use axum::http::{HeaderMap, header};
+use futures_util::StreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::config::Limits;
+use crate::error::ApiError;
+
+/// A body, and the memory that it takes until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) bytes: Vec<u8>,
+    _memory: Option<OwnedSemaphorePermit>,
+}
+
+/// Reads a body of JSON.
+///
+/// # Errors
+/// When it is something else, too long, or too slow, or there is no memory for it.
+pub(crate) async fn receive(
+    headers: &HeaderMap,
+    body: Body,
+    limits: &Limits,
+    memory: &Arc<Semaphore>,
+) -> Result<Received, ApiError> {
+    // Another site's page can send a browser here with any text, but not with this header.
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let media_type = content_type.and_then(|value| value.split(';').next()).unwrap_or_default();
+    if !media_type.trim().eq_ignore_ascii_case("application/json") {
+        return Err(ApiError::not_json());
+    }
+    if body.size_hint().lower() > limits.body_max.as_u64() {
+        return Err(ApiError::body_too_large(limits.body_max.as_u64()));
+    }
+    let reading = tokio::time::timeout(limits.body_timeout, read(body, limits, memory));
+    reading.await.unwrap_or_else(|_| Err(ApiError::body_too_slow()))
+}
+
+async fn read(body: Body, limits: &Limits, memory: &Arc<Semaphore>) -> Result<Received, ApiError> {
+    let body_max = limits.body_max.as_u64();
+    let mut received = Received { bytes: Vec::new(), _memory: None };
+    let mut body = body.into_data_stream();
+    while let Some(data) = body.next().await {
+        let data = data.map_err(|_| ApiError::invalid("the body of the request broke off"))?;
+        if received.bytes.len() as u64 + data.len() as u64 > body_max {
+            return Err(ApiError::body_too_large(body_max));
+        }
+        let room = memory.clone().try_acquire_many_owned(data.len() as u32);
+        let room = room.map_err(|_| {
+            ApiError::busy("too many large requests are being read: ask again in a while")
+        })?;
+        match &mut received._memory {
+            Some(memory) => memory.merge(room),
+            None => received._memory = Some(room),
+        }
+        received.bytes.extend_from_slice(&data);
+    }
+    Ok(received)
+}

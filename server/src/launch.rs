@@ -1,0 +1,283 @@
+//! From a configuration to a running engine: model, memory, store.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytesize::ByteSize;
+use terrace_cache::CacheConfig;
+use terrace_engine::{CpuDevice, Engine, Model, StartError};
+use terrace_l3::disk::OpenError;
+use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
+use terrace_model::{LoadError, Loaded};
+use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
+
+use crate::config::{Config, ConfigError, L3Choice};
+use crate::served_model::ServedModel;
+use crate::summary::{Summary, Tier};
+
+/// A running engine and what is to be known about it.
+#[derive(Debug)]
+pub struct Launched {
+    /// The engine.
+    pub engine: Engine,
+    /// The model that it computes.
+    pub model: ServedModel,
+    /// What was started.
+    pub summary: Summary,
+}
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model cannot be loaded.
+    #[error("cannot load the model: {0}")]
+    Model(#[from] LoadError),
+    /// There is not enough memory for the device tier.
+    #[error(
+        "{memory} of device memory hold {tokens} tokens of this model's KV, at {page} a page of \
+         {page_size} tokens: raise --device-memory to {needed} or more"
+    )]
+    DeviceMemory {
+        /// What there is.
+        memory: ByteSize,
+        /// What it holds.
+        tokens: u64,
+        /// The size of a page.
+        page: ByteSize,
+        /// Tokens in a page.
+        page_size: u32,
+        /// The least that is useful.
+        needed: ByteSize,
+    },
+    /// More pages than can be counted.
+    #[error(
+        "{memory} are more pages of {page} than can be counted: lower it, or raise --page-size"
+    )]
+    TooManyPages {
+        /// What there is.
+        memory: ByteSize,
+        /// The size of a page.
+        page: ByteSize,
+    },
+    /// L3 without host memory.
+    #[error("L3 moves pages through host memory: raise --host-memory, or leave out --l3")]
+    NoHost,
+    /// The system does not give the memory.
+    #[error(
+        "the system does not give {device} for the device tier and {host} for the host tier: {error}; \
+         lower --device-memory or --host-memory"
+    )]
+    Memory {
+        /// For the device.
+        device: ByteSize,
+        /// For the host.
+        host: ByteSize,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is no folder for L3.
+    #[error(
+        "there is no place for L3: set HOME or XDG_CACHE_HOME, or use --l3 disk:FOLDER or none"
+    )]
+    NoCacheFolder,
+    /// Another server has the store.
+    #[error(
+        "the L3 store in {} is in use by {owner}: stop it, or use --l3 disk:OTHER-FOLDER or --l3 none",
+        path.display()
+    )]
+    L3InUse {
+        /// Where.
+        path: PathBuf,
+        /// Who.
+        owner: String,
+    },
+    /// The store on disk cannot be opened.
+    #[error("cannot open L3: {0}; --l3 disk:OTHER-FOLDER or --l3 none does without it")]
+    L3Disk(OpenError),
+    /// The store in memory cannot be made.
+    #[error("cannot make an L3 store in memory: {0}; choose another size, or --l3 none")]
+    L3Memory(io::Error),
+    /// The engine does not start.
+    #[error(transparent)]
+    Engine(#[from] StartError),
+}
+
+/// Starts an engine on the tokio runtime that this is called from.
+///
+/// # Errors
+/// What cannot work, and what to change.
+pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
+    config.check()?;
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = config.threads.unwrap_or_else(cores).max(1);
+    let loaded = match &config.model {
+        Some(folder) => terrace_model::load(folder, threads)?,
+        None => terrace_model::built_in(threads),
+    };
+    let sizes = Sizes::new(config, &loaded)?;
+    let device = CpuDevice::new(sizes.device_pages, sizes.host_pages, sizes.page_bytes);
+    let device = device.map_err(|error| LaunchError::Memory {
+        device: config.device_memory,
+        host: config.host_memory,
+        error,
+    })?;
+    let opened = open_l3(config, &sizes)?;
+    let Loaded { model, tokenizer, chat, stop_tokens, name } = loaded;
+    let device_tokens = u64::from(sizes.device_pages) * u64::from(config.page_size);
+    // The KV of the last token is never needed.
+    let tokens_max = (device_tokens + 1).min(u64::from(model.positions_max())) as u32;
+    let model_served = ServedModel {
+        name: config.name.clone().unwrap_or(name),
+        tokenizer,
+        chat,
+        stop_tokens: stop_tokens.into(),
+        tokens_max,
+    };
+    let summary = Summary {
+        name: model_served.name.clone(),
+        is_built_in: config.model.is_none(),
+        threads,
+        tokens_max,
+        kv_bytes_per_token: (sizes.page_bytes / config.page_size as usize) as u64,
+        device: sizes.tier(sizes.device_pages),
+        host: (sizes.host_pages > 0).then(|| sizes.tier(sizes.host_pages)),
+        l3: opened.as_ref().map(|opened| opened.tier.clone()),
+    };
+    let store = opened.map(|opened| opened.store);
+    let engine = Engine::start(scheduler_config(config), model, Arc::new(device), store)?;
+    Ok(Launched { engine, model: model_served, summary })
+}
+
+/// What the scheduler is to do. What the engine knows better it fills in itself.
+fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
+    terrace_scheduler::Config {
+        cache: CacheConfig {
+            page_size: config.page_size,
+            eviction: config.eviction,
+            write_policy: config.write_policy,
+            ..CacheConfig::default()
+        },
+        batch: BatchConfig {
+            running_max: config.running_max,
+            step_tokens_max: config.step_tokens,
+            ..BatchConfig::default()
+        },
+        queue: QueueConfig {
+            order: config.admission,
+            requests_max: config.limits.requests_max,
+            ..QueueConfig::default()
+        },
+        l3: Some(L3Config { prefetch_threshold_pages: 1, ..L3Config::default() }),
+        // What is usual for a CPU, until it has been measured: computing is slow enough that loading
+        // pays from the first request on.
+        rates: RateConfig {
+            prefill_ns_per_token: 400_000,
+            load_back_ns_per_page: 50_000,
+            prefetch_ns_per_page: 200_000,
+            prefetch_latency_us: 2_000,
+        },
+        ..terrace_scheduler::Config::default()
+    }
+}
+
+/// How many pages each tier has.
+struct Sizes {
+    page_size: u32,
+    page_bytes: usize,
+    device_pages: u32,
+    host_pages: u32,
+}
+
+impl Sizes {
+    fn new(config: &Config, loaded: &Loaded) -> Result<Self, LaunchError> {
+        /// With fewer, hardly a request would fit.
+        const DEVICE_PAGES_MIN: u32 = 8;
+        let page_size = config.page_size;
+        let page_bytes = loaded.model.kv_shape().page_bytes(page_size);
+        let page = ByteSize(page_bytes as u64);
+        let pages = |memory: ByteSize| {
+            let pages = memory.as_u64() / page.as_u64();
+            u32::try_from(pages).map_err(|_| LaunchError::TooManyPages { memory, page })
+        };
+        let device_pages = pages(config.device_memory)?;
+        if device_pages < DEVICE_PAGES_MIN {
+            return Err(LaunchError::DeviceMemory {
+                memory: config.device_memory,
+                tokens: u64::from(device_pages) * u64::from(page_size),
+                page,
+                page_size,
+                needed: ByteSize(page.as_u64() * u64::from(DEVICE_PAGES_MIN)),
+            });
+        }
+        Ok(Self { page_size, page_bytes, device_pages, host_pages: pages(config.host_memory)? })
+    }
+
+    fn tier(&self, pages: u32) -> Tier {
+        let bytes = u64::from(pages) * self.page_bytes as u64;
+        self.tier_of(bytes, u64::from(pages), 0, None)
+    }
+
+    fn tier_of(&self, bytes: u64, pages: u64, warm_pages: u64, folder: Option<PathBuf>) -> Tier {
+        let page_size = u64::from(self.page_size);
+        Tier {
+            size: ByteSize(bytes),
+            tokens: pages * page_size,
+            warm_tokens: warm_pages * page_size,
+            folder,
+        }
+    }
+}
+
+struct OpenedL3 {
+    store: Arc<dyn Store>,
+    tier: Tier,
+}
+
+fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchError> {
+    if sizes.host_pages == 0 {
+        return match config.l3 {
+            Some(L3Choice::Disk(_) | L3Choice::Memory(_)) => Err(LaunchError::NoHost),
+            Some(L3Choice::None) | None => Ok(None),
+        };
+    }
+    let (store, folder): (Arc<dyn Store>, _) = match &config.l3 {
+        Some(L3Choice::None) => return Ok(None),
+        Some(L3Choice::Memory(size)) => {
+            let memory = MemoryConfig::new(size.as_u64(), sizes.page_bytes);
+            (Arc::new(MemoryStore::new(memory).map_err(LaunchError::L3Memory)?), None)
+        }
+        Some(L3Choice::Disk(folder)) => open_disk(folder.clone(), config, sizes)?,
+        None => open_disk(default_folder().ok_or(LaunchError::NoCacheFolder)?, config, sizes)?,
+    };
+    let stats = store.stats();
+    let place = stats.disk.or(stats.memory).unwrap_or_default();
+    let pages = place.capacity_bytes / sizes.page_bytes as u64;
+    let tier = sizes.tier_of(place.capacity_bytes, pages, place.objects, folder);
+    let store = Arc::new(Guarded::new(store, GuardConfig::default()));
+    Ok(Some(OpenedL3 { store, tier }))
+}
+
+type OpenedDisk = (Arc<dyn Store>, Option<PathBuf>);
+
+/// A store has objects of one size, so each size of page has a folder of its own.
+fn open_disk(folder: PathBuf, config: &Config, sizes: &Sizes) -> Result<OpenedDisk, LaunchError> {
+    let folder = folder.join(format!("pages-of-{}-bytes", sizes.page_bytes));
+    let disk = DiskConfig::new(&folder, config.l3_size.as_u64(), sizes.page_bytes);
+    let store = DiskStore::open(disk).map_err(|error| match error {
+        OpenError::InUse { path, owner } => LaunchError::L3InUse { path, owner },
+        other => LaunchError::L3Disk(other),
+    })?;
+    Ok((Arc::new(store), Some(folder)))
+}
+
+/// The user's folder for what can be lost.
+fn default_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(caches.join("terrace").join("l3"))
+}

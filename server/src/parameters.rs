@@ -1,0 +1,389 @@
+//! What a request asks for, read from its JSON and checked.
+
+use serde_json::Value;
+use terrace_engine::Sampling;
+use terrace_model::Message;
+use terrace_scheduler::Token;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::config::Limits;
+use crate::error::ApiError;
+use crate::fields::Fields;
+
+/// What a request asks for.
+#[derive(Clone, Debug)]
+pub(crate) struct Parameters {
+    pub(crate) model: Option<String>,
+    pub(crate) input: Input,
+    /// How many tokens at the most; what is usual for the kind of request if not given.
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) temperature: f32,
+    pub(crate) top_p: f32,
+    pub(crate) seed: u64,
+    pub(crate) stops: Vec<String>,
+    /// Answers to each prompt.
+    pub(crate) n: u32,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) cache_salt: String,
+    pub(crate) priority: i32,
+    pub(crate) logits_checksum: bool,
+    pub(crate) ignore_eos: bool,
+}
+
+/// What to start from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    Prompts(Vec<Prompt>),
+    Chat(Vec<Message>),
+}
+
+/// One prompt of a completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<Token>),
+}
+
+/// The two kinds of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Completion,
+    Chat,
+}
+
+impl Parameters {
+    /// # Errors
+    /// The first field that is wrong, or that asks for what this server cannot do.
+    pub(crate) fn parse(kind: Kind, json: &[u8], limits: &Limits) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(json)?;
+        refuse_unsupported(&mut fields)?;
+        let input = match kind {
+            Kind::Completion => Input::Prompts(prompts(fields.take("prompt"), limits)?),
+            Kind::Chat => Input::Chat(messages(fields.take("messages"))?),
+        };
+        let stream = fields.flag("stream")?;
+        let whole = 1..=i64::from(u32::MAX);
+        let max_tokens = fields.integer("max_tokens", whole.clone())?;
+        let max_completion_tokens = fields.integer("max_completion_tokens", whole)?;
+        let sampling = Sampling::GREEDY;
+        Ok(Self {
+            model: fields.text("model")?,
+            input,
+            max_tokens: max_completion_tokens.or(max_tokens).map(|max| max as u32),
+            temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0) as f32,
+            top_p: fields.number("top_p", 0.0..=1.0)?.map_or(sampling.top_p, |top_p| top_p as f32),
+            seed: match fields.integer("seed", i64::MIN..=i64::MAX)? {
+                Some(seed) => seed.cast_unsigned(),
+                None => random(),
+            },
+            stops: stops(fields.take("stop"), limits)?,
+            n: fields.integer("n", 1..=i64::from(limits.n_max))?.unwrap_or(1) as u32,
+            stream,
+            include_usage: include_usage(fields.take("stream_options"), stream)?,
+            cache_salt: cache_salt(&mut fields)?,
+            priority: fields
+                .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
+                .unwrap_or(0) as i32,
+            logits_checksum: fields.flag("logits_checksum")?,
+            ignore_eos: fields.flag("ignore_eos")?,
+        })
+    }
+
+    /// How the tokens of one of the answers to a prompt are chosen.
+    pub(crate) fn sampling(&self, choice: u32) -> Sampling {
+        let seed = xxh3_64_with_seed(&choice.to_le_bytes(), self.seed);
+        Sampling { temperature: self.temperature, top_p: self.top_p, seed }
+    }
+}
+
+/// A number that nobody can foretell.
+pub(crate) fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// Refuses what would change the answer and is not there.
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    let is_zero = |value: &Value| value.as_f64() == Some(0.0);
+    let is_one = |value: &Value| value.as_f64() == Some(1.0);
+    let is_false = |value: &Value| *value == Value::Bool(false);
+    let is_empty = |value: &Value| match value {
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+        Value::String(text) => text.is_empty(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    };
+    fields.refuse_unless("logprobs", is_false)?;
+    fields.refuse_unless("top_logprobs", is_zero)?;
+    fields.refuse_unless("echo", is_false)?;
+    fields.refuse_unless("best_of", is_one)?;
+    for name in ["suffix", "tools", "functions", "logit_bias"] {
+        fields.refuse_unless(name, is_empty)?;
+    }
+    for name in ["tool_choice", "function_call"] {
+        fields.refuse_unless(name, |value| *value == "none")?;
+    }
+    fields.refuse_unless("response_format", |value| value["type"] == "text")?;
+    fields.refuse_unless("modalities", |value| *value == serde_json::json!(["text"]))?;
+    fields.refuse_unless("audio", |_| false)?;
+    for name in ["presence_penalty", "frequency_penalty", "min_p"] {
+        fields.refuse_unless(name, is_zero)?;
+    }
+    fields.refuse_unless("repetition_penalty", is_one)?;
+    fields.refuse_unless("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
+}
+
+fn prompts(value: Option<Value>, limits: &Limits) -> Result<Vec<Prompt>, ApiError> {
+    let wrong = || {
+        let shapes = "a string, a list of strings, a list of tokens or a list of such lists";
+        ApiError::field("prompt", format!("`prompt` must be {shapes}"))
+    };
+    let prompts = match value {
+        None => return Err(ApiError::field("prompt", "`prompt` is missing")),
+        Some(Value::String(text)) => vec![Prompt::Text(text)],
+        Some(Value::Array(items)) if items.first().is_some_and(Value::is_number) => {
+            vec![Prompt::Tokens(tokens(&items).ok_or_else(wrong)?)]
+        }
+        Some(Value::Array(items)) if !items.is_empty() => {
+            if items.len() > limits.prompts_max {
+                let message = format!("a request may have {} prompts", limits.prompts_max);
+                return Err(ApiError::field("prompt", message));
+            }
+            let prompt = |item| match item {
+                Value::String(text) => Some(Prompt::Text(text)),
+                Value::Array(items) => tokens(&items).map(Prompt::Tokens),
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => None,
+            };
+            items.into_iter().map(prompt).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        Some(_) => return Err(wrong()),
+    };
+    Ok(prompts)
+}
+
+fn tokens(items: &[Value]) -> Option<Vec<Token>> {
+    items.iter().map(|item| item.as_u64().and_then(|token| Token::try_from(token).ok())).collect()
+}
+
+fn messages(value: Option<Value>) -> Result<Vec<Message>, ApiError> {
+    let Some(Value::Array(items)) = value else {
+        return Err(ApiError::field("messages", "`messages` must be a list of messages"));
+    };
+    if items.is_empty() {
+        return Err(ApiError::field("messages", "`messages` is empty: say something"));
+    }
+    items.into_iter().enumerate().map(|(place, item)| message(place, item)).collect()
+}
+
+fn message(place: usize, item: Value) -> Result<Message, ApiError> {
+    let wrong = |part: &str, message: &str| {
+        ApiError::field(format!("messages[{place}]{part}"), message.to_owned())
+    };
+    let Value::Object(mut item) = item else {
+        return Err(wrong("", "a message must be an object with `role` and `content`"));
+    };
+    let Some(Value::String(role)) = item.remove("role") else {
+        return Err(wrong(".role", "a message must say its `role`, like \"user\""));
+    };
+    let not_text = || wrong(".content", "`content` must be a string or a list of text parts");
+    let content = match item.remove("content") {
+        Some(Value::String(text)) => text,
+        Some(Value::Array(parts)) => {
+            let text = |part: &Value| match (&part["type"], &part["text"]) {
+                (Value::String(kind), Value::String(text)) if kind == "text" => Some(text.clone()),
+                _ => None,
+            };
+            parts.iter().map(text).collect::<Option<String>>().ok_or_else(not_text)?
+        }
+        Some(_) | None => return Err(not_text()),
+    };
+    Ok(Message { role, content })
+}
+
+fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError> {
+    const STOPS_MAX: usize = 4;
+    let wrong = || {
+        let message = format!("`stop` must be a string or up to {STOPS_MAX} of them, none empty");
+        ApiError::field("stop", message)
+    };
+    let stops: Vec<String> = match value {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(items)) => {
+            let stop = |item: Value| item.as_str().map(str::to_owned);
+            items.into_iter().map(stop).collect::<Option<_>>().ok_or_else(wrong)?
+        }
+        Some(_) => return Err(wrong()),
+    };
+    if stops.len() > STOPS_MAX || stops.iter().any(String::is_empty) {
+        return Err(wrong());
+    }
+    if stops.iter().any(|stop| stop.len() > limits.stop_bytes_max) {
+        let message = format!("a stop string may have {} bytes", limits.stop_bytes_max);
+        return Err(ApiError::field("stop", message));
+    }
+    Ok(stops)
+}
+
+fn include_usage(options: Option<Value>, stream: bool) -> Result<bool, ApiError> {
+    match options {
+        None => Ok(false),
+        Some(Value::Object(_)) if !stream => {
+            Err(ApiError::field("stream_options", "`stream_options` is for streams only"))
+        }
+        Some(Value::Object(options)) => match options.get("include_usage") {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(include)) => Ok(*include),
+            Some(_) => {
+                let name = "stream_options.include_usage";
+                Err(ApiError::field(name, format!("`{name}` must be true or false")))
+            }
+        },
+        Some(_) => Err(ApiError::field("stream_options", "`stream_options` must be an object")),
+    }
+}
+
+fn cache_salt(fields: &mut Fields) -> Result<String, ApiError> {
+    const SALT_BYTES_MAX: usize = 256;
+    let salt = fields.text("cache_salt")?.unwrap_or_default();
+    if salt.len() > SALT_BYTES_MAX {
+        let message = format!("`cache_salt` may have {SALT_BYTES_MAX} bytes");
+        return Err(ApiError::field("cache_salt", message));
+    }
+    Ok(salt)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn completion(value: Value) -> Result<Parameters, ApiError> {
+        parse(Kind::Completion, &value)
+    }
+
+    fn parse(kind: Kind, value: &Value) -> Result<Parameters, ApiError> {
+        Parameters::parse(kind, value.to_string().as_bytes(), &Limits::default())
+    }
+
+    fn with(name: &str, value: Value) -> Value {
+        let mut request = json!({ "prompt": "x" });
+        request[name] = value;
+        request
+    }
+
+    #[test]
+    fn defaults_are_those_of_openai() {
+        let parameters = completion(json!({ "prompt": "x", "unknown": {}, "n": null })).unwrap();
+        assert_eq!((parameters.temperature, parameters.top_p, parameters.n), (1.0, 1.0, 1));
+        assert_eq!((parameters.max_tokens, parameters.stream), (None, false));
+        let other = completion(json!({ "prompt": "x" })).unwrap();
+        assert_ne!(parameters.seed, other.seed, "no seed is a new one each time");
+    }
+
+    #[test]
+    fn prompts_have_four_shapes() {
+        let prompts = |prompt| completion(json!({ "prompt": prompt })).map(|p| p.input);
+        let text = |text: &str| Prompt::Text(text.to_owned());
+        let are = |prompts| Some(Input::Prompts(prompts));
+        assert_eq!(prompts(json!("a")).ok(), are(vec![text("a")]));
+        assert_eq!(prompts(json!(["a", "b"])).ok(), are(vec![text("a"), text("b")]));
+        assert_eq!(prompts(json!([1, 2])).ok(), are(vec![Prompt::Tokens(vec![1, 2])]));
+        let lists = vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])];
+        assert_eq!(prompts(json!([[1], [2, 3]])).ok(), are(lists));
+        for wrong in [json!([]), json!([1, "a"]), json!([-1]), json!([1.5]), json!({}), json!(1)] {
+            assert_eq!(prompts(wrong.clone()).unwrap_err().param(), Some("prompt"), "{wrong}");
+        }
+        assert!(prompts(json!(vec!["a"; 65])).is_err());
+    }
+
+    #[test]
+    fn content_is_a_string_or_text_parts() {
+        let input = |content: Value| {
+            let request = json!({ "messages": [{ "role": "user", "content": content }] });
+            parse(Kind::Chat, &request).map(|parameters| parameters.input)
+        };
+        let says = |content: &str| {
+            Input::Chat(vec![Message { role: "user".to_owned(), content: content.to_owned() }])
+        };
+        assert_eq!(input(json!("hi")).unwrap(), says("hi"));
+        let parts = json!([{ "type": "text", "text": "h" }, { "type": "text", "text": "i" }]);
+        assert_eq!(input(parts).unwrap(), says("hi"));
+        let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
+        assert_eq!(input(image).unwrap_err().param(), Some("messages[0].content"));
+        assert!(parse(Kind::Chat, &json!({ "messages": [] })).is_err());
+        assert!(parse(Kind::Chat, &json!({ "prompt": "x" })).is_err());
+    }
+
+    #[test]
+    fn an_error_names_the_field_that_is_wrong() {
+        let wrong = [
+            ("temperature", json!(-0.1)),
+            ("temperature", json!("hot")),
+            ("top_p", json!(1.1)),
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!(1.5)),
+            ("n", json!(17)),
+            ("seed", json!("x")),
+            ("stop", json!(["a", ""])),
+            ("stop", json!(["a", "b", "c", "d", "e"])),
+            ("stop", json!("x".repeat(257))),
+            ("priority", json!(1_u64 << 40)),
+            ("stream", json!("yes")),
+            ("stream_options", json!({ "include_usage": true })),
+            ("cache_salt", json!(1)),
+            ("cache_salt", json!("x".repeat(257))),
+            ("model", json!(7)),
+        ];
+        for (name, value) in wrong {
+            let error = completion(with(name, value.clone())).unwrap_err();
+            assert_eq!(error.param(), Some(name), "{value}");
+        }
+    }
+
+    #[test]
+    fn what_would_change_the_answer_is_refused_and_nothing_else() {
+        let refused = [
+            ("logprobs", json!(1)),
+            ("logprobs", json!(true)),
+            ("tools", json!([{}])),
+            ("tool_choice", json!("auto")),
+            ("response_format", json!({ "type": "json_object" })),
+            ("logit_bias", json!({ "1": 2 })),
+            ("best_of", json!(2)),
+            ("echo", json!(true)),
+            ("suffix", json!("x")),
+            ("presence_penalty", json!(0.5)),
+            ("frequency_penalty", json!(-1)),
+            ("top_k", json!(40)),
+        ];
+        for (name, value) in refused {
+            let error = completion(with(name, value)).unwrap_err();
+            assert_eq!(error.param(), Some(name));
+        }
+        let harmless = [
+            ("logprobs", json!(null)),
+            ("logprobs", json!(false)),
+            ("tools", json!([])),
+            ("tool_choice", json!("none")),
+            ("response_format", json!({ "type": "text" })),
+            ("logit_bias", json!({})),
+            ("best_of", json!(1)),
+            ("presence_penalty", json!(0)),
+            ("user", json!("somebody")),
+        ];
+        for (name, value) in harmless {
+            assert!(completion(with(name, value)).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_choice_has_a_seed_of_its_own_that_the_seed_decides() {
+        let parameters = completion(with("seed", json!(-7))).unwrap();
+        let again = completion(with("seed", json!(-7))).unwrap();
+        assert_eq!(parameters.sampling(0), again.sampling(0));
+        assert_ne!(parameters.sampling(0), parameters.sampling(1));
+    }
+}

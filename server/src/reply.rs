@@ -1,0 +1,174 @@
+//! The JSON of answers.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use terrace_scheduler::Hits;
+
+use crate::answer::Complete;
+use crate::parameters::{Kind, random};
+
+/// What all JSON of one request has in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    kind: Kind,
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Reply {
+    pub(crate) fn new(kind: Kind, model: String) -> Self {
+        let prefix = match kind {
+            Kind::Completion => "cmpl",
+            Kind::Chat => "chatcmpl",
+        };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Self { kind, id: format!("{prefix}-{:016x}", random()), created, model }
+    }
+
+    /// The whole answer at once.
+    pub(crate) fn whole(&self, choices: Vec<Value>, usage: &Usage) -> Value {
+        let object = match self.kind {
+            Kind::Completion => "text_completion",
+            Kind::Chat => "chat.completion",
+        };
+        let mut reply = self.frame(object, choices);
+        reply["usage"] = usage.json();
+        reply["terrace"] = usage.extras();
+        reply
+    }
+
+    /// One of the answers, complete.
+    pub(crate) fn choice(&self, index: usize, text: &str, complete: &Complete) -> Value {
+        let mut choice = match self.kind {
+            Kind::Completion => json!({ "text": text }),
+            Kind::Chat => json!({
+                "message": { "role": "assistant", "content": text, "refusal": null }
+            }),
+        };
+        finish(&mut choice, index, Some(complete));
+        choice
+    }
+
+    /// A chunk of a stream that says who speaks, for kinds of answers that begin with it.
+    pub(crate) fn first_chunk(&self, index: usize) -> Option<Value> {
+        match self.kind {
+            Kind::Completion => None,
+            Kind::Chat => {
+                let mut choice = json!({ "delta": { "role": "assistant", "content": "" } });
+                finish(&mut choice, index, None);
+                Some(self.chunk(vec![choice]))
+            }
+        }
+    }
+
+    /// A chunk with more text.
+    pub(crate) fn text_chunk(&self, index: usize, text: &str) -> Value {
+        let mut choice = match self.kind {
+            Kind::Completion => json!({ "text": text }),
+            Kind::Chat => json!({ "delta": { "content": text } }),
+        };
+        finish(&mut choice, index, None);
+        self.chunk(vec![choice])
+    }
+
+    /// The last chunk of one of the answers.
+    pub(crate) fn last_chunk(&self, index: usize, complete: &Complete) -> Value {
+        let mut choice = match self.kind {
+            Kind::Completion => json!({ "text": "" }),
+            Kind::Chat => json!({ "delta": {} }),
+        };
+        finish(&mut choice, index, Some(complete));
+        self.chunk(vec![choice])
+    }
+
+    /// The chunk after all answers that says what they took.
+    pub(crate) fn usage_chunk(&self, usage: &Usage) -> Value {
+        let mut chunk = self.chunk(Vec::new());
+        chunk["usage"] = usage.json();
+        chunk["terrace"] = usage.extras();
+        chunk
+    }
+
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        let object = match self.kind {
+            Kind::Completion => "text_completion",
+            Kind::Chat => "chat.completion.chunk",
+        };
+        self.frame(object, choices)
+    }
+
+    fn frame(&self, object: &str, choices: Vec<Value>) -> Value {
+        json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        })
+    }
+}
+
+fn finish(choice: &mut Value, index: usize, complete: Option<&Complete>) {
+    choice["index"] = index.into();
+    choice["logprobs"] = Value::Null;
+    choice["finish_reason"] = complete.map(|complete| complete.finish.name()).into();
+    if let Some(checksum) = complete.and_then(|complete| complete.logits_checksum) {
+        choice["logits_checksum"] = format!("{checksum:016x}").into();
+    }
+}
+
+/// What the answers to a request took.
+#[derive(Clone, Debug)]
+pub(crate) struct Usage {
+    asked_at: Instant,
+    first_token_at: Option<Instant>,
+    prompt_tokens: usize,
+    completion_tokens: u64,
+    hits: Hits,
+}
+
+impl Usage {
+    /// For prompts of so many tokens together.
+    pub(crate) fn new(asked_at: Instant, prompt_tokens: usize) -> Self {
+        let hits = Hits::default();
+        Self { asked_at, first_token_at: None, prompt_tokens, completion_tokens: 0, hits }
+    }
+
+    /// Counts an answer. Of several to the same prompt only the first counts for what was cached,
+    /// as the prompt itself is counted once.
+    pub(crate) fn add(&mut self, complete: &Complete, is_first_of_prompt: bool) {
+        self.completion_tokens += u64::from(complete.tokens);
+        let firsts = self.first_token_at.into_iter().chain(complete.first_token_at);
+        self.first_token_at = firsts.min();
+        if is_first_of_prompt {
+            self.hits.device_tokens += complete.hits.device_tokens;
+            self.hits.host_tokens += complete.hits.host_tokens;
+            self.hits.l3_tokens += complete.hits.l3_tokens;
+        }
+    }
+
+    fn json(&self) -> Value {
+        let Hits { device_tokens, host_tokens, l3_tokens } = self.hits;
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens as u64 + self.completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": self.hits.total(),
+                "cached_by_tier": {
+                    "device": device_tokens,
+                    "host": host_tokens,
+                    "l3": l3_tokens,
+                },
+            },
+        })
+    }
+
+    fn extras(&self) -> Value {
+        let first = self.first_token_at.map(|first| first - self.asked_at);
+        let milliseconds = first.map(|first| first.as_micros() as f64 / 1000.0);
+        json!({ "time_to_first_token_ms": milliseconds })
+    }
+}

@@ -1,0 +1,262 @@
+//! The server: paths and who may have them, from its first connection to its end.
+
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State as Shared};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use terrace_engine::{Drained, Engine};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::config::{Config, ConfigError};
+use crate::connections;
+use crate::error::{ApiError, json_response};
+use crate::generate;
+use crate::metrics_page;
+use crate::page;
+use crate::parameters::Kind;
+use crate::served_model::ServedModel;
+use crate::state::State;
+
+/// A server that has its address.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    state: Arc<State>,
+    patience: Duration,
+}
+
+/// A server that cannot have its address, or must not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The configuration cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address is another server's.
+    #[error("{listen} is in use by another program: stop it, or choose another port with --listen")]
+    InUse {
+        /// The address.
+        listen: String,
+    },
+    /// The address cannot be had.
+    #[error(
+        "cannot listen at {listen}: {error}; --listen wants an address of this machine and a port"
+    )]
+    Address {
+        /// The address.
+        listen: String,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+impl Server {
+    /// Takes the address. Clients can connect from now on, and are answered by [`Server::run`].
+    ///
+    /// # Errors
+    /// When the address cannot be had or the configuration cannot work.
+    pub async fn bind(
+        config: &Config,
+        engine: Engine,
+        model: ServedModel,
+    ) -> Result<Self, BindError> {
+        config.check()?;
+        let cannot = |error: io::Error| {
+            let listen = config.listen.clone();
+            match error.kind() {
+                io::ErrorKind::AddrInUse => BindError::InUse { listen },
+                _ => BindError::Address { listen, error },
+            }
+        };
+        let listener = TcpListener::bind(&config.listen).await.map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        let is_open = config.keys.is_empty();
+        let is_local = address.ip().is_loopback();
+        if is_open && !is_local {
+            tracing::warn!(
+                "everybody who can reach {address} may use this server: give it keys with --api-key, or \
+                 listen at 127.0.0.1"
+            );
+        }
+        let state = Arc::new(State::new(config, engine, model, is_open && is_local));
+        Ok(Self { listener, address, state, patience: config.shutdown_patience })
+    }
+
+    /// The address, with the port that the system chose if none was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers requests until `stop` is ready, lets the answers under way finish as far as patience
+    /// goes, and shuts the engine down. New requests are refused meanwhile.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> Drained {
+        let (close, closed) = watch::channel(false);
+        let state = self.state;
+        let limits = state.limits.clone();
+        let router = router(state.clone());
+        let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
+        tokio::select! {
+            () = stop => {}
+            () = keep_up(&state) => {}
+        }
+        state.close();
+        let drained = state.engine.shutdown(self.patience).await;
+        close.send_replace(true);
+        if let Err(error) = serving.await {
+            tracing::error!("serving connections failed: {error}");
+        }
+        drained
+    }
+}
+
+/// Takes in what was recorded, so that it does not pile up while nobody looks. Never ends.
+async fn keep_up(state: &State) {
+    const PERIOD: Duration = Duration::from_secs(5);
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        if let Some(histograms) = &state.histograms {
+            histograms.run_upkeep();
+        }
+    }
+}
+
+fn router(state: Arc<State>) -> Router {
+    Router::new()
+        .merge(page::routes())
+        .route("/ui/events", get(events))
+        .route("/metrics", get(metrics))
+        .route("/health", get(health))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/completions", post(complete))
+        .route("/v1/chat/completions", post(chat))
+        .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
+        .method_not_allowed_fallback(async || ApiError::method_not_allowed())
+        .layer(middleware::from_fn_with_state(state.clone(), check_host))
+        .with_state(state)
+}
+
+type AppState = Shared<Arc<State>>;
+
+async fn complete(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
+    generate::handle(Kind::Completion, state, headers, body).await.into_response()
+}
+
+async fn chat(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
+    generate::handle(Kind::Chat, state, headers, body).await.into_response()
+}
+
+async fn health(Shared(state): AppState) -> Result<Response, ApiError> {
+    state.check_open()?;
+    Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })))
+}
+
+async fn models(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
+    state.gate.client(&headers)?;
+    let list = json!({ "object": "list", "data": [described(&state.model)] });
+    Ok(json_response(StatusCode::OK, &list))
+}
+
+async fn model(
+    Shared(state): AppState,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    state.gate.client(&headers)?;
+    if id != state.model.name {
+        return Err(ApiError::no_such_model(&id, &state.model.name));
+    }
+    Ok(json_response(StatusCode::OK, &described(&state.model)))
+}
+
+fn described(model: &ServedModel) -> Value {
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "terrace",
+        "max_model_len": model.tokens_max,
+    })
+}
+
+async fn metrics(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
+    state.gate.operator(&headers, None)?;
+    let text = metrics_page::render(&state).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
+}
+
+/// What the page's event source says in its address.
+#[derive(Deserialize)]
+struct Viewer {
+    key: Option<String>,
+}
+
+async fn events(
+    Shared(state): AppState,
+    headers: HeaderMap,
+    Query(viewer): Query<Viewer>,
+) -> Result<Response, ApiError> {
+    state.gate.operator(&headers, viewer.key.as_deref())?;
+    state.check_open()?;
+    page::events(state)
+}
+
+/// A page of another site can have its name lead to this machine and so have a browser ask here in its
+/// name. A server without keys answers such names only where it is meant for more than this machine.
+async fn check_host(
+    Shared(state): AppState,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    let host = request.headers().get(header::HOST);
+    let is_foreign = host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name));
+    if state.local_names_only && is_foreign {
+        return Err(ApiError::foreign_host());
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whether a `Host` names this machine without asking anybody. An address does: names are what can
+/// be led astray.
+fn is_local_name(host: &str) -> bool {
+    if host.parse::<SocketAddr>().is_ok() {
+        return true;
+    }
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
+        Some(_) | None => host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_cannot_be_led_astray_are_local() {
+        for host in
+            ["localhost", "LocalHost:8000", "127.0.0.1:8000", "127.0.0.1", "[::1]:80", "[::1]"]
+        {
+            assert!(is_local_name(host), "{host}");
+        }
+        for host in ["example.com", "localhost.example.com:80", "127.0.0.1.example.com", ""] {
+            assert!(!is_local_name(host), "{host}");
+        }
+    }
+}

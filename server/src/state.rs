@@ -1,0 +1,75 @@
+//! What all requests share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+use parking_lot::Mutex;
+use terrace_engine::Engine;
+use tokio::sync::Semaphore;
+
+use crate::auth::Gate;
+use crate::config::{Config, Limits};
+use crate::error::ApiError;
+use crate::metrics_page;
+use crate::salts::RecentSalts;
+use crate::served_model::ServedModel;
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) engine: Engine,
+    pub(crate) model: ServedModel,
+    pub(crate) gate: Gate,
+    pub(crate) limits: Limits,
+    pub(crate) salts: Mutex<RecentSalts>,
+    /// A permit for each byte of a body that is being read.
+    pub(crate) bodies: Arc<Semaphore>,
+    /// A permit for each large request that is being parsed, which takes many times its size.
+    pub(crate) parsers: Semaphore,
+    /// A permit for each viewer of the page.
+    pub(crate) viewers: Arc<Semaphore>,
+    /// Whether only names of this machine are answered to.
+    pub(crate) local_names_only: bool,
+    pub(crate) histograms: Option<PrometheusHandle>,
+    closing: AtomicBool,
+}
+
+impl State {
+    pub(crate) fn new(
+        config: &Config,
+        engine: Engine,
+        model: ServedModel,
+        local_names_only: bool,
+    ) -> Self {
+        const PARSERS: usize = 4;
+        let limits = config.limits.clone();
+        Self {
+            engine,
+            model,
+            gate: Gate::new(config),
+            salts: Mutex::default(),
+            bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
+            parsers: Semaphore::new(PARSERS),
+            viewers: Arc::new(Semaphore::new(limits.viewers_max)),
+            limits,
+            local_names_only,
+            histograms: metrics_page::histograms(),
+            closing: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes no more requests.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// When no more requests are taken.
+    pub(crate) fn check_open(&self) -> Result<(), ApiError> {
+        match self.closing.load(Ordering::Relaxed) {
+            true => Err(ApiError::shutting_down()),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What was started, for the person who started it.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use bytesize::ByteSize;
+
+/// What an engine has to work with.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    pub(crate) name: String,
+    pub(crate) is_built_in: bool,
+    pub(crate) threads: usize,
+    pub(crate) tokens_max: u32,
+    pub(crate) kv_bytes_per_token: u64,
+    pub(crate) device: Tier,
+    pub(crate) host: Option<Tier>,
+    pub(crate) l3: Option<Tier>,
+}
+
+/// A tier's size.
+#[derive(Clone, Debug)]
+pub(crate) struct Tier {
+    pub(crate) size: ByteSize,
+    pub(crate) tokens: u64,
+    /// What it holds already.
+    pub(crate) warm_tokens: u64,
+    pub(crate) folder: Option<PathBuf>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_built_in { ", built in: it says nothing sensible" } else { "" };
+        let kv = ByteSize(self.kv_bytes_per_token).display().iec();
+        writeln!(f, "model   {}{kind}", self.name)?;
+        writeln!(
+            f,
+            "        sequences of up to {} tokens, {kv} of KV a token, on {} threads",
+            grouped(self.tokens_max.into()),
+            self.threads
+        )?;
+        writeln!(f, "device  {}", self.device)?;
+        for (name, tier) in [("host", &self.host), ("l3", &self.l3)] {
+            match tier {
+                Some(tier) => writeln!(f, "{name:6}  {tier}")?,
+                None => writeln!(f, "{name:6}  none")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = self.size.display().iec();
+        write!(f, "{size}, room for {} tokens", grouped(self.tokens))?;
+        if let Some(folder) = &self.folder {
+            write!(f, ", in {}", folder.display())?;
+        }
+        if self.warm_tokens > 0 {
+            write!(f, ", {} of them warm", grouped(self.warm_tokens))?;
+        }
+        Ok(())
+    }
+}
+
+/// A number as people read it.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        let text = [0, 999, 1_000, 1_234_567].map(grouped);
+        assert_eq!(text, ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,81 @@
+//! From a configuration to a server, with the built-in model and a store on disk.
+
+use bytesize::ByteSize;
+use serde_json::{Value, json};
+use terrace_server::{Config, L3Choice, LaunchError, Server, launch};
+use tokio::sync::oneshot;
+
+use crate::client::complete;
+
+fn small(folder: &std::path::Path) -> Config {
+    Config {
+        listen: "127.0.0.1:0".to_owned(),
+        threads: Some(1),
+        device_memory: ByteSize::mib(16),
+        host_memory: ByteSize::mib(16),
+        l3: Some(L3Choice::Disk(folder.to_owned())),
+        l3_size: ByteSize::mib(64),
+        ..Config::default()
+    }
+}
+
+/// Starts a server, asks it, and stops it again.
+async fn ask_once(config: &Config, request: &Value) -> Value {
+    let launched = launch(config).unwrap();
+    let server = Server::bind(config, launched.engine, launched.model).await.unwrap();
+    let address = server.address();
+    let (stop, told) = oneshot::channel::<()>();
+    let running = tokio::spawn(server.run(async {
+        let _ = told.await;
+    }));
+    let answer = complete(address, request).await;
+    stop.send(()).unwrap();
+    running.await.unwrap();
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_computed_outlives_the_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let request = json!({ "prompt": "x".repeat(255), "temperature": 0, "logits_checksum": true });
+    let first = ask_once(&config, &request).await;
+    let again = ask_once(&config, &request).await;
+    assert_eq!(first["choices"], again["choices"]);
+    let details = &again["usage"]["prompt_tokens_details"];
+    assert_eq!(details["cached_by_tier"], json!({ "device": 0, "host": 0, "l3": 240 }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_in_use_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let _first = launch(&config).unwrap();
+    let error = launch(&config).unwrap_err();
+    assert!(matches!(error, LaunchError::L3InUse { .. }), "{error}");
+    assert!(error.to_string().contains("--l3 none"));
+    let other_pages = Config { page_size: 32, ..config };
+    assert!(launch(&other_pages).is_ok(), "another size of page has another store");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_work_is_told_before_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let cases = [
+        (Config { device_memory: ByteSize::kib(64), ..config.clone() }, "--device-memory"),
+        (Config { host_memory: ByteSize(0), ..config.clone() }, "--host-memory"),
+        (Config { model: Some(folder.path().to_owned()), ..config.clone() }, "config.json"),
+        (Config { page_size: 3, ..config.clone() }, "page_size"),
+        (Config { running_max: 1024, ..config.clone() }, "step_tokens"),
+    ];
+    for (config, hint) in cases {
+        let error = launch(&config).unwrap_err().to_string();
+        assert!(error.contains(hint), "{error}");
+    }
+    let launched = launch(&config).unwrap();
+    let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = Config { listen: taken.local_addr().unwrap().to_string(), ..config };
+    let error = Server::bind(&config, launched.engine, launched.model).await.unwrap_err();
+    assert!(error.to_string().contains("in use by another program"), "{error}");
+}

@@ -1,0 +1,84 @@
+//! A model that costs nothing and yet depends on every token before: it keeps tokens as its KV and
+//! reads them back, so that KV that got lost or mixed up changes the answer.
+
+use std::time::Duration;
+
+use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError};
+
+/// Ends an answer; comes only after a prompt that ends with an exclamation mark.
+const END: usize = 257;
+const VOCABULARY: usize = 262;
+const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 4 };
+
+#[derive(Debug)]
+pub(crate) struct Toy {
+    /// How long a step takes.
+    pub(crate) step: Duration,
+}
+
+impl Model for Toy {
+    type Memory = CpuMemory;
+
+    fn kv_shape(&self) -> KvShape {
+        SHAPE
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn positions_max(&self) -> u32 {
+        100_000
+    }
+
+    fn fingerprint(&self) -> String {
+        "toy".to_owned()
+    }
+
+    fn forward(
+        &mut self,
+        memory: &CpuMemory,
+        batch: &Batch<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        std::thread::sleep(self.step);
+        let page_size = batch.table.page_size();
+        let place = |position: u32| {
+            let element = (position % page_size) as usize * SHAPE.head_elements;
+            ((position / page_size) as usize, SHAPE.keys_at(0, 0, page_size) + element)
+        };
+        let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
+        for span in batch.spans {
+            let table = batch.pages_of(span);
+            for (position, token) in (span.start..).zip(batch.tokens_of(span)) {
+                let (page, element) = place(position);
+                pages.write(table[page])[element] = *token as f32;
+            }
+            if span.wants_logits {
+                let read = |position| {
+                    let (page, element) = place(position);
+                    pages.read(table[page])[element] as u64
+                };
+                let hash = (0..span.end()).fold(7, |hash, position| mix(hash ^ read(position)));
+                let ends = read(span.end() - 1) == u64::from(b'!');
+                logits.extend((0..VOCABULARY).map(|token| logit(hash, token, ends)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn logit(hash: u64, token: usize, ends: bool) -> f32 {
+    match token {
+        END if ends => 100.0,
+        // Readable text without exclamation marks.
+        34..=126 => mix(hash ^ token as u64) as f32 / u64::MAX as f32 * 8.0,
+        _ => -100.0,
+    }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

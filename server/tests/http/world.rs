@@ -1,0 +1,89 @@
+//! A server for one test.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use terrace_engine::{CpuDevice, Drained, Engine, Figures, Model};
+use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
+use terrace_server::{Config, ServedModel, Server};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::toy::Toy;
+
+pub(crate) const NAME: &str = "toy";
+
+/// A running server.
+pub(crate) struct World {
+    pub(crate) address: SocketAddr,
+    pub(crate) engine: Engine,
+    stop: Option<oneshot::Sender<()>>,
+    running: JoinHandle<Drained>,
+}
+
+impl World {
+    /// A server whose steps take no time.
+    pub(crate) async fn quick() -> Self {
+        Self::new(Config::default(), Duration::ZERO).await
+    }
+
+    /// A server whose steps take so long.
+    pub(crate) async fn new(config: Config, step: Duration) -> Self {
+        let device_pages = 4096;
+        let model = Toy { step };
+        let page_bytes = model.kv_shape().page_bytes(config.page_size);
+        let scheduler = terrace_scheduler::Config {
+            cache: CacheConfig { page_size: config.page_size, ..CacheConfig::default() },
+            batch: BatchConfig { running_max: 64, step_tokens_max: 512, ..BatchConfig::default() },
+            queue: QueueConfig {
+                requests_max: config.limits.requests_max,
+                ..QueueConfig::default()
+            },
+            ..terrace_scheduler::Config::default()
+        };
+        let device = Arc::new(CpuDevice::new(device_pages, 0, page_bytes).unwrap());
+        let engine = Engine::start(scheduler, model, device, None).unwrap();
+        let built_in = terrace_model::built_in(1);
+        let model = ServedModel {
+            name: NAME.to_owned(),
+            tokenizer: built_in.tokenizer,
+            chat: built_in.chat,
+            stop_tokens: built_in.stop_tokens.into(),
+            tokens_max: device_pages * config.page_size,
+        };
+        let config = Config { listen: "127.0.0.1:0".to_owned(), ..config };
+        let server = Server::bind(&config, engine.clone(), model).await.unwrap();
+        let address = server.address();
+        let (stop, told) = oneshot::channel();
+        let running = tokio::spawn(server.run(async {
+            let _ = told.await;
+        }));
+        Self { address, engine, stop: Some(stop), running }
+    }
+
+    pub(crate) async fn figures(&self) -> Figures {
+        self.engine.figures().await.unwrap()
+    }
+
+    /// Waits until the figures are as they should be.
+    pub(crate) async fn wait_for(&self, what: &str, is_so: impl Fn(&Figures) -> bool) {
+        for _ in 0..1000 {
+            if is_so(&self.figures().await) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what} did not happen: {:?}", self.figures().await.scheduler);
+    }
+
+    /// Tells the server to stop.
+    pub(crate) fn stop(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits until it has.
+    pub(crate) async fn stopped(self) -> Drained {
+        tokio::time::timeout(Duration::from_secs(30), self.running).await.unwrap().unwrap()
+    }
+}

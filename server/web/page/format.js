@@ -1,0 +1,77 @@
+// Numbers and tokens as people read them.
+
+const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const SHORT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
+/** 12,345 */
+export function count(number) {
+  return COUNT.format(number);
+}
+
+/** 12.3K */
+export function short(number) {
+  return SHORT.format(number);
+}
+
+/** "1 page", "2 pages" */
+export function several(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+/** 1.5 MiB */
+export function bytes(number) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  let amount = number;
+  while (amount >= 1024 && unit + 1 < units.length) {
+    amount /= 1024;
+    unit += 1;
+  }
+  return `${amount < 10 && unit > 0 ? amount.toFixed(1) : COUNT.format(amount)} ${units[unit]}`;
+}
+
+/** 12 % */
+export function percent(share) {
+  const hundredths = share * 100;
+  return `${hundredths > 0 && hundredths < 9.95 ? hundredths.toFixed(1) : COUNT.format(hundredths)} %`;
+}
+
+/** 0.8 ms, 45 ms, 1.91 s */
+export function duration(ms) {
+  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  if (ms < 1000) return `${COUNT.format(ms)} ms`;
+  return `${(ms / 1000).toFixed(2)} s`;
+}
+
+/** The highest token of a tokenizer whose tokens are bytes and a few marks. */
+const BYTE_TOKEN_MAX = 261;
+/** Names of the marks, from token 256 on. */
+const MARKS = ["begin", "end", "system", "user", "assistant", "end of message"];
+/** Once a token has been seen that bytes and marks cannot explain, none is shown as a byte any more. */
+let tokensAreBytes = true;
+
+/** What tokens say: text where tokens are bytes, numbers otherwise. */
+export function tokensAsText(tokens) {
+  tokensAreBytes &&= tokens.every((token) => token <= BYTE_TOKEN_MAX);
+  return tokensAreBytes ? bytesAsText(tokens) : tokens.join(" ");
+}
+
+function bytesAsText(tokens) {
+  let text = "";
+  let pending = [];
+  const flush = () => {
+    text += new TextDecoder().decode(new Uint8Array(pending));
+    pending = [];
+  };
+  for (const token of tokens) {
+    if (token < 256) {
+      pending.push(token);
+    } else {
+      flush();
+      text += `‹${MARKS[token - 256]}›`;
+    }
+  }
+  flush();
+  // A node can begin or end in the middle of a character; line ends would end the label.
+  return text.replace(/\uFFFD/g, "·").replace(/\n/g, "⏎").replace(/\p{Cc}/gu, "·");
+}

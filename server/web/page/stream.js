@@ -1,0 +1,33 @@
+// Server-sent events, read from a response. `EventSource` would do for the live view, but it can neither
+// send a key in a header nor say why it was refused.
+
+/** Longer events are given up: a server that never ends one must not fill the memory. */
+const EVENT_CHARS_MAX = 16 << 20;
+
+/** The data of each event of a response, as it comes. */
+export async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      rest += value.replaceAll("\r", "");
+      if (rest.length > EVENT_CHARS_MAX) throw new Error("the server sent an event that does not end");
+      const blocks = rest.split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const data = dataOf(block);
+        if (data !== "") yield data;
+      }
+    }
+  } finally {
+    // Whoever stops reading also stops the server from writing.
+    await reader.cancel().catch(() => {});
+  }
+}
+
+function dataOf(block) {
+  const lines = block.split("\n").filter((line) => line.startsWith("data:"));
+  return lines.map((line) => line.slice(5).trimStart()).join("\n");
+}

@@ -1,0 +1,136 @@
+// Where the nodes of the tree go: what follows a run stands to its right, branches lie below each other,
+// and a run is as tall as everything that continues it. Knows nothing of the page.
+
+/** Deeper nodes are folded into one box. */
+const DEPTH_MAX = 12;
+/** Higher than any number of pages. */
+const BUSY_RANK = 1e12;
+
+/**
+ * Boxes for `views` in so many rows: each with a key, a place in rows, a span from left to right in
+ * shares of the width, and either a node or a number of nodes that found no place. Also how many rows
+ * they take.
+ */
+export function layOut(views, pageSize, rowsMax) {
+  const roots = growTree(views, pageSize);
+  const boxes = [];
+  // The root of the only namespace says nothing.
+  const tops = roots.length === 1 ? roots[0].children : roots;
+  const rows = placeAll(tops, 0, Math.max(1, rowsMax), { depth: 0, left: 0, key: "top" }, boxes);
+  const width = Math.max(1, ...boxes.map(({ left, width }) => left + width));
+  for (const box of boxes) {
+    box.left /= width;
+    box.width /= width;
+  }
+  return { boxes, rows };
+}
+
+/** The list as a tree. Parents come before their children in it. */
+function growTree(views, pageSize) {
+  const nodes = views.map((view) => ({ view, children: [], size: 1, pages: view.pages }));
+  const roots = [];
+  for (const node of nodes) {
+    const parent = node.view.parent === null ? null : nodes[node.view.parent];
+    node.key = keyOf(parent?.key ?? node.view.namespace, node.view.tokens.slice(0, pageSize));
+    (parent?.children ?? roots).push(node);
+  }
+  for (const node of [...nodes].reverse()) {
+    node.leaves = Math.max(1, sum(node.children, "leaves"));
+    node.size += sum(node.children, "size");
+    node.pages += sum(node.children, "pages");
+    // Who is pinned or moving is what one wants to see; then, what is large.
+    const { view } = node;
+    const busy = view.moving || view.device_pins + view.host_pins > 0;
+    const busyChildren = node.children.filter((child) => child.busy);
+    node.busy = busy || busyChildren.length > 0;
+    node.rank = node.pages + (node.busy ? BUSY_RANK : 0);
+    // Enough to show everybody who is busy, and in one more row all others together.
+    const idleRows = busyChildren.length < node.children.length ? 1 : 0;
+    node.leastRows = Math.max(1, sum(busyChildren, "leastRows") + idleRows);
+  }
+  return roots;
+}
+
+/**
+ * A name for a node that stays when nodes are split or merged: the hash of its parent's and of its first
+ * page.
+ */
+function keyOf(parentKey, tokens) {
+  let hash = 0x811c9dc5;
+  for (const unit of `${parentKey}/${tokens.join()}`) {
+    hash = Math.imul(hash ^ unit.codePointAt(0), 0x01000193) >>> 0;
+  }
+  return hash.toString(36);
+}
+
+/** Places siblings below each other in at most so many rows and says how many they took. */
+function placeAll(siblings, row, rowsMax, place, boxes) {
+  const rowsOf = place.depth < DEPTH_MAX ? shareRows(siblings, rowsMax) : new Map();
+  const folded = siblings.filter((node) => !rowsOf.has(node));
+  let next = row;
+  for (const node of siblings) {
+    if (rowsOf.has(node)) next += placeOne(node, next, rowsOf.get(node), place, boxes);
+  }
+  if (folded.length > 0) {
+    boxes.push(foldedBox(folded, next, place));
+    next += 1;
+  }
+  return next - row;
+}
+
+/**
+ * How many rows each of some siblings gets. Those that are not in the answer get none; for them together
+ * one row is kept free.
+ */
+function shareRows(siblings, rowsMax) {
+  const rowsOf = new Map();
+  let rowsLeft = rowsMax;
+  const byRank = [...siblings].sort((one, other) => other.rank - one.rank);
+  for (const node of byRank) {
+    const others = siblings.length - rowsOf.size - 1;
+    const rows = Math.min(node.leastRows, rowsLeft - (others > 0 ? 1 : 0));
+    if (rows < 1) break;
+    rowsOf.set(node, rows);
+    rowsLeft -= rows;
+  }
+  if (rowsOf.size < siblings.length) return rowsOf;
+  for (const node of byRank) {
+    const more = Math.min(rowsLeft, node.leaves - rowsOf.get(node));
+    rowsOf.set(node, rowsOf.get(node) + more);
+    rowsLeft -= more;
+  }
+  return rowsOf;
+}
+
+/** Places a node and what follows it; says how many rows that took. */
+function placeOne(node, row, rows, place, boxes) {
+  const box = { key: node.key, view: node.view, row, rows: 1, left: place.left, width: widthOf(node.view) };
+  boxes.push(box);
+  const right = { depth: place.depth + 1, left: box.left + box.width, key: node.key };
+  box.rows = Math.max(1, placeAll(node.children, row, rows, right, boxes));
+  return box.rows;
+}
+
+/** A box that stands for nodes without a place of their own. */
+function foldedBox(nodes, row, { left, key }) {
+  return {
+    key: `more-${key}`,
+    folded: { nodes: sum(nodes, "size"), pages: sum(nodes, "pages") },
+    row,
+    rows: 1,
+    left,
+    width: 5,
+  };
+}
+
+/**
+ * Longer runs are wider, but by their order of magnitude: a question of one page behind a document of a
+ * thousand must be seen, too.
+ */
+function widthOf({ pages }) {
+  return pages === 0 ? 2.5 : 3 + 1.6 * Math.log2(1 + pages);
+}
+
+function sum(nodes, field) {
+  return nodes.reduce((total, node) => total + node[field], 0);
+}

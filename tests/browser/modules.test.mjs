@@ -1,0 +1,153 @@
+// The modules of the page that know nothing of the page.
+
+import assert from "node:assert/strict";
+import { join } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+const load = (name) => import(pathToFileURL(join(process.env.PAGE, name)).href);
+const { tokensAsText, bytes, percent } = await load("format.js");
+const { Rate } = await load("rates.js");
+const { eventsOf } = await load("stream.js");
+const { axisOf, segmentsOf } = await load("timeline.js");
+const { layOut } = await load("tree_layout.js");
+
+const PAGE_SIZE = 4;
+
+/** A node as the server tells it. */
+function node(parent, startPage, pages, token, more = {}) {
+  const tokens = pages > 0 ? Array(PAGE_SIZE).fill(token) : [];
+  const held = { on_device: true, on_host: false, in_l3: false, moving: false, device_pins: 0, host_pins: 0 };
+  return { parent, namespace: "00", start_page: startPage, pages, tokens, ...held, ...more };
+}
+
+/** A root with a run and so many branches behind it, of which some are pinned. */
+function fan(branches, pinned = []) {
+  const tree = [node(null, 0, 0, 0), node(0, 0, 8, 1)];
+  for (let branch = 0; branch < branches; branch += 1) {
+    tree.push(node(1, 8, 1, 10 + branch, { device_pins: pinned.includes(branch) ? 1 : 0 }));
+  }
+  return tree;
+}
+
+function request(id, state, ...moments) {
+  return { id, state, timeline: moments.map(([at_us, state]) => ({ at_us, state })) };
+}
+
+test("a run is as tall as what continues it and stands to its left", () => {
+  const { boxes, rows } = layOut(fan(3), PAGE_SIZE, 10);
+  const [run, ...branches] = boxes;
+  assert.equal(rows, 3);
+  assert.equal(run.rows, 3);
+  assert.deepEqual(branches.map(({ row }) => row), [0, 1, 2]);
+  assert.ok(branches.every(({ left }) => Math.abs(left - run.width) < 1e-9));
+});
+
+test("what finds no room is folded and counted, and who is pinned is shown", () => {
+  const { boxes, rows } = layOut(fan(40, [33, 39]), PAGE_SIZE, 6);
+  const folded = boxes.filter((box) => box.folded);
+  assert.equal(rows, 6);
+  assert.equal(boxes.filter((box) => box.view?.device_pins > 0).length, 2);
+  assert.deepEqual(folded.map((box) => box.folded), [{ nodes: 35, pages: 35 }]);
+});
+
+test("boxes never take more rows than there are and never overlap", () => {
+  for (let seed = 1; seed < 200; seed += 1) {
+    const { boxes, rows } = layOut(randomTree(seed), PAGE_SIZE, 1 + (seed % 12));
+    assert.ok(rows <= 1 + (seed % 12), `seed ${seed}`);
+    assert.equal(new Set(boxes.map(({ key }) => key)).size, boxes.length, `keys of seed ${seed}`);
+    for (const [index, one] of boxes.entries()) {
+      assert.ok(one.left + one.width <= 1 + 1e-9, `seed ${seed}`);
+      for (const other of boxes.slice(index + 1)) assert.ok(!overlap(one, other), `seed ${seed}`);
+    }
+  }
+});
+
+test("a node that is split keeps its key", () => {
+  const whole = layOut([node(null, 0, 0, 0), node(0, 0, 8, 1)], PAGE_SIZE, 5);
+  const split = layOut(fan(2), PAGE_SIZE, 5);
+  assert.equal(split.boxes[0].key, whole.boxes[0].key);
+});
+
+test("time in which nobody was there takes little of the axis", () => {
+  const early = request(1, "Finished", [0, "Submitted"], [100, "Finished"]);
+  const late = request(2, "Finished", [1_000_000, "Submitted"], [1_000_100, "Finished"]);
+  const axis = axisOf([late, early], 9_000_000);
+  assert.equal(axis(0), 0);
+  assert.ok(Math.abs(axis(1_000_100) - 1) < 1e-9);
+  assert.ok(axis(1_000_000) - axis(100) < 0.05);
+  assert.ok(Math.abs(axis(100) - (1 - axis(1_000_000))) < 1e-9, "both took equally long");
+});
+
+test("the state of a living request lasts until now", () => {
+  const living = request(1, "Decoding", [0, "Submitted"], [10, "Decoding"]);
+  assert.deepEqual(segmentsOf(living, 50), [
+    { state: "Submitted", beginUs: 0, endUs: 10 },
+    { state: "Decoding", beginUs: 10, endUs: 50 },
+  ]);
+});
+
+test("a rate forgets what is long ago, and another server's counters", () => {
+  const rate = new Rate();
+  for (let second = 0; second <= 10; second += 1) rate.add(second * 1e6, second < 5 ? second * 100 : 400);
+  assert.equal(rate.perSecond, 0);
+  rate.add(11e6, 600);
+  assert.equal(rate.perSecond, 100);
+  rate.add(1e6, 0);
+  assert.equal(rate.perSecond, 0);
+});
+
+test("events are found however their bytes are cut", async () => {
+  const text = 'data: {"é": 1}\n\n: nothing\n\ndata: a\ndata: b\r\n\r\ndata: [DONE]\n\n';
+  for (const size of [1, 2, 3, 7, 100]) {
+    const seen = [];
+    for await (const data of eventsOf(new Response(inPieces(new TextEncoder().encode(text), size)))) seen.push(data);
+    assert.deepEqual(seen, ['{"é": 1}', "a\nb", "[DONE]"], `pieces of ${size}`);
+  }
+});
+
+test("numbers are short and have a unit", () => {
+  assert.equal(bytes(1536), "1.5 KiB");
+  assert.equal(bytes(256 << 20), "256 MiB");
+  assert.equal(percent(0.0123), "1.2 %");
+  assert.equal(percent(1), "100 %");
+});
+
+// This one is last: a token that is no byte is remembered.
+test("tokens are text as long as all of them are bytes", () => {
+  assert.equal(tokensAsText([256, ...Buffer.from("a\né")]), "‹begin›a⏎é");
+  assert.equal(tokensAsText([0xc3]), "·");
+  assert.equal(tokensAsText([1000, 65]), "1000 65");
+  assert.equal(tokensAsText([65]), "65");
+});
+
+function overlap(one, other) {
+  const across = one.left < other.left + other.width - 1e-9 && other.left < one.left + one.width - 1e-9;
+  return across && one.row < other.row + other.rows && other.row < one.row + one.rows;
+}
+
+function inPieces(whole, size) {
+  return new ReadableStream({
+    start(controller) {
+      for (let begin = 0; begin < whole.length; begin += size) controller.enqueue(whole.slice(begin, begin + size));
+      controller.close();
+    },
+  });
+}
+
+/** A tree drawn from a seed: breadth first, as the server tells it. */
+function randomTree(seed) {
+  let state = seed;
+  const random = (below) => {
+    state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0;
+    return Math.floor((state / 2 ** 32) * below);
+  };
+  const tree = Array.from({ length: 1 + random(3) }, (_, root) => ({ ...node(null, 0, 0, 0), namespace: `${root}` }));
+  for (let parent = 0; parent < tree.length && tree.length < 120; parent += 1) {
+    for (let child = random(6); child > 0; child -= 1) {
+      const pins = random(8) === 0 ? 1 : 0;
+      tree.push(node(parent, 1, 1 + random(300), tree.length, { device_pins: pins }));
+    }
+  }
+  return tree;
+}

@@ -1,0 +1,157 @@
+// A newcomer's two minutes with the page: a prompt is computed, then found on the device, then, after the
+// server was restarted, found in L3. Says what it sees; whatever is otherwise ends it with an error and a
+// picture.
+
+import assert from "node:assert/strict";
+import { mkdtemp, rm } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+
+import { Server, freePort } from "./server.mjs";
+
+const { CHROMIUM, MODULES, SCREENSHOT, TERRACE } = process.env;
+const { chromium } = createRequire(join(MODULES, "here.js"))("playwright-core");
+
+/** The server may be slow on a busy machine; nothing here is about speed. */
+const PATIENCE_MS = 60_000;
+/** Typed before the example. If data ever became markup, this would be found as an element. */
+const MARKUP = '<i id="markup">typed</i> ';
+
+const complaints = [];
+let serverIsThere = true;
+let runs = 0;
+
+function saw(what) {
+  console.log(`saw: ${what}`);
+}
+
+/** A page that takes down whatever the browser complains about. */
+async function openPage(browser, address) {
+  const page = await browser.newPage({ viewport: { width: 1280, height: 800 } });
+  page.setDefaultTimeout(PATIENCE_MS);
+  page.on("pageerror", (error) => complaints.push(`exception: ${error.message}`));
+  page.on("console", (message) => {
+    const unreachable = message.text().includes("net::ERR_") && !serverIsThere;
+    if (message.type() === "error" && !unreachable) complaints.push(`console: ${message.text()}`);
+  });
+  await page.addInitScript(() => {
+    document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
+      console.error(`security policy: ${violatedDirective} forbids ${blockedURI}`),
+    );
+  });
+  const response = await page.goto(address);
+  assert.equal(response.status(), 200);
+  const policy = response.headers()["content-security-policy"] ?? "";
+  assert.match(policy, /default-src/, "the page comes with a security policy");
+  assert.doesNotMatch(policy, /unsafe-(inline|eval)/, "the security policy forbids inline scripts");
+  return page;
+}
+
+async function typePrompt(page) {
+  await page.click("#long-example");
+  await page.locator("#prompt").press("Control+Home");
+  await page.locator("#prompt").pressSequentially(MARKUP);
+  await page.fill("#max-tokens", "24");
+}
+
+/** Sends what is in the box; says where the KV of the prompt came from. */
+async function send(page) {
+  runs += 1;
+  await page.click("#send");
+  await page.waitForSelector(`#kv-source[data-run="${runs}"]`);
+  await page.waitForSelector("#send:enabled");
+  const source = page.locator("#kv-source");
+  const answer = await page.locator("#answer").textContent();
+  assert.notEqual(answer, "", "there is an answer");
+  saw(`run ${runs}: ${await source.textContent()}`);
+  const tokens = {};
+  for (const name of ["device", "host", "l3", "computed", "first-token-ms"]) {
+    tokens[name] = Number(await source.getAttribute(`data-${name}`));
+  }
+  return { ...tokens, answer };
+}
+
+async function tiersAndTreeAppear(page) {
+  for (const tier of ["device", "host", "l3"]) {
+    const text = await page.locator(`#tiers .tier.${tier} .tokens`).textContent();
+    assert.match(text, /^[\d.]+K of [\d.]+[KM] tokens$/, `the ${tier} tier holds tokens`);
+    saw(`${tier}: ${text}`);
+  }
+  const nodes = page.locator("#tree .node");
+  const texts = await nodes.locator(".text").allTextContents();
+  assert.ok(texts.some((text) => text.includes(MARKUP.trim())), `the prompt is in the tree: ${texts}`);
+  assert.equal(await page.locator("#markup").count(), 0, "what was typed is text, not markup");
+  saw(`tree: ${await page.locator("#tree-summary").textContent()}`);
+  const requests = await page.locator("#requests li .state").first().textContent();
+  assert.match(requests, /finished/, "the latest request has finished");
+  assert.ok((await page.locator("#requests .life .Decoding").count()) >= 2, "both lives are drawn");
+}
+
+async function fitsOnPhones(page) {
+  await page.setViewportSize({ width: 390, height: 844 });
+  const tooWide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert.ok(tooWide <= 0, `on a phone the page is ${tooWide} pixels too wide`);
+  await page.setViewportSize({ width: 1280, height: 800 });
+  saw("it fits on a phone");
+}
+
+async function story(page, world) {
+  await page.waitForSelector('#connection[data-state="live"]');
+  await typePrompt(page);
+
+  const first = await send(page);
+  assert.equal(first.device + first.host + first.l3, 0, "the first time everything is computed");
+  assert.ok(first.computed > 3000, "the prompt is a long one");
+
+  const second = await send(page);
+  assert.ok(second.device > 0.9 * first.computed, "the second time nearly all of it comes from the device");
+  assert.equal(second.answer, first.answer, "the answer is the same");
+
+  // What was written reaches L3 a moment later.
+  await page.waitForSelector('#tree .node.in-l3');
+  await tiersAndTreeAppear(page);
+  await fitsOnPhones(page);
+
+  serverIsThere = false;
+  await world.server.stop();
+  await page.waitForSelector('#connection[data-state="lost"]');
+  saw(`stopped: ${await page.locator("#connection").textContent()}`);
+  world.server = await Server.start(TERRACE, world.port, world.l3Folder);
+  await page.waitForSelector('#connection[data-state="live"]');
+  serverIsThere = true;
+  saw("started again: the page found it by itself");
+
+  const third = await send(page);
+  assert.ok(third.l3 > 0.9 * first.computed, "after a restart nearly all of it comes from L3");
+  assert.equal(third.answer, first.answer, "the answer is still the same");
+  assert.deepEqual(complaints, [], "the browser has nothing to complain about");
+}
+
+async function main() {
+  const world = { l3Folder: await mkdtemp(join(tmpdir(), "terrace-browser-")), port: await freePort() };
+  // Containers run as root and have little shared memory.
+  const browser = await chromium.launch({
+    executablePath: CHROMIUM,
+    args: ["--no-sandbox", "--disable-dev-shm-usage"],
+  });
+  let page;
+  try {
+    world.server = await Server.start(TERRACE, world.port, world.l3Folder);
+    page = await openPage(browser, `http://127.0.0.1:${world.port}/`);
+    await story(page, world);
+    await world.server.stop();
+    console.log("the page does what it should");
+  } catch (error) {
+    await page?.screenshot({ path: SCREENSHOT }).then(() => console.error(`picture: ${SCREENSHOT}`), () => {});
+    console.error(`what the server said:\n${world.server?.output ?? ""}`);
+    for (const complaint of complaints) console.error(`the browser said: ${complaint}`);
+    throw error;
+  } finally {
+    world.server?.kill();
+    await browser.close();
+    await rm(world.l3Folder, { recursive: true, force: true });
+  }
+}
+
+await main();

@@ -1,0 +1,171 @@
+"""OpenAI's own client against the real server: what people already have works as it is."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+
+import openai
+
+TEXT = "The three tiers of a cache are device, host and store. " * 12
+
+
+@contextlib.contextmanager
+def server(program, *arguments):
+    """A server on a free port, and its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
+        process = subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield address_in(process)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def address_in(process):
+    """The address that the start-up summary names."""
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+            return found.group()
+    raise SystemExit(f"the server did not start:\n{seen}")
+
+
+def completions(client, model):
+    plain = client.completions.create(
+        model=model, prompt=TEXT, max_tokens=12, temperature=0, extra_body={"logits_checksum": True}
+    )
+    again = client.completions.create(
+        model=model, prompt=TEXT, max_tokens=12, temperature=0, extra_body={"logits_checksum": True}
+    )
+    assert plain.choices[0].finish_reason == "length", plain
+    assert plain.usage.completion_tokens == 12, plain.usage
+    assert plain.choices[0].text == again.choices[0].text
+    assert plain.choices[0].logits_checksum == again.choices[0].logits_checksum
+    details = again.usage.prompt_tokens_details
+    assert details.cached_tokens > 500, details
+    assert details.cached_by_tier["device"] == details.cached_tokens, details
+
+    stream = client.completions.create(
+        model=model,
+        prompt=TEXT,
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    streamed = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    assert streamed == plain.choices[0].text, (streamed, plain)
+    assert chunks[-1].usage.completion_tokens == 12, chunks[-1]
+    assert sum(1 for chunk in chunks if chunk.choices) > 3, "an answer comes in pieces"
+
+
+def chat(client, model):
+    messages = [
+        {"role": "system", "content": "You are brief."},
+        {"role": "user", "content": "What is a radix tree?"},
+    ]
+    answer = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=16, temperature=0
+    )
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    stream = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=16, temperature=0, stream=True
+    )
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert "".join(delta.content or "" for delta in deltas) == answer.choices[0].message.content
+
+    messages += [
+        {"role": "assistant", "content": answer.choices[0].message.content},
+        {"role": "user", "content": "And who needs one?"},
+    ]
+    second = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=4, temperature=0
+    )
+    assert second.usage.prompt_tokens_details.cached_tokens > 0, "a second turn finds the first"
+
+
+def sampling(client, model):
+    def draw(seed, n=3):
+        answer = client.completions.create(
+            model=model, prompt="Once", max_tokens=8, temperature=1, top_p=0.9, seed=seed, n=n
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+    assert len(set(draw(7))) > 1, "choices differ"
+
+    whole = client.completions.create(model=model, prompt="Once", max_tokens=24, temperature=0)
+    text = whole.choices[0].text
+    stop = text[10:12]
+    cut = client.completions.create(
+        model=model, prompt="Once", max_tokens=24, temperature=0, stop=[stop]
+    )
+    assert cut.choices[0].text == text[: text.index(stop)], (cut, text)
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def errors(client, model):
+    def expect(kind, call):
+        try:
+            call()
+        except kind as error:
+            return str(error)
+        raise AssertionError(f"{kind.__name__} expected")
+
+    create = client.completions.create
+    expect(openai.NotFoundError, lambda: create(model="no-such", prompt="x"))
+    expect(openai.BadRequestError, lambda: create(model=model, prompt="x" * 100_000))
+    expect(openai.BadRequestError, lambda: create(model=model, prompt="x", temperature=-1))
+    expect(openai.BadRequestError, lambda: create(model=model, prompt="x", logprobs=2))
+
+
+def tenants(program):
+    keys = ["--api-key", "alice=one", "--api-key", "bob=two", "--operator-key", "root"]
+    with server(program, *keys) as address:
+
+        def ask(key):
+            client = openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+            model = client.models.list().data[0].id
+            answer = client.completions.create(model=model, prompt=TEXT, max_tokens=2)
+            return answer.usage.prompt_tokens_details.cached_tokens
+
+        assert (ask("one"), ask("two")) == (0, 0), "tenants do not share"
+        assert ask("one") > 0
+        try:
+            ask("three")
+        except openai.AuthenticationError:
+            pass
+        else:
+            raise AssertionError("an unknown key was accepted")
+        request = urllib.request.Request(
+            f"{address}/metrics", headers={"Authorization": "Bearer root"}
+        )
+        with urllib.request.urlopen(request) as metrics:
+            assert b"terrace_" in metrics.read()
+
+
+def main():
+    program = os.path.abspath(sys.argv[1])
+    with server(program) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0)
+        model = client.models.list().data[0].id
+        for part in (completions, chat, sampling, errors):
+            part(client, model)
+            print(f"{part.__name__}: as OpenAI's client expects")
+    tenants(program)
+    print("tenants: kept apart")
+
+
+if __name__ == "__main__":
+    main()

@@ -121,7 +121,9 @@ fn prepare(stream: &TcpStream, limits: &Limits) -> io::Result<()> {
     socket.set_send_buffer_size(limits.send_buffer.as_u64() as usize)?;
     let keepalive = TcpKeepalive::new().with_time(limits.idle_timeout.max(Duration::from_secs(1)));
     socket.set_tcp_keepalive(&keepalive)?;
+    // A client that is there and takes nothing is dropped by its connection; this is for one that is
+    // not there, should the connection have nothing to write.
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(limits.write_timeout.max(Duration::from_secs(1))))?;
+    socket.set_tcp_user_timeout(Some(limits.write_timeout + Duration::from_secs(30)))?;
     Ok(())
 }

@@ -20,54 +20,41 @@ const PERIOD: Duration = Duration::from_millis(250);
 /// Nodes of the cache's tree that are shown at the most.
 const NODES_MAX: usize = 400;
 
-/// The files of the page, by their paths.
-macro_rules! files {
-    ($($path:literal),* $(,)?) => {
-        &[$(($path, include_str!(concat!("../web/", $path)))),*]
-    };
-}
-const FILES: &[(&str, &str)] = files![
-    "index.html",
-    "icon.svg",
-    "page.css",
-    "page.js",
-    "page/ask.js",
-    "page/dom.js",
-    "page/example.js",
-    "page/figures.js",
-    "page/format.js",
-    "page/keys.js",
-    "page/live.js",
-    "page/rates.js",
-    "page/requests.js",
-    "page/runs.js",
-    "page/sources.js",
-    "page/stream.js",
-    "page/tiers.js",
-    "page/timeline.js",
-    "page/tree.js",
-    "page/tree_layout.js",
-    "page/trouble.js",
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const PICTURE: &str = "image/svg+xml";
+
+/// Where each file of the page is found, and what it is.
+const FILES: &[(&str, &str, &str)] = &[
+    ("/", HTML, include_str!("../web/index.html")),
+    ("/page.js", SCRIPT, include_str!("../web/page.js")),
+    ("/page.css", STYLE, include_str!("../web/page.css")),
+    ("/icon.svg", PICTURE, include_str!("../web/icon.svg")),
+    ("/page/ask.js", SCRIPT, include_str!("../web/page/ask.js")),
+    ("/page/dom.js", SCRIPT, include_str!("../web/page/dom.js")),
+    ("/page/example.js", SCRIPT, include_str!("../web/page/example.js")),
+    ("/page/figures.js", SCRIPT, include_str!("../web/page/figures.js")),
+    ("/page/format.js", SCRIPT, include_str!("../web/page/format.js")),
+    ("/page/keys.js", SCRIPT, include_str!("../web/page/keys.js")),
+    ("/page/live.js", SCRIPT, include_str!("../web/page/live.js")),
+    ("/page/rates.js", SCRIPT, include_str!("../web/page/rates.js")),
+    ("/page/requests.js", SCRIPT, include_str!("../web/page/requests.js")),
+    ("/page/runs.js", SCRIPT, include_str!("../web/page/runs.js")),
+    ("/page/sources.js", SCRIPT, include_str!("../web/page/sources.js")),
+    ("/page/stream.js", SCRIPT, include_str!("../web/page/stream.js")),
+    ("/page/tiers.js", SCRIPT, include_str!("../web/page/tiers.js")),
+    ("/page/timeline.js", SCRIPT, include_str!("../web/page/timeline.js")),
+    ("/page/tree.js", SCRIPT, include_str!("../web/page/tree.js")),
+    ("/page/tree_layout.js", SCRIPT, include_str!("../web/page/tree_layout.js")),
+    ("/page/trouble.js", SCRIPT, include_str!("../web/page/trouble.js")),
 ];
 
-/// The page and the files that it is made of, as routes.
-pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    FILES.iter().fold(Router::new(), |router, &(path, text)| {
-        let route = match path {
-            "index.html" => "/".to_owned(),
-            _ => format!("/{path}"),
-        };
-        router.route(&route, get(async move || file(content_type(path), text)))
+/// Adds the page's files to what is served.
+pub(crate) fn add_files<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
+    FILES.iter().fold(router, |router, &(path, content_type, text)| {
+        router.route(path, get(move || async move { file(content_type, text) }))
     })
-}
-
-fn content_type(path: &str) -> &'static str {
-    match path.rsplit_once('.') {
-        Some((_, "js")) => "text/javascript; charset=utf-8",
-        Some((_, "css")) => "text/css; charset=utf-8",
-        Some((_, "svg")) => "image/svg+xml",
-        Some(_) | None => "text/html; charset=utf-8",
-    }
 }
 
 /// A file of the page. What prompts say is shown there, so no script but its own may run.
@@ -102,4 +89,29 @@ pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
         Some((Ok::<_, Infallible>(Event::default().data(json)), (state, ticks, permit)))
     });
     Ok(Sse::new(views).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_page_is_served() {
+        let mut left = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("web")];
+        let mut found = 0;
+        while let Some(path) = left.pop() {
+            if path.is_dir() {
+                let entries = std::fs::read_dir(&path).unwrap();
+                left.extend(entries.map(|entry| entry.unwrap().path()));
+                continue;
+            }
+            let text = std::fs::read_to_string(&path).unwrap();
+            let is_served = FILES.iter().any(|(_, _, served)| *served == text);
+            assert!(is_served, "{} is not in the list of files", path.display());
+            found += 1;
+        }
+        assert_eq!(found, FILES.len());
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, Request, State as Shared};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
@@ -135,8 +136,7 @@ async fn keep_up(state: &State) {
 }
 
 fn router(state: Arc<State>) -> Router {
-    Router::new()
-        .merge(page::routes())
+    page::add_files(Router::new())
         .route("/ui/events", get(events))
         .route("/metrics", get(metrics))
         .route("/health", get(health))
@@ -174,9 +174,10 @@ async fn models(Shared(state): AppState, headers: HeaderMap) -> Result<Response,
 async fn model(
     Shared(state): AppState,
     headers: HeaderMap,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     state.gate.client(&headers)?;
+    let Path(id) = id.map_err(|error| ApiError::invalid(error.body_text()))?;
     if id != state.model.name {
         return Err(ApiError::no_such_model(&id, &state.model.name));
     }
@@ -208,8 +209,9 @@ struct Viewer {
 async fn events(
     Shared(state): AppState,
     headers: HeaderMap,
-    Query(viewer): Query<Viewer>,
+    viewer: Result<Query<Viewer>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let Query(viewer) = viewer.map_err(|error| ApiError::invalid(error.body_text()))?;
     state.gate.operator(&headers, viewer.key.as_deref())?;
     state.check_open()?;
     page::events(state)

@@ -17,7 +17,10 @@ impl StopMatcher {
     /// Adds text and returns what is certainly before any stop string, and whether one has come.
     pub(crate) fn push(&mut self, text: &str) -> (String, bool) {
         self.kept.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|stop| self.kept.find(stop)).min() {
+        // The stop string that is complete first counts, whatever the pieces; of two that end together
+        // the longer one.
+        let found = |stop: &String| self.kept.find(stop).map(|at| (at + stop.len(), at));
+        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
             self.kept.truncate(at);
             return (std::mem::take(&mut self.kept), true);
         }
@@ -76,8 +79,10 @@ mod tests {
     }
 
     #[test]
-    fn the_earliest_of_several_counts() {
+    fn the_first_of_several_to_be_complete_counts() {
         assert_eq!(matcher(&["lo", "el"]).push("hello"), ("h".to_owned(), true));
+        assert_eq!(matcher(&["hello", "el"]).push("hello"), ("h".to_owned(), true));
+        assert_eq!(matcher(&["lo", "ello"]).push("hello"), ("h".to_owned(), true));
     }
 
     proptest! {
@@ -87,7 +92,12 @@ mod tests {
             stops in prop::collection::vec("[abä]{1,4}", 0..4),
             cuts in prop::collection::vec(0usize..32, 0..6),
         ) {
-            let first = stops.iter().filter_map(|stop| text.find(stop.as_str())).min();
+            let mut boundaries = (0..=text.len()).filter(|at| text.is_char_boundary(*at));
+            let ending = |end: usize| {
+                let stop = stops.iter().filter(|stop| text[..end].ends_with(stop.as_str()));
+                stop.map(|stop| end - stop.len()).min()
+            };
+            let first = boundaries.find_map(ending);
             let expected = &text[..first.unwrap_or(text.len())];
             let mut stop_matcher = StopMatcher::new(stops);
             let (mut seen, mut has_stopped) = (String::new(), false);

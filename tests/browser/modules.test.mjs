@@ -63,6 +63,15 @@ test("boxes never take more rows than there are and never overlap", () => {
   }
 });
 
+test("a run in several nodes is one box, unless something tells them apart", () => {
+  const chain = [node(null, 0, 0, 0), node(0, 0, 1, 1), node(1, 1, 2, 2), node(2, 3, 4, 3, { device_pins: 1 })];
+  const { boxes } = layOut([...chain, node(3, 7, 1, 4), node(3, 7, 1, 5)], PAGE_SIZE, 9);
+  assert.deepEqual(boxes.map(({ view }) => [view.pages, view.nodes ?? 1]), [[3, 2], [4, 1], [1, 1], [1, 1]]);
+  assert.deepEqual(boxes[0].view.tokens, [1, 1, 1, 1, 2, 2, 2, 2]);
+  const { boxes: folded } = layOut(chain, PAGE_SIZE, 1);
+  assert.equal(folded.length, 2);
+});
+
 test("a node that is split keeps its key", () => {
   const whole = layOut([node(null, 0, 0, 0), node(0, 0, 8, 1)], PAGE_SIZE, 5);
   const split = layOut(fan(2), PAGE_SIZE, 5);

@@ -79,6 +79,7 @@ export class Server {
   }
 }
 
+/** A wait that keeps nobody from ending: whoever waits here has a child process, and that does. */
 function afterMs(ms) {
-  return new Promise((resolve) => setTimeout(resolve, ms));
+  return new Promise((resolve) => setTimeout(resolve, ms).unref());
 }

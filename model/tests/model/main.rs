@@ -5,4 +5,5 @@ mod identity;
 mod loading;
 mod reference;
 mod text;
+mod transformers;
 mod world;

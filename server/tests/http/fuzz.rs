@@ -86,8 +86,8 @@ fn name() -> impl Strategy<Value = String> {
 
 /// A request with some good fields and some of any kind.
 fn body() -> impl Strategy<Value = Vec<u8>> {
-    let fields = prop::collection::vec((name(), value()), 0..6);
-    let json = (fields, any::<bool>()).prop_map(|(fields, is_good)| {
+    let fields = prop::collection::vec((name(), value()), 0..3);
+    let json = (fields, prop::bool::weighted(0.8)).prop_map(|(fields, is_good)| {
         let mut body = json!({});
         if is_good {
             body["prompt"] = json!("x");
@@ -111,9 +111,9 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
 
 /// Something that looks like a request, and something that does not.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
-    let method = prop::sample::select(vec!["GET", "POST", "POST", "POST", "PUT", "HEAD", "X"]);
-    let header = prop::sample::select(vec![
-        "",
+    let rare = prop::sample::select(vec!["GET", "GET", "PUT", "HEAD", "X"]);
+    let method = prop_oneof![2 => Just("POST"), 1 => rare];
+    let rude = prop::sample::select(vec![
         "Expect: 100-continue\r\n",
         "Authorization: Bearer \u{ff}\r\n",
         "Content-Length: 3\r\n",
@@ -121,10 +121,14 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
         "Host: evil\r\n",
         "no colon\r\n",
     ]);
-    let path = prop::sample::select(PATHS.to_vec());
-    let request = (method, path, header, body(), -2i64..3).prop_map(
+    let header = prop_oneof![3 => Just(""), 1 => rude];
+    let path = prop_oneof![
+        prop::sample::select(PATHS[..2].to_vec()),
+        prop::sample::select(PATHS.to_vec()),
+    ];
+    let request = (method, path, header, body(), -4i64..5).prop_map(
         |(method, path, header, body, off_by)| {
-            let length = (body.len() as i64 + if off_by.abs() == 2 { off_by } else { 0 }).max(0);
+            let length = (body.len() as i64 + if off_by.abs() == 4 { off_by } else { 0 }).max(0);
             let mut bytes = format!(
                 "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
                  Content-Type: application/json\r\n{header}Content-Length: {length}\r\n\r\n"
@@ -167,7 +171,7 @@ fn nothing_that_comes_in_makes_the_server_fail() {
     let world = runtime.block_on(World::new(config, Duration::ZERO));
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     let config = ProptestConfig {
-        cases: cases.unwrap_or(400),
+        cases: cases.unwrap_or(500),
         failure_persistence: None,
         ..ProptestConfig::default()
     };
@@ -190,7 +194,7 @@ fn nothing_that_comes_in_makes_the_server_fail() {
             })
             .await;
         let stats = world.figures().await.scheduler;
-        assert!(stats.finished > 20, "hardly anything was a good request: {stats:?}");
+        assert!(stats.finished > 10, "hardly anything was a good request: {stats:?}");
         assert_eq!(stats.failed, 0);
         complete(world.address, &json!({ "prompt": "a good request" })).await;
     });

@@ -163,7 +163,7 @@ function speedOf(pagesPerSecond, pagesInFlight) {
 }
 
 function rateInWords(perSecond, stats) {
-  if (perSecond > 0) return `${count(Math.max(1, perSecond))} pages/s`;
+  if (perSecond > 0) return `${several(Math.max(1, Math.round(perSecond)), "page")}/s`;
   if (stats.in_flight_pages > 0) return `${several(stats.in_flight_pages, "page")} under way`;
   return stats.sound_pages > 0 ? `${short(stats.sound_pages)} so far` : "none yet";
 }

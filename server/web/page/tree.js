@@ -98,7 +98,7 @@ function inWords(view) {
     view.host_pins > 0 && `${several(view.host_pins, "pin")} on host`,
   ].filter(Boolean);
   return [
-    `${several(view.pages, "page")} from page ${view.start_page} on`,
+    `${several(view.pages, "page")} from page ${view.start_page} on${view.nodes > 1 ? `, ${view.nodes} nodes` : ""}`,
     places.join(" and "),
     pins.join(", ") || "not pinned",
     ...(view.moving ? ["moving"] : []),

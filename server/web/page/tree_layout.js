@@ -3,6 +3,8 @@
 
 /** Deeper nodes are folded into one box. */
 const DEPTH_MAX = 12;
+/** A label has no room for more tokens. */
+const TOKENS_MAX = 128;
 /** Higher than any number of pages. */
 const BUSY_RANK = 1e12;
 
@@ -35,6 +37,7 @@ function growTree(views, pageSize) {
     (parent?.children ?? roots).push(node);
   }
   for (const node of [...nodes].reverse()) {
+    joinOnlyChild(node, pageSize);
     node.leaves = Math.max(1, sum(node.children, "leaves"));
     node.size += sum(node.children, "size");
     node.pages += sum(node.children, "pages");
@@ -49,6 +52,31 @@ function growTree(views, pageSize) {
     node.leastRows = Math.max(1, sum(busyChildren, "leastRows") + idleRows);
   }
   return roots;
+}
+
+/**
+ * Makes a node and its only child one, if nothing that is shown tells them apart: where sequences branch is
+ * what matters, not in how many steps a run was computed.
+ */
+function joinOnlyChild(node, pageSize) {
+  const [child, ...others] = node.children;
+  if (!child || others.length > 0 || !alike(node.view, child.view)) return;
+  const { view } = node;
+  const tokensAreWhole = view.tokens.length === view.pages * pageSize;
+  node.view = {
+    ...view,
+    pages: view.pages + child.view.pages,
+    tokens: tokensAreWhole ? [...view.tokens, ...child.view.tokens].slice(0, TOKENS_MAX) : view.tokens,
+    nodes: 1 + (child.view.nodes ?? 1),
+  };
+  node.size += child.size - sum(child.children, "size");
+  node.pages += child.pages - sum(child.children, "pages");
+  node.children = child.children;
+}
+
+function alike(one, other) {
+  const shown = ["on_device", "on_host", "in_l3", "moving", "device_pins", "host_pins"];
+  return one.pages > 0 && shown.every((field) => one[field] === other[field]);
 }
 
 /**
@@ -94,10 +122,14 @@ function shareRows(siblings, rowsMax) {
     rowsLeft -= rows;
   }
   if (rowsOf.size < siblings.length) return rowsOf;
-  for (const node of byRank) {
-    const more = Math.min(rowsLeft, node.leaves - rowsOf.get(node));
-    rowsOf.set(node, rowsOf.get(node) + more);
-    rowsLeft -= more;
+  // What is left goes round, so that no branch takes it all.
+  let wanting = byRank;
+  while (rowsLeft > 0 && wanting.length > 0) {
+    wanting = wanting.filter((node) => rowsOf.get(node) < node.leaves);
+    for (const node of wanting.slice(0, rowsLeft)) {
+      rowsOf.set(node, rowsOf.get(node) + 1);
+      rowsLeft -= 1;
+    }
   }
   return rowsOf;
 }

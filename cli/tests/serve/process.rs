@@ -37,9 +37,8 @@ impl Server {
 
     pub(crate) fn spawn(mut command: Command) -> Self {
         let began = Instant::now();
-        // What it logs goes where the test's output goes.
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut summary = String::new();
         let address = loop {
             let line = lines.next().unwrap_or_else(|| panic!("it ended: {summary}")).unwrap();

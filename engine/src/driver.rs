@@ -55,8 +55,8 @@ pub(crate) struct Driver<D> {
 
 /// A shutdown under way.
 struct Closing {
-    /// When requests that still run are called off.
-    patience_ends: Instant,
+    /// When requests that still run are called off; nothing once they have been.
+    patience_ends: Option<Instant>,
     /// When transfers are given up.
     gives_up: Instant,
     reply: oneshot::Sender<Drained>,
@@ -136,8 +136,9 @@ impl<D: Device> Driver<D> {
                 let Ok(happening) = happened.try_recv() else { break };
                 self.happen(happening);
             }
+            self.call_off_late();
             self.plan();
-            if let Some(closing) = self.close_if_drained() {
+            if let Some(closing) = self.take_closing_if_drained() {
                 return self.close(closing).await;
             }
         }
@@ -151,10 +152,8 @@ impl<D: Device> Driver<D> {
     fn wake_at(&self) -> Option<Instant> {
         let planned =
             self.scheduler.deadline().map(|at| self.started + Duration::from_micros(at.0));
-        let closing = self.closing.as_ref().map(|closing| match self.live.is_empty() {
-            false if closing.drained.aborted == 0 => closing.patience_ends,
-            true | false => closing.gives_up,
-        });
+        let closing = self.closing.as_ref();
+        let closing = closing.map(|closing| closing.patience_ends.unwrap_or(closing.gives_up));
         [planned, closing].into_iter().flatten().min()
     }
 
@@ -185,9 +184,12 @@ impl<D: Device> Driver<D> {
             }
             Happening::Shutdown { patience, reply } => {
                 let patience_ends = Instant::now() + patience;
-                let gives_up = patience_ends + patience;
-                let drained = Drained::default();
-                self.closing = Some(Closing { patience_ends, gives_up, reply, drained });
+                self.closing = Some(Closing {
+                    patience_ends: Some(patience_ends),
+                    gives_up: patience_ends + patience,
+                    reply,
+                    drained: Drained::default(),
+                });
             }
         }
     }
@@ -389,24 +391,29 @@ impl<D: Device> Driver<D> {
 
     // ---- the end ----
 
-    /// Calls off what takes too long; the shutdown, once there is nothing left to wait for.
-    fn close_if_drained(&mut self) -> Option<Closing> {
-        let closing = self.closing.as_mut()?;
-        let now = Instant::now();
-        if now >= closing.patience_ends {
-            let time = Time(self.started.elapsed().as_micros() as u64);
-            for (&request, live) in &self.live {
-                if !live.is_answered() && self.scheduler.abort(time, request).is_ok() {
-                    closing.drained.aborted += 1;
-                }
+    /// Calls off the requests that take longer than a shutdown is patient.
+    fn call_off_late(&mut self) {
+        let now = self.now();
+        let Some(closing) = &mut self.closing else { return };
+        if closing.patience_ends.take_if(|ends| *ends <= Instant::now()).is_none() {
+            return;
+        }
+        for (&request, live) in &self.live {
+            if !live.is_answered() && self.scheduler.abort(now, request).is_ok() {
+                closing.drained.aborted += 1;
             }
         }
+    }
+
+    /// The shutdown, once there is nothing left to wait for.
+    fn take_closing_if_drained(&mut self) -> Option<Closing> {
+        let closing = self.closing.as_mut()?;
         let stats = self.scheduler.stats();
         let kinds = [stats.prefetches, stats.load_backs, stats.write_backs, stats.backups];
         let in_flight: u32 = kinds.iter().map(|kind| kind.in_flight).sum();
         let under_way = in_flight + stats.backups_waiting;
         let is_quiet = self.live.is_empty() && self.job.is_some() && under_way == 0;
-        if !is_quiet && now < closing.gives_up {
+        if !is_quiet && Instant::now() < closing.gives_up {
             return None;
         }
         closing.drained.abandoned_transfers = under_way;

@@ -381,6 +381,23 @@ async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
     assert!(matches!(last, Some(Update::Ended(ending)) if ending.reason == EndReason::Aborted));
 }
 
+/// A request that waits for its turn is called off as soon as the patience ends: nothing else happens
+/// then that could remind the engine of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_is_not_patient_twice() {
+    let faulty = Arc::new(FaultyStore::new(memory_store()));
+    faulty.set(Call::Exists, Some(Fault::BeginsLate));
+    let mut config = config();
+    config.l3 = Some(L3Config { probe_timeout_ms: 60_000, ..L3Config::default() });
+    let device = Arc::new(device(64, 64));
+    let engine = Engine::start(config, ToyModel, device, Some(faulty.clone())).unwrap();
+    let _waits = engine.submit(Generate::new(prompt(1, 200), 4)).await.unwrap();
+    let began = Instant::now();
+    let drained = engine.shutdown(Duration::from_secs(2)).await;
+    assert_eq!(drained.aborted, 1);
+    assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));

@@ -8,9 +8,10 @@ use bytesize::ByteSize;
 use clap::builder::TypedValueParser;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
+use serde_json::json;
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_scheduler::AdmissionOrder;
-use terrace_server::{Config, Key, L3Choice, Server, launch};
+use terrace_server::{Config, Key, L3Choice, ServedModel, Server, launch};
 use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
@@ -180,12 +181,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 
 async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let launched = launch(config)?;
-    let name = launched.model.name.clone();
+    let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
     let address = server.address();
     eprint!("{}", launched.summary);
-    eprintln!("open    http://{address}/\n");
-    eprintln!("{}\n", example(&address.to_string(), &name, !config.keys.is_empty()));
+    eprintln!("open    http://{address}/\n\ncurl http://{address}{example}\n");
     eprintln!("Ctrl-C stops it.");
     let drained = server.run(told_to_stop(config.shutdown_patience)).await;
     let mut farewell = "stopped\n".to_owned();
@@ -199,16 +199,15 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     Ok(String::new())
 }
 
-fn example(address: &str, name: &str, has_keys: bool) -> String {
+/// A request that the server can answer, as the rest of a command.
+fn example(model: &ServedModel, has_keys: bool) -> String {
     let key = if has_keys { "-H 'Authorization: Bearer KEY' " } else { "" };
-    let body = serde_json::json!({
-        "model": name,
-        "messages": [{ "role": "user", "content": "Hello" }],
-    });
-    format!(
-        "curl http://{address}/v1/chat/completions {key}\\\n  -H 'Content-Type: application/json' \
-         -d '{body}'"
-    )
+    let (path, body) = if model.chat.exists() {
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "Hello" }] }))
+    } else {
+        ("/v1/completions", json!({ "prompt": "Hello" }))
+    };
+    format!("{path} {key}\\\n  -H 'Content-Type: application/json' -d '{body}'")
 }
 
 /// Waits for Ctrl-C or a signal to end. Another one after that ends the program at once.

@@ -1,6 +1,7 @@
 //! `terrace serve`: an inference server with OpenAI's interface.
 
 use std::error::Error;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -176,7 +177,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         .thread_name("terrace-serve")
         .enable_all()
         .build()?;
-    runtime.block_on(serve(&config))
+    let served = runtime.block_on(serve(&config));
+    // A disk that hangs must not keep the program: nobody listens for another Ctrl-C any more.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
 }
 
 async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
@@ -184,19 +188,35 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
     let address = server.address();
-    eprint!("{}", launched.summary);
-    eprintln!("open    http://{address}/\n\ncurl http://{address}{example}\n");
-    eprintln!("Ctrl-C stops it.");
-    let drained = server.run(told_to_stop(config.shutdown_patience)).await;
-    let mut farewell = "stopped\n".to_owned();
-    if drained.aborted > 0 || drained.abandoned_transfers > 0 {
-        farewell = format!(
-            "stopped: {} answers were cut short, {} transfers were given up\n",
-            drained.aborted, drained.abandoned_transfers
+    let summary = launched.summary;
+    say(&format!(
+        "{summary}open    http://{address}/\n\ncurl http://{address}{example}\n\nCtrl-C stops it.\n"
+    ));
+    let mut is_told = false;
+    let stop = async {
+        told_to_stop(config.shutdown_patience).await;
+        is_told = true;
+    };
+    let drained = server.run(stop).await;
+    if !is_told {
+        return Err(
+            "the engine has died of a defect: start it again, and report what it said".into()
         );
     }
-    eprint!("{farewell}");
+    if drained.aborted > 0 || drained.abandoned_transfers > 0 {
+        say(&format!(
+            "stopped: {} answers were cut short, {} transfers were given up\n",
+            drained.aborted, drained.abandoned_transfers
+        ));
+    } else {
+        say("stopped\n");
+    }
     Ok(String::new())
+}
+
+/// Tells the person who started the server. If nobody can be told any more, it serves all the same.
+fn say(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// A request that the server can answer, as the rest of a command.
@@ -214,7 +234,7 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
 async fn told_to_stop(patience: Duration) {
     signal().await;
     let patience = humantime::format_duration(patience);
-    eprintln!("stopping: answers under way have {patience}; Ctrl-C again stops at once");
+    say(&format!("stopping: answers under way have {patience}; Ctrl-C again stops at once\n"));
     tokio::spawn(async {
         signal().await;
         std::process::exit(130);
@@ -248,7 +268,12 @@ fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
         Some(filter) => EnvFilter::try_new(filter).map_err(|error| format!("--log: {error}"))?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Where nothing can be written, saying so would panic: in whichever task had something to say.
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .log_internal_errors(false)
+        .init();
     Ok(())
 }
 

@@ -59,7 +59,7 @@ struct Closing {
     patience_ends: Option<Instant>,
     /// When transfers are given up.
     gives_up: Instant,
-    reply: oneshot::Sender<Drained>,
+    replies: Vec<oneshot::Sender<Drained>>,
     drained: Drained,
 }
 
@@ -182,16 +182,20 @@ impl<D: Device> Driver<D> {
                 self.scheduler.clear_cache();
                 let _ = reply.send(());
             }
-            Happening::Shutdown { patience, reply } => {
-                let patience_ends = Instant::now() + patience;
-                self.closing = Some(Closing {
-                    patience_ends: Some(patience_ends),
-                    gives_up: patience_ends + patience,
-                    reply,
-                    drained: Drained::default(),
-                });
-            }
+            Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
         }
+    }
+
+    /// Whoever asks for a shutdown that is under way waits for that one.
+    fn begin_to_close(&mut self, patience: Duration, reply: oneshot::Sender<Drained>) {
+        let patience_ends = Instant::now() + patience;
+        let closing = self.closing.get_or_insert_with(|| Closing {
+            patience_ends: Some(patience_ends),
+            gives_up: patience_ends + patience,
+            replies: Vec::new(),
+            drained: Drained::default(),
+        });
+        closing.replies.push(reply);
     }
 
     fn submit(&mut self, generate: Generate) -> Result<Generation, SubmitError> {
@@ -432,6 +436,8 @@ impl<D: Device> Driver<D> {
                 Err(_) => tracing::error!("the store did not shut down in time"),
             }
         }
-        let _ = closing.reply.send(closing.drained);
+        for reply in closing.replies {
+            let _ = reply.send(closing.drained);
+        }
     }
 }

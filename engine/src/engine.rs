@@ -77,6 +77,11 @@ impl Engine {
         self.ask(|reply| Happening::Shutdown { patience, reply }).await.unwrap_or_default()
     }
 
+    /// Waits until the engine has ended: because it was shut down, or because it died of a defect.
+    pub async fn ended(&self) {
+        self.happenings.closed().await;
+    }
+
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Happening) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         self.happenings.send(question(reply));

@@ -37,4 +37,9 @@ impl Happenings {
     pub(crate) fn send(&self, happening: Happening) {
         let _ = self.0.send(happening);
     }
+
+    /// Waits until nothing is taken in any more.
+    pub(crate) async fn closed(&self) {
+        self.0.closed().await;
+    }
 }

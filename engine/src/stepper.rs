@@ -116,29 +116,27 @@ where
     M: Model<Memory = D::Memory>,
 {
     fn run(&mut self, job: &mut StepJob) {
+        // A model that panics has failed at this step; the others are owed an answer.
+        job.result = catch_unwind(AssertUnwindSafe(|| self.compute(job)))
+            .unwrap_or_else(|panic| Err(ModelError(message(&*panic))));
+        self.device.step_ended(job.step);
+        job.ended_at = Instant::now();
+    }
+
+    fn compute(&mut self, job: &mut StepJob) -> Result<(), ModelError> {
         self.table.apply(&job.plan);
         self.logits.clear();
         job.chosen.clear();
         let batch = Batch { spans: &job.spans, tokens: &job.tokens, table: &self.table };
-        let (model, memory, logits) = (&mut self.model, self.device.memory(), &mut self.logits);
         let began = Instant::now();
-        // A model that panics has failed at this step; the others are owed an answer.
-        job.result = catch_unwind(AssertUnwindSafe(|| model.forward(memory, &batch, logits)))
-            .unwrap_or_else(|panic| Err(ModelError(message(&*panic))));
+        let computed = self.model.forward(self.device.memory(), &batch, &mut self.logits);
         job.model_time = began.elapsed();
-        self.device.step_ended(job.step);
-        if job.result.is_ok() {
-            self.choose(job);
-        }
-        job.ended_at = Instant::now();
-    }
+        computed?;
 
-    fn choose(&mut self, job: &mut StepJob) {
-        let vocabulary = self.model.vocabulary();
-        if self.logits.len() != job.wanted.len() * vocabulary {
-            let (found, rows) = (self.logits.len(), job.wanted.len());
-            job.result = Err(ModelError(format!("{found} logits for {rows} x {vocabulary}")));
-            return;
+        let (vocabulary, rows) = (self.model.vocabulary(), job.wanted.len());
+        if self.logits.len() != rows * vocabulary {
+            let found = self.logits.len();
+            return Err(ModelError(format!("{found} logits for {rows} x {vocabulary}")));
         }
         for (wanted, logits) in job.wanted.iter().zip(self.logits.chunks_exact(vocabulary)) {
             job.chosen.push(Chosen {
@@ -146,6 +144,7 @@ where
                 checksum: if wanted.checksum { checksum(logits) } else { 0 },
             });
         }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Results, Store,
     StoreError,
 };
-use terrace_scheduler::{HostPage, L3Kind, L3Op, Outcome, PageKey, Plan};
+use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan};
 
 use crate::happening::{Happening, Happenings};
 
@@ -47,19 +47,41 @@ impl Transfers {
         let keys = plan.l3_keys(op).iter();
         let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
         let pages = plan.l3_host_pages(op).to_vec();
-        let (lane, happenings, kind, op) = (self.lane.clone(), happenings.clone(), op.kind, op.op);
-        tokio::spawn(async move {
-            let report = |outcome| happenings.send(Happening::Operation { op, outcome });
-            report(match kind {
-                L3Kind::Probe => lane.probe(&ids).await,
-                L3Kind::Prefetch => lane.prefetch(&ids, &pages, report).await,
-                L3Kind::Backup => lane.back_up(&ids, &pages, report).await,
-            });
-        });
+        let owed = Owed { op: op.op, outcome: Outcome::Failed, happenings: happenings.clone() };
+        tokio::spawn(self.lane.clone().perform(op.kind, ids, pages, owed));
+    }
+}
+
+/// An outcome that is reported when this is dropped: that of a store which panics, too. Pages that
+/// such a store still uses stay lent, so nobody else gets them.
+struct Owed {
+    op: OpId,
+    outcome: Outcome,
+    happenings: Happenings,
+}
+
+impl Owed {
+    fn report(&self, outcome: Outcome) {
+        self.happenings.send(Happening::Operation { op: self.op, outcome });
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.report(self.outcome);
     }
 }
 
 impl Lane {
+    async fn perform(self, kind: L3Kind, ids: Vec<ObjectId>, pages: Vec<HostPage>, mut owed: Owed) {
+        let report = |outcome| owed.report(outcome);
+        owed.outcome = match kind {
+            L3Kind::Probe => self.probe(&ids).await,
+            L3Kind::Prefetch => self.prefetch(&ids, &pages, report).await,
+            L3Kind::Backup => self.back_up(&ids, &pages, report).await,
+        };
+    }
+
     /// How many of the pages, from the first, the store has. It starts moving them to memory.
     async fn probe(&self, ids: &[ObjectId]) -> Outcome {
         let options = ExistsOptions { prefetch_to_memory: true, ..ExistsOptions::default() };

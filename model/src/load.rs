@@ -118,8 +118,19 @@ pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
     })
 }
 
+/// The largest file besides the weights: far more than any tokenizer has.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
+
 /// The bytes of a file that need not exist.
 fn read_if_any(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    let too_large = |size: u64| LoadError::Malformed {
+        path: path.to_owned(),
+        problem: format!("it has {size} bytes, and {TEXT_BYTES_MAX} are more than enough"),
+    };
+    match std::fs::metadata(path).map(|file| file.len()) {
+        Ok(size) if size > TEXT_BYTES_MAX => return Err(too_large(size)),
+        Ok(_) | Err(_) => {}
+    }
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -46,7 +46,7 @@ pub struct Config {
     /// Who may ask; without any, everybody who can reach the address.
     pub keys: Vec<Key>,
     /// The key for figures and the page of the operator.
-    pub operator_key: Option<String>,
+    pub operator_key: Option<Secret>,
     /// How long requests that run may take when the server is told to stop.
     #[serde(with = "crate::duration")]
     pub shutdown_patience: Duration,
@@ -82,6 +82,9 @@ impl Default for Config {
     }
 }
 
+/// The longest wait. What is far longer cannot be added to a moment.
+const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl Config {
     /// Whether this configuration can work, as far as that can be told without trying.
     ///
@@ -96,6 +99,10 @@ impl Config {
             let advice = "raise it to running_max, so that all that run fit into a step";
             return Err(ConfigError::new("step_tokens", self.step_tokens, advice));
         }
+        if self.shutdown_patience > WAIT_MAX {
+            let patience = humantime::format_duration(self.shutdown_patience);
+            return Err(ConfigError::new("shutdown_patience", patience, "use a year at the most"));
+        }
         let mut names = BTreeSet::new();
         let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
         for Key { name, key } in &self.keys {
@@ -106,28 +113,32 @@ impl Config {
                 return Err(ConfigError::new("keys", name, "give everybody another key"));
             }
         }
-        if secrets.iter().any(|secret| secret.is_empty()) {
+        if secrets.iter().any(|secret| secret.0.is_empty()) {
             return Err(ConfigError::new("keys", "", "a key must not be empty"));
         }
         self.limits.check()
     }
 }
 
+/// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a secret")
+    }
+}
+
 /// A client's key. Its name is a tenant's: tenants share no page of the cache.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
     /// The tenant.
     pub name: String,
-    /// What the client sends as `Authorization: Bearer`.
-    pub key: String,
-}
-
-impl fmt::Debug for Key {
-    /// Keys are not to appear in logs.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({})", self.name)
-    }
+    /// What the client sends.
+    pub key: Secret,
 }
 
 impl FromStr for Key {
@@ -136,7 +147,7 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, key)) if !name.is_empty() && !key.is_empty() => {
-                Ok(Self { name: name.to_owned(), key: key.to_owned() })
+                Ok(Self { name: name.to_owned(), key: Secret(key.to_owned()) })
             }
             Some(_) | None => Err("write it as NAME=KEY".to_owned()),
         }
@@ -255,6 +266,14 @@ impl Limits {
         if let Some((setting, _)) = sizes.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::new(setting, 0, "use at least 1"));
         }
+        let counts = [
+            ("limits.connections_max", self.connections_max as u64),
+            ("limits.viewers_max", self.viewers_max as u64),
+            ("limits.send_buffer", self.send_buffer.as_u64()),
+        ];
+        if let Some((setting, value)) = counts.iter().find(|(_, value)| *value > 1 << 30) {
+            return Err(ConfigError::new(setting, value, "use 1073741824 at the most"));
+        }
         // What a semaphore can count.
         if self.bodies_max < self.body_max || self.bodies_max > ByteSize::gib(1) {
             let advice = "use at least limits.body_max, and 1 GiB at the most";
@@ -266,8 +285,11 @@ impl Limits {
             ("limits.idle_timeout", self.idle_timeout),
             ("limits.write_timeout", self.write_timeout),
         ];
-        match waits.iter().find(|(_, wait)| wait.is_zero()) {
-            Some((setting, _)) => Err(ConfigError::new(setting, "0s", "use a longer time")),
+        match waits.iter().find(|(_, wait)| wait.is_zero() || *wait > WAIT_MAX) {
+            Some((setting, wait)) => {
+                let wait = humantime::format_duration(*wait);
+                Err(ConfigError::new(setting, wait, "use more than 0s and a year at the most"))
+            }
             None => Ok(()),
         }
     }
@@ -317,10 +339,27 @@ mod tests {
     }
 
     #[test]
+    fn limits_beyond_what_can_be_counted_are_refused() {
+        let with = |limits: &str| toml::from_str::<Config>(&format!("[limits]\n{limits}")).unwrap();
+        assert_eq!(with("connections_max = 100000").check(), Ok(()));
+        for wrong in [
+            "connections_max = 9000000000000000000",
+            "viewers_max = 9000000000000000000",
+            "send_buffer = \"8GiB\"",
+            "write_timeout = \"18446744073709551615s\"",
+            "idle_timeout = \"18446744073709551615s\"",
+        ] {
+            assert!(with(wrong).check().is_err(), "{wrong}");
+        }
+        let patience = Duration::MAX;
+        assert!(Config { shutdown_patience: patience, ..Config::default() }.check().is_err());
+    }
+
+    #[test]
     fn keys_belong_to_one_tenant_each() {
         let with = |keys: &[&str], operator: Option<&str>| Config {
             keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
-            operator_key: operator.map(str::to_owned),
+            operator_key: operator.map(|key| Secret(key.to_owned())),
             ..Config::default()
         };
         assert_eq!(with(&["a=1", "b=2"], Some("3")).check(), Ok(()));

@@ -31,7 +31,7 @@ mod stop;
 mod stream;
 mod summary;
 
-pub use config::{Config, ConfigError, Key, L3Choice, Limits};
+pub use config::{Config, ConfigError, Key, L3Choice, Limits, Secret};
 pub use launch::{LaunchError, Launched, launch};
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};

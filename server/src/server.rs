@@ -103,7 +103,8 @@ impl Server {
     }
 
     /// Answers requests until `stop` is ready, lets the answers under way finish as far as patience
-    /// goes, and shuts the engine down. New requests are refused meanwhile.
+    /// goes, and shuts the engine down. New requests are refused meanwhile. Ends before `stop` is ready
+    /// only if the engine has died.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Drained {
         let (close, closed) = watch::channel(false);
         let state = self.state;
@@ -113,6 +114,7 @@ impl Server {
         tokio::select! {
             () = stop => {}
             () = keep_up(&state) => {}
+            () = state.engine.ended() => tracing::error!("the engine has died: nothing can be answered"),
         }
         state.close();
         let drained = state.engine.shutdown(self.patience).await;

@@ -5,15 +5,17 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CpuDevice, Device, EndReason, Engine, Figures, Generate, Model, StartError, SubmitError, Update,
+    CopyJob, CpuDevice, Device, EndReason, Engine, Figures, Generate, Model, StartError,
+    SubmitError, Update,
 };
 use terrace_l3::{
     ExistsOptions, Get, GetOptions, GuardConfig, Guarded, MemoryConfig, MemoryStore, ObjectId, Pin,
     Presence, Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError,
     StoreStats, Stored,
 };
-use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, Token};
+use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
 use terrace_tests::engine::{
     Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, toy_answer,
 };
@@ -381,23 +383,6 @@ async fn a_shutdown_waits_for_answers_as_long_as_its_patience() {
     assert!(matches!(last, Some(Update::Ended(ending)) if ending.reason == EndReason::Aborted));
 }
 
-/// A request that waits for its turn is called off as soon as the patience ends: nothing else happens
-/// then that could remind the engine of it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_is_not_patient_twice() {
-    let faulty = Arc::new(FaultyStore::new(memory_store()));
-    faulty.set(Call::Exists, Some(Fault::BeginsLate));
-    let mut config = config();
-    config.l3 = Some(L3Config { probe_timeout_ms: 60_000, ..L3Config::default() });
-    let device = Arc::new(device(64, 64));
-    let engine = Engine::start(config, ToyModel, device, Some(faulty.clone())).unwrap();
-    let _waits = engine.submit(Generate::new(prompt(1, 200), 4)).await.unwrap();
-    let began = Instant::now();
-    let drained = engine.shutdown(Duration::from_secs(2)).await;
-    assert_eq!(drained.aborted, 1);
-    assert!(began.elapsed() < Duration::from_millis(3500), "{:?}", began.elapsed());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
@@ -409,6 +394,111 @@ async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     let drained = engine.shutdown(Duration::from_millis(100)).await;
     assert_eq!(drained.abandoned_transfers, 1);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+/// A device whose copies never end, or end the task that starts them.
+#[derive(Debug)]
+struct BrokenDevice {
+    inner: CpuDevice,
+    panics: bool,
+    begun: Mutex<Vec<CopyJob>>,
+}
+
+impl BrokenDevice {
+    fn new(panics: bool) -> Self {
+        Self { inner: device(64, 64), panics, begun: Mutex::default() }
+    }
+}
+
+impl Device for BrokenDevice {
+    type Memory = terrace_engine::CpuMemory;
+
+    fn pages(&self) -> u32 {
+        self.inner.pages()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.inner.page_bytes()
+    }
+
+    fn memory(&self) -> &Self::Memory {
+        self.inner.memory()
+    }
+
+    fn host(&self) -> Option<&terrace_l3::Arena> {
+        self.inner.host()
+    }
+
+    fn start_copy(&self, job: CopyJob) {
+        assert!(!self.panics, "a broken device panics");
+        self.begun.lock().unwrap().push(job);
+    }
+
+    fn step_ended(&self, step: StepId) {
+        self.inner.step_ended(step);
+    }
+}
+
+/// How long this thread has computed.
+#[cfg(target_os = "linux")]
+fn computed() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(told.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// The driver is all that runs on this thread.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_shutdown_sleeps_while_it_waits_for_copies() {
+    let mut config = config();
+    config.cache.write_policy = WritePolicy::WriteThrough;
+    let device = Arc::new(BrokenDevice::new(false));
+    let engine = Engine::start(config, ToyModel, device, None).unwrap();
+    ask(&engine, &prompt(1, 100), 20).await;
+    figures_when(&engine, "the copy", |figures| figures.scheduler.draining == 1).await;
+    let before = computed();
+    let drained = engine.shutdown(Duration::from_millis(400)).await;
+    assert!(drained.abandoned_transfers > 0, "{drained:?}");
+    let busy = computed() - before;
+    assert!(busy < Duration::from_millis(100), "waiting took {busy:?} of the processor");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
+    let faulty = Arc::new(FaultyStore::new(memory_store()));
+    faulty.set(Call::Exists, Some(Fault::BeginsLate));
+    let mut config = config();
+    config.l3 = Some(L3Config { probe_timeout_ms: 60_000, ..L3Config::default() });
+    let engine =
+        Engine::start(config, ToyModel, Arc::new(device(64, 64)), Some(faulty.clone())).unwrap();
+    let mut waiting = engine.submit(Generate::new(prompt(1, 100), 4)).await.unwrap();
+    let shutdown = tokio::spawn(async move { engine.shutdown(Duration::from_secs(1)).await });
+    let began = Instant::now();
+    assert!(matches!(waiting.next().await, Some(Update::Ended(_))));
+    let told_after = began.elapsed();
+    assert_eq!(shutdown.await.unwrap().aborted, 1);
+    assert!(told_after < Duration::from_millis(1500), "it was told after {told_after:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_asks_for_a_shutdown_is_told_when_it_is_over() {
+    let engine = start(device(256, 0), None);
+    let _long = engine.submit(Generate::new(prompt(1, 20), 4000)).await.unwrap();
+    let (first, second) = tokio::join!(
+        engine.shutdown(Duration::from_millis(50)),
+        engine.shutdown(Duration::from_millis(50)),
+    );
+    assert_eq!((first.aborted, second.aborted), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_dies_is_known_to_have_ended() {
+    let engine = start(BrokenDevice::new(true), None);
+    let running = tokio::time::timeout(Duration::from_millis(50), engine.ended()).await;
+    assert!(running.is_err(), "it runs");
+    ask(&engine, &prompt(1, 100), 20).await;
+    tokio::time::timeout(PATIENCE, engine.ended()).await.unwrap();
+    assert!(engine.figures().await.is_none());
 }
 
 /// A model that always fails takes down the request that it fails, not the engine.

@@ -111,6 +111,7 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
     };
 
     let mut parts = BTreeMap::new();
+    let mut unused: Vec<usize> = files.iter().map(|file| file.bytes.len() - file.start).collect();
     for part in Part::all(shape) {
         let name = name_of(part);
         let mut found = files.iter().enumerate().filter_map(|(number, file)| {
@@ -120,7 +121,14 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
             let problem = format!("there is no tensor {name}");
             return Err(LoadError::Mismatch { path: listing, problem });
         };
-        parts.insert(part, file.locate(number, &name, header, part.size(shape))?);
+        let tensor = file.locate(number, &name, header, part.size(shape))?;
+        // Weights that lie in the same place could make a model of any size out of a small file.
+        let Some(left) = unused[number].checked_sub(tensor.len) else {
+            let problem = format!("tensors overlap: {name} is more than the file has left");
+            return Err(LoadError::Malformed { path: file.path.clone(), problem });
+        };
+        unused[number] = left;
+        parts.insert(part, tensor);
     }
     Ok(Tensors { files, parts })
 }

@@ -203,6 +203,27 @@ fn a_header_that_lies_is_refused() {
     refused(&folder, "model.safetensors", &["its header should have"]);
 }
 
+/// Tensors that all lie in the same place would let a small file become a model of any size.
+#[test]
+fn a_small_file_does_not_become_a_large_model() {
+    let folder = Folder::llama().write();
+    let path = folder.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut told: Value = serde_json::from_slice(&whole[8..header]).unwrap();
+    let mut longest = 0;
+    for tensor in told.as_object_mut().unwrap().values_mut() {
+        if let [Some(start), Some(end)] = [0, 1].map(|at| tensor["data_offsets"][at].as_u64()) {
+            tensor["data_offsets"] = json!([0, end - start]);
+            longest = longest.max(end - start);
+        }
+    }
+    let told = serde_json::to_vec(&told).unwrap();
+    let length = (told.len() as u64).to_le_bytes();
+    fs::write(&path, [&length[..], &told, &whole[header..][..longest as usize]].concat()).unwrap();
+    refused(&folder, "model.safetensors", &["overlap"]);
+}
+
 #[test]
 fn a_missing_tensor_is_named() {
     let mut folder = Folder::llama();

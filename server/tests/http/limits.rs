@@ -109,3 +109,10 @@ async fn connections_beyond_the_limit_wait_for_their_turn() {
     drop(first);
     second.await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_engine_has_ended_ends_too() {
+    let world = World::quick().await;
+    world.engine.shutdown(Duration::ZERO).await;
+    world.stopped().await;
+}

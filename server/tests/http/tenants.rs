@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use terrace_server::Config;
+use terrace_server::{Config, Secret};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -13,7 +13,7 @@ use crate::world::World;
 async fn guarded() -> World {
     let config = Config {
         keys: vec!["alice=alices-key".parse().unwrap(), "bob=bobs-key".parse().unwrap()],
-        operator_key: Some("operators-key".to_owned()),
+        operator_key: Some(Secret("operators-key".to_owned())),
         ..Config::default()
     };
     World::new(config, Duration::ZERO).await
@@ -79,7 +79,7 @@ async fn the_page_is_told_of_requests_and_of_the_tree() {
     crate::client::complete(world.address, &request).await;
     world.wait_for("the end", |figures| figures.scheduler.finished == 1).await;
     let view = first_view(&world, "/ui/events").await;
-    assert_eq!(view["requests"][0]["salt"], "seen");
+    assert_eq!(view["requests"][0]["salt"], ":seen");
     assert!(view["tree"].as_array().unwrap().len() > 1);
 }
 

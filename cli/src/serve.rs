@@ -12,7 +12,7 @@ use serde::de::IntoDeserializer;
 use serde_json::json;
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_scheduler::AdmissionOrder;
-use terrace_server::{Config, Key, L3Choice, ServedModel, Server, launch};
+use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, launch};
 use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
@@ -135,7 +135,7 @@ struct SecurityArguments {
     keys: Option<Vec<Key>>,
     /// The key for /metrics and the page
     #[arg(long, value_name = "KEY", env = "TERRACE_OPERATOR_KEY", hide_env_values = true)]
-    operator_key: Option<String>,
+    operator_key: Option<Secret>,
 }
 
 #[derive(clap::Args)]
@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(config.device_memory, ByteSize::mib(64));
         assert_eq!(config.l3, Some(L3Choice::Memory(ByteSize::gib(1))));
         assert_eq!(config.shutdown_patience, Duration::from_secs(60));
-        assert_eq!(config.keys[1].key, "b=c");
+        assert_eq!(config.keys[1].key, Secret::from("b=c"));
         assert_eq!(config.write_policy, WritePolicy::SelectiveWriteThrough { hits: 2 });
     }
 }

@@ -114,7 +114,7 @@ mod tests {
     fn gate(keys: &[&str], operator: Option<&str>) -> Gate {
         Gate::new(&Config {
             keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
-            operator_key: operator.map(|key| Secret(key.to_owned())),
+            operator_key: operator.map(Secret::from),
             ..Config::default()
         })
     }

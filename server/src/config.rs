@@ -123,7 +123,13 @@ impl Config {
 /// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Secret(pub String);
+pub struct Secret(pub(crate) String);
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -147,7 +153,7 @@ impl FromStr for Key {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, key)) if !name.is_empty() && !key.is_empty() => {
-                Ok(Self { name: name.to_owned(), key: Secret(key.to_owned()) })
+                Ok(Self { name: name.to_owned(), key: key.into() })
             }
             Some(_) | None => Err("write it as NAME=KEY".to_owned()),
         }
@@ -359,7 +365,7 @@ mod tests {
     fn keys_belong_to_one_tenant_each() {
         let with = |keys: &[&str], operator: Option<&str>| Config {
             keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
-            operator_key: operator.map(|key| Secret(key.to_owned())),
+            operator_key: operator.map(Secret::from),
             ..Config::default()
         };
         assert_eq!(with(&["a=1", "b=2"], Some("3")).check(), Ok(()));

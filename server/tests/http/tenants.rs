@@ -13,7 +13,7 @@ use crate::world::World;
 async fn guarded() -> World {
     let config = Config {
         keys: vec!["alice=alices-key".parse().unwrap(), "bob=bobs-key".parse().unwrap()],
-        operator_key: Some(Secret("operators-key".to_owned())),
+        operator_key: Some(Secret::from("operators-key")),
         ..Config::default()
     };
     World::new(config, Duration::ZERO).await

@@ -17,6 +17,7 @@ use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, Memo
 use terrace_model::{Llama, built_in};
 use terrace_scheduler::{Config, L3Config, RateConfig, Slot, Token};
 use terrace_tests::engine::{Chance, FlakyDevice, FlakyModel, FlakyStore};
+use tokio::sync::Mutex;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const PAGE_SIZE: u32 = 16;
@@ -30,6 +31,9 @@ struct Example {
     answer: Vec<Token>,
     checksum: u64,
 }
+
+/// Models compute on all cores: two at a time would be slower than one after the other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 static EXAMPLES: LazyLock<Vec<Example>> = LazyLock::new(examples);
 
@@ -201,6 +205,7 @@ fn there_are_at_least_two_hundred_different_examples() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_caching_off() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(64, 0, None);
     for (number, example) in EXAMPLES.iter().enumerate() {
         check(&engine, example, &number.to_string(), usize::MAX).await.unwrap();
@@ -210,6 +215,7 @@ async fn with_caching_off() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_hits_on_device() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(4096, 0, None);
     check_all(&engine).await;
     let first = figures(&engine).await.scheduler;
@@ -222,6 +228,7 @@ async fn with_hits_on_device() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_hits_on_host_because_the_device_is_too_small() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(24, 4096, None);
     check_all(&engine).await;
     let first = figures(&engine).await.scheduler;
@@ -235,6 +242,7 @@ async fn with_hits_on_host_because_the_device_is_too_small() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_hits_in_l3() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(64, 64, Some(memory_store()));
     check_all(&engine).await;
     let tokens = figures(&engine).await.scheduler.prompt_tokens;
@@ -248,6 +256,7 @@ async fn with_hits_in_l3() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_hits_in_l3_after_a_restart() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let folder = tempfile::tempdir().unwrap();
     let open = || -> Arc<dyn Store> {
         let config = DiskConfig::new(folder.path(), 1 << 30, page_bytes());
@@ -267,6 +276,7 @@ async fn with_hits_in_l3_after_a_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_concurrency() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(256, 256, Some(memory_store()));
     assert_eq!(check_together(&engine, 24, None).await, EXAMPLES.len());
     assert_eq!(check_together(&engine, 24, None).await, EXAMPLES.len());
@@ -276,6 +286,7 @@ async fn under_concurrency() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_aborts() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let engine = start(128, 128, Some(memory_store()));
     let answered = check_together(&engine, 24, Some(2)).await;
     assert!(answered > 80 && answered < EXAMPLES.len() - 50, "{answered}");
@@ -286,6 +297,7 @@ async fn under_aborts() {
 /// The store, the device and the model itself fail at random.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_parts_that_fail_at_random() {
+    let _turn = ONE_AT_A_TIME.lock().await;
     let chance = Chance::new(11);
     let flaky = Arc::new(FlakyStore::new(memory_store(), chance.clone(), 16));
     let guard = GuardConfig { get_timeout_ms: 100, put_timeout_ms: 100, ..GuardConfig::default() };

@@ -10,11 +10,7 @@ use terrace_engine::{
     CopyJob, CpuDevice, Device, EndReason, Engine, Figures, Generate, Model, StartError,
     SubmitError, Update,
 };
-use terrace_l3::{
-    ExistsOptions, Get, GetOptions, GuardConfig, Guarded, MemoryConfig, MemoryStore, ObjectId, Pin,
-    Presence, Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError,
-    StoreStats, Stored,
-};
+use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
 use terrace_tests::engine::{
     Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, toy_answer,
@@ -140,59 +136,9 @@ async fn another_engine_finds_in_l3_what_this_one_computed() {
     assert_eq!(fetched.hits, Hits { l3_tokens: 288, ..Hits::default() });
 }
 
-/// A store that notes which arenas pages come from and go to.
-#[derive(Debug)]
-struct Witness {
-    inner: Arc<dyn Store>,
-    arenas: Mutex<BTreeSet<String>>,
-}
-
-impl Witness {
-    fn saw(&self, arena: terrace_l3::Arena) {
-        self.arenas.lock().unwrap().insert(format!("{arena:?}"));
-    }
-}
-
-impl Store for Witness {
-    fn register(&self, arena: &terrace_l3::Arena) -> Result<Registration, StoreError> {
-        self.inner.register(arena)
-    }
-    fn exists<'a>(&'a self, ids: &'a [ObjectId], options: ExistsOptions) -> Reply<'a, Presence> {
-        self.inner.exists(ids, options)
-    }
-    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Reply<'_, Stored> {
-        puts.iter().for_each(|put| self.saw(put.source.arena()));
-        self.inner.put_from(puts, options)
-    }
-    fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Reply<'_, Served> {
-        gets.iter().for_each(|get| self.saw(get.target.arena()));
-        self.inner.get_into(gets, options)
-    }
-    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Reply<'a, ()> {
-        self.inner.pin(ids, pin)
-    }
-    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Reply<'a, ()> {
-        self.inner.unpin(ids, pin)
-    }
-    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Reply<'a, ()> {
-        self.inner.remove(ids, removal)
-    }
-    fn flush(&self) -> terrace_l3::Answer<'_, Result<(), StoreError>> {
-        self.inner.flush()
-    }
-    fn stats(&self) -> StoreStats {
-        self.inner.stats()
-    }
-    fn shutdown(&self) -> terrace_l3::Answer<'_, Result<(), StoreError>> {
-        self.inner.shutdown()
-    }
-}
-
-type Reply<'a, T> = terrace_l3::Answer<'a, Results<T>>;
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
-    let witness = Arc::new(Witness { inner: memory_store(), arenas: Mutex::default() });
+    let witness = Arc::new(FaultyStore::new(memory_store()));
     let device = device(64, 64);
     let host = format!("{:?}", device.host().unwrap());
     let engine = start(device, Some(witness.clone()));
@@ -201,7 +147,7 @@ async fn pages_go_between_the_host_arena_and_l3_without_a_copy() {
     backed_up(&engine, 18).await;
     engine.clear_cache().await;
     assert_eq!(ask(&engine, &prompt, 8).await.hits.l3_tokens, 288);
-    assert_eq!(*witness.arenas.lock().unwrap(), BTreeSet::from([host]));
+    assert_eq!(witness.arenas(), BTreeSet::from([host]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

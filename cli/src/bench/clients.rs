@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
+use terrace_bench::Distribution;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -41,8 +42,8 @@ pub(crate) struct Figures {
     errors: u64,
     tokens: u64,
     tokens_per_second: f64,
-    first_token_ms: Percentiles,
-    between_tokens_ms: Percentiles,
+    first_token_us: Distribution,
+    between_tokens_us: Distribution,
     /// What the server says of itself: overhead, hits, memory.
     server: BTreeMap<String, f64>,
     /// Its memory when half of the time was over, and at the end.
@@ -52,24 +53,6 @@ pub(crate) struct Figures {
     first_error: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Percentiles {
-    p50: f64,
-    p99: f64,
-    max: f64,
-}
-
-impl Percentiles {
-    fn of(values: &mut [f64]) -> Self {
-        values.sort_by(f64::total_cmp);
-        let at = |share: f64| match values.len() {
-            0 => 0.0,
-            count => values[((count - 1) as f64 * share) as usize],
-        };
-        Self { p50: at(0.5), p99: at(0.99), max: at(1.0) }
-    }
-}
-
 /// What all clients write down.
 #[derive(Default)]
 struct Notes {
@@ -77,8 +60,8 @@ struct Notes {
     tokens: AtomicU64,
     errors: AtomicU64,
     first_error: Mutex<Option<String>>,
-    first_token_ms: Mutex<Vec<f64>>,
-    between_tokens_ms: Mutex<Vec<f64>>,
+    first_token_ns: Mutex<Vec<u64>>,
+    between_tokens_ns: Mutex<Vec<u64>>,
 }
 
 impl Workload {
@@ -123,8 +106,10 @@ impl Workload {
             errors: notes.errors.load(Ordering::Relaxed),
             tokens,
             tokens_per_second: tokens as f64 / took.as_secs_f64(),
-            first_token_ms: Percentiles::of(&mut notes.first_token_ms.lock()),
-            between_tokens_ms: Percentiles::of(&mut notes.between_tokens_ms.lock()),
+            first_token_us: Distribution::of(std::mem::take(&mut notes.first_token_ns.lock())),
+            between_tokens_us: Distribution::of(std::mem::take(
+                &mut notes.between_tokens_ns.lock(),
+            )),
             server: differences(&before, &end),
             memory_middle_bytes: memory(&middle),
             memory_end_bytes: memory(&end),
@@ -163,9 +148,8 @@ impl Workload {
                 return Err(event.to_owned().into());
             }
             let now = Instant::now();
-            let gap = (now - last).as_secs_f64() * 1e3;
-            let list = if tokens == 0 { &notes.first_token_ms } else { &notes.between_tokens_ms };
-            list.lock().push(gap);
+            let list = if tokens == 0 { &notes.first_token_ns } else { &notes.between_tokens_ns };
+            list.lock().push((now - last).as_nanos() as u64);
             (tokens, last) = (tokens + 1, now);
         }
         if !is_done {
@@ -265,12 +249,6 @@ fn differences(
     differences
 }
 
-impl fmt::Display for Percentiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "p50 {:.1}, p99 {:.1}, max {:.1} ms", self.p50, self.p99, self.max)
-    }
-}
-
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { answers, errors, tokens, tokens_per_second, .. } = self;
@@ -278,8 +256,8 @@ impl fmt::Display for Figures {
             f,
             "{answers} answers, {errors} errors, {tokens} tokens, {tokens_per_second:.0}/s"
         )?;
-        writeln!(f, "first token:    {}", self.first_token_ms)?;
-        writeln!(f, "between tokens: {}", self.between_tokens_ms)?;
+        writeln!(f, "first token:    {}", self.first_token_us)?;
+        writeln!(f, "between tokens: {}", self.between_tokens_us)?;
         let server = |name: &str| self.server.get(name).copied().unwrap_or(0.0);
         writeln!(
             f,

@@ -1,6 +1,6 @@
 //! A store that fails and dawdles when it is told to, around one that does not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,13 +40,19 @@ pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: watch::Sender<BTreeMap<Call, Fault>>,
     calls: Mutex<BTreeMap<Call, u64>>,
+    arenas: Mutex<BTreeSet<String>>,
 }
 
 impl FaultyStore {
     /// A store without faults so far.
     #[must_use]
     pub fn new(inner: Arc<dyn Store>) -> Self {
-        Self { inner, faults: watch::Sender::default(), calls: Mutex::default() }
+        Self {
+            inner,
+            faults: watch::Sender::default(),
+            calls: Mutex::default(),
+            arenas: Mutex::default(),
+        }
     }
 
     /// From now on the call has this fault, or none.
@@ -62,6 +68,17 @@ impl FaultyStore {
     pub fn calls(&self, call: Call) -> u64 {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.get(&call).copied().unwrap_or(0)
+    }
+
+    /// The arenas that pages came from and went to, as their `Debug` output names them.
+    #[must_use]
+    pub fn arenas(&self) -> BTreeSet<String> {
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn saw(&self, arenas: impl Iterator<Item = Arena>) {
+        let arenas = arenas.map(|arena| format!("{arena:?}"));
+        self.arenas.lock().unwrap_or_else(PoisonError::into_inner).extend(arenas);
     }
 
     /// Makes a call about so many objects, with whatever is wrong with it now.
@@ -112,10 +129,12 @@ impl Store for FaultyStore {
     }
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        self.saw(puts.iter().map(|put| put.source.arena()));
         Box::pin(self.faulty(Call::Put, puts.len(), self.inner.put_from(puts, options)))
     }
 
     fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
+        self.saw(gets.iter().map(|get| get.target.arena()));
         Box::pin(self.faulty(Call::Get, gets.len(), self.inner.get_into(gets, options)))
     }
 

@@ -15,7 +15,8 @@ const KEPT_SHARE: usize = 2;
 /// Tokens within an allocation that others may share.
 #[derive(Debug, Default)]
 pub(crate) struct Excerpt {
-    all: Arc<Vec<Token>>,
+    /// None while it is empty: a node that comes or goes allocates nothing for it.
+    all: Option<Arc<Vec<Token>>>,
     start: usize,
     len: usize,
 }
@@ -24,7 +25,7 @@ impl Excerpt {
     pub(crate) fn new(tokens: RunTokens<'_>) -> Self {
         match tokens.within_prompt() {
             Some((prompt, start)) if tokens.len() * KEPT_SHARE >= prompt.capacity() => {
-                Self { all: prompt.clone(), start, len: tokens.len() }
+                Self { all: Some(prompt.clone()), start, len: tokens.len() }
             }
             Some(_) | None => Self::own(tokens.to_vec()),
         }
@@ -37,9 +38,9 @@ impl Excerpt {
 
     /// Empties it and keeps its allocation, if that is its own and has room for about `tokens`.
     pub(crate) fn clear_own(&mut self, tokens: usize) -> bool {
-        let fits = (tokens..=2 * tokens).contains(&self.all.capacity());
-        let own = Arc::get_mut(&mut self.all).filter(|_| fits);
+        let fits = (tokens..=2 * tokens).contains(&self.capacity());
         (self.start, self.len) = (0, 0);
+        let own = self.all.as_mut().and_then(Arc::get_mut).filter(|_| fits);
         own.map(Vec::clear).is_some()
     }
 
@@ -60,7 +61,7 @@ impl Excerpt {
 
     /// Puts the tokens that precede these in front.
     pub(crate) fn prepend(&mut self, front: &mut Excerpt) {
-        if Arc::ptr_eq(&self.all, &front.all) && front.start + front.len == self.start {
+        if self.shares(front.all.as_ref()) && front.start + front.len == self.start {
             self.start = front.start;
             self.len += front.len;
             return;
@@ -87,22 +88,32 @@ impl Excerpt {
 
     /// What it keeps alive: an address that tells allocations apart, and their size.
     pub(crate) fn allocation(&self) -> (usize, usize) {
-        (Arc::as_ptr(&self.all).addr(), self.all.capacity() * size_of::<Token>())
+        let address = self.all.as_ref().map_or(0, |all| Arc::as_ptr(all).addr());
+        (address, self.capacity() * size_of::<Token>())
     }
 
     fn own(tokens: Vec<Token>) -> Self {
-        Self { start: 0, len: tokens.len(), all: Arc::new(tokens) }
+        Self { start: 0, len: tokens.len(), all: Some(Arc::new(tokens)) }
     }
 
     /// Whether nobody else uses the allocation, and it begins with these tokens.
     fn is_own(&self) -> bool {
-        Arc::strong_count(&self.all) == 1 && self.start == 0
+        self.all.as_ref().is_some_and(|all| Arc::strong_count(all) == 1) && self.start == 0
+    }
+
+    fn shares(&self, allocation: Option<&Arc<Vec<Token>>>) -> bool {
+        let both = self.all.as_ref().zip(allocation);
+        both.is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
+    }
+
+    fn capacity(&self) -> usize {
+        self.all.as_ref().map_or(0, |all| all.capacity())
     }
 
     /// Whether these are the tokens after its own in the same allocation.
     fn continues(&self, tokens: RunTokens<'_>) -> bool {
         tokens.within_prompt().is_some_and(|(prompt, start)| {
-            Arc::ptr_eq(prompt, &self.all) && start == self.start + self.len
+            self.shares(Some(prompt)) && start == self.start + self.len
         })
     }
 
@@ -111,13 +122,13 @@ impl Excerpt {
         if !self.is_own() {
             *self = Self::own(self.to_vec());
         }
-        let own = Arc::get_mut(&mut self.all).expect("an allocation of its own");
+        let own = self.all.as_mut().and_then(Arc::get_mut).expect("an allocation of its own");
         own.truncate(self.len);
         own
     }
 
     fn trim(&mut self) {
-        if self.len * KEPT_SHARE < self.all.capacity() {
+        if self.len * KEPT_SHARE < self.capacity() {
             *self = Self::own(self.to_vec());
         }
     }
@@ -127,7 +138,10 @@ impl Deref for Excerpt {
     type Target = [Token];
 
     fn deref(&self) -> &[Token] {
-        &self.all[self.start..self.start + self.len]
+        match &self.all {
+            Some(all) => &all[self.start..self.start + self.len],
+            None => &[],
+        }
     }
 }
 
@@ -141,7 +155,7 @@ mod tests {
     }
 
     fn shares(one: &Excerpt, other: &Excerpt) -> bool {
-        Arc::ptr_eq(&one.all, &other.all)
+        one.shares(other.all.as_ref())
     }
 
     #[test]

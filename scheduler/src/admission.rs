@@ -160,7 +160,9 @@ impl Scheduler {
         let slot = self.free_slots.pop().expect("a slot is free");
         let computing = Computing { slot, path, tail, load_back };
         self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
+        self.slot_holders[slot.0 as usize] = Some(handle);
         self.running.push(handle);
+        self.prefilling += 1;
         let gives_up = ms(self.config.copies.load_back_timeout_ms);
         self.wait_until(handle, load_back.map(|_| self.now.after(gives_up)));
         self.start_sharing(handle);

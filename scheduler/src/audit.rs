@@ -63,12 +63,13 @@ impl Scheduler {
 
     fn audit_requests(&self) -> Result<(), Fault> {
         let (mut slots, mut draining, mut queued, mut sharing) = (Vec::new(), 0, 0, 0);
-        let mut fetched_pages = 0;
+        let (mut fetched_pages, mut prefilling) = (0, 0);
         for entry in self.requests.iter() {
             let state = entry.state();
             ensure(!state.is_end(), || format!("{} has ended and is alive", entry.id))?;
             slots.extend(entry.life.state().computing().map(|computing| computing.slot));
             draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
+            prefilling += usize::from(state == StateName::Prefilling);
             queued += usize::from(entry.queued);
             if state == StateName::PrefetchDone {
                 fetched_pages += entry.fetched.len() as u32;
@@ -94,6 +95,7 @@ impl Scheduler {
         let waiting_pages = self.reading.as_ref().map_or(0, |reading| reading.waiting_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
         ensure(draining == self.stats.draining, || format!("{draining} requests drain"))?;
+        ensure(prefilling == self.prefilling, || format!("{prefilling} requests prefill"))?;
         ensure(queued == self.queue.len(), || format!("{queued} requests are queued"))?;
         ensure(sharing == self.computing.len(), || format!("{sharing} requests share"))?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName, Time};
 
 use crate::config::ms;
 use crate::error::EventError;
@@ -73,12 +73,13 @@ impl Scheduler {
             return;
         }
         self.copy_ahead(plan);
-        self.plan_rows(plan);
         self.begin_step(plan);
     }
 
     fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        self.make_room_for(plan, &[StateName::Prefilling]);
+        if self.prefilling > 0 {
+            self.make_room_for(plan, &[StateName::Prefilling]);
+        }
         self.plan_prefills(plan, tokens_left);
     }
 
@@ -127,7 +128,7 @@ impl Scheduler {
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
-        self.running.retain(|&handle| self.requests[handle].life.state().computing().is_some());
+        self.forget_who_left();
     }
 
     /// Device pages that a running request lacks for what it computes next.
@@ -161,8 +162,10 @@ impl Scheduler {
     // ---- prefills ----
 
     fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        for place in 0..self.running.len() {
-            self.plan_chunk(self.running[place], plan, tokens_left);
+        if self.prefilling > 0 {
+            for place in 0..self.running.len() {
+                self.plan_chunk(self.running[place], plan, tokens_left);
+            }
         }
         if *tokens_left > 0 {
             let first_new = self.running.len();
@@ -197,63 +200,56 @@ impl Scheduler {
         });
     }
 
-    // ---- rows and the step itself ----
-
-    /// Tells the engine which entries of which rows it does not know yet.
-    fn plan_rows(&mut self, plan: &mut Plan) {
-        let prefills = plan.prefills.iter().map(|prefill| prefill.request);
-        let decodes = plan.decodes.iter().map(|decode| decode.request);
-        for request in prefills.chain(decodes) {
-            let handle = self.requests.find(request).expect("a member of the batch is alive");
-            let entry = &mut self.requests[handle];
-            let entries = entry.device_pages();
-            if entry.row_entries >= entries {
-                continue;
-            }
-            let computing = entry.life.state().computing().expect("a member computes");
-            let first = plan.row_pages.len() as u32;
-            let published = computing.path.depth();
-            if entry.row_entries < published {
-                self.cache.device_pages(&computing.path, entry.row_entries, &mut plan.row_pages);
-            }
-            let known_tail = entry.row_entries.saturating_sub(published) as usize;
-            plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
-            let pages = first..plan.row_pages.len() as u32;
-            let first_entry = entry.row_entries;
-            plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
-            entry.row_entries = entries;
-        }
-    }
+    // ---- the step itself, and rows ----
 
     fn begin_step(&mut self, plan: &mut Plan) {
         let id = StepId(self.next_step);
         self.next_step += 1;
         let mut members = self.spare_step.take().map(|step| step.members).unwrap_or_default();
         members.clear();
-        for prefill in &plan.prefills {
-            members.push(self.member(
-                prefill.request,
-                prefill.start + prefill.tokens,
-                prefill.produces_token.into(),
-                false,
-            ));
-        }
-        for decode in &plan.decodes {
-            members.push(self.member(
-                decode.request,
-                decode.start + decode.tokens,
-                decode.tokens,
-                true,
-            ));
+        let holder =
+            |slot: Slot| self.slot_holders[slot.0 as usize].expect("a member has its slot");
+        members.extend(plan.prefills.iter().map(|prefill| Member {
+            handle: holder(prefill.slot),
+            request: prefill.request,
+            end: prefill.start + prefill.tokens,
+            tokens_max: prefill.produces_token.into(),
+            is_decode: false,
+        }));
+        members.extend(plan.decodes.iter().map(|decode| Member {
+            handle: holder(decode.slot),
+            request: decode.request,
+            end: decode.start + decode.tokens,
+            tokens_max: decode.tokens,
+            is_decode: true,
+        }));
+        for member in &members {
+            self.plan_row(member.handle, plan);
         }
         plan.step = Some(id);
         self.stats.steps += 1;
         self.step = Some(Step { id, started: self.now, members });
     }
 
-    fn member(&self, request: RequestId, end: u32, tokens_max: u32, is_decode: bool) -> Member {
-        let handle = self.requests.find(request).expect("a member of the batch is alive");
-        Member { handle, request, end, tokens_max, is_decode }
+    /// Tells the engine which entries of a row it does not know yet.
+    fn plan_row(&mut self, handle: Handle, plan: &mut Plan) {
+        let entry = &mut self.requests[handle];
+        let computing = entry.life.state().computing().expect("a member computes");
+        let published = computing.path.depth();
+        let entries = published + computing.tail.len() as u32;
+        let first_entry = entry.row_entries;
+        if first_entry >= entries {
+            return;
+        }
+        let first = plan.row_pages.len() as u32;
+        if first_entry < published {
+            self.cache.device_pages(&computing.path, first_entry, &mut plan.row_pages);
+        }
+        let known_tail = first_entry.saturating_sub(published) as usize;
+        plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
+        let pages = first..plan.row_pages.len() as u32;
+        plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
+        entry.row_entries = entries;
     }
 
     // ---- results ----
@@ -351,6 +347,7 @@ impl Scheduler {
             self.complete(handle);
         } else if prefilled {
             self.stop_sharing(handle);
+            self.prefilling -= 1;
             self.happen(handle, &LifeEvent::PrefillEnded);
         } else if !member.is_decode {
             self.start_sharing(handle);

@@ -44,7 +44,13 @@ pub struct Scheduler {
     pub(crate) queue: Queue,
     /// Requests with a slot, by admission; some may have ended since the last plan.
     pub(crate) running: Vec<Handle>,
+    /// Whether some have.
+    pub(crate) some_left_batch: bool,
+    /// How many of them prefill.
+    pub(crate) prefilling: usize,
     pub(crate) free_slots: Vec<Slot>,
+    /// Who has a slot, or had it last.
+    pub(crate) slot_holders: Vec<Option<Handle>>,
     /// Requests whose prefill others may wait for, by the page that they compute next.
     pub(crate) computing: HashedMap<PageKey, Handle>,
     pub(crate) step: Option<Step>,
@@ -83,7 +89,10 @@ impl Scheduler {
             requests: Requests::default(),
             queue: Queue::default(),
             running: Vec::new(),
+            some_left_batch: false,
+            prefilling: 0,
             free_slots: (0..config.batch.running_max).rev().map(Slot).collect(),
+            slot_holders: vec![None; config.batch.running_max as usize],
             computing: HashedMap::default(),
             step: None,
             spare_step: None,
@@ -266,9 +275,7 @@ impl Scheduler {
     pub fn plan_into(&mut self, now: Time, plan: &mut Plan) {
         plan.clear();
         self.now = self.now.max(now);
-        self.running.retain(|&handle| {
-            self.requests.get(handle).is_some_and(|entry| entry.life.state().computing().is_some())
-        });
+        self.forget_who_left();
         while let Some(handle) = self.requests.next_expired(self.now) {
             self.expire(handle);
         }
@@ -482,8 +489,20 @@ impl Scheduler {
     /// Frees the slot of a request that computes; its memory is the caller's business.
     pub(crate) fn leave_batch(&mut self, handle: Handle) {
         self.stop_sharing(handle);
-        if let Some(computing) = self.requests[handle].life.state().computing() {
+        let state = self.requests[handle].life.state();
+        if let Some(computing) = state.computing() {
             self.free_slots.push(computing.slot);
+            self.prefilling -= usize::from(state.name() == StateName::Prefilling);
+            self.some_left_batch = true;
+        }
+    }
+
+    /// Those that no longer compute are not running.
+    pub(crate) fn forget_who_left(&mut self) {
+        if std::mem::take(&mut self.some_left_batch) {
+            let requests = &self.requests;
+            let computes = |entry: &Entry| entry.life.state().computing().is_some();
+            self.running.retain(|&handle| requests.get(handle).is_some_and(computes));
         }
     }
 

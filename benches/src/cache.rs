@@ -1,11 +1,12 @@
 //! The cache alone, under one request at a time: match, pin, evict, insert, unpin.
 
+use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_cache::{Cache, CacheConfig, EvictionKind, Namespace, PageKey, Sequence, Token};
 
-use crate::figures::Distribution;
+use crate::figures::{Distribution, nanos};
 use crate::trace::Trace;
 
 /// What to measure.
@@ -53,16 +54,39 @@ pub struct PerPage {
     pub insert: f64,
 }
 
-/// What the parts took, and how many pages they were about.
+/// What the parts of a request took, how many pages they were about, and how many nodes they looked
+/// at.
 #[derive(Default)]
-struct Totals {
+pub(crate) struct Parts {
     hash: Duration,
     matching: Duration,
-    evict: Duration,
-    insert: Duration,
+    pub(crate) evict: Duration,
+    pub(crate) insert: Duration,
     pages: usize,
     found_pages: usize,
-    inserted_pages: usize,
+    pub(crate) inserted_pages: usize,
+    pub(crate) evict_visits: u64,
+    pub(crate) insert_visits: u64,
+}
+
+impl Parts {
+    fn total(&self) -> Duration {
+        self.hash + self.matching + self.evict + self.insert
+    }
+}
+
+impl AddAssign for Parts {
+    fn add_assign(&mut self, other: Self) {
+        self.hash += other.hash;
+        self.matching += other.matching;
+        self.evict += other.evict;
+        self.insert += other.insert;
+        self.pages += other.pages;
+        self.found_pages += other.found_pages;
+        self.inserted_pages += other.inserted_pages;
+        self.evict_visits += other.evict_visits;
+        self.insert_visits += other.insert_visits;
+    }
 }
 
 impl CacheWorkload {
@@ -77,11 +101,12 @@ impl CacheWorkload {
             ..CacheConfig::default()
         });
         let root = Namespace::new("bench", self.page_size).digest();
-        let (mut totals, mut tokens, mut samples) = (Totals::default(), 0, Vec::new());
+        let (mut totals, mut tokens, mut samples) = (Parts::default(), 0, Vec::new());
         for prompt in trace.prompts() {
             tokens += prompt.len() as u64;
-            let took = self.request(&mut cache, root, prompt, &mut totals);
-            samples.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            let parts = request(&mut cache, root, self.page_size, prompt);
+            samples.push(nanos(parts.total()));
+            totals += parts;
         }
         let hit_tokens = totals.found_pages as u64 * u64::from(self.page_size);
         let memory = cache.memory();
@@ -103,41 +128,47 @@ impl CacheWorkload {
             token_bytes_per_page: per(memory.token_bytes as f64, memory.pages),
         }
     }
+}
 
-    fn request(
-        &self,
-        cache: &mut Cache,
-        root: PageKey,
-        prompt: Vec<Token>,
-        totals: &mut Totals,
-    ) -> Duration {
-        let matchable = (prompt.len() as u32 - 1) / self.page_size;
-        let start = Instant::now();
-        let sequence = Sequence::new(root, self.page_size, prompt);
-        let hashed = Instant::now();
-        let found = cache.lookup(&sequence, matchable).device;
-        let mut pin = cache.pin_device(root, found);
-        cache.touch(&pin, true, 0);
-        let matched = Instant::now();
-        let pages = sequence.keys().len() as u32;
-        let missing = (pages - found.depth) as usize;
-        let fits = cache.free_device_pages(missing);
-        let evicted = Instant::now();
-        if fits {
-            let mut new = cache.take_device_pages(missing).expect("room was made");
-            cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new);
-            cache.give_device_pages(new);
-            totals.inserted_pages += missing;
-        }
-        cache.unpin_device(pin);
-        let end = Instant::now();
-        totals.hash += hashed - start;
-        totals.matching += matched - hashed;
-        totals.evict += evicted - matched;
-        totals.insert += end - evicted;
-        totals.pages += pages as usize;
-        totals.found_pages += found.depth as usize;
-        end - start
+/// Everything that the cache does for a request: match all but the last token, pin, evict what is
+/// needed, insert the whole pages, unpin.
+pub(crate) fn request(
+    cache: &mut Cache,
+    root: PageKey,
+    page_size: u32,
+    prompt: Vec<Token>,
+) -> Parts {
+    let matchable = (prompt.len() as u32 - 1) / page_size;
+    let start = Instant::now();
+    let sequence = Sequence::new(root, page_size, prompt);
+    let hashed = Instant::now();
+    let found = cache.lookup(&sequence, matchable).device;
+    let mut pin = cache.pin_device(root, found);
+    cache.touch(&pin, true, 0);
+    let matched = Instant::now();
+    let visits_matched = cache.node_visits();
+    let pages = sequence.keys().len() as u32;
+    let missing = (pages - found.depth) as usize;
+    let fits = cache.free_device_pages(missing);
+    let evicted = Instant::now();
+    let visits_evicted = cache.node_visits();
+    if fits {
+        let mut new = cache.take_device_pages(missing).expect("room was made");
+        cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new);
+        cache.give_device_pages(new);
+    }
+    cache.unpin_device(pin);
+    let end = Instant::now();
+    Parts {
+        hash: hashed - start,
+        matching: matched - hashed,
+        evict: evicted - matched,
+        insert: end - evicted,
+        pages: pages as usize,
+        found_pages: found.depth as usize,
+        inserted_pages: if fits { missing } else { 0 },
+        evict_visits: visits_evicted - visits_matched,
+        insert_visits: cache.node_visits() - visits_evicted,
     }
 }
 

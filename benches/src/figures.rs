@@ -1,6 +1,7 @@
 //! Figures of many samples.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -35,6 +36,11 @@ impl fmt::Display for Distribution {
         let Self { mean, p50, p99, max } = self;
         write!(f, "mean {mean:.1}, p50 {p50:.1}, p99 {p99:.1}, max {max:.1} us")
     }
+}
+
+/// Nanoseconds, as samples are kept.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

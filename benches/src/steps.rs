@@ -7,7 +7,7 @@ use terrace_scheduler::{
     Config, ConfigError, Event, Plan, Request, RequestId, Scheduler, StepResult, Time, Token,
 };
 
-use crate::figures::Distribution;
+use crate::figures::{Distribution, nanos};
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -35,10 +35,15 @@ pub struct StepFigures {
     pub plan_us: Distribution,
     /// Taking in its results.
     pub advance_us: Distribution,
-    /// Submitting and prefilling a request whose common part alone is cached.
+    /// Submitting a request, which hashes its prompt.
+    pub submit_us_per_request: f64,
+    /// Planning the prefill of a request whose common part alone is cached, and taking in its
+    /// results.
     pub admit_us_per_request: f64,
-    /// The same for a request all of whose pages are cached.
+    /// The same for a request all of whose pages are cached, which then ends.
     pub rehit_us_per_request: f64,
+    /// Of that, the plans that admit it.
+    pub full_hit_admission_us_per_request: f64,
     /// Letting a request end.
     pub finish_us_per_request: f64,
     /// Reading the counters.
@@ -56,6 +61,19 @@ pub(crate) struct Bench {
     next_request: u64,
 }
 
+/// What requests took from their submission until all of them decoded, or had ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wave {
+    /// Submitting them.
+    pub(crate) submit: Duration,
+    /// Nodes of the tree that submitting them looked at.
+    pub(crate) submit_nodes: u64,
+    /// The plans with prefills, which admit them.
+    pub(crate) admission: Duration,
+    /// All plans, those included, and taking in their results.
+    pub(crate) steps: Duration,
+}
+
 impl StepWorkload {
     /// Runs two waves of the same prompts, decodes in the first.
     ///
@@ -67,15 +85,11 @@ impl StepWorkload {
     pub fn run(&self) -> Result<StepFigures, ConfigError> {
         let mut bench = Bench::new(self.page_size, self.device_pages, self.running)?;
         let shared = self.context * self.shared_percent / 100 / self.page_size * self.page_size;
-        let common: Vec<Token> = (0..shared).collect();
-        bench.wave(std::slice::from_ref(&common), 1);
-        bench.finish(1);
-        let prompts: Vec<Vec<Token>> = (0..self.running)
-            .map(|request| {
-                let own = (shared..self.context).map(|place| 1_000_000 * (request + 1) + place);
-                common.iter().copied().chain(own).collect()
-            })
-            .collect();
+        let prompts = prompts_with_common_part(self.running, self.context, shared);
+        if shared > 0 {
+            bench.wave(&[prompts[0][..shared as usize].to_vec()], 1);
+            bench.finish(1);
+        }
         let new_tokens = self.decode_steps + 2;
         let admit = bench.wave(&prompts, new_tokens);
         let (plan_us, advance_us, allocations) = self.decode(&mut bench);
@@ -90,8 +104,10 @@ impl StepWorkload {
         Ok(StepFigures {
             plan_us,
             advance_us,
-            admit_us_per_request: each(admit),
-            rehit_us_per_request: each(rehit),
+            submit_us_per_request: each(admit.submit),
+            admit_us_per_request: each(admit.steps),
+            rehit_us_per_request: each(rehit.steps),
+            full_hit_admission_us_per_request: each(rehit.admission),
             finish_us_per_request: each(finish),
             stats_us: stats.as_nanos() as f64 / 1e6,
             allocations_per_step: allocations as f64 / f64::from(self.decode_steps.max(1)),
@@ -116,6 +132,16 @@ impl StepWorkload {
     }
 }
 
+/// So many prompts of so many tokens, the first `shared` of which are the same in all.
+pub(crate) fn prompts_with_common_part(count: u32, tokens: u32, shared: u32) -> Vec<Vec<Token>> {
+    let prompt = |number| {
+        let first = 1_000_000_u32.wrapping_mul(number + 1);
+        let own = (shared..tokens).map(move |place| first.wrapping_add(place));
+        (0..shared).chain(own).collect()
+    };
+    (0..count).map(prompt).collect()
+}
+
 impl Bench {
     /// An idle one, whose steps are either prefills or decodes, prefills first.
     pub(crate) fn new(
@@ -135,7 +161,7 @@ impl Bench {
     }
 
     /// Submits the prompts and computes until all of them decode, or have ended.
-    pub(crate) fn wave(&mut self, prompts: &[Vec<Token>], new_tokens: u32) -> Duration {
+    pub(crate) fn wave(&mut self, prompts: &[Vec<Token>], new_tokens: u32) -> Wave {
         let requests: Vec<Request> = prompts
             .iter()
             .map(|prompt| {
@@ -143,20 +169,26 @@ impl Bench {
                 Request::new(self.next_request, prompt.clone(), new_tokens)
             })
             .collect();
-        let mut took = time(|| {
+        let visits = self.scheduler.stats().node_visits;
+        let submit = time(|| {
             for request in requests {
                 self.scheduler.submit(self.now, request).expect("the prompts fit the device");
             }
         });
+        let submit_nodes = self.scheduler.stats().node_visits - visits;
+        let mut wave = Wave { submit, submit_nodes, ..Wave::default() };
         loop {
             let stats = self.scheduler.stats();
             let prefilled = self.plan.step.is_some() && self.plan.prefills.is_empty();
             if stats.waiting == 0 && (prefilled || stats.running == 0) {
-                return took;
+                return wave;
             }
-            took += self.next_plan();
+            let plan = self.next_plan();
+            if !self.plan.prefills.is_empty() {
+                wave.admission += plan;
+            }
             let results: Vec<StepResult<'_>> = self.producers().collect();
-            took += self.advance(&results);
+            wave.steps += plan + self.advance(&results);
         }
     }
 
@@ -173,11 +205,20 @@ impl Bench {
         requests.map(|request| StepResult { request, tokens: &[7], finished: false })
     }
 
-    fn advance(&mut self, results: &[StepResult<'_>]) -> Duration {
+    pub(crate) fn advance(&mut self, results: &[StepResult<'_>]) -> Duration {
         let Some(step) = self.plan.step else { return Duration::ZERO };
         let event = Event::StepDone { step, results };
         let Self { scheduler, now, .. } = self;
         time(|| scheduler.advance(*now, event).expect("the results fit the step"))
+    }
+
+    /// Computes so many steps, in which those that run decode.
+    pub(crate) fn decode(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.next_plan();
+            let results: Vec<StepResult<'_>> = self.producers().collect();
+            self.advance(&results);
+        }
     }
 
     /// Lets the latest `count` requests end, if they have not.
@@ -201,10 +242,6 @@ fn time(work: impl FnOnce()) -> Duration {
     start.elapsed()
 }
 
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,11 +261,30 @@ mod tests {
         for figure in [
             figures.plan_us.p50,
             figures.advance_us.p50,
+            figures.submit_us_per_request,
             figures.admit_us_per_request,
-            figures.rehit_us_per_request,
+            figures.full_hit_admission_us_per_request,
             figures.finish_us_per_request,
         ] {
             assert!(figure > 0.0, "{figures:?}");
         }
+        let StepFigures { rehit_us_per_request: whole, .. } = figures;
+        let admission = figures.full_hit_admission_us_per_request;
+        assert!(whole > admission, "taking in results takes time, too: {figures:?}");
+    }
+
+    #[test]
+    fn prompts_need_not_have_anything_in_common() {
+        let workload = StepWorkload {
+            running: 2,
+            context: 64,
+            page_size: 16,
+            device_pages: 128,
+            shared_percent: 0,
+            decode_steps: 1,
+            allocations: || 0,
+        };
+        let figures = workload.run().expect("it can work");
+        assert!(figures.full_hit_admission_us_per_request > 0.0, "{figures:?}");
     }
 }

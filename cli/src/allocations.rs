@@ -4,10 +4,21 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+static BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// How many allocations there have been.
 pub(crate) fn count() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
+}
+
+/// How many bytes they were, given back or not.
+pub(crate) fn bytes() -> u64 {
+    BYTES.load(Ordering::Relaxed)
+}
+
+fn note(bytes: usize) {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    BYTES.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 struct Counting;
@@ -16,11 +27,11 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 // SAFETY: every call is handed on to the system's allocator with the very arguments it came with, so
-// what that one promises holds; counting touches no memory but an atomic of its own.
+// what that one promises holds; counting touches no memory but atomics of its own.
 #[expect(unsafe_code, reason = "an allocator cannot be written without")]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        note(layout.size());
         // SAFETY: the caller keeps to the contract of `alloc`, which is the system's too.
         unsafe { System.alloc(layout) }
     }
@@ -31,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        note(size);
         // SAFETY: as for `dealloc`, and the caller vouches for the size.
         unsafe { System.realloc(memory, layout, size) }
     }

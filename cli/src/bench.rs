@@ -1,6 +1,8 @@
 //! `terrace bench`: measures the cache, the scheduler, the store and the server on this machine.
 
 mod clients;
+mod plot;
+mod scaling;
 mod ttft;
 
 use std::error::Error;
@@ -13,7 +15,7 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, LifetimesFigures,
-    LifetimesWorkload, StepFigures, StepWorkload, Trace,
+    LifetimesWorkload, ScalingWorkload, StepFigures, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
@@ -70,6 +72,15 @@ enum Workload {
         /// Decode steps to measure
         #[arg(long, default_value_t = 64)]
         decode_steps: u32,
+    },
+    /// How costs grow with the tree, the batch and the context
+    Scaling {
+        /// Smaller sizes: counts are as good, times are not
+        #[arg(long)]
+        quick: bool,
+        /// Draw what was measured into this file
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
     },
     /// A store, against plain direct IO or copying memory in the same run
     L3 {
@@ -202,6 +213,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             .run()?;
             print(arguments.json, &figures, steps_text)
         }
+        Workload::Scaling { quick, svg } => {
+            let workload = ScalingWorkload {
+                quick: *quick,
+                progress: |doing| eprintln!("{doing}"),
+                allocated_bytes: crate::allocations::bytes,
+            };
+            let figures = workload.run()?;
+            if let Some(file) = svg {
+                std::fs::write(file, plot::svg(&figures))?;
+            }
+            print(arguments.json, &figures, scaling::text)
+        }
         Workload::L3 { backend, path, object, total, depth, io, open_objects } => {
             if object.as_u64() == 0 || !object.as_u64().is_multiple_of(4096) {
                 return Err("--object: plain direct IO wants a multiple of 4 KiB".into());
@@ -284,14 +307,17 @@ fn cache_text(figures: &CacheFigures) -> String {
 fn steps_text(figures: &StepFigures) -> String {
     format!(
         "a decode step: plan    {}\n               advance {}\n               {:.2} allocations\n\
-         a request: admitted {:.2} us, with all pages cached {:.2} us, ended {:.2} us\n\
+         a request: submitted in {:.2} us, prefilled in {:.2} us, ended in {:.2} us\n\
+         \x20          with all pages cached: admitted in {:.2} us, prefilled and ended in {:.2} us\n\
          stats: {:.3} us\n",
         figures.plan_us,
         figures.advance_us,
         figures.allocations_per_step,
+        figures.submit_us_per_request,
         figures.admit_us_per_request,
-        figures.rehit_us_per_request,
         figures.finish_us_per_request,
+        figures.full_hit_admission_us_per_request,
+        figures.rehit_us_per_request,
         figures.stats_us
     )
 }

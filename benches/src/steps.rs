@@ -90,7 +90,9 @@ impl StepWorkload {
             bench.wave(&[prompts[0][..shared as usize].to_vec()], 1);
             bench.finish(1);
         }
-        let new_tokens = self.decode_steps + 2;
+        // One comes with the prefill and one with the step that shows that all have begun; nobody ends in a
+        // step that is measured.
+        let new_tokens = self.decode_steps + 3;
         let admit = bench.wave(&prompts, new_tokens);
         let (plan_us, advance_us, allocations) = self.decode(&mut bench);
         let stats = time(|| {

@@ -354,6 +354,11 @@ impl Cache {
         self.tree.set_aside(nodes);
     }
 
+    /// Makes up, in part, for what was used of that.
+    pub fn replenish(&mut self) {
+        self.tree.replenish();
+    }
+
     /// Makes computed pages visible to matches, at the end of the pinned path, and moves the pin
     /// to their end. What is left in `pages` could not be published and stays the caller's.
     pub fn publish_device(

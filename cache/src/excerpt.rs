@@ -12,6 +12,9 @@ use crate::sequence::{RunTokens, Token};
 /// An excerpt is at least one part in so many of what it keeps alive.
 const KEPT_SHARE: usize = 2;
 
+/// Moving so few tokens to where there is room for more costs next to nothing.
+const MOVED_MAX: usize = 1024;
+
 /// Tokens within an allocation that others may share.
 #[derive(Debug, Default)]
 pub(crate) struct Excerpt {
@@ -44,9 +47,12 @@ impl Excerpt {
         own.map(Vec::clear).is_some()
     }
 
-    /// Whether appending these tokens would not copy those that it has.
+    /// Whether appending these tokens costs no more than they are worth: those that it has stay where
+    /// they are, or are few, or few beside the new ones.
     pub(crate) fn grows_cheaply(&self, tokens: RunTokens<'_>) -> bool {
-        self.continues(tokens) || self.is_own()
+        let has_room = self.len + tokens.len() <= self.capacity();
+        let are_few = self.len < MOVED_MAX || self.len <= 4 * tokens.len();
+        self.continues(tokens) || self.is_own() && (has_room || are_few)
     }
 
     pub(crate) fn append(&mut self, tokens: RunTokens<'_>) {
@@ -72,9 +78,9 @@ impl Excerpt {
         *self = std::mem::take(front);
     }
 
+    /// Keeps the first tokens, and the memory of the others until it is trimmed.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.len = len;
-        self.trim();
     }
 
     /// The tokens from `at` on; these keep those before.
@@ -127,7 +133,8 @@ impl Excerpt {
         own
     }
 
-    fn trim(&mut self) {
+    /// Gives memory back once less than half of it is in use.
+    pub(crate) fn trim(&mut self) {
         if self.len * KEPT_SHARE < self.capacity() {
             *self = Self::own(self.to_vec());
         }
@@ -182,7 +189,11 @@ mod tests {
         assert!(!excerpt.grows_cheaply((&[1, 2, 3, 4][..]).into()), "that would copy 4,000 tokens");
         excerpt.append((&[1, 2, 3, 4][..]).into());
         assert_eq!((excerpt.len(), excerpt[4003], excerpt.is_own()), (4004, 4, true));
-        assert!(excerpt.grows_cheaply((&[5, 6, 7, 8][..]).into()));
+        let room = excerpt.capacity() - excerpt.len();
+        assert!(room > 0 && excerpt.grows_cheaply(vec![5; room][..].into()));
+        excerpt.append(vec![5; room][..].into());
+        assert!(!excerpt.grows_cheaply((&[6, 6, 6, 6][..]).into()), "that would copy all");
+        assert!(excerpt.grows_cheaply(vec![6; 4000][..].into()), "this would too, for as many");
     }
 
     #[test]
@@ -193,8 +204,11 @@ mod tests {
         assert_eq!((lower.len(), lower[0], lower.is_own()), (100, 3900, true));
         assert!(!upper.is_own(), "the prompt has it too");
         upper.truncate(2000);
+        upper.trim();
         assert!(!upper.is_own());
         upper.truncate(900);
+        assert!(!upper.is_own(), "not before it is trimmed");
+        upper.trim();
         assert_eq!((upper.len(), upper.is_own()), (900, true));
     }
 

@@ -64,6 +64,8 @@ pub(crate) struct Node {
     pub(crate) backing_up: bool,
     /// Whether the host copy has proved unsound: it is never read again.
     pub(crate) host_unsound: bool,
+    /// Whether it has lost pages and still has their memory.
+    pub(crate) is_untrimmed: bool,
 }
 
 impl Node {
@@ -84,7 +86,17 @@ impl Node {
             in_l3: false,
             backing_up: false,
             host_unsound: false,
+            is_untrimmed: false,
         }
+    }
+
+    /// Gives memory back that it does not need.
+    pub(crate) fn trim(&mut self) {
+        trim(&mut self.keys);
+        self.tokens.trim();
+        trim(&mut self.device.pages);
+        trim(&mut self.host.pages);
+        self.is_untrimmed = false;
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -136,5 +148,12 @@ impl Node {
             .zip(tokens.pages(page_size))
             .take_while(|(ours, theirs)| ours == theirs || planted(Bug::SkipTokenCompare))
             .count()
+    }
+}
+
+/// Gives memory back once less than half of it is in use.
+fn trim<E>(part: &mut Vec<E>) {
+    if part.capacity() > 2 * part.len() {
+        part.shrink_to_fit();
     }
 }

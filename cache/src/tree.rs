@@ -245,6 +245,9 @@ impl Tree {
         while index != NONE {
             self.visits += 1;
             let node = &mut self.nodes[index as usize];
+            if node.is_untrimmed {
+                node.trim();
+            }
             node.usage.last_used = tick;
             node.usage.hits = node.usage.hits.saturating_add(hits);
             node.usage.priority = node.usage.priority.max(priority);

@@ -143,9 +143,11 @@ impl Scheduler {
         entry.computed_tokens = path.depth() * self.config.cache.page_size;
         entry.prefill_end = entry.tokens();
         let remaining = entry.remaining_tokens() as usize;
-        entry.sequence.reserve(remaining.min(4096));
-        // Each running request may need a node for what it decodes.
-        self.cache.set_aside(self.running.len() + 1);
+        // Requests that began together should not outgrow their memory in the same step.
+        let room = 4096 + 64 * (handle.serial % 64) as usize;
+        entry.sequence.reserve(remaining.min(room));
+        // Each running request may need a node for what it decodes, and later another.
+        self.cache.set_aside(2 * (self.running.len() + 1));
         let priority = entry.priority;
         match &source {
             Some(source) => self.cache.touch_host(source, is_first, priority),

@@ -287,6 +287,7 @@ impl Scheduler {
             self.plan_forward(plan);
         }
         self.plan_backups(plan);
+        self.cache.replenish();
         self.cancelled.sort_unstable();
         plan.cancelled.append(&mut self.cancelled);
         plan.ended.append(&mut self.ended);

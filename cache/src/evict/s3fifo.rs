@@ -31,9 +31,9 @@ impl Place {
     }
 }
 
-/// Newcomers enter the small queue; those hit there move on to the main queue, the others are
-/// evicted and remembered as ghosts; a ghost that returns enters the main queue at once. In the
-/// main queue a hit buys one more round.
+/// Newcomers enter the small queue; those hit there move on to the main queue. In the main queue a
+/// hit buys one more round. Whatever is evicted is remembered as a ghost, and a ghost that returns
+/// enters the main queue at once.
 #[derive(Debug, Default)]
 pub(crate) struct S3Fifo {
     small: RankHeap,
@@ -118,10 +118,8 @@ impl EvictionPolicy for S3Fifo {
         }
     }
 
-    fn evicted(&mut self, node: u32, usage: &Usage) {
-        if !self.places[node as usize].in_main {
-            self.remember(usage.fingerprint);
-        }
+    fn evicted(&mut self, _: u32, usage: &Usage) {
+        self.remember(usage.fingerprint);
     }
 }
 

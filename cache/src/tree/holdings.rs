@@ -1,7 +1,6 @@
 //! Holdings: what each tier holds of a node, and how it goes.
 
 use super::Tree;
-use super::shape::trim;
 use crate::events::KvEvent;
 use crate::key::PageKey;
 use crate::node::NONE;
@@ -116,8 +115,9 @@ impl Tree {
         node.keys.truncate(kept);
         node.tokens.truncate(kept * page_size);
         pool.give_all(T::of_mut(node).pages.drain(kept..));
-        trim(&mut node.keys);
-        trim(&mut T::of_mut(node).pages);
+        // A victim goes on shrinking until it is gone: copying what is left would be for nothing, and
+        // the copy of a long one would hold up the step that needs the room.
+        node.is_untrimmed = true;
         self.refresh(index);
         true
     }

@@ -34,9 +34,7 @@ impl Tree {
         upper.tokens = std::mem::replace(&mut node.tokens, lower_tokens);
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
-        trim(&mut upper.keys);
-        trim(&mut upper.device.pages);
-        trim(&mut upper.host.pages);
+        upper.trim();
         (upper.in_l3, upper.backing_up, upper.host_unsound) =
             (node.in_l3, node.backing_up, node.host_unsound);
         node.start_page += pages as u32;
@@ -115,13 +113,6 @@ fn split_holding<T>(holding: &mut Holding<T>, pages: usize) -> Holding<T> {
 fn alike<T>(parent: &Holding<T>, child: &Holding<T>) -> bool {
     (parent.pins == child.pins || planted(Bug::MergeAcrossPins))
         && parent.pages.is_empty() == child.pages.is_empty()
-}
-
-/// Gives memory back once less than half of it is in use.
-pub(super) fn trim<E>(part: &mut Vec<E>) {
-    if part.capacity() > 2 * part.len() {
-        part.shrink_to_fit();
-    }
 }
 
 fn prepend<E>(to: &mut Vec<E>, front: &mut Vec<E>) {

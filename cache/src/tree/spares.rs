@@ -9,6 +9,8 @@ use crate::tier::{Device, Page};
 
 /// A small node has up to so many tokens.
 const SPARE_TOKENS: usize = 256;
+/// So many spares are made between two steps, at the most.
+const REPLENISHED_MAX: usize = 4;
 
 /// What a small node needs.
 struct Spare {
@@ -27,17 +29,26 @@ pub(crate) struct Spares {
 impl Tree {
     /// Makes sure that `nodes` small nodes can be added without allocating.
     pub(crate) fn set_aside(&mut self, nodes: usize) {
-        let pages = self.spare_pages();
         self.by_key.reserve(nodes);
         self.nodes.reserve(nodes.saturating_sub(self.vacant.len()));
         self.spares.most = self.spares.most.max(nodes);
-        while self.spares.kept.len() < nodes {
-            self.spares.kept.push(Spare {
-                keys: Vec::with_capacity(pages),
-                tokens: Excerpt::with_capacity(pages * self.page_size),
-                device_pages: Vec::with_capacity(pages),
-            });
-        }
+        self.add_spares(nodes.saturating_sub(self.spares.kept.len()));
+    }
+
+    /// Makes a few spares if less than half of them is left: requests that began together need theirs
+    /// in the same step, which should not have to wait for the allocator.
+    pub(crate) fn replenish(&mut self) {
+        let missing = (self.spares.most / 2).saturating_sub(self.spares.kept.len());
+        self.add_spares(missing.min(REPLENISHED_MAX));
+    }
+
+    fn add_spares(&mut self, count: usize) {
+        let pages = self.spare_pages();
+        self.spares.kept.extend((0..count).map(|_| Spare {
+            keys: Vec::with_capacity(pages),
+            tokens: Excerpt::with_capacity(pages * self.page_size),
+            device_pages: Vec::with_capacity(pages),
+        }));
     }
 
     /// Gives a new node the keys and tokens of its run.

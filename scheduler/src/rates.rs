@@ -4,17 +4,33 @@ use std::time::Duration;
 
 use crate::config::RateConfig;
 
-/// A running mean in which the latest sample counts one eighth.
+/// A running mean that forgets an eighth of what it knew with each sample, and in which a sample of
+/// many things counts more than one of few: a single page that waited behind a thousand says little.
 #[derive(Clone, Copy, Debug)]
-struct Mean(u64);
+struct Mean {
+    ns: u64,
+    /// How many things took that long, in 1/1024.
+    count: u64,
+}
 
 impl Mean {
-    fn observe(&mut self, sample: u64) {
-        self.0 = (self.0.saturating_mul(7).saturating_add(sample)) / 8;
+    fn new(ns_each: u64) -> Self {
+        Self { ns: ns_each, count: 1024 }
+    }
+
+    fn each(self) -> u64 {
+        (u128::from(self.ns) * 1024 / u128::from(self.count.max(1))) as u64
+    }
+
+    fn observe(&mut self, ns: u64, count: u32) {
+        self.ns = (self.ns / 8 * 7).saturating_add(ns);
+        self.count = (self.count / 8 * 7).saturating_add(u64::from(count) * 1024);
     }
 
     fn drift_to(&mut self, assumed: u64) {
-        self.0 = (self.0.saturating_mul(15).saturating_add(assumed)) / 16;
+        let each = (self.each().saturating_mul(15).saturating_add(assumed)) / 16;
+        self.ns =
+            u64::try_from(u128::from(each) * u128::from(self.count) / 1024).unwrap_or(u64::MAX);
     }
 }
 
@@ -30,9 +46,9 @@ pub(crate) struct Rates {
 impl Rates {
     pub(crate) fn new(assumed: &RateConfig) -> Self {
         Self {
-            prefill_ns_per_token: Mean(assumed.prefill_ns_per_token),
-            load_back_ns_per_page: Mean(assumed.load_back_ns_per_page),
-            prefetch_ns_per_page: Mean(assumed.prefetch_ns_per_page),
+            prefill_ns_per_token: Mean::new(assumed.prefill_ns_per_token),
+            load_back_ns_per_page: Mean::new(assumed.load_back_ns_per_page),
+            prefetch_ns_per_page: Mean::new(assumed.prefetch_ns_per_page),
             assumed: assumed.clone(),
         }
     }
@@ -66,24 +82,24 @@ impl Rates {
     }
 
     pub(crate) fn prefetch_pays(&self, pages: u32, tokens: u32) -> bool {
-        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.0);
+        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.each());
         let latency = self.assumed.prefetch_latency_us * 1000;
         let load = fetch.saturating_add(latency).saturating_add(self.load_back_ns(pages));
         load < self.prefill_ns(tokens)
     }
 
     fn load_back_ns(&self, pages: u32) -> u64 {
-        u64::from(pages).saturating_mul(self.load_back_ns_per_page.0)
+        u64::from(pages).saturating_mul(self.load_back_ns_per_page.each())
     }
 
     fn prefill_ns(&self, tokens: u32) -> u64 {
-        u64::from(tokens).saturating_mul(self.prefill_ns_per_token.0)
+        u64::from(tokens).saturating_mul(self.prefill_ns_per_token.each())
     }
 }
 
 fn observe(mean: &mut Mean, ns: u64, count: u32) {
-    if let Some(sample) = ns.checked_div(count.into()) {
-        mean.observe(sample);
+    if count > 0 {
+        mean.observe(ns, count);
     }
 }
 
@@ -115,6 +131,22 @@ mod tests {
             })
             .count();
         assert!((1..100).contains(&declined), "{declined}");
+    }
+
+    #[test]
+    fn one_page_that_waited_behind_many_does_not_price_the_rest_out() {
+        let mut rates = Rates::new(&RateConfig {
+            prefill_ns_per_token: 10_000,
+            load_back_ns_per_page: 10_000,
+            prefetch_ns_per_page: 20_000,
+            prefetch_latency_us: 400,
+        });
+        rates.observe_prefetch(1_000, Duration::from_millis(20));
+        rates.observe_load_back(1_000, Duration::from_millis(10));
+        rates.observe_prefetch(1, Duration::from_millis(20));
+        rates.observe_load_back(1, Duration::from_millis(10));
+        assert!(rates.prefetch_pays(1_000, 16_000));
+        assert!(rates.load_back_pays(1_000, 16_000));
     }
 
     #[test]

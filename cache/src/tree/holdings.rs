@@ -8,6 +8,9 @@ use crate::planted::{Bug, planted};
 use crate::pool::Pool;
 use crate::tier::{Device, Host, Page, Tier, TierName};
 
+/// At least one page in so many goes from a node that is split for it.
+const SPLIT_SHARE: usize = 8;
+
 impl Tree {
     pub(super) fn attach<T: Tier>(&mut self, index: u32, pages: impl Iterator<Item = Page<T>>) {
         let node = &mut self.nodes[index as usize];
@@ -46,8 +49,8 @@ impl Tree {
         }
     }
 
-    /// Frees at most `pages_max` device pages of a victim, from its end. Without a sound host copy
-    /// they are forgotten, together with what lies below them on host.
+    /// Frees `pages_max` device pages of a victim, from its end, or what it has; a few more of a long
+    /// one. Without a sound host copy they are forgotten, together with what lies below them on host.
     pub(crate) fn evict_device(
         &mut self,
         victim: u32,
@@ -60,6 +63,8 @@ impl Tree {
         if self.shorten::<Device>(victim, pages, device) {
             return pages;
         }
+        // The host holds it too, so it is split. A page at a time would leave a node for each page.
+        let pages = pages.max(self.nodes[victim as usize].len() / SPLIT_SHARE);
         self.isolate_end(victim, pages);
         self.detach::<Device>(victim, device);
         if !self.nodes[victim as usize].has_sound_host_copy() {

@@ -157,8 +157,9 @@ impl Cache {
         let page_size = config.page_size;
         assert!(page_size.is_power_of_two() && page_size <= 256, "page size {page_size}");
         let events = KvEventLog::new(config.kv_event_keys_max as usize);
+        let pages = config.device_pages.saturating_add(config.host_pages);
         Self {
-            tree: Tree::new(page_size, config.eviction, events),
+            tree: Tree::new(page_size, pages as usize, config.eviction, events),
             device: Pool::new(config.device_pages),
             host: Pool::new(config.host_pages),
             device_evicted_pages: 0,

@@ -27,6 +27,9 @@ use crate::pin::Pin;
 use crate::sequence::Sequence;
 use crate::tier::{Device, Page, Tier};
 
+/// Room for so many nodes is there from the start, unless there are fewer pages.
+const NODES_EXPECTED: usize = 28_000;
+
 /// A node, as long as it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NodeId {
@@ -99,12 +102,20 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn new(page_size: u32, eviction: EvictionKind, events: KvEventLog) -> Self {
+    pub(crate) fn new(
+        page_size: u32,
+        pages: usize,
+        eviction: EvictionKind,
+        events: KvEventLog,
+    ) -> Self {
         let tier = || TierState { policy: eviction.build(), evictable_pages: 0 };
+        // Small tables grow unnoticed; a large one holds up the request that fills it.
+        let mut by_key = HashedMap::default();
+        by_key.reserve(pages.min(NODES_EXPECTED));
         Self {
             nodes: Vec::new(),
             vacant: Vec::new(),
-            by_key: HashedMap::default(),
+            by_key,
             device: tier(),
             host: tier(),
             events,

@@ -71,6 +71,7 @@ fn prompts_that_leave_the_first_one_everywhere_cost_no_more() {
 #[test]
 fn what_was_evicted_costs_nothing_any_more() {
     let mut cache = large_cache();
+    let empty = cache.memory();
     prompts(&mut cache, 750, |_| 375, 200);
     // A little of each prompt's end at a time, so that nodes shrink before they go.
     while cache.usage().host.evictable_pages > 1000 {
@@ -83,7 +84,7 @@ fn what_was_evicted_costs_nothing_any_more() {
     assert!(memory.pages <= 2000, "{memory:?}");
     assert!(memory.token_bytes <= memory.pages * PAGE_SIZE as usize * 4 * 2, "{memory:?}");
     // What the nodes themselves took is kept for the next ones.
-    assert!(memory.metadata_bytes <= 600 * 1024, "{memory:?}");
+    assert!(memory.metadata_bytes <= empty.metadata_bytes + 600 * 1024, "{memory:?}");
     end(cache);
 }
 

@@ -48,6 +48,14 @@ pub(crate) struct Arguments {
     /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too [default: warn]
     #[arg(long, value_name = "FILTER", env = "TERRACE_LOG")]
     log: Option<String>,
+    /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
+    /// accepts it
+    #[arg(long, value_name = "FILE", env = "TERRACE_RECORD")]
+    record: Option<PathBuf>,
+    /// Record everything that the scheduler is told and plans into a new file, the tokens of prompts
+    /// included; `terrace decisions` does it again
+    #[arg(long, value_name = "FILE", env = "TERRACE_DECISION_LOG")]
+    decision_log: Option<PathBuf>,
 
     #[command(flatten)]
     model: ModelArguments,
@@ -285,6 +293,8 @@ impl Arguments {
             None => Config::default(),
         };
         let Arguments { listen, shutdown_patience, log, model, cache, batch, security, .. } = self;
+        set_some(&mut config.record, &self.record);
+        set_some(&mut config.decision_log, &self.decision_log);
         set(&mut config.listen, listen);
         set(&mut config.shutdown_patience, shutdown_patience);
         set_some(&mut config.log, log);

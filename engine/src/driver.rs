@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use terrace_l3::Store;
 use terrace_scheduler::{
-    Config, Copy, Decode, Event, OpId, Outcome, PageKey, Plan, Prefill, Request, RequestId,
-    Scheduler, Slot, StepId, StepResult, Time,
+    Config, Copy, Decode, Event, OpId, Outcome, PageKey, Plan, Prefill, Request, RequestId, Slot,
+    StepId, StepResult, Time, WatchedScheduler, Witness,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -30,7 +30,7 @@ const BURST_MAX: usize = 1024;
 const TRACE_MAX: u32 = 16_384;
 
 pub(crate) struct Driver<D> {
-    scheduler: Scheduler,
+    scheduler: WatchedScheduler,
     plan: Plan,
     namespace: PageKey,
     device: Arc<D>,
@@ -69,6 +69,7 @@ impl<D: Device> Driver<D> {
         model: M,
         device: Arc<D>,
         store: Option<Arc<dyn Store>>,
+        witnesses: Vec<Box<dyn Witness>>,
         happenings: Happenings,
     ) -> Result<Self, StartError>
     where
@@ -95,7 +96,7 @@ impl<D: Device> Driver<D> {
         };
         let rows = PageTable::new(config.batch.running_max, config.cache.page_size);
         let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
-        let scheduler = Scheduler::new(config)?;
+        let scheduler = WatchedScheduler::new(config, witnesses)?;
         Ok(Self {
             namespace: scheduler.namespace_of("", ""),
             scheduler,
@@ -179,7 +180,8 @@ impl<D: Device> Driver<D> {
                 drop(reply.send(self.view(&salts, nodes_max)));
             }
             Happening::ClearCache(reply) => {
-                self.scheduler.clear_cache();
+                let now = self.now();
+                self.scheduler.clear_cache(now);
                 let _ = reply.send(());
             }
             Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),

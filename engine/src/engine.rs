@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{Store, StoreError};
-use terrace_scheduler::{Config, ConfigError};
+use terrace_scheduler::{Config, ConfigError, Witness};
 use tokio::sync::oneshot;
 
 use crate::device::Device;
@@ -39,8 +39,26 @@ impl Engine {
         D: Device,
         M: Model<Memory = D::Memory>,
     {
+        Self::start_watched(config, model, device, store, Vec::new())
+    }
+
+    /// Starts an engine, as [`start`](Self::start) does, whose scheduler's calls are told to witnesses.
+    ///
+    /// # Errors
+    /// What about the configuration, the store or the system cannot work.
+    pub fn start_watched<M, D>(
+        config: Config,
+        model: M,
+        device: Arc<D>,
+        store: Option<Arc<dyn Store>>,
+        witnesses: Vec<Box<dyn Witness>>,
+    ) -> Result<Self, StartError>
+    where
+        D: Device,
+        M: Model<Memory = D::Memory>,
+    {
         let (happenings, happened) = Happenings::channel();
-        let driver = Driver::new(config, model, device, store, happenings.clone())?;
+        let driver = Driver::new(config, model, device, store, witnesses, happenings.clone())?;
         tokio::spawn(driver.run(happened));
         Ok(Self { happenings })
     }

@@ -80,6 +80,7 @@ mod requests;
 mod scheduler;
 mod stats;
 mod store_health;
+mod witness;
 
 pub use config::{
     AdmissionOrder, BatchConfig, Config, ConfigBuilder, CopyConfig, L3Config, ModelConfig,
@@ -101,3 +102,4 @@ pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,
     replay,
 };
+pub use witness::{Seen, WatchedScheduler, Witness};

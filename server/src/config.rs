@@ -52,6 +52,11 @@ pub struct Config {
     pub shutdown_patience: Duration,
     /// What to log, as `RUST_LOG` has it.
     pub log: Option<String>,
+    /// A new file for the traffic: times, lengths and page keys of all requests, as a trace that
+    /// replays accept.
+    pub record: Option<PathBuf>,
+    /// A new file for everything that the scheduler is told and plans, the tokens of prompts included.
+    pub decision_log: Option<PathBuf>,
     /// What clients may take.
     pub limits: Limits,
 }
@@ -77,6 +82,8 @@ impl Default for Config {
             operator_key: None,
             shutdown_patience: Duration::from_secs(10),
             log: None,
+            record: None,
+            decision_log: None,
             limits: Limits::default(),
         }
     }

@@ -1,7 +1,7 @@
 //! From a configuration to a running engine: model, memory, store.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytesize::ByteSize;
@@ -10,7 +10,8 @@ use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
 use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_model::{LoadError, Loaded};
-use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
+use terrace_replay::{DecisionRecorder, TrafficRecorder};
+use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig, Witness};
 
 use crate::config::{Config, ConfigError, L3Choice};
 use crate::served_model::ServedModel;
@@ -99,6 +100,14 @@ pub enum LaunchError {
     /// The store on disk cannot be opened.
     #[error("cannot open L3: {0}; --l3 disk:OTHER-FOLDER or --l3 none does without it")]
     L3Disk(OpenError),
+    /// A recording that cannot be made.
+    #[error("cannot record into {}: {error}; give the name of a new file", file.display())]
+    Record {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
     /// The store in memory cannot be made.
     #[error("cannot make an L3 store in memory: {0}; choose another size, or --l3 none")]
     L3Memory(io::Error),
@@ -149,8 +158,22 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
         l3: opened.as_ref().map(|opened| opened.tier.clone()),
     };
     let store = opened.map(|opened| opened.store);
-    let engine = Engine::start(scheduler_config(config), model, Arc::new(device), store)?;
+    let (scheduler, device) = (scheduler_config(config), Arc::new(device));
+    let engine = Engine::start_watched(scheduler, model, device, store, witnesses(config)?)?;
     Ok(Launched { engine, model: model_served, summary })
+}
+
+/// Those who record what the scheduler does.
+fn witnesses(config: &Config) -> Result<Vec<Box<dyn Witness>>, LaunchError> {
+    let mut witnesses: Vec<Box<dyn Witness>> = Vec::new();
+    let cannot = |file: &Path, error| LaunchError::Record { file: file.to_owned(), error };
+    if let Some(file) = &config.record {
+        witnesses.push(Box::new(TrafficRecorder::create(file).map_err(|e| cannot(file, e))?));
+    }
+    if let Some(file) = &config.decision_log {
+        witnesses.push(Box::new(DecisionRecorder::create(file).map_err(|e| cannot(file, e))?));
+    }
+    Ok(witnesses)
 }
 
 /// What the scheduler is to do. What the engine knows better it fills in itself.

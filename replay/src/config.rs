@@ -1,0 +1,317 @@
+//! What a replay is told: the machines, the schedulers that run on them, and how requests arrive.
+
+use serde::{Deserialize, Serialize};
+use terrace_scheduler::{
+    CacheConfig, Config as SchedulerConfig, L3Config, PrefetchPolicy, QueueConfig, RateConfig,
+};
+
+use crate::cost::{CostModel, Gpu, Model};
+use crate::error::ReplayError;
+
+/// Everything that can be set about a replay. The same trace and the same configuration give the
+/// same report, to the byte.
+///
+/// The default is one worker with Llama 3.1 8B on four H200, a host tier of four times the device, and
+/// an L3 without a limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Workers, each with a device and a host tier of its own. They share one L3.
+    pub workers: u32,
+    /// Which worker a request goes to.
+    pub routing: Routing,
+    /// How requests arrive.
+    pub arrival: Arrival,
+    /// Requests that wait at a worker's scheduler at the most; further ones wait before it, in the
+    /// order of their arrival. A scheduler looks into L3 when it is given a request, so one that is
+    /// given hours too early finds too little, and holds memory for nothing.
+    pub waiting_max: u32,
+    /// The scheduler of each worker. Replay sets what it needs itself: KV events, transitions, and
+    /// the assumed rates where they are left at `None` in [`Config::rates`].
+    pub scheduler: SchedulerConfig,
+    /// What the schedulers assume about speed until they have measured it; without it, what the
+    /// model of costs and links says.
+    pub rates: Option<RateConfig>,
+    /// How long a step takes.
+    pub cost: CostModel,
+    /// Bytes of KV for one token, over all ranks.
+    pub kv_bytes_per_token: u64,
+    /// The links of each worker.
+    pub links: LinksConfig,
+    /// The store that all workers share. Used only if the scheduler's configuration has an L3.
+    pub store: StoreConfig,
+    /// What the dice of failures start from.
+    pub seed: u64,
+}
+
+/// Which worker a request goes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Routing {
+    /// One after the other.
+    #[default]
+    RoundRobin,
+    /// Where most of its prompt is cached, as far as KV events tell, unless that worker has much
+    /// more to do than the others.
+    PrefixAware {
+        /// How many tokens of cached prompt outweigh one token that a worker still has to compute:
+        /// 0 looks at the prefix alone.
+        load_weight: f64,
+    },
+}
+
+/// How requests arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Arrival {
+    /// At the times of the trace.
+    Trace {
+        /// By how much faster than the trace says: 2 halves every gap.
+        speed_up: f64,
+    },
+    /// In the order of the trace, so that so many are alive at any time.
+    ClosedLoop {
+        /// Requests alive at once.
+        concurrency: u32,
+    },
+}
+
+/// What one link can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConfig {
+    /// What every transfer takes besides its bytes.
+    pub latency_us: u64,
+    /// Bytes that it carries in a second.
+    pub bytes_per_second: u64,
+}
+
+/// The links of one worker. Each direction is a link of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LinksConfig {
+    /// Host to device: load-backs.
+    pub host_to_device: LinkConfig,
+    /// Device to host: write-backs.
+    pub device_to_host: LinkConfig,
+    /// L3 to host: prefetches.
+    pub l3_to_host: LinkConfig,
+    /// Host to L3: backups.
+    pub host_to_l3: LinkConfig,
+}
+
+/// The store that all workers share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreConfig {
+    /// Pages that it holds at the most, the least recently used going first; without it there is no
+    /// limit.
+    pub pages_max: Option<u64>,
+    /// How long it takes to say which pages it has.
+    pub probe_latency_us: u64,
+    /// What it delivers to all workers together.
+    pub read: LinkConfig,
+    /// What it takes from all workers together.
+    pub write: LinkConfig,
+    /// The share of probes that fail.
+    pub probe_failure_rate: f64,
+    /// The share of reads that fail.
+    pub read_failure_rate: f64,
+    /// The share of reads that deliver only the first of their pages.
+    pub short_read_rate: f64,
+    /// The share of writes that fail.
+    pub write_failure_rate: f64,
+}
+
+/// GPUs of a worker where nothing else is said.
+pub const DEFAULT_GPUS: u32 = 4;
+/// The most workers that are simulated.
+pub const WORKERS_MAX: u32 = 1024;
+/// The most tokens that a device or host tier may have.
+pub const TIER_TOKENS_MAX: u64 = 1 << 36;
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::for_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS)
+    }
+}
+
+impl Default for Arrival {
+    fn default() -> Self {
+        Self::Trace { speed_up: 1.0 }
+    }
+}
+
+impl Default for LinksConfig {
+    fn default() -> Self {
+        Self::of_gpu(&Gpu::H200, DEFAULT_GPUS)
+    }
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            pages_max: None,
+            probe_latency_us: 200,
+            read: LinkConfig { latency_us: 300, bytes_per_second: 200_000_000_000 },
+            write: LinkConfig { latency_us: 300, bytes_per_second: 200_000_000_000 },
+            probe_failure_rate: 0.0,
+            read_failure_rate: 0.0,
+            short_read_rate: 0.0,
+            write_failure_rate: 0.0,
+        }
+    }
+}
+
+impl LinksConfig {
+    /// The links of a worker with so many GPUs of a kind: each has its own way to the host and its own
+    /// network adapter.
+    #[must_use]
+    pub fn of_gpu(gpu: &Gpu, tensor_parallel: u32) -> Self {
+        let all = |bytes_per_second: u64| bytes_per_second * u64::from(tensor_parallel);
+        let bytes_per_second = all(gpu.host_bytes_per_second);
+        let copy = LinkConfig { latency_us: 20, bytes_per_second };
+        let bytes_per_second = all(gpu.network_bytes_per_second);
+        let network = LinkConfig { latency_us: 100, bytes_per_second };
+        Self {
+            host_to_device: copy,
+            device_to_host: copy,
+            l3_to_host: network,
+            host_to_l3: network,
+        }
+    }
+}
+
+impl Config {
+    /// One worker with a model on so many GPUs: costs, links and sizes follow from both. The device
+    /// tier has what nine tenths of the memory leave beside the weights, the host four times that,
+    /// and L3 has no limit.
+    #[must_use]
+    pub fn for_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
+        let page_size = 16;
+        let device_tokens = model.device_tokens(gpu, tensor_parallel).max(u64::from(page_size));
+        let device_pages = (device_tokens / u64::from(page_size)).min(1 << 28) as u32;
+        let scheduler = SchedulerConfig {
+            cache: CacheConfig {
+                page_size,
+                device_pages,
+                host_pages: device_pages * 4,
+                ..CacheConfig::default()
+            },
+            queue: QueueConfig {
+                requests_max: 1 << 24,
+                share_wait_max_ms: 600_000,
+                ..QueueConfig::default()
+            },
+            l3: Some(replay_l3()),
+            ..SchedulerConfig::default()
+        };
+        Self {
+            workers: 1,
+            routing: Routing::RoundRobin,
+            arrival: Arrival::default(),
+            waiting_max: 8,
+            scheduler,
+            rates: None,
+            cost: CostModel::of_machine(model, gpu, tensor_parallel),
+            kv_bytes_per_token: model.kv_bytes_per_token(),
+            links: LinksConfig::of_gpu(gpu, tensor_parallel),
+            store: StoreConfig::default(),
+            seed: 0,
+        }
+    }
+
+    /// Bytes of one page.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.kv_bytes_per_token * u64::from(self.scheduler.cache.page_size)
+    }
+
+    /// Whether this configuration can be replayed.
+    ///
+    /// # Errors
+    /// The first setting that cannot, and its limits.
+    pub fn check(&self) -> Result<(), ReplayError> {
+        self.scheduler.check()?;
+        let refuse =
+            |setting, value: String, limits| Err(ReplayError::Setting { setting, value, limits });
+        if !(1..=WORKERS_MAX).contains(&self.workers) {
+            return refuse("workers", self.workers.to_string(), "use 1 to 1024");
+        }
+        match self.arrival {
+            Arrival::Trace { speed_up } if !(1e-6..=1e9).contains(&speed_up) => {
+                return refuse("arrival.speed_up", speed_up.to_string(), "use 0.000001 to 1e9");
+            }
+            Arrival::ClosedLoop { concurrency } if !(1..=1 << 24).contains(&concurrency) => {
+                let value = concurrency.to_string();
+                return refuse("arrival.concurrency", value, "use 1 to 16777216");
+            }
+            Arrival::Trace { .. } | Arrival::ClosedLoop { .. } => {}
+        }
+        if let Routing::PrefixAware { load_weight } = self.routing
+            && !(0.0..=1e6).contains(&load_weight)
+        {
+            return refuse("routing.load_weight", load_weight.to_string(), "use 0 to 1000000");
+        }
+        if self.waiting_max == 0 {
+            return refuse("waiting_max", "0".to_owned(), "use at least 1");
+        }
+        if self.scheduler.model.ranks != 1 {
+            let value = self.scheduler.model.ranks.to_string();
+            return refuse("scheduler.model.ranks", value, "use 1: the cost model has the ranks");
+        }
+        if self.scheduler.batch.decode_tokens != 1 {
+            let value = self.scheduler.batch.decode_tokens.to_string();
+            return refuse(
+                "scheduler.batch.decode_tokens",
+                value,
+                "use 1: drafts are not modelled",
+            );
+        }
+        if !(1..=1 << 32).contains(&self.kv_bytes_per_token) {
+            let value = self.kv_bytes_per_token.to_string();
+            return refuse("kv_bytes_per_token", value, "use 1 to 4294967296");
+        }
+        if self.store.pages_max.is_some_and(|pages| !(1..=u64::from(u32::MAX / 2)).contains(&pages))
+        {
+            let value = self.store.pages_max.unwrap_or(0).to_string();
+            return refuse("store.pages_max", value, "use 1 to 2147483647, or leave it out");
+        }
+        let rates = [
+            ("store.probe_failure_rate", self.store.probe_failure_rate),
+            ("store.read_failure_rate", self.store.read_failure_rate),
+            ("store.short_read_rate", self.store.short_read_rate),
+            ("store.write_failure_rate", self.store.write_failure_rate),
+        ];
+        if let Some((setting, rate)) = rates.iter().find(|(_, rate)| !(0.0..=1.0).contains(rate)) {
+            return refuse(setting, rate.to_string(), "use 0 to 1");
+        }
+        let links = [
+            ("links.host_to_device", self.links.host_to_device),
+            ("links.device_to_host", self.links.device_to_host),
+            ("links.l3_to_host", self.links.l3_to_host),
+            ("links.host_to_l3", self.links.host_to_l3),
+            ("store.read", self.store.read),
+            ("store.write", self.store.write),
+        ];
+        for (setting, link) in links {
+            let in_limits = (1_000..=1 << 50).contains(&link.bytes_per_second)
+                && link.latency_us <= 3_600_000_000;
+            if !in_limits {
+                let value = format!("{link:?}");
+                return refuse(setting, value, "use 1000 to 2^50 bytes/s and at most an hour");
+            }
+        }
+        self.cost.check()
+    }
+}
+
+/// A store that is asked for everything it might have and waited for, so that what a tier is worth
+/// can be seen; what it costs shows in the latencies.
+fn replay_l3() -> L3Config {
+    L3Config {
+        prefetch_threshold_pages: 1,
+        prefetch: PrefetchPolicy::Wait { max_ms: 60_000 },
+        ..L3Config::default()
+    }
+}

@@ -1,0 +1,349 @@
+//! Fits the cost model to measured steps.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cost::{CostModel, StepShape};
+use crate::error::ReplayError;
+
+/// A step that was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measurement {
+    /// Tokens of prefill chunks.
+    #[serde(default)]
+    pub prefill_tokens: u64,
+    /// For each chunk, its tokens times those before it, and half its square.
+    #[serde(default)]
+    pub prefill_pairs: u64,
+    /// Requests that decode.
+    #[serde(default)]
+    pub decode_rows: u64,
+    /// The tokens before those.
+    #[serde(default)]
+    pub decode_context: u64,
+    /// How long the step took.
+    pub step_us: f64,
+}
+
+/// A cost model that was fitted, and how well it fits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Fit {
+    /// The costs.
+    pub cost: CostModel,
+    /// Steps that it was fitted to.
+    pub measurements: usize,
+    /// The root of the mean squared residual.
+    pub residual_us: f64,
+    /// The mean of the residuals' sizes as shares of the measured times.
+    pub relative_residual: f64,
+}
+
+/// A constant and the four counts of a step.
+const PARTS: usize = 5;
+/// The most measurements that are read.
+const MEASUREMENTS_MAX: usize = 1 << 20;
+
+impl Measurement {
+    /// Reads measurements: as JSON, one object a line, or as CSV with the same names in its first
+    /// line.
+    ///
+    /// # Errors
+    /// The first line that is not understood.
+    pub fn parse(text: &str) -> Result<Vec<Self>, ReplayError> {
+        let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+        let Some((_, first)) = lines.clone().next() else { return Ok(Vec::new()) };
+        if first.trim_start().starts_with('{') {
+            return bounded(lines.map(|(line, text)| Self::from_json(line, text)));
+        }
+        let names: Vec<&str> = first.split(',').map(str::trim).collect();
+        lines.next();
+        bounded(lines.map(|(line, text)| Self::from_csv(line, &names, text)))
+    }
+
+    fn from_json(line: usize, text: &str) -> Result<Self, ReplayError> {
+        let parsed: Result<Self, _> = serde_json::from_str(text);
+        parsed
+            .map_err(|error| ReplayError::Measurement { line, problem: error.to_string() })?
+            .checked(line)
+    }
+
+    fn from_csv(line: usize, names: &[&str], text: &str) -> Result<Self, ReplayError> {
+        let refuse = |problem: String| ReplayError::Measurement { line, problem };
+        let values: Vec<&str> = text.split(',').map(str::trim).collect();
+        if values.len() != names.len() {
+            let problem = format!("{} values for {} columns", values.len(), names.len());
+            return Err(refuse(problem));
+        }
+        let mut measurement = Self { step_us: f64::NAN, ..Self::default() };
+        for (name, value) in names.iter().zip(values) {
+            let count = || {
+                let parsed: Result<u64, _> = value.parse();
+                parsed.map_err(|_| refuse(format!("{name} = {value:?} is no count")))
+            };
+            match *name {
+                "prefill_tokens" => measurement.prefill_tokens = count()?,
+                "prefill_pairs" => measurement.prefill_pairs = count()?,
+                "decode_rows" => measurement.decode_rows = count()?,
+                "decode_context" => measurement.decode_context = count()?,
+                "step_us" => {
+                    let parsed: Result<f64, _> = value.parse();
+                    measurement.step_us =
+                        parsed.map_err(|_| refuse(format!("step_us = {value:?} is no time")))?;
+                }
+                other => {
+                    return Err(refuse(format!(
+                        "column {other:?} is not known: use prefill_tokens, prefill_pairs, \
+                         decode_rows, decode_context and step_us"
+                    )));
+                }
+            }
+        }
+        measurement.checked(line)
+    }
+
+    fn checked(self, line: usize) -> Result<Self, ReplayError> {
+        if self.step_us.is_finite() && self.step_us > 0.0 {
+            return Ok(self);
+        }
+        let problem = "step_us must be there and above 0".to_owned();
+        Err(ReplayError::Measurement { line, problem })
+    }
+
+    fn parts(&self) -> [f64; PARTS] {
+        [
+            1.0,
+            self.prefill_tokens as f64,
+            self.prefill_pairs as f64,
+            self.decode_rows as f64,
+            self.decode_context as f64,
+        ]
+    }
+}
+
+fn bounded(
+    measurements: impl Iterator<Item = Result<Measurement, ReplayError>>,
+) -> Result<Vec<Measurement>, ReplayError> {
+    let mut all = Vec::new();
+    for measurement in measurements {
+        if all.len() == MEASUREMENTS_MAX {
+            let problem = format!("only {MEASUREMENTS_MAX} measurements are read");
+            return Err(ReplayError::Measurement { line: all.len() + 1, problem });
+        }
+        all.push(measurement?);
+    }
+    Ok(all)
+}
+
+impl CostModel {
+    /// The costs that fit the measured steps best, by least squares. None is negative: a part that
+    /// would be is left out, and the others are fitted again. Reading the weights shows as a part of
+    /// every step.
+    ///
+    /// # Errors
+    /// If there are too few measurements.
+    pub fn fit(measurements: &[Measurement]) -> Result<Fit, ReplayError> {
+        // What never happened has no cost that could be told.
+        let mut used = [true; PARTS];
+        for (part, used) in used.iter_mut().enumerate() {
+            *used = measurements.iter().any(|measurement| measurement.parts()[part] != 0.0);
+        }
+        let needed = used.iter().filter(|used| **used).count().max(2);
+        if measurements.len() < needed {
+            return Err(ReplayError::TooFewMeasurements { given: measurements.len(), needed });
+        }
+        let costs_us = loop {
+            let costs = solve(measurements, &used);
+            let worst = (0..PARTS).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0);
+            if costs[worst] >= 0.0 {
+                break costs;
+            }
+            used[worst] = false;
+        };
+        let ns = costs_us.map(|us| us * 1000.0);
+        let cost = CostModel {
+            step_ns: ns[0],
+            weights_ns: 0.0,
+            prefill_token_ns: ns[1],
+            prefill_pair_ns: ns[2],
+            decode_row_ns: ns[3],
+            decode_context_ns: ns[4],
+        };
+        let (mut squares, mut relative) = (0.0, 0.0);
+        for measurement in measurements {
+            let shape = StepShape {
+                prefill_tokens: measurement.prefill_tokens,
+                prefill_pairs: measurement.prefill_pairs,
+                decode_rows: measurement.decode_rows,
+                decode_context: measurement.decode_context,
+            };
+            let off = cost.step_ns(&shape) as f64 / 1000.0 - measurement.step_us;
+            squares += off * off;
+            relative += off.abs() / measurement.step_us;
+        }
+        let count = measurements.len() as f64;
+        Ok(Fit {
+            cost,
+            measurements: measurements.len(),
+            residual_us: (squares / count).sqrt(),
+            relative_residual: relative / count,
+        })
+    }
+}
+
+/// Least squares over the parts in use, by the normal equations. Columns are scaled to the same
+/// size first, for pairs are millions where rows are dozens.
+fn solve(measurements: &[Measurement], used: &[bool; PARTS]) -> [f64; PARTS] {
+    let mut scale = [0.0f64; PARTS];
+    for measurement in measurements {
+        for (scale, part) in scale.iter_mut().zip(measurement.parts()) {
+            *scale = scale.max(part);
+        }
+    }
+    let mut rows = [[0.0f64; PARTS + 1]; PARTS];
+    for measurement in measurements {
+        let mut parts = measurement.parts();
+        for place in 0..PARTS {
+            parts[place] = if used[place] { parts[place] / scale[place] } else { 0.0 };
+        }
+        for place in 0..PARTS {
+            for other in 0..PARTS {
+                rows[place][other] += parts[place] * parts[other];
+            }
+            rows[place][PARTS] += parts[place] * measurement.step_us;
+        }
+    }
+    let mut costs = eliminate(rows);
+    for place in 0..PARTS {
+        costs[place] = if used[place] { costs[place] / scale[place] } else { 0.0 };
+    }
+    costs
+}
+
+/// Gauss's elimination with the largest pivot; what the equations leave open is 0.
+fn eliminate(mut rows: [[f64; PARTS + 1]; PARTS]) -> [f64; PARTS] {
+    let tiny = 1e-12 * rows.iter().flatten().fold(0.0f64, |most, value| most.max(value.abs()));
+    let mut pivot_of = [None; PARTS];
+    let mut next = 0;
+    for column in 0..PARTS {
+        let largest =
+            (next..PARTS).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()));
+        let Some(largest) = largest.filter(|&row| rows[row][column].abs() > tiny) else { continue };
+        rows.swap(next, largest);
+        let pivot = rows[next];
+        for (place, row) in rows.iter_mut().enumerate() {
+            if place != next {
+                let factor = row[column] / pivot[column];
+                row.iter_mut().zip(pivot).for_each(|(value, above)| *value -= factor * above);
+            }
+        }
+        pivot_of[column] = Some(next);
+        next += 1;
+    }
+    let mut solution = [0.0; PARTS];
+    for column in 0..PARTS {
+        if let Some(row) = pivot_of[column] {
+            solution[column] = rows[row][PARTS] / rows[row][column];
+        }
+    }
+    solution
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(cost: &CostModel, noise: f64) -> Vec<Measurement> {
+        let step = |index: u64| {
+            let word = index.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let shape = StepShape {
+                prefill_tokens: (word >> 50) % 4096,
+                prefill_pairs: (word >> 40) % 10_000_000,
+                decode_rows: (word >> 30) % 200,
+                decode_context: (word >> 20) % 900_000,
+            };
+            let sign = if index.is_multiple_of(2) { 1.0 } else { -1.0 };
+            Measurement {
+                prefill_tokens: shape.prefill_tokens,
+                prefill_pairs: shape.prefill_pairs,
+                decode_rows: shape.decode_rows,
+                decode_context: shape.decode_context,
+                step_us: cost.step_ns(&shape) as f64 / 1000.0 * (1.0 + sign * noise),
+            }
+        };
+        (1..200).map(step).collect()
+    }
+
+    fn known() -> CostModel {
+        CostModel {
+            step_ns: 5_000_000.0,
+            weights_ns: 0.0,
+            prefill_token_ns: 30_000.0,
+            prefill_pair_ns: 1.5,
+            decode_row_ns: 40_000.0,
+            decode_context_ns: 50.0,
+        }
+    }
+
+    #[test]
+    fn known_costs_are_found_again() {
+        let fit = CostModel::fit(&measured(&known(), 0.0)).unwrap();
+        let (found, known) = (fit.cost, known());
+        let pairs = [
+            (found.step_ns, known.step_ns),
+            (found.prefill_token_ns, known.prefill_token_ns),
+            (found.prefill_pair_ns, known.prefill_pair_ns),
+            (found.decode_row_ns, known.decode_row_ns),
+            (found.decode_context_ns, known.decode_context_ns),
+        ];
+        for (found, known) in pairs {
+            assert!((found / known - 1.0).abs() < 1e-3, "{found} for {known}");
+        }
+        assert!(fit.residual_us < 1.0, "{fit:?}");
+    }
+
+    #[test]
+    fn the_residual_tells_of_noise() {
+        let fit = CostModel::fit(&measured(&known(), 0.05)).unwrap();
+        assert!((0.03..0.07).contains(&fit.relative_residual), "{fit:?}");
+    }
+
+    #[test]
+    fn no_cost_is_negative() {
+        let mut measurements = measured(&known(), 0.0);
+        for measurement in &mut measurements {
+            measurement.step_us = 1000.0 + 1e9 / (1.0 + measurement.decode_rows as f64);
+        }
+        let cost = CostModel::fit(&measurements).unwrap().cost;
+        assert_eq!(cost.decode_row_ns, 0.0);
+        assert!(cost.check().is_ok(), "{cost:?}");
+    }
+
+    #[test]
+    fn csv_and_json_say_the_same() {
+        let csv = "decode_rows, decode_context, step_us\n8, 1000, 7000.5\n\n9, 2000, 7100\n";
+        let json = "{\"decode_rows\":8,\"decode_context\":1000,\"step_us\":7000.5}\n\
+                    {\"decode_rows\":9,\"decode_context\":2000,\"step_us\":7100}\n";
+        let read = Measurement::parse(csv).unwrap();
+        assert_eq!(read, Measurement::parse(json).unwrap());
+        assert_eq!(read.len(), 2);
+    }
+
+    #[test]
+    fn a_line_that_is_not_understood_is_named() {
+        for (text, line) in [
+            ("decode_rows,step_us\n1,2\n3\n", 3),
+            ("decode_rows,step_us\n1,2\n\nx,3\n", 4),
+            ("rows,step_us\n1,2\n", 2),
+            ("decode_rows\n1\n", 2),
+            ("{\"step_us\":1}\n{\"step_us\":0}\n", 2),
+            ("{\"step_us\":1}\n{\"step_us\":\n", 2),
+        ] {
+            match Measurement::parse(text) {
+                Err(ReplayError::Measurement { line: named, .. }) => assert_eq!(named, line),
+                other => panic!("{text:?} gave {other:?}"),
+            }
+        }
+        let few = CostModel::fit(&Measurement::parse("step_us\n5\n").unwrap());
+        assert_eq!(few, Err(ReplayError::TooFewMeasurements { given: 1, needed: 2 }));
+    }
+}

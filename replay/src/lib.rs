@@ -1,0 +1,49 @@
+//! Replays a trace of requests in virtual time: what would this traffic do on that configuration?
+//!
+//! Every worker is driven by the real scheduler; only what it decides about is a model: how long a
+//! step takes ([`CostModel`]), what moves over links that have a bandwidth, and a store that all
+//! workers share. There is no clock, no thread and no randomness but seeded dice in a replay, so the
+//! same [`Trace`] and [`Config`] give the same [`Report`], to the byte. It must stay that way.
+//!
+//! Traces come from files, from [`trace::Synthetic`], or from a live scheduler that was watched
+//! ([`TrafficRecorder`]); one that was watched closely can be done again call by call
+//! ([`DecisionRecorder`], [`check_decisions`]).
+
+#![forbid(unsafe_code)]
+
+mod arrivals;
+mod config;
+mod cost;
+mod dice;
+mod error;
+mod fit;
+mod happenings;
+mod histogram;
+mod links;
+mod page_set;
+mod record;
+mod report;
+mod router;
+mod series;
+mod store;
+mod tally;
+pub mod trace;
+mod worker;
+mod world;
+
+pub use config::{
+    Arrival, Config, DEFAULT_GPUS, LinkConfig, LinksConfig, Routing, StoreConfig, TIER_TOKENS_MAX,
+    WORKERS_MAX,
+};
+pub use cost::{CostModel, Gpu, Model, StepShape};
+pub use error::ReplayError;
+pub use fit::{Fit, Measurement};
+pub use record::{
+    Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
+};
+pub use report::{
+    BytesMoved, CurvePoint, Distribution, LinkName, LinkUse, Phase, Report, Reuse, ReuseTokens,
+    Series, SlowRequest, Span, StoreUse, WorkerUse,
+};
+pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
+pub use world::replay;

@@ -1,0 +1,135 @@
+//! Links: what moves pages has a bandwidth, and whoever comes later waits.
+
+use serde::Serialize;
+
+use crate::config::LinkConfig;
+use crate::report::{LinkName, LinkUse};
+
+/// A link that carries one transfer after the other.
+///
+/// First come, first served: that is how copy engines and connections work off what they are given,
+/// and a transfer's end is known when it begins, so nothing is ever planned anew. All transfers
+/// together take as long as if they shared the bandwidth; the mean is no worse. The latency does not
+/// occupy the link: the next transfer's bytes follow at once.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    latency_us: u64,
+    bytes_per_second: u64,
+    /// When the last byte of what was given to it has gone, in nanoseconds.
+    free_at_ns: u64,
+    transfers: u64,
+    bytes: u64,
+    busy_ns: u64,
+    waited_ns: u128,
+}
+
+/// When bytes are on a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Carried {
+    pub(crate) start_ns: u64,
+    pub(crate) end_ns: u64,
+}
+
+impl Link {
+    pub(crate) fn new(config: &LinkConfig) -> Self {
+        Self {
+            latency_us: config.latency_us,
+            bytes_per_second: config.bytes_per_second,
+            free_at_ns: 0,
+            transfers: 0,
+            bytes: 0,
+            busy_ns: 0,
+            waited_ns: 0,
+        }
+    }
+
+    /// Carries bytes from this moment on, or when those before them are through.
+    pub(crate) fn carry(&mut self, now_us: u64, bytes: u64) -> Carried {
+        self.carry_behind(now_us, Carried { start_ns: now_us * 1000, end_ns: 0 }, bytes)
+    }
+
+    /// Carries bytes that come over another link: the first not before that has begun, the last not
+    /// before that has ended.
+    pub(crate) fn carry_behind(&mut self, now_us: u64, source: Carried, bytes: u64) -> Carried {
+        let start_ns = self.free_at_ns.max(source.start_ns);
+        let needs_ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
+        let needs_ns = u64::try_from(needs_ns).unwrap_or(u64::MAX / 4);
+        let end_ns = (start_ns + needs_ns).max(source.end_ns);
+        self.free_at_ns = end_ns;
+        self.transfers += 1;
+        self.bytes += bytes;
+        self.busy_ns += end_ns - start_ns;
+        self.waited_ns += u128::from(start_ns - (now_us * 1000).min(start_ns));
+        Carried { start_ns, end_ns }
+    }
+
+    pub(crate) fn latency_us(&self) -> u64 {
+        self.latency_us
+    }
+
+    pub(crate) fn report(&self, link: LinkName, worker: Option<u32>, whole_us: u64) -> LinkUse {
+        let busy_s = self.busy_ns as f64 / 1e9;
+        let whole_s = whole_us.max(1) as f64 / 1e6;
+        let waits = self.transfers.max(1) as f64;
+        LinkUse {
+            link,
+            worker,
+            transfers: self.transfers,
+            bytes: self.bytes,
+            busy_s,
+            busy: (busy_s / whole_s).min(1.0),
+            wait_ms_mean: self.waited_ns as f64 / 1e6 / waits,
+        }
+    }
+}
+
+impl Carried {
+    /// The moment at which the last byte has arrived, rounded up.
+    pub(crate) fn arrival_us(self, latency_us: u64) -> u64 {
+        self.end_ns.div_ceil(1000) + latency_us
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(bytes_per_second: u64) -> Link {
+        Link::new(&LinkConfig { latency_us: 50, bytes_per_second })
+    }
+
+    #[test]
+    fn whoever_comes_later_waits_for_those_before() {
+        let mut link = link(1_000_000_000);
+        let first = link.carry(100, 1_000_000);
+        assert_eq!(first, Carried { start_ns: 100_000, end_ns: 1_100_000 });
+        assert_eq!(first.arrival_us(link.latency_us()), 1_150);
+        let second = link.carry(600, 500_000);
+        assert_eq!(second, Carried { start_ns: 1_100_000, end_ns: 1_600_000 });
+        let after_a_pause = link.carry(9_000, 1);
+        assert_eq!(after_a_pause, Carried { start_ns: 9_000_000, end_ns: 9_000_001 });
+        let used = link.report(LinkName::HostToDevice, Some(0), 10_000);
+        assert_eq!((used.transfers, used.bytes), (3, 1_500_001));
+        assert!(
+            (used.busy_s - 0.001_500_001).abs() < 1e-12 && (used.busy - 0.150_000_1).abs() < 1e-9
+        );
+        assert!((used.wait_ms_mean - 0.5 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn bytes_over_two_links_take_as_long_as_over_the_slower() {
+        for (store, network) in [(2_000_000_000, 1_000_000_000), (1_000_000_000, 2_000_000_000)] {
+            let (mut store, mut network) = (link(store), link(network));
+            let read = store.carry(0, 1_000_000);
+            let came = network.carry_behind(0, read, 1_000_000);
+            assert_eq!(came.end_ns, 1_000_000);
+        }
+    }
+
+    #[test]
+    fn all_together_take_as_long_as_their_bytes() {
+        let mut link = link(3_000_000);
+        let last = (0..100).map(|bytes| link.carry(0, bytes * 1000).end_ns).last();
+        assert!(last.unwrap().abs_diff(4_950_000 * 1_000 / 3) < 100);
+    }
+}

@@ -1,0 +1,288 @@
+//! The decision log: every call of a live scheduler, and how to do it again and compare.
+
+use std::fmt;
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use terrace_scheduler::{
+    Config, ConfigError, Event, EventError, OpId, Outcome, Plan, Request, RequestId, Scheduler,
+    Seen, StepId, StepResult, SubmitError, Time, Token, UnknownRequest, Witness,
+};
+
+use super::lines::Lines;
+
+/// How many values of a plan that differ are named.
+const NAMED_MAX: usize = 16;
+
+/// Writes every call. The file holds the tokens of all prompts: it deserves the same care.
+#[allow(missing_debug_implementations)]
+pub struct DecisionRecorder {
+    lines: Lines,
+}
+
+impl DecisionRecorder {
+    /// Records into a new file.
+    ///
+    /// # Errors
+    /// If there is such a file, or it cannot be made.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { lines: Lines::create(path)? })
+    }
+}
+
+#[derive(Serialize)]
+struct Noted<'a> {
+    at: Time,
+    #[serde(flatten)]
+    call: NotedCall<'a>,
+}
+
+/// A call as it is written; [`Call`] is what is read.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum NotedCall<'a> {
+    Began(&'a Config),
+    Submitted(&'a Request),
+    Aborted(RequestId),
+    Advanced(Event<'a>),
+    Planned(&'a Plan),
+    CacheCleared(()),
+}
+
+impl Witness for DecisionRecorder {
+    fn saw(&mut self, at: Time, seen: Seen<'_>) {
+        let call = match seen {
+            Seen::Began(config) => NotedCall::Began(config),
+            Seen::Submitted(request) => NotedCall::Submitted(request),
+            Seen::Aborted(request) => NotedCall::Aborted(request),
+            Seen::Advanced(event) => NotedCall::Advanced(event),
+            Seen::Planned(plan) => NotedCall::Planned(plan),
+            Seen::CacheCleared => NotedCall::CacheCleared(()),
+        };
+        self.lines.add(&Noted { at, call });
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    at: Time,
+    #[serde(flatten)]
+    call: Call,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Call {
+    Began(Box<Config>),
+    Submitted(Request),
+    Aborted(RequestId),
+    Advanced(Happened),
+    Planned(Value),
+    CacheCleared(()),
+}
+
+/// An [`Event`] that owns its results.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Happened {
+    StepDone { step: StepId, results: Vec<Produced> },
+    StepFailed { step: StepId },
+    Operation { op: OpId, rank: u32, outcome: Outcome },
+}
+
+#[derive(Deserialize)]
+struct Produced {
+    request: RequestId,
+    tokens: Vec<Token>,
+    finished: bool,
+}
+
+/// What came of doing a log's calls again.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Checked {
+    /// Calls done.
+    pub calls: u64,
+    /// Plans compared.
+    pub plans: u64,
+    /// Those that began a step.
+    pub steps: u64,
+    /// The first plan that is not as it was; what follows was not done.
+    pub difference: Option<Difference>,
+    /// Whether the last line is not whole, as when the recording process was killed.
+    pub ends_within_a_line: bool,
+}
+
+/// A plan that is not as it was.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// The line of the log, from 1.
+    pub line: u64,
+    /// When it was planned, in microseconds since the start.
+    pub at_us: u64,
+    /// What differs: where in the plan, what the log says, what was planned now.
+    pub values: Vec<(String, Value, Value)>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, {} us: the plan is another", self.line, self.at_us)?;
+        for (place, logged, planned) in &self.values {
+            write!(f, "\n  {place}: was {logged}, is {planned}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A log that cannot be done again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecisionError {
+    /// Bytes that cannot be read.
+    #[error("line {line}: {error}")]
+    Input {
+        /// From 1.
+        line: u64,
+        /// Why.
+        error: io::Error,
+    },
+    /// A line that is no call.
+    #[error("line {line} is no call of a scheduler: {error}; is this a decision log?")]
+    Line {
+        /// From 1.
+        line: u64,
+        /// Why.
+        error: serde_json::Error,
+    },
+    /// The first line does not say how the scheduler was made.
+    #[error("line {line}: no scheduler has begun; a log begins with its configuration")]
+    NotBegun {
+        /// From 1.
+        line: u64,
+    },
+    /// The scheduler refuses what it took then.
+    #[error("line {line}: what was taken then is refused now: {refusal}")]
+    Refused {
+        /// From 1.
+        line: u64,
+        /// Why.
+        refusal: Refusal,
+    },
+}
+
+/// Why a call is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A request.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// An abort.
+    #[error(transparent)]
+    Abort(#[from] UnknownRequest),
+    /// An event.
+    #[error(transparent)]
+    Event(#[from] EventError),
+}
+
+/// Does the calls of a log again with a new scheduler and compares each plan with the one in the log,
+/// up to the first that differs. `follow` is told of every plan: its line, its time and what it says.
+///
+/// # Errors
+/// What about the log cannot be understood or done.
+pub fn check_decisions(
+    mut log: impl BufRead,
+    mut follow: impl FnMut(u64, Time, &Plan),
+) -> Result<Checked, DecisionError> {
+    let mut checked = Checked::default();
+    let (mut scheduler, mut plan, mut bytes) = (None, Plan::default(), Vec::new());
+    for line in 1.. {
+        bytes.clear();
+        log.read_until(b'\n', &mut bytes).map_err(|error| DecisionError::Input { line, error })?;
+        if bytes.is_empty() {
+            break;
+        }
+        if bytes.last() != Some(&b'\n') {
+            checked.ends_within_a_line = true;
+            break;
+        }
+        let Line { at, call } =
+            serde_json::from_slice(&bytes).map_err(|error| DecisionError::Line { line, error })?;
+        checked.calls += 1;
+        let refused = |refusal| DecisionError::Refused { line, refusal };
+        if let Call::Began(config) = call {
+            scheduler = Some(Scheduler::new(*config).map_err(|error| refused(error.into()))?);
+            continue;
+        }
+        let scheduler = scheduler.as_mut().ok_or(DecisionError::NotBegun { line })?;
+        let Call::Planned(logged) = call else {
+            make(scheduler, at, call).map_err(refused)?;
+            continue;
+        };
+        scheduler.plan_into(at, &mut plan);
+        scheduler.drain_trace().for_each(drop);
+        follow(line, at, &plan);
+        checked.plans += 1;
+        checked.steps += u64::from(plan.step.is_some());
+        let planned = serde_json::to_value(&plan).expect("a plan can be written as JSON");
+        if planned != logged {
+            let mut values = Vec::new();
+            compare("", &logged, &planned, &mut values);
+            checked.difference = Some(Difference { line, at_us: at.0, values });
+            break;
+        }
+    }
+    Ok(checked)
+}
+
+fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> {
+    match call {
+        Call::Submitted(request) => scheduler.submit(at, request)?,
+        Call::Aborted(request) => scheduler.abort(at, request)?,
+        Call::Advanced(Happened::StepDone { step, results }) => {
+            let results: Vec<_> = results
+                .iter()
+                .map(|Produced { request, tokens, finished }| StepResult {
+                    request: *request,
+                    tokens,
+                    finished: *finished,
+                })
+                .collect();
+            scheduler.advance(at, Event::StepDone { step, results: &results })?;
+        }
+        Call::Advanced(Happened::StepFailed { step }) => {
+            scheduler.advance(at, Event::StepFailed { step })?;
+        }
+        Call::Advanced(Happened::Operation { op, rank, outcome }) => {
+            scheduler.advance(at, Event::Operation { op, rank, outcome })?;
+        }
+        Call::CacheCleared(()) => scheduler.clear_cache(),
+        Call::Began(_) | Call::Planned(_) => unreachable!("the caller does these itself"),
+    }
+    Ok(())
+}
+
+/// Notes where two values differ, as deep as both have something to compare.
+fn compare(place: &str, was: &Value, is: &Value, values: &mut Vec<(String, Value, Value)>) {
+    if was == is || values.len() == NAMED_MAX {
+        return;
+    }
+    match (was, is) {
+        (Value::Object(was), Value::Object(is)) if was.len() == is.len() => {
+            for (name, value) in was {
+                let now = is.get(name).unwrap_or(&Value::Null);
+                compare(&format!("{place}.{name}"), value, now, values);
+            }
+        }
+        (Value::Array(was), Value::Array(is)) if was.len() == is.len() => {
+            for (index, (was, is)) in was.iter().zip(is).enumerate() {
+                compare(&format!("{place}[{index}]"), was, is, values);
+            }
+        }
+        _ => values.push((place.trim_start_matches('.').to_owned(), was.clone(), is.clone())),
+    }
+}

@@ -1,0 +1,194 @@
+//! The store that all workers share: which pages it holds, how long it takes, how it fails.
+
+use terrace_scheduler::{Outcome, PageKey};
+
+use crate::config::StoreConfig;
+use crate::dice::Dice;
+use crate::links::Link;
+use crate::page_set::{LruPages, PageSet};
+use crate::report::StoreUse;
+
+/// The shared store. It knows pages by 60 bits of their keys and more: among ten million pages a page
+/// is taken for another less than once in 10,000 replays.
+#[derive(Debug)]
+pub(crate) struct Store {
+    config: StoreConfig,
+    pages: Held,
+    dice: Dice,
+    pub(crate) read_link: Link,
+    pub(crate) write_link: Link,
+    used: StoreUse,
+}
+
+#[derive(Debug)]
+enum Held {
+    /// Nothing ever goes.
+    Unlimited(PageSet),
+    Limited(LruPages),
+}
+
+/// The bits of a key by which the store knows its page.
+pub(crate) fn digest(key: PageKey) -> u64 {
+    (key.0 >> 64) as u64
+}
+
+impl Store {
+    pub(crate) fn new(config: &StoreConfig, seed: u64) -> Self {
+        Self {
+            config: *config,
+            pages: match config.pages_max {
+                None => Held::Unlimited(PageSet::default()),
+                // The configuration has been checked: so many have a number each.
+                Some(pages_max) => Held::Limited(LruPages::new(pages_max as u32)),
+            },
+            dice: Dice::new(seed),
+            read_link: Link::new(&config.read),
+            write_link: Link::new(&config.write),
+            used: StoreUse::default(),
+        }
+    }
+
+    /// How many of the pages, from the first, are there.
+    pub(crate) fn probe(&mut self, keys: &[PageKey]) -> Outcome {
+        self.used.probes += 1;
+        if self.dice.happens(self.config.probe_failure_rate) {
+            self.used.failures += 1;
+            return Outcome::Failed;
+        }
+        answer(self.pages.held(keys), keys.len())
+    }
+
+    /// Reads pages: what of them arrives.
+    pub(crate) fn read(&mut self, keys: &[PageKey]) -> Outcome {
+        self.used.reads += 1;
+        if self.dice.happens(self.config.read_failure_rate) {
+            self.used.failures += 1;
+            return Outcome::Failed;
+        }
+        let mut pages = self.pages.held(keys);
+        if pages > 0 && self.dice.happens(self.config.short_read_rate) {
+            self.used.failures += 1;
+            pages = self.dice.below(pages as u32) as usize;
+        }
+        self.pages.touch(&keys[..pages]);
+        answer(pages, keys.len())
+    }
+
+    /// Whether a write that begins now will come to something.
+    pub(crate) fn accepts_write(&mut self) -> bool {
+        self.used.writes += 1;
+        let fails = self.dice.happens(self.config.write_failure_rate);
+        self.used.failures += u64::from(fails);
+        !fails
+    }
+
+    /// A write has ended: its pages are there from now on.
+    pub(crate) fn insert(&mut self, digests: &[u64]) {
+        match &mut self.pages {
+            Held::Unlimited(set) => set.insert_all(digests),
+            Held::Limited(lru) => {
+                digests.iter().rev().for_each(|&digest| lru.insert_or_touch(digest));
+                self.used.evicted_pages = lru.evicted();
+            }
+        }
+        self.used.pages_peak = self.used.pages_peak.max(self.pages());
+    }
+
+    pub(crate) fn pages(&self) -> u64 {
+        match &self.pages {
+            Held::Unlimited(set) => set.len(),
+            Held::Limited(lru) => lru.len(),
+        }
+    }
+
+    pub(crate) fn probe_latency_us(&self) -> u64 {
+        self.config.probe_latency_us
+    }
+
+    pub(crate) fn report(&self) -> StoreUse {
+        StoreUse { pages: self.pages(), ..self.used }
+    }
+}
+
+impl Held {
+    fn held(&self, keys: &[PageKey]) -> usize {
+        match self {
+            Self::Unlimited(set) => set.held(keys, digest),
+            Self::Limited(lru) => {
+                let missing = keys.iter().position(|&key| !lru.contains(digest(key)));
+                missing.unwrap_or(keys.len())
+            }
+        }
+    }
+
+    /// Makes pages the last to go; the first of them last of all, since without it the others are of
+    /// no use.
+    fn touch(&mut self, keys: &[PageKey]) {
+        match self {
+            Self::Unlimited(_) => {}
+            Self::Limited(lru) => keys.iter().rev().for_each(|&key| lru.touch(digest(key))),
+        }
+    }
+}
+
+fn answer(pages: usize, asked: usize) -> Outcome {
+    match pages {
+        0 => Outcome::Missing,
+        _ if pages == asked => Outcome::Done,
+        _ => Outcome::Partial(pages as u32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(range: std::ops::Range<u128>) -> Vec<PageKey> {
+        range.map(|n| PageKey((n + 1) << 64)).collect()
+    }
+
+    fn digests(keys: &[PageKey]) -> Vec<u64> {
+        keys.iter().map(|&key| digest(key)).collect()
+    }
+
+    #[test]
+    fn a_probe_counts_from_the_first_page_to_the_first_that_is_missing() {
+        let mut store = Store::new(&StoreConfig::default(), 0);
+        store.insert(&digests(&keys(0..3)));
+        store.insert(&digests(&keys(4..6)));
+        assert_eq!(store.probe(&keys(0..6)), Outcome::Partial(3));
+        assert_eq!(store.probe(&keys(0..3)), Outcome::Done);
+        assert_eq!(store.probe(&keys(3..6)), Outcome::Missing);
+    }
+
+    #[test]
+    fn with_a_limit_the_ends_of_what_was_not_read_lately_go_first() {
+        let config = StoreConfig { pages_max: Some(6), ..StoreConfig::default() };
+        let mut store = Store::new(&config, 0);
+        store.insert(&digests(&keys(0..3)));
+        store.insert(&digests(&keys(10..13)));
+        assert_eq!(store.read(&keys(0..3)), Outcome::Done);
+        store.insert(&digests(&keys(20..22)));
+        assert_eq!(store.probe(&keys(0..3)), Outcome::Done);
+        assert_eq!(store.probe(&keys(10..13)), Outcome::Partial(1));
+        assert_eq!((store.report().pages, store.report().evicted_pages), (6, 2));
+    }
+
+    #[test]
+    fn failures_come_as_often_as_asked_for() {
+        let config = StoreConfig {
+            probe_failure_rate: 0.25,
+            read_failure_rate: 0.5,
+            short_read_rate: 1.0,
+            ..StoreConfig::default()
+        };
+        let mut store = Store::new(&config, 7);
+        store.insert(&digests(&keys(0..8)));
+        let probes = (0..4000).filter(|_| store.probe(&keys(0..8)) == Outcome::Failed).count();
+        assert!((900..1100).contains(&probes), "{probes}");
+        let reads: Vec<_> = (0..4000).map(|_| store.read(&keys(0..8))).collect();
+        let failed = reads.iter().filter(|read| **read == Outcome::Failed).count();
+        assert!((1900..2100).contains(&failed), "{failed}");
+        assert!(!reads.contains(&Outcome::Done), "all others are short");
+    }
+}

@@ -1,0 +1,295 @@
+//! Counts what happens to requests: latencies, hits, phases, the slowest.
+
+use terrace_scheduler::{Hits, RequestId, Slot, StateName, Transition};
+
+use crate::histogram::Histogram;
+use crate::report::{Phase, SlowRequest, Span};
+use crate::router::Route;
+use crate::series::Timeline;
+use crate::trace::{Ceiling, Trace};
+
+/// How many of the slowest requests are told about.
+const SLOWEST_MAX: usize = 10;
+/// Phases of one request that are kept at the most.
+const PHASES_MAX: usize = 64;
+/// The place of a request that is not alive.
+const NOWHERE: u32 = u32::MAX;
+
+/// Everything that is counted about requests, over all workers.
+#[derive(Debug)]
+pub(crate) struct Tally<'a> {
+    trace: &'a Trace,
+    ceiling: &'a Ceiling,
+    pub(crate) timeline: Timeline,
+    pub(crate) ttft: Histogram,
+    pub(crate) itl: Histogram,
+    pub(crate) e2e: Histogram,
+    pub(crate) queue: Histogram,
+    pub(crate) hit_tokens: [u64; 3],
+    pub(crate) output_tokens: u64,
+    pub(crate) finished: u64,
+    pub(crate) failed: u64,
+    pub(crate) refused: u64,
+    pub(crate) last_token_us: u64,
+    /// Where a request of the trace is among the live.
+    places: Vec<u32>,
+    live: Vec<Live>,
+    free: Vec<u32>,
+    slowest: Vec<SlowRequest>,
+}
+
+/// What a change of state means to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The request was admitted for the first time.
+    Admitted,
+    /// It has all its tokens.
+    Answered,
+    Other,
+}
+
+/// What a request that has ended leaves behind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    /// Whether it ended without an answer in full.
+    pub(crate) was_waited_for: bool,
+    pub(crate) was_admitted: bool,
+    /// Its route, if it never had a token.
+    pub(crate) never_started: Option<Route>,
+}
+
+/// A request under way.
+#[derive(Debug, Default)]
+struct Live {
+    request: u32,
+    arrival_us: u64,
+    route: Option<Route>,
+    is_waited_for: bool,
+    slot: u32,
+    hits: Hits,
+    first_token_us: Option<u64>,
+    last_token_us: u64,
+    is_admitted: bool,
+    phases: Vec<(Phase, u64)>,
+}
+
+impl<'a> Tally<'a> {
+    pub(crate) fn new(trace: &'a Trace, ceiling: &'a Ceiling) -> Self {
+        Self {
+            trace,
+            ceiling,
+            timeline: Timeline::new(),
+            ttft: Histogram::default(),
+            itl: Histogram::default(),
+            e2e: Histogram::default(),
+            queue: Histogram::default(),
+            hit_tokens: [0; 3],
+            output_tokens: 0,
+            finished: 0,
+            failed: 0,
+            refused: 0,
+            last_token_us: 0,
+            places: vec![NOWHERE; trace.requests().len()],
+            live: Vec::new(),
+            free: Vec::new(),
+            slowest: Vec::new(),
+        }
+    }
+
+    pub(crate) fn arrived(&mut self, request: u32, route: Route, now_us: u64) {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.live.push(Live::default());
+            self.live.len() as u32 - 1
+        });
+        self.places[request as usize] = place;
+        let live = &mut self.live[place as usize];
+        let mut phases = std::mem::take(&mut live.phases);
+        phases.clear();
+        phases.push((Phase::Waiting, now_us));
+        *live = Live {
+            request,
+            arrival_us: now_us,
+            route: Some(route),
+            is_waited_for: true,
+            phases,
+            ..Live::default()
+        };
+        self.timeline.at(now_us).arrivals += 1;
+    }
+
+    /// A request has arrived that no worker can run.
+    pub(crate) fn refused(&mut self, request: u32) {
+        self.refused += 1;
+        self.ended(RequestId(request.into()), false);
+    }
+
+    /// How many requests have not ended.
+    pub(crate) fn live(&self) -> u64 {
+        (self.live.len() - self.free.len()) as u64
+    }
+
+    fn of(&mut self, request: RequestId) -> &mut Live {
+        &mut self.live[self.places[request.0 as usize] as usize]
+    }
+
+    /// Notes a change of state.
+    pub(crate) fn changed(&mut self, transition: &Transition, last_token_at: &[u64]) -> Change {
+        let now_us = transition.at.0;
+        let live = self.of(transition.request);
+        let phase = match transition.to {
+            StateName::Submitted => Phase::Waiting,
+            StateName::Prefetching => Phase::Fetching,
+            StateName::PrefetchDone => Phase::Fetched,
+            StateName::Prefilling => {
+                if !std::mem::replace(&mut live.is_admitted, true) {
+                    let waited = now_us - live.arrival_us;
+                    live.enter(Phase::Loading, now_us);
+                    self.queue.record(waited, 1);
+                    return Change::Admitted;
+                }
+                Phase::Loading
+            }
+            StateName::Decoding => Phase::Decoding,
+            StateName::Retracted => {
+                live.last_token_us = last_token_at[live.slot as usize];
+                Phase::Retracted
+            }
+            StateName::Draining => {
+                live.is_waited_for = false;
+                let (request, took) = (transition.request, now_us - live.arrival_us);
+                self.finished += 1;
+                self.e2e.record(took, 1);
+                self.last_token_us = self.last_token_us.max(now_us);
+                self.consider_slow(request, now_us);
+                return Change::Answered;
+            }
+            StateName::WritingBack
+            | StateName::Finished
+            | StateName::Aborted
+            | StateName::Failed => return Change::Other,
+        };
+        live.enter(phase, now_us);
+        Change::Other
+    }
+
+    /// A step that begins now computes a part of the request's prompt.
+    pub(crate) fn chunk_begins(&mut self, request: RequestId, now_us: u64) {
+        let live = self.of(request);
+        if matches!(live.phases.last(), Some((Phase::Loading, _))) {
+            live.enter(Phase::Prefilling, now_us);
+        }
+    }
+
+    /// A prefill ends with a token, at `end_us`. Gives the route if it is the request's first.
+    pub(crate) fn prefill_ends(
+        &mut self,
+        request: RequestId,
+        slot: Slot,
+        hits: Hits,
+        end_us: u64,
+    ) -> Option<Route> {
+        let (trace, ceiling) = (self.trace, self.ceiling);
+        self.output_tokens += 1;
+        let live = self.of(request);
+        live.slot = slot.0;
+        if live.first_token_us.is_some() {
+            // It was retracted: this is the gap after the token that it had last.
+            let gap = end_us - live.last_token_us;
+            self.gaps(gap, 1, end_us);
+            return None;
+        }
+        live.first_token_us = Some(end_us);
+        live.hits = hits;
+        let (ttft, route, index) = (end_us - live.arrival_us, live.route, live.request as usize);
+        self.ttft.record(ttft, 1);
+        let found = [hits.device_tokens, hits.host_tokens, hits.l3_tokens].map(u64::from);
+        let bucket = self.timeline.at(end_us);
+        bucket.first_tokens += 1;
+        bucket.output_tokens += 1;
+        bucket.ttft_us += ttft;
+        bucket.ttft_us_max = bucket.ttft_us_max.max(ttft);
+        bucket.prompt_tokens += u64::from(trace.requests()[index].input_tokens);
+        bucket.ceiling_tokens += u64::from(ceiling.by_request[index]);
+        for (place, tokens) in found.into_iter().enumerate() {
+            bucket.hit_tokens[place] += tokens;
+            self.hit_tokens[place] += tokens;
+        }
+        route
+    }
+
+    /// So many requests have waited so long for their next token, which comes at `end_us`.
+    pub(crate) fn gaps(&mut self, gap_us: u64, times: u64, end_us: u64) {
+        self.itl.record(gap_us, times);
+        let bucket = self.timeline.at(end_us);
+        bucket.gaps += times;
+        bucket.gap_us += gap_us * times;
+        bucket.output_tokens += times;
+    }
+
+    /// The request's life has ended.
+    pub(crate) fn ended(&mut self, request: RequestId, has_failed: bool) -> End {
+        self.failed += u64::from(has_failed);
+        let place = std::mem::replace(&mut self.places[request.0 as usize], NOWHERE);
+        self.free.push(place);
+        let live = &mut self.live[place as usize];
+        End {
+            was_waited_for: live.is_waited_for,
+            was_admitted: live.is_admitted,
+            never_started: live.route.take().filter(|_| live.first_token_us.is_none()),
+        }
+    }
+
+    /// Keeps the request's story if it is among the slowest to its first token. Among equals the
+    /// earlier counts as slower.
+    fn consider_slow(&mut self, request: RequestId, now_us: u64) {
+        let live = &self.live[self.places[request.0 as usize] as usize];
+        let Some(first_us) = live.first_token_us else { return };
+        let ttft_ms = (first_us - live.arrival_us) as f64 / 1000.0;
+        let rank = |slow: &SlowRequest| slow.ttft_ms >= ttft_ms;
+        let place = self.slowest.iter().take_while(|slow| rank(slow)).count();
+        if place == SLOWEST_MAX {
+            return;
+        }
+        let traced = &self.trace.requests()[live.request as usize];
+        let slow = SlowRequest {
+            request: live.request.into(),
+            worker: live.route.map_or(0, |route| route.worker as u32),
+            arrival_s: live.arrival_us as f64 / 1e6,
+            input_tokens: traced.input_tokens,
+            output_tokens: traced.output_tokens,
+            device_hit_tokens: live.hits.device_tokens,
+            host_hit_tokens: live.hits.host_tokens,
+            l3_hit_tokens: live.hits.l3_tokens,
+            ceiling_tokens: self.ceiling.by_request[live.request as usize],
+            ttft_ms,
+            e2e_ms: (now_us - live.arrival_us) as f64 / 1000.0,
+            spans: live.spans(now_us),
+        };
+        self.slowest.insert(place, slow);
+        self.slowest.truncate(SLOWEST_MAX);
+    }
+
+    pub(crate) fn take_slowest(&mut self) -> Vec<SlowRequest> {
+        std::mem::take(&mut self.slowest)
+    }
+}
+
+impl Live {
+    fn enter(&mut self, phase: Phase, now_us: u64) {
+        let is_new = self.phases.last().is_none_or(|(latest, _)| *latest != phase);
+        if is_new && self.phases.len() < PHASES_MAX {
+            self.phases.push((phase, now_us));
+        }
+    }
+
+    fn spans(&self, end_us: u64) -> Vec<Span> {
+        let ms = |at_us: u64| (at_us - self.arrival_us) as f64 / 1000.0;
+        let ends = self.phases.iter().skip(1).map(|(_, from)| *from).chain([end_us]);
+        self.phases
+            .iter()
+            .zip(ends)
+            .filter(|((_, from), to)| from < to)
+            .map(|(&(phase, from), to)| Span { phase, from_ms: ms(from), to_ms: ms(to) })
+            .collect()
+    }
+}

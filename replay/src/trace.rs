@@ -1,0 +1,277 @@
+//! Traces of requests: when they come, how long they are, and what their prompts have in common.
+
+mod build;
+mod curve;
+mod describe;
+mod dice;
+mod prefixes;
+mod read;
+mod synthetic;
+mod write;
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use serde::Serialize;
+use terrace_cache::Token;
+
+pub use build::{TOKENS_MAX, TraceBuilder};
+pub use curve::ReuseCurve;
+pub use describe::{
+    Bin, CapacityPoint, Description, Lengths, PageCeiling, Popular, Sharing, TracePeriod,
+    WorkingSet,
+};
+pub use read::{BadLine, BadLines, ReadOptions, Reading, TraceError};
+pub use synthetic::{Synthetic, SyntheticError, Workload};
+
+use prefixes::Prefixes;
+
+/// Requests in the order of their arrival. Prompts are lists of blocks; equal blocks have equal
+/// tokens, and different ones have no token in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    block_tokens: u32,
+    /// Blocks have numbers from 0 on, in the order in which they first appear.
+    distinct_blocks: u32,
+    blocks: Vec<u32>,
+    requests: Vec<TraceRequest>,
+}
+
+/// One request of a [`Trace`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceRequest {
+    /// When it comes, counted from the first of the trace.
+    pub arrival_us: u64,
+    /// Tokens of its prompt, at least one.
+    pub input_tokens: u32,
+    /// Tokens of its answer, at least one.
+    pub output_tokens: u32,
+    blocks: Range<u32>,
+}
+
+/// What an unlimited cache could reuse that has kept every earlier prompt: whole pages, and of each
+/// prompt all but one token at the most, since something must be computed for an answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ceiling {
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Of those, tokens that could be reused if one request came after the other.
+    pub reusable_tokens: u64,
+    /// The same where the order may change, as it does when requests overlap. It is larger where
+    /// somebody's last page, which one cannot reuse oneself, is computed before those who can.
+    pub any_order_tokens: u64,
+    /// What could be reused of each request, in the order of arrival.
+    pub by_request: Vec<u32>,
+}
+
+impl Ceiling {
+    /// The share of all prompt tokens that could be reused.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.reusable_tokens as f64 / self.prompt_tokens.max(1) as f64
+    }
+}
+
+impl Trace {
+    /// The requests, sorted by arrival.
+    #[must_use]
+    pub fn requests(&self) -> &[TraceRequest] {
+        &self.requests
+    }
+
+    /// The blocks of a request's prompt; the last may be used in part.
+    ///
+    /// # Panics
+    /// If the request belongs to another trace.
+    #[must_use]
+    pub fn blocks(&self, request: &TraceRequest) -> &[u32] {
+        &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// How many different blocks there are.
+    #[must_use]
+    pub fn distinct_blocks(&self) -> u32 {
+        self.distinct_blocks
+    }
+
+    /// All tokens of prompts are below this: whoever makes up answers takes tokens from here on.
+    #[must_use]
+    pub fn token_bound(&self) -> Token {
+        self.distinct_blocks * self.block_tokens
+    }
+
+    /// Replaces `tokens` by a request's prompt.
+    ///
+    /// # Panics
+    /// If the request belongs to another trace.
+    pub fn tokens_into(&self, request: &TraceRequest, tokens: &mut Vec<Token>) {
+        let blocks = self.blocks(request);
+        tokens.clear();
+        tokens.reserve(blocks.len() * self.block_tokens as usize);
+        for &block in blocks {
+            let first = block * self.block_tokens;
+            tokens.extend(first..first + self.block_tokens);
+        }
+        tokens.truncate(request.input_tokens as usize);
+    }
+
+    /// What an unlimited cache with pages of this size could reuse.
+    #[must_use]
+    pub fn ceiling(&self, page_size: u32) -> Ceiling {
+        let mut prefixes = Prefixes::new(self.distinct_blocks);
+        // For each prefix, how far into its last block earlier requests have gone.
+        let mut covered: Vec<u32> = Vec::new();
+        // Pages that end where a prompt ends.
+        let mut last_pages = HashSet::new();
+        let mut ceiling = Ceiling::default();
+        for request in &self.requests {
+            let (mut common, mut follows) = (0, true);
+            let mut rest = request.input_tokens;
+            let mut at = Prefixes::ROOT;
+            for &block in self.blocks(request) {
+                at = prefixes.extend(at, block);
+                if at as usize >= covered.len() {
+                    covered.resize(at as usize + 1, 0);
+                }
+                let covered = &mut covered[at as usize];
+                let here = rest.min(self.block_tokens);
+                if follows {
+                    common += here.min(*covered);
+                    follows = *covered == self.block_tokens;
+                }
+                *covered = here.max(*covered);
+                rest -= here;
+            }
+            let length = request.input_tokens;
+            if length.is_multiple_of(page_size) {
+                let is_new = last_pages.insert((at, length % self.block_tokens));
+                // Whoever computed it first could have reused it: the other order is the better one.
+                if is_new && common == length {
+                    ceiling.any_order_tokens += u64::from(page_size);
+                }
+            }
+            let usable = common.min(length - 1);
+            let usable = usable - usable % page_size;
+            ceiling.prompt_tokens += u64::from(length);
+            ceiling.reusable_tokens += u64::from(usable);
+            ceiling.by_request.push(usable);
+        }
+        ceiling.any_order_tokens += ceiling.reusable_tokens;
+        ceiling
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace(block_tokens: u32, requests: &[(u32, &[u64])]) -> Trace {
+        let mut builder = TraceBuilder::new(block_tokens).unwrap();
+        for (time, (input_tokens, ids)) in (0..).zip(requests) {
+            builder.push(time, *input_tokens, 1, ids).unwrap();
+        }
+        builder.finish()
+    }
+
+    /// The definition: the longest common prefix with any earlier prompt, token by token.
+    fn slow_ceiling(trace: &Trace, page_size: u32) -> u64 {
+        let mut prompts: Vec<Vec<Token>> = Vec::new();
+        let mut reusable = 0;
+        for request in trace.requests() {
+            let mut tokens = Vec::new();
+            trace.tokens_into(request, &mut tokens);
+            let common = |earlier: &Vec<Token>| {
+                earlier.iter().zip(&tokens).take_while(|(one, other)| one == other).count()
+            };
+            let longest = prompts.iter().map(common).max().unwrap_or(0).min(tokens.len() - 1);
+            reusable += (longest - longest % page_size as usize) as u64;
+            prompts.push(tokens);
+        }
+        reusable
+    }
+
+    #[test]
+    fn tokens_of_equal_blocks_are_equal_and_others_differ() {
+        let trace = trace(4, &[(6, &[9, 7]), (8, &[9, u64::MAX])]);
+        let mut tokens = Vec::new();
+        trace.tokens_into(&trace.requests()[0], &mut tokens);
+        assert_eq!(tokens, [0, 1, 2, 3, 4, 5]);
+        trace.tokens_into(&trace.requests()[1], &mut tokens);
+        assert_eq!(tokens, [0, 1, 2, 3, 8, 9, 10, 11]);
+        assert_eq!(trace.token_bound(), 12);
+    }
+
+    #[test]
+    fn a_prompt_that_returns_is_reused_but_for_its_last_page() {
+        let trace = trace(8, &[(16, &[1, 2]), (16, &[1, 2]), (12, &[1, 2])]);
+        // 15 usable tokens are three pages of 4, 11 are two.
+        let ceiling = trace.ceiling(4);
+        assert_eq!((ceiling.prompt_tokens, ceiling.by_request), (44, vec![0, 12, 8]));
+        assert_eq!(ceiling.reusable_tokens, 12 + 8);
+        // The third page of the last could have been computed for it alone, and reused by the others.
+        assert_eq!(ceiling.any_order_tokens, 12 + 8 + 4);
+        assert_eq!(trace.ceiling(16).reusable_tokens, 0);
+    }
+
+    /// All orders of a few requests.
+    fn orders(count: usize) -> Vec<Vec<usize>> {
+        let Some(last) = count.checked_sub(1) else { return vec![Vec::new()] };
+        let shorter = orders(last).into_iter();
+        let with_last = |order: Vec<usize>| {
+            (0..count).map(move |place| {
+                let mut order = order.clone();
+                order.insert(place, last);
+                order
+            })
+        };
+        shorter.flat_map(with_last).collect()
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_order_of_requests_reuses_more_than_the_ceiling_for_any_order(
+            prompts in proptest::collection::vec(
+                (proptest::collection::vec(0u64..2, 1..4), 0u32..4), 1..6),
+        ) {
+            let build = |order: &[usize]| {
+                let mut builder = TraceBuilder::new(4).unwrap();
+                for &place in order {
+                    let (ids, unused) = &prompts[place];
+                    builder.push(0, ids.len() as u32 * 4 - unused, 1, ids).unwrap();
+                }
+                builder.finish()
+            };
+            let orders = orders(prompts.len());
+            let bound = build(&orders[0]).ceiling(2).any_order_tokens;
+            for order in orders {
+                let trace = build(&order);
+                proptest::prop_assert!(slow_ceiling(&trace, 2) <= bound);
+                proptest::prop_assert_eq!(trace.ceiling(2).any_order_tokens, bound);
+            }
+        }
+
+        #[test]
+        fn the_ceiling_is_what_comparing_all_prompts_gives(
+            block_tokens in 1u32..9,
+            page_size in proptest::sample::select(vec![1u32, 2, 4, 8]),
+            prompts in proptest::collection::vec(
+                (proptest::collection::vec(0u64..3, 1..6), 0u32..8), 1..30),
+        ) {
+            let mut builder = TraceBuilder::new(block_tokens).unwrap();
+            for (ids, unused) in &prompts {
+                let whole = ids.len() as u32 * block_tokens;
+                let input_tokens = whole - unused.min(&(block_tokens - 1));
+                builder.push(0, input_tokens, 1, ids).unwrap();
+            }
+            let trace = builder.finish();
+            let expected = slow_ceiling(&trace, page_size);
+            proptest::prop_assert_eq!(trace.ceiling(page_size).reusable_tokens, expected);
+        }
+    }
+}

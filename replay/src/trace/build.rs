@@ -1,0 +1,129 @@
+//! Putting a trace together, request by request.
+
+use std::collections::HashMap;
+
+use super::{Trace, TraceRequest};
+
+/// Tokens of a prompt or an answer at the most.
+pub const TOKENS_MAX: u32 = 16 << 20;
+
+/// Tokens of a block at the most.
+const BLOCK_TOKENS_MAX: u32 = 65_536;
+
+/// Different tokens of all prompts at the most: they are numbered by 32 bits, and those of answers
+/// must find room too.
+const DISTINCT_TOKENS_MAX: u64 = u32::MAX as u64 - (1 << 28);
+
+/// Blocks of all prompts together at the most: 2 GiB of memory.
+const BLOCKS_MAX: usize = 1 << 29;
+
+/// Requests at the most.
+const REQUESTS_MAX: usize = 1 << 26;
+
+/// Requests on their way to a [`Trace`].
+#[derive(Debug)]
+pub struct TraceBuilder {
+    trace: Trace,
+    numbers: HashMap<u64, u32>,
+}
+
+impl TraceBuilder {
+    /// A trace with blocks of so many tokens.
+    ///
+    /// # Errors
+    /// What is wrong with the size.
+    pub fn new(block_tokens: u32) -> Result<Self, String> {
+        if !(1..=BLOCK_TOKENS_MAX).contains(&block_tokens) {
+            return Err(format!(
+                "blocks of {block_tokens} tokens: use 1 to {BLOCK_TOKENS_MAX} tokens a block"
+            ));
+        }
+        let trace =
+            Trace { block_tokens, distinct_blocks: 0, blocks: Vec::new(), requests: Vec::new() };
+        Ok(Self { trace, numbers: HashMap::new() })
+    }
+
+    /// Adds a request whose prompt has these blocks. An answer has at least one token, since a
+    /// prefill yields one.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing was added then.
+    pub fn push(
+        &mut self,
+        arrival_us: u64,
+        input_tokens: u32,
+        output_tokens: u32,
+        block_ids: &[u64],
+    ) -> Result<(), String> {
+        let trace = &mut self.trace;
+        for (what, tokens) in [("a prompt", input_tokens), ("an answer", output_tokens)] {
+            if tokens > TOKENS_MAX {
+                return Err(format!("{what} of {tokens} tokens; at most {TOKENS_MAX} are taken"));
+            }
+        }
+        if input_tokens == 0 {
+            return Err("a prompt without tokens; leave such requests out".to_owned());
+        }
+        let needed = input_tokens.div_ceil(trace.block_tokens) as usize;
+        if block_ids.len() != needed {
+            return Err(format!(
+                "{} block ids for a prompt of {input_tokens} tokens, which has {needed} blocks of {} \
+                 tokens; is that the block size of this trace?",
+                block_ids.len(),
+                trace.block_tokens
+            ));
+        }
+        let distinct_tokens =
+            (u64::from(trace.distinct_blocks) + needed as u64) * u64::from(trace.block_tokens);
+        if distinct_tokens > DISTINCT_TOKENS_MAX {
+            return Err(format!(
+                "more than {DISTINCT_TOKENS_MAX} different tokens in one trace; split it"
+            ));
+        }
+        if trace.blocks.len() + needed > BLOCKS_MAX || trace.requests.len() == REQUESTS_MAX {
+            return Err(format!(
+                "more than {REQUESTS_MAX} requests or {BLOCKS_MAX} blocks in one trace; split it"
+            ));
+        }
+        let start = trace.blocks.len() as u32;
+        for &id in block_ids {
+            let number = *self.numbers.entry(id).or_insert(trace.distinct_blocks);
+            trace.distinct_blocks += u32::from(number == trace.distinct_blocks);
+            trace.blocks.push(number);
+        }
+        let blocks = start..trace.blocks.len() as u32;
+        let output_tokens = output_tokens.max(1);
+        trace.requests.push(TraceRequest { arrival_us, input_tokens, output_tokens, blocks });
+        Ok(())
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.trace.block_tokens
+    }
+
+    /// How many requests there are so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.trace.requests.len()
+    }
+
+    /// Whether there is none yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.trace.requests.is_empty()
+    }
+
+    /// The trace: sorted by arrival, those of one moment as they were added, and counted from the
+    /// first.
+    #[must_use]
+    pub fn finish(self) -> Trace {
+        let mut trace = self.trace;
+        trace.requests.sort_by_key(|request| request.arrival_us);
+        let first_us = trace.requests.first().map_or(0, |request| request.arrival_us);
+        trace.requests.iter_mut().for_each(|request| request.arrival_us -= first_us);
+        trace.blocks.shrink_to_fit();
+        trace
+    }
+}

@@ -1,0 +1,76 @@
+//! Writing traces: one request a line as JSON, which every reader of Mooncake's traces understands.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::Trace;
+
+/// What readers assume where a line does not say it.
+const USUAL_BLOCK_TOKENS: u32 = 512;
+
+#[derive(Serialize)]
+struct Line<'a> {
+    timestamp: Milliseconds,
+    input_length: u32,
+    output_length: u32,
+    hash_ids: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_size: Option<u32>,
+}
+
+/// Whole where they are whole, since some readers know no fractions.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Milliseconds {
+    Whole(u64),
+    Fraction(f64),
+}
+
+impl Trace {
+    /// Writes the trace, one request a line. Reading it again gives the same trace.
+    ///
+    /// # Errors
+    /// What `output` says.
+    pub fn write(&self, mut output: impl Write) -> io::Result<()> {
+        let block_size = Some(self.block_tokens).filter(|&tokens| tokens != USUAL_BLOCK_TOKENS);
+        for request in self.requests() {
+            let timestamp = match request.arrival_us {
+                us if us.is_multiple_of(1000) => Milliseconds::Whole(us / 1000),
+                us => Milliseconds::Fraction(us as f64 / 1000.0),
+            };
+            let line = Line {
+                timestamp,
+                input_length: request.input_tokens,
+                output_length: request.output_tokens,
+                hash_ids: self.blocks(request),
+                block_size,
+            };
+            serde_json::to_writer(&mut output, &line)?;
+            output.write_all(b"\n")?;
+        }
+        output.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ReadOptions, TraceBuilder};
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_again() {
+        for block_tokens in [16, 512] {
+            let mut builder = TraceBuilder::new(block_tokens).unwrap();
+            builder.push(0, block_tokens + 1, 5, &[70, 80]).unwrap();
+            builder.push(1_500, block_tokens, 1, &[80]).unwrap();
+            let trace = builder.finish();
+            let mut text = Vec::new();
+            trace.write(&mut text).unwrap();
+            let options = ReadOptions::default();
+            let again = Trace::read_from(text.as_slice(), "trace", &options).unwrap().trace;
+            assert_eq!(again, trace);
+            assert!(text.starts_with(b"{\"timestamp\":0,\"input_length\":"));
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! One worker: a scheduler, and a model of the machine that performs its plans.
+
+use terrace_scheduler::{
+    Config as SchedulerConfig, CopyDirection, Event, KvEvent, L3Kind, OpId, Outcome, Plan, Request,
+    Scheduler, StateName, StepId, StepResult, SubmitError, Time, Token,
+};
+
+use crate::config::Config;
+use crate::cost::{StepCost, StepShape};
+use crate::error::ReplayError;
+use crate::happenings::{Happening, Happenings};
+use crate::links::{Carried, Link};
+use crate::report::{LinkName, LinkUse, WorkerUse};
+use crate::router::Router;
+use crate::series::{Gauge, LinkColumn};
+use crate::store::{Store, digest};
+use crate::tally::{Change, Tally};
+
+/// What every request produces: no prompt of a trace has this token, so that what is produced is
+/// never found by another.
+const PRODUCED: &[Token] = &[Token::MAX];
+
+/// A worker.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    number: u32,
+    scheduler: Scheduler,
+    plan: Plan,
+    cost: StepCost,
+    page_bytes: u64,
+    step: Option<StepId>,
+    results: Vec<StepResult<'static>>,
+    /// When the request in each slot got its latest token.
+    last_token_at: Vec<u64>,
+    step_ended_us: u64,
+    wakes_at_us: u64,
+    links: WorkerLinks,
+    /// Requests that it was given and that have not been admitted yet.
+    waiting: u32,
+    requests: u64,
+    busy_us: u64,
+    /// Requests that decode in the latest step.
+    decoding: u64,
+    decoded_rows: u64,
+    peaks: Peaks,
+}
+
+#[derive(Debug)]
+struct WorkerLinks {
+    host_to_device: Link,
+    device_to_host: Link,
+    l3_to_host: Link,
+    host_to_l3: Link,
+}
+
+#[derive(Debug, Default)]
+struct Peaks {
+    running: u32,
+    waiting: u32,
+    device_pages: u64,
+    host_pages: u64,
+}
+
+/// What a worker's plans and events touch besides itself.
+pub(crate) struct Around<'w, 'a> {
+    pub(crate) store: &'w mut Store,
+    pub(crate) router: &'w mut Router,
+    pub(crate) tally: &'w mut Tally<'a>,
+    pub(crate) happenings: &'w mut Happenings,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        number: u32,
+        config: &Config,
+        scheduler: SchedulerConfig,
+    ) -> Result<Self, ReplayError> {
+        let slots = scheduler.batch.running_max as usize;
+        Ok(Self {
+            number,
+            scheduler: Scheduler::new(scheduler)?,
+            plan: Plan::default(),
+            cost: config.cost.in_femtoseconds(),
+            page_bytes: config.page_bytes(),
+            step: None,
+            results: Vec::new(),
+            last_token_at: vec![0; slots],
+            step_ended_us: 0,
+            wakes_at_us: u64::MAX,
+            links: WorkerLinks {
+                host_to_device: Link::new(&config.links.host_to_device),
+                device_to_host: Link::new(&config.links.device_to_host),
+                l3_to_host: Link::new(&config.links.l3_to_host),
+                host_to_l3: Link::new(&config.links.host_to_l3),
+            },
+            waiting: 0,
+            requests: 0,
+            busy_us: 0,
+            decoding: 0,
+            decoded_rows: 0,
+            peaks: Peaks::default(),
+        })
+    }
+
+    // ---- what happens ----
+
+    pub(crate) fn submit(&mut self, now_us: u64, request: Request) -> Result<(), SubmitError> {
+        self.scheduler.submit(Time(now_us), request)?;
+        self.requests += 1;
+        self.waiting += 1;
+        Ok(())
+    }
+
+    pub(crate) fn step_ended(&mut self, now_us: u64) {
+        let step = self.step.take().expect("a step was running");
+        self.step_ended_us = now_us;
+        let event = Event::StepDone { step, results: &self.results };
+        self.scheduler.advance(Time(now_us), event).expect("the results are those of the plan");
+    }
+
+    pub(crate) fn operation_ended(&mut self, now_us: u64, op: OpId, outcome: Outcome) {
+        let event = Event::Operation { op, rank: 0, outcome };
+        self.scheduler.advance(Time(now_us), event).expect("the operation was planned");
+    }
+
+    /// Whether a wake-up that was asked for is still wanted at that moment. If it is wanted later, that
+    /// is seen to.
+    pub(crate) fn wants_wake(&mut self, at_us: u64, happenings: &mut Happenings) -> bool {
+        if self.wakes_at_us != at_us {
+            return false;
+        }
+        match self.scheduler.deadline() {
+            Some(deadline) if deadline.0 <= at_us => true,
+            Some(deadline) => {
+                self.wake_at(deadline.0, happenings);
+                false
+            }
+            None => {
+                self.wakes_at_us = u64::MAX;
+                false
+            }
+        }
+    }
+
+    /// It is woken.
+    pub(crate) fn woken(&mut self) {
+        self.wakes_at_us = u64::MAX;
+    }
+
+    fn wake_at(&mut self, at_us: u64, happenings: &mut Happenings) {
+        self.wakes_at_us = at_us;
+        happenings.add(at_us, Happening::Wake { worker: self.number });
+    }
+
+    // ---- what is to be done ----
+
+    /// Asks for a plan and starts what it says. Gives the number of requests that have been answered.
+    pub(crate) fn plan(&mut self, now_us: u64, around: &mut Around<'_, '_>) -> u32 {
+        let mut plan = std::mem::take(&mut self.plan);
+        self.scheduler.plan_into(Time(now_us), &mut plan);
+        let mut answered = 0;
+        for transition in self.scheduler.drain_trace() {
+            match around.tally.changed(&transition, &self.last_token_at) {
+                Change::Admitted => self.waiting -= 1,
+                Change::Answered => answered += 1,
+                Change::Other => {}
+            }
+        }
+        for ended in &plan.ended {
+            let has_failed = ended.state == StateName::Failed;
+            let end = around.tally.ended(ended.request, has_failed);
+            answered += u32::from(end.was_waited_for);
+            self.waiting -= u32::from(!end.was_admitted);
+            if let Some(route) = end.never_started {
+                around.router.started(route);
+            }
+        }
+        if around.router.wants_events() {
+            let worker = self.number as usize;
+            let events = self.scheduler.drain_kv_events();
+            events.for_each(|event: KvEvent| around.router.hear(worker, &event));
+        }
+        self.start_copies(&plan, now_us, around);
+        self.start_l3(&plan, now_us, around);
+        if let Some(step) = plan.step {
+            self.start_step(step, &plan, now_us, around);
+        }
+        self.plan = plan;
+        if let Some(deadline) = self.scheduler.deadline() {
+            // A plan was made for this very moment; the next is made for a later one.
+            let at_us = deadline.0.max(now_us + 1);
+            if at_us < self.wakes_at_us {
+                self.wake_at(at_us, around.happenings);
+            }
+        }
+        answered
+    }
+
+    fn start_copies(&mut self, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
+        for copy in &plan.copies {
+            let bytes = plan.device_pages(copy).len() as u64 * self.page_bytes;
+            let (link, column) = match copy.direction {
+                CopyDirection::LoadBack => {
+                    (&mut self.links.host_to_device, LinkColumn::HostToDevice)
+                }
+                CopyDirection::WriteBack => {
+                    (&mut self.links.device_to_host, LinkColumn::DeviceToHost)
+                }
+            };
+            let Carried { start_ns, end_ns } = link.carry(now_us, bytes);
+            around.tally.timeline.carried(column, start_ns, end_ns, bytes);
+            let at_us = Carried { start_ns, end_ns }.arrival_us(link.latency_us());
+            self.expect(at_us, copy.op, Outcome::Done, around.happenings);
+        }
+    }
+
+    fn start_l3(&mut self, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
+        for op in &plan.l3 {
+            let keys = plan.l3_keys(op);
+            match op.kind {
+                L3Kind::Probe => {
+                    let outcome = around.store.probe(keys);
+                    let at_us = now_us + around.store.probe_latency_us();
+                    self.expect(at_us, op.op, outcome, around.happenings);
+                }
+                L3Kind::Prefetch => {
+                    let outcome = around.store.read(keys);
+                    let pages = match outcome {
+                        Outcome::Done => keys.len() as u64,
+                        Outcome::Partial(pages) => pages.into(),
+                        Outcome::Missing
+                        | Outcome::Failed
+                        | Outcome::Corrupt
+                        | Outcome::TimedOut => 0,
+                    };
+                    let bytes = pages * self.page_bytes;
+                    let read = around.store.read_link.carry(now_us, bytes);
+                    let link = &mut self.links.l3_to_host;
+                    let came = link.carry_behind(now_us, read, bytes);
+                    let latency_us = link.latency_us() + around.store.read_link.latency_us();
+                    let column = LinkColumn::L3ToHost;
+                    around.tally.timeline.carried(column, came.start_ns, came.end_ns, bytes);
+                    self.expect(came.arrival_us(latency_us), op.op, outcome, around.happenings);
+                }
+                L3Kind::Backup => {
+                    let bytes = keys.len() as u64 * self.page_bytes;
+                    let link = &mut self.links.host_to_l3;
+                    let sent = link.carry(now_us, bytes);
+                    let written = around.store.write_link.carry_behind(now_us, sent, bytes);
+                    let latency_us = link.latency_us() + around.store.write_link.latency_us();
+                    let column = LinkColumn::HostToL3;
+                    around.tally.timeline.carried(column, sent.start_ns, sent.end_ns, bytes);
+                    let at_us = written.arrival_us(latency_us);
+                    if around.store.accepts_write() {
+                        let pages = around.happenings.keep(keys.iter().map(|&key| digest(key)));
+                        let (worker, op) = (self.number, op.op);
+                        around.happenings.add(at_us, Happening::Stored { worker, op, pages });
+                    } else {
+                        self.expect(at_us, op.op, Outcome::Failed, around.happenings);
+                    }
+                }
+            }
+        }
+    }
+
+    fn expect(&self, at_us: u64, op: OpId, outcome: Outcome, happenings: &mut Happenings) {
+        happenings.add(at_us, Happening::Operation { worker: self.number, op, outcome });
+    }
+
+    /// Begins a step. When it ends is known at once, and so is what can be said about its tokens.
+    fn start_step(&mut self, id: StepId, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
+        let mut shape = StepShape::default();
+        let produce = |request| StepResult { request, tokens: PRODUCED, finished: false };
+        self.results.clear();
+        for prefill in &plan.prefills {
+            shape.add_chunk(prefill.start, prefill.tokens);
+            around.tally.chunk_begins(prefill.request, now_us);
+            if prefill.produces_token {
+                self.results.push(produce(prefill.request));
+            }
+        }
+        shape.decode_rows = plan.decodes.len() as u64;
+        for decode in &plan.decodes {
+            shape.decode_context += u64::from(decode.start) + 1;
+            self.results.push(produce(decode.request));
+        }
+        let took_us = self.cost.step_ns(&shape).div_ceil(1000).max(1);
+        let end_us = now_us + took_us;
+
+        // Most of those that decode got their latest token when the step before ended.
+        let mut usual = 0;
+        for decode in &plan.decodes {
+            let last = &mut self.last_token_at[decode.slot.0 as usize];
+            if *last == self.step_ended_us {
+                usual += 1;
+            } else {
+                around.tally.gaps(end_us - *last, 1, end_us);
+            }
+            *last = end_us;
+        }
+        around.tally.gaps(end_us - self.step_ended_us, usual, end_us);
+        around.tally.output_tokens += shape.decode_rows;
+        for prefill in plan.prefills.iter().filter(|prefill| prefill.produces_token) {
+            self.last_token_at[prefill.slot.0 as usize] = end_us;
+            let hits = self.scheduler.hits(prefill.request).unwrap_or_default();
+            let first = around.tally.prefill_ends(prefill.request, prefill.slot, hits, end_us);
+            if let Some(route) = first {
+                around.router.started(route);
+            }
+        }
+        around.tally.timeline.computed(now_us, end_us);
+        self.step = Some(id);
+        self.busy_us += took_us;
+        self.decoding = shape.decode_rows;
+        self.decoded_rows += shape.decode_rows;
+        around.happenings.add(end_us, Happening::Step { worker: self.number });
+    }
+
+    // ---- what there is to see ----
+
+    /// Requests that it was given and that have not been admitted yet.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting
+    }
+
+    /// Adds how full its tiers are and how many requests do what.
+    pub(crate) fn gauge(&mut self, sums: &mut [u64; Gauge::COUNT]) {
+        let stats = self.scheduler.stats();
+        let (device, host) = (stats.cache.device, stats.cache.host);
+        let device_used = (device.total_pages - device.free_pages) as u64;
+        let host_used = (host.total_pages - host.free_pages) as u64;
+        let decoding = u64::from(stats.running).min(self.decoding);
+        let mut add = |gauge: Gauge, value: u64| sums[gauge as usize] += value;
+        add(Gauge::DeviceUsed, device_used);
+        add(Gauge::DevicePinned, device_used - device.evictable_pages as u64);
+        add(Gauge::HostUsed, host_used);
+        add(Gauge::HostPinned, host_used - host.evictable_pages as u64);
+        add(Gauge::Waiting, stats.waiting.into());
+        add(Gauge::Prefetching, stats.prefetches.in_flight.into());
+        add(Gauge::Prefilling, u64::from(stats.running) - decoding);
+        add(Gauge::Decoding, decoding);
+        add(Gauge::Draining, stats.draining.into());
+        self.peaks.running = self.peaks.running.max(stats.running);
+        self.peaks.waiting = self.peaks.waiting.max(stats.waiting);
+        self.peaks.device_pages = self.peaks.device_pages.max(device_used);
+        self.peaks.host_pages = self.peaks.host_pages.max(host_used);
+    }
+
+    pub(crate) fn report(&self, whole_us: u64) -> WorkerUse {
+        let stats = self.scheduler.stats();
+        WorkerUse {
+            requests: self.requests,
+            steps: stats.steps,
+            busy: self.busy_us as f64 / whole_us.max(1) as f64,
+            decodes_per_step: self.decoded_rows as f64 / stats.steps.max(1) as f64,
+            running_peak: self.peaks.running,
+            waiting_peak: self.peaks.waiting,
+            device_pages_peak: self.peaks.device_pages,
+            host_pages_peak: self.peaks.host_pages,
+            scheduler: stats,
+        }
+    }
+
+    pub(crate) fn link_uses(&self, whole_us: u64) -> [LinkUse; 4] {
+        let of = |link: &Link, name| link.report(name, Some(self.number), whole_us);
+        [
+            of(&self.links.host_to_device, LinkName::HostToDevice),
+            of(&self.links.device_to_host, LinkName::DeviceToHost),
+            of(&self.links.l3_to_host, LinkName::L3ToHost),
+            of(&self.links.host_to_l3, LinkName::HostToL3),
+        ]
+    }
+}

@@ -1,0 +1,347 @@
+//! The world: requests arrive, workers plan, steps and transfers end, in virtual time.
+
+use std::collections::VecDeque;
+
+use terrace_cache::Sequence;
+use terrace_scheduler::{
+    Config as SchedulerConfig, PageKey, RateConfig, Request, SubmitError, Token,
+};
+
+use crate::arrivals::Arrivals;
+use crate::config::Config;
+use crate::error::ReplayError;
+use crate::happenings::{Happening, Happenings};
+use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
+use crate::router::{Route, Router};
+use crate::series::Gauge;
+use crate::store::Store;
+use crate::tally::Tally;
+use crate::trace::{Ceiling, Trace};
+use crate::worker::{Around, Worker};
+
+/// State changes that one plan may leave behind.
+const TRANSITIONS_MAX: u32 = 1 << 24;
+/// Page keys that may wait for the router between two plans.
+const EVENT_KEYS_MAX: u32 = 1 << 24;
+
+/// Replays a trace on a configuration, in virtual time.
+///
+/// ```
+/// use terrace_replay::{Config, replay, trace::TraceBuilder};
+///
+/// let mut trace = TraceBuilder::new(512)?;
+/// trace.push(0, 900, 8, &[1, 2])?;
+/// trace.push(2_000_000, 1400, 8, &[1, 2, 3])?;
+/// let report = replay(&trace.finish(), &Config::default())?;
+/// assert_eq!(report.reuse_tokens.total, 896);
+/// println!("{:.1} % reused, TTFT {:.0} ms", report.reuse.total * 100.0, report.ttft_ms.p50);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If the configuration cannot be replayed, or the result would not be to be trusted.
+pub fn replay(trace: &Trace, config: &Config) -> Result<Report, ReplayError> {
+    config.check()?;
+    if trace.requests().is_empty() {
+        return Err(ReplayError::EmptyTrace);
+    }
+    let ceiling = trace.ceiling(config.scheduler.cache.page_size);
+    World::new(trace, &ceiling, config)?.run()
+}
+
+struct World<'a> {
+    trace: &'a Trace,
+    config: &'a Config,
+    ceiling: &'a Ceiling,
+    arrivals: Arrivals<'a>,
+    workers: Vec<Worker>,
+    /// Requests that wait before each worker, with the tokens that it will have to compute.
+    desks: Vec<VecDeque<(u32, Route)>>,
+    /// Workers to which something has happened since they planned, each once, in that order.
+    touched: VecDeque<usize>,
+    is_touched: Vec<bool>,
+    store: Store,
+    router: Router,
+    tally: Tally<'a>,
+    happenings: Happenings,
+    namespace: PageKey,
+    now_us: u64,
+}
+
+impl<'a> World<'a> {
+    fn new(
+        trace: &'a Trace,
+        ceiling: &'a Ceiling,
+        config: &'a Config,
+    ) -> Result<Self, ReplayError> {
+        let workers = config.workers as usize;
+        let router = Router::new(config.routing, workers);
+        let scheduler = scheduler_config(config, router.wants_events());
+        let build = |number| Worker::new(number, config, scheduler.clone());
+        Ok(Self {
+            trace,
+            config,
+            ceiling,
+            arrivals: Arrivals::new(trace, config.arrival),
+            workers: (0..config.workers).map(build).collect::<Result<_, _>>()?,
+            desks: vec![VecDeque::new(); workers],
+            touched: VecDeque::new(),
+            is_touched: vec![false; workers],
+            store: Store::new(&config.store, config.seed),
+            router,
+            tally: Tally::new(trace, ceiling),
+            happenings: Happenings::default(),
+            namespace: scheduler.namespace().digest(),
+            now_us: 0,
+        })
+    }
+
+    fn run(mut self) -> Result<Report, ReplayError> {
+        loop {
+            self.drop_needless_wakes();
+            let next = [self.arrivals.next_us(self.now_us), self.happenings.next_us()];
+            let Some(next_us) = next.into_iter().flatten().min() else { break };
+            if self.tally.timeline.wants_gauges(next_us) {
+                self.gauge(next_us);
+            }
+            self.now_us = next_us;
+            while let Some(request) = self.arrivals.pop(self.now_us) {
+                self.arrive(request);
+            }
+            while let Some(happening) = self.happenings.pop(self.now_us) {
+                self.happen(happening);
+                self.drop_needless_wakes();
+            }
+            while let Some(number) = self.touched.pop_front() {
+                self.is_touched[number] = false;
+                self.plan(number);
+                self.feed(number);
+            }
+        }
+        self.gauge(self.now_us);
+        match self.tally.live() {
+            0 => self.report(),
+            left => Err(ReplayError::Stuck { left }),
+        }
+    }
+
+    /// Most waits end before their time: who would be woken for nothing sleeps on, and time does not
+    /// go on for it.
+    fn drop_needless_wakes(&mut self) {
+        while let Some((at_us, worker)) = self.happenings.next_wake() {
+            if self.workers[worker as usize].wants_wake(at_us, &mut self.happenings) {
+                return;
+            }
+            self.happenings.pop(at_us);
+        }
+    }
+
+    /// A request arrives: it is sent to a worker, and waits there.
+    fn arrive(&mut self, request: u32) {
+        let traced = &self.trace.requests()[request as usize];
+        let page_size = self.config.scheduler.cache.page_size;
+        let mut sequence = None;
+        if self.router.wants_events() {
+            sequence = Some(Sequence::new(self.namespace, page_size, self.prompt(request)));
+        }
+        let keys = sequence.as_ref().map_or(&[][..], Sequence::keys);
+        let route = self.router.route(traced.input_tokens, page_size, keys);
+        self.tally.arrived(request, route, self.now_us);
+        self.desks[route.worker].push_back((request, route));
+        self.feed(route.worker);
+    }
+
+    fn prompt(&self, request: u32) -> Vec<Token> {
+        let mut prompt = Vec::new();
+        self.trace.tokens_into(&self.trace.requests()[request as usize], &mut prompt);
+        prompt
+    }
+
+    /// Gives a worker those that wait before it, as long as few enough wait at its scheduler.
+    fn feed(&mut self, number: usize) {
+        while self.workers[number].waiting() < self.config.waiting_max {
+            let Some((request, route)) = self.desks[number].pop_front() else { return };
+            let output_tokens = self.trace.requests()[request as usize].output_tokens;
+            let submitted = Request::new(request.into(), self.prompt(request), output_tokens);
+            match self.workers[number].submit(self.now_us, submitted) {
+                Ok(()) => self.touch(number),
+                Err(
+                    SubmitError::NeverFits { .. }
+                    | SubmitError::QueueFull { .. }
+                    | SubmitError::EmptyPrompt(_)
+                    | SubmitError::NoNewTokens(_),
+                ) => {
+                    self.tally.refused(request);
+                    self.router.started(route);
+                    self.arrivals.answered(1);
+                }
+                Err(other) => unreachable!("{other}"),
+            }
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let now_us = self.now_us;
+        let worker = match happening {
+            Happening::Step { worker } => {
+                self.workers[worker as usize].step_ended(now_us);
+                worker
+            }
+            Happening::Operation { worker, op, outcome } => {
+                self.workers[worker as usize].operation_ended(now_us, op, outcome);
+                worker
+            }
+            Happening::Stored { worker, op, pages } => {
+                let store = &mut self.store;
+                self.happenings.release(pages, |digests| store.insert(digests));
+                let outcome = terrace_scheduler::Outcome::Done;
+                self.workers[worker as usize].operation_ended(now_us, op, outcome);
+                worker
+            }
+            Happening::Wake { worker } => {
+                self.workers[worker as usize].woken();
+                worker
+            }
+        };
+        self.touch(worker as usize);
+    }
+
+    fn touch(&mut self, number: usize) {
+        if !std::mem::replace(&mut self.is_touched[number], true) {
+            self.touched.push_back(number);
+        }
+    }
+
+    fn plan(&mut self, number: usize) {
+        let mut around = Around {
+            store: &mut self.store,
+            router: &mut self.router,
+            tally: &mut self.tally,
+            happenings: &mut self.happenings,
+        };
+        let answered = self.workers[number].plan(self.now_us, &mut around);
+        self.arrivals.answered(answered);
+    }
+
+    fn gauge(&mut self, now_us: u64) {
+        let mut sums = [0; Gauge::COUNT];
+        self.workers.iter_mut().for_each(|worker| worker.gauge(&mut sums));
+        sums[Gauge::L3 as usize] = self.store.pages();
+        sums[Gauge::Waiting as usize] +=
+            self.desks.iter().map(|desk| desk.len() as u64).sum::<u64>();
+        self.tally.timeline.gauge(now_us, &sums);
+    }
+
+    // ---- the report ----
+
+    fn report(mut self) -> Result<Report, ReplayError> {
+        let whole_us = self.tally.last_token_us;
+        let whole_s = whole_us.max(1) as f64 / 1e6;
+        let workers: Vec<_> = self.workers.iter().map(|worker| worker.report(whole_us)).collect();
+        let prompt_tokens = workers.iter().map(|worker| worker.scheduler.prompt_tokens).sum();
+        let computed_tokens = workers.iter().map(|worker| worker.scheduler.prefilled_tokens).sum();
+        let reuse_tokens = self.reuse_tokens()?;
+        let links = self.links(whole_us);
+        let cache = &self.config.scheduler.cache;
+        let all = |pages: u32| u64::from(pages) * u64::from(self.config.workers);
+        let slowest = self.tally.take_slowest();
+        let Tally { ttft, itl, e2e, queue, timeline, .. } = self.tally;
+        Ok(Report {
+            config: self.config.clone(),
+            requests: self.trace.requests().len() as u64,
+            finished: self.tally.finished,
+            failed: self.tally.failed,
+            refused: self.tally.refused,
+            virtual_s: whole_s,
+            prompt_tokens,
+            output_tokens: self.tally.output_tokens,
+            computed_tokens,
+            prompt_tokens_per_s: prompt_tokens as f64 / whole_s,
+            output_tokens_per_s: self.tally.output_tokens as f64 / whole_s,
+            reuse: shares(&reuse_tokens, prompt_tokens, self.ceiling.prompt_tokens),
+            reuse_tokens,
+            ttft_ms: ttft.distribution_ms(),
+            itl_ms: itl.distribution_ms(),
+            e2e_ms: e2e.distribution_ms(),
+            queue_ms: queue.distribution_ms(),
+            ttft_curve: ttft.curve_ms(),
+            itl_curve: itl.curve_ms(),
+            bytes_moved: bytes_moved(&links),
+            links,
+            store: self.config.scheduler.l3.as_ref().map(|_| self.store.report()),
+            workers,
+            series: timeline.into_series(
+                self.config.workers,
+                all(cache.device_pages),
+                all(cache.host_pages),
+            ),
+            slowest,
+        })
+    }
+
+    fn reuse_tokens(&self) -> Result<ReuseTokens, ReplayError> {
+        let [device, host, l3] = self.tally.hit_tokens;
+        let total = device + host + l3;
+        // Requests overlap, so the order of their arrival need not be that of their steps.
+        let ceiling = self.ceiling.any_order_tokens;
+        if total > ceiling {
+            return Err(ReplayError::AboveCeiling {
+                reused_tokens: total,
+                ceiling_tokens: ceiling,
+            });
+        }
+        Ok(ReuseTokens { device, host, l3, total, ceiling })
+    }
+
+    fn links(&self, whole_us: u64) -> Vec<LinkUse> {
+        let of_workers = self.workers.iter().flat_map(|worker| worker.link_uses(whole_us));
+        let of_store = [
+            self.store.read_link.report(LinkName::StoreRead, None, whole_us),
+            self.store.write_link.report(LinkName::StoreWrite, None, whole_us),
+        ];
+        of_workers.chain(of_store).collect()
+    }
+}
+
+/// The workers' scheduler configuration: what the user has set, what replay needs to see, and speeds
+/// that fit the model of the machine.
+fn scheduler_config(config: &Config, wants_events: bool) -> SchedulerConfig {
+    let mut scheduler = config.scheduler.clone();
+    scheduler.trace_max = TRANSITIONS_MAX;
+    scheduler.cache.kv_event_keys_max = if wants_events { EVENT_KEYS_MAX } else { 0 };
+    scheduler.rates = config.rates.clone().unwrap_or_else(|| {
+        let per_page = |bytes_per_second: u64| {
+            config.page_bytes().saturating_mul(1_000_000_000) / bytes_per_second
+        };
+        let links = &config.links;
+        let network = links.l3_to_host.bytes_per_second.min(config.store.read.bytes_per_second);
+        RateConfig {
+            prefill_ns_per_token: (config.cost.prefill_token_ns as u64).max(1),
+            load_back_ns_per_page: per_page(links.host_to_device.bytes_per_second),
+            prefetch_ns_per_page: per_page(network),
+            prefetch_latency_us: links.l3_to_host.latency_us + config.store.read.latency_us,
+        }
+    });
+    scheduler
+}
+
+fn shares(tokens: &ReuseTokens, prompt_tokens: u64, traced_tokens: u64) -> Reuse {
+    let share = |part: u64| part as f64 / prompt_tokens.max(1) as f64;
+    Reuse {
+        device: share(tokens.device),
+        host: share(tokens.host),
+        l3: share(tokens.l3),
+        total: share(tokens.total),
+        ceiling: tokens.ceiling as f64 / traced_tokens.max(1) as f64,
+    }
+}
+
+fn bytes_moved(links: &[LinkUse]) -> BytesMoved {
+    let sum = |name| links.iter().filter(|link| link.link == name).map(|link| link.bytes).sum();
+    BytesMoved {
+        host_to_device: sum(LinkName::HostToDevice),
+        device_to_host: sum(LinkName::DeviceToHost),
+        l3_to_host: sum(LinkName::L3ToHost),
+        host_to_l3: sum(LinkName::HostToL3),
+    }
+}

@@ -1,0 +1,298 @@
+//! Whole replays: what must hold whatever the trace and the configuration.
+
+use proptest::prelude::*;
+use terrace_replay::trace::TraceBuilder;
+use terrace_replay::{
+    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, replay,
+};
+use terrace_scheduler::{EvictionKind, WritePolicy};
+
+const BLOCK_TOKENS: u32 = 64;
+
+/// Conversations that grow turn by turn behind a few common openings, from a seed.
+fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
+    let mut state = seed;
+    let mut draw = |bound: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % bound
+    };
+    let mut builder = TraceBuilder::new(BLOCK_TOKENS).expect("a block size that is allowed");
+    let mut talks: Vec<Vec<u64>> = Vec::new();
+    let mut next_block = 1000;
+    for number in 0..requests {
+        if talks.len() < 3 || draw(4) == 0 {
+            let opening = draw(3) * 10;
+            talks.push(vec![opening, opening + 1]);
+        }
+        let place = draw(talks.len() as u64) as usize;
+        for _ in 0..1 + draw(5) {
+            talks[place].push(next_block);
+            next_block += 1;
+        }
+        let blocks = &talks[place];
+        let unused = draw(u64::from(BLOCK_TOKENS)) as u32;
+        let input = blocks.len() as u32 * BLOCK_TOKENS - unused;
+        builder.push(number * gap_us, input, 1 + draw(60) as u32, blocks).expect("a good request");
+    }
+    builder.finish()
+}
+
+fn small(device_pages: u32, host_pages: u32) -> Config {
+    let mut config = Config::default();
+    config.scheduler.cache.device_pages = device_pages;
+    config.scheduler.cache.host_pages = host_pages;
+    config.scheduler.batch.running_max = 16;
+    config.scheduler.batch.step_tokens_max = 512;
+    if host_pages == 0 {
+        config.scheduler.l3 = None;
+    }
+    config
+}
+
+fn run(trace: &Trace, config: &Config) -> Report {
+    let report = replay(trace, config).expect("a replay that ends");
+    assert_eq!(report.finished + report.failed + report.refused, report.requests);
+    assert_eq!(report.ttft_ms.count, report.finished);
+    assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
+    // A request's time is that to its first token and the gaps after it, retracted or not.
+    let whole = |of: &Distribution| of.mean * of.count as f64;
+    let parts = whole(&report.ttft_ms) + whole(&report.itl_ms);
+    assert!((whole(&report.e2e_ms) - parts).abs() < 1e-6 * parts, "{} {parts}", report.e2e_ms.mean);
+    report
+}
+
+fn json(report: &Report) -> String {
+    serde_json::to_string(report).expect("a report is plain data")
+}
+
+#[test]
+fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
+    let trace = conversations(1, 300, 20_000);
+    let mut config = small(600, 1500);
+    config.workers = 2;
+    config.routing = Routing::PrefixAware { load_weight: 0.5 };
+    config.store.pages_max = Some(3000);
+    config.store.read_failure_rate = 0.1;
+    config.store.short_read_rate = 0.1;
+    let first = json(&run(&trace, &config));
+    let others: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| json(&run(&trace, &config)))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert!(others.iter().all(|other| *other == first));
+    config.seed = 1;
+    let mut other = run(&trace, &config);
+    other.config.seed = 0;
+    assert_ne!(json(&other), first, "the seed decides who fails");
+}
+
+#[test]
+fn a_store_without_limit_reaches_the_ceiling() {
+    // Far apart, so that nobody overtakes what another still writes; and computing is so slow that
+    // even a single page is worth a read.
+    let trace = conversations(2, 400, 4_000_000);
+    let mut config = small(400, 400);
+    config.cost.prefill_token_ns = 1e6;
+    let report = run(&trace, &config);
+    assert!(report.workers[0].scheduler.cache.host.evicted_pages > 0, "the host is too small");
+    assert!(report.reuse.l3 > 0.1, "{:?}", report.reuse);
+    assert_eq!(report.reuse_tokens.total, report.reuse_tokens.ceiling, "{:?}", report.reuse);
+}
+
+#[test]
+fn every_tier_adds_to_what_is_reused_and_takes_from_the_wait() {
+    let trace = conversations(3, 400, 60_000);
+    let device = run(&trace, &small(300, 0));
+    let mut with_host = small(300, 900);
+    with_host.scheduler.l3 = None;
+    let host = run(&trace, &with_host);
+    let all = run(&trace, &small(300, 900));
+    assert_eq!((device.reuse.host, device.reuse.l3, host.reuse.l3), (0.0, 0.0, 0.0));
+    assert!(device.reuse.total < host.reuse.total && host.reuse.total < all.reuse.total);
+    assert!(device.computed_tokens > host.computed_tokens);
+    assert!(host.computed_tokens > all.computed_tokens);
+    assert!(all.store.is_some() && host.store.is_none());
+}
+
+#[test]
+fn a_store_that_fails_stops_nobody() {
+    let trace = conversations(4, 200, 5_000);
+    for rates in
+        [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.3; 4], [1.0; 4]]
+    {
+        let mut config = small(300, 600);
+        let [probe, read, short, write] = rates;
+        config.store.probe_failure_rate = probe;
+        config.store.read_failure_rate = read;
+        config.store.short_read_rate = short;
+        config.store.write_failure_rate = write;
+        let report = run(&trace, &config);
+        assert_eq!(report.finished, 200, "{rates:?}");
+        assert!(report.store.is_some_and(|store| store.failures > 0), "{rates:?}");
+    }
+}
+
+#[test]
+fn a_store_that_is_very_slow_stops_nobody() {
+    let trace = conversations(5, 60, 5_000);
+    let mut config = small(300, 600);
+    config.store.read.latency_us = 600_000_000;
+    config.store.probe_latency_us = 90_000_000;
+    assert_eq!(run(&trace, &config).finished, 60);
+}
+
+#[test]
+fn a_closed_loop_keeps_its_concurrency() {
+    let trace = conversations(6, 300, 0);
+    for concurrency in [1, 7] {
+        let mut config = small(2000, 4000);
+        config.arrival = Arrival::ClosedLoop { concurrency };
+        let report = run(&trace, &config);
+        assert_eq!(report.finished, 300);
+        let series = &report.series;
+        let alive = |place: usize| {
+            series.waiting[place] + series.prefilling[place] + series.decoding[place]
+        };
+        let most = (0..series.waiting.len()).map(alive).fold(0.0, f64::max);
+        assert!(most <= f64::from(concurrency) + 1e-9, "{most}");
+        let usual: f64 = (0..series.waiting.len()).map(alive).sum::<f64>();
+        let mean = usual / series.waiting.len() as f64;
+        assert!(mean > f64::from(concurrency) * 0.8, "{mean}");
+    }
+}
+
+#[test]
+fn a_trace_at_twice_the_speed_is_over_sooner() {
+    let trace = conversations(7, 200, 100_000);
+    let mut config = small(2000, 4000);
+    let plain = run(&trace, &config).virtual_s;
+    config.arrival = Arrival::Trace { speed_up: 2.0 };
+    let fast = run(&trace, &config).virtual_s;
+    assert!(fast < plain * 0.6, "{fast} against {plain}");
+}
+
+#[test]
+fn workers_share_the_store() {
+    let trace = conversations(8, 300, 100_000);
+    let mut config = small(300, 600);
+    config.workers = 3;
+    let report = run(&trace, &config);
+    let requests: Vec<u64> = report.workers.iter().map(|worker| worker.requests).collect();
+    assert_eq!(requests, [100, 100, 100]);
+    assert!(report.reuse.l3 > 0.1, "what one stored another reads: {:?}", report.reuse);
+    assert_eq!(report.links.len(), 3 * 4 + 2);
+    let bytes = |name| {
+        let links = report.links.iter().filter(|link| link.link == name);
+        links.map(|link| link.bytes).sum::<u64>()
+    };
+    assert_eq!(bytes(LinkName::StoreRead), bytes(LinkName::L3ToHost));
+    assert_eq!(bytes(LinkName::StoreWrite), bytes(LinkName::HostToL3));
+}
+
+#[test]
+fn routing_by_prefix_finds_more_on_device_than_going_round() {
+    let trace = conversations(9, 400, 2_000);
+    let mut config = small(600, 600);
+    config.workers = 4;
+    config.scheduler.l3 = None;
+    let round = run(&trace, &config);
+    config.routing = Routing::PrefixAware { load_weight: 0.2 };
+    let aware = run(&trace, &config);
+    assert!(aware.reuse.total > round.reuse.total * 1.2, "{:?} {:?}", aware.reuse, round.reuse);
+    assert!(aware.workers.iter().all(|worker| worker.requests > 0));
+}
+
+#[test]
+fn figures_agree_with_each_other() {
+    let trace = conversations(10, 300, 10_000);
+    let report = run(&trace, &small(400, 800));
+    let series = &report.series;
+    let sum = |column: &[u64]| column.iter().sum::<u64>();
+    assert_eq!(sum(&series.arrivals), 300);
+    assert_eq!(sum(&series.first_tokens), report.finished);
+    assert_eq!(sum(&series.output_tokens), report.output_tokens);
+    assert_eq!(sum(&series.prompt_tokens), report.prompt_tokens);
+    assert_eq!(sum(&series.device_hit_tokens), report.reuse_tokens.device);
+    assert_eq!(sum(&series.l3_to_host_bytes), report.bytes_moved.l3_to_host);
+    assert_eq!(report.itl_ms.count + report.ttft_ms.count, report.output_tokens);
+    let wanted: u64 = trace.requests().iter().map(|r| u64::from(r.output_tokens)).sum();
+    assert_eq!(report.output_tokens, wanted);
+    assert_eq!(report.workers[0].scheduler.generated_tokens, wanted);
+    assert!(series.busy.iter().chain(&series.device_used).all(|share| (0.0..=1.0).contains(share)));
+    assert_eq!(report.slowest.len(), 10);
+    assert!(report.slowest.is_sorted_by(|a, b| a.ttft_ms >= b.ttft_ms));
+    assert_eq!(report.slowest[0].ttft_ms, report.ttft_ms.max);
+    for slow in &report.slowest {
+        let spans = &slow.spans;
+        assert!(spans.windows(2).all(|pair| pair[0].to_ms == pair[1].from_ms), "{spans:?}");
+        assert_eq!((spans[0].from_ms, spans[spans.len() - 1].to_ms), (0.0, slow.e2e_ms));
+        let decodes = spans.iter().find(|span| span.phase == Phase::Decoding);
+        assert!(decodes.is_none_or(|span| span.from_ms == slow.ttft_ms), "{slow:?}");
+    }
+}
+
+#[test]
+fn requests_that_no_device_can_hold_are_refused_and_counted() {
+    let trace = conversations(11, 100, 10_000);
+    let longest = trace.requests().iter().map(|r| r.input_tokens).max().expect("requests");
+    let report = run(&trace, &small(longest / 16 / 2, 100));
+    assert!(report.refused > 0 && report.finished > 0, "{} {}", report.refused, report.finished);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_limits() {
+    let trace = conversations(12, 2, 0);
+    let refused = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        change(&mut config);
+        replay(&trace, &config).expect_err("refused").to_string()
+    };
+    for (message, part) in [
+        (refused(|c| c.workers = 0), "workers = 0: use 1 to 1024"),
+        (refused(|c| c.arrival = Arrival::Trace { speed_up: 0.0 }), "arrival.speed_up = 0"),
+        (refused(|c| c.store.read_failure_rate = 1.5), "store.read_failure_rate = 1.5: use 0 to 1"),
+        (refused(|c| c.cost.step_ns = f64::NAN), "cost.step_ns = NaN"),
+        (refused(|c| c.links.l3_to_host.bytes_per_second = 0), "links.l3_to_host"),
+        (refused(|c| c.scheduler.cache.page_size = 48), "scheduler.cache.page_size = 48"),
+    ] {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+    let empty = TraceBuilder::new(16).expect("a block size").finish();
+    assert_eq!(replay(&empty, &Config::default()), Err(ReplayError::EmptyTrace));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_and_hits_stay_below_the_ceiling(
+        seed in 0u64..1 << 40,
+        gap_us in prop_oneof![Just(0u64), 1..200_000u64],
+        device_pages in 100u32..800,
+        host_pages in prop_oneof![Just(0u32), 50..2000u32],
+        store_pages in prop_oneof![Just(None), (1..4000u64).prop_map(Some)],
+        workers in 1u32..4,
+        waiting_max in prop_oneof![Just(1u32), Just(8), Just(1000)],
+        page_size in prop_oneof![Just(1u32), Just(16), Just(64)],
+        eviction in prop_oneof![Just(EvictionKind::Lru), Just(EvictionKind::Slru), Just(EvictionKind::S3Fifo)],
+        write_back in any::<bool>(),
+        failure_rate in prop_oneof![Just(0.0), 0.0..0.5f64],
+    ) {
+        let trace = conversations(seed, 60, gap_us);
+        let mut config = small(device_pages * 16 / page_size, host_pages * 16 / page_size);
+        config.scheduler.cache.page_size = page_size;
+        config.scheduler.cache.eviction = eviction;
+        if write_back {
+            config.scheduler.cache.write_policy = WritePolicy::WriteBack;
+        }
+        config.workers = workers;
+        config.waiting_max = waiting_max;
+        config.store.pages_max = store_pages;
+        config.store.read_failure_rate = failure_rate;
+        config.store.write_failure_rate = failure_rate;
+        config.seed = seed;
+        let report = run(&trace, &config);
+        prop_assert_eq!(report.failed, 0);
+    }
+}

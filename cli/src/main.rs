@@ -5,7 +5,9 @@ mod bench;
 mod config;
 mod decisions;
 mod keys;
+mod replay;
 mod serve;
+mod trace;
 
 use std::process::ExitCode;
 
@@ -29,8 +31,12 @@ enum Command {
     Decisions(decisions::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
     Keys(keys::Arguments),
+    /// Find out what a trace of requests would do on a configuration, in virtual time
+    Replay(Box<replay::Arguments>),
     /// Serve a model over HTTP, as OpenAI's clients expect it
     Serve(Box<serve::Arguments>),
+    /// Look at a trace of requests, or make one up
+    Trace(trace::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -39,7 +45,9 @@ fn main() -> ExitCode {
         Command::Config(arguments) => config::run(&arguments),
         Command::Decisions(arguments) => decisions::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
+        Command::Replay(arguments) => replay::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Trace(arguments) => trace::run(&arguments),
     };
     match result {
         Ok(output) => {

@@ -3,7 +3,8 @@
 //! Every worker is driven by the real scheduler; only what it decides about is a model: how long a
 //! step takes ([`CostModel`]), what moves over links that have a bandwidth, and a store that all
 //! workers share. There is no clock, no thread and no randomness but seeded dice in a replay, so the
-//! same [`Trace`] and [`Config`] give the same [`Report`], to the byte. It must stay that way.
+//! same [`Trace`] and [`Config`] give the same [`Report`], to the byte. It must stay that way; only a
+//! [`Sweep`] has threads, with a replay on each.
 //!
 //! Traces come from files, from [`trace::Synthetic`], or from a live scheduler that was watched
 //! ([`TrafficRecorder`]); one that was watched closely can be done again call by call
@@ -19,13 +20,17 @@ mod error;
 mod fit;
 mod happenings;
 mod histogram;
+pub mod html;
+pub mod human;
 mod links;
+mod options;
 mod page_set;
 mod record;
 mod report;
 mod router;
 mod series;
 mod store;
+pub mod sweep;
 mod tally;
 pub mod trace;
 mod worker;
@@ -38,6 +43,7 @@ pub use config::{
 pub use cost::{CostModel, Gpu, Model, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
+pub use options::{OptionError, Options, Setting};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
 };
@@ -45,5 +51,6 @@ pub use report::{
     BytesMoved, CurvePoint, Distribution, LinkName, LinkUse, Phase, Report, Reuse, ReuseTokens,
     Series, SlowRequest, Span, StoreUse, WorkerUse,
 };
+pub use sweep::{Axis, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
 pub use world::replay;

@@ -181,9 +181,11 @@ impl Trace {
     fn capacity_points(&self, page_size: u32) -> Vec<CapacityPoint> {
         let curve = ReuseCurve::new(self, page_size);
         let most = curve.distinct_pages();
-        // Powers of two and the middles between them, in tokens, so that sizes are round.
+        // Powers of two and the middles between them.
         let steps = (4..).flat_map(|power| [2u64 << power, 3 << power]);
-        let sizes = steps.take_while(|&pages| pages < most).chain([most]);
+        // What is less than a thousandth of everything is no size that anybody considers.
+        let sizes = steps.skip_while(|pages| pages * 1000 < most);
+        let sizes = sizes.take_while(|&pages| pages < most).chain([most]);
         sizes
             .map(|pages| CapacityPoint {
                 capacity_tokens: pages * u64::from(page_size),
@@ -404,8 +406,7 @@ mod tests {
     #[test]
     fn working_sets_count_what_is_used_within_a_window_once() {
         let sets = trace().describe(4).working_sets;
-        let minute =
-            WorkingSet { window_s: 60, mean_tokens: (12 + 14) as f64 / 2.0, max_tokens: 14 };
+        let minute = WorkingSet { window_s: 60, mean_tokens: (12.0 + 14.0) / 2.0, max_tokens: 14 };
         let whole = WorkingSet { window_s: 101, mean_tokens: 18.0, max_tokens: 18 };
         assert_eq!(sets, [minute, whole]);
     }

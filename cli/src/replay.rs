@@ -1,0 +1,170 @@
+//! `terrace replay`: what a trace would do on a configuration.
+
+mod comparison;
+mod settings;
+mod summary;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use terrace_replay::{Axis, CostModel, Measurement, Sweep, Trace, html};
+
+use crate::trace::Source;
+use settings::Settings;
+
+const EXAMPLES: &str = "\
+Examples:
+  terrace replay conversation_trace.jsonl --report replay.html
+      One worker with Llama 3.1 8B on four H200, host memory of four times theirs, L3 without limit
+  terrace replay --synthetic agents --device 40GiB --host 0 --l3 0
+      Requests that are made up, and only the device
+  terrace replay trace.jsonl.gz --workers 4 --routing prefix-aware --l3-latency 2ms
+      Four workers that share one L3
+  terrace replay trace.jsonl --sweep host=0,64GiB,256GiB --sweep policy=lru,slru,s3fifo --report grid.html
+      Every combination on all cores: which size buys how much
+
+Sizes are tokens (1000000, 2M) or bytes of the model's KV (64GiB). The same trace, settings and seed give
+the same JSON to the byte, but for what is under `run`.";
+
+/// Arguments of `terrace replay`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    settings: Settings,
+    /// Replay every combination: a setting and its values, like host=0,64GiB; may be repeated
+    #[arg(long = "sweep", value_name = "NAME=VALUES", help_heading = "Sweep")]
+    sweeps: Vec<String>,
+    /// Replays at a time [default: one on each core]
+    #[arg(long, help_heading = "Sweep", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Write a page with plots
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Measured steps to derive the costs of steps from, instead of model and GPU: CSV or JSON lines
+    /// with prefill_tokens, prefill_pairs, decode_rows, decode_context and step_us
+    #[arg(long, value_name = "FILE")]
+    costs: Option<PathBuf>,
+}
+
+/// What depends on the machine.
+#[derive(Serialize)]
+pub(crate) struct Run {
+    trace: String,
+    read_s: f64,
+    wall_s: f64,
+    peak_rss_mb: Option<f64>,
+    threads: usize,
+}
+
+/// What is printed as JSON.
+#[derive(Serialize)]
+struct WithRun<'a, T> {
+    #[serde(flatten)]
+    result: &'a T,
+    run: Run,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
+    let began = Instant::now();
+    let mut options = arguments.settings.options();
+    if let Some(file) = &arguments.costs {
+        options.cost = Some(costs(file)?);
+    }
+    let axes = arguments.sweeps.iter().map(|text| Axis::parse(text));
+    let axes = axes.collect::<Result<Vec<_>, _>>()?;
+    // What cannot be configured is refused before a long trace is read.
+    let config = options.config()?;
+    let (trace, requests) = arguments.source.read(arguments.settings.seed())?;
+    let read = began.elapsed();
+    let run = |threads| Run {
+        trace: trace.clone(),
+        read_s: read.as_secs_f64(),
+        wall_s: began.elapsed().as_secs_f64(),
+        peak_rss_mb: peak_rss_mb(),
+        threads,
+    };
+    if axes.is_empty() {
+        let report = terrace_replay::replay(&requests, &config)?;
+        let run = run(1);
+        write_page(arguments.report.as_deref(), || html::report_page(&trace, &report))?;
+        return arguments.output(&report, run, |run| summary::draw(&trace, &report, run));
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.map_or(cores, usize::from);
+    let sweep = sweep(&requests, &options, axes, threads)?;
+    let run = run(threads);
+    write_page(arguments.report.as_deref(), || html::sweep_page(&trace, &sweep))?;
+    arguments.output(&sweep, run, |run| comparison::draw(&trace, &sweep, run))
+}
+
+impl Arguments {
+    fn output<T: Serialize>(
+        &self,
+        result: &T,
+        run: Run,
+        draw: impl FnOnce(&Run) -> String,
+    ) -> Result<String, Box<dyn Error>> {
+        if self.json {
+            return Ok(serde_json::to_string_pretty(&WithRun { result, run })? + "\n");
+        }
+        let mut text = draw(&run);
+        if let Some(page) = &self.report {
+            text += &format!("  page         {}\n", page.display());
+        }
+        Ok(text)
+    }
+}
+
+fn sweep(
+    trace: &Trace,
+    options: &terrace_replay::Options,
+    axes: Vec<Axis>,
+    threads: usize,
+) -> Result<Sweep, Box<dyn Error>> {
+    let bar = ProgressBar::with_draw_target(
+        Some(Sweep::size(&axes) as u64),
+        ProgressDrawTarget::stderr(),
+    );
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos} of {len}, {eta} to go")?);
+    bar.enable_steady_tick(Duration::from_millis(500));
+    let result = Sweep::run(trace, options, axes, threads, &|| bar.inc(1));
+    bar.finish_and_clear();
+    Ok(result?)
+}
+
+fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
+    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| named(&error))?;
+    let measurements = Measurement::parse(&text).map_err(|error| named(&error))?;
+    let fit = CostModel::fit(&measurements).map_err(|error| named(&error))?;
+    eprintln!(
+        "{}: {} steps, the fit is off by {} on average",
+        file.display(),
+        fit.measurements,
+        terrace_replay::human::percent(fit.relative_residual)
+    );
+    Ok(fit.cost)
+}
+
+fn write_page(file: Option<&Path>, page: impl FnOnce() -> String) -> Result<(), Box<dyn Error>> {
+    let Some(file) = file else { return Ok(()) };
+    let written = std::fs::write(file, page());
+    Ok(written.map_err(|error| format!("{}: {error}", file.display()))?)
+}
+
+/// The most memory that this process has had, where the system tells.
+fn peak_rss_mb() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some((kib * 1.024).round() / 1000.0)
+}

@@ -1,0 +1,223 @@
+//! The page of one replay.
+
+use std::fmt::Write;
+
+use super::chart::Chart;
+use super::coarse::coarse;
+use super::{escape, figure, plots, slowest, table};
+use crate::human::{bytes, count, milliseconds, percent, seconds, whole};
+use crate::report::{Distribution, LinkName, LinkUse, Report};
+
+pub(super) fn body(trace: &str, report: &Report) -> String {
+    let mut html = header(trace, report);
+    let section = |title: &str, charts: Vec<Chart>| {
+        let charts: String = charts.iter().map(Chart::html).collect();
+        format!("<section><h2>{title}</h2><div class=\"plots\">{charts}</div></section>\n")
+    };
+    let series = &coarse(&report.series, report.virtual_s);
+    html += &section(
+        "What was found where",
+        vec![plots::hits(series), plots::reuse_total(series), plots::prompts(series)],
+    );
+    let ttft = plots::distribution(
+        "Time to first token",
+        "The share of requests that had their first token in this time.",
+        "requests",
+        &report.ttft_curve,
+        &report.ttft_ms,
+    );
+    let itl = plots::distribution(
+        "Between tokens",
+        "The share of tokens that came this soon after the one before.",
+        "tokens",
+        &report.itl_curve,
+        &report.itl_ms,
+    );
+    html += &section("How long users wait", vec![ttft, itl, plots::ttft_over_time(series)]);
+    let mut occupancy = vec![
+        plots::tier(
+            "Device",
+            "device",
+            &series.device_used,
+            &series.device_pinned,
+            series.interval_s,
+        ),
+        plots::tier("Host", "host", &series.host_used, &series.host_pinned, series.interval_s),
+    ];
+    if report.store.is_some() {
+        occupancy.push(plots::l3(report, series));
+    }
+    html += &section("How full the tiers are", occupancy);
+    html += &section(
+        "What moves",
+        vec![plots::moved(series), plots::moved_so_far(series), plots::busy(series)],
+    );
+    html += &section(
+        "What requests and workers do",
+        vec![plots::states(series), plots::load(series), plots::output(series)],
+    );
+    html += &slowest::section(&report.slowest);
+    html += &links(report);
+    html += &workers(report);
+    let config = serde_json::to_string_pretty(&report.config).unwrap_or_default();
+    let _ = writeln!(
+        html,
+        "<section><details><summary>The configuration that was replayed</summary><pre>{}</pre>\
+         </details></section>",
+        escape(&config)
+    );
+    html
+}
+
+fn header(trace: &str, report: &Report) -> String {
+    let reuse = &report.reuse;
+    let distribution = |of: &Distribution| {
+        let [p50, p90, p99] = [of.p50, of.p90, of.p99].map(milliseconds);
+        format!("p50 {p50}, p90 {p90}, p99 {p99}")
+    };
+    let mut html = format!("<header><h1>Replay of {}</h1>", escape(trace));
+    let _ = write!(html, "<p class=\"quiet\">{}</p>", escape(&summary(report)));
+    html.push_str("<dl class=\"figures\">");
+    html += &figure(
+        "prompt tokens reused",
+        &percent(reuse.total),
+        &format!("a cache without limits: {}", percent(reuse.ceiling)),
+    );
+    html += &figure(
+        "time to first token, mean",
+        &milliseconds(report.ttft_ms.mean),
+        &distribution(&report.ttft_ms),
+    );
+    html += &figure(
+        "between tokens, mean",
+        &milliseconds(report.itl_ms.mean),
+        &distribution(&report.itl_ms),
+    );
+    html +=
+        &figure("requests", &whole(report.requests), &format!("in {}", seconds(report.virtual_s)));
+    html += &figure(
+        "tokens produced in a second",
+        &count(report.output_tokens_per_s),
+        &format!("{} prompt tokens taken", count(report.prompt_tokens_per_s)),
+    );
+    html.push_str("</dl>");
+    if report.failed + report.refused > 0 {
+        let _ = write!(
+            html,
+            "<p class=\"alarm\">{} requests failed, and {} were too long for the device.</p>",
+            whole(report.failed),
+            whole(report.refused)
+        );
+    }
+    html.push_str("<div class=\"reuse\">");
+    let tiers = [("device", reuse.device), ("host", reuse.host), ("l3", reuse.l3)];
+    for (tier, share) in tiers {
+        let _ =
+            write!(html, "<span style=\"--c:var(--{tier});width:{:.3}%\"></span>", share * 100.0);
+    }
+    let _ = write!(
+        html,
+        "<i style=\"left:{:.3}%\"></i></div><ul class=\"legend\">",
+        reuse.ceiling * 100.0
+    );
+    for ((tier, share), name) in tiers.into_iter().zip(["device", "host", "L3"]) {
+        let _ = write!(
+            html,
+            "<li><span class=\"key\" style=\"--c:var(--{tier})\"></span>{name} {}</li>",
+            percent(share)
+        );
+    }
+    let _ = writeln!(html, "<li>ceiling {}</li></ul></header>", percent(reuse.ceiling));
+    html
+}
+
+/// What was replayed on, in a line.
+fn summary(report: &Report) -> String {
+    let config = &report.config;
+    let cache = &config.scheduler.cache;
+    let size = |pages: f64| {
+        let tokens = pages * f64::from(cache.page_size);
+        let weight = bytes(tokens * config.kv_bytes_per_token as f64);
+        format!("{} tokens ({weight})", count(tokens))
+    };
+    let l3 = match (&config.scheduler.l3, config.store.pages_max) {
+        (None, _) => "no L3".to_owned(),
+        (Some(_), None) => "L3 without limit".to_owned(),
+        (Some(_), Some(pages)) => format!("L3 {}", size(pages as f64)),
+    };
+    let workers = match config.workers {
+        1 => "one worker".to_owned(),
+        workers => format!("{workers} workers"),
+    };
+    format!(
+        "{workers}, pages of {} tokens, device {}, host {}, {l3}",
+        cache.page_size,
+        size(cache.device_pages.into()),
+        size(cache.host_pages.into())
+    )
+}
+
+fn links(report: &Report) -> String {
+    let name = |link: &LinkUse| {
+        let name = match link.link {
+            LinkName::HostToDevice => "host to device",
+            LinkName::DeviceToHost => "device to host",
+            LinkName::L3ToHost => "L3 to host",
+            LinkName::HostToL3 => "host to L3",
+            LinkName::StoreRead => "out of the store",
+            LinkName::StoreWrite => "into the store",
+        };
+        match link.worker {
+            Some(worker) => format!("worker {worker}, {name}"),
+            None => name.to_owned(),
+        }
+    };
+    let rows: Vec<Vec<String>> = report
+        .links
+        .iter()
+        .map(|link| {
+            vec![
+                name(link),
+                whole(link.transfers),
+                bytes(link.bytes as f64),
+                percent(link.busy),
+                milliseconds(link.wait_ms_mean),
+            ]
+        })
+        .collect();
+    let names = ["link", "transfers", "moved", "in use", "mean wait"];
+    format!("<section><h2>Links</h2>{}</section>\n", table(&names, &rows, None))
+}
+
+fn workers(report: &Report) -> String {
+    let rows: Vec<Vec<String>> = report
+        .workers
+        .iter()
+        .enumerate()
+        .map(|(number, worker)| {
+            vec![
+                number.to_string(),
+                whole(worker.requests),
+                whole(worker.steps),
+                percent(worker.busy),
+                format!("{:.1}", worker.decodes_per_step),
+                whole(worker.running_peak.into()),
+                whole(worker.waiting_peak.into()),
+                whole(worker.scheduler.retractions),
+                whole(worker.scheduler.prefetches.failures),
+            ]
+        })
+        .collect();
+    let names = [
+        "worker",
+        "requests",
+        "steps",
+        "computing",
+        "decodes a step",
+        "most running",
+        "most waiting",
+        "retractions",
+        "failed fetches",
+    ];
+    format!("<section><h2>Workers</h2>{}</section>\n", table(&names, &rows, None))
+}

@@ -1,0 +1,529 @@
+//! What can be chosen about a replay by name, as people write it: on the command line and in sweeps.
+
+mod quantity;
+
+use std::fmt;
+
+use serde::de::IntoDeserializer;
+use serde::de::value::Error as ValueError;
+use serde::{Deserialize, Serialize};
+use terrace_cache::{EvictionKind, WritePolicy};
+use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
+
+use crate::config::{Arrival, Config, DEFAULT_GPUS, Routing, TIER_TOKENS_MAX};
+use crate::cost::{CostModel, Gpu, Model};
+use crate::error::ReplayError;
+use quantity::{Size, bytes_per_second, microseconds, size};
+
+/// Choices on top of the default configuration. The order in which they are made does not matter.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// What steps cost, if it was measured; otherwise it follows from model and GPU.
+    pub cost: Option<CostModel>,
+    chosen: Vec<(Setting, String)>,
+}
+
+/// A choice that cannot be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// There is no such setting.
+    #[error("there is no setting {name:?}; there are {}", Setting::names())]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The value is not one that the setting can have.
+    #[error("{setting} {value}: {problem}")]
+    Value {
+        /// The setting.
+        setting: Setting,
+        /// What it was to be.
+        value: String,
+        /// What it can be.
+        problem: String,
+    },
+    /// All of it together cannot work.
+    #[error(transparent)]
+    Config(#[from] ReplayError),
+}
+
+macro_rules! settings {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal $(or $other:literal)?;)*) => {
+        /// Something that can be chosen by name.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Setting {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Setting {
+            /// Everything that can be chosen.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// What it is called.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// The setting of a name.
+            ///
+            /// # Errors
+            /// If there is none: which there are.
+            pub fn named(name: &str) -> Result<Self, OptionError> {
+                match name {
+                    $($name $(| $other)? => Ok(Self::$variant),)*
+                    _ => Err(OptionError::Unknown { name: name.to_owned() }),
+                }
+            }
+        }
+    };
+}
+
+settings! {
+    /// The model, by name.
+    Model = "model";
+    /// The GPU, by name.
+    Gpu = "gpu";
+    /// GPUs that share the model.
+    Gpus = "gpus";
+    /// Tokens in a page.
+    Page = "page-size" or "page";
+    /// The size of the device tier.
+    Device = "device" or "device-tokens";
+    /// The size of the host tier.
+    Host = "host" or "host-tokens";
+    /// The size of L3.
+    L3 = "l3" or "l3-tokens";
+    /// Which pages go first.
+    Policy = "policy";
+    /// When pages are copied to host.
+    WritePolicy = "write-policy";
+    /// Who is admitted first.
+    Order = "order";
+    /// Tokens that one step computes at the most.
+    StepTokens = "step-tokens";
+    /// Requests that run at once.
+    RunningMax = "running-max";
+    /// Requests that a worker's scheduler has before them; the others wait for their turn.
+    WaitingMax = "waiting-max";
+    /// Fewer pages than this are not fetched from L3.
+    FetchThreshold = "fetch-threshold";
+    /// How long a request waits for what comes from L3.
+    FetchWait = "fetch-wait";
+    /// Fewer pages than this are not loaded from host.
+    LoadThreshold = "load-threshold";
+    /// Workers with a device and a host tier each.
+    Workers = "workers";
+    /// Which worker a request goes to.
+    Routing = "routing";
+    /// How much faster requests come than the trace says.
+    SpeedUp = "speed-up";
+    /// Requests that are alive at once, whatever the times of the trace.
+    Concurrency = "concurrency";
+    /// What goes between host and device in a second.
+    HostBandwidth = "host-bandwidth";
+    /// What goes between L3 and one worker in a second.
+    L3Bandwidth = "l3-bandwidth";
+    /// What goes between L3 and all workers in a second.
+    StoreBandwidth = "store-bandwidth";
+    /// What every transfer with L3 takes besides its bytes.
+    L3Latency = "l3-latency";
+    /// The share of L3 operations that fail.
+    L3Failures = "l3-failures";
+    /// What the dice start from.
+    Seed = "seed";
+}
+
+impl Setting {
+    fn names() -> String {
+        Self::ALL.iter().map(|setting| setting.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether it is the size of a tier.
+    #[must_use]
+    pub fn is_size(self) -> bool {
+        matches!(self, Self::Device | Self::Host | Self::L3)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Serialize for Setting {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl Options {
+    /// Chooses a value, in place of an earlier one.
+    pub fn set(&mut self, setting: Setting, value: &str) {
+        self.chosen.retain(|(other, _)| *other != setting);
+        self.chosen.push((setting, value.trim().to_owned()));
+    }
+
+    /// The configuration that results.
+    ///
+    /// # Errors
+    /// The first choice that cannot be made, and what could be.
+    pub fn config(&self) -> Result<Config, OptionError> {
+        let model = self.parsed(Setting::Model, |name| Ok(Model::named(name)?))?;
+        let gpu = self.parsed(Setting::Gpu, |name| Ok(Gpu::named(name)?))?;
+        let (model, gpu) = (model.unwrap_or(Model::LLAMA_3_1_8B), gpu.unwrap_or(Gpu::H200));
+        let gpus = self.parsed(Setting::Gpus, |text| within(text, 1, 64))?.unwrap_or(DEFAULT_GPUS);
+        let mut config = Config::for_machine(&model, &gpu, gpus);
+        if let Some(cost) = self.cost {
+            config.cost = cost;
+        }
+        self.size_tiers(&mut config, model.device_tokens(&gpu, gpus))?;
+        for (setting, value) in &self.chosen {
+            let applied = apply(&mut config, *setting, value);
+            applied.map_err(|problem| self.refusal(*setting, problem))?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+
+    fn size_tiers(&self, config: &mut Config, free_tokens: u64) -> Result<(), OptionError> {
+        let page_size = self.parsed(Setting::Page, page_size)?.unwrap_or(16);
+        let bytes_per_token = config.kv_bytes_per_token;
+        let tier = |setting| {
+            self.parsed(setting, |text| match size(text)? {
+                Size::Unlimited if setting == Setting::L3 => Ok(None),
+                Size::Unlimited => Err("only L3 can be without limit; give a size".into()),
+                Size::Tokens(tokens) => Ok(Some(tokens)),
+                Size::Bytes(bytes) => Ok(Some(bytes / bytes_per_token as f64)),
+            })
+        };
+        let pages = |setting, tokens: f64, most: f64| {
+            if (0.0..=most).contains(&tokens) {
+                return Ok((tokens / f64::from(page_size)) as u64);
+            }
+            let gib = most * bytes_per_token as f64 / (1u64 << 30) as f64;
+            Err(self.refusal(setting, format!("use at most {most} tokens ({gib:.0} GiB)").into()))
+        };
+        let most = (TIER_TOKENS_MAX.min(u64::from(page_size) << 28)) as f64;
+        let device = match tier(Setting::Device)?.flatten() {
+            Some(tokens) if tokens < f64::from(page_size) => {
+                let problem = format!("a device needs at least one page of {page_size} tokens");
+                return Err(self.refusal(Setting::Device, problem.into()));
+            }
+            Some(tokens) => pages(Setting::Device, tokens, most)?,
+            None if free_tokens < u64::from(page_size) => {
+                let problem =
+                    "the weights leave no room for KV on this GPU; use more of them with gpus";
+                return Err(self.refusal(Setting::Gpu, problem.into()));
+            }
+            None => free_tokens / u64::from(page_size),
+        };
+        let host = match tier(Setting::Host)?.flatten() {
+            Some(tokens) => pages(Setting::Host, tokens, most)?,
+            None => device * 4,
+        };
+        let l3 = match tier(Setting::L3)? {
+            Some(None) | None => None,
+            Some(Some(tokens)) => {
+                Some(pages(Setting::L3, tokens, f64::from(page_size) * f64::from(i32::MAX))?)
+            }
+        };
+        let cache = &mut config.scheduler.cache;
+        cache.page_size = page_size;
+        cache.device_pages = device.min(1 << 28) as u32;
+        cache.host_pages = host.min(1 << 28) as u32;
+        config.store.pages_max = l3;
+        // Everything goes to L3 through host memory.
+        if host == 0 || l3 == Some(0) {
+            config.scheduler.l3 = None;
+            config.store.pages_max = None;
+        }
+        Ok(())
+    }
+
+    fn parsed<T>(
+        &self,
+        setting: Setting,
+        parse: impl FnOnce(&str) -> Result<T, Problem>,
+    ) -> Result<Option<T>, OptionError> {
+        let Some(value) = self.chosen(setting) else { return Ok(None) };
+        parse(value).map(Some).map_err(|problem| self.refusal(setting, problem))
+    }
+
+    /// What was chosen for a setting.
+    #[must_use]
+    pub fn chosen(&self, setting: Setting) -> Option<&str> {
+        let mut chosen = self.chosen.iter();
+        chosen.find(|(other, _)| *other == setting).map(|(_, value)| value.as_str())
+    }
+
+    fn refusal(&self, setting: Setting, problem: Problem) -> OptionError {
+        match problem {
+            Problem::Text(problem) => {
+                let value = self.chosen(setting).unwrap_or("by default").to_owned();
+                OptionError::Value { setting, value, problem }
+            }
+            Problem::Replay(error) => OptionError::Config(error),
+        }
+    }
+}
+
+/// What is wrong with a value.
+pub(crate) enum Problem {
+    Text(String),
+    Replay(ReplayError),
+}
+
+impl From<&str> for Problem {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Problem {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<ReplayError> for Problem {
+    fn from(error: ReplayError) -> Self {
+        Self::Replay(error)
+    }
+}
+
+/// Applies what does not concern the machine or the sizes of its tiers.
+fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Problem> {
+    let scheduler = &mut config.scheduler;
+    match setting {
+        Setting::Model
+        | Setting::Gpu
+        | Setting::Gpus
+        | Setting::Page
+        | Setting::Device
+        | Setting::Host
+        | Setting::L3 => {}
+        Setting::Policy => scheduler.cache.eviction = eviction(text)?,
+        Setting::WritePolicy => scheduler.cache.write_policy = write_policy(text)?,
+        Setting::Order => scheduler.queue.order = order(text)?,
+        Setting::StepTokens => {
+            scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?;
+            let running_max = &mut scheduler.batch.running_max;
+            *running_max = (*running_max).min(scheduler.batch.step_tokens_max);
+        }
+        Setting::RunningMax => scheduler.batch.running_max = within(text, 1, 65_536)?,
+        Setting::WaitingMax => config.waiting_max = within(text, 1, 1 << 24)?,
+        Setting::FetchThreshold => {
+            let pages = within(text, 1, 1 << 20)?;
+            if let Some(l3) = &mut scheduler.l3 {
+                l3.prefetch_threshold_pages = pages;
+            }
+        }
+        Setting::FetchWait => {
+            let policy = fetch_wait(text)?;
+            if let Some(l3) = &mut scheduler.l3 {
+                l3.prefetch = policy;
+            }
+        }
+        Setting::LoadThreshold => {
+            scheduler.copies.load_back_threshold_pages = within(text, 1, 1 << 20)?;
+        }
+        Setting::Workers => config.workers = within(text, 1, 1024)?,
+        Setting::Routing => config.routing = routing(text)?,
+        Setting::SpeedUp => config.arrival = Arrival::Trace { speed_up: number(text)? },
+        Setting::Concurrency => {
+            config.arrival = Arrival::ClosedLoop { concurrency: within(text, 1, 1 << 24)? };
+        }
+        Setting::HostBandwidth => {
+            let bandwidth = bytes_per_second(text)?;
+            config.links.host_to_device.bytes_per_second = bandwidth;
+            config.links.device_to_host.bytes_per_second = bandwidth;
+        }
+        Setting::L3Bandwidth => {
+            let bandwidth = bytes_per_second(text)?;
+            config.links.l3_to_host.bytes_per_second = bandwidth;
+            config.links.host_to_l3.bytes_per_second = bandwidth;
+        }
+        Setting::StoreBandwidth => {
+            let bandwidth = bytes_per_second(text)?;
+            config.store.read.bytes_per_second = bandwidth;
+            config.store.write.bytes_per_second = bandwidth;
+        }
+        Setting::L3Latency => {
+            let latency_us = microseconds(text)?;
+            config.store.read.latency_us = latency_us;
+            config.store.write.latency_us = latency_us;
+            config.store.probe_latency_us = latency_us;
+        }
+        Setting::L3Failures => {
+            let rate = number(text)?;
+            config.store.probe_failure_rate = rate;
+            config.store.read_failure_rate = rate;
+            config.store.write_failure_rate = rate;
+        }
+        Setting::Seed => config.seed = text.parse().map_err(|_| "use a whole number")?,
+    }
+    Ok(())
+}
+
+fn number(text: &str) -> Result<f64, Problem> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    number.ok_or_else(|| "use a number".into())
+}
+
+fn within(text: &str, least: u32, most: u32) -> Result<u32, Problem> {
+    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("use a number from {least} to {most}").into())
+}
+
+fn page_size(text: &str) -> Result<u32, Problem> {
+    let size = text.parse().ok().filter(|size: &u32| size.is_power_of_two() && *size <= 256);
+    size.ok_or_else(|| "use a power of two from 1 to 256".into())
+}
+
+fn named<T: for<'de> Deserialize<'de>>(name: &str, all: &str) -> Result<T, Problem> {
+    let name = match name {
+        // As papers write it.
+        "s3fifo" => "s3-fifo",
+        other => other,
+    };
+    let parsed = T::deserialize(name.into_deserializer());
+    parsed.map_err(|_: ValueError| format!("use one of {all}").into())
+}
+
+fn eviction(text: &str) -> Result<EvictionKind, Problem> {
+    named(text, "lru, lfu, slru, fifo, priority, s3-fifo")
+}
+
+fn order(text: &str) -> Result<AdmissionOrder, Problem> {
+    named(text, "arrival, priority, longest-prefix, tree-order")
+}
+
+fn write_policy(text: &str) -> Result<WritePolicy, Problem> {
+    let (name, hits) = match text.split_once(':') {
+        Some((name, hits)) => (name, Some(within(hits, 1, 1 << 20)?)),
+        None => (text, None),
+    };
+    match (name.replace('_', "-").as_str(), hits) {
+        ("write-through", None) => Ok(WritePolicy::WriteThrough),
+        ("write-back", None) => Ok(WritePolicy::WriteBack),
+        ("selective-write-through", Some(hits)) => Ok(WritePolicy::SelectiveWriteThrough { hits }),
+        _ => Err("use write-through, write-back or selective-write-through:HITS".into()),
+    }
+}
+
+fn routing(text: &str) -> Result<Routing, Problem> {
+    match text.split_once(':') {
+        None if text == "round-robin" => Ok(Routing::RoundRobin),
+        None if text == "prefix-aware" => Ok(Routing::PrefixAware { load_weight: 1.0 }),
+        Some(("prefix-aware", weight)) => Ok(Routing::PrefixAware { load_weight: number(weight)? }),
+        Some(_) | None => Err("use round-robin, prefix-aware or prefix-aware:LOAD_WEIGHT".into()),
+    }
+}
+
+fn fetch_wait(text: &str) -> Result<PrefetchPolicy, Problem> {
+    match text {
+        "best-effort" => Ok(PrefetchPolicy::BestEffort),
+        time => {
+            let us = microseconds(time)
+                .map_err(|_| Problem::from("use best-effort, or a time like 500ms"))?;
+            Ok(PrefetchPolicy::Wait { max_ms: us.div_ceil(1000) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(choices: &[(&str, &str)]) -> Result<Config, OptionError> {
+        let mut options = Options::default();
+        for (name, value) in choices {
+            options.set(Setting::named(name)?, value);
+        }
+        options.config()
+    }
+
+    fn refusal(choices: &[(&str, &str)]) -> String {
+        config(choices).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_chosen_is_the_default() {
+        assert_eq!(config(&[]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn sizes_are_tokens_or_bytes_of_the_model() {
+        let config = config(&[
+            ("page-size", "64"),
+            ("device-tokens", "1048576"),
+            ("host", "64GiB"),
+            ("l3", "2M"),
+        ]);
+        let config = config.unwrap();
+        let cache = &config.scheduler.cache;
+        assert_eq!((cache.device_pages, cache.host_pages), (16_384, 64 * 8192 / 64));
+        assert_eq!(config.store.pages_max, Some(31_250));
+    }
+
+    #[test]
+    fn a_tier_of_size_0_is_absent_and_without_host_there_is_no_l3() {
+        assert!(config(&[("l3", "0")]).unwrap().scheduler.l3.is_none());
+        let without_host = config(&[("host", "0"), ("l3", "unlimited")]).unwrap();
+        assert!(without_host.scheduler.l3.is_none());
+        assert!(config(&[("l3", "unlimited")]).unwrap().scheduler.l3.is_some());
+    }
+
+    #[test]
+    fn other_choices_reach_their_setting() {
+        let config = config(&[
+            ("policy", "s3fifo"),
+            ("write-policy", "selective-write-through:3"),
+            ("routing", "prefix-aware:2"),
+            ("workers", "4"),
+            ("l3-latency", "2ms"),
+            ("l3-bandwidth", "10GB/s"),
+            ("l3-failures", "0.25"),
+            ("concurrency", "64"),
+            ("fetch-wait", "best-effort"),
+        ])
+        .unwrap();
+        assert_eq!(config.scheduler.cache.eviction, EvictionKind::S3Fifo);
+        assert_eq!(config.routing, Routing::PrefixAware { load_weight: 2.0 });
+        assert_eq!((config.workers, config.store.read.latency_us), (4, 2000));
+        assert_eq!(config.links.l3_to_host.bytes_per_second, 10_000_000_000);
+        assert_eq!(config.store.read_failure_rate, 0.25);
+        assert_eq!(config.arrival, Arrival::ClosedLoop { concurrency: 64 });
+        assert_eq!(config.scheduler.l3.unwrap().prefetch, PrefetchPolicy::BestEffort);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_limit() {
+        let cases: [(&[(&str, &str)], &str); 12] = [
+            (&[("hots", "1")], "there is no setting \"hots\"; there are model, gpu"),
+            (&[("device", "0")], "device 0: a device needs at least one page of 16 tokens"),
+            (&[("device", "-5")], "device -5: a device needs"),
+            (&[("host", "1e30")], "host 1e30: use at most 4294967296 tokens (524288 GiB)"),
+            (&[("host", "many")], "host many: write tokens like"),
+            (&[("host", "unlimited")], "only L3 can be without limit"),
+            (&[("page", "48")], "page-size 48: use a power of two from 1 to 256"),
+            (&[("policy", "random")], "use one of lru"),
+            (&[("workers", "0")], "use a number from 1 to 1024"),
+            (&[("l3-failures", "7")], "use 0 to 1"),
+            (
+                &[("model", "llama-3.1-70b"), ("gpu", "l40s"), ("gpus", "1")],
+                "the weights leave no room",
+            ),
+            (&[("gpu", "abacus")], "is not known: use one of a100"),
+        ];
+        for (choices, expected) in cases {
+            let refused = refusal(choices);
+            assert!(refused.contains(expected), "{refused}");
+        }
+    }
+}

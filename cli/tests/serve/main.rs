@@ -2,6 +2,7 @@
 //! disk, stopped, killed and started again.
 
 mod process;
+mod recording;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

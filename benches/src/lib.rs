@@ -9,6 +9,7 @@ mod figures;
 pub mod hot_paths;
 mod l3;
 mod lifetimes;
+mod mooncake;
 mod steps;
 mod trace;
 
@@ -16,5 +17,6 @@ pub use cache::{CacheFigures, CacheWorkload, PerPage};
 pub use figures::Distribution;
 pub use l3::{L3Backend, L3Figures, L3Workload};
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
+pub use mooncake::{MooncakeFigures, MooncakeWorkload};
 pub use steps::{StepFigures, StepWorkload};
 pub use trace::{Trace, TraceError};

@@ -337,7 +337,8 @@ impl Call {
         if let Some(ticket) = self.ticket.take() {
             let before = state.breaker.state();
             state.breaker.ended(ticket, verdict, Instant::now());
-            let error = results.iter().find_map(|result| result.as_ref().err().filter(|it| it.is_unwell()));
+            let error =
+                results.iter().find_map(|result| result.as_ref().err().filter(|it| it.is_unwell()));
             tell(before, &state.breaker, error);
         }
         learn(&mut state.negative, results);
@@ -361,7 +362,8 @@ fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
             tracing::debug!("L3 is still unwell: {reason}");
         }
         (BreakerState::HalfOpen, BreakerState::Closed) => {
-            tracing::info!("L3 is well again and is used");
+            // As loud as the other, or whoever reads the log would think that it lasts.
+            tracing::warn!("L3 is well again and is used");
         }
         (BreakerState::Closed, BreakerState::Closed | BreakerState::HalfOpen)
         | (BreakerState::HalfOpen, BreakerState::HalfOpen)

@@ -16,6 +16,7 @@ mod get;
 mod keeper;
 mod ledger;
 mod library;
+mod plain;
 mod put;
 
 use std::ffi::CString;
@@ -28,13 +29,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use self::codes::Outcomes;
 pub use self::codes::OutcomeCount;
+use self::codes::Outcomes;
 use self::connection::Connection;
 use self::crew::{Crew, Refused};
 use self::ledger::{Ledger, Seen};
-use self::library::{Client, Endpoint, Library};
 pub use self::library::LibraryError;
+use self::library::{Client, Endpoint, Library};
+pub use self::plain::PlainCalls;
 use crate::arena::Arena;
 use crate::catalogue::slots_of;
 use crate::object::{HEADER_BYTES, ObjectId};
@@ -290,7 +292,8 @@ impl Store for MooncakeStore {
 
     fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
-            self.ask(gets.len(), move |shared, worker, client| shared.get(worker, client, gets)).await
+            self.ask(gets.len(), move |shared, worker, client| shared.get(worker, client, gets))
+                .await
         })
     }
 

@@ -62,7 +62,8 @@ impl Cluster {
     fn start_at(options: Options, apart: Option<Apart>) -> Self {
         let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
         let nodes = (0..options.nodes).map(|_| None).collect();
-        let mut cluster = Self { options, apart, host, master_port: free_port(), master: None, nodes };
+        let mut cluster =
+            Self { options, apart, host, master_port: free_port(), master: None, nodes };
         cluster.start_master();
         for node in 0..options.nodes {
             cluster.start_node(node);
@@ -226,6 +227,8 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
+        // A link does not go with its namespace at once.
+        let _ = Command::new("ip").args(["link", "del", &self.near_link]).status();
         let _ = Command::new("ip").args(["netns", "del", &self.namespace]).status();
     }
 }

@@ -160,7 +160,12 @@ impl Drop for Entry {
     }
 }
 
-fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, endpoint: &Endpoint, retry: Duration) {
+fn keep_trying(
+    shared: &Weak<Shared>,
+    library: &Arc<Library>,
+    endpoint: &Endpoint,
+    retry: Duration,
+) {
     let mut tries = 0u32;
     loop {
         let connected = Client::connect(library, endpoint);
@@ -176,7 +181,12 @@ fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, endpoint: &Endpoin
                     Ok(()) => {
                         state.client = Some(client);
                         shared.changed.notify_all();
-                        tracing::info!("L3: connected to the Mooncake master at {}", shared.master);
+                        if tries > 0 {
+                            tracing::warn!(
+                                "L3: the Mooncake master at {} is reached",
+                                shared.master
+                            );
+                        }
                         return;
                     }
                     Err(error) => error.to_string(),

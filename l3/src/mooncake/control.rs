@@ -28,7 +28,8 @@ impl Shared {
                 }
                 let slot = state.catalogue.find(id);
                 if let (Some(slot), true) = (slot, options.lease) {
-                    let leases_max = f64::from(state.catalogue.slots()) * self.config.leased_share_max;
+                    let leases_max =
+                        f64::from(state.catalogue.slots()) * self.config.leased_share_max;
                     let (now_ms, ttl_ms) = (self.ledger.now_ms(), self.config.lease_ttl_ms);
                     state.catalogue.lease(slot, now_ms, ttl_ms, leases_max as usize);
                 }
@@ -79,7 +80,8 @@ impl Shared {
                 (Outcome::Done, 1, None) => {
                     drop(state);
                     let size = client.size(&self.key(id));
-                    let length = usize::try_from(size).ok().and_then(|it| it.checked_sub(HEADER_BYTES));
+                    let length =
+                        usize::try_from(size).ok().and_then(|it| it.checked_sub(HEADER_BYTES));
                     let length = length.ok_or(StoreError::Missing)?;
                     state = self.ledger.lock();
                     match state.catalogue.reserve(id, length as u32, Some(pin))? {
@@ -195,9 +197,10 @@ pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
         Outcome::MasterGone => {
             (io::ErrorKind::NotConnected, "the Mooncake master does not answer".to_owned())
         }
-        Outcome::TransferFailed => {
-            (io::ErrorKind::ConnectionReset, "a storage node of Mooncake does not answer".to_owned())
-        }
+        Outcome::TransferFailed => (
+            io::ErrorKind::ConnectionReset,
+            "a storage node of Mooncake does not answer".to_owned(),
+        ),
         Outcome::Done
         | Outcome::Full
         | Outcome::BadLength

@@ -147,9 +147,8 @@ impl Shared {
         for (((reading, header), key), code) in batch.into_iter().zip(headers).zip(&keys).zip(codes)
         {
             let get = &reading.get;
-            let verified = self.judge(worker, client, key, get, code, || {
-                verify(&header, &get.id, &get.target)
-            });
+            let verified = self
+                .judge(worker, client, key, get, code, || verify(&header, &get.id, &get.target));
             results[reading.place] = self.end(client, key, &reading, verified);
         }
     }

@@ -42,7 +42,8 @@ impl Shared {
         self.renew(client);
         let unwanted: Vec<ObjectId> = {
             let state = self.ledger.lock();
-            let is_unwanted = |since: &Option<Instant>| since.is_some_and(|it| it.elapsed() > GRACE);
+            let is_unwanted =
+                |since: &Option<Instant>| since.is_some_and(|it| it.elapsed() > GRACE);
             let unwanted = state.stiff.iter().filter(|(_, since)| is_unwanted(since));
             unwanted.map(|(id, _)| *id).take(BATCH).collect()
         };
@@ -57,7 +58,10 @@ impl Shared {
         let stuck: Vec<Departure> = {
             let state = self.ledger.lock();
             let stuck = state.leaving.iter().filter(|(_, leaving)| leaving.stuck);
-            stuck.map(|(id, leaving)| Departure { id: *id, slot: leaving.slot }).take(BATCH).collect()
+            stuck
+                .map(|(id, leaving)| Departure { id: *id, slot: leaving.slot })
+                .take(BATCH)
+                .collect()
         };
         let _ = stuck.into_iter().try_for_each(|departure| self.expel(client, departure));
     }

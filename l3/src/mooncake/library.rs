@@ -279,11 +279,7 @@ impl Client {
     pub(crate) fn remove(&self, key: &CStr, forced: bool) -> c_int {
         // SAFETY: the handle is valid as long as the client, and the key ends with a zero.
         unsafe {
-            (self.library.functions.remove)(
-                self.handle.as_ptr(),
-                key.as_ptr(),
-                c_int::from(forced),
-            )
+            (self.library.functions.remove)(self.handle.as_ptr(), key.as_ptr(), c_int::from(forced))
         }
     }
 
@@ -343,11 +339,7 @@ impl<'a> Readable<'a> {
     }
 
     pub(crate) fn bytes(bytes: &'a [u8]) -> Self {
-        Self {
-            start: bytes.as_ptr().cast_mut(),
-            bytes: bytes.len(),
-            _borrowed: PhantomData,
-        }
+        Self { start: bytes.as_ptr().cast_mut(), bytes: bytes.len(), _borrowed: PhantomData }
     }
 }
 

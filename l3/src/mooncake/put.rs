@@ -43,9 +43,10 @@ impl Shared {
         puts: Vec<Put>,
         options: PutOptions,
     ) -> Results<Stored> {
-        let mut lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
+        let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
         let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); puts.len()];
-        let mut batch = Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
+        let mut batch =
+            Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
         for (place, put) in puts.into_iter().enumerate() {
             batch.add(worker, place, put, &mut results);
         }
@@ -58,7 +59,7 @@ impl Shared {
         for (place, _) in std::mem::take(&mut batch.there) {
             results[place] = Ok(Stored::AlreadyThere);
         }
-        for (result, bytes) in results.iter().zip(lengths.drain(..)) {
+        for (result, bytes) in results.iter().zip(lengths) {
             self.traffic.put(result, bytes);
         }
         results

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_l3::{
-    BreakerState, ExistsOptions, GuardConfig, Guarded, MooncakeConfig, MooncakeError, MooncakeStore,
-    Removal, Store, StoreError, Stored,
+    BreakerState, ExistsOptions, GuardConfig, Guarded, MooncakeConfig, MooncakeError,
+    MooncakeStore, Removal, Store, StoreError, Stored,
 };
 use terrace_tests::l3::objects::page;
 use terrace_tests::mooncake::{Cluster, Options, library};
 
-use super::shared::Member;
+use super::shared::{Member, PAGES};
 use super::{OBJECT_BYTES_MAX, config, open};
 
 /// Deadlines far below what the library takes to notice anything.
@@ -70,7 +70,8 @@ async fn a_dead_storage_node_costs_its_objects_and_nothing_else() {
     for number in 0..40 {
         match within_bound(member.get(page(number))).await {
             Ok(()) => served += 1,
-            Err(StoreError::Missing | StoreError::TimedOut(_) | StoreError::Unavailable { .. }) => {}
+            Err(StoreError::Missing | StoreError::TimedOut(_) | StoreError::Unavailable { .. }) => {
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -102,7 +103,7 @@ async fn a_dead_master_costs_a_bounded_time_and_then_nothing() {
     assert_eq!(found, Err(StoreError::Missing), "the master has forgotten it");
     assert_eq!(member.put(page(1)).await, Ok(Stored::New), "and this client knows");
     // What was lent to calls that hung has come back.
-    for page in 0..2 {
+    for page in 0..PAGES {
         tokio::time::timeout(Duration::from_secs(20), member.arena.returned(page)).await.unwrap();
     }
 }
@@ -117,20 +118,26 @@ async fn probing_a_thousand_keys_takes_no_time_of_the_thread_that_asks() {
     let options = ExistsOptions::default();
     assert_eq!(store.exists(&ids, options).await.len(), 1024);
     cluster.kill_master();
-    let began = Instant::now();
-    let mut asking = store.exists(&ids, options);
-    let mut turns = 0;
-    let answers = loop {
-        // One thread has both: if asking took it, there would be no turns.
-        tokio::select! {
-            answers = &mut asking => break answers,
-            () = tokio::time::sleep(Duration::from_millis(1)) => turns += 1,
+    // Not every call is slow: connections that are known to be lost fail at once.
+    for _ in 0..20 {
+        let began = Instant::now();
+        let mut asking = store.exists(&ids, options);
+        let mut turns = 0;
+        let answers = loop {
+            // One thread has both: if asking took it, there would be no turns.
+            tokio::select! {
+                answers = &mut asking => break answers,
+                () = tokio::time::sleep(Duration::from_millis(1)) => turns += 1,
+            }
+        };
+        let took = began.elapsed();
+        assert!(answers.iter().all(|answer| answer.as_ref().unwrap_err().is_unwell()));
+        if took > Duration::from_millis(500) {
+            assert!(turns > 100, "{turns} turns in {took:?}");
+            return;
         }
-    };
-    let took = began.elapsed();
-    assert!(answers.iter().all(|answer| answer.as_ref().unwrap_err().is_unwell()));
-    assert!(took > Duration::from_millis(500), "the library is slow to notice: {took:?}");
-    assert!(turns > 100, "{turns} turns in {took:?}");
+    }
+    panic!("the library was never slow");
 }
 
 /// Puts are refused within their time, what is there can be read, and room comes back by itself.

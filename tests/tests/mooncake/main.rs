@@ -3,6 +3,7 @@
 
 mod faults;
 mod shared;
+mod steps;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

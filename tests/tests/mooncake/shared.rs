@@ -6,13 +6,16 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::Namespace;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MooncakeConfig, MooncakeStore, ObjectId, Pin, PutOptions,
-    Registration, Removal, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, MooncakeConfig, MooncakeStore, ObjectId, Pin, Put,
+    PutOptions, Registration, Removal, Store, StoreError, Stored,
 };
 use terrace_tests::l3::objects::{self, page};
 use terrace_tests::mooncake::{Cluster, Options};
 
 use super::{OBJECT_BYTES_MAX, config, open};
+
+/// So many transfers of one client may be under way.
+pub(super) const PAGES: u32 = 128;
 
 /// A client with memory of its own.
 pub(super) struct Member {
@@ -27,7 +30,7 @@ impl Member {
     }
 
     pub(super) fn with(store: Arc<dyn Store>, bytes: usize) -> Self {
-        let arena = Arena::with_headroom(2, bytes).unwrap();
+        let arena = Arena::with_headroom(PAGES, bytes).unwrap();
         let registration = store.register(&arena).unwrap();
         Self { store, arena, _registration: registration }
     }
@@ -41,12 +44,25 @@ impl Member {
         id: ObjectId,
         options: PutOptions,
     ) -> Result<Stored, StoreError> {
-        objects::put(&*self.store, &self.arena, id, self.arena.page_bytes(), options).await
+        // Calls that were given up may have their pages for a while yet.
+        let mut target = (0..PAGES).find_map(|page| self.arena.target(page).ok()).expect("a page");
+        objects::fill(&id, &mut target);
+        let page = target.page();
+        drop(target);
+        let puts = vec![Put::new(id, self.arena.source(page).expect("it is free"))];
+        self.store.put_from(puts, options).await.remove(0)
     }
 
     /// Reads an object and checks its bytes.
     pub(super) async fn get(&self, id: ObjectId) -> Result<(), StoreError> {
-        objects::get(&*self.store, &self.arena, id, self.arena.page_bytes()).await.map(drop)
+        let mut target = (0..PAGES).find_map(|page| self.arena.target(page).ok()).expect("a page");
+        target.fill(0xEE);
+        let page = target.page();
+        let gets = vec![Get::new(id, target)];
+        self.store.get_into(gets, GetOptions::default()).await.remove(0)?;
+        let read = self.arena.source(page).expect("the store has let go of it");
+        assert!(objects::is_right(&id, &read), "{id:?} was served with wrong bytes");
+        Ok(())
     }
 
     pub(super) async fn has(&self, id: ObjectId) -> bool {

@@ -475,7 +475,7 @@ mod tests {
             headroom.write(&[7; HEADER_BYTES]);
             assert_eq!(headroom.read(), [7; HEADER_BYTES]);
             assert_eq!(headroom.start() as usize + HEADER_BYTES, one.start() as usize);
-            assert_eq!(one.start() as usize % ALIGNMENT == 0, page_bytes == 8192);
+            assert_eq!(one.start().addr().is_multiple_of(ALIGNMENT), page_bytes == 8192);
             for page in 0..3 {
                 assert!(arena.source(page).unwrap().iter().all(|byte| *byte == 0), "page {page}");
             }

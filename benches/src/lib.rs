@@ -9,6 +9,7 @@ mod figures;
 pub mod hot_paths;
 mod l3;
 mod lifetimes;
+mod mooncake;
 mod scaling;
 mod steps;
 mod trace;
@@ -17,6 +18,7 @@ pub use cache::{CacheFigures, CacheWorkload, PerPage};
 pub use figures::Distribution;
 pub use l3::{L3Backend, L3Figures, L3Workload};
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
+pub use mooncake::{MooncakeFigures, MooncakeWorkload};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };

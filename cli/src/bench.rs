@@ -15,7 +15,8 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, LifetimesFigures,
-    LifetimesWorkload, ScalingWorkload, StepFigures, StepWorkload, Trace,
+    LifetimesWorkload, MooncakeFigures, MooncakeWorkload, ScalingWorkload, StepFigures,
+    StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
@@ -106,6 +107,24 @@ enum Workload {
         /// one that was measured
         #[arg(long, default_value_t = 0)]
         open_objects: u32,
+    },
+    /// A store in a Mooncake cluster, against the bare calls of its library in the same run
+    Mooncake {
+        /// The libmooncake_store.so of the installation
+        #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
+        library: PathBuf,
+        /// HOST:PORT of the master
+        #[arg(long, default_value = "127.0.0.1:50051")]
+        master: String,
+        /// The size of an object; one run for each
+        #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
+        object: Vec<ByteSize>,
+        /// Objects in a batch
+        #[arg(long, default_value_t = 32)]
+        batch: u32,
+        /// Batches of each kind
+        #[arg(long, default_value_t = 100)]
+        rounds: u32,
     },
     /// How much memory a store holds while objects are produced and consumed
     Lifetimes {
@@ -248,6 +267,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, l3_text)
         }
+        Workload::Mooncake { library, master, object, batch, rounds } => {
+            let workload = MooncakeWorkload {
+                library: library.clone(),
+                master: master.clone(),
+                object_bytes: object.iter().map(|size| size.as_u64() as usize).collect(),
+                batch: (*batch).max(1),
+                rounds: (*rounds).max(1),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, |runs| runs.iter().map(mooncake_text).collect())
+        }
         Workload::Lifetimes { lease_ttl_s, run_s, concurrency, object, capacity } => {
             let workload = LifetimesWorkload {
                 lease_ttls: lease_ttl_s.iter().map(|ttl| Duration::from_secs(*ttl)).collect(),
@@ -337,6 +367,22 @@ fn l3_text(figures: &L3Figures) -> String {
         100.0 * figures.get_share,
         figures.exists_us,
         figures.bytes_per_object,
+    )
+}
+
+fn mooncake_text(run: &MooncakeFigures) -> String {
+    let size = ByteSize(run.object_bytes as u64).display().iec();
+    format!(
+        "{} x {size}: put {:.0} us, {:+.1} % on the library's {:.0}; get {:.0} us, {:+.1} % on its \
+         {:.0}; checksums {:.0} us each way\n",
+        run.batch,
+        run.put_us,
+        run.put_overhead_percent,
+        run.plain_put_us,
+        run.get_us,
+        run.get_overhead_percent,
+        run.plain_get_us,
+        run.checksum_us
     )
 }
 

@@ -93,13 +93,22 @@ struct CacheArguments {
     /// Memory for KV that no step uses at the moment; 0 for none [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_HOST_MEMORY")]
     host_memory: Option<ByteSize>,
-    /// Where KV outlives requests: disk:FOLDER, memory:SIZE or none [default: disk, in terrace/l3 of
-    /// the user's cache folder]
+    /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT or none [default:
+    /// disk, in terrace/l3 of the user's cache folder]
     #[arg(long, value_name = "PLACE", env = "TERRACE_L3")]
     l3: Option<L3Choice>,
-    /// What L3 on disk may grow to [default: 4GiB]
+    /// What L3 on disk may grow to, or what this server may put into a cluster [default: 4GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_L3_SIZE")]
     l3_size: Option<ByteSize>,
+    /// The libmooncake_store.so of your Mooncake installation, for --l3 mooncake://HOST:PORT
+    #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
+    mooncake_library: Option<PathBuf>,
+    /// How bytes travel to and from the Mooncake cluster: tcp or rdma [default: tcp]
+    #[arg(long, value_name = "NAME", env = "TERRACE_MOONCAKE_PROTOCOL")]
+    mooncake_protocol: Option<String>,
+    /// The network devices for rdma [default: the library's choice]
+    #[arg(long, value_name = "NAMES", env = "TERRACE_MOONCAKE_DEVICE")]
+    mooncake_device: Option<String>,
     /// Tokens in a page: a power of two up to 256 [default: 16]
     #[arg(long, value_name = "TOKENS", env = "TERRACE_PAGE_SIZE")]
     page_size: Option<u32>,
@@ -305,6 +314,9 @@ impl Arguments {
         set(&mut config.host_memory, &cache.host_memory);
         set_some(&mut config.l3, &cache.l3);
         set(&mut config.l3_size, &cache.l3_size);
+        set_some(&mut config.mooncake_library, &cache.mooncake_library);
+        set(&mut config.mooncake_protocol, &cache.mooncake_protocol);
+        set(&mut config.mooncake_device, &cache.mooncake_device);
         set(&mut config.page_size, &cache.page_size);
         set(&mut config.eviction, &cache.eviction);
         set(&mut config.write_policy, &cache.write_policy);

@@ -33,7 +33,7 @@ impl CpuDevice {
         let memory = CpuMemory(Arena::new(device_pages, page_bytes)?);
         let host = match host_pages {
             0 => None,
-            pages => Some(Arena::new(pages, page_bytes)?),
+            pages => Some(Arena::with_headroom(pages, page_bytes)?),
         };
         let steps = Arc::new(StepsEnded::default());
         let (sender, receiver) = std::sync::mpsc::channel::<CopyJob>();

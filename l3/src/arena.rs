@@ -14,12 +14,16 @@ use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use memmap2::{MmapMut, MmapRaw};
 use tokio::sync::Notify;
 
+use crate::object::HEADER_BYTES;
 use crate::sync::{AtomicU32, Ordering};
+
+/// What direct IO wants memory to be aligned to.
+const ALIGNMENT: usize = 4096;
 
 /// Pages of memory, all of one size. Clones are the same memory.
 #[derive(Clone)]
@@ -31,7 +35,11 @@ struct Inner {
     id: u64,
     base: NonNull<u8>,
     page_bytes: usize,
+    /// How many bytes before each page belong to the store that the page is lent to.
+    headroom_bytes: usize,
     lending: Box<[Lending]>,
+    /// Which page's headroom is in use. Empty where there is none.
+    headrooms: Box<[AtomicBool]>,
     returned: Notify,
     /// Keeps the memory; dropped last.
     _owner: Box<dyn Any + Send + Sync>,
@@ -61,13 +69,30 @@ impl Arena {
     /// # Errors
     /// When the system has not so much address space left, or there is nothing to allocate.
     pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
-        let bytes = page_bytes.checked_mul(pages as usize).filter(|bytes| *bytes > 0);
+        Self::map(pages, page_bytes, 0)
+    }
+
+    /// Like [`Arena::new`], with room for an object's header right before each page, so that a store
+    /// that keeps header and payload in one piece moves both without a copy. Pages that are aligned
+    /// for direct IO stay so. Headroom that no store uses is never taken from the system.
+    ///
+    /// # Errors
+    /// When the system has not so much address space left, or there is nothing to allocate.
+    pub fn with_headroom(pages: u32, page_bytes: usize) -> io::Result<Self> {
+        let is_aligned = page_bytes.is_multiple_of(ALIGNMENT);
+        Self::map(pages, page_bytes, if is_aligned { ALIGNMENT } else { HEADER_BYTES })
+    }
+
+    fn map(pages: u32, page_bytes: usize, headroom_bytes: usize) -> io::Result<Self> {
+        let bytes = page_bytes.checked_add(headroom_bytes).filter(|_| page_bytes > 0);
+        let bytes = bytes.and_then(|bytes| bytes.checked_mul(pages as usize));
+        let bytes = bytes.filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| io::Error::other("an arena has at least one byte"))?;
         let mapping = MmapRaw::from(MmapMut::map_anon(bytes)?);
         let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
         // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,
         // and it lives as long as the owner.
-        Ok(unsafe { Self::from_raw(base, pages, page_bytes, Box::new(mapping)) })
+        Ok(unsafe { Self::from_parts(base, pages, page_bytes, headroom_bytes, Box::new(mapping)) })
     }
 
     /// Pages in memory that somebody else allocated, for example pinned for a device.
@@ -83,12 +108,29 @@ impl Arena {
         page_bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
+        // SAFETY: what is asked of the caller is just what is needed without headroom.
+        unsafe { Self::from_parts(base, pages, page_bytes, 0, owner) }
+    }
+
+    /// # Safety
+    /// As for [`Arena::from_raw`], with `headroom_bytes` more before each page.
+    unsafe fn from_parts(
+        base: NonNull<u8>,
+        pages: u32,
+        page_bytes: usize,
+        headroom_bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         let inner = Inner {
             id: NEXT_ID.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             base,
             page_bytes,
+            headroom_bytes,
             lending: (0..pages).map(|_| Lending::default()).collect(),
+            headrooms: (0..if headroom_bytes > 0 { pages } else { 0 })
+                .map(|_| AtomicBool::new(false))
+                .collect(),
             returned: Notify::new(),
             _owner: owner,
         };
@@ -155,6 +197,12 @@ impl Arena {
         self.inner.base
     }
 
+    /// All of its memory, pages and headroom.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.inner.stride() * self.inner.lending.len()
+    }
+
     /// Distinguishes arenas within the process.
     pub(crate) fn id(&self) -> u64 {
         self.inner.id
@@ -168,6 +216,13 @@ impl fmt::Debug for Arena {
     }
 }
 
+impl Inner {
+    /// From one page to the next.
+    fn stride(&self) -> usize {
+        self.headroom_bytes + self.page_bytes
+    }
+}
+
 /// A page, or its beginning, on loan.
 struct Loan {
     inner: Arc<Inner>,
@@ -177,8 +232,17 @@ struct Loan {
 
 impl Loan {
     fn start(&self) -> *mut u8 {
+        let offset = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
         // SAFETY: `page` is less than the number of pages, all of which lie in the allocation.
-        unsafe { self.inner.base.as_ptr().add(self.page as usize * self.inner.page_bytes) }
+        unsafe { self.inner.base.as_ptr().add(offset) }
+    }
+
+    /// Takes the bytes right before the page, if there are any and nobody else has them: several may
+    /// read a page, and each would write a header of its own there.
+    fn headroom(&self) -> Option<Headroom> {
+        let in_use = self.inner.headrooms.get(self.page as usize)?;
+        let taken = in_use.swap(true, std::sync::atomic::Ordering::Acquire);
+        (!taken).then(|| Headroom { inner: self.inner.clone(), page: self.page })
     }
 
     fn shorten(&mut self, length: usize) {
@@ -193,6 +257,44 @@ impl Loan {
     fn give_back(&self, how: fn(&Lending)) {
         how(&self.inner.lending[self.page as usize]);
         self.inner.returned.notify_waiters();
+    }
+}
+
+/// The [`HEADER_BYTES`] right before a page on loan. Dropping it lets others have them.
+pub(crate) struct Headroom {
+    inner: Arc<Inner>,
+    page: u32,
+}
+
+impl Headroom {
+    /// Where it begins; the page follows without a gap.
+    pub(crate) fn start(&self) -> *mut u8 {
+        let page = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
+        // SAFETY: an arena with headroom has at least so many bytes of it before each page, and
+        // `page` was checked when the page was lent.
+        unsafe { self.inner.base.as_ptr().add(page - HEADER_BYTES) }
+    }
+
+    pub(crate) fn write(&mut self, header: &[u8; HEADER_BYTES]) {
+        // SAFETY: the bytes lie in the allocation, before the page and behind the one before it, so
+        // no loan reaches them; `in_use` keeps all other headrooms of the page away.
+        unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.start(), HEADER_BYTES) }
+    }
+
+    pub(crate) fn read(&self) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        // SAFETY: as for writing.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start(), header.as_mut_ptr(), HEADER_BYTES);
+        }
+        header
+    }
+}
+
+impl Drop for Headroom {
+    fn drop(&mut self) {
+        let in_use = &self.inner.headrooms[self.page as usize];
+        in_use.store(false, std::sync::atomic::Ordering::Release);
     }
 }
 
@@ -234,6 +336,11 @@ macro_rules! loan {
             /// Where the bytes are, for transfers that the kernel performs.
             pub(crate) fn start(&self) -> *mut u8 {
                 self.0.start()
+            }
+
+            /// The room for a header right before the page, if there is any and nobody uses it.
+            pub(crate) fn headroom(&self) -> Option<Headroom> {
+                self.0.headroom()
             }
         }
 
@@ -356,6 +463,26 @@ mod tests {
         assert!(!waiter.is_finished());
         drop(target);
         waiter.await.unwrap();
+    }
+
+    #[test]
+    fn headroom_lies_right_before_its_page_and_has_one_user() {
+        for page_bytes in [8192, 1001] {
+            let arena = Arena::with_headroom(3, page_bytes).unwrap();
+            let (one, two) = (arena.source(1).unwrap(), arena.source(1).unwrap());
+            let mut headroom = one.headroom().unwrap();
+            assert!(two.headroom().is_none(), "two headers would be mixed");
+            headroom.write(&[7; HEADER_BYTES]);
+            assert_eq!(headroom.read(), [7; HEADER_BYTES]);
+            assert_eq!(headroom.start() as usize + HEADER_BYTES, one.start() as usize);
+            assert_eq!(one.start().addr().is_multiple_of(ALIGNMENT), page_bytes == 8192);
+            for page in 0..3 {
+                assert!(arena.source(page).unwrap().iter().all(|byte| *byte == 0), "page {page}");
+            }
+            drop(headroom);
+            assert!(two.headroom().is_some());
+        }
+        assert!(Arena::new(1, 8192).unwrap().source(0).unwrap().headroom().is_none());
     }
 
     #[test]

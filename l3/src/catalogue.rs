@@ -399,6 +399,11 @@ impl Catalogue {
         (entry.recorded && entry.state != State::Free).then(|| (self.id(slot), entry.length))
     }
 
+    /// Whether somebody is reading what is, or was, in the slot.
+    pub(crate) fn has_readers(&self, slot: Slot) -> bool {
+        self.entries[slot as usize].readers > 0
+    }
+
     pub(crate) fn is_present(&self, slot: Slot) -> bool {
         self.entries[slot as usize].state == State::Present
     }

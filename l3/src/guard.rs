@@ -17,7 +17,7 @@ use self::negative::NegativeCache;
 use crate::arena::Arena;
 use crate::object::ObjectId;
 use crate::registry::Registration;
-use crate::stats::{GuardStats, StoreStats};
+use crate::stats::{BreakerState, GuardStats, StoreStats};
 use crate::store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, Results,
     Served, Store, StoreError, Stored,
@@ -335,7 +335,11 @@ impl Call {
         let verdict = if results.iter().any(unwell) { Verdict::Unwell } else { Verdict::Well };
         let mut state = self.shared.state.lock();
         if let Some(ticket) = self.ticket.take() {
+            let before = state.breaker.state();
             state.breaker.ended(ticket, verdict, Instant::now());
+            let error =
+                results.iter().find_map(|result| result.as_ref().err().filter(|it| it.is_unwell()));
+            tell(before, &state.breaker, error);
         }
         learn(&mut state.negative, results);
         state.timed_out += u64::from(late);
@@ -343,6 +347,30 @@ impl Call {
         self.overdue = late;
         drop(state);
         self
+    }
+}
+
+/// Tells the operator when the store is left alone, and when it is asked again.
+fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
+    let reason = error.map(StoreError::to_string).unwrap_or_default();
+    match (before, breaker.state()) {
+        (BreakerState::Closed, BreakerState::Open) => tracing::warn!(
+            "L3 is unwell and is left alone for a while; requests compute what they need. Last \
+             failure: {reason}"
+        ),
+        (BreakerState::HalfOpen, BreakerState::Open) => {
+            tracing::debug!("L3 is still unwell: {reason}");
+        }
+        (BreakerState::HalfOpen, BreakerState::Closed) => {
+            // As loud as the other, or whoever reads the log would think that it lasts.
+            tracing::warn!("L3 is well again and is used");
+        }
+        (BreakerState::Closed, BreakerState::Closed | BreakerState::HalfOpen)
+        | (BreakerState::HalfOpen, BreakerState::HalfOpen)
+        | (
+            BreakerState::Open,
+            BreakerState::Closed | BreakerState::Open | BreakerState::HalfOpen,
+        ) => {}
     }
 }
 

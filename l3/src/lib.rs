@@ -2,7 +2,8 @@
 //!
 //! Every backend is a [`Store`]: batches of objects go from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
-//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both; [`Guarded`] bounds
+//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both, [`MooncakeStore`] in a
+//! cluster that many servers share; [`Guarded`] bounds
 //! what an unwell backend can cost, and [`Releases`] sees to it that what is consumed is freed.
 //!
 //! A store never hands out bytes that are not exactly those stored under the id in hand. Every
@@ -33,6 +34,7 @@ mod catalogue;
 pub mod disk;
 mod guard;
 mod memory;
+pub mod mooncake;
 mod object;
 mod promotion;
 mod registry;
@@ -47,11 +49,14 @@ pub use arena::{Arena, Lent, Source, Target};
 pub use disk::{DiskConfig, DiskStore};
 pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
+pub use mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
 pub use promotion::PromotionConfig;
 pub use registry::Registration;
 pub use release::{ReleaseConfig, Releases};
-pub use stats::{BreakerState, GuardStats, PromotionStats, ReleaseStats, StoreStats, TierStats};
+pub use stats::{
+    BreakerState, GuardStats, MooncakeStats, PromotionStats, ReleaseStats, StoreStats, TierStats,
+};
 pub use store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::mooncake::OutcomeCount;
+
 /// Counters since the start and gauges of the moment. What a backend or wrapper does not have is
 /// `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -10,6 +12,10 @@ pub struct StoreStats {
     pub memory: Option<TierStats>,
     /// The disk backend, or the lower tier.
     pub disk: Option<TierStats>,
+    /// What this client has put into a cluster.
+    pub remote: Option<TierStats>,
+    /// How a Mooncake cluster answers.
+    pub mooncake: Option<MooncakeStats>,
     /// Moves from disk to memory.
     pub promotion: Option<PromotionStats>,
     /// Deadlines, breaker, negative cache.
@@ -73,6 +79,19 @@ pub struct TierStats {
     pub commits: u64,
     /// Times that the disk had no room for more slots.
     pub disk_full: u64,
+}
+
+/// How a Mooncake cluster answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MooncakeStats {
+    /// Whether the cluster has been reached.
+    pub is_connected: bool,
+    /// Objects that nobody can have any more and that the cluster has not let go.
+    pub leaving: u64,
+    /// Calls that wait for a thread.
+    pub waiting: u64,
+    /// How often which call came to what.
+    pub outcomes: Vec<OutcomeCount>,
 }
 
 /// How promotions from disk to memory went.

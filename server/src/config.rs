@@ -29,8 +29,14 @@ pub struct Config {
     pub host_memory: ByteSize,
     /// Where KV outlives requests; on disk in the user's cache folder if not given.
     pub l3: Option<L3Choice>,
-    /// What a store on disk may grow to.
+    /// What a store on disk may grow to, and what this server may put into a cluster.
     pub l3_size: ByteSize,
+    /// The library of a Mooncake installation, `libmooncake_store.so`.
+    pub mooncake_library: Option<PathBuf>,
+    /// How bytes travel to and from a Mooncake cluster: tcp or rdma.
+    pub mooncake_protocol: String,
+    /// The network devices for rdma; the library's choice if empty.
+    pub mooncake_device: String,
     /// Tokens in a page.
     pub page_size: u32,
     /// Tokens that one step computes at the most.
@@ -72,6 +78,9 @@ impl Default for Config {
             host_memory: ByteSize::gib(1),
             l3: None,
             l3_size: ByteSize::gib(4),
+            mooncake_library: None,
+            mooncake_protocol: "tcp".to_owned(),
+            mooncake_device: String::new(),
             page_size: 16,
             step_tokens: 512,
             running_max: 64,
@@ -175,6 +184,8 @@ pub enum L3Choice {
     Disk(PathBuf),
     /// In so much memory.
     Memory(ByteSize),
+    /// In the Mooncake cluster whose master is at HOST:PORT, which other servers share.
+    Mooncake(String),
     /// Nowhere.
     None,
 }
@@ -186,10 +197,22 @@ impl FromStr for L3Choice {
         match text.split_once(':') {
             Some(("disk", folder)) if !folder.is_empty() => Ok(Self::Disk(folder.into())),
             Some(("memory", size)) => size.parse().map(Self::Memory),
+            Some(("mooncake", address)) if is_address(address.strip_prefix("//")) => {
+                Ok(Self::Mooncake(address["//".len()..].to_owned()))
+            }
             None if text == "none" => Ok(Self::None),
-            Some(_) | None => Err("write it as disk:FOLDER, memory:SIZE or none".to_owned()),
+            Some(_) | None => {
+                let places = "disk:FOLDER, memory:SIZE, mooncake://HOST:PORT or none";
+                Err(format!("write it as {places}"))
+            }
         }
     }
+}
+
+/// Whether it is written as HOST:PORT.
+fn is_address(text: Option<&str>) -> bool {
+    text.and_then(|text| text.rsplit_once(':'))
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 impl TryFrom<String> for L3Choice {
@@ -205,6 +228,7 @@ impl From<L3Choice> for String {
         match choice {
             L3Choice::Disk(folder) => format!("disk:{}", folder.display()),
             L3Choice::Memory(size) => format!("memory:{}", size.display().iec()),
+            L3Choice::Mooncake(address) => format!("mooncake://{address}"),
             L3Choice::None => "none".to_owned(),
         }
     }
@@ -346,7 +370,11 @@ mod tests {
         assert_eq!("disk:/x:y".parse(), Ok(L3Choice::Disk("/x:y".into())));
         assert_eq!("memory:1GiB".parse(), Ok(L3Choice::Memory(ByteSize::gib(1))));
         assert_eq!("none".parse(), Ok(L3Choice::None));
-        for wrong in ["disk", "disk:", "memory:much", "none:", ""] {
+        let master = L3Choice::Mooncake("[::1]:50051".to_owned());
+        assert_eq!("mooncake://[::1]:50051".parse(), Ok(master.clone()));
+        assert_eq!(String::from(master), "mooncake://[::1]:50051");
+        let wrong = ["mooncake:x:1", "mooncake://", "mooncake://host", "mooncake://host:port"];
+        for wrong in wrong.into_iter().chain(["disk", "disk:", "memory:much", "none:", ""]) {
             assert!(wrong.parse::<L3Choice>().is_err(), "{wrong}");
         }
     }

@@ -1,7 +1,7 @@
 //! The engine's figures as metrics.
 
 use terrace_engine::Figures;
-use terrace_l3::{BreakerState, GuardStats, StoreStats, TierStats};
+use terrace_l3::{BreakerState, GuardStats, MooncakeStats, StoreStats, TierStats};
 use terrace_scheduler::{OperationStats, Stats};
 
 use crate::exposition::Exposition;
@@ -187,7 +187,7 @@ fn steps(text: &mut Exposition, figures: &Figures) {
 }
 
 fn store(text: &mut Exposition, store: &StoreStats) {
-    let tiers = [("memory", store.memory), ("disk", store.disk)];
+    let tiers = [("memory", store.memory), ("disk", store.disk), ("cluster", store.remote)];
     let tiers: Vec<(&str, TierStats)> =
         tiers.into_iter().filter_map(|(tier, stats)| Some((tier, stats?))).collect();
     let mut each = |kind, name, help, figure: fn(&TierStats) -> u64| {
@@ -202,8 +202,28 @@ fn store(text: &mut Exposition, store: &StoreStats) {
     each(Counter, "terrace_l3_io_errors_total", "Transfers that the medium failed.", |tier| {
         tier.io_errors
     });
+    if let Some(mooncake) = &store.mooncake {
+        self::mooncake(text, mooncake);
+    }
     if let Some(guard) = &store.guard {
         self::guard(text, guard);
+    }
+}
+
+fn mooncake(text: &mut Exposition, mooncake: &MooncakeStats) {
+    let is_connected = u32::from(mooncake.is_connected);
+    let help = "1 once the Mooncake cluster has been reached.";
+    text.metric(Gauge, "terrace_mooncake_connected", help, &[("", is_connected)], "");
+    let help = "Calls that wait for a thread.";
+    text.metric(Gauge, "terrace_mooncake_waiting", help, &[("", mooncake.waiting)], "");
+    let help = "Objects that are gone here and that the cluster has not let go.";
+    text.metric(Gauge, "terrace_mooncake_leaving", help, &[("", mooncake.leaving)], "");
+    for call in ["put", "get", "exists", "remove"] {
+        let of_call = mooncake.outcomes.iter().filter(|it| it.call == call);
+        let values: Vec<_> = of_call.map(|it| (it.outcome, it.count)).collect();
+        let name = format!("terrace_mooncake_{call}_total");
+        let help = format!("Objects of {call} calls, by what the cluster answered.");
+        text.metric(Counter, &name, &help, &values, "outcome");
     }
 }
 

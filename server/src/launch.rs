@@ -3,12 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
-use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
+use terrace_l3::{
+    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig,
+    MooncakeError, MooncakeStore, Store,
+};
 use terrace_model::{LoadError, Loaded};
 use terrace_replay::{DecisionRecorder, TrafficRecorder};
 use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig, Witness};
@@ -111,6 +115,15 @@ pub enum LaunchError {
     /// The store in memory cannot be made.
     #[error("cannot make an L3 store in memory: {0}; choose another size, or --l3 none")]
     L3Memory(io::Error),
+    /// Nobody said which library to use.
+    #[error(
+        "L3 in a Mooncake cluster needs the library of your installation: name its \
+         libmooncake_store.so by --mooncake-library, or use --l3 disk:FOLDER or none"
+    )]
+    NoMooncakeLibrary,
+    /// The library cannot be used.
+    #[error("cannot use Mooncake for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
+    L3Mooncake(MooncakeError),
     /// The engine does not start.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -245,13 +258,13 @@ impl Sizes {
         self.tier_of(bytes, u64::from(pages), 0, None)
     }
 
-    fn tier_of(&self, bytes: u64, pages: u64, warm_pages: u64, folder: Option<PathBuf>) -> Tier {
+    fn tier_of(&self, bytes: u64, pages: u64, warm_pages: u64, place: Option<String>) -> Tier {
         let page_size = u64::from(self.page_size);
         Tier {
             size: ByteSize(bytes),
             tokens: pages * page_size,
             warm_tokens: warm_pages * page_size,
-            folder,
+            place,
         }
     }
 }
@@ -264,38 +277,62 @@ struct OpenedL3 {
 fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchError> {
     if sizes.host_pages == 0 {
         return match config.l3 {
-            Some(L3Choice::Disk(_) | L3Choice::Memory(_)) => Err(LaunchError::NoHost),
+            Some(L3Choice::Disk(_) | L3Choice::Memory(_) | L3Choice::Mooncake(_)) => {
+                Err(LaunchError::NoHost)
+            }
             Some(L3Choice::None) | None => Ok(None),
         };
     }
-    let (store, folder): (Arc<dyn Store>, _) = match &config.l3 {
+    let mut guard = GuardConfig::default();
+    let (store, place): (Arc<dyn Store>, _) = match &config.l3 {
         Some(L3Choice::None) => return Ok(None),
         Some(L3Choice::Memory(size)) => {
             let memory = MemoryConfig::new(size.as_u64(), sizes.page_bytes);
             (Arc::new(MemoryStore::new(memory).map_err(LaunchError::L3Memory)?), None)
         }
+        Some(L3Choice::Mooncake(master)) => {
+            // A cluster that comes back is found within seconds: one thread waits for it at a time.
+            guard.pause_max_ms = 5_000;
+            open_mooncake(master, config, sizes)?
+        }
         Some(L3Choice::Disk(folder)) => open_disk(folder.clone(), config, sizes)?,
         None => open_disk(default_folder().ok_or(LaunchError::NoCacheFolder)?, config, sizes)?,
     };
     let stats = store.stats();
-    let place = stats.disk.or(stats.memory).unwrap_or_default();
-    let pages = place.capacity_bytes / sizes.page_bytes as u64;
-    let tier = sizes.tier_of(place.capacity_bytes, pages, place.objects, folder);
-    let store = Arc::new(Guarded::new(store, GuardConfig::default()));
+    let lowest = stats.remote.or(stats.disk).or(stats.memory).unwrap_or_default();
+    let pages = lowest.capacity_bytes / sizes.page_bytes as u64;
+    let tier = sizes.tier_of(lowest.capacity_bytes, pages, lowest.objects, place);
+    let store = Arc::new(Guarded::new(store, guard));
     Ok(Some(OpenedL3 { store, tier }))
 }
 
-type OpenedDisk = (Arc<dyn Store>, Option<PathBuf>);
+/// A store, and where it is, in words.
+type Opened = (Arc<dyn Store>, Option<String>);
+
+/// Opens the library and tries the cluster. One that cannot be reached now may be later, so the server
+/// starts all the same; a library that cannot be used never will.
+fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let library = config.mooncake_library.as_ref().ok_or(LaunchError::NoMooncakeLibrary)?;
+    let mooncake = MooncakeConfig {
+        protocol: config.mooncake_protocol.clone(),
+        device: config.mooncake_device.clone(),
+        ..MooncakeConfig::new(library, master, config.l3_size.as_u64(), sizes.page_bytes)
+    };
+    let store = MooncakeStore::open(mooncake).map_err(LaunchError::L3Mooncake)?;
+    let reached = if store.wait_until_connected(PATIENCE) { "" } else { ", not reached yet" };
+    Ok((Arc::new(store), Some(format!("the Mooncake cluster at {master}{reached}"))))
+}
 
 /// A store has objects of one size, so each size of page has a folder of its own.
-fn open_disk(folder: PathBuf, config: &Config, sizes: &Sizes) -> Result<OpenedDisk, LaunchError> {
+fn open_disk(folder: PathBuf, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
     let folder = folder.join(format!("pages-of-{}-bytes", sizes.page_bytes));
     let disk = DiskConfig::new(&folder, config.l3_size.as_u64(), sizes.page_bytes);
     let store = DiskStore::open(disk).map_err(|error| match error {
         OpenError::InUse { path, owner } => LaunchError::L3InUse { path, owner },
         other => LaunchError::L3Disk(other),
     })?;
-    Ok((Arc::new(store), Some(folder)))
+    Ok((Arc::new(store), Some(folder.display().to_string())))
 }
 
 /// The user's folder for what can be lost.

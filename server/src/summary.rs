@@ -1,7 +1,6 @@
 //! What was started, for the person who started it.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use bytesize::ByteSize;
 
@@ -25,7 +24,8 @@ pub(crate) struct Tier {
     pub(crate) tokens: u64,
     /// What it holds already.
     pub(crate) warm_tokens: u64,
-    pub(crate) folder: Option<PathBuf>,
+    /// Where it is, if not in this process.
+    pub(crate) place: Option<String>,
 }
 
 impl fmt::Display for Summary {
@@ -54,8 +54,8 @@ impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.size.display().iec();
         write!(f, "{size}, room for {} tokens", grouped(self.tokens))?;
-        if let Some(folder) = &self.folder {
-            write!(f, ", in {}", folder.display())?;
+        if let Some(place) = &self.place {
+            write!(f, ", in {place}")?;
         }
         if self.warm_tokens > 0 {
             write!(f, ", {} of them warm", grouped(self.warm_tokens))?;

@@ -3,6 +3,7 @@
 
 pub mod engine;
 pub mod l3;
+pub mod mooncake;
 mod script;
 pub mod sim;
 mod world;

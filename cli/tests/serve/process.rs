@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -14,6 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn terrace() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("TERRACE_API_KEYS");
+    command.env_remove("TERRACE_MOONCAKE_LIBRARY");
     command
 }
 
@@ -24,6 +26,8 @@ pub(crate) struct Server {
     /// What it printed before it was ready.
     pub(crate) summary: String,
     pub(crate) ready_after: Duration,
+    /// What it printed since.
+    log: Arc<Mutex<String>>,
 }
 
 impl Server {
@@ -48,8 +52,19 @@ impl Server {
                 break rest.split(['/', ' ']).next().unwrap().to_owned();
             }
         };
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address, summary, ready_after: began.elapsed() }
+        let log = Arc::new(Mutex::new(String::new()));
+        std::thread::spawn({
+            let log = log.clone();
+            move || {
+                lines.map_while(Result::ok).for_each(|line| *log.lock().unwrap() += &(line + "\n"))
+            }
+        });
+        Self { process, address, summary, ready_after: began.elapsed(), log }
+    }
+
+    /// What it has printed since it was ready.
+    pub(crate) fn said(&self) -> String {
+        self.log.lock().unwrap().clone()
     }
 
     /// Ends it as an operator would, and waits.

@@ -31,6 +31,11 @@ impl Catalogue {
         Ok(())
     }
 
+    /// Whether the object has a hard pin.
+    pub(crate) fn is_pinned(&self, id: &ObjectId) -> bool {
+        self.find(id).is_some_and(|slot| self.entries[slot as usize].hard_pins > 0)
+    }
+
     /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already.
     pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
         let entry = &mut self.entries[slot as usize];

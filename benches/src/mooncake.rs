@@ -1,0 +1,169 @@
+//! A store in a Mooncake cluster against the bare calls of its library.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use terrace_cache::PageKey;
+use terrace_l3::mooncake::PlainCalls;
+use terrace_l3::{
+    Arena, Get, GetOptions, Header, MooncakeConfig, MooncakeStore, ObjectId, Put, PutOptions,
+    Removal, Results, Store,
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct MooncakeWorkload {
+    /// The library of the installation.
+    pub library: PathBuf,
+    /// HOST:PORT of the master of a cluster in which there is room for two batches.
+    pub master: String,
+    /// The sizes of objects.
+    pub object_bytes: Vec<usize>,
+    /// Objects in a batch.
+    pub batch: u32,
+    /// Batches of each kind; they take turns.
+    pub rounds: u32,
+}
+
+/// How long batches of one size took: medians, in microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct MooncakeFigures {
+    /// The size of an object.
+    pub object_bytes: usize,
+    /// Objects in a batch.
+    pub batch: u32,
+    /// The library's put.
+    pub plain_put_us: f64,
+    /// The store's put.
+    pub put_us: f64,
+    /// The library's get.
+    pub plain_get_us: f64,
+    /// The store's get.
+    pub get_us: f64,
+    /// Of the store's time, each way, the checksums of the batch.
+    pub checksum_us: f64,
+    /// How much longer the store's put takes, in percent: the median over pairs of neighbours.
+    pub put_overhead_percent: f64,
+    /// How much longer the store's get takes, in percent: the median over pairs of neighbours.
+    pub get_overhead_percent: f64,
+}
+
+impl MooncakeWorkload {
+    /// Measures.
+    ///
+    /// # Errors
+    /// When the cluster is not reached or fails.
+    pub fn run(&self) -> Result<Vec<MooncakeFigures>, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let measure = |bytes: &usize| runtime.block_on(self.measure(*bytes));
+        self.object_bytes.iter().map(measure).collect()
+    }
+
+    async fn measure(&self, object_bytes: usize) -> Result<MooncakeFigures, Failure> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let capacity = 4 * u64::from(self.batch) * object_bytes as u64;
+        let config = MooncakeConfig {
+            prefix: format!("terrace-bench-{}", std::process::id()),
+            ..MooncakeConfig::new(&self.library, &self.master, capacity, object_bytes)
+        };
+        let store = MooncakeStore::open(config)?;
+        if !store.wait_until_connected(PATIENCE) {
+            return Err(format!("the master at {} is not reached", self.master).into());
+        }
+        let arena = Arena::with_headroom(self.batch, object_bytes)?;
+        let _registration = store.register(&arena)?;
+        for page in 0..self.batch {
+            arena.target(page)?.iter_mut().zip(0u32..).for_each(|(byte, at)| {
+                *byte = (at.wrapping_mul(2_654_435_761) >> 24) as u8 ^ page as u8;
+            });
+        }
+        let plain = PlainCalls::new(&store, self.batch)?;
+        let mut rounds = Vec::new();
+        for round in 0..self.rounds {
+            let order = round % 2 == 0;
+            let mut times = Round::default();
+            for store_first in [order, !order] {
+                if store_first {
+                    (times.put, times.get) = self.batch_of_store(&store, &arena).await?;
+                } else {
+                    times.plain_put = plain.put(&arena)?;
+                    times.plain_get = plain.get(&arena)?;
+                    plain.remove();
+                }
+            }
+            let began = Instant::now();
+            for page in 0..self.batch {
+                std::hint::black_box(Header::new(id(page), &*arena.source(page)?));
+            }
+            times.checksum = began.elapsed();
+            rounds.push(times);
+        }
+        store.shutdown().await?;
+        // The first rounds make connections.
+        let rounds = &rounds[rounds.len() / 10..];
+        let median_us = |time: fn(&Round) -> Duration| {
+            median(rounds.iter().map(|round| time(round).as_secs_f64() * 1e6))
+        };
+        let overhead = |slow: fn(&Round) -> Duration, plain: fn(&Round) -> Duration| {
+            let share = |it: &Round| slow(it).as_secs_f64() / plain(it).as_secs_f64() - 1.0;
+            100.0 * median(rounds.iter().map(share))
+        };
+        Ok(MooncakeFigures {
+            object_bytes,
+            batch: self.batch,
+            plain_put_us: median_us(|it| it.plain_put),
+            put_us: median_us(|it| it.put),
+            plain_get_us: median_us(|it| it.plain_get),
+            get_us: median_us(|it| it.get),
+            checksum_us: median_us(|it| it.checksum),
+            put_overhead_percent: overhead(|it| it.put, |it| it.plain_put),
+            get_overhead_percent: overhead(|it| it.get, |it| it.plain_get),
+        })
+    }
+
+    async fn batch_of_store(
+        &self,
+        store: &MooncakeStore,
+        arena: &Arena,
+    ) -> Result<(Duration, Duration), Failure> {
+        let ids: Vec<ObjectId> = (0..self.batch).map(id).collect();
+        let put = |(id, page): (&ObjectId, u32)| Ok(Put::new(*id, arena.source(page)?));
+        let puts = ids.iter().zip(0..).map(put).collect::<Result<_, Failure>>()?;
+        let began = Instant::now();
+        all(store.put_from(puts, PutOptions::default()).await)?;
+        let put = began.elapsed();
+        let get = |(id, page): (&ObjectId, u32)| Ok(Get::new(*id, arena.target(page)?));
+        let gets = ids.iter().zip(0..).map(get).collect::<Result<_, Failure>>()?;
+        let began = Instant::now();
+        all(store.get_into(gets, GetOptions::default()).await)?;
+        let get = began.elapsed();
+        all(store.remove(&ids, Removal::Forced).await)?;
+        Ok((put, get))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    plain_put: Duration,
+    put: Duration,
+    plain_get: Duration,
+    get: Duration,
+    checksum: Duration,
+}
+
+fn id(page: u32) -> ObjectId {
+    ObjectId::page(PageKey(1), PageKey(u128::from(page) + 1))
+}
+
+fn all<T>(results: Results<T>) -> Result<(), Failure> {
+    results.into_iter().try_for_each(|result| result.map(drop)).map_err(Into::into)
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

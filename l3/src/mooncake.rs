@@ -1,0 +1,389 @@
+//! Objects in a Mooncake cluster, which several servers share.
+//!
+//! An object is one value there: our header, then the payload. Whatever is read is verified by it, so
+//! an old or foreign value under a key is a miss and never wrong bytes.
+//!
+//! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
+//! leases, generations and the order of eviction are kept for the objects that this client has put, in
+//! a [catalogue](ledger) like that of any other store; so is the client's share of the cluster, which it
+//! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
+
+mod codes;
+mod connection;
+mod control;
+mod crew;
+mod get;
+mod keeper;
+mod ledger;
+mod library;
+mod plain;
+mod put;
+
+use std::ffi::CString;
+use std::io;
+use std::net::{ToSocketAddrs, UdpSocket};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::codes::OutcomeCount;
+use self::codes::Outcomes;
+use self::connection::Connection;
+use self::crew::{Crew, Refused};
+use self::ledger::{Ledger, Seen};
+pub use self::library::LibraryError;
+use self::library::{Client, Endpoint, Library};
+pub use self::plain::PlainCalls;
+use crate::arena::Arena;
+use crate::catalogue::slots_of;
+use crate::object::{HEADER_BYTES, ObjectId};
+use crate::registry::Registration;
+use crate::stats::{MooncakeStats, StoreStats, TierStats};
+use crate::store::{
+    Answer, ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, Results,
+    Served, Store, StoreError, Stored,
+};
+use crate::traffic::Traffic;
+
+/// Which cluster, and how much of it to use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MooncakeConfig {
+    /// The `libmooncake_store.so` of the installation.
+    pub library: PathBuf,
+    /// HOST:PORT of the master.
+    pub master: String,
+    /// How bytes travel: tcp or rdma.
+    pub protocol: String,
+    /// The network devices of an RDMA transport; empty for the library's choice.
+    pub device: String,
+    /// What the keys begin with. Those with different prefixes share nothing.
+    pub prefix: String,
+    /// What this client may put into the cluster; beyond that it removes what it misses least.
+    pub capacity_bytes: u64,
+    /// The largest object.
+    pub object_bytes_max: usize,
+    /// How long a lease protects from this client's own eviction and from plain removal. The cluster
+    /// protects as long as its own setting says.
+    pub lease_ttl_ms: u64,
+    /// The share of this client's objects that may be leased at a time.
+    pub leased_share_max: f64,
+    /// How long a put may wait for room.
+    pub full_wait_ms: u64,
+    /// How long an object that was seen in the cluster is not asked about again. It should be some
+    /// times the cluster's lease, which every question renews.
+    pub seen_ttl_ms: u64,
+    /// How many such objects are remembered.
+    pub seen_max: u32,
+    /// Threads that make calls. Each call blocks its own for as long as the library likes.
+    pub threads: u32,
+    /// How many calls may wait for a thread.
+    pub queue_max: u32,
+    /// How often leases of pinned objects are renewed and failed removals are tried again.
+    pub keep_interval_ms: u64,
+    /// How long to wait between tries to connect.
+    pub connect_retry_ms: u64,
+}
+
+impl MooncakeConfig {
+    /// A share of `capacity_bytes` of the cluster whose master is at `master`.
+    #[must_use]
+    pub fn new(
+        library: impl Into<PathBuf>,
+        master: impl Into<String>,
+        capacity_bytes: u64,
+        object_bytes_max: usize,
+    ) -> Self {
+        Self {
+            library: library.into(),
+            master: master.into(),
+            protocol: "tcp".to_owned(),
+            device: String::new(),
+            prefix: "terrace".to_owned(),
+            capacity_bytes,
+            object_bytes_max,
+            lease_ttl_ms: 5_000,
+            leased_share_max: 0.5,
+            full_wait_ms: 500,
+            seen_ttl_ms: 30_000,
+            seen_max: 65_536,
+            threads: 4,
+            queue_max: 256,
+            keep_interval_ms: 1_000,
+            connect_retry_ms: 2_000,
+        }
+    }
+}
+
+/// Why there can be no such store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MooncakeError {
+    /// The library is not usable.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Setting(String),
+    /// The system gives no threads or memory.
+    #[error("the system has no room for the threads that talk to Mooncake: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A store in a Mooncake cluster. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct MooncakeStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: MooncakeConfig,
+    connection: Connection,
+    ledger: Ledger,
+    crew: Crew<Worker>,
+    /// How many arenas are the store's own.
+    own_arenas: usize,
+    traffic: Traffic,
+    outcomes: Outcomes,
+    bounced_bytes: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// What a thread of the crew has for itself: memory for objects whose page has no room for a header.
+#[derive(Debug)]
+struct Worker {
+    bounce: Arena,
+    _registration: Registration,
+}
+
+/// How many objects go through a thread's own memory at a time.
+const BOUNCE_PAGES: u32 = 8;
+
+impl Worker {
+    fn new(connection: &Connection, object_bytes_max: usize) -> Result<Self, MooncakeError> {
+        let bounce = Arena::new(BOUNCE_PAGES, HEADER_BYTES + object_bytes_max)?;
+        let registration = connection.register(&bounce).map_err(io::Error::other)?;
+        Ok(Self { bounce, _registration: registration })
+    }
+}
+
+impl MooncakeStore {
+    /// Opens the library and begins to connect. Until that has succeeded every call fails at once, and
+    /// it is tried again for as long as the store lives.
+    ///
+    /// # Errors
+    /// When the library cannot be used or a setting makes no sense.
+    pub fn open(config: MooncakeConfig) -> Result<Self, MooncakeError> {
+        let slots = slots_of(config.capacity_bytes, config.object_bytes_max as u64);
+        let slots = slots.map_err(MooncakeError::Setting)?;
+        let endpoint = endpoint(&config)?;
+        let library = Arc::new(Library::open(&config.library)?);
+        let retry = Duration::from_millis(config.connect_retry_ms);
+        let connection = Connection::new(library, endpoint, retry)?;
+        let worker = || Worker::new(&connection, config.object_bytes_max);
+        let workers: Vec<Worker> =
+            (0..config.threads.max(1)).map(|_| worker()).collect::<Result<_, _>>()?;
+        let keeper = worker()?;
+        let seen = Seen::new(Duration::from_millis(config.seen_ttl_ms), config.seen_max as usize);
+        let shared = Arc::new(Shared {
+            ledger: Ledger::new(slots, seen),
+            own_arenas: workers.len() + 1,
+            crew: Crew::new(workers, config.queue_max as usize)?,
+            traffic: Traffic::default(),
+            outcomes: Outcomes::default(),
+            bounced_bytes: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            connection,
+            config,
+        });
+        keeper::start(&shared, keeper)?;
+        Ok(Self { shared })
+    }
+
+    /// Waits until the cluster has been reached, and answers whether it has. It blocks its thread.
+    #[must_use]
+    pub fn wait_until_connected(&self, patience: Duration) -> bool {
+        self.shared.connection.wait(patience)
+    }
+
+    /// Has a thread of the crew answer for so many objects.
+    async fn ask<T: Clone + Send + 'static>(
+        &self,
+        objects: usize,
+        job: impl FnOnce(&Shared, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
+    ) -> Results<T> {
+        let fail = |error: StoreError| vec![Err(error); objects];
+        if objects == 0 {
+            return Vec::new();
+        }
+        if let Err(closed) = self.shared.check_open() {
+            return fail(closed);
+        }
+        let client = match self.shared.connection.client() {
+            Ok(client) => client,
+            Err(error) => return fail(error),
+        };
+        let shared = self.shared.clone();
+        match self.shared.crew.start(move |worker| job(&shared, worker, &client)) {
+            // A job that was dropped never began, because the store was shut down.
+            Ok(answer) => answer.await.unwrap_or_else(|_| fail(StoreError::Closed)),
+            Err(Refused::Closed) => fail(StoreError::Closed),
+            Err(Refused::QueueFull) => {
+                let message = "all threads are busy and the queue is full";
+                let error = io::Error::new(io::ErrorKind::WouldBlock, message);
+                fail(StoreError::io("asking Mooncake", &error))
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::Acquire) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+
+    /// The key of an object: what it is named by, in full.
+    fn key(&self, id: &ObjectId) -> CString {
+        let ObjectId { namespace, key, generation } = id;
+        let prefix = &self.config.prefix;
+        let text = format!("{prefix}/{:032x}/{:032x}/{generation:x}", namespace.0, key.0);
+        CString::new(text).expect("the prefix was checked")
+    }
+
+    fn keys<'a>(&self, ids: impl IntoIterator<Item = &'a ObjectId>) -> Vec<CString> {
+        ids.into_iter().map(|id| self.key(id)).collect()
+    }
+
+    fn bounced(&self, bytes: usize) {
+        self.bounced_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl Store for MooncakeStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.shared.check_open()?;
+        self.shared.connection.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Box::pin(async move {
+            Traffic::count(&self.shared.traffic.exists, ids.len());
+            let ids = ids.to_vec();
+            self.ask(ids.len(), move |shared, _, client| shared.exist(client, &ids, options)).await
+        })
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(async move {
+            self.ask(puts.len(), move |shared, worker, client| {
+                shared.put(worker, client, puts, options)
+            })
+            .await
+        })
+    }
+
+    fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(async move {
+            self.ask(gets.len(), move |shared, worker, client| shared.get(worker, client, gets))
+                .await
+        })
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        let ids = ids.to_vec();
+        Box::pin(self.ask(ids.len(), move |shared, _, client| shared.pin(client, &ids, pin)))
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        Box::pin(async move {
+            let closed = self.shared.check_open();
+            let unpin = |id| closed.clone().and_then(|()| self.shared.unpin(id, pin));
+            ids.iter().map(unpin).collect()
+        })
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        let ids = ids.to_vec();
+        Box::pin(self.ask(ids.len(), move |shared, _, client| shared.remove(client, &ids, removal)))
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async { self.shared.check_open() })
+    }
+
+    fn stats(&self) -> StoreStats {
+        let Shared { config, connection, ledger, crew, outcomes, .. } = &*self.shared;
+        let state = ledger.lock();
+        let stats = state.catalogue.stats(config.object_bytes_max);
+        let mooncake = MooncakeStats {
+            is_connected: connection.is_connected(),
+            leaving: state.leaving.len() as u64,
+            waiting: crew.waiting() as u64,
+            outcomes: outcomes.read(),
+        };
+        drop(state);
+        let remote = TierStats {
+            arenas: connection.arenas().saturating_sub(self.shared.own_arenas) as u64,
+            bounced_bytes: self.shared.bounced_bytes.load(Ordering::Relaxed),
+            ..stats
+        };
+        StoreStats {
+            remote: Some(self.shared.traffic.fill(remote)),
+            mooncake: Some(mooncake),
+            ..StoreStats::default()
+        }
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            if !self.shared.closed.swap(true, Ordering::AcqRel) {
+                self.shared.crew.close().await;
+                let shared = self.shared.clone();
+                // What the cluster would keep for ever because of our pins goes with them.
+                let end = tokio::task::spawn_blocking(move || {
+                    shared.expel_stiff();
+                    shared.connection.close();
+                });
+                let _ = end.await;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Where the cluster is, in the library's words.
+fn endpoint(config: &MooncakeConfig) -> Result<Endpoint, MooncakeError> {
+    let text = |name: &str, value: &str| {
+        CString::new(value)
+            .map_err(|_| MooncakeError::Setting(format!("{name} contains a zero byte: {value:?}")))
+    };
+    text("the prefix", &config.prefix)?;
+    Ok(Endpoint {
+        local_host: text("the host", &local_host(&config.master))?,
+        protocol: text("the protocol", &config.protocol)?,
+        device: text("the device", &config.device)?,
+        master: text("the master's address", &config.master)?,
+    })
+}
+
+/// The address of this machine that the master sees, by the route that the system would take. Nothing
+/// is sent.
+fn local_host(master: &str) -> String {
+    let route = || -> io::Result<String> {
+        let master = master.to_socket_addrs()?.next();
+        let master = master.ok_or_else(|| io::Error::other("no address"))?;
+        let unspecified = if master.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = UdpSocket::bind(unspecified)?;
+        socket.connect(master)?;
+        Ok(socket.local_addr()?.ip().to_string())
+    };
+    route().unwrap_or_else(|_| "127.0.0.1".to_owned())
+}

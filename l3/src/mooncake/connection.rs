@@ -1,0 +1,210 @@
+//! The way to the cluster: made in the background, since a master that is not there is waited for a
+//! minute and a half, and made again until it succeeds.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::library::{Client, Endpoint, Library};
+use crate::arena::Arena;
+use crate::registry::Registration;
+use crate::store::StoreError;
+
+/// A client as soon as there is one, and the arenas that it must know.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    master: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    client: Option<Arc<Client>>,
+    arenas: BTreeMap<u64, Arc<Buffer>>,
+    closed: bool,
+}
+
+/// An arena that the library knows. It is unregistered when nobody uses it any more: neither its
+/// registration nor a transfer.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    arena: Arena,
+    known_to: Mutex<Option<Arc<Client>>>,
+}
+
+impl Buffer {
+    fn make_known(&self, client: &Arc<Client>) -> Result<(), StoreError> {
+        match client.register(&self.arena) {
+            0 => {
+                *self.known_to.lock() = Some(client.clone());
+                Ok(())
+            }
+            code => {
+                let message = format!("Mooncake answers {code}");
+                Err(StoreError::io("registering an arena", &io::Error::other(message)))
+            }
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(client) = self.known_to.get_mut().take() {
+            client.unregister(&self.arena);
+        }
+    }
+}
+
+impl Connection {
+    /// Begins to connect.
+    pub(crate) fn new(
+        library: Arc<Library>,
+        endpoint: Endpoint,
+        retry: Duration,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            master: endpoint.master.to_string_lossy().into_owned(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let weak = Arc::downgrade(&shared);
+        let name = "terrace-mooncake-connect".to_owned();
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || keep_trying(&weak, &library, &endpoint, retry))?;
+        Ok(Self { shared })
+    }
+
+    /// The client, or that there is none yet.
+    pub(crate) fn client(&self) -> Result<Arc<Client>, StoreError> {
+        self.shared.state.lock().client.clone().ok_or_else(|| {
+            let message = format!("the Mooncake master at {} was not reached yet", self.master());
+            let error = io::Error::new(io::ErrorKind::NotConnected, message);
+            StoreError::io("asking Mooncake", &error)
+        })
+    }
+
+    /// Waits until there is a client, and answers whether there is one.
+    pub(crate) fn wait(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = self.shared.state.lock();
+        while state.client.is_none() && !state.closed {
+            if self.shared.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.client.is_some()
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.shared.state.lock().client.is_some()
+    }
+
+    pub(crate) fn master(&self) -> &str {
+        &self.shared.master
+    }
+
+    pub(crate) fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        let mut state = self.shared.state.lock();
+        if state.arenas.contains_key(&arena.id()) {
+            return Err(StoreError::AlreadyRegistered { arena: arena.id() });
+        }
+        let buffer = Arc::new(Buffer { arena: arena.clone(), known_to: Mutex::default() });
+        if let Some(client) = &state.client {
+            buffer.make_known(client)?;
+        }
+        state.arenas.insert(arena.id(), buffer);
+        Ok(Registration::new(Entry { shared: self.shared.clone(), arena: arena.id() }))
+    }
+
+    /// The arena, for as long as a transfer uses it.
+    pub(crate) fn buffer(&self, arena: u64) -> Result<Arc<Buffer>, StoreError> {
+        let state = self.shared.state.lock();
+        state.arenas.get(&arena).cloned().ok_or(StoreError::NotRegistered { arena })
+    }
+
+    pub(crate) fn arenas(&self) -> usize {
+        self.shared.state.lock().arenas.len()
+    }
+
+    /// Lets go of the client. Calls under way still have it.
+    pub(crate) fn close(&self) {
+        let client = {
+            let mut state = self.shared.state.lock();
+            state.closed = true;
+            state.client.take()
+        };
+        self.shared.changed.notify_all();
+        drop(client);
+    }
+}
+
+struct Entry {
+    shared: Arc<Shared>,
+    arena: u64,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let buffer = self.shared.state.lock().arenas.remove(&self.arena);
+        drop(buffer);
+    }
+}
+
+fn keep_trying(
+    shared: &Weak<Shared>,
+    library: &Arc<Library>,
+    endpoint: &Endpoint,
+    retry: Duration,
+) {
+    let mut tries = 0u32;
+    loop {
+        let connected = Client::connect(library, endpoint);
+        let Some(shared) = shared.upgrade() else { return };
+        let mut state = shared.state.lock();
+        if state.closed {
+            return;
+        }
+        let code = match connected.map(Arc::new) {
+            Ok(client) => {
+                let unknown = state.arenas.values().map(|buffer| buffer.make_known(&client));
+                match unknown.collect::<Result<(), _>>() {
+                    Ok(()) => {
+                        state.client = Some(client);
+                        shared.changed.notify_all();
+                        if tries > 0 {
+                            tracing::warn!(
+                                "L3: the Mooncake master at {} is reached",
+                                shared.master
+                            );
+                        }
+                        return;
+                    }
+                    Err(error) => error.to_string(),
+                }
+            }
+            Err(code) => format!("it answers {code}"),
+        };
+        tries += 1;
+        tracing::warn!(
+            "L3: cannot connect to the Mooncake master at {} ({code}, try {tries}); requests compute \
+             what they need meanwhile. Is the address right, does the master run, and is it of the \
+             same version as the library? Next try in {retry:?}",
+            shared.master
+        );
+        let until = Instant::now() + retry;
+        while !state.closed && !shared.changed.wait_until(&mut state, until).timed_out() {}
+        if state.closed {
+            return;
+        }
+    }
+}

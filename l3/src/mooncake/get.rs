@@ -1,0 +1,264 @@
+//! Reading objects, and verifying them.
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+
+use super::codes::{Call, Outcome};
+use super::connection::Buffer;
+use super::library::{Client, Writable};
+use super::{BOUNCE_PAGES, Shared, Worker};
+use crate::arena::Headroom;
+use crate::catalogue::Slot;
+use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId};
+use crate::store::{Get, Place, Results, Served, StoreError};
+
+/// An object that is being read.
+struct Reading {
+    /// Its place in the batch.
+    place: usize,
+    get: Get,
+    /// Its slot, if this client has put it.
+    slot: Option<Slot>,
+    _buffer: Arc<Buffer>,
+}
+
+impl Shared {
+    pub(super) fn get(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        gets: Vec<Get>,
+    ) -> Results<Served> {
+        let lengths: Vec<usize> = gets.iter().map(|get| get.target.len()).collect();
+        let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
+        let mut batch = Vec::with_capacity(gets.len());
+        for (place, get) in gets.into_iter().enumerate() {
+            match self.begin(place, get) {
+                Ok(reading) => batch.push(reading),
+                Err(error) => results[place] = Err(error),
+            }
+        }
+        // The library takes a key once a batch.
+        while !batch.is_empty() {
+            let mut keys = BTreeSet::new();
+            let (first, again) = batch.into_iter().partition(|it: &Reading| keys.insert(it.get.id));
+            self.read(worker, client, first, &mut results);
+            batch = again;
+        }
+        for (result, bytes) in results.iter().zip(lengths) {
+            self.traffic.get(result, bytes);
+        }
+        results
+    }
+
+    fn begin(&self, place: usize, get: Get) -> Result<Reading, StoreError> {
+        let buffer = self.connection.buffer(get.target.arena_id())?;
+        let mut state = self.ledger.lock();
+        if state.is_leaving(&get.id) {
+            return Err(StoreError::Missing);
+        }
+        let found = state.catalogue.begin_read(&get.id);
+        if let Some((slot, length)) = found
+            && length as usize != get.target.len()
+        {
+            state.catalogue.end_read(slot);
+            let (expected, found) = (get.target.len(), length as usize);
+            return Err(StoreError::Length { expected, found });
+        }
+        Ok(Reading { place, get, slot: found.map(|(slot, _)| slot), _buffer: buffer })
+    }
+
+    fn read(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        batch: Vec<Reading>,
+        results: &mut Results<Served>,
+    ) {
+        let mut direct = Vec::with_capacity(batch.len());
+        let mut bounced = Vec::new();
+        for reading in batch {
+            match reading.get.target.headroom() {
+                Some(headroom) => direct.push((reading, headroom)),
+                None => bounced.push(reading),
+            }
+        }
+        if !direct.is_empty() {
+            self.read_direct(worker, client, direct, results);
+        }
+        let mut bounced = bounced.into_iter().peekable();
+        while bounced.peek().is_some() {
+            let some = bounced.by_ref().take(BOUNCE_PAGES as usize).collect();
+            self.read_bounced(worker, client, some, results);
+        }
+    }
+
+    fn read_direct(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        mut batch: Vec<(Reading, Headroom)>,
+        results: &mut Results<Served>,
+    ) {
+        let keys = self.keys(batch.iter().map(|(reading, _)| &reading.get.id));
+        let mut pieces: Vec<_> = batch
+            .iter_mut()
+            .map(|(reading, headroom)| Writable::page(headroom, &mut reading.get.target))
+            .collect();
+        let codes = client.get(&keys, &mut pieces);
+        drop(pieces);
+        for (((reading, headroom), key), code) in batch.into_iter().zip(&keys).zip(codes) {
+            let get = &reading.get;
+            let verified = self.judge(worker, client, key, get, code, || {
+                verify(&headroom.read(), &get.id, &get.target)
+            });
+            results[reading.place] = self.end(client, key, &reading, verified);
+        }
+    }
+
+    fn read_bounced(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        batch: Vec<Reading>,
+        results: &mut Results<Served>,
+    ) {
+        let keys = self.keys(batch.iter().map(|reading| &reading.get.id));
+        let mut copies: Vec<_> = (0..)
+            .zip(&batch)
+            .map(|(page, reading)| {
+                let target = worker.bounce.target(page).expect("this thread's own");
+                target.first(HEADER_BYTES + reading.get.target.len())
+            })
+            .collect();
+        let mut pieces: Vec<_> = copies.iter_mut().map(|copy| Writable::bytes(copy)).collect();
+        let codes = client.get(&keys, &mut pieces);
+        drop(pieces);
+        let mut batch = batch;
+        for ((reading, copy), code) in batch.iter_mut().zip(&copies).zip(&codes) {
+            if *code >= 0 || Outcome::of(*code) == Outcome::LeaseLapsed {
+                reading.get.target.copy_from_slice(&copy[HEADER_BYTES..]);
+                self.bounced(reading.get.target.len());
+            }
+        }
+        let headers: Vec<[u8; HEADER_BYTES]> = copies.iter().map(|copy| header_of(copy)).collect();
+        drop(copies);
+        for (((reading, header), key), code) in batch.into_iter().zip(headers).zip(&keys).zip(codes)
+        {
+            let get = &reading.get;
+            let verified = self
+                .judge(worker, client, key, get, code, || verify(&header, &get.id, &get.target));
+            results[reading.place] = self.end(client, key, &reading, verified);
+        }
+    }
+
+    /// What a code says about an object that was read.
+    fn judge(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        key: &CStr,
+        get: &Get,
+        code: i64,
+        verify: impl FnOnce() -> Result<(), Mismatch>,
+    ) -> Result<(), StoreError> {
+        let expected = get.target.len();
+        match self.outcomes.count(Call::Get, code) {
+            Outcome::Done if code == (HEADER_BYTES + expected) as i64 => Ok(verify()?),
+            // Of another length: it is the object's if its header says so.
+            Outcome::Done | Outcome::BadLength => {
+                let size = if code >= 0 { code } else { client.size(key) };
+                match self.outcomes.count(Call::Get, size) {
+                    Outcome::Done => {}
+                    Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
+                    other => return Err(super::control::failure("reading an object", other)),
+                }
+                let found = (size as usize).checked_sub(HEADER_BYTES);
+                let found = found.ok_or(StoreError::Corrupt(Mismatch::Length))?;
+                if self.is_sound(worker, client, key, &get.id, found) {
+                    Err(StoreError::Length { expected, found })
+                } else {
+                    Err(StoreError::Corrupt(Mismatch::Length))
+                }
+            }
+            // The bytes came, but the cluster was free to overwrite them meanwhile. If they verify, it
+            // did not.
+            Outcome::LeaseLapsed => verify().map_err(|_| StoreError::Missing),
+            // One whose node has died reads as missing as well: the rest of the cluster is well.
+            Outcome::Absent | Outcome::Unfinished | Outcome::TransferFailed => {
+                Err(StoreError::Missing)
+            }
+            other @ (Outcome::Full
+            | Outcome::AlreadyThere
+            | Outcome::Leased
+            | Outcome::MasterGone
+            | Outcome::Other) => Err(super::control::failure("reading an object", other)),
+        }
+    }
+
+    /// Notes how reading ended, and removes what does not verify.
+    fn end(
+        &self,
+        client: &Client,
+        key: &CStr,
+        reading: &Reading,
+        verified: Result<(), StoreError>,
+    ) -> Result<Served, StoreError> {
+        let id = &reading.get.id;
+        let mut departures = Vec::new();
+        {
+            let mut state = self.ledger.lock();
+            if let Some(slot) = reading.slot {
+                state.catalogue.end_read(slot);
+            }
+            match (&verified, reading.slot) {
+                (Ok(()), _) if !state.is_leaving(id) => state.seen.insert(*id),
+                (Err(StoreError::Missing), Some(slot)) => state.forget(id, slot),
+                (Err(StoreError::Corrupt(_)), Some(slot)) => {
+                    state.catalogue.doom_if(slot, id);
+                    departures = state.take_departures();
+                }
+                (Ok(()) | Err(_), _) => state.seen.remove(id),
+            }
+        }
+        self.ledger.notify();
+        if let (Err(StoreError::Corrupt(_)), None) = (&verified, reading.slot) {
+            self.outcomes.count(Call::Remove, client.remove(key, true).into());
+        }
+        for departure in departures {
+            // One that cannot be removed now is by the keeper.
+            let _ = self.expel(client, departure);
+        }
+        verified.map(|()| Served { place: Place::Memory, waited: false })
+    }
+
+    /// Whether the cluster has the object, with a payload of so many bytes, whole. It is read through
+    /// the thread's own memory.
+    pub(super) fn is_sound(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        key: &CStr,
+        id: &ObjectId,
+        length: usize,
+    ) -> bool {
+        let bytes = HEADER_BYTES + length;
+        if bytes > worker.bounce.page_bytes() {
+            return false;
+        }
+        let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
+        let keys: [CString; 1] = [key.to_owned()];
+        let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
+        self.outcomes.count(Call::Get, codes[0]);
+        codes[0] == bytes as i64 && verify(&header_of(&copy), id, &copy[HEADER_BYTES..]).is_ok()
+    }
+}
+
+fn verify(header: &[u8; HEADER_BYTES], id: &ObjectId, payload: &[u8]) -> Result<(), Mismatch> {
+    Header::verify(header, id, payload.len() as u64)?.verify_payload(payload)
+}
+
+fn header_of(object: &[u8]) -> [u8; HEADER_BYTES] {
+    object[..HEADER_BYTES].try_into().expect("an object begins with its header")
+}

@@ -1,0 +1,129 @@
+//! What must be done again and again: leases of pinned objects are renewed, failed removals tried again,
+//! and pins that nobody wants any more taken off.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use super::codes::Call;
+use super::ledger::Departure;
+use super::library::{Client, Protection, Readable, Writable};
+use super::{HEADER_BYTES, Shared, Worker};
+use crate::object::{Header, ObjectId};
+
+/// So long somebody who has unpinned an object has time to remove it.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How many objects are asked about at a time.
+const BATCH: usize = 256;
+
+/// Starts the thread. It ends with the store.
+pub(super) fn start(shared: &Arc<Shared>, mut worker: Worker) -> io::Result<()> {
+    let interval = Duration::from_millis(shared.config.keep_interval_ms.max(1));
+    let weak: Weak<Shared> = Arc::downgrade(shared);
+    std::thread::Builder::new().name("terrace-mooncake-keep".to_owned()).spawn(move || {
+        loop {
+            std::thread::sleep(interval);
+            let Some(shared) = weak.upgrade() else { return };
+            if shared.check_open().is_err() {
+                return;
+            }
+            if let Ok(client) = shared.connection.client() {
+                shared.keep(&mut worker, &client);
+            }
+        }
+    })?;
+    Ok(())
+}
+
+impl Shared {
+    fn keep(&self, worker: &mut Worker, client: &Client) {
+        self.expel_stuck(client);
+        self.renew(client);
+        let unwanted: Vec<ObjectId> = {
+            let state = self.ledger.lock();
+            let is_unwanted =
+                |since: &Option<Instant>| since.is_some_and(|it| it.elapsed() > GRACE);
+            let unwanted = state.stiff.iter().filter(|(_, since)| is_unwanted(since));
+            unwanted.map(|(id, _)| *id).take(BATCH).collect()
+        };
+        for id in unwanted {
+            self.soften(worker, client, &id);
+        }
+    }
+
+    /// Tries once more to remove what is to leave. It ends at the first failure: more of them would
+    /// take seconds each.
+    fn expel_stuck(&self, client: &Client) {
+        let stuck: Vec<Departure> = {
+            let state = self.ledger.lock();
+            let stuck = state.leaving.iter().filter(|(_, leaving)| leaving.stuck);
+            stuck
+                .map(|(id, leaving)| Departure { id: *id, slot: leaving.slot })
+                .take(BATCH)
+                .collect()
+        };
+        let _ = stuck.into_iter().try_for_each(|departure| self.expel(client, departure));
+    }
+
+    /// Asking renews a lease, and what is leased is not evicted.
+    fn renew(&self, client: &Client) {
+        let held: Vec<ObjectId> = self.ledger.lock().held.iter().copied().collect();
+        for some in held.chunks(BATCH) {
+            for (id, code) in some.iter().zip(client.exist(&self.keys(some))) {
+                self.outcomes.count(Call::Exists, code.into());
+                let mut state = self.ledger.lock();
+                if let (0, Some(slot)) = (code, state.catalogue.find(id)) {
+                    state.forget(id, slot);
+                }
+            }
+        }
+    }
+
+    /// Takes the cluster's own pin off an object, which is: puts it again without.
+    fn soften(&self, worker: &mut Worker, client: &Client, id: &ObjectId) {
+        let Some((slot, length)) = self.ledger.lock().catalogue.begin_read(id) else { return };
+        let keys = [self.key(id)];
+        let bytes = HEADER_BYTES + length as usize;
+        let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
+        let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
+        let is_whole = codes[0] == bytes as i64 && is_sound(&copy, id);
+        let put = is_whole.then(|| {
+            client.remove(&keys[0], true);
+            client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0]
+        });
+        let mut state = self.ledger.lock();
+        state.catalogue.end_read(slot);
+        match put {
+            Some(0) => {
+                state.stiff.remove(id);
+                // It may have been pinned again meanwhile, and the cluster does not know.
+                if state.catalogue.is_pinned(id) {
+                    state.hold(*id);
+                }
+            }
+            Some(_) => state.forget(id, slot),
+            // It cannot be read right now: another time.
+            None => {}
+        }
+        drop(state);
+        self.ledger.notify();
+    }
+
+    /// Removes everything with a pin of the cluster's own.
+    pub(super) fn expel_stiff(&self) {
+        let Ok(client) = self.connection.client() else { return };
+        let stiff: Vec<ObjectId> = self.ledger.lock().stiff.keys().copied().collect();
+        for id in stiff {
+            let code = client.remove(&self.key(&id), true);
+            self.outcomes.count(Call::Remove, code.into());
+        }
+    }
+}
+
+fn is_sound(object: &[u8], id: &ObjectId) -> bool {
+    let (header, payload) = object.split_at(HEADER_BYTES);
+    let header = header.try_into().expect("so many bytes");
+    Header::verify(header, id, payload.len() as u64)
+        .is_ok_and(|header| header.verify_payload(payload).is_ok())
+}

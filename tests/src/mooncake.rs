@@ -1,0 +1,257 @@
+//! A real Mooncake cluster on this machine, for as long as a test wants it.
+//!
+//! Its programs bind ports on every interface, so tests that use them run in a network namespace of
+//! their own: `scripts/test-mooncake` makes one and says where programs and library are.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// What a cluster is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How many storage nodes.
+    pub nodes: usize,
+    /// How much memory each offers.
+    pub node_mib: u64,
+    /// How long a lease lasts.
+    pub lease_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { nodes: 2, node_mib: 64, lease_ms: 2_000 }
+    }
+}
+
+/// A master and storage nodes. They are killed when this is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    options: Options,
+    /// Where its processes run, if not where the test does.
+    apart: Option<Apart>,
+    host: String,
+    master_port: u16,
+    master: Option<Child>,
+    nodes: Vec<Option<Child>>,
+}
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Cluster {
+    /// Starts a cluster beside the test.
+    ///
+    /// # Panics
+    /// When it does not come up, or nobody said where its programs are.
+    #[must_use]
+    pub fn start(options: Options) -> Self {
+        Self::start_at(options, None)
+    }
+
+    /// Starts a cluster in a network namespace of its own, from which it can be cut off.
+    ///
+    /// # Panics
+    /// As [`Cluster::start`], or when there can be no such namespace.
+    #[must_use]
+    pub fn start_apart(options: Options) -> Self {
+        Self::start_at(options, Some(Apart::new()))
+    }
+
+    fn start_at(options: Options, apart: Option<Apart>) -> Self {
+        let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
+        let nodes = (0..options.nodes).map(|_| None).collect();
+        let mut cluster =
+            Self { options, apart, host, master_port: free_port(), master: None, nodes };
+        cluster.start_master();
+        for node in 0..options.nodes {
+            cluster.start_node(node);
+        }
+        cluster
+    }
+
+    /// HOST:PORT of the master.
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("{}:{}", self.host, self.master_port)
+    }
+
+    /// Starts the master, or starts it again: it remembers nothing.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn start_master(&mut self) {
+        let mut command = self.command("mooncake_master");
+        command
+            .arg(format!("--rpc_address={}", self.host))
+            .arg(format!("--rpc_port={}", self.master_port))
+            .arg(format!("--metrics_port={}", free_port()))
+            .arg(format!("--default_kv_lease_ttl={}", self.options.lease_ms))
+            .arg("--enable_http_metadata_server=false");
+        self.master = Some(command.spawn().expect("the master starts"));
+        wait_for(&self.address());
+    }
+
+    /// Starts a storage node, or starts it again.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub fn start_node(&mut self, node: usize) {
+        let port = free_port();
+        let mut command = self.command("mooncake_client");
+        command
+            .arg(format!("--host={}", self.host))
+            .arg(format!("--port={port}"))
+            .arg(format!("--global_segment_size={} MB", self.options.node_mib))
+            .arg("--local_buffer_size=0")
+            .arg(format!("--master_server_address={}", self.address()))
+            .arg("--metadata_server=P2PHANDSHAKE")
+            .arg("--protocol=tcp")
+            .arg("--threads=2");
+        self.nodes[node] = Some(command.spawn().expect("the node starts"));
+        wait_for(&format!("{}:{port}", self.host));
+    }
+
+    /// Ends the master as a power cut would.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill_master(&mut self) {
+        end(&mut self.master.take().expect("the master runs"));
+    }
+
+    /// Ends a storage node as a power cut would.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill_node(&mut self, node: usize) {
+        end(&mut self.nodes[node].take().expect("the node runs"));
+    }
+
+    /// Cuts the network between the test and the cluster.
+    ///
+    /// # Panics
+    /// When the cluster is not apart.
+    pub fn cut(&self) {
+        self.apart.as_ref().expect("it is apart").link("down");
+    }
+
+    /// Joins what was cut.
+    ///
+    /// # Panics
+    /// When the cluster is not apart.
+    pub fn join(&self) {
+        self.apart.as_ref().expect("it is apart").link("up");
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let program = setting("TERRACE_MOONCAKE_PROGRAMS").join(program);
+        let mut command = match &self.apart {
+            None => Command::new(program),
+            Some(Apart { namespace, .. }) => {
+                let mut command = Command::new("ip");
+                // `ip netns exec` becomes the program, so killing the one kills the other.
+                command.args(["netns", "exec", namespace]).arg(program);
+                command
+            }
+        };
+        command.arg("--logtostderr").stdout(Stdio::null());
+        if std::env::var_os("TERRACE_MOONCAKE_LOG").is_none() {
+            command.stderr(Stdio::null());
+        }
+        command
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.nodes.iter_mut().flatten().chain(&mut self.master).for_each(end);
+    }
+}
+
+/// The library that tests open.
+///
+/// # Panics
+/// When nobody said where it is.
+#[must_use]
+pub fn library() -> PathBuf {
+    setting("TERRACE_MOONCAKE_LIBRARY")
+}
+
+/// A free port.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    // From the range that the system gives to outgoing connections, which the cluster's own choice of
+    // ports stays below.
+    TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port is free").port()
+}
+
+/// A network namespace with one link to that of the test.
+#[derive(Debug)]
+struct Apart {
+    namespace: String,
+    near_link: String,
+    /// The address at the far end.
+    far: String,
+}
+
+impl Apart {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let process = std::process::id();
+        let namespace = format!("terrace-apart-{process}-{number}");
+        let (near_link, far_link) = (format!("near{number}"), format!("far{number}"));
+        let (near, far) = (format!("10.77.{number}.1"), format!("10.77.{number}.2"));
+        ip(&["netns", "add", &namespace]);
+        let apart = Self { namespace, near_link, far };
+        let Self { namespace, near_link, far } = &apart;
+        ip(&["link", "add", near_link, "type", "veth", "peer", "name", &far_link]);
+        ip(&["link", "set", &far_link, "netns", namespace]);
+        ip(&["addr", "add", &format!("{near}/24"), "dev", near_link]);
+        ip(&["link", "set", near_link, "up"]);
+        ip(&["-n", namespace, "addr", "add", &format!("{far}/24"), "dev", &far_link]);
+        ip(&["-n", namespace, "link", "set", &far_link, "up"]);
+        ip(&["-n", namespace, "link", "set", "lo", "up"]);
+        apart
+    }
+
+    fn link(&self, state: &str) {
+        ip(&["link", "set", &self.near_link, state]);
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        // A link does not go with its namespace at once.
+        let _ = Command::new("ip").args(["link", "del", &self.near_link]).status();
+        let _ = Command::new("ip").args(["netns", "del", &self.namespace]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let done = Command::new("ip").args(arguments).status().expect("iproute2 is installed");
+    assert!(done.success(), "ip {arguments:?}");
+}
+
+fn setting(name: &str) -> PathBuf {
+    let set = std::env::var_os(name).map(PathBuf::from);
+    set.unwrap_or_else(|| panic!("{name} is not set: run scripts/test-mooncake"))
+}
+
+fn wait_for(address: &str) {
+    let until = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_err() {
+        assert!(Instant::now() < until, "nobody listens at {address}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn end(process: &mut Child) {
+    let _ = process.kill();
+    let _ = process.wait();
+}

@@ -31,6 +31,7 @@
 mod arena;
 mod catalogue;
 pub mod disk;
+pub mod feature;
 mod guard;
 mod memory;
 mod object;

@@ -3,6 +3,7 @@
 mod allocations;
 mod bench;
 mod config;
+mod features;
 mod keys;
 mod serve;
 
@@ -24,6 +25,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Check a configuration, or print the default one
     Config(config::Arguments),
+    /// Pass samples of tensors from one process to another
+    Features(features::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
     Keys(keys::Arguments),
     /// Serve a model over HTTP, as OpenAI's clients expect it
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
+        Command::Features(arguments) => features::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
     };

@@ -97,7 +97,7 @@ pub enum Released {
     Freed,
     /// Nobody can read the sample any more, but some of its bytes could not be removed yet; gc goes on.
     Lingering,
-    /// The sample was gone already.
+    /// Somebody else has ended the sample, or is about to.
     AlreadyGone,
     /// The sample stays for further epochs, as its producer wants it.
     Retained,
@@ -253,8 +253,11 @@ impl FeatureStore {
             return Ok(Released::Retained);
         }
         let entry = shared.entry(&reference.sample, shared.tensor_ids(&reference));
+        let note = shared.keys.revocation(&reference.sample, reference.generation);
+        // If that cannot be told, it is not known to be gone.
+        let revoked = shared.notes.are_there(&[note]).await.is_ok_and(|there| there == [true]);
         let freed = shared.end(reference.generation, entry).await;
-        if !freed.found {
+        if !freed.found || revoked {
             return Ok(Released::AlreadyGone);
         }
         shared.ledger.lock().stats.released += 1;

@@ -13,7 +13,7 @@ use crate::store::{Results, StoreError};
 /// How far the freeing of a generation has come.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Freed {
-    /// There was something of it.
+    /// It was whole before.
     pub(super) found: bool,
     /// Nobody anywhere can read it.
     pub(super) dead: bool,
@@ -121,12 +121,15 @@ impl Shared {
             let entry = &mut burial.entry;
             let tensors = std::mem::take(&mut entry.tensors);
             entry.dead |= tensors.is_empty();
+            freed.found = !tensors.is_empty();
             for (tensor, result) in tensors.into_iter().zip(&mut results) {
                 match result {
-                    Ok(()) => (freed.found, entry.dead) = (true, true),
-                    Err(StoreError::Missing | StoreError::Superseded { .. }) => entry.dead = true,
+                    Ok(()) => entry.dead = true,
+                    Err(StoreError::Missing | StoreError::Superseded { .. }) => {
+                        (freed.found, entry.dead) = (false, true);
+                    }
                     Err(error) => {
-                        (freed.found, freed.error) = (true, Some(error));
+                        freed.error = Some(error);
                         entry.tensors.push(tensor);
                     }
                 }

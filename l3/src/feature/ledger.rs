@@ -232,7 +232,9 @@ impl Ledger {
     /// The put has failed: what there is of it must go. If it is `unsettled`, nobody knows whether more
     /// will come, so it is removed again after a while.
     pub(super) fn fail_put(&mut self, generation: u64, unsettled: bool, now: Instant) {
-        if let Some(entry) = self.generations.get_mut(&generation) {
+        if let Some(entry) = self.generations.get_mut(&generation)
+            && let Stage::Putting { .. } = entry.stage
+        {
             entry.stage = leaving(now);
             let until = after(now, Duration::from_millis(self.free.retry_max_ms));
             entry.unsettled_until = unsettled.then_some(until);

@@ -124,12 +124,7 @@ impl Shared {
         let result = self.store_and_claim(&putting, owner, room.slot, &record, ids, tensors).await;
         putting.over = true;
         if let Err(error) = result {
-            let unsettled = match &error {
-                FeatureError::Store { error, .. } => error.is_unwell(),
-                _ => false,
-            };
-            self.ledger.lock().fail_put(generation, unsettled, Instant::now());
-            self.free(vec![generation]).await;
+            self.give_up(generation, &error).await;
             return Err(error);
         }
         let reference = FeatureRef {
@@ -173,16 +168,31 @@ impl Shared {
         }
         let stripe = self.keys.revocation(sample, 0).key.0 as usize % self.claiming.len();
         let _alone = self.claiming[stripe].lock().await;
-        let cell = self.cell(*generation).await.map_err(failed)?;
-        self.ledger.lock().set_cell(*generation, cell);
-        let claim = self.keys.claim(sample, owner, cell);
-        self.notes.write(claim, record, durable).await.map_err(failed)?;
-        self.supersede(putting, &key).await?;
-        if self.ledger.lock().end_put(*generation) {
-            Ok(())
-        } else {
-            Err(FeatureError::Aborted { key })
+        let claimed = async {
+            let cell = self.cell(*generation).await.map_err(failed)?;
+            self.ledger.lock().set_cell(*generation, cell);
+            let claim = self.keys.claim(sample, owner, cell);
+            self.notes.write(claim, record, durable).await.map_err(failed)?;
+            self.supersede(putting, &key).await?;
+            let well = self.ledger.lock().end_put(*generation);
+            if well { Ok(()) } else { Err(FeatureError::Aborted { key: key.clone() }) }
+        };
+        let claimed = claimed.await;
+        if let Err(error) = &claimed {
+            // Before the next put of this sample looks for a place for its claim.
+            self.give_up(*generation, error).await;
         }
+        claimed
+    }
+
+    /// Frees what there is of a put that has failed.
+    async fn give_up(self: &Arc<Self>, generation: u64, error: &FeatureError) {
+        let unsettled = match error {
+            FeatureError::Store { error, .. } => error.is_unwell(),
+            _ => false,
+        };
+        self.ledger.lock().fail_put(generation, unsettled, Instant::now());
+        self.free(vec![generation]).await;
     }
 
     /// Ends all lower generations of the sample. There may be a higher one: then this put is too late.
@@ -223,7 +233,10 @@ impl Shared {
         match chosen {
             Ok(cell) => Ok(cell),
             Err(leaving) => {
-                self.free(leaving.into_iter().collect()).await;
+                if let Some(leaving) = leaving {
+                    // Somebody may be at it already.
+                    self.end(leaving, self.entry("", Vec::new())).await;
+                }
                 self.ledger.lock().choose_cell(generation).map_err(|_| StoreError::BeingWritten)
             }
         }

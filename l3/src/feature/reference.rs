@@ -29,7 +29,7 @@ impl FeatureRef {
         &self.sample
     }
 
-    /// Which put of the sample it is: later ones have higher numbers.
+    /// Which put of the sample it is: its number is higher than those of the generations it superseded.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation

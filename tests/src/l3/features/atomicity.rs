@@ -1,11 +1,12 @@
 //! A sample is there with all of its tensors, or not at all.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::StoreError;
-use terrace_l3::feature::FeatureError;
+use terrace_l3::feature::{FeatureConfig, FeatureError};
 use tokio::time::{sleep, timeout};
 
 use super::{Asked, Stage, Trick, steal};
@@ -49,7 +50,7 @@ pub(super) async fn a_put_that_fails_anywhere_leaves_nothing(stage: Stage) {
                 break;
             }
         }
-        assert!(failures >= 4, "{trick:?} was hardly noticed: {failures}");
+        assert!(failures >= 3, "{trick:?} was hardly noticed: {failures}");
     }
     producer.assert_empty().await;
 }
@@ -57,10 +58,18 @@ pub(super) async fn a_put_that_fails_anywhere_leaves_nothing(stage: Stage) {
 pub(super) async fn a_put_that_nobody_waits_for_leaves_nothing(stage: Stage) {
     let producer = stage.producer().await;
     let mut dropped = 0;
-    for steps in 0..40 {
-        let put = producer.put_as("a", steps);
-        let polls = tokio::time::timeout(Duration::from_micros(10 * steps), put);
-        dropped += u64::from(polls.await.is_err());
+    for polls in 0..40 {
+        let mut put = std::pin::pin!(producer.put_as("a", polls));
+        let mut ended = false;
+        for _ in 0..polls {
+            ended = ended
+                || std::future::poll_fn(|context| {
+                    std::task::Poll::Ready(put.as_mut().poll(context).is_ready())
+                })
+                .await;
+            tokio::task::yield_now().await;
+        }
+        dropped += u64::from(!ended);
     }
     assert!(dropped > 0, "no put was given up");
     let _ = producer.features.abort("a").await;
@@ -69,17 +78,28 @@ pub(super) async fn a_put_that_nobody_waits_for_leaves_nothing(stage: Stage) {
 }
 
 pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage) {
-    // It dies before its nth call has begun.
-    for nth in 0..7 {
+    // It dies before its nth call has begun: looking for others, record, tensors, claim, looking again.
+    for nth in 0..5 {
         let (dying, store) = stage.mischievous(stage.producer_config(0)).await;
-        let mut call = 0;
+        let (mut call, hangs) = (0, Arc::new(AtomicU64::new(0)));
+        let hung = hangs.clone();
         store.set(move |_| {
             call += 1;
-            if call > nth { Trick::Hang } else { Trick::None }
+            if call <= nth {
+                return Trick::None;
+            }
+            hung.fetch_add(1, Ordering::Relaxed);
+            Trick::Hang
         });
-        let died = timeout(Duration::from_millis(50), dying.put_as("a", nth)).await;
-        assert!(died.is_err(), "it was to die, not to end");
-        let producer = stage.producer().await;
+        let mut put = std::pin::pin!(dying.put_as("a", nth));
+        while hangs.load(Ordering::Relaxed) == 0 {
+            let died = timeout(Duration::from_millis(5), &mut put).await;
+            assert!(died.is_err(), "it was to die, not to end");
+        }
+        let config = FeatureConfig { max_hold_ms: Some(200), ..stage.producer_config(0) };
+        let producer = stage.open(config).await;
+        // With a claim nobody can tell whether it had the time to give its ref to somebody.
+        assert_eq!(producer.features.stats().live, u64::from(nth >= 4), "{nth}");
         producer.settles().await;
         producer.assert_empty().await;
     }

@@ -101,16 +101,27 @@ impl Shared {
         for (burial, freed) in burials.iter_mut() {
             let Burial { generation, entry } = burial;
             if !entry.dead {
-                // None of its objects could be removed. Perhaps one can be added.
-                let note = self.keys.revocation(&entry.sample, *generation);
-                match self.notes.mark(note, self.config.durable).await {
-                    Ok(()) => (entry.dead, entry.revoked) = (true, true),
+                match self.revoke(*generation, entry).await {
+                    Ok(()) => entry.dead = true,
                     Err(error) => freed.error = Some(error),
                 }
             }
             freed.dead = entry.dead;
         }
         self.remove_notes(burials).await;
+    }
+
+    /// None of the objects of a generation could be removed. Perhaps one can be added: a note that says
+    /// that it is over.
+    async fn revoke(&self, generation: u64, entry: &mut Entry) -> Result<(), StoreError> {
+        // A note about what is gone already would be nobody's to remove.
+        if self.notes.are_there(&entry.tensors).await?.contains(&false) {
+            return Ok(());
+        }
+        // Even if it fails it may be there.
+        entry.revoked = true;
+        let note = self.keys.revocation(&entry.sample, generation);
+        self.notes.mark(note, self.config.durable).await
     }
 
     async fn remove_tensors(&self, burials: &mut [(Burial, Freed)]) {
@@ -173,10 +184,13 @@ impl Shared {
         if entry.revoked || entry.own.is_some() {
             notes.push(self.keys.revocation(&entry.sample, *generation));
         }
-        if let (Some(own), Some(owner)) = (entry.own, self.config.owner) {
-            notes.extend(own.cell.map(|cell| self.keys.claim(&entry.sample, owner, cell)));
-        }
+        notes.extend(self.claim_of(entry));
         notes
+    }
+
+    fn claim_of(&self, entry: &Entry) -> Option<ObjectId> {
+        let (own, owner) = entry.own.zip(self.config.owner)?;
+        own.cell.map(|cell| self.keys.claim(&entry.sample, owner, cell))
     }
 
     fn record_of(&self, burial: &Burial) -> Vec<ObjectId> {
@@ -225,21 +239,24 @@ impl Shared {
     }
 
     /// Looks which of this producer's samples others have ended, from one of them on, and where to go on.
+    /// One whose claim is lost is ended, since nobody else could find it to supersede it.
     async fn reap(self: &Arc<Self>, from: u64) -> Result<(u64, u64), FeatureError> {
         const SAMPLES: usize = 64;
         let (live, next) = self.ledger.lock().live(from, SAMPLES);
         let mut ids = Vec::new();
         for Burial { generation, entry } in &live {
-            ids.extend_from_slice(&entry.tensors);
             ids.push(self.keys.revocation(&entry.sample, *generation));
+            ids.extend(self.claim_of(entry));
+            ids.extend_from_slice(&entry.tensors);
         }
         let there = self.notes.are_there(&ids).await.map_err(|error| self.failed(error))?;
         let mut there = there.into_iter();
         let mut ended = Vec::new();
         for Burial { generation, entry } in &live {
-            let whole =
-                there.by_ref().take(entry.tensors.len()).filter(|there| !there).count() == 0;
-            if there.next() == Some(true) || !whole {
+            let revoked = there.next() == Some(true);
+            let wanted = self.claim_of(entry).iter().len() + entry.tensors.len();
+            let missing = there.by_ref().take(wanted).filter(|there| !there).count();
+            if revoked || missing > 0 {
                 ended.push(*generation);
             }
         }

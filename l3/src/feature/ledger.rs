@@ -48,7 +48,7 @@ pub(super) struct Entry {
     pub(super) own: Option<Own>,
     /// Nobody anywhere can read it any more.
     pub(super) dead: bool,
-    /// The store has a note that says so.
+    /// The store may have a note that says so.
     pub(super) revoked: bool,
     /// Until then objects may yet arrive that a store had not got when it was asked to remove them.
     pub(super) unsettled_until: Option<Instant>,

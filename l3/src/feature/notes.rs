@@ -154,7 +154,8 @@ impl Notes {
         Ok(found)
     }
 
-    /// The records among `ids` that are there, each with its id.
+    /// The records among `ids` that are there, each with its id. One that cannot be read says nothing, so
+    /// the whole answer fails.
     pub(super) async fn find(
         &self,
         ids: &[ObjectId],
@@ -166,12 +167,28 @@ impl Notes {
         for (id, result) in there.iter().zip(self.read(&there).await) {
             match result {
                 Ok(record) => found.push((*id, record)),
-                // Removed since, or damaged and thereby removed.
-                Err(StoreError::Missing | StoreError::Corrupt(_) | StoreError::Length { .. }) => {}
+                // Removed since.
+                Err(StoreError::Missing) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(found)
+    }
+
+    /// As [`Notes::find`], but what is damaged is left out: a store removes it, so that it cannot be read
+    /// at the next try either.
+    pub(super) async fn find_sound(
+        &self,
+        ids: &[ObjectId],
+    ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
+        const TRIES: usize = 3;
+        for _ in 1..TRIES {
+            match self.find(ids).await {
+                Err(StoreError::Corrupt(_) | StoreError::Length { .. }) => {}
+                answer => return answer,
+            }
+        }
+        self.find(ids).await
     }
 }
 

@@ -22,14 +22,14 @@ impl Shared {
         let ids = (0..self.config.samples_max).map(|slot| self.keys.record(owner, slot));
         let ids: Vec<ObjectId> = ids.collect();
         let slots: BTreeMap<ObjectId, u32> = ids.iter().copied().zip(0..).collect();
-        let mut records = self.notes.find(&ids).await.map_err(failed)?;
+        let mut records = self.notes.find_sound(&ids).await.map_err(failed)?;
         records.sort_by_key(|(id, _)| slots[id]);
         let cells = |(_, record): &(ObjectId, Record)| {
             let sample = record.sample.clone();
             (0..CELLS).map(move |cell| self.keys.claim(&sample, owner, cell))
         };
         let claims: Vec<ObjectId> = records.iter().flat_map(cells).collect();
-        let claims = self.notes.find(&claims).await.map_err(failed)?;
+        let claims = self.notes.find_sound(&claims).await.map_err(failed)?;
         let claims: BTreeMap<u64, (ObjectId, Record)> =
             claims.into_iter().map(|claim| (claim.1.generation, claim)).collect();
         let mut latest: BTreeMap<&str, u64> = BTreeMap::new();

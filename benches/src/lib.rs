@@ -5,6 +5,7 @@
 //! one run travel.
 
 mod cache;
+mod features;
 mod figures;
 pub mod hot_paths;
 mod l3;
@@ -15,6 +16,7 @@ mod steps;
 mod trace;
 
 pub use cache::{CacheFigures, CacheWorkload, PerPage};
+pub use features::{FeaturesFigures, FeaturesWorkload, Residency};
 pub use figures::Distribution;
 pub use l3::{L3Backend, L3Figures, L3Workload};
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};

@@ -14,9 +14,9 @@ use clap::{Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
-    CacheFigures, CacheWorkload, L3Backend, L3Figures, L3Workload, LifetimesFigures,
-    LifetimesWorkload, MooncakeFigures, MooncakeWorkload, ScalingWorkload, StepFigures,
-    StepWorkload, Trace,
+    CacheFigures, CacheWorkload, FeaturesFigures, FeaturesWorkload, L3Backend, L3Figures,
+    L3Workload, LifetimesFigures, LifetimesWorkload, MooncakeFigures, MooncakeWorkload,
+    ScalingWorkload, StepFigures, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
@@ -143,6 +143,27 @@ enum Workload {
         /// The store's size
         #[arg(long, default_value = "1GiB")]
         capacity: ByteSize,
+    },
+    /// The feature store: large tensors against copying memory, and residency whatever the leases
+    Features {
+        /// The size of a tensor
+        #[arg(long, default_value = "64MiB")]
+        tensor: ByteSize,
+        /// Tensors of a sample
+        #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
+        tensors: u32,
+        /// How often speeds are measured; the best counts
+        #[arg(long, default_value_t = 8)]
+        rounds: u32,
+        /// How long leases last, in seconds; one run for each
+        #[arg(long, value_delimiter = ',', default_value = "5,300")]
+        lease_ttl_s: Vec<u64>,
+        /// How long each of these runs lasts
+        #[arg(long, default_value_t = 10)]
+        run_s: u64,
+        /// Samples under way at a time in these runs
+        #[arg(long, default_value_t = 16)]
+        concurrency: u32,
     },
     /// The first token of a long prompt, by where its KV comes from, with the built-in model
     Ttft {
@@ -290,6 +311,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, |runs| runs.iter().map(lifetimes_text).collect())
         }
+        Workload::Features { tensor, tensors, rounds, lease_ttl_s, run_s, concurrency } => {
+            let workload = FeaturesWorkload {
+                tensor_bytes: (tensor.as_u64() as usize).max(4096),
+                tensors: *tensors,
+                rounds: (*rounds).max(1),
+                lease_ttls: lease_ttl_s.iter().map(|ttl| Duration::from_secs(*ttl)).collect(),
+                run: Duration::from_secs(*run_s),
+                concurrency: *concurrency,
+                progress: |doing| eprintln!("{doing}"),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, features_text)
+        }
         Workload::Ttft { tokens, rounds } => {
             let figures = ttft::Workload { tokens: *tokens, rounds: *rounds as usize }.run()?;
             print(arguments.json, &figures, ToString::to_string)
@@ -384,6 +418,30 @@ fn mooncake_text(run: &MooncakeFigures) -> String {
         run.plain_get_us,
         run.checksum_us
     )
+}
+
+fn features_text(figures: &FeaturesFigures) -> String {
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    let mut text = format!(
+        "put {:.2} GB/s, {:.0} % of copying; get {:.2} GB/s, {:.0} % of copying; copying {:.2} GB/s\n",
+        figures.put_gb_s,
+        100.0 * figures.put_share,
+        figures.get_gb_s,
+        100.0 * figures.get_share,
+        figures.copy_gb_s
+    );
+    for run in &figures.residency {
+        text += &format!(
+            "leases of {} s: {} samples; held {} on average, {} at most, {} at the end; {} evicted\n",
+            run.lease_ttl_s,
+            run.samples,
+            size(run.mean_bytes),
+            size(run.max_bytes),
+            size(run.end_bytes),
+            run.evicted
+        );
+    }
+    text + &format!("residency differs by {:.1} %\n", 100.0 * figures.residency_spread)
 }
 
 fn lifetimes_text(run: &LifetimesFigures) -> String {

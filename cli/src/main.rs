@@ -4,6 +4,7 @@ mod allocations;
 mod bench;
 mod config;
 mod decisions;
+mod features;
 mod keys;
 mod replay;
 mod serve;
@@ -29,6 +30,8 @@ enum Command {
     Config(config::Arguments),
     /// Do again what the scheduler of a server did, and compare
     Decisions(decisions::Arguments),
+    /// Pass samples of tensors from one process to another
+    Features(features::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
     Keys(keys::Arguments),
     /// Find out what a trace of requests would do on a configuration, in virtual time
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Decisions(arguments) => decisions::run(&arguments),
+        Command::Features(arguments) => features::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),

@@ -32,6 +32,7 @@
 mod arena;
 mod catalogue;
 pub mod disk;
+pub mod feature;
 mod guard;
 mod memory;
 pub mod mooncake;

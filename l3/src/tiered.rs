@@ -460,7 +460,7 @@ fn either(on_disk: Results<()>, in_memory: Results<()>) -> Results<()> {
 }
 
 /// Runs both to their end in one task.
-async fn join<A: Future, B: Future>(first: A, second: B) -> (A::Output, B::Output) {
+pub(crate) async fn join<A: Future, B: Future>(first: A, second: B) -> (A::Output, B::Output) {
     let (mut first, mut second) = (pin!(first), pin!(second));
     let (mut one, mut two) = (None, None);
     poll_fn(|context| {

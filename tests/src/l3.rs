@@ -3,6 +3,8 @@
 
 pub mod conformance;
 pub mod faulty;
+pub mod features;
 pub mod gated;
+pub mod mischief;
 pub mod objects;
 pub mod simulated_disk;

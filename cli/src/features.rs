@@ -1,0 +1,375 @@
+//! `terrace features`: passes samples of tensors from one process to another, to try a store out and to
+//! load it.
+//!
+//! Refs go through a folder, one small file each. A store on disk has one user at a time, so those who
+//! share one take turns: open, work for a moment, close.
+
+mod refs;
+mod report;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytesize::ByteSize;
+use clap::{Args, Subcommand};
+use terrace_l3::disk::OpenError;
+use terrace_l3::feature::{
+    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Secret, Tensor,
+    TensorSpec, WhenFull,
+};
+use terrace_l3::{Arena, DiskConfig, DiskStore, Registration, Store};
+
+use self::refs::Refs;
+use self::report::{GcOutcome, Progress, Totals};
+
+/// Arguments of `terrace features`.
+#[derive(Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Put samples, and their refs into a folder
+    Produce {
+        #[command(flatten)]
+        common: Common,
+        /// The number of this producer; one that is started again has its old one
+        #[arg(long, default_value_t = 0)]
+        owner: u16,
+        /// How many samples
+        #[arg(long, default_value_t = 100)]
+        samples: u64,
+        /// What their names begin with
+        #[arg(long, default_value = "sample")]
+        prefix: String,
+        /// How many tensors a sample has
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+        tensors: u32,
+        /// How much may wait to be consumed
+        #[arg(long, default_value = "64MiB")]
+        max_resident: ByteSize,
+        /// After how long unconsumed samples are freed, like 30m
+        #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
+        max_hold: Duration,
+        /// Keep samples when they are released, for further epochs
+        #[arg(long)]
+        retain: bool,
+    },
+    /// Read samples whose refs are in a folder, check every byte, and release them
+    Consume {
+        #[command(flatten)]
+        common: Common,
+        /// End after so many samples
+        #[arg(long)]
+        samples: Option<u64>,
+        /// End when no ref has come for so long, like 5s
+        #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
+        patience: Duration,
+    },
+    /// Free what a producer has left behind, and tell what is there
+    Gc {
+        #[command(flatten)]
+        common: Common,
+        /// The number of the producer
+        #[arg(long, default_value_t = 0)]
+        owner: u16,
+        /// Free what was put before so long, like 30m
+        #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
+        max_hold: Duration,
+    },
+}
+
+#[derive(Args)]
+struct Common {
+    /// The store: disk:FOLDER
+    #[arg(long, value_parser = place)]
+    store: PathBuf,
+    /// How large it may grow
+    #[arg(long, default_value = "1GiB")]
+    capacity: ByteSize,
+    /// The size of a tensor, the same for all who use the store
+    #[arg(long, default_value = "1MiB")]
+    tensor: ByteSize,
+    /// The name that keys begin with
+    #[arg(long, default_value = "features")]
+    name: String,
+    /// The folder that refs go through; next to the store if not given
+    #[arg(long)]
+    refs: Option<PathBuf>,
+    /// A file with the secret that authenticates refs
+    #[arg(long, env = "TERRACE_FEATURES_SECRET_FILE")]
+    secret_file: Option<PathBuf>,
+    /// How long a turn with the store lasts
+    #[arg(long, default_value = "200ms", value_parser = humantime::parse_duration)]
+    turn: Duration,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+type Failure = Box<dyn Error>;
+
+fn place(text: &str) -> Result<PathBuf, String> {
+    match text.split_once(':') {
+        Some(("disk", path)) if !path.is_empty() => Ok(path.into()),
+        _ => Err("a store is disk:FOLDER".to_owned()),
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_time().build()?;
+    runtime.block_on(async {
+        match &arguments.command {
+            Command::Produce {
+                common,
+                owner,
+                samples,
+                prefix,
+                tensors,
+                max_resident,
+                max_hold,
+                retain,
+            } => {
+                let config = FeatureConfig {
+                    owner: Some(*owner),
+                    max_resident_bytes: max_resident.as_u64(),
+                    // Nobody else can consume while this process has its turn.
+                    when_full: WhenFull::Refuse,
+                    max_hold_ms: Some(max_hold.as_millis() as u64),
+                    retain_on_release: *retain,
+                    durable: true,
+                    ..common.config()?
+                };
+                let work = Production { prefix, tensors: *tensors, samples: *samples, next: 0 };
+                produce(common, config, work).await
+            }
+            Command::Consume { common, samples, patience } => {
+                consume(common, samples.unwrap_or(u64::MAX), *patience).await
+            }
+            Command::Gc { common, owner, max_hold } => gc(common, *owner, *max_hold).await,
+        }
+    })
+}
+
+/// One turn with the store.
+struct Turn {
+    store: Arc<DiskStore>,
+    features: FeatureStore,
+    arena: Arena,
+    _registration: Registration,
+    ends: Instant,
+}
+
+impl Common {
+    fn config(&self) -> Result<FeatureConfig, Failure> {
+        let secret = match &self.secret_file {
+            Some(path) => {
+                let bytes = std::fs::read(path)
+                    .map_err(|error| format!("--secret-file {}: {error}", path.display()))?;
+                Some(Secret::new(bytes.trim_ascii_end()))
+            }
+            None => None,
+        };
+        Ok(FeatureConfig { secret, ..FeatureConfig::consumer(&self.name) })
+    }
+
+    fn tensor_bytes(&self) -> usize {
+        (self.tensor.as_u64() as usize).max(8)
+    }
+
+    fn refs(&self) -> Result<Refs, Failure> {
+        let beside = || self.store.join("refs");
+        Refs::open(&self.refs.clone().unwrap_or_else(beside))
+    }
+
+    /// Waits until nobody else has the store, and opens it.
+    async fn turn(&self, config: &FeatureConfig, pages: u32) -> Result<Turn, Failure> {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let bytes = self.tensor_bytes();
+        let disk = DiskConfig::new(&self.store, self.capacity.as_u64(), bytes.max(4096));
+        let waiting_since = Instant::now();
+        let store = loop {
+            match DiskStore::open(disk.clone()) {
+                Ok(store) => break Arc::new(store),
+                Err(OpenError::InUse { .. }) if waiting_since.elapsed() < PATIENCE => {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let features = FeatureStore::open(store.clone(), config.clone()).await?;
+        let arena = Arena::new(pages, bytes)?;
+        let registration = features.register(&arena)?;
+        Ok(Turn {
+            store,
+            features,
+            arena,
+            _registration: registration,
+            ends: Instant::now() + self.turn,
+        })
+    }
+}
+
+impl Turn {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.ends
+    }
+
+    /// Gives the store to whoever waits for it.
+    async fn end(self) -> Result<(), Failure> {
+        self.store.shutdown().await?;
+        drop(self);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        Ok(())
+    }
+}
+
+/// What is to be produced.
+struct Production<'a> {
+    prefix: &'a str,
+    tensors: u32,
+    samples: u64,
+    next: u64,
+}
+
+async fn produce(
+    common: &Common,
+    config: FeatureConfig,
+    mut work: Production<'_>,
+) -> Result<String, Failure> {
+    let refs = common.refs()?;
+    let mut progress = Progress::new(common.json, "put", Some(work.samples));
+    let mut totals = Totals::default();
+    while work.next < work.samples {
+        let turn = common.turn(&config, work.tensors).await?;
+        while work.next < work.samples && !turn.is_over() {
+            let sample = format!("{}-{}", work.prefix, work.next);
+            match turn.features.put(&sample, tensors(&turn.arena, &sample, work.tensors)).await {
+                Ok(reference) => {
+                    totals.count(reference.bytes());
+                    refs.push(&reference)?;
+                    work.next += 1;
+                    progress.show(&totals);
+                }
+                // Others must consume first.
+                Err(FeatureError::OverBudget { .. }) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        turn.features.gc().await?;
+        totals.features = turn.features.stats();
+        turn.end().await?;
+    }
+    progress.end(&totals)
+}
+
+async fn consume(common: &Common, samples: u64, patience: Duration) -> Result<String, Failure> {
+    let (refs, config) = (common.refs()?, common.config()?);
+    let mut progress = Progress::new(common.json, "consumed", None);
+    let mut totals = Totals::default();
+    let mut last_seen = Instant::now();
+    while totals.samples < samples && last_seen.elapsed() < patience {
+        let waiting = refs.waiting()?;
+        if waiting.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        }
+        last_seen = Instant::now();
+        let tensors_max = waiting.iter().map(|(_, found)| found.tensors().len()).max().unwrap_or(0);
+        let turn = common.turn(&config, tensors_max as u32).await?;
+        for (path, reference) in waiting {
+            if totals.samples >= samples || turn.is_over() {
+                break;
+            }
+            take(&turn, reference, &mut totals).await?;
+            refs.done(&path)?;
+            progress.show(&totals);
+        }
+        turn.features.gc().await?;
+        totals.features = turn.features.stats();
+        turn.end().await?;
+    }
+    progress.end(&totals)
+}
+
+/// Reads a sample, checks every byte, and releases it.
+async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result<(), Failure> {
+    let specs = (0..).zip(reference.tensors());
+    let target = |(page, spec): (u32, &TensorSpec)| {
+        let target = turn.arena.target(page)?;
+        Ok(target.first(spec.bytes().unwrap_or(0).min(turn.arena.page_bytes())))
+    };
+    let targets = specs.map(target).collect::<Result<Vec<_>, Failure>>()?;
+    match turn.features.get_into(&reference, targets).await {
+        Ok(()) => {}
+        Err(FeatureError::Gone { .. }) => {
+            totals.gone += 1;
+            return Ok(());
+        }
+        Err(FeatureError::Forged { .. }) => {
+            totals.forged += 1;
+            return Ok(());
+        }
+        Err(error @ FeatureError::Damaged { .. }) => {
+            eprintln!("terrace: {error}");
+            totals.damaged += 1;
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    }
+    for (page, spec) in (0..).zip(reference.tensors()) {
+        let found = turn.arena.source(page)?;
+        let bytes = spec.bytes().unwrap_or(0);
+        let mut expected = vec![0; bytes];
+        fill(reference.sample(), &spec.name, &mut expected);
+        if found[..bytes] != expected[..] {
+            totals.wrong += 1;
+        }
+    }
+    totals.count(reference.bytes());
+    match turn.features.release(reference).await? {
+        Released::Freed | Released::Lingering | Released::Retained | Released::AlreadyGone => {
+            Ok(())
+        }
+    }
+}
+
+async fn gc(common: &Common, owner: u16, max_hold: Duration) -> Result<String, Failure> {
+    let max_hold_ms = Some(max_hold.as_millis() as u64);
+    let config = FeatureConfig { owner: Some(owner), max_hold_ms, ..common.config()? };
+    let turn = common.turn(&config, 1).await?;
+    let report = turn.features.gc().await?;
+    turn.store.flush().await?;
+    let (features, disk) = (turn.features.stats(), turn.store.stats().disk.unwrap_or_default());
+    turn.end().await?;
+    GcOutcome { report, features, objects: disk.objects, stored_bytes: disk.resident_bytes }
+        .print(common.json)
+}
+
+/// The tensors of a sample, in the first pages of the arena.
+fn tensors(arena: &Arena, sample: &str, count: u32) -> Vec<Tensor> {
+    let tensor = |page: u32| {
+        let spec = TensorSpec::new(format!("layer-{page}"), Dtype::U8, [arena.page_bytes() as u64]);
+        fill(sample, &spec.name, &mut arena.target(page).expect("the last put has ended"));
+        Tensor::new(spec, arena.source(page).expect("nobody writes to it"))
+    };
+    (0..count).map(tensor).collect()
+}
+
+/// Bytes that follow from names, so that any wrong one is noticed.
+fn fill(sample: &str, tensor: &str, bytes: &mut [u8]) {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    for byte in sample.bytes().chain([0]).chain(tensor.bytes()) {
+        state = (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
+    }
+    for word in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        let next = (state ^ (state >> 33)).to_le_bytes();
+        word.copy_from_slice(&next[..word.len()]);
+    }
+}

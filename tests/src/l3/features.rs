@@ -1,0 +1,300 @@
+//! What the feature store promises over every backend, as checks that each of them passes. The names of
+//! the checks, in the order of [`all`], read as the contract.
+
+mod atomicity;
+mod lifetime;
+mod passing_on;
+mod pressure;
+mod together;
+
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use terrace_l3::feature::{
+    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
+};
+use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::mischief::{Asked, MischievousStore, Trick};
+
+/// A store to keep features in.
+pub struct FeatureBackend {
+    /// A handle for each process that uses it: another connection, or the same store again.
+    pub handle: Box<dyn Fn() -> Arc<dyn Store> + Send + Sync>,
+    /// Whatever must outlive the store, such as its directory.
+    pub keep: Box<dyn Any + Send + Sync>,
+}
+
+impl std::fmt::Debug for FeatureBackend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FeatureBackend")
+    }
+}
+
+/// The largest object that the checks store; the backend needs room for a hundred of them.
+pub const OBJECT_BYTES_MAX: usize = 8192;
+
+type Check = fn(Stage) -> Pin<Box<dyn Future<Output = ()> + Send>>;
+
+macro_rules! checks {
+    ($($module:ident { $($check:ident,)* })*) => {
+        const CHECKS: &[(&str, Check)] = &[
+            $($((stringify!($check), |stage| Box::pin($module::$check(stage))),)*)*
+        ];
+    };
+}
+
+checks! {
+    passing_on {
+        a_sample_comes_back_as_it_was_put,
+        every_type_and_shape_travels_on_the_ref,
+        a_ref_is_small_and_can_be_sent,
+        tensors_may_be_read_into_memory_of_the_callers,
+        every_tensor_is_one_object_under_its_key,
+        f39_unregistered_memory_is_refused,
+        what_is_no_sample_is_refused,
+        forged_and_altered_refs_are_refused,
+        a_ref_of_another_store_is_refused,
+    }
+    lifetime {
+        f34_a_released_sample_cannot_be_had_anywhere,
+        f33_a_release_frees_at_once_whatever_the_leases,
+        an_aborted_sample_cannot_be_had_anywhere,
+        a_put_supersedes_the_older_generation_everywhere,
+        another_producer_supersedes_as_well,
+        a_stale_ref_frees_nothing_else,
+        f40_two_puts_never_share_a_name,
+        a_sample_is_consumed_once,
+        a_retained_sample_lasts_for_further_epochs,
+        f35_a_failed_free_is_parked_and_retried,
+        a_store_that_removes_nothing_is_told_by_a_note,
+        a_store_that_cannot_be_told_is_told_by_gc,
+    }
+    pressure {
+        a_budget_that_is_used_up_refuses,
+        a_put_waits_until_somebody_elsewhere_consumes,
+        a_put_does_not_wait_for_ever,
+        what_nobody_releases_is_freed,
+        the_budget_survives_a_restart,
+        the_time_to_hold_survives_a_restart,
+        a_restart_pins_what_is_there,
+        samples_are_bounded_like_bytes,
+    }
+    atomicity {
+        a_put_that_fails_anywhere_leaves_nothing,
+        a_put_that_nobody_waits_for_leaves_nothing,
+        a_producer_that_dies_in_mid_put_leaves_nothing,
+        f12_a_short_tensor_fails_the_whole_sample,
+        a_damaged_tensor_fails_the_whole_sample,
+        a_missing_tensor_fails_the_whole_sample,
+        what_arrives_late_is_freed,
+    }
+    together {
+        producers_of_one_sample_leave_one_generation,
+        producers_and_consumers_pass_on_everything_once,
+        a_thousand_cycles_leave_nothing,
+    }
+}
+
+/// Runs all checks, each on a store of its own, a few at a time.
+///
+/// # Panics
+/// When a check fails or does not end; all that fail are named.
+pub async fn all(make: impl Fn() -> FeatureBackend) {
+    const AT_A_TIME: usize = 4;
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let only = std::env::var("TERRACE_FEATURE_CHECK").unwrap_or_default();
+    let mut checks = CHECKS.iter().filter(|(name, _)| name.contains(&only));
+    let (mut running, mut failed) = (JoinSet::new(), Vec::new());
+    loop {
+        while running.len() < AT_A_TIME
+            && let Some((name, check)) = checks.next()
+        {
+            let checking = check(Stage::new(make()));
+            running.spawn(async move { (name, tokio::spawn(timeout(PATIENCE, checking)).await) });
+        }
+        let Some(ended) = running.join_next().await else { break };
+        match ended.expect("it only waits for the check") {
+            (_, Ok(Ok(()))) => {}
+            (name, Ok(Err(_))) => failed.push(format!("{name} does not end")),
+            (name, Err(panic)) => failed.push(format!("{name}: {panic}")),
+        }
+    }
+    assert!(failed.is_empty(), "{} of {} checks failed: {failed:#?}", failed.len(), CHECKS.len());
+}
+
+/// A backend, and a name that nobody else has in it.
+struct Stage {
+    backend: FeatureBackend,
+    name: String,
+}
+
+impl Stage {
+    fn new(backend: FeatureBackend) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { backend, name: format!("check-{}-{number}", now.as_nanos()) }
+    }
+
+    fn producer_config(&self, owner: u16) -> FeatureConfig {
+        let free = ReleaseConfig { retry_ms: 5, retry_max_ms: 50, ..ReleaseConfig::default() };
+        let poll_ms = 5;
+        FeatureConfig { free, poll_ms, ..FeatureConfig::producer(&self.name, owner) }
+    }
+
+    fn consumer_config(&self) -> FeatureConfig {
+        FeatureConfig { owner: None, ..self.producer_config(0) }
+    }
+
+    async fn open(&self, config: FeatureConfig) -> Process {
+        Process::open((self.backend.handle)(), config).await
+    }
+
+    async fn producer(&self) -> Process {
+        self.open(self.producer_config(0)).await
+    }
+
+    async fn consumer(&self) -> Process {
+        self.open(self.consumer_config()).await
+    }
+
+    /// A process whose store goes wrong on demand.
+    async fn mischievous(&self, config: FeatureConfig) -> (Process, Arc<MischievousStore>) {
+        let store = Arc::new(MischievousStore::new((self.backend.handle)(), |_| Trick::None));
+        (Process::open(store.clone(), config).await, store)
+    }
+}
+
+/// One process that uses the feature store.
+struct Process {
+    features: FeatureStore,
+    store: Arc<dyn Store>,
+}
+
+/// A sample has two tensors of these sizes.
+const SIZES: [(&str, usize); 2] = [("hidden", 6000), ("ids", 800)];
+const SAMPLE_BYTES: u64 = 6800;
+
+impl Process {
+    async fn open(store: Arc<dyn Store>, config: FeatureConfig) -> Self {
+        let features = FeatureStore::open(store.clone(), config).await.expect("it can be opened");
+        Self { features, store }
+    }
+
+    /// Puts a sample whose bytes follow from its name and a number.
+    async fn put_as(&self, sample: &str, salt: u64) -> Result<FeatureRef, FeatureError> {
+        let [(hidden, hidden_bytes), (ids, ids_bytes)] = SIZES;
+        let hidden = TensorSpec::new(hidden, Dtype::Bf16, [30, hidden_bytes as u64 / 60]);
+        let ids = TensorSpec::new(ids, Dtype::I64, [ids_bytes as u64 / 8]);
+        self.put_specs(sample, salt, vec![hidden, ids]).await
+    }
+
+    async fn put_specs(
+        &self,
+        sample: &str,
+        salt: u64,
+        specs: Vec<TensorSpec>,
+    ) -> Result<FeatureRef, FeatureError> {
+        let mut registrations = Vec::new();
+        let tensors = specs.into_iter().map(|spec| {
+            let bytes = spec.bytes().expect("a size");
+            let arena = Arena::new(1, bytes.max(1)).expect("there is memory");
+            registrations.push(self.features.register(&arena).expect("a new arena"));
+            fill(sample, &spec.name, salt, &mut arena.target(0).expect("new").first(bytes));
+            Tensor::new(spec, arena.source(0).expect("new").first(bytes))
+        });
+        let tensors = tensors.collect();
+        self.features.put(sample, tensors).await
+    }
+
+    async fn put(&self, sample: &str) -> FeatureRef {
+        self.put_as(sample, 0).await.unwrap_or_else(|error| panic!("{sample}: {error}"))
+    }
+
+    /// Reads a sample and checks every byte.
+    async fn read(&self, reference: &FeatureRef, salt: u64) -> Result<(), FeatureError> {
+        let tensors = self.features.get(reference).await?;
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        assert_eq!(specs, reference.tensors());
+        for tensor in &tensors {
+            let mut expected = vec![0; tensor.len()];
+            fill(reference.sample(), &tensor.spec.name, salt, &mut expected);
+            assert!(expected == tensor[..], "{reference:?} has wrong bytes");
+        }
+        Ok(())
+    }
+
+    async fn is_gone(&self, reference: &FeatureRef) -> bool {
+        match self.features.get(reference).await {
+            Err(FeatureError::Gone { .. }) => true,
+            Ok(_) => false,
+            Err(error) => panic!("neither there nor gone: {error}"),
+        }
+    }
+
+    async fn release(&self, reference: &FeatureRef) -> Result<Released, FeatureError> {
+        self.features.release(reference.clone()).await
+    }
+
+    /// How many of the sample's objects are in the store.
+    async fn objects_left(&self, reference: &FeatureRef) -> usize {
+        let ids: Vec<_> = self.features.objects(reference).into_iter().map(|(_, id)| id).collect();
+        let found = self.store.exists(&ids, ExistsOptions::default()).await;
+        found.into_iter().filter(|found| found.as_ref().expect("it answers").is_present()).count()
+    }
+
+    /// Collects garbage until nothing of this producer is left in the store.
+    async fn settles(&self) {
+        let patience = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            let _ = self.features.gc().await;
+            let stats = self.features.stats();
+            if (stats.resident_bytes, stats.live, stats.parked, stats.putting) == (0, 0, 0, 0) {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < patience, "something is left: {stats:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Whether nothing at all is in the store, where it can tell.
+    async fn assert_empty(&self) {
+        self.store.flush().await.expect("a sound store flushes");
+        let stats = self.store.stats();
+        for tier in stats.memory.into_iter().chain(stats.disk) {
+            assert_eq!((tier.objects, tier.hard_pinned), (0, 0), "{tier:#?}");
+        }
+    }
+}
+
+/// Bytes that follow from names and a number, so that any wrong one is noticed.
+fn fill(sample: &str, tensor: &str, salt: u64, bytes: &mut [u8]) {
+    let mut state = salt ^ 0x9E37_79B9_7F4A_7C15;
+    for byte in sample.bytes().chain([0]).chain(tensor.bytes()) {
+        state = (state ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3).rotate_left(23);
+    }
+    for word in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        let next = (state ^ (state >> 33)).to_le_bytes();
+        word.copy_from_slice(&next[..word.len()]);
+    }
+}
+
+/// Refuses some calls.
+fn refuse(calls: &'static [Asked]) -> impl FnMut(Asked) -> Trick + Send + 'static {
+    move |asked| if calls.contains(&asked) { Trick::Refuse } else { Trick::None }
+}
+
+/// Removes one object behind the feature store's back.
+async fn steal(process: &Process, reference: &FeatureRef, tensor: usize) {
+    let (_, id) = process.features.objects(reference).swap_remove(tensor);
+    let _ = process.store.unpin(&[id], terrace_l3::Pin::Hard).await;
+    process.store.remove(&[id], Removal::Forced).await.remove(0).expect("it is there");
+}

@@ -1,0 +1,86 @@
+//! The feature store keeps its promises over every backend.
+
+use std::sync::Arc;
+
+use terrace_l3::disk::IoEngine;
+use terrace_l3::{
+    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, PromotionConfig, Store,
+    TieredConfig, TieredStore,
+};
+use terrace_tests::l3::features::{FeatureBackend, OBJECT_BYTES_MAX, all};
+
+const OBJECTS: u64 = 512;
+
+fn backend(store: impl Store + 'static, keep: impl std::any::Any + Send + Sync) -> FeatureBackend {
+    let store: Arc<dyn Store> = Arc::new(store);
+    FeatureBackend { handle: Box::new(move || store.clone()), keep: Box::new(keep) }
+}
+
+fn memory_store() -> MemoryStore {
+    let bytes = OBJECTS * OBJECT_BYTES_MAX as u64;
+    let config =
+        MemoryConfig { lease_ttl_ms: 300_000, ..MemoryConfig::new(bytes, OBJECT_BYTES_MAX) };
+    MemoryStore::new(config).unwrap()
+}
+
+fn disk_store(io: IoEngine) -> (DiskStore, tempfile::TempDir) {
+    let directory = tempfile::tempdir().unwrap();
+    let bytes = OBJECTS * (OBJECT_BYTES_MAX as u64 + 4096);
+    let config = DiskConfig {
+        io,
+        depth: 8,
+        commit_interval_ms: 5,
+        lease_ttl_ms: 300_000,
+        grow_bytes: bytes,
+        ..DiskConfig::new(directory.path(), bytes, OBJECT_BYTES_MAX)
+    };
+    (DiskStore::open(config).unwrap(), directory)
+}
+
+fn disk(io: IoEngine) -> FeatureBackend {
+    let (store, directory) = disk_store(io);
+    backend(store, directory)
+}
+
+fn tiered() -> FeatureBackend {
+    let (disk, directory) = disk_store(IoEngine::Auto);
+    let promotion = PromotionConfig::default();
+    let tiers = TieredStore::new(memory_store(), disk, TieredConfig { promotion }).unwrap();
+    backend(tiers, directory)
+}
+
+fn guarded() -> FeatureBackend {
+    let config = GuardConfig {
+        exists_timeout_ms: 20_000,
+        get_timeout_ms: 20_000,
+        control_timeout_ms: 20_000,
+        negative_ttl_ms: 0,
+        ..GuardConfig::default()
+    };
+    backend(Guarded::new(Arc::new(memory_store()), config), ())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_in_memory() {
+    all(|| backend(memory_store(), ())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_on_disk_with_io_uring() {
+    all(|| disk(IoEngine::Uring)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_on_disk_with_threads() {
+    all(|| disk(IoEngine::Threads)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_in_tiers() {
+    all(tiered).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_in_a_guarded_store() {
+    all(guarded).await;
+}

@@ -283,8 +283,10 @@ impl Store for MooncakeStore {
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
+            let arenas = puts.iter().map(|put| put.source.arena_id());
+            let buffers = self.shared.connection.buffers(arenas);
             self.ask(puts.len(), move |shared, worker, client| {
-                shared.put(worker, client, puts, options)
+                shared.put(worker, client, puts, &buffers, options)
             })
             .await
         })
@@ -292,8 +294,12 @@ impl Store for MooncakeStore {
 
     fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
-            self.ask(gets.len(), move |shared, worker, client| shared.get(worker, client, gets))
-                .await
+            let arenas = gets.iter().map(|get| get.target.arena_id());
+            let buffers = self.shared.connection.buffers(arenas);
+            self.ask(gets.len(), move |shared, worker, client| {
+                shared.get(worker, client, gets, &buffers)
+            })
+            .await
         })
     }
 

@@ -151,7 +151,9 @@ fn mooncake_may_lose_its_master_and_all_that_it_knew() {
     cluster.start_master();
     hits_come_back(&server);
     is_told(&server, "L3 is well again");
-    assert!(figure(&server, "terrace_mooncake_put_total{outcome=\"master-gone\"}") > 0.0);
+    let of = |call: &str| format!("terrace_mooncake_{call}_total{{outcome=\"master-gone\"}}");
+    let gone: f64 = ["put", "get", "exists"].iter().map(|call| figure(&server, &of(call))).sum();
+    assert!(gone + figure(&server, "terrace_l3_timed_out_total") > 0.0, "it is counted");
 }
 
 #[test]

@@ -41,6 +41,9 @@ pub(crate) struct Buffer {
     known_to: Mutex<Option<Arc<Client>>>,
 }
 
+/// For each object of a batch the arena that it uses, or that it may not.
+pub(crate) type Buffers = Vec<Result<Arc<Buffer>, StoreError>>;
+
 impl Buffer {
     fn make_known(&self, client: &Arc<Client>) -> Result<(), StoreError> {
         match client.register(&self.arena) {
@@ -130,6 +133,12 @@ impl Connection {
     pub(crate) fn buffer(&self, arena: u64) -> Result<Arc<Buffer>, StoreError> {
         let state = self.shared.state.lock();
         state.arenas.get(&arena).cloned().ok_or(StoreError::NotRegistered { arena })
+    }
+
+    /// The arenas of a batch. Looked up when a call is made: a registration that ends afterwards does
+    /// not end the call.
+    pub(crate) fn buffers(&self, arenas: impl Iterator<Item = u64>) -> Buffers {
+        arenas.map(|arena| self.buffer(arena)).collect()
     }
 
     pub(crate) fn arenas(&self) -> usize {

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
-use std::sync::Arc;
 
 use super::codes::{Call, Outcome};
-use super::connection::Buffer;
+use super::connection::Buffers;
 use super::library::{Client, Writable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
@@ -20,7 +19,6 @@ struct Reading {
     get: Get,
     /// Its slot, if this client has put it.
     slot: Option<Slot>,
-    _buffer: Arc<Buffer>,
 }
 
 impl Shared {
@@ -29,12 +27,13 @@ impl Shared {
         worker: &mut Worker,
         client: &Client,
         gets: Vec<Get>,
+        buffers: &Buffers,
     ) -> Results<Served> {
         let lengths: Vec<usize> = gets.iter().map(|get| get.target.len()).collect();
         let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
         let mut batch = Vec::with_capacity(gets.len());
-        for (place, get) in gets.into_iter().enumerate() {
-            match self.begin(place, get) {
+        for ((place, get), buffer) in gets.into_iter().enumerate().zip(buffers) {
+            match buffer.clone().and_then(|_| self.begin(place, get)) {
                 Ok(reading) => batch.push(reading),
                 Err(error) => results[place] = Err(error),
             }
@@ -53,7 +52,6 @@ impl Shared {
     }
 
     fn begin(&self, place: usize, get: Get) -> Result<Reading, StoreError> {
-        let buffer = self.connection.buffer(get.target.arena_id())?;
         let mut state = self.ledger.lock();
         if state.is_leaving(&get.id) {
             return Err(StoreError::Missing);
@@ -66,7 +64,7 @@ impl Shared {
             let (expected, found) = (get.target.len(), length as usize);
             return Err(StoreError::Length { expected, found });
         }
-        Ok(Reading { place, get, slot: found.map(|(slot, _)| slot), _buffer: buffer })
+        Ok(Reading { place, get, slot: found.map(|(slot, _)| slot) })
     }
 
     fn read(

@@ -6,11 +6,10 @@
 //! looked for before and after.
 
 use std::ffi::CString;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::codes::{Call, Outcome};
-use super::connection::Buffer;
+use super::connection::Buffers;
 use super::library::{Client, Protection, Readable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
@@ -24,7 +23,6 @@ struct Writing {
     place: usize,
     put: Put,
     slot: Slot,
-    _buffer: Arc<Buffer>,
 }
 
 /// What came of the wish to put an object.
@@ -41,14 +39,18 @@ impl Shared {
         worker: &mut Worker,
         client: &Client,
         puts: Vec<Put>,
+        buffers: &Buffers,
         options: PutOptions,
     ) -> Results<Stored> {
         let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
         let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); puts.len()];
         let mut batch =
             Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
-        for (place, put) in puts.into_iter().enumerate() {
-            batch.add(worker, place, put, &mut results);
+        for ((place, put), buffer) in puts.into_iter().enumerate().zip(buffers) {
+            match buffer {
+                Ok(_) => batch.add(worker, place, put, &mut results),
+                Err(error) => results[place] = Err(error.clone()),
+            }
         }
         batch.write(worker, &mut results);
         for (place, put) in batch.gone() {
@@ -156,18 +158,11 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     fn add(&mut self, worker: &mut Worker, place: usize, put: Put, results: &mut Results<Stored>) {
-        let buffer = match self.shared.connection.buffer(put.source.arena_id()) {
-            Ok(buffer) => buffer,
-            Err(error) => {
-                results[place] = Err(error);
-                return;
-            }
-        };
         loop {
             let has_slots = !self.round.is_empty();
             match self.shared.claim(self.client, &put, self.options.pin, has_slots) {
                 Ok(Claim::Mine(slot)) => {
-                    self.round.push(Writing { place, put, slot, _buffer: buffer });
+                    self.round.push(Writing { place, put, slot });
                     return;
                 }
                 Ok(Claim::There) => {
@@ -261,7 +256,7 @@ impl Batch<'_> {
             vec![true; keys.len()]
         };
         for ((writing, outcome), is_there) in round.into_iter().zip(outcomes).zip(is_there) {
-            let Writing { place, put, slot, .. } = writing;
+            let Writing { place, put, slot } = writing;
             results[place] = match outcome {
                 Outcome::Done | Outcome::AlreadyThere if is_there => {
                     self.publish(&put.id, slot, self.options.pin == Some(Pin::Hard));
@@ -317,7 +312,7 @@ impl Batch<'_> {
         let present = self.client.exist(&keys);
         let mut rest = Vec::with_capacity(round.len());
         for ((writing, key), present) in round.into_iter().zip(&keys).zip(present) {
-            let Writing { put, slot, place, .. } = &writing;
+            let Writing { put, slot, place } = &writing;
             if present != 1 {
                 rest.push(writing);
             } else if self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {

@@ -96,7 +96,7 @@ impl MooncakeWorkload {
             }
             let began = Instant::now();
             for page in 0..self.batch {
-                std::hint::black_box(Header::new(id(page), &*arena.source(page)?));
+                std::hint::black_box(Header::new(id(page), &arena.source(page)?));
             }
             times.checksum = began.elapsed();
             rounds.push(times);

@@ -163,7 +163,9 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let expected = get.target.len();
         match self.outcomes.count(Call::Get, code) {
-            Outcome::Done if code == (HEADER_BYTES + expected) as i64 => Ok(verify()?),
+            Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
+                verify().map_err(|mismatch| self.look_again(worker, client, key, get, mismatch))
+            }
             // Of another length: it is the object's if its header says so.
             Outcome::Done | Outcome::BadLength => {
                 let size = if code >= 0 { code } else { client.size(key) };
@@ -176,6 +178,8 @@ impl Shared {
                 let found = found.ok_or(StoreError::Corrupt(Mismatch::Length))?;
                 if self.is_sound(worker, client, key, &get.id, found) {
                     Err(StoreError::Length { expected, found })
+                } else if client.size(key) < 0 {
+                    Err(StoreError::Missing)
                 } else {
                     Err(StoreError::Corrupt(Mismatch::Length))
                 }
@@ -192,6 +196,24 @@ impl Shared {
             | Outcome::Leased
             | Outcome::MasterGone
             | Outcome::Other) => Err(super::control::failure("reading an object", other)),
+        }
+    }
+
+    /// What is wrong with an object that does not verify: its value, or it was removed while it was
+    /// read and another has its place. Then it is gone, or there again for the next who asks.
+    fn look_again(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        key: &CStr,
+        get: &Get,
+        mismatch: Mismatch,
+    ) -> StoreError {
+        let is_there = client.size(key) == (HEADER_BYTES + get.target.len()) as i64;
+        if is_there && !self.is_sound(worker, client, key, &get.id, get.target.len()) {
+            StoreError::Corrupt(mismatch)
+        } else {
+            StoreError::Missing
         }
     }
 

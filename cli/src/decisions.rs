@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
     /// What `terrace serve --decision-log` has written; `-` for standard input
     log: PathBuf,
     /// Tell what each plan says
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     steps: bool,
     /// Print JSON
     #[arg(long)]
@@ -37,13 +37,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         }
     })
     .map_err(|error| format!("{name}: {error}"))?;
-    let text = match arguments.json {
-        true => serde_json::to_string_pretty(&checked)?,
-        false => summary(&checked),
-    };
-    match &checked.difference {
-        None => Ok(text),
-        Some(_) => Err(text.into()),
+    if arguments.json {
+        // Also of a difference: the program then ends with an error all the same.
+        writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
+    }
+    match (&checked.difference, arguments.json) {
+        (None, true) => Ok(String::new()),
+        (None, false) => Ok(summary(&checked) + "\n"),
+        (Some(_), true) => Err("a plan is not as it was".into()),
+        (Some(_), false) => Err(summary(&checked).into()),
     }
 }
 

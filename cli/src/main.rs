@@ -10,6 +10,7 @@ mod replay;
 mod serve;
 mod trace;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -55,7 +56,8 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(output) => {
-            print!("{output}");
+            // Whoever reads may have read enough.
+            let _ = std::io::stdout().write_all(output.as_bytes());
             ExitCode::SUCCESS
         }
         Err(error) => {

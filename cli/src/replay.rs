@@ -5,6 +5,8 @@ mod settings;
 mod summary;
 
 use std::error::Error;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -81,8 +83,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     }
     let axes = arguments.sweeps.iter().map(|text| Axis::parse(text));
     let axes = axes.collect::<Result<Vec<_>, _>>()?;
-    // What cannot be configured is refused before a long trace is read.
-    let config = options.config()?;
+    // What cannot be configured or written is refused before a long trace is read.
+    Sweep::check(&options, &axes)?;
+    let mut page = arguments.report.as_deref().map(create).transpose()?;
     let (trace, requests) = arguments.source.read(arguments.settings.seed())?;
     let read = began.elapsed();
     let run = |threads| Run {
@@ -93,16 +96,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         threads,
     };
     if axes.is_empty() {
-        let report = terrace_replay::replay(&requests, &config)?;
+        let report = terrace_replay::replay(&requests, &options.config()?)?;
         let run = run(1);
-        write_page(arguments.report.as_deref(), || html::report_page(&trace, &report))?;
+        if let Some(page) = &mut page {
+            page.write_all(html::report_page(&trace, &report).as_bytes())?;
+        }
         return arguments.output(&report, run, |run| summary::draw(&trace, &report, run));
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = arguments.threads.map_or(cores, usize::from);
     let sweep = sweep(&requests, &options, axes, threads)?;
     let run = run(threads);
-    write_page(arguments.report.as_deref(), || html::sweep_page(&trace, &sweep))?;
+    if let Some(page) = &mut page {
+        page.write_all(html::sweep_page(&trace, &sweep).as_bytes())?;
+    }
     arguments.output(&sweep, run, |run| comparison::draw(&trace, &sweep, run))
 }
 
@@ -155,10 +162,8 @@ fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
     Ok(fit.cost)
 }
 
-fn write_page(file: Option<&Path>, page: impl FnOnce() -> String) -> Result<(), Box<dyn Error>> {
-    let Some(file) = file else { return Ok(()) };
-    let written = std::fs::write(file, page());
-    Ok(written.map_err(|error| format!("{}: {error}", file.display()))?)
+fn create(file: &Path) -> Result<File, String> {
+    File::create(file).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// The most memory that this process has had, where the system tells.

@@ -93,8 +93,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             };
             let trace = synthetic.trace()?;
             if output.as_os_str() == "-" {
-                trace.write(BufWriter::new(io::stdout().lock()))?;
-                return Ok(String::new());
+                return match trace.write(BufWriter::new(io::stdout().lock())) {
+                    // Whoever reads may have read enough.
+                    Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+                    Ok(()) | Err(_) => Ok(String::new()),
+                };
             }
             let named = |error: io::Error| format!("{}: {error}", output.display());
             let file = File::create(output).map_err(named)?;

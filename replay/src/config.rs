@@ -286,6 +286,16 @@ impl Config {
         if let Some((setting, rate)) = rates.iter().find(|(_, rate)| !(0.0..=1.0).contains(rate)) {
             return refuse(setting, rate.to_string(), "use 0 to 1");
         }
+        let pages = u64::from(self.scheduler.cache.device_pages)
+            + u64::from(self.scheduler.cache.host_pages);
+        if u64::from(self.workers) * pages > 1 << 30 {
+            let value = format!("{} of {pages} pages", self.workers);
+            return refuse("workers", value, "use at most 2^30 pages of device and host in all");
+        }
+        if self.store.probe_latency_us > 3_600_000_000 {
+            let value = self.store.probe_latency_us.to_string();
+            return refuse("store.probe_latency_us", value, "use at most an hour");
+        }
         let links = [
             ("links.host_to_device", self.links.host_to_device),
             ("links.device_to_host", self.links.device_to_host),

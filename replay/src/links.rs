@@ -53,8 +53,9 @@ impl Link {
     pub(crate) fn carry_behind(&mut self, now_us: u64, source: Carried, bytes: u64) -> Carried {
         let start_ns = self.free_at_ns.max(source.start_ns);
         let needs_ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
-        let needs_ns = u64::try_from(needs_ns).unwrap_or(u64::MAX / 4);
-        let end_ns = (start_ns + needs_ns).max(source.end_ns);
+        let needs_ns = u64::try_from(needs_ns).unwrap_or(u64::MAX);
+        // A link that is busy for centuries is so for ever.
+        let end_ns = start_ns.saturating_add(needs_ns).max(source.end_ns);
         self.free_at_ns = end_ns;
         self.transfers += 1;
         self.bytes += bytes;

@@ -182,9 +182,18 @@ impl Options {
             config.cost = cost;
         }
         self.size_tiers(&mut config, model.device_tokens(&gpu, gpus))?;
+        if self.chosen(Setting::SpeedUp).and(self.chosen(Setting::Concurrency)).is_some() {
+            let problem =
+                "with concurrency the times of the trace do not count: give one of the two";
+            return Err(self.refusal(Setting::SpeedUp, problem.into()));
+        }
         for (setting, value) in &self.chosen {
             let applied = apply(&mut config, *setting, value);
             applied.map_err(|problem| self.refusal(*setting, problem))?;
+        }
+        if self.chosen(Setting::RunningMax).is_none() {
+            let batch = &mut config.scheduler.batch;
+            batch.running_max = batch.running_max.min(batch.step_tokens_max);
         }
         config.check()?;
         Ok(config)
@@ -202,11 +211,15 @@ impl Options {
             })
         };
         let pages = |setting, tokens: f64, most: f64| {
+            if 0.0 < tokens && tokens < f64::from(page_size) {
+                let problem = format!("less than a page of {page_size} tokens; use 0 for none");
+                return Err(self.refusal(setting, problem.into()));
+            }
             if (0.0..=most).contains(&tokens) {
                 return Ok((tokens / f64::from(page_size)) as u64);
             }
             let gib = most * bytes_per_token as f64 / (1u64 << 30) as f64;
-            Err(self.refusal(setting, format!("use at most {most} tokens ({gib:.0} GiB)").into()))
+            Err(self.refusal(setting, format!("use 0 to {most} tokens ({gib:.0} GiB)").into()))
         };
         let most = (TIER_TOKENS_MAX.min(u64::from(page_size) << 28)) as f64;
         let device = match tier(Setting::Device)?.flatten() {
@@ -310,11 +323,7 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         Setting::Policy => scheduler.cache.eviction = eviction(text)?,
         Setting::WritePolicy => scheduler.cache.write_policy = write_policy(text)?,
         Setting::Order => scheduler.queue.order = order(text)?,
-        Setting::StepTokens => {
-            scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?;
-            let running_max = &mut scheduler.batch.running_max;
-            *running_max = (*running_max).min(scheduler.batch.step_tokens_max);
-        }
+        Setting::StepTokens => scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?,
         Setting::RunningMax => scheduler.batch.running_max = within(text, 1, 65_536)?,
         Setting::WaitingMax => config.waiting_max = within(text, 1, 1 << 24)?,
         Setting::FetchThreshold => {
@@ -334,7 +343,9 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         }
         Setting::Workers => config.workers = within(text, 1, 1024)?,
         Setting::Routing => config.routing = routing(text)?,
-        Setting::SpeedUp => config.arrival = Arrival::Trace { speed_up: number(text)? },
+        Setting::SpeedUp => {
+            config.arrival = Arrival::Trace { speed_up: number(text, 1e-6, 1e9)? };
+        }
         Setting::Concurrency => {
             config.arrival = Arrival::ClosedLoop { concurrency: within(text, 1, 1 << 24)? };
         }
@@ -360,7 +371,7 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
             config.store.probe_latency_us = latency_us;
         }
         Setting::L3Failures => {
-            let rate = number(text)?;
+            let rate = number(text, 0.0, 1.0)?;
             config.store.probe_failure_rate = rate;
             config.store.read_failure_rate = rate;
             config.store.write_failure_rate = rate;
@@ -370,9 +381,9 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
     Ok(())
 }
 
-fn number(text: &str) -> Result<f64, Problem> {
-    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
-    number.ok_or_else(|| "use a number".into())
+fn number(text: &str, least: f64, most: f64) -> Result<f64, Problem> {
+    let number = text.parse::<f64>().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("use a number from {least} to {most}").into())
 }
 
 fn within(text: &str, least: u32, most: u32) -> Result<u32, Problem> {
@@ -420,7 +431,9 @@ fn routing(text: &str) -> Result<Routing, Problem> {
     match text.split_once(':') {
         None if text == "round-robin" => Ok(Routing::RoundRobin),
         None if text == "prefix-aware" => Ok(Routing::PrefixAware { load_weight: 1.0 }),
-        Some(("prefix-aware", weight)) => Ok(Routing::PrefixAware { load_weight: number(weight)? }),
+        Some(("prefix-aware", weight)) => {
+            Ok(Routing::PrefixAware { load_weight: number(weight, 0.0, 1e6)? })
+        }
         Some(_) | None => Err("use round-robin, prefix-aware or prefix-aware:LOAD_WEIGHT".into()),
     }
 }
@@ -504,17 +517,20 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_the_limit() {
-        let cases: [(&[(&str, &str)], &str); 12] = [
+        let cases: [(&[(&str, &str)], &str); 15] = [
             (&[("hots", "1")], "there is no setting \"hots\"; there are model, gpu"),
             (&[("device", "0")], "device 0: a device needs at least one page of 16 tokens"),
             (&[("device", "-5")], "device -5: a device needs"),
-            (&[("host", "1e30")], "host 1e30: use at most 4294967296 tokens (524288 GiB)"),
+            (&[("host", "1e30")], "host 1e30: use 0 to 4294967296 tokens (524288 GiB)"),
             (&[("host", "many")], "host many: write tokens like"),
             (&[("host", "unlimited")], "only L3 can be without limit"),
             (&[("page", "48")], "page-size 48: use a power of two from 1 to 256"),
             (&[("policy", "random")], "use one of lru"),
             (&[("workers", "0")], "use a number from 1 to 1024"),
-            (&[("l3-failures", "7")], "use 0 to 1"),
+            (&[("l3-failures", "7")], "l3-failures 7: use a number from 0 to 1"),
+            (&[("host", "5")], "host 5: less than a page of 16 tokens; use 0 for none"),
+            (&[("speed-up", "2"), ("concurrency", "3")], "give one of the two"),
+            (&[("workers", "1024"), ("host", "4294967296")], "2^30 pages"),
             (
                 &[("model", "llama-3.1-70b"), ("gpu", "l40s"), ("gpus", "1")],
                 "the weights leave no room",

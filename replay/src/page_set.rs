@@ -54,11 +54,14 @@ impl Default for PageSet {
 }
 
 impl PageSet {
-    /// Puts in pages that follow each other. Those at the beginning may be there already; behind the
-    /// first that is not, all are new, since a page is never written before the one that it follows.
+    /// Puts in pages that follow each other. Most often those at the beginning are there already and
+    /// the others are not; after writes that failed, some of these may be.
     pub(crate) fn insert_all(&mut self, digests: &[u64]) {
         let known = self.held(digests, |digest| digest);
         for &digest in &digests[known..] {
+            if self.find(digest).is_some() {
+                continue;
+            }
             let place = self.log.len() as u32;
             self.log.push(digest as u32);
             let bucket = &mut self.buckets[bucket_of(digest)];

@@ -186,6 +186,14 @@ impl Sweep {
         Ok(Self { axes, answer, recommended, points })
     }
 
+    /// Whether all configurations can be: better known before a long trace is read.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    pub fn check(base: &Options, axes: &[Axis]) -> Result<(), SweepError> {
+        grid(base, axes).map(drop)
+    }
+
     /// How many configurations these axes make.
     #[must_use]
     pub fn size(axes: &[Axis]) -> usize {
@@ -242,6 +250,7 @@ pub fn describe(axes: &[Axis], values: &[String]) -> String {
     pairs.collect::<Vec<_>>().join(", ")
 }
 
+/// Every combination of values, with its configuration.
 fn grid(base: &Options, axes: &[Axis]) -> Result<Vec<(Vec<String>, Config)>, SweepError> {
     for (place, axis) in axes.iter().enumerate() {
         if axes[..place].iter().any(|earlier| earlier.setting == axis.setting) {
@@ -272,10 +281,14 @@ fn grid(base: &Options, axes: &[Axis]) -> Result<Vec<(Vec<String>, Config)>, Swe
 fn answer(axes: &[Axis], points: &[SweepPoint]) -> (usize, String) {
     let ttft = |point: &SweepPoint| point.ttft_ms.mean;
     let places = || 0..points.len();
-    let sound = |place: &usize| points[*place].failed == 0;
+    if points.iter().all(|point| point.finished == 0) {
+        let answer =
+            "No configuration could run any of the requests: they are too long for the device.";
+        return (0, answer.to_owned());
+    }
     // Who fails requests is only recommended if all do.
     let fewest = points.iter().map(|point| point.failed).min().unwrap_or(0);
-    let taken = |place: &usize| sound(place) || points[*place].failed == fewest;
+    let taken = |place: &usize| points[*place].failed == fewest;
     let best = places()
         .filter(taken)
         .min_by(|&one, &other| ttft(&points[one]).total_cmp(&ttft(&points[other])));
@@ -317,7 +330,11 @@ fn answer(axes: &[Axis], points: &[SweepPoint]) -> (usize, String) {
     );
     if good().count() == points.len() && points.len() > 1 {
         answer +=
-            " All configurations are within 5 % of each other, so the sizes hardly matter here.";
+            " All configurations are within 5 % of each other, so the choice hardly matters here.";
+    }
+    if point.failed > 0 {
+        let failed = human::whole(point.failed);
+        answer += &format!(" {failed} requests failed or were too long for the device.");
     }
     if point.busy > OVERLOADED {
         answer += " Even so the workers compute all the time and requests wait for them: more workers \

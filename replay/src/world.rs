@@ -8,7 +8,7 @@ use terrace_scheduler::{
 };
 
 use crate::arrivals::Arrivals;
-use crate::config::Config;
+use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::happenings::{Happening, Happenings};
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
@@ -45,9 +45,19 @@ pub fn replay(trace: &Trace, config: &Config) -> Result<Report, ReplayError> {
     if trace.requests().is_empty() {
         return Err(ReplayError::EmptyTrace);
     }
+    if let (Arrival::Trace { speed_up }, Some(last)) = (config.arrival, trace.requests().last())
+        && last.arrival_us as f64 / speed_up > VIRTUAL_US_MAX
+    {
+        let (setting, value) = ("arrival.speed_up", speed_up.to_string());
+        let limits = "the trace would take more than a century: use more";
+        return Err(ReplayError::Setting { setting, value, limits });
+    }
     let ceiling = trace.ceiling(config.scheduler.cache.page_size);
     World::new(trace, &ceiling, config)?.run()
 }
+
+/// A century and more; in nanoseconds it still fits 64 bits, with room for what is late.
+const VIRTUAL_US_MAX: f64 = 4e15;
 
 struct World<'a> {
     trace: &'a Trace,
@@ -258,7 +268,7 @@ impl<'a> World<'a> {
             computed_tokens,
             prompt_tokens_per_s: prompt_tokens as f64 / whole_s,
             output_tokens_per_s: self.tally.output_tokens as f64 / whole_s,
-            reuse: shares(&reuse_tokens, prompt_tokens, self.ceiling.prompt_tokens),
+            reuse: shares(&reuse_tokens, self.ceiling.prompt_tokens),
             reuse_tokens,
             ttft_ms: ttft.distribution_ms(),
             itl_ms: itl.distribution_ms(),
@@ -325,14 +335,16 @@ fn scheduler_config(config: &Config, wants_events: bool) -> SchedulerConfig {
     scheduler
 }
 
-fn shares(tokens: &ReuseTokens, prompt_tokens: u64, traced_tokens: u64) -> Reuse {
+/// Shares of all tokens that the trace asks for, those of refused requests included: what could not be
+/// run was not reused either.
+fn shares(tokens: &ReuseTokens, prompt_tokens: u64) -> Reuse {
     let share = |part: u64| part as f64 / prompt_tokens.max(1) as f64;
     Reuse {
         device: share(tokens.device),
         host: share(tokens.host),
         l3: share(tokens.l3),
         total: share(tokens.total),
-        ceiling: tokens.ceiling as f64 / traced_tokens.max(1) as f64,
+        ceiling: share(tokens.ceiling),
     }
 }
 

@@ -55,6 +55,7 @@ fn run(trace: &Trace, config: &Config) -> Report {
     assert_eq!(report.finished + report.failed + report.refused, report.requests);
     assert_eq!(report.ttft_ms.count, report.finished);
     assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
+    assert!(report.reuse.total <= report.reuse.ceiling);
     // A request's time is that to its first token and the gaps after it, retracted or not.
     let whole = |of: &Distribution| of.mean * of.count as f64;
     let parts = whole(&report.ttft_ms) + whole(&report.itl_ms);
@@ -294,5 +295,52 @@ proptest! {
         config.seed = seed;
         let report = run(&trace, &config);
         prop_assert_eq!(report.failed, 0);
+    }
+}
+
+#[test]
+fn shares_count_refused_requests_on_both_sides() {
+    let mut builder = TraceBuilder::new(BLOCK_TOKENS).unwrap();
+    for number in 0..20 {
+        builder.push(number * 1_000_000, BLOCK_TOKENS, 5, &[1]).unwrap();
+    }
+    for number in 0..20 {
+        let blocks: Vec<u64> = (0..50).map(|block| 100 + number * 50 + block).collect();
+        builder.push(30_000_000 + number, 50 * BLOCK_TOKENS, 5, &blocks).unwrap();
+    }
+    let report = run(&builder.finish(), &small(128, 0));
+    assert_eq!((report.finished, report.refused), (20, 20));
+    assert!(report.reuse_tokens.total > 0);
+}
+
+#[test]
+fn a_trace_that_would_take_centuries_is_refused() {
+    let mut builder = TraceBuilder::new(BLOCK_TOKENS).unwrap();
+    for day in [0, 20_000_000_000_000, 21_000_000_000_000] {
+        builder.push(day, BLOCK_TOKENS, 3, &[7]).unwrap();
+    }
+    let mut config = small(128, 0);
+    config.arrival = Arrival::Trace { speed_up: 0.001 };
+    let refused = replay(&builder.finish(), &config).unwrap_err();
+    assert!(
+        matches!(refused, ReplayError::Setting { setting: "arrival.speed_up", .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_store_counts_a_page_once_however_its_writes_failed() {
+    for seed in 0..20 {
+        let trace = conversations(seed, 60, 20_000);
+        let mut config = small(400, 600);
+        config.workers = 2;
+        config.seed = seed;
+        config.store.write_failure_rate = 0.3;
+        config.store.read.latency_us = 10_000_000;
+        config.store.write.latency_us = 10_000_000;
+        let pages = |config: &Config| run(&trace, config).store.map(|store| store.pages_peak);
+        let unlimited = pages(&config);
+        config.store.pages_max = Some(u64::from(u32::MAX / 2));
+        assert_eq!(unlimited, pages(&config), "seed {seed}");
     }
 }

@@ -1,6 +1,6 @@
 //! What a sweep found, as a table for a terminal.
 
-use terrace_replay::human::{count, milliseconds, percent};
+use terrace_replay::human::{count, milliseconds, percent, whole};
 use terrace_replay::{Sweep, SweepPoint};
 
 use super::Run;
@@ -12,6 +12,10 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
     let figures =
         ["reused", "device", "host", "L3", "TTFT mean", "p50", "p99", "ITL mean", "tokens/s"];
     names.extend(figures.map(str::to_owned));
+    let some_failed = sweep.points.iter().any(|point| point.failed > 0);
+    if some_failed {
+        names.push("failed".to_owned());
+    }
     let row = |point: &SweepPoint| {
         let reuse = [point.reuse.total, point.reuse.device, point.reuse.host, point.reuse.l3];
         let times = [point.ttft_ms.mean, point.ttft_ms.p50, point.ttft_ms.p99, point.itl_ms.mean];
@@ -19,6 +23,9 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         row.extend(reuse.map(percent));
         row.extend(times.map(milliseconds));
         row.push(count(point.output_tokens_per_s));
+        if some_failed {
+            row.push(whole(point.failed));
+        }
         row
     };
     let rows: Vec<Vec<String>> = sweep.points.iter().map(row).collect();

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use terrace_replay::human::{bytes, count, milliseconds, percent, seconds, whole};
-use terrace_replay::{Config, Distribution, Report};
+use terrace_replay::{Arrival, Config, Distribution, Report};
 
 use super::Run;
 
@@ -53,7 +53,9 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         count(report.prompt_tokens_per_s),
         percent(busy / report.workers.len().max(1) as f64)
     );
-    if busy / report.workers.len().max(1) as f64 > 0.98 {
+    let comes_on_its_own = matches!(report.config.arrival, Arrival::Trace { .. });
+    let waits = report.queue_ms.p50 > report.itl_ms.p50;
+    if comes_on_its_own && waits && busy / report.workers.len().max(1) as f64 > 0.98 {
         text +=
             "               requests come faster than they are served: they wait for the workers\n";
     }

@@ -95,6 +95,26 @@ fn the_log_of_a_killed_server_is_good_up_to_its_last_line() {
 }
 
 #[test]
+fn what_is_no_decision_log_is_not_called_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    for (text, problem) in [
+        ("", "no scheduler has begun"),
+        ("{\"at\":0,\"planned\":{}}\n", "no scheduler has begun"),
+        ("{\"at\":0,\"began\":{}}\n{\"at\":0,\"began\":{}}\n", "line 2: another scheduler begins"),
+        ("{\"timestamp\":0}\n", "is this a decision log?"),
+    ] {
+        fs::write(&log, text).unwrap();
+        let refused = run(&["decisions"], &log);
+        assert!(
+            !refused.status.success() && told(&refused).contains(problem),
+            "{}",
+            told(&refused)
+        );
+    }
+}
+
+#[test]
 fn a_recording_is_not_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("traffic.jsonl");

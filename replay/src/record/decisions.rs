@@ -1,7 +1,7 @@
 //! The decision log: every call of a live scheduler, and how to do it again and compare.
 
 use std::fmt;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,8 @@ use terrace_scheduler::{
 
 use super::lines::Lines;
 
+/// Longer lines are no calls.
+const LINE_BYTES_MAX: u64 = 1 << 30;
 /// How many values of a plan that differ are named.
 const NAMED_MAX: usize = 16;
 
@@ -161,6 +163,12 @@ pub enum DecisionError {
         /// From 1.
         line: u64,
     },
+    /// Another scheduler begins in the middle of the log.
+    #[error("line {line}: another scheduler begins; a log is about one, so split it here")]
+    BegunTwice {
+        /// From 1.
+        line: u64,
+    },
     /// The scheduler refuses what it took then.
     #[error("line {line}: what was taken then is refused now: {refusal}")]
     Refused {
@@ -202,11 +210,12 @@ pub fn check_decisions(
     let (mut scheduler, mut plan, mut bytes) = (None, Plan::default(), Vec::new());
     for line in 1.. {
         bytes.clear();
-        log.read_until(b'\n', &mut bytes).map_err(|error| DecisionError::Input { line, error })?;
+        let read = (&mut log).take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes);
+        read.map_err(|error| DecisionError::Input { line, error })?;
         if bytes.is_empty() {
             break;
         }
-        if bytes.last() != Some(&b'\n') {
+        if bytes.last() != Some(&b'\n') && (bytes.len() as u64) < LINE_BYTES_MAX {
             checked.ends_within_a_line = true;
             break;
         }
@@ -215,6 +224,9 @@ pub fn check_decisions(
         checked.calls += 1;
         let refused = |refusal| DecisionError::Refused { line, refusal };
         if let Call::Began(config) = call {
+            if scheduler.is_some() {
+                return Err(DecisionError::BegunTwice { line });
+            }
             scheduler = Some(Scheduler::new(*config).map_err(|error| refused(error.into()))?);
             continue;
         }
@@ -236,7 +248,10 @@ pub fn check_decisions(
             break;
         }
     }
-    Ok(checked)
+    match scheduler {
+        Some(_) => Ok(checked),
+        None => Err(DecisionError::NotBegun { line: 1 }),
+    }
 }
 
 fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> {

@@ -3,12 +3,14 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Lines that may wait for a slow disk.
-const WAITING_MAX: usize = 4096;
+/// Bytes that may wait for a slow disk.
+const WAITING_BYTES_MAX: usize = 64 << 20;
 /// What was noted is in the file after so long, or earlier.
 const FLUSHED_AFTER: Duration = Duration::from_millis(200);
 /// How long the end waits for what still has to be written.
@@ -17,7 +19,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// A file to which lines are added.
 pub(super) struct Lines {
     path: PathBuf,
-    waiting: Option<SyncSender<Vec<u8>>>,
+    waiting: Option<Sender<Vec<u8>>>,
+    waiting_bytes: Arc<AtomicUsize>,
     written: Receiver<()>,
 }
 
@@ -25,17 +28,18 @@ impl Lines {
     /// Makes a new file; one that is there already is not overwritten.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let file = File::create_new(path)?;
-        let (waiting, lines) = sync_channel(WAITING_MAX);
+        let (waiting, lines) = channel();
         let (done, written) = channel();
-        let name = path.to_owned();
+        let (name, waiting_bytes) = (path.to_owned(), Arc::<AtomicUsize>::default());
+        let unwritten = waiting_bytes.clone();
         thread::Builder::new().name("terrace-record".to_owned()).spawn(move || {
-            if let Err(error) = write(file, &lines) {
+            if let Err(error) = write(file, &lines, &unwritten) {
                 tracing::error!("{}: {error}; nothing more is recorded", name.display());
             }
             // Whoever waited has gone if nobody hears it.
             let _ = done.send(());
         })?;
-        Ok(Self { path: path.to_owned(), waiting: Some(waiting), written })
+        Ok(Self { path: path.to_owned(), waiting: Some(waiting), waiting_bytes, written })
     }
 
     /// Adds a line, unless the disk does not keep up: then the recording ends with a word about it,
@@ -44,11 +48,13 @@ impl Lines {
         let Some(waiting) = &self.waiting else { return };
         let mut bytes = serde_json::to_vec(line).expect("what is recorded can be written as JSON");
         bytes.push(b'\n');
-        if waiting.try_send(bytes).is_err() {
-            tracing::error!(
-                "{}: writing is too slow; nothing more is recorded",
-                self.path.display()
-            );
+        let before = self.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
+        if before > WAITING_BYTES_MAX {
+            let path = self.path.display();
+            tracing::error!("{path}: writing is too slow; nothing more is recorded");
+            self.waiting = None;
+        } else if waiting.send(bytes).is_err() {
+            // The other side has said why it is gone.
             self.waiting = None;
         }
     }
@@ -62,13 +68,21 @@ impl Drop for Lines {
     }
 }
 
-fn write(file: File, lines: &Receiver<Vec<u8>>) -> io::Result<()> {
+fn write(file: File, lines: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) -> io::Result<()> {
     let mut file = BufWriter::new(file);
+    let mut flush_at = Instant::now() + FLUSHED_AFTER;
     loop {
-        match lines.recv_timeout(FLUSHED_AFTER) {
-            Ok(line) => file.write_all(&line)?,
-            Err(RecvTimeoutError::Timeout) => file.flush()?,
+        match lines.recv_timeout(flush_at.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                file.write_all(&line)?;
+                unwritten.fetch_sub(line.len(), Ordering::Relaxed);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return file.flush(),
+        }
+        if flush_at <= Instant::now() {
+            file.flush()?;
+            flush_at = Instant::now() + FLUSHED_AFTER;
         }
     }
 }

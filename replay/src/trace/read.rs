@@ -13,7 +13,7 @@ use super::{Trace, TraceBuilder};
 /// What a block has where neither the line nor anybody else says it, as in Mooncake's traces.
 const BLOCK_TOKENS: u32 = 512;
 
-/// Longer lines are not looked at: a prompt of [`TOKENS_MAX`](super::TOKENS_MAX) tokens has fewer.
+/// Longer lines are not looked at.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// How many of the lines that were skipped are named.
@@ -91,6 +91,9 @@ pub enum TraceError {
     /// A line that is not understood.
     #[error("{0}; --bad-lines skip leaves such lines out")]
     Line(BadLine),
+    /// No line was understood; this is the first.
+    #[error("{0}; no other line is understood either")]
+    NothingLeft(BadLine),
     /// Nothing that could be replayed.
     #[error(
         "{file}: no requests; each line is a JSON object with timestamp, input_length, \
@@ -211,7 +214,7 @@ impl Reader {
             let problem = match read {
                 Ok(0) => return Ok(()),
                 Ok(_) if bytes.trim_ascii().is_empty() => continue,
-                Ok(read) if read as u64 == LINE_BYTES_MAX => {
+                Ok(read) if read as u64 == LINE_BYTES_MAX && bytes.last() != Some(&b'\n') => {
                     skip_line(&mut input)
                         .map_err(|source| TraceError::Input { file: name.to_owned(), source })?;
                     format!("more than {} MiB; is this a trace?", LINE_BYTES_MAX >> 20)
@@ -234,14 +237,15 @@ impl Reader {
     fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         let line: Line = serde_json::from_slice(bytes).map_err(|error| problem(bytes, &error))?;
         let block_tokens = line.block_size.unwrap_or(self.block_tokens);
-        if !(0.0..=9e15).contains(&line.timestamp) {
-            return Err(format!("a timestamp of {} ms; use 0 to 9e15", line.timestamp));
+        if !(0.0..=4e12).contains(&line.timestamp) {
+            return Err(format!("a timestamp of {} ms; use 0 to 4e12", line.timestamp));
         }
         let arrival_us = (line.timestamp * 1000.0).round() as u64;
         let tokens = |length: u64| u32::try_from(length).unwrap_or(u32::MAX);
+        // The first line that is understood binds the others.
         let builder = match &mut self.builder {
-            Some(builder) => builder,
-            None => self.builder.insert(TraceBuilder::new(block_tokens)?),
+            Some(builder) if !builder.is_empty() => builder,
+            empty => empty.insert(TraceBuilder::new(block_tokens)?),
         };
         if builder.block_tokens() != block_tokens {
             return Err(format!(
@@ -271,7 +275,7 @@ impl Reader {
         let builder = self.builder.filter(|builder| !builder.is_empty());
         let Some(builder) = builder else {
             return Err(match self.skipped.into_iter().next() {
-                Some(first) => TraceError::Line(first),
+                Some(first) => TraceError::NothingLeft(first),
                 None => TraceError::Empty { file: name.to_owned() },
             });
         };
@@ -348,7 +352,7 @@ mod tests {
             (b"{\"timestamp\": 1, \"input_length\": 4}".to_vec(), "missing field `output_length`"),
             (line("1", "-4", "1", "[1]").into(), "invalid value: integer `-4`"),
             (line("-1", "4", "1", "[1]").into(), "timestamp of -1 ms"),
-            (line("1e300", "4", "1", "[1]").into(), "use 0 to 9e15"),
+            (line("1e300", "4", "1", "[1]").into(), "use 0 to 4e12"),
             (line("1", "99999999999999", "1", "[1]").into(), "at most 16777216"),
             (line("1", "4", "99999999", "[1]").into(), "an answer of 99999999 tokens"),
             (line("1", "0", "1", "[]").into(), "without tokens"),
@@ -438,5 +442,16 @@ mod tests {
         assert!(refused.contains("c.jsonl, line 1: "), "{refused}");
         let absent = Trace::read(&folder.path().join("absent"), &options).unwrap_err();
         assert!(absent.to_string().contains("absent: No such file"), "{absent}");
+    }
+
+    #[test]
+    fn a_bad_first_line_binds_nobody() {
+        let bad =
+            r#"{"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1],"block_size":7}"#;
+        let reading = read(format!("{bad}\n{GOOD}\n{GOOD}\n"), BadLines::Skip).unwrap();
+        assert_eq!((reading.trace.requests().len(), reading.skipped_lines), (2, 1));
+        assert_eq!(reading.trace.block_tokens(), 512);
+        let nothing = read(format!("{bad}\n{bad}\n"), BadLines::Skip).unwrap_err().to_string();
+        assert!(nothing.contains("line 1") && !nothing.contains("--bad-lines"), "{nothing}");
     }
 }

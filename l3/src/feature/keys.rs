@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(keys.tensor_key("a/b", 3, "hidden"), "run-7/a/b/g3/hidden");
         let id = keys.tensor("a/b", 3, "hidden");
         assert_eq!(id.namespace.to_string(), "b3a8b4dbb8fc2b49876501963bd7613f");
-        assert_eq!(id.key.to_string(), "@KEY@");
+        assert_eq!(id.key.to_string(), "aea92a2295eda5f1307e10088aff295b");
         assert_eq!(id.generation, 0);
     }
 

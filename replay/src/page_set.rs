@@ -54,12 +54,13 @@ impl Default for PageSet {
 }
 
 impl PageSet {
-    /// Puts in pages that follow each other. Most often those at the beginning are there already and
-    /// the others are not; after writes that failed, some of these may be.
-    pub(crate) fn insert_all(&mut self, digests: &[u64]) {
+    /// Puts in pages that follow each other. Those at the beginning may be there already; behind the
+    /// first that is not, all are new, since a page is written after the one that it follows: unless
+    /// writes fail, so that there may be gaps, and each page is looked for.
+    pub(crate) fn insert_all(&mut self, digests: &[u64], may_have_gaps: bool) {
         let known = self.held(digests, |digest| digest);
         for &digest in &digests[known..] {
-            if self.find(digest).is_some() {
+            if may_have_gaps && self.find(digest).is_some() {
                 continue;
             }
             let place = self.log.len() as u32;
@@ -326,9 +327,9 @@ mod tests {
         let run = |first: u64, pages: u64| (first..first + pages).map(spread).collect::<Vec<_>>();
         let mut set = PageSet::default();
         for first in (0..2_000_000).step_by(1_000) {
-            set.insert_all(&run(first, 700));
+            set.insert_all(&run(first, 700), false);
             // The same once more, and what follows it.
-            set.insert_all(&run(first, 800));
+            set.insert_all(&run(first, 800), false);
         }
         assert_eq!(set.len(), 2_000 * 800);
         for first in (0..2_000_000).step_by(77) {
@@ -341,7 +342,7 @@ mod tests {
     fn a_sequence_is_found_in_the_pieces_in_which_it_came() {
         let mut set = PageSet::default();
         for piece in [40..60, 0..10, 10..40] {
-            set.insert_all(&piece.map(spread).collect::<Vec<_>>());
+            set.insert_all(&piece.map(spread).collect::<Vec<_>>(), false);
         }
         let whole: Vec<u64> = (0..80).map(spread).collect();
         assert_eq!(set.held(&whole, |digest| digest), 60);

@@ -85,7 +85,9 @@ impl Store {
     /// A write has ended: its pages are there from now on.
     pub(crate) fn insert(&mut self, digests: &[u64]) {
         match &mut self.pages {
-            Held::Unlimited(set) => set.insert_all(digests),
+            Held::Unlimited(set) => {
+                set.insert_all(digests, self.config.write_failure_rate > 0.0);
+            }
             Held::Limited(lru) => {
                 digests.iter().rev().for_each(|&digest| lru.insert_or_touch(digest));
                 self.used.evicted_pages = lru.evicted();

@@ -219,7 +219,7 @@ impl Cache {
         let mut memory = CacheMemory {
             nodes: tree.nodes.len() - tree.vacant.len(),
             metadata_bytes: tree.by_key.capacity() * (size_of::<(PageKey, u32)>() + 1)
-                + tree.nodes.capacity() * size_of::<Node>()
+                + tree.nodes.len() * size_of::<Node>()
                 + tree.vacant.capacity() * size_of::<u32>()
                 + tree.spare_bytes(),
             ..CacheMemory::default()

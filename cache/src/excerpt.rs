@@ -25,9 +25,10 @@ pub(crate) struct Excerpt {
 }
 
 impl Excerpt {
+    /// Of a prompt that comes in chunks the rest is expected to follow.
     pub(crate) fn new(tokens: RunTokens<'_>) -> Self {
         match tokens.within_prompt() {
-            Some((prompt, start)) if tokens.len() * KEPT_SHARE >= prompt.capacity() => {
+            Some((prompt, start)) if (prompt.len() - start) * KEPT_SHARE >= prompt.capacity() => {
                 Self { all: Some(prompt.clone()), start, len: tokens.len() }
             }
             Some(_) | None => Self::own(tokens.to_vec()),
@@ -133,9 +134,14 @@ impl Excerpt {
         own
     }
 
+    /// Whether it keeps more alive than it should.
+    pub(crate) fn is_wasteful(&self) -> bool {
+        self.len * KEPT_SHARE < self.capacity()
+    }
+
     /// Gives memory back once less than half of it is in use.
     pub(crate) fn trim(&mut self) {
-        if self.len * KEPT_SHARE < self.capacity() {
+        if self.is_wasteful() {
             *self = Self::own(self.to_vec());
         }
     }
@@ -171,6 +177,8 @@ mod tests {
         let large = Excerpt::new(sequence.run(500, 1000).tokens);
         let whole = Excerpt::new(sequence.run(0, 1000).tokens);
         let small = Excerpt::new(sequence.run(990, 1000).tokens);
+        let first_chunk = Excerpt::new(sequence.run(0, 100).tokens);
+        assert!(shares(&first_chunk, &whole) && first_chunk.is_wasteful());
         assert!(shares(&large, &whole) && !shares(&small, &whole));
         assert_eq!((large[0], whole[0], small[0]), (2000, 0, 3960));
         assert_eq!(small.allocation().1, 160);

@@ -64,7 +64,7 @@ pub(crate) struct Node {
     pub(crate) backing_up: bool,
     /// Whether the host copy has proved unsound: it is never read again.
     pub(crate) host_unsound: bool,
-    /// Whether it has lost pages and still has their memory.
+    /// Whether it may have more memory than it needs: for pages that it has lost, or that never came.
     pub(crate) is_untrimmed: bool,
 }
 

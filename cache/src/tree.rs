@@ -109,11 +109,13 @@ impl Tree {
         events: KvEventLog,
     ) -> Self {
         let tier = || TierState { policy: eviction.build(), evictable_pages: 0 };
-        // Small tables grow unnoticed; a large one holds up the request that fills it.
+        // Small tables grow unnoticed; a large one holds up the request that fills it. What is not used
+        // of it is not even mapped.
+        let nodes_expected = pages.min(NODES_EXPECTED);
         let mut by_key = HashedMap::default();
-        by_key.reserve(pages.min(NODES_EXPECTED));
+        by_key.reserve(nodes_expected);
         Self {
-            nodes: Vec::new(),
+            nodes: Vec::with_capacity(nodes_expected),
             vacant: Vec::new(),
             by_key,
             device: tier(),

@@ -57,6 +57,7 @@ impl Tree {
         let Some(mut spare) = spare else {
             node.keys = run.keys.to_vec();
             node.tokens = Excerpt::new(run.tokens);
+            node.is_untrimmed = node.tokens.is_wasteful();
             return;
         };
         spare.keys.extend_from_slice(run.keys);

@@ -116,7 +116,7 @@ fn bad_lines_are_named_and_refused_or_skipped() {
 fn nonsense_is_refused_with_what_would_do() {
     let cases: [(&[&str], &str); 8] = [
         (&["--host", "lots"], "host lots: write tokens like 1000000"),
-        (&["--host", "99999999TiB"], "use at most"),
+        (&["--host", "99999999TiB"], "use 0 to 4294967296 tokens"),
         (&["--page-size", "48"], "use a power of two from 1 to 256"),
         (&["--device-tokens", "0"], "at least one page"),
         (&["--gpu", "abacus"], "use one of a100"),

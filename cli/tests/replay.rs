@@ -120,7 +120,7 @@ fn nonsense_is_refused_with_what_would_do() {
         (&["--page-size", "48"], "use a power of two from 1 to 256"),
         (&["--device-tokens", "0"], "at least one page"),
         (&["--gpu", "abacus"], "use one of a100"),
-        (&["--speed-up", "0"], "speed_up = 0"),
+        (&["--speed-up", "0"], "speed-up 0: use a number from 0.000001"),
         (&["--sweep", "hots=1"], "there is no setting \"hots\""),
         (&["--requests", "0"], "0 requests: use 1 to 1000000"),
     ];

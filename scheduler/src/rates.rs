@@ -11,11 +11,13 @@ struct Mean {
     ns: u64,
     /// How many things took that long, in 1/1024.
     count: u64,
+    /// Whether nothing has been measured yet.
+    is_assumed: bool,
 }
 
 impl Mean {
     fn new(ns_each: u64) -> Self {
-        Self { ns: ns_each, count: 1024 }
+        Self { ns: ns_each, count: 1024, is_assumed: true }
     }
 
     fn each(self) -> u64 {
@@ -23,6 +25,11 @@ impl Mean {
     }
 
     fn observe(&mut self, ns: u64, count: u32) {
+        if std::mem::take(&mut self.is_assumed) {
+            // What was assumed counts as eight samples like the first.
+            self.ns = self.ns.saturating_mul(8 * u64::from(count));
+            self.count = 8 * 1024 * u64::from(count);
+        }
         self.ns = (self.ns / 8 * 7).saturating_add(ns);
         self.count = (self.count / 8 * 7).saturating_add(u64::from(count) * 1024);
     }

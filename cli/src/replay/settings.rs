@@ -56,7 +56,7 @@ flags! {
         gpus: "gpus" "NUMBER" => Gpus;
         /// Workers, each with a device and a host tier of its own; they share L3 [default: 1]
         workers: "workers" "NUMBER" => Workers;
-        /// Which worker a request goes to: round-robin, or prefix-aware[:LOAD_WEIGHT], by KV events
+        /// Which worker a request goes to: round-robin, or by KV events prefix-aware or prefix-aware:LOAD_WEIGHT
         /// [default: round-robin]
         routing: "routing" "RULE" => Routing;
         /// What goes between host and device in a second, each way [default: the GPU's]

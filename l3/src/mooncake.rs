@@ -5,7 +5,7 @@
 //!
 //! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
 //! leases, generations and the order of eviction are kept for the objects that this client has put, in
-//! a [catalogue](ledger) like that of any other store; so is the client's share of the cluster, which it
+//! a catalogue like that of any other store; so is the client's share of the cluster, which it
 //! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
 
 mod codes;

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use terrace_replay::human;
 use terrace_replay::trace::Synthetic;
+use terrace_replay::{human, page_size};
 
 pub(crate) use source::{Kind, Source};
 
@@ -112,9 +112,4 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             Ok(format!("{}: {requests} requests\n", output.display()))
         }
     }
-}
-
-fn page_size(text: &str) -> Result<u32, String> {
-    let size = text.parse().ok().filter(|size: &u32| size.is_power_of_two() && *size <= 256);
-    size.ok_or_else(|| "use a power of two from 1 to 256".to_owned())
 }

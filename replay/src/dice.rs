@@ -1,4 +1,5 @@
-//! A small generator of pseudo-random numbers: the same seed gives the same failures.
+//! A small generator of pseudo-random numbers: the same seed gives the same failures and the same
+//! made-up requests, on every machine.
 
 /// Splitmix64.
 #[derive(Clone, Debug)]
@@ -10,7 +11,7 @@ impl Dice {
         Self(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(1))
     }
 
-    fn word(&mut self) -> u64 {
+    pub(crate) fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
         word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -43,7 +43,7 @@ pub use config::{
 pub use cost::{CostModel, Gpu, Model, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
-pub use options::{OptionError, Options, Setting};
+pub use options::{OptionError, Options, Setting, page_size};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
 };

@@ -200,7 +200,7 @@ impl Options {
     }
 
     fn size_tiers(&self, config: &mut Config, free_tokens: u64) -> Result<(), OptionError> {
-        let page_size = self.parsed(Setting::Page, page_size)?.unwrap_or(16);
+        let page_size = self.parsed(Setting::Page, |text| Ok(page_size(text)?))?.unwrap_or(16);
         let bytes_per_token = config.kv_bytes_per_token;
         let tier = |setting| {
             self.parsed(setting, |text| match size(text)? {
@@ -391,9 +391,13 @@ fn within(text: &str, least: u32, most: u32) -> Result<u32, Problem> {
     number.ok_or_else(|| format!("use a number from {least} to {most}").into())
 }
 
-fn page_size(text: &str) -> Result<u32, Problem> {
+/// Reads the size of a page.
+///
+/// # Errors
+/// What it may be.
+pub fn page_size(text: &str) -> Result<u32, String> {
     let size = text.parse().ok().filter(|size: &u32| size.is_power_of_two() && *size <= 256);
-    size.ok_or_else(|| "use a power of two from 1 to 256".into())
+    size.ok_or_else(|| "use a power of two from 1 to 256".to_owned())
 }
 
 fn named<T: for<'de> Deserialize<'de>>(name: &str, all: &str) -> Result<T, Problem> {

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::cost::{StepCost, StepShape};
 use crate::error::ReplayError;
 use crate::happenings::{Happening, Happenings};
-use crate::links::{Carried, Link};
+use crate::links::Link;
 use crate::report::{LinkName, LinkUse, WorkerUse};
 use crate::router::Router;
 use crate::series::{Gauge, LinkColumn};
@@ -207,9 +207,9 @@ impl Worker {
                     (&mut self.links.device_to_host, LinkColumn::DeviceToHost)
                 }
             };
-            let Carried { start_ns, end_ns } = link.carry(now_us, bytes);
-            around.tally.timeline.carried(column, start_ns, end_ns, bytes);
-            let at_us = Carried { start_ns, end_ns }.arrival_us(link.latency_us());
+            let carried = link.carry(now_us, bytes);
+            around.tally.timeline.carried(column, carried.start_ns, carried.end_ns, bytes);
+            let at_us = carried.arrival_us(link.latency_us());
             self.expect(at_us, copy.op, Outcome::Done, around.happenings);
         }
     }

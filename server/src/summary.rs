@@ -3,6 +3,7 @@
 use std::fmt;
 
 use bytesize::ByteSize;
+use terrace_replay::human::whole;
 
 /// What an engine has to work with.
 #[derive(Clone, Debug)]
@@ -36,7 +37,7 @@ impl fmt::Display for Summary {
         writeln!(
             f,
             "        sequences of up to {} tokens, {kv} of KV a token, on {} threads",
-            grouped(self.tokens_max.into()),
+            whole(self.tokens_max.into()),
             self.threads
         )?;
         writeln!(f, "device  {}", self.device)?;
@@ -53,28 +54,15 @@ impl fmt::Display for Summary {
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let size = self.size.display().iec();
-        write!(f, "{size}, room for {} tokens", grouped(self.tokens))?;
+        write!(f, "{size}, room for {} tokens", whole(self.tokens))?;
         if let Some(place) = &self.place {
             write!(f, ", in {place}")?;
         }
         if self.warm_tokens > 0 {
-            write!(f, ", {} of them warm", grouped(self.warm_tokens))?;
+            write!(f, ", {} of them warm", whole(self.warm_tokens))?;
         }
         Ok(())
     }
-}
-
-/// A number as people read it.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]
@@ -83,7 +71,7 @@ mod tests {
 
     #[test]
     fn numbers_are_grouped_by_thousands() {
-        let text = [0, 999, 1_000, 1_234_567].map(grouped);
+        let text = [0, 999, 1_000, 1_234_567].map(whole);
         assert_eq!(text, ["0", "999", "1,000", "1,234,567"]);
     }
 }

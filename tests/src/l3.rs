@@ -1,6 +1,7 @@
 //! What tests of stores share: objects whose bytes follow from their names, a suite that every backend
 //! passes, stores that fail or wait on command, and a disk that crashes.
 
+mod checks;
 pub mod conformance;
 pub mod faulty;
 pub mod features;

@@ -1,36 +1,21 @@
-//! Pseudo-random numbers that are the same on every machine.
+//! What made-up requests draw, computed without the system's mathematics.
 
-/// Splitmix64, and distributions that are computed without the system's mathematics.
-#[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+use crate::dice::Dice;
 
 impl Dice {
-    /// Seeds are spread, so that neighbours have nothing in common.
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(1))
-    }
-
-    fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ (word >> 31)
-    }
-
     /// Above 0, and at most 1.
     fn unit(&mut self) -> f64 {
         ((self.word() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// A number below `bound`.
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.word() % bound
+    /// A place among `count`.
+    pub(super) fn one_of(&mut self, count: u64) -> u64 {
+        self.word() % count
     }
 
     /// True in so many of a hundred cases.
     pub(super) fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
+        self.one_of(100) < chance
     }
 
     /// Times between events that know nothing of each other.

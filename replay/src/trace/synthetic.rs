@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::dice::Dice;
 use super::{Trace, TraceBuilder};
+use crate::dice::Dice;
 
 /// No prompt grows beyond this.
 const PROMPT_TOKENS_MAX: u32 = 131_072;
@@ -160,7 +160,7 @@ impl Users {
                 Workload::Chat | Workload::Bursts => self.chat(start_us),
                 Workload::Agents => self.agent(start_us),
                 Workload::Documents => self.reader(start_us),
-                Workload::Mix => match self.dice.below(100) {
+                Workload::Mix => match self.dice.one_of(100) {
                     0..60 => self.chat(start_us),
                     60..85 => self.agent(start_us),
                     _ => self.reader(start_us),
@@ -209,7 +209,7 @@ impl Users {
             at_us += self.answer_time_us(output) + seconds(self.dice.skewed(2.0, 1.2));
             next = self.dice.tokens(600, 1.2, 24_000);
             if self.dice.percent(5) {
-                for _ in 0..1 + self.dice.below(3) {
+                for _ in 0..1 + self.dice.one_of(3) {
                     let mut helper = self.branch(&prompt);
                     let task = self.dice.tokens(300, 0.6, 4_000);
                     let output = self.dice.tokens(400, 0.7, 4_000);

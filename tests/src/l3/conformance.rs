@@ -18,9 +18,9 @@ use terrace_l3::{
     Registration, Removal, Results, Served, Source, Store, StoreError, StoreStats, Stored,
     TierStats,
 };
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
+use super::checks;
 use super::objects::{fill, is_right, page};
 
 /// A fresh store, and what a check must know about it.
@@ -110,24 +110,8 @@ checks! {
 pub async fn all(make: impl Fn() -> Backend) {
     const AT_A_TIME: usize = 6;
     const PATIENCE: Duration = Duration::from_secs(60);
-    let mut checks = CHECKS.iter();
-    let mut running = JoinSet::new();
-    let mut failed = Vec::new();
-    loop {
-        while running.len() < AT_A_TIME
-            && let Some((name, check)) = checks.next()
-        {
-            let checking = check(Bench::new(make()));
-            running.spawn(async move { (name, tokio::spawn(timeout(PATIENCE, checking)).await) });
-        }
-        let Some(ended) = running.join_next().await else { break };
-        match ended.expect("it only waits for the check") {
-            (_, Ok(Ok(()))) => {}
-            (name, Ok(Err(_))) => failed.push(format!("{name} does not end")),
-            (name, Err(panic)) => failed.push(format!("{name}: {panic}")),
-        }
-    }
-    assert!(failed.is_empty(), "{} of {} checks failed: {failed:#?}", failed.len(), CHECKS.len());
+    let checks = CHECKS.iter().map(|(name, check)| (*name, check(Bench::new(make()))));
+    checks::run(checks, AT_A_TIME, PATIENCE).await;
 }
 
 /// How many pages a bench's arena has.

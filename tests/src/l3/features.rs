@@ -18,9 +18,8 @@ use terrace_l3::feature::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
 use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
-use tokio::task::JoinSet;
-use tokio::time::timeout;
 
+use super::checks;
 use super::mischief::{Asked, MischievousStore, Trick};
 
 /// A store to keep features in.
@@ -110,23 +109,9 @@ pub async fn all(make: impl Fn() -> FeatureBackend) {
     const AT_A_TIME: usize = 4;
     const PATIENCE: Duration = Duration::from_secs(120);
     let only = std::env::var("TERRACE_FEATURE_CHECK").unwrap_or_default();
-    let mut checks = CHECKS.iter().filter(|(name, _)| name.contains(&only));
-    let (mut running, mut failed) = (JoinSet::new(), Vec::new());
-    loop {
-        while running.len() < AT_A_TIME
-            && let Some((name, check)) = checks.next()
-        {
-            let checking = check(Stage::new(make()));
-            running.spawn(async move { (name, tokio::spawn(timeout(PATIENCE, checking)).await) });
-        }
-        let Some(ended) = running.join_next().await else { break };
-        match ended.expect("it only waits for the check") {
-            (_, Ok(Ok(()))) => {}
-            (name, Ok(Err(_))) => failed.push(format!("{name} does not end")),
-            (name, Err(panic)) => failed.push(format!("{name}: {panic}")),
-        }
-    }
-    assert!(failed.is_empty(), "{} of {} checks failed: {failed:#?}", failed.len(), CHECKS.len());
+    let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&only));
+    let checks = chosen.map(|(name, check)| (*name, check(Stage::new(make()))));
+    checks::run(checks, AT_A_TIME, PATIENCE).await;
 }
 
 /// A backend, and a name that nobody else has in it.

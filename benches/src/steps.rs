@@ -187,7 +187,7 @@ impl Bench {
             let stats = self.scheduler.stats();
             let prefilled = self.plan.step.is_some() && self.plan.prefills.is_empty();
             if stats.waiting == 0 && (prefilled || stats.running == 0) {
-                return wave;
+                break;
             }
             let plan = self.next_plan();
             if !self.plan.prefills.is_empty() {
@@ -196,6 +196,11 @@ impl Bench {
             let results: Vec<StepResult<'_>> = self.producers().collect();
             wave.steps += plan + self.advance(&results);
         }
+        if self.scheduler.stats().running == 0 {
+            // The plan after the last results takes leave of those that ended.
+            wave.steps += self.next_plan();
+        }
+        wave
     }
 
     pub(crate) fn next_plan(&mut self) -> Duration {

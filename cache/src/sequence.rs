@@ -118,9 +118,12 @@ impl Sequence {
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
         let page_size = page_size as usize;
         let pages = tokens.len() / page_size;
-        let mut keys = Vec::with_capacity(pages);
+        // With room for a page more: short answers need no other memory.
+        let mut keys = Vec::with_capacity(pages + 1);
         hash_pages(root, &tokens, page_size, &mut keys);
-        let tail = tokens[pages * page_size..].to_vec();
+        let rest = &tokens[pages * page_size..];
+        let mut tail = Vec::with_capacity(rest.len() + page_size);
+        tail.extend_from_slice(rest);
         Self { root, page_size, prompt: Arc::new(tokens), tail, keys }
     }
 

@@ -205,7 +205,7 @@ async fn is_nobodys_yet(member: &Member, id: ObjectId) {
 /// A put while the first put of the key is on its way: F40.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn a_put_during_the_first_put_does_not_vouch_for_it() {
+async fn f40_a_put_during_the_first_put_does_not_vouch_for_it() {
     let cluster = Cluster::start(Options { nodes: 1, ..Options::default() });
     let config = config(&cluster);
     let (first, second) = (Arc::new(Member::new(&config)), Member::new(&config));
@@ -226,7 +226,7 @@ async fn a_put_during_the_first_put_does_not_vouch_for_it() {
 /// A writer that died has left half a put behind: F40.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn a_put_that_will_never_end_blocks_its_key_for_a_while_only() {
+async fn f40_a_put_that_will_never_end_blocks_its_key_for_a_while_only() {
     let cluster = Cluster::start(Options { nodes: 1, unfinished_s: 3, ..Options::default() });
     let config = config(&cluster);
     let member = Member::new(&config);

@@ -133,6 +133,6 @@ async fn steps_do_not_feel_a_dead_master() {
         dead.longest_us
     );
     // A few microseconds are what a step of the toy varies by on a machine that does other things.
-    assert!(dead_us < 1.1 * alive_us + 100.0, "{alive_us:.0} us became {dead_us:.0} us");
+    assert!(dead_us < 1.1 * alive_us + 50.0, "{alive_us:.0} us became {dead_us:.0} us");
     assert!(dead.longest_us < 1e6, "a step took {:.0} us", dead.longest_us);
 }

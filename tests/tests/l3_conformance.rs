@@ -6,8 +6,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use terrace_l3::disk::IoEngine;
 use terrace_l3::{
-    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, PromotionConfig,
-    ReleaseConfig, Releases, TieredConfig, TieredStore,
+    DiskConfig, DiskStore, MemoryConfig, MemoryStore, PromotionConfig, ReleaseConfig, Releases,
+    TieredConfig, TieredStore,
 };
 use terrace_tests::l3::conformance::{Backend, all};
 
@@ -76,19 +76,6 @@ fn tiered() -> Backend {
     }
 }
 
-/// Deadlines that a slow machine does not reach.
-fn guarded(backend: Backend) -> Backend {
-    const PATIENCE_MS: u64 = 20_000;
-    let config = GuardConfig {
-        exists_timeout_ms: PATIENCE_MS,
-        put_timeout_ms: PATIENCE_MS,
-        get_timeout_ms: PATIENCE_MS,
-        control_timeout_ms: PATIENCE_MS,
-        ..GuardConfig::default()
-    };
-    Backend { store: Arc::new(Guarded::new(backend.store, config)), ..backend }
-}
-
 fn releases(backend: Backend) -> Backend {
     let store = Arc::new(Releases::new(backend.store, ReleaseConfig::default()));
     Backend { store, ..backend }
@@ -121,7 +108,7 @@ async fn tiers_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guarded_store_keeps_its_promises() {
-    all(|| guarded(memory())).await;
+    all(|| memory().guarded()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -131,5 +118,5 @@ async fn a_store_with_releases_keeps_its_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_of_it_together_keeps_its_promises() {
-    all(|| releases(guarded(tiered()))).await;
+    all(|| releases(tiered().guarded())).await;
 }

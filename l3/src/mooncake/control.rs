@@ -194,9 +194,11 @@ fn removed(outcome: Outcome) -> Result<(), StoreError> {
 /// An outcome that says that the cluster is unwell.
 pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
     let (kind, message) = match outcome {
-        Outcome::MasterGone => {
-            (io::ErrorKind::NotConnected, "the Mooncake master does not answer".to_owned())
-        }
+        Outcome::MasterGone => (
+            io::ErrorKind::NotConnected,
+            "the Mooncake master does not answer, or is of another version than the library"
+                .to_owned(),
+        ),
         Outcome::TransferFailed => (
             io::ErrorKind::ConnectionReset,
             "a storage node of Mooncake does not answer".to_owned(),

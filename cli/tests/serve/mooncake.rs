@@ -172,7 +172,7 @@ fn mooncake_may_be_cut_off_and_joined_again() {
 #[test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 fn mooncake_may_be_full_of_leased_objects() {
-    let options = Options { nodes: 1, node_mib: 16, lease_ms: 60_000 };
+    let options = Options { nodes: 1, node_mib: 16, lease_ms: 60_000, ..Options::default() };
     let cluster = Cluster::start(options);
     let server = serve(&cluster.address(), &TINY);
     let (prompts, expected) = questions();

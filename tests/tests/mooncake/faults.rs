@@ -145,7 +145,8 @@ async fn probing_a_thousand_keys_takes_no_time_of_the_thread_that_asks() {
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn a_cluster_full_of_leased_objects_says_so_and_recovers() {
     const BYTES: usize = 512 << 10;
-    let cluster = Cluster::start(Options { nodes: 1, node_mib: 16, lease_ms: 3_000 });
+    let cluster =
+        Cluster::start(Options { nodes: 1, node_mib: 16, lease_ms: 3_000, ..Options::default() });
     let config = MooncakeConfig {
         capacity_bytes: 1 << 30,
         object_bytes_max: BYTES,

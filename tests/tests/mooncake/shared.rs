@@ -198,7 +198,7 @@ async fn press(other: &Member, first: u64, objects: u64) {
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn pins_hold_against_the_clusters_own_eviction_and_end_with_their_unpin() {
     const BYTES: usize = 256 << 10;
-    let options = Options { nodes: 1, node_mib: 16, lease_ms: 600 };
+    let options = Options { nodes: 1, node_mib: 16, lease_ms: 600, ..Options::default() };
     let cluster = Cluster::start(options);
     let config = MooncakeConfig {
         capacity_bytes: 1 << 30,

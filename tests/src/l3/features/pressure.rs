@@ -84,7 +84,7 @@ pub(super) async fn what_nobody_releases_is_freed(stage: Stage) {
     assert_eq!(consumer.release(&reference).await, Ok(Released::AlreadyGone));
     assert_eq!(producer.features.stats().expired, 1);
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn the_budget_survives_a_restart(stage: Stage) {
@@ -112,7 +112,7 @@ pub(super) async fn the_budget_survives_a_restart(stage: Stage) {
         assert_eq!(consumer.release(reference).await, Ok(Released::Freed));
     }
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn the_time_to_hold_survives_a_restart(stage: Stage) {
@@ -132,7 +132,7 @@ pub(super) async fn the_time_to_hold_survives_a_restart(stage: Stage) {
     producer.features.gc().await.unwrap();
     assert!(consumer.is_gone(&reference).await, "each start began its time anew");
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn a_restart_pins_what_is_there(stage: Stage) {

@@ -72,12 +72,12 @@ pub(super) async fn a_put_does_not_wait_for_ever(stage: Stage) {
 }
 
 pub(super) async fn what_nobody_releases_is_freed(stage: Stage) {
-    let config = FeatureConfig { max_hold_ms: Some(300), ..stage.producer_config(0) };
+    let config = FeatureConfig { max_hold_ms: Some(1500), ..stage.producer_config(0) };
     let (producer, consumer) = (stage.open(config).await, stage.consumer().await);
     let reference = producer.put("a").await;
     producer.features.gc().await.unwrap();
     consumer.read(&reference, 0).await.expect("its time is not over");
-    sleep(Duration::from_millis(320)).await;
+    sleep(Duration::from_millis(1520)).await;
     let report = producer.features.gc().await.unwrap();
     assert_eq!(report.expired, 1);
     assert!(consumer.is_gone(&reference).await && producer.is_gone(&reference).await);

@@ -3,6 +3,7 @@
 //! Its programs bind ports on every interface, so tests that use them run in a network namespace of
 //! their own: `scripts/test-mooncake` makes one and says where programs and library are.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,15 +19,22 @@ pub struct Options {
     pub node_mib: u64,
     /// How long a lease lasts.
     pub lease_ms: u64,
-    /// How long a put that has not ended keeps others from putting the same key.
-    pub unfinished_s: u64,
+    /// After how long the master forgets a put that has not ended, and others may put the same key; as
+    /// usual if `None`.
+    pub unfinished_s: Option<u64>,
     /// Whether the master is of an older version than the library. Nodes do not work with it either.
     pub has_older_master: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: 2, node_mib: 64, lease_ms: 2_000, unfinished_s: 30, has_older_master: false }
+        Self {
+            nodes: 2,
+            node_mib: 64,
+            lease_ms: 2_000,
+            unfinished_s: None,
+            has_older_master: false,
+        }
     }
 }
 
@@ -38,6 +46,7 @@ pub struct Cluster {
     apart: Option<Apart>,
     host: String,
     master_port: u16,
+    metrics_port: u16,
     master: Option<Child>,
     nodes: Vec<Option<Child>>,
 }
@@ -78,7 +87,8 @@ impl Cluster {
     fn at(options: Options, apart: Option<Apart>) -> Self {
         let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
         let nodes = (0..options.nodes).map(|_| None).collect();
-        Self { options, apart, host, master_port: free_port(), master: None, nodes }
+        let (master_port, metrics_port) = (free_port(), free_port());
+        Self { options, apart, host, master_port, metrics_port, master: None, nodes }
     }
 
     /// Starts the master and all storage nodes.
@@ -98,6 +108,24 @@ impl Cluster {
         format!("{}:{}", self.host, self.master_port)
     }
 
+    /// Asks the master about itself: `/metrics`, or `/get_all_keys`, a key in a line.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[must_use]
+    pub fn ask(&self, path: &str) -> String {
+        let mut answer = Vec::new();
+        let address = (self.host.as_str(), self.metrics_port);
+        let mut stream = TcpStream::connect(address).expect("the master answers");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("the master listens");
+        stream.read_to_end(&mut answer).expect("the master ends its answer");
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+        assert!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
+        body.to_owned()
+    }
+
     /// Starts the master, or starts it again: it remembers nothing.
     ///
     /// # Panics
@@ -110,10 +138,13 @@ impl Cluster {
         command
             .arg(format!("--rpc_address={}", self.host))
             .arg(format!("--rpc_port={}", self.master_port))
-            .arg(format!("--metrics_port={}", free_port()))
+            .arg(format!("--metrics_port={}", self.metrics_port))
             .arg(format!("--default_kv_lease_ttl={}", self.options.lease_ms))
-            .arg(format!("--put_start_discard_timeout_sec={}", self.options.unfinished_s))
             .arg("--enable_http_metadata_server=false");
+        if let Some(seconds) = self.options.unfinished_s {
+            command.arg(format!("--put_start_discard_timeout_sec={seconds}"));
+            command.arg(format!("--put_start_release_timeout_sec={}", seconds + 1));
+        }
         self.master = Some(command.spawn().expect("the master starts"));
         wait_for(&self.address());
     }

@@ -103,7 +103,7 @@ impl Shared {
             if state.catalogue.evict(now_ms) {
                 let departures = state.take_departures();
                 drop(state);
-                departures.into_iter().try_for_each(|it| self.expel(client, it))?;
+                departures.into_iter().try_for_each(|it| self.expel(client, it).map(drop))?;
                 state = self.ledger.lock();
             } else if batch_has_slots {
                 return Ok(Claim::WriteFirst);

@@ -2,6 +2,7 @@
 //! runs them.
 
 mod faults;
+mod features;
 mod shared;
 mod steps;
 

@@ -227,7 +227,7 @@ async fn f40_a_put_during_the_first_put_does_not_vouch_for_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn f40_a_put_that_will_never_end_blocks_its_key_for_a_while_only() {
-    let cluster = Cluster::start(Options { nodes: 1, unfinished_s: 3, ..Options::default() });
+    let cluster = Cluster::start(Options { nodes: 1, unfinished_s: Some(3), ..Options::default() });
     let config = config(&cluster);
     let member = Member::new(&config);
     cluster.suspend_node(0);

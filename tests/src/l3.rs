@@ -7,5 +7,6 @@ pub mod faulty;
 pub mod features;
 pub mod gated;
 pub mod mischief;
+pub mod nodes;
 pub mod objects;
 pub mod simulated_disk;

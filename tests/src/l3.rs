@@ -5,6 +5,7 @@ mod checks;
 pub mod conformance;
 pub mod faulty;
 pub mod features;
+pub mod frames;
 pub mod gated;
 pub mod mischief;
 pub mod nodes;

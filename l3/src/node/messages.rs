@@ -218,6 +218,9 @@ impl Request {
             2 => {
                 let waits = flags(&mut reader, "whether to wait", 1)? != 0;
                 let wait = reader.microseconds()?;
+                if !waits && !wait.is_zero() {
+                    return Err(Malformed::Unknown { field: "a time that nobody waits", value: 1 });
+                }
                 let promotion_wait = waits.then_some(wait);
                 Self::Get { promotion_wait, wanted: read_items(&mut reader)? }
             }

@@ -36,6 +36,8 @@ pub(super) struct Peer {
     away: AtomicBool,
     closed: AtomicBool,
     failures: AtomicU64,
+    /// The largest object that it takes, once it has said so.
+    object_bytes_max: AtomicU64,
     latest: Mutex<Gauges>,
 }
 
@@ -74,6 +76,8 @@ pub struct PeerStats {
     pub bytes: u64,
     /// What it could hold.
     pub capacity_bytes: u64,
+    /// The largest object that it takes; 0 until it has been reached.
+    pub object_bytes_max: u64,
 }
 
 impl Peer {
@@ -88,6 +92,7 @@ impl Peer {
             away: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             failures: AtomicU64::new(0),
+            object_bytes_max: AtomicU64::new(0),
             latest: Mutex::default(),
         }
     }
@@ -195,6 +200,7 @@ impl Peer {
             objects: tier.objects,
             bytes: tier.bytes,
             capacity_bytes: tier.capacity_bytes,
+            object_bytes_max: self.object_bytes_max.load(Ordering::Relaxed),
         }
     }
 
@@ -208,7 +214,10 @@ impl Peer {
             let (kind, body) = link.receive(limit).await?;
             let Reply { gauges, answer } = Reply::decode(kind, body)?;
             match answer {
-                Answer::Welcome { .. } => self.note(gauges),
+                Answer::Welcome { object_bytes_max } => {
+                    self.object_bytes_max.store(object_bytes_max, Ordering::Relaxed);
+                    self.note(gauges);
+                }
                 _ => return Err(Malformed::Kind(kind).into()),
             }
             link.stall = Duration::from_millis(self.config.stall_timeout_ms);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
@@ -36,7 +37,7 @@ pub struct RunningNode {
     shared: Arc<Shared>,
     draining: watch::Sender<bool>,
     /// Taken when it is stopped.
-    accepting: Option<JoinHandle<()>>,
+    accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Why a node cannot be started.
@@ -153,7 +154,8 @@ impl NodeServer {
         let Self { listener, address, shared } = self;
         let listener = TcpListener::from_std(listener)?;
         let (draining, drain) = watch::channel(false);
-        let accepting = Some(tokio::spawn(accept(listener, shared.clone(), drain)));
+        let accepting = tokio::spawn(accept(listener, shared.clone(), drain));
+        let accepting = Mutex::new(Some(accepting));
         Ok(RunningNode { address, shared, draining, accepting })
     }
 }
@@ -170,13 +172,16 @@ impl RunningNode {
     ///
     /// # Errors
     /// What the store says.
-    pub async fn stop(mut self, patience: Duration) -> Result<bool, StoreError> {
+    pub async fn stop(&self, patience: Duration) -> Result<bool, StoreError> {
         self.draining.send_replace(true);
-        let mut accepting = self.accepting.take().expect("it is stopped once");
-        let ended = timeout(patience, &mut accepting).await.is_ok();
-        if !ended {
-            accepting.abort();
-            let _ = accepting.await;
+        let accepting = self.accepting.lock().take();
+        let mut ended = true;
+        if let Some(mut accepting) = accepting {
+            ended = timeout(patience, &mut accepting).await.is_ok();
+            if !ended {
+                accepting.abort();
+                let _ = accepting.await;
+            }
         }
         self.shared.holder.store().shutdown().await?;
         Ok(ended)
@@ -217,7 +222,7 @@ impl RunningNode {
 
 impl Drop for RunningNode {
     fn drop(&mut self) {
-        if let Some(accepting) = &self.accepting {
+        if let Some(accepting) = &*self.accepting.lock() {
             accepting.abort();
         }
     }

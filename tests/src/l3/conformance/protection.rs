@@ -22,7 +22,7 @@ pub(super) async fn a_hard_pin_keeps_an_object_from_going(bench: Bench) {
         bench.unpin(page(number), Pin::Hard).await.unwrap();
     }
     bench.remove(page(0), Removal::Plain).await.unwrap();
-    bench.press(200).await;
+    bench.press(10_000).await;
     assert!(!bench.is_present(page(1)).await, "without its pin it is like any other");
 }
 

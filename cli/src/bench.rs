@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheFigures, CacheWorkload, FeaturesFigures, FeaturesWorkload, L3Backend, L3Figures,
     L3Workload, LifetimesFigures, LifetimesWorkload, MooncakeFigures, MooncakeOverhead,
-    MooncakeWorkload, ScalingWorkload, StepFigures, StepWorkload, Trace,
+    MooncakeWorkload, NodesFigures, NodesWorkload, ScalingWorkload, StepFigures, StepWorkload,
+    Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
@@ -125,6 +126,27 @@ enum Workload {
         /// Batches of each kind
         #[arg(long, default_value_t = 100)]
         rounds: u32,
+    },
+    /// Nodes over the loopback interface, against a plain stream of bytes in the same run
+    Nodes {
+        /// The size of an object; one run for each
+        #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
+        object: Vec<ByteSize>,
+        /// Objects in a batch
+        #[arg(long, default_value_t = 32)]
+        batch: u32,
+        /// How much to move, each way, in each round
+        #[arg(long, default_value = "512MiB")]
+        total: ByteSize,
+        /// Rounds
+        #[arg(long, default_value_t = 9)]
+        rounds: u32,
+        /// How many objects to ask about at a time
+        #[arg(long, default_value_t = 1024)]
+        exists: u32,
+        /// Over how many nodes these are spread
+        #[arg(long, default_value_t = 3)]
+        nodes: u32,
     },
     /// How much memory a store holds while objects are produced and consumed
     Lifetimes {
@@ -299,6 +321,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, |runs| runs.iter().map(mooncake_text).collect())
         }
+        Workload::Nodes { object, batch, total, rounds, exists, nodes } => {
+            let workload = NodesWorkload {
+                object_bytes: object.iter().map(|size| size.as_u64().max(1) as usize).collect(),
+                batch: (*batch).max(1),
+                total_bytes: total.as_u64(),
+                rounds: (*rounds).max(1),
+                exists: (*exists).max(1),
+                nodes: (*nodes).max(1),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, nodes_text)
+        }
         Workload::Lifetimes { lease_ttl_s, run_s, concurrency, object, capacity } => {
             let workload = LifetimesWorkload {
                 lease_ttls: lease_ttl_s.iter().map(|ttl| Duration::from_secs(*ttl)).collect(),
@@ -418,6 +452,26 @@ fn mooncake_text(run: &MooncakeFigures) -> String {
     };
     line("put", run.put_us, run.plain_put_us, &run.put_overhead)
         + &line("get", run.get_us, run.plain_get_us, &run.get_overhead)
+}
+
+fn nodes_text(figures: &NodesFigures) -> String {
+    let mut text = String::new();
+    for run in &figures.transfers {
+        text += &format!(
+            "{} x {}: stream {:.2} GB/s; put {:.2} GB/s, {:.0} % of it; get {:.2} GB/s, {:.0} % of it\n",
+            run.batch,
+            ByteSize(run.object_bytes as u64).display().iec(),
+            run.plain / 1e9,
+            run.put / 1e9,
+            100.0 * run.put_ratio,
+            run.get / 1e9,
+            100.0 * run.get_ratio
+        );
+    }
+    text + &format!(
+        "exists of {} objects over {} nodes: {}\n",
+        figures.exists, figures.nodes, figures.exists_us
+    )
 }
 
 fn features_text(figures: &FeaturesFigures) -> String {

@@ -6,6 +6,7 @@ mod config;
 mod decisions;
 mod features;
 mod keys;
+mod node;
 mod replay;
 mod serve;
 mod trace;
@@ -35,6 +36,8 @@ enum Command {
     Features(features::Arguments),
     /// Print the page keys of a prompt, as L3 stores and KV events name them
     Keys(keys::Arguments),
+    /// Share memory and disk with servers, as one of their nodes
+    Node(Box<node::Arguments>),
     /// Find out what a trace of requests would do on a configuration, in virtual time
     Replay(Box<replay::Arguments>),
     /// Serve a model over HTTP, as OpenAI's clients expect it
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Decisions(arguments) => decisions::run(&arguments),
         Command::Features(arguments) => features::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
+        Command::Node(arguments) => node::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),

@@ -94,8 +94,8 @@ struct CacheArguments {
     /// Memory for KV that no step uses at the moment; 0 for none [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_HOST_MEMORY")]
     host_memory: Option<ByteSize>,
-    /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT or none [default:
-    /// disk, in terrace/l3 of the user's cache folder]
+    /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
+    /// nodes://HOST:PORT,HOST:PORT or none [default: disk, in terrace/l3 of the user's cache folder]
     #[arg(long, value_name = "PLACE", env = "TERRACE_L3")]
     l3: Option<L3Choice>,
     /// What L3 on disk may grow to, or what this server may put into a cluster [default: 4GiB]
@@ -110,6 +110,15 @@ struct CacheArguments {
     /// The network devices for rdma [default: the library's choice]
     #[arg(long, value_name = "NAMES", env = "TERRACE_MOONCAKE_DEVICE")]
     mooncake_device: Option<String>,
+    /// The file with the secret that the nodes know, for --l3 nodes://HOST:PORT
+    #[arg(long, value_name = "FILE", env = "TERRACE_NODE_SECRET_FILE")]
+    node_secret_file: Option<PathBuf>,
+    /// What this server calls itself, where the nodes have a list of clients
+    #[arg(long, value_name = "NAME", env = "TERRACE_NODE_CLIENT")]
+    node_client: Option<String>,
+    /// On how many nodes each page is kept: 1, or 2 so that a node's death costs no hits [default: 1]
+    #[arg(long, value_name = "NUMBER", env = "TERRACE_NODE_COPIES")]
+    node_copies: Option<usize>,
     /// Tokens in a page: a power of two up to 256 [default: 16]
     #[arg(long, value_name = "TOKENS", env = "TERRACE_PAGE_SIZE")]
     page_size: Option<u32>,
@@ -233,7 +242,7 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
 }
 
 /// Tells the person who started the server. If nobody can be told any more, it serves all the same.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
@@ -260,7 +269,7 @@ async fn told_to_stop(patience: Duration) {
 }
 
 #[cfg(unix)]
-async fn signal() {
+pub(crate) async fn signal() {
     use tokio::signal::unix::{SignalKind, signal};
     match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
         (Ok(mut interrupt), Ok(mut terminate)) => {
@@ -275,7 +284,7 @@ async fn signal() {
 }
 
 #[cfg(not(unix))]
-async fn signal() {
+pub(crate) async fn signal() {
     if tokio::signal::ctrl_c().await.is_err() {
         std::future::pending().await
     }
@@ -285,7 +294,7 @@ async fn signal() {
 /// log would think that the trouble lasts.
 const LOG_FILTER: &str = "warn,terrace_l3=info";
 
-fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
+pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
     let filter = match filter {
         Some(filter) => EnvFilter::try_new(filter).map_err(|error| format!("--log: {error}"))?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
@@ -322,6 +331,9 @@ impl Arguments {
         set_some(&mut config.mooncake_library, &cache.mooncake_library);
         set(&mut config.mooncake_protocol, &cache.mooncake_protocol);
         set(&mut config.mooncake_device, &cache.mooncake_device);
+        set_some(&mut config.node_secret_file, &cache.node_secret_file);
+        set(&mut config.node_client, &cache.node_client);
+        set(&mut config.node_copies, &cache.node_copies);
         set(&mut config.page_size, &cache.page_size);
         set(&mut config.eviction, &cache.eviction);
         set(&mut config.write_policy, &cache.write_policy);
@@ -343,13 +355,13 @@ impl Arguments {
     }
 }
 
-fn set<T: Clone>(setting: &mut T, given: &Option<T>) {
+pub(crate) fn set<T: Clone>(setting: &mut T, given: &Option<T>) {
     if let Some(given) = given {
         setting.clone_from(given);
     }
 }
 
-fn set_some<T: Clone>(setting: &mut Option<T>, given: &Option<T>) {
+pub(crate) fn set_some<T: Clone>(setting: &mut Option<T>, given: &Option<T>) {
     if given.is_some() {
         setting.clone_from(given);
     }
@@ -361,7 +373,7 @@ fn read(file: &Path) -> Result<Config, Box<dyn Error>> {
     Ok(toml::from_str(&text).map_err(|error| named(&error))?)
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 10s"))
 }
 

@@ -3,7 +3,7 @@
 //! Every backend is a [`Store`]: batches of objects go from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
 //! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both, [`MooncakeStore`] in a
-//! cluster that many servers share; [`Guarded`] bounds
+//! cluster and [`NodesStore`] on nodes that many servers share; [`Guarded`] bounds
 //! what an unwell backend can cost, and [`Releases`] sees to it that what is consumed is freed.
 //!
 //! A store never hands out bytes that are not exactly those stored under the id in hand. Every
@@ -36,6 +36,7 @@ pub mod feature;
 mod guard;
 mod memory;
 pub mod mooncake;
+pub mod node;
 mod object;
 mod promotion;
 mod registry;
@@ -51,6 +52,7 @@ pub use disk::{DiskConfig, DiskStore};
 pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
 pub use mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
+pub use node::{NodesConfig, NodesStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
 pub use promotion::PromotionConfig;
 pub use registry::Registration;

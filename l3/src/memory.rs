@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::arena::{Arena, Target};
+use crate::arena::{Arena, Source, Target};
 use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, slots_of};
-use crate::object::{HEADER_BYTES, Header, ObjectId, copy_with_checksum};
+use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, copy_with_checksum};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
 use crate::store::{
@@ -153,6 +153,65 @@ impl MemoryStore {
     /// The memory that the objects are in, one slot a page.
     pub(crate) fn arena(&self) -> &Arena {
         &self.shared.arena
+    }
+
+    /// Lends the slot of an object for reading, with the header that its bytes were stored under. They
+    /// are not verified: whoever reads them does that.
+    pub(crate) fn lend(&self, id: &ObjectId, length: usize) -> Result<SlotLoan, StoreError> {
+        let lent = self.try_lend(id, length);
+        self.shared.traffic.get(&lent, length);
+        lent
+    }
+
+    fn try_lend(&self, id: &ObjectId, length: usize) -> Result<SlotLoan, StoreError> {
+        self.check_open()?;
+        let mut state = self.shared.state.lock();
+        let (slot, found) = state.catalogue.begin_read(id).ok_or(StoreError::Missing)?;
+        let header = state.headers[slot as usize];
+        if found as usize != length {
+            state.catalogue.end_read(slot);
+            return Err(StoreError::Length { expected: length, found: found as usize });
+        }
+        drop(state);
+        let source = self.shared.arena.source(slot);
+        let source = Some(source.expect("a present slot is not written").first(length));
+        Ok(SlotLoan { store: self.clone(), slot, source, header })
+    }
+
+    /// Looks at an object that somebody could not verify, and removes it if it is damaged.
+    pub(crate) fn inspect(&self, id: &ObjectId) {
+        let Some(length) = self.length(id) else { return };
+        let Ok(loan) = self.try_lend(id, length) else { return };
+        let verified = Header::verify(&loan.header, id, length as u64);
+        if verified.and_then(|header| header.verify_payload(loan.source())).is_err() {
+            let damaged = Err::<(), _>(StoreError::Corrupt(Mismatch::Payload));
+            self.shared.traffic.get(&damaged, length);
+            let catalogue = &mut self.shared.state.lock().catalogue;
+            catalogue.doom_if(loan.slot, id);
+            catalogue.release_doomed();
+        }
+    }
+
+    /// Whether nothing is free and nothing can be evicted unless something changes.
+    pub(crate) fn is_stuck(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        self.reclaim(&mut state);
+        state.catalogue.is_stuck(self.now_ms())
+    }
+
+    /// The largest object.
+    pub(crate) fn object_bytes_max(&self) -> usize {
+        self.shared.config.object_bytes_max
+    }
+
+    /// Counts a put whose bytes came straight into a slot.
+    pub(crate) fn count_put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
+        self.shared.traffic.put(result, bytes);
+    }
+
+    fn length(&self, id: &ObjectId) -> Option<usize> {
+        let catalogue = &self.shared.state.lock().catalogue;
+        catalogue.find(id).map(|slot| catalogue.length(slot) as usize)
     }
 
     /// Whether the object is there. Unlike [`Store::exists`] it is not counted.
@@ -390,6 +449,12 @@ impl Reservation {
         self.target.take().expect("a reservation has one target")
     }
 
+    /// What was written, for others to read; its target must have been given back.
+    pub(crate) fn source(&self, length: usize) -> Source {
+        let source = self.store.shared.arena.source(self.slot);
+        source.expect("its target was given back").first(length)
+    }
+
     /// The bytes are there and are those that `header` describes.
     pub(crate) fn publish(mut self, header: &Header, lease: bool) {
         self.published = true;
@@ -413,5 +478,32 @@ impl Drop for Reservation {
             state.abandoned.push(self.slot);
             self.store.reclaim(state);
         }
+    }
+}
+
+/// A slot of a memory store that is being read: it is not reused meanwhile.
+#[derive(Debug)]
+pub(crate) struct SlotLoan {
+    store: MemoryStore,
+    slot: Slot,
+    /// Until it is given back.
+    source: Option<Source>,
+    header: [u8; HEADER_BYTES],
+}
+
+impl SlotLoan {
+    pub(crate) fn source(&self) -> &Source {
+        self.source.as_ref().expect("it is lent until the loan ends")
+    }
+
+    pub(crate) fn header(&self) -> &[u8; HEADER_BYTES] {
+        &self.header
+    }
+}
+
+impl Drop for SlotLoan {
+    fn drop(&mut self) {
+        self.source = None;
+        self.store.shared.state.lock().catalogue.end_read(self.slot);
     }
 }

@@ -249,7 +249,7 @@ impl Shared {
             for object in objects.iter_mut() {
                 // Any answer but that the store is unwell is its last word on the pin.
                 let unwell = |result: &Result<(), StoreError>| {
-                    result.as_ref().is_err_and(StoreError::is_unwell)
+                    result.as_ref().is_err_and(StoreError::may_have_happened)
                 };
                 let tried = results.by_ref().take(object.unpins.into());
                 object.unpins = tried.filter(unwell).count() as u16;

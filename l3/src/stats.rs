@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::mooncake::OutcomeCount;
+use crate::node::NodesStats;
 
 /// Counters since the start and gauges of the moment. What a backend or wrapper does not have is
 /// `None`.
@@ -16,6 +17,8 @@ pub struct StoreStats {
     pub remote: Option<TierStats>,
     /// How a Mooncake cluster answers.
     pub mooncake: Option<MooncakeStats>,
+    /// Whether nodes answer, and what each has.
+    pub nodes: Option<NodesStats>,
     /// Moves from disk to memory.
     pub promotion: Option<PromotionStats>,
     /// Deadlines, breaker, negative cache.

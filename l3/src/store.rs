@@ -274,6 +274,14 @@ pub enum StoreError {
         /// When it is asked again.
         retry_after: Duration,
     },
+    /// The node that the object belongs to does not answer; the others do.
+    #[error("the node that would hold this object does not answer")]
+    HolderAway,
+    /// The object is in a namespace that this client may not use.
+    #[error(
+        "the nodes do not let this client use the object's namespace: see their list of clients"
+    )]
+    Forbidden,
     /// The store was shut down.
     #[error("the store is shut down")]
     Closed,
@@ -303,7 +311,15 @@ impl StoreError {
             | Self::Pinned
             | Self::NotPinned
             | Self::Corrupt(_)
+            | Self::HolderAway
+            | Self::Forbidden
             | Self::Closed => false,
         }
+    }
+    /// Whether what was asked for may have happened all the same, so that it must be asked for again to
+    /// be sure.
+    #[must_use]
+    pub fn may_have_happened(&self) -> bool {
+        self.is_unwell() || *self == Self::HolderAway
     }
 }

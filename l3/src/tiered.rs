@@ -4,6 +4,8 @@
 //! changes both changes the disk first, then revokes promotions under way, then changes memory: so no
 //! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]).
 
+mod holding;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
+pub(crate) use self::holding::{Filled, Lent, Offered, Room, Scratch};
 use crate::arena::Arena;
 use crate::disk::DiskStore;
 use crate::memory::MemoryStore;
@@ -286,7 +289,7 @@ impl Shared {
     ) -> Numbered<Result<Served, StoreError>> {
         let ids: Vec<ObjectId> = gets.iter().map(|(_, get)| get.id).collect();
         if timeout(wait, self.board.settled(&ids)).await.is_err() {
-            self.waits_expired.fetch_add(1, Ordering::Relaxed);
+            self.count_expired();
         }
         let mut answered = Vec::with_capacity(gets.len());
         let left = self.get_from_memory(gets, true, &mut answered).await;
@@ -314,8 +317,7 @@ impl Shared {
         {
             match result {
                 Ok(Served { place, .. }) => {
-                    self.gets_from_memory.fetch_add(1, Ordering::Relaxed);
-                    self.gets_after_waiting.fetch_add(u64::from(waited), Ordering::Relaxed);
+                    self.count_from_memory(waited);
                     answered.push((number, Ok(Served { place, waited })));
                 }
                 // Evicted just now, or damaged: the disk may have it. Its target was given back, so
@@ -346,6 +348,19 @@ impl Shared {
         self.gets_from_disk.fetch_add(served as u64, Ordering::Relaxed);
         let mark = |result: Result<Served, StoreError>| result.map(|it| Served { waited, ..it });
         numbers.into_iter().zip(results.into_iter().map(mark)).collect()
+    }
+
+    fn count_from_memory(&self, waited: bool) {
+        self.gets_from_memory.fetch_add(1, Ordering::Relaxed);
+        self.gets_after_waiting.fetch_add(u64::from(waited), Ordering::Relaxed);
+    }
+
+    fn count_from_disk(&self) {
+        self.gets_from_disk.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_expired(&self) {
+        self.waits_expired.fetch_add(1, Ordering::Relaxed);
     }
 
     async fn remove(&self, ids: &[ObjectId], removal: Removal) -> Results<()> {
@@ -445,6 +460,8 @@ fn memory_can_stand_in(error: &StoreError) -> bool {
         | StoreError::Pinned
         | StoreError::NotPinned
         | StoreError::Corrupt(_)
+        | StoreError::HolderAway
+        | StoreError::Forbidden
         | StoreError::Closed => false,
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{EvictionKind, WritePolicy};
+use terrace_l3::node::NodeAddress;
 use terrace_scheduler::AdmissionOrder;
 
 /// Everything that can be set about a server. The default serves the built-in model to this machine.
@@ -37,6 +38,12 @@ pub struct Config {
     pub mooncake_protocol: String,
     /// The network devices for rdma; the library's choice if empty.
     pub mooncake_device: String,
+    /// The file with the secret that the nodes of `nodes://` know.
+    pub node_secret_file: Option<PathBuf>,
+    /// What this server calls itself, where the nodes have a list of clients.
+    pub node_client: String,
+    /// On how many nodes each page is kept: 1 or 2.
+    pub node_copies: usize,
     /// Tokens in a page.
     pub page_size: u32,
     /// Tokens that one step computes at the most.
@@ -81,6 +88,9 @@ impl Default for Config {
             mooncake_library: None,
             mooncake_protocol: "tcp".to_owned(),
             mooncake_device: String::new(),
+            node_secret_file: None,
+            node_client: String::new(),
+            node_copies: 1,
             page_size: 16,
             step_tokens: 512,
             running_max: 64,
@@ -186,6 +196,8 @@ pub enum L3Choice {
     Memory(ByteSize),
     /// In the Mooncake cluster whose master is at HOST:PORT, which other servers share.
     Mooncake(String),
+    /// On these nodes, which other servers share: [NAME=]HOST:PORT[*WEIGHT], separated by commas.
+    Nodes(String),
     /// Nowhere.
     None,
 }
@@ -200,13 +212,23 @@ impl FromStr for L3Choice {
             Some(("mooncake", address)) if is_address(address.strip_prefix("//")) => {
                 Ok(Self::Mooncake(address["//".len()..].to_owned()))
             }
+            Some(("nodes", nodes)) if nodes.starts_with("//") => {
+                let nodes = &nodes["//".len()..];
+                parse_nodes(nodes).map(|_| Self::Nodes(nodes.to_owned()))
+            }
             None if text == "none" => Ok(Self::None),
             Some(_) | None => {
-                let places = "disk:FOLDER, memory:SIZE, mooncake://HOST:PORT or none";
+                let places = "disk:FOLDER, memory:SIZE, mooncake://HOST:PORT, \
+                              nodes://HOST:PORT,HOST:PORT or none";
                 Err(format!("write it as {places}"))
             }
         }
     }
+}
+
+/// The nodes of an [`L3Choice::Nodes`].
+pub(crate) fn parse_nodes(text: &str) -> Result<Vec<NodeAddress>, String> {
+    text.split(',').map(str::parse).collect()
 }
 
 /// Whether it is written as HOST:PORT.
@@ -229,6 +251,7 @@ impl From<L3Choice> for String {
             L3Choice::Disk(folder) => format!("disk:{}", folder.display()),
             L3Choice::Memory(size) => format!("memory:{}", size.display().iec()),
             L3Choice::Mooncake(address) => format!("mooncake://{address}"),
+            L3Choice::Nodes(nodes) => format!("nodes://{nodes}"),
             L3Choice::None => "none".to_owned(),
         }
     }

@@ -1,6 +1,7 @@
 //! The engine's figures as metrics.
 
 use terrace_engine::Figures;
+use terrace_l3::node::{NodesStats, PeerStats};
 use terrace_l3::{BreakerState, GuardStats, MooncakeStats, StoreStats, TierStats};
 use terrace_scheduler::{OperationStats, Stats};
 
@@ -186,7 +187,7 @@ fn steps(text: &mut Exposition, figures: &Figures) {
     );
 }
 
-fn store(text: &mut Exposition, store: &StoreStats) {
+pub(crate) fn store(text: &mut Exposition, store: &StoreStats) {
     let tiers = [("memory", store.memory), ("disk", store.disk), ("cluster", store.remote)];
     let tiers: Vec<(&str, TierStats)> =
         tiers.into_iter().filter_map(|(tier, stats)| Some((tier, stats?))).collect();
@@ -204,6 +205,9 @@ fn store(text: &mut Exposition, store: &StoreStats) {
     });
     if let Some(mooncake) = &store.mooncake {
         self::mooncake(text, mooncake);
+    }
+    if let Some(nodes) = &store.nodes {
+        self::nodes(text, nodes);
     }
     if let Some(guard) = &store.guard {
         self::guard(text, guard);
@@ -225,6 +229,33 @@ fn mooncake(text: &mut Exposition, mooncake: &MooncakeStats) {
         let help = format!("Objects of {call} calls, by what the cluster answered.");
         text.metric(Counter, &name, &help, &values, "outcome");
     }
+}
+
+fn nodes(text: &mut Exposition, nodes: &NodesStats) {
+    let mut each = |kind, name, help, figure: fn(&PeerStats) -> u64| {
+        // Names come from the operator, who may have chosen anything.
+        let names: Vec<String> = nodes.nodes.iter().map(|node| escaped(&node.name)).collect();
+        let values: Vec<_> = names
+            .iter()
+            .zip(&nodes.nodes)
+            .map(|(name, node)| (name.as_str(), figure(node)))
+            .collect();
+        text.metric(kind, name, help, &values, "node");
+    };
+    each(Gauge, "terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up));
+    each(Counter, "terrace_node_failures_total", "Calls that the node did not answer.", |node| {
+        node.failures
+    });
+    each(Gauge, "terrace_node_objects", "Objects on the node.", |node| node.objects);
+    each(Gauge, "terrace_node_bytes", "Payload on the node.", |node| node.bytes);
+    each(Gauge, "terrace_node_capacity_bytes", "What the node could hold.", |node| {
+        node.capacity_bytes
+    });
+}
+
+/// The value of a label, as Prometheus wants it.
+fn escaped(text: &str) -> String {
+    text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }
 
 fn guard(text: &mut Exposition, guard: &GuardStats) {

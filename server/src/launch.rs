@@ -9,15 +9,16 @@ use bytesize::ByteSize;
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
+use terrace_l3::node::{NodeSecret, NodesError, PeerStats, SecretError};
 use terrace_l3::{
     DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig,
-    MooncakeError, MooncakeStore, Store,
+    MooncakeError, MooncakeStore, NodesConfig, NodesStore, Store, TierStats,
 };
 use terrace_model::{LoadError, Loaded};
 use terrace_replay::{DecisionRecorder, TrafficRecorder};
 use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig, Witness};
 
-use crate::config::{Config, ConfigError, L3Choice};
+use crate::config::{Config, ConfigError, L3Choice, parse_nodes};
 use crate::served_model::ServedModel;
 use crate::summary::{Summary, Tier};
 
@@ -124,6 +125,18 @@ pub enum LaunchError {
     /// The library cannot be used.
     #[error("cannot use Mooncake for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
     L3Mooncake(MooncakeError),
+    /// Nobody said what the nodes know.
+    #[error(
+        "L3 on nodes needs the secret that they know: name its file by --node-secret-file, or use \
+         --l3 disk:FOLDER or none"
+    )]
+    NoNodeSecret,
+    /// The secret cannot be used.
+    #[error("--node-secret-file: {0}")]
+    NodeSecret(#[from] SecretError),
+    /// The nodes cannot be used.
+    #[error("cannot use nodes for L3: {0}")]
+    L3Nodes(String),
     /// The engine does not start.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -277,13 +290,17 @@ struct OpenedL3 {
 fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchError> {
     if sizes.host_pages == 0 {
         return match config.l3 {
-            Some(L3Choice::Disk(_) | L3Choice::Memory(_) | L3Choice::Mooncake(_)) => {
-                Err(LaunchError::NoHost)
-            }
+            Some(
+                L3Choice::Disk(_)
+                | L3Choice::Memory(_)
+                | L3Choice::Mooncake(_)
+                | L3Choice::Nodes(_),
+            ) => Err(LaunchError::NoHost),
             Some(L3Choice::None) | None => Ok(None),
         };
     }
     let mut guard = GuardConfig::default();
+    let mut on_nodes = None;
     let (store, place): (Arc<dyn Store>, _) = match &config.l3 {
         Some(L3Choice::None) => return Ok(None),
         Some(L3Choice::Memory(size)) => {
@@ -295,11 +312,22 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
             guard.pause_max_ms = 5_000;
             open_mooncake(master, config, sizes)?
         }
+        Some(L3Choice::Nodes(nodes)) => {
+            // Longer than a node may take: one that is away must not make the others look unwell.
+            guard.exists_timeout_ms = 500;
+            guard.get_timeout_ms = 2_000;
+            guard.put_timeout_ms = 10_000;
+            guard.control_timeout_ms = 2_000;
+            guard.pause_max_ms = 2_000;
+            let (store, place, all) = open_nodes(nodes, config, sizes)?;
+            on_nodes = Some(all);
+            (store, place)
+        }
         Some(L3Choice::Disk(folder)) => open_disk(folder.clone(), config, sizes)?,
         None => open_disk(default_folder().ok_or(LaunchError::NoCacheFolder)?, config, sizes)?,
     };
     let stats = store.stats();
-    let lowest = stats.remote.or(stats.disk).or(stats.memory).unwrap_or_default();
+    let lowest = on_nodes.or(stats.remote).or(stats.disk).or(stats.memory).unwrap_or_default();
     let pages = lowest.capacity_bytes / sizes.page_bytes as u64;
     let tier = sizes.tier_of(lowest.capacity_bytes, pages, lowest.objects, place);
     let store = Arc::new(Guarded::new(store, guard));
@@ -322,6 +350,59 @@ fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened,
     let store = MooncakeStore::open(mooncake).map_err(LaunchError::L3Mooncake)?;
     let reached = if store.wait_until_connected(PATIENCE) { "" } else { ", not reached yet" };
     Ok((Arc::new(store), Some(format!("the Mooncake cluster at {master}{reached}"))))
+}
+
+/// Looks which of the nodes are there, and what they hold. Those that are not may come later, so the
+/// server starts all the same.
+fn open_nodes(
+    nodes: &str,
+    config: &Config,
+    sizes: &Sizes,
+) -> Result<(Arc<dyn Store>, Option<String>, TierStats), LaunchError> {
+    let secret = config.node_secret_file.as_ref().ok_or(LaunchError::NoNodeSecret)?;
+    let addresses = parse_nodes(nodes).map_err(LaunchError::L3Nodes)?;
+    let nodes = NodesConfig {
+        name: config.node_client.clone(),
+        copies: config.node_copies,
+        ..NodesConfig::new(addresses, NodeSecret::read(secret)?)
+    };
+    let unusable = |error: NodesError| LaunchError::L3Nodes(error.to_string());
+    let store = NodesStore::new(nodes.clone()).map_err(unusable)?;
+    let seen = look_at(nodes).map_err(LaunchError::L3Nodes)?;
+    for node in seen.iter().filter(|node| node.is_up) {
+        if node.object_bytes_max < sizes.page_bytes as u64 {
+            return Err(LaunchError::L3Nodes(format!(
+                "node {} takes objects of {} and a page of this model has {}: start it with \
+                 --object-max {} or more",
+                node.name, node.object_bytes_max, sizes.page_bytes, sizes.page_bytes
+            )));
+        }
+    }
+    let reached = seen.iter().filter(|node| node.is_up).count();
+    let place = match seen.len() {
+        1 if reached == 1 => "a node".to_owned(),
+        all if reached == all => format!("{all} nodes"),
+        all => format!("{all} nodes, of which {reached} answer"),
+    };
+    let all = TierStats {
+        objects: seen.iter().map(|node| node.objects).sum(),
+        capacity_bytes: seen.iter().map(|node| node.capacity_bytes).sum(),
+        ..TierStats::default()
+    };
+    Ok((Arc::new(store), Some(place), all))
+}
+
+/// What the nodes say about themselves at the moment. The runtime that this is called from cannot wait,
+/// so another one does.
+fn look_at(nodes: NodesConfig) -> Result<Vec<PeerStats>, String> {
+    let look = move || -> Result<Vec<PeerStats>, String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| error.to_string())?;
+        let store = NodesStore::new(nodes).map_err(|error| error.to_string())?;
+        runtime.block_on(store.reach());
+        Ok(store.stats().nodes.unwrap_or_default().nodes)
+    };
+    std::thread::spawn(look).join().map_err(|_| "looking for them failed".to_owned())?
 }
 
 /// A store has objects of one size, so each size of page has a folder of its own.

@@ -20,6 +20,7 @@ mod figures;
 mod generate;
 mod launch;
 mod metrics_page;
+mod node_figures;
 mod page;
 mod parameters;
 mod reply;
@@ -33,6 +34,7 @@ mod summary;
 
 pub use config::{Config, ConfigError, Key, L3Choice, Limits, Secret};
 pub use launch::{LaunchError, Launched, launch};
+pub use node_figures::{node_figures, serve_node_figures};
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};
 pub use summary::Summary;

@@ -1,15 +1,17 @@
 //! Every backend keeps the promises of `Store`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
 use terrace_l3::disk::IoEngine;
+use terrace_l3::node::Holding;
 use terrace_l3::{
     DiskConfig, DiskStore, MemoryConfig, MemoryStore, PromotionConfig, ReleaseConfig, Releases,
     TieredConfig, TieredStore,
 };
 use terrace_tests::l3::conformance::{Backend, all};
+use terrace_tests::l3::nodes::LocalNodes;
 
 /// No multiple of anything, so that no path is the easy one.
 const OBJECT_BYTES_MAX: usize = 10_001;
@@ -62,16 +64,51 @@ fn disk(io: IoEngine) -> Backend {
     }
 }
 
-fn tiered() -> Backend {
+fn tiered_store() -> (TieredStore, TempDir) {
     let (disk, directory) = disk_store(IoEngine::Auto, SLOTS);
     let promotion =
         PromotionConfig { remember_ms: 5, cooldown_ms: 5, ..PromotionConfig::default() };
     let tiers = TieredStore::new(memory_store(), disk, TieredConfig { promotion }).unwrap();
+    (tiers, directory)
+}
+
+fn tiered() -> Backend {
+    let (tiers, directory) = tiered_store();
     Backend {
         store: Arc::new(tiers),
         objects_max: 2 * SLOTS,
         full_wait: Duration::from_secs(5),
         keep: Box::new(directory),
+        ..memory()
+    }
+}
+
+/// Three nodes with memory alone.
+fn nodes(copies: usize) -> Backend {
+    let mut nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+    nodes.config.copies = copies;
+    Backend {
+        store: Arc::new(nodes.store()),
+        objects_max: 3 * SLOTS,
+        full_wait: Duration::from_secs(5),
+        keep: Box::new(nodes),
+        ..memory()
+    }
+}
+
+/// Two nodes with memory over disk.
+fn nodes_with_tiers() -> Backend {
+    let directories = Mutex::new(Vec::new());
+    let nodes = LocalNodes::start(2, || {
+        let (tiers, directory) = tiered_store();
+        directories.lock().unwrap().push(directory);
+        Holding::Tiers(tiers)
+    });
+    Backend {
+        store: Arc::new(nodes.store()),
+        objects_max: 2 * 2 * SLOTS,
+        full_wait: Duration::from_secs(5),
+        keep: Box::new((nodes, directories)),
         ..memory()
     }
 }
@@ -119,4 +156,19 @@ async fn a_store_with_releases_keeps_its_promises() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_of_it_together_keeps_its_promises() {
     all(|| releases(tiered().guarded())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_keep_their_promises() {
+    all(|| nodes(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_tiers_keep_their_promises() {
+    all(nodes_with_tiers).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn guarded_nodes_keep_their_promises() {
+    all(|| releases(nodes(1).guarded())).await;
 }

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use terrace_l3::disk::IoEngine;
+use terrace_l3::node::Holding;
 use terrace_l3::{
-    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, PromotionConfig, Store,
-    TieredConfig, TieredStore,
+    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, NodesStore,
+    PromotionConfig, Store, TieredConfig, TieredStore,
 };
 use terrace_tests::l3::features::{FeatureBackend, OBJECT_BYTES_MAX, all};
+use terrace_tests::l3::nodes::LocalNodes;
 
 const OBJECTS: u64 = 512;
 
@@ -83,4 +85,17 @@ async fn features_in_tiers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn features_in_a_guarded_store() {
     all(guarded).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_on_nodes() {
+    all(|| {
+        let nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+        let config = nodes.config.clone();
+        // Each process has connections of its own.
+        let handle =
+            move || -> Arc<dyn Store> { Arc::new(NodesStore::new(config.clone()).unwrap()) };
+        FeatureBackend { handle: Box::new(handle), keep: Box::new(nodes) }
+    })
+    .await;
 }

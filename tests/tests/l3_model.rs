@@ -3,17 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
 use terrace_cache::PageKey;
 use terrace_l3::disk::IoEngine;
+use terrace_l3::node::Holding;
 use terrace_l3::{
     Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
     ObjectId, Pin, PromotionConfig, Put, PutOptions, Registration, Removal, Store, StoreError,
     Stored, TieredConfig, TieredStore,
 };
+use terrace_tests::l3::nodes::LocalNodes;
 use terrace_tests::l3::objects::{fill, is_right};
 use tokio::runtime::{Builder, Runtime};
 
@@ -306,9 +308,9 @@ impl World {
     fn check_stats(&self) {
         let stats = self.store().stats();
         // Tiers share objects and pins between them as they like.
-        let ((Some(tier), None) | (None, Some(tier))) = (stats.memory, stats.disk) else {
-            return;
-        };
+        let tiers: Vec<_> =
+            [stats.memory, stats.disk, stats.remote].into_iter().flatten().collect();
+        let [tier] = tiers[..] else { return };
         assert_eq!(tier.hard_pinned, self.hard_pinned() as u64);
         assert_eq!((tier.corrupt, tier.io_errors), (0, 0));
         let objects = self.objects.len() as u64;
@@ -341,7 +343,7 @@ impl World {
         store.flush().await.unwrap();
         store.shutdown().await.unwrap();
         let stats = store.stats();
-        for tier in stats.memory.into_iter().chain(stats.disk) {
+        for tier in [stats.memory, stats.disk, stats.remote].into_iter().flatten() {
             assert_eq!((tier.objects, tier.bytes, tier.resident_bytes), (0, 0, 0));
         }
         for page in 0..BATCH_MAX {
@@ -366,7 +368,7 @@ fn distinct<T: Copy>(batch: &[T], name: impl Fn(&T) -> u8) -> Vec<T> {
 }
 
 fn play(kind: Kind, ops: &[Op]) {
-    let runtime: Runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let runtime: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut world = World::new(kind);
         for op in ops {
@@ -420,6 +422,18 @@ fn tiered(slots: usize) -> Kind {
     Kind { open: Box::new(open), reopening: Reopening::AfterShutdown, slots: None }
 }
 
+/// Three nodes, each with room for everything.
+fn nodes(slots: usize) -> Kind {
+    let kept = Mutex::new(Vec::new());
+    let open = move || -> Arc<dyn Store> {
+        let nodes = LocalNodes::start(3, || Holding::Memory(memory_store(slots)));
+        let store = nodes.store();
+        kept.lock().unwrap().push(nodes);
+        Arc::new(store)
+    };
+    Kind { open: Box::new(open), reopening: Reopening::Never, slots: None }
+}
+
 /// The usual variable asks for more or fewer.
 fn cases(default: u32) -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
@@ -465,6 +479,13 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..80),
     ) {
         play(Kind { slots: Some(slots), ..disk(slots) }, &ops);
+    }
+
+    #[test]
+    fn nodes_with_room_for_all_agree_with_a_map(
+        ops in proptest::collection::vec(op(), 1..80),
+    ) {
+        play(nodes(PLENTY), &ops);
     }
 
     #[test]

@@ -221,7 +221,7 @@ impl Shared {
     /// Frees what there is of a put that has failed.
     async fn give_up(self: &Arc<Self>, generation: u64, error: &FeatureError) {
         let unsettled = match error {
-            FeatureError::Store { error, .. } => error.is_unwell(),
+            FeatureError::Store { error, .. } => error.may_have_happened(),
             _ => false,
         };
         self.ledger.lock().fail_put(generation, unsettled, Instant::now());

@@ -167,7 +167,7 @@ impl Ledger {
             // Released while it was being put: the removal may have come before the bytes.
             (None, Ok(_)) => self.park_anew(id, pin, now),
             // Nobody knows whether the bytes are there, or will be.
-            (_, Err(error)) if error.is_unwell() => self.park_anew(id, pin, now),
+            (_, Err(error)) if error.may_have_happened() => self.park_anew(id, pin, now),
             (Some(entry), Err(_)) => self.bury(id, entry, now),
             (None, Err(_)) => {}
         }

@@ -1,0 +1,246 @@
+//! The store that a node shares, as the network sees it: slots that are lent and filled in place.
+
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::messages::{GAUGES, Gauges};
+use crate::memory::MemoryStore;
+use crate::object::ObjectId;
+use crate::stats::TierStats;
+use crate::store::{GetOptions, Pin, PutOptions, Results, Store, StoreError, Stored};
+use crate::tiered::{Filled, Lent, Offered, Room, Scratch, TieredStore};
+
+/// What a node keeps objects in.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Holding {
+    /// Memory alone.
+    Memory(MemoryStore),
+    /// Memory over disk.
+    Tiers(TieredStore),
+}
+
+/// A node's store and the memory for transfers that it needs besides.
+#[derive(Debug)]
+pub(super) enum Holder {
+    Memory { store: MemoryStore, changed: Notify },
+    Tiers { store: TieredStore, scratch: Scratch, changed: Notify },
+}
+
+impl Holder {
+    pub(super) fn new(holding: Holding, scratch_pages: u32) -> Result<Self, StoreError> {
+        let changed = Notify::new();
+        Ok(match holding {
+            Holding::Memory(store) => Self::Memory { store, changed },
+            Holding::Tiers(store) => {
+                let scratch = Scratch::new(&store, scratch_pages)?;
+                Self::Tiers { store, scratch, changed }
+            }
+        })
+    }
+
+    pub(super) fn store(&self) -> &dyn Store {
+        match self {
+            Self::Memory { store, .. } => store,
+            Self::Tiers { store, .. } => store,
+        }
+    }
+
+    pub(super) fn object_bytes_max(&self) -> usize {
+        match self {
+            Self::Memory { store, .. } => store.object_bytes_max(),
+            Self::Tiers { store, .. } => store.object_bytes_max(),
+        }
+    }
+
+    /// Lends objects; `None` for those that must be asked for again.
+    pub(super) async fn lend(
+        &self,
+        wanted: &[(ObjectId, usize)],
+        options: GetOptions,
+    ) -> Results<Option<Lent>> {
+        match self {
+            Self::Memory { store, .. } => {
+                let lend = |(id, length): &(ObjectId, usize)| {
+                    store.lend(id, *length).map(|slot| Some(Lent::from_slot(slot, false)))
+                };
+                wanted.iter().map(lend).collect()
+            }
+            Self::Tiers { store, scratch, .. } => store.lend(wanted, options, scratch).await,
+        }
+    }
+
+    /// Where the bytes of an object can go. For room it waits until `deadline`.
+    pub(super) async fn offer(
+        &self,
+        id: &ObjectId,
+        length: usize,
+        pin: Option<Pin>,
+        deadline: Instant,
+    ) -> Result<Offered, StoreError> {
+        /// Leases end without telling anybody.
+        const LEASE_CHECK: Duration = Duration::from_millis(20);
+        loop {
+            let mut changed = std::pin::pin!(self.changed().notified());
+            changed.as_mut().enable();
+            match self.try_offer(id, length, pin).await? {
+                Offered::NoRoom if Instant::now() < deadline && !self.is_stuck() => {}
+                offered => return Ok(offered),
+            }
+            let _ = timeout(LEASE_CHECK, changed).await;
+        }
+    }
+
+    async fn try_offer(
+        &self,
+        id: &ObjectId,
+        length: usize,
+        pin: Option<Pin>,
+    ) -> Result<Offered, StoreError> {
+        match self {
+            Self::Memory { store, .. } => match store.reserve(*id, length, pin) {
+                Ok(Some(slot)) => Ok(Offered::Room(Room::Slot(slot))),
+                Ok(None) => {
+                    store.count_put(&Ok(Stored::AlreadyThere), length);
+                    Ok(Offered::There)
+                }
+                Err(StoreError::Full) => Ok(Offered::NoRoom),
+                Err(error) => Err(error),
+            },
+            Self::Tiers { store, scratch, .. } => store.offer(id, length, pin, scratch).await,
+        }
+    }
+
+    fn is_stuck(&self) -> bool {
+        match self {
+            Self::Memory { store, .. } => store.is_stuck(),
+            // Scratch memory comes back in any case.
+            Self::Tiers { .. } => false,
+        }
+    }
+
+    /// Stores objects whose bytes have come. It must not be given up half-way.
+    pub(super) async fn keep(&self, filled: Vec<Filled>, options: PutOptions) -> Results<Stored> {
+        let results = match self {
+            Self::Memory { store, .. } => {
+                let keep = |Filled { header, room }| {
+                    let Room::Slot(slot) = room else { unreachable!("memory offers slots only") };
+                    slot.publish(&header, false);
+                    store.count_put(&Ok(Stored::New), header.length as usize);
+                    Ok(Stored::New)
+                };
+                filled.into_iter().map(keep).collect()
+            }
+            Self::Tiers { store, .. } => store.keep(filled, options).await,
+        };
+        self.note_change();
+        results
+    }
+
+    /// Looks at an object that somebody could not verify, and removes it if it is damaged.
+    pub(super) fn inspect(&self, id: &ObjectId) {
+        match self {
+            Self::Memory { store, .. } => store.inspect(id),
+            Self::Tiers { store, .. } => store.inspect(id),
+        }
+    }
+
+    /// Something ended that may have kept a slot.
+    pub(super) fn note_change(&self) {
+        self.changed().notify_waiters();
+    }
+
+    fn changed(&self) -> &Notify {
+        match self {
+            Self::Memory { changed, .. } | Self::Tiers { changed, .. } => changed,
+        }
+    }
+
+    /// What clients are told about the store: of two tiers, the one that has the say about what there
+    /// is, with the leases and failures of both.
+    pub(super) fn gauges(&self, stamp: u64) -> Gauges {
+        let stats = self.store().stats();
+        let memory = stats.memory.unwrap_or_default();
+        let tier = match stats.disk {
+            Some(disk) => TierStats {
+                leases: disk.leases + memory.leases,
+                leases_refused: disk.leases_refused + memory.leases_refused,
+                corrupt: disk.corrupt + memory.corrupt,
+                ..disk
+            },
+            None => memory,
+        };
+        Gauges { stamp, values: to_values(&tier) }
+    }
+}
+
+fn to_values(tier: &TierStats) -> [u64; GAUGES] {
+    [
+        tier.objects,
+        tier.bytes,
+        tier.resident_bytes,
+        tier.capacity_bytes,
+        tier.index_bytes,
+        tier.hard_pinned,
+        tier.soft_pinned,
+        tier.leases,
+        tier.leases_refused,
+        tier.evicted,
+        tier.removed,
+        tier.superseded,
+        tier.corrupt,
+        tier.io_errors,
+        tier.disk_full,
+    ]
+}
+
+impl Gauges {
+    /// As the figures of a tier, of which clients count the rest.
+    pub(super) fn tier(&self) -> TierStats {
+        let [
+            objects,
+            bytes,
+            resident_bytes,
+            capacity_bytes,
+            index_bytes,
+            hard_pinned,
+            soft_pinned,
+            leases,
+            leases_refused,
+            evicted,
+            removed,
+            superseded,
+            corrupt,
+            io_errors,
+            disk_full,
+        ] = self.values;
+        TierStats {
+            objects,
+            bytes,
+            resident_bytes,
+            capacity_bytes,
+            index_bytes,
+            hard_pinned,
+            soft_pinned,
+            leases,
+            leases_refused,
+            evicted,
+            removed,
+            superseded,
+            corrupt,
+            io_errors,
+            disk_full,
+            ..TierStats::default()
+        }
+    }
+
+    /// Both together.
+    pub(super) fn plus(mut self, other: &Self) -> Self {
+        for (value, more) in self.values.iter_mut().zip(other.values) {
+            *value += more;
+        }
+        self
+    }
+}

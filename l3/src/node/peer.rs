@@ -1,0 +1,313 @@
+//! One node as a client sees it: its connections, and whether it answers at all.
+//!
+//! A node that fails a call is away from then on: calls about its share end at once, and a task in the
+//! background tries to reach it until it answers. So a dead node costs a bounded time once and then
+//! nothing.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{sleep, timeout};
+
+use super::codec::Malformed;
+use super::config::{NodeAddress, NodesConfig};
+use super::handshake::Hello;
+use super::link::{Link, LinkError};
+use super::messages::{Answer, Gauges, Reply, Request};
+use crate::store::{Results, StoreError};
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) node: NodeAddress,
+    pub(super) config: Arc<NodesConfig>,
+    instance: [u8; 16],
+    /// Connections that nobody uses at the moment.
+    idle: Mutex<Vec<Link>>,
+    /// For transfers, and apart from them for everything else, so that a question does not wait for
+    /// bytes.
+    transfers: Semaphore,
+    questions: Semaphore,
+    away: AtomicBool,
+    closed: AtomicBool,
+    failures: AtomicU64,
+    /// The largest object that it takes, once it has said so.
+    object_bytes_max: AtomicU64,
+    latest: Mutex<Gauges>,
+}
+
+/// The node did not answer, or not in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Away;
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Question,
+    Transfer,
+}
+
+/// A connection for one call. If the call succeeds it is put back, otherwise it is closed.
+pub(super) struct Call<'a> {
+    peer: &'a Arc<Peer>,
+    pub(super) link: Link,
+    /// It was used before, so it may have been closed meanwhile.
+    is_used: bool,
+    _permit: SemaphorePermit<'a>,
+}
+
+/// What a client knows about a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PeerStats {
+    /// Its name.
+    pub name: String,
+    /// Whether it answers.
+    pub is_up: bool,
+    /// Times that it failed to.
+    pub failures: u64,
+    /// Objects that it has.
+    pub objects: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// What it could hold.
+    pub capacity_bytes: u64,
+    /// The largest object that it takes; 0 until it has been reached.
+    pub object_bytes_max: u64,
+}
+
+impl Peer {
+    pub(super) fn new(node: NodeAddress, config: Arc<NodesConfig>, instance: [u8; 16]) -> Self {
+        Self {
+            transfers: Semaphore::new(config.connections_max),
+            questions: Semaphore::new(config.connections_max),
+            node,
+            config,
+            instance,
+            idle: Mutex::default(),
+            away: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            failures: AtomicU64::new(0),
+            object_bytes_max: AtomicU64::new(0),
+            latest: Mutex::default(),
+        }
+    }
+
+    /// A connection, if the node is there.
+    pub(super) async fn call(self: &Arc<Self>, purpose: Purpose) -> Result<Call<'_>, Away> {
+        if self.is_away() {
+            return Err(Away);
+        }
+        let places = match purpose {
+            Purpose::Question => &self.questions,
+            Purpose::Transfer => &self.transfers,
+        };
+        let permit = places.acquire().await.map_err(|_| Away)?;
+        // It may have gone while we waited.
+        if self.is_away() {
+            return Err(Away);
+        }
+        if let Some(link) = self.take_idle() {
+            return Ok(Call { peer: self, link, is_used: true, _permit: permit });
+        }
+        match self.connect().await {
+            Ok(link) => Ok(Call { peer: self, link, is_used: false, _permit: permit }),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Asks a question that may be asked twice, or must not.
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        request: &Request,
+        limit_ms: u64,
+        repeatable: bool,
+    ) -> Result<Answer, Away> {
+        loop {
+            let mut call = self.call(Purpose::Question).await?;
+            match call.exchange(request, Duration::from_millis(limit_ms)).await {
+                Ok(answer) => {
+                    call.end();
+                    return Ok(answer);
+                }
+                Err(error) if repeatable && call.is_stale(&error) => {}
+                Err(error) => return Err(self.failed(&error)),
+            }
+        }
+    }
+
+    /// A question that is answered for each object, or with nothing.
+    pub(super) async fn change(
+        self: &Arc<Self>,
+        request: Request,
+        objects: usize,
+        limit_ms: u64,
+        repeatable: bool,
+    ) -> Results<()> {
+        match self.ask(&request, limit_ms, repeatable).await {
+            Ok(Answer::Done(results)) if results.len() == objects => results,
+            Ok(_) => vec![Err(self.nonsense()); objects],
+            Err(Away) => vec![Err(StoreError::HolderAway); objects],
+        }
+    }
+
+    /// The node answered something else than it was asked.
+    pub(super) fn nonsense(self: &Arc<Self>) -> StoreError {
+        self.failed(&LinkError::Malformed(Malformed::Kind(0)));
+        StoreError::HolderAway
+    }
+
+    /// The node is away, until somebody reaches it again.
+    pub(super) fn failed(self: &Arc<Self>, error: &LinkError) -> Away {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        self.idle.lock().clear();
+        if !self.away.swap(true, Ordering::AcqRel) && !self.closed.load(Ordering::Acquire) {
+            let NodeAddress { name, .. } = &self.node;
+            tracing::warn!(
+                "node {name} does not answer ({error}); its share of L3 is computed until it does"
+            );
+            let retry = Duration::from_millis(self.config.retry_ms);
+            tokio::spawn(reach(Arc::downgrade(self), retry));
+        }
+        Away
+    }
+
+    /// Closes all connections and makes no more.
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.away.store(true, Ordering::Release);
+        self.idle.lock().clear();
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        self.away.load(Ordering::Acquire)
+    }
+
+    pub(super) fn gauges(&self) -> Gauges {
+        *self.latest.lock()
+    }
+
+    pub(super) fn stats(&self) -> PeerStats {
+        let tier = self.gauges().tier();
+        PeerStats {
+            name: self.node.name.clone(),
+            is_up: !self.is_away(),
+            failures: self.failures.load(Ordering::Relaxed),
+            objects: tier.objects,
+            bytes: tier.bytes,
+            capacity_bytes: tier.capacity_bytes,
+            object_bytes_max: self.object_bytes_max.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Connects and waits to be welcomed.
+    async fn connect(&self) -> Result<Link, LinkError> {
+        let limit = Duration::from_millis(self.config.connect_timeout_ms);
+        let hello = Hello::new(&self.config.name, self.instance)?;
+        let connect = async {
+            let stream = TcpStream::connect(&self.node.address).await?;
+            let mut link = Link::greet(stream, &self.config.secret, &hello, limit).await?;
+            let (kind, body) = link.receive(limit).await?;
+            let Reply { gauges, answer } = Reply::decode(kind, body)?;
+            match answer {
+                Answer::Welcome { object_bytes_max } => {
+                    self.object_bytes_max.store(object_bytes_max, Ordering::Relaxed);
+                    self.note(gauges);
+                }
+                _ => return Err(Malformed::Kind(kind).into()),
+            }
+            link.stall = Duration::from_millis(self.config.stall_timeout_ms);
+            Ok(link)
+        };
+        timeout(limit, connect).await.map_err(|_| LinkError::Stalled(limit))?
+    }
+
+    /// A connection that is still good, as far as one can see.
+    fn take_idle(&self) -> Option<Link> {
+        let mut idle = self.idle.lock();
+        while let Some(link) = idle.pop() {
+            if link.is_quiet() {
+                return Some(link);
+            }
+        }
+        None
+    }
+
+    /// Answers overtake each other; the latest figures count.
+    fn note(&self, gauges: Gauges) {
+        let mut latest = self.latest.lock();
+        if gauges.stamp >= latest.stamp {
+            *latest = gauges;
+        }
+    }
+}
+
+impl Call<'_> {
+    pub(super) async fn send(&mut self, request: &Request) -> Result<(), LinkError> {
+        self.link.send(request.kind(), |body| request.encode(body), &[]).await
+    }
+
+    pub(super) async fn receive(&mut self, patience: Duration) -> Result<Answer, LinkError> {
+        let (kind, body) = self.link.receive(patience).await?;
+        let Reply { gauges, answer } = Reply::decode(kind, body)?;
+        self.peer.note(gauges);
+        Ok(answer)
+    }
+
+    pub(super) async fn exchange(
+        &mut self,
+        request: &Request,
+        patience: Duration,
+    ) -> Result<Answer, LinkError> {
+        self.send(request).await?;
+        self.receive(patience).await
+    }
+
+    /// Whether the connection had been closed before the call: the node may be well.
+    pub(super) fn is_stale(&self, error: &LinkError) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        match error {
+            LinkError::Io(error) => {
+                let closed = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
+                self.is_used && closed.contains(&error.kind())
+            }
+            LinkError::Stalled(_)
+            | LinkError::Malformed(_)
+            | LinkError::Version(_)
+            | LinkError::Refused => false,
+        }
+    }
+
+    /// All has been said: somebody else may use the connection.
+    pub(super) fn end(self) {
+        let Call { peer, link, .. } = self;
+        if !peer.is_away() {
+            peer.idle.lock().push(link);
+        }
+    }
+}
+
+/// Tries to reach a node until it answers.
+async fn reach(peer: Weak<Peer>, mut pause: Duration) {
+    loop {
+        sleep(pause).await;
+        let Some(peer) = peer.upgrade() else { return };
+        if peer.closed.load(Ordering::Acquire) {
+            return;
+        }
+        match peer.connect().await {
+            Ok(link) => {
+                peer.idle.lock().push(link);
+                peer.away.store(false, Ordering::Release);
+                tracing::warn!("node {} answers again and takes its share", peer.node.name);
+                return;
+            }
+            Err(error) => tracing::debug!("node {} is still away: {error}", peer.node.name),
+        }
+        pause = (2 * pause).min(Duration::from_millis(peer.config.retry_max_ms));
+    }
+}

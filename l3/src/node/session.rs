@@ -1,0 +1,258 @@
+//! What a node does for one client on one connection: one request after the other.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::codec::Malformed;
+use super::config::NodeClient;
+use super::link::{Link, LinkError};
+use super::messages::{Answer, Item, Offer, Parcel, Reply, Request};
+use super::server::Shared;
+use crate::arena::Target;
+use crate::guard::{merge, split};
+use crate::object::{Header, Mismatch, ObjectId};
+use crate::store::{GetOptions, PutOptions, Results, StoreError, Stored};
+use crate::tiered::{Filled, Lent, Offered, Room};
+
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    link: Link,
+    client: Arc<NodeClient>,
+}
+
+/// An object that is wanted, with the place for its bytes.
+struct Expected {
+    id: ObjectId,
+    room: Room,
+    target: Target,
+}
+
+impl Session {
+    pub(super) fn new(shared: Arc<Shared>, link: Link, client: Arc<NodeClient>) -> Self {
+        Self { shared, link, client }
+    }
+
+    /// Serves until the client goes away or the node is told to stop.
+    pub(super) async fn run(mut self, mut drain: watch::Receiver<bool>) -> Result<(), LinkError> {
+        let object_bytes_max = self.shared.holder.object_bytes_max() as u64;
+        self.reply(Answer::Welcome { object_bytes_max }, &[]).await?;
+        let idle = Duration::from_millis(self.shared.config.idle_timeout_ms);
+        loop {
+            tokio::select! {
+                woken = self.link.wakes() => woken?,
+                _ = drain.wait_for(|draining| *draining) => return Ok(()),
+                () = sleep(idle) => return Ok(()),
+            }
+            let (kind, body) = self.link.receive(self.link.stall).await?;
+            let request = Request::decode(kind, body)?;
+            self.answer(request).await?;
+            self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn answer(&mut self, request: Request) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let store = shared.holder.store();
+        let answer = match request {
+            Request::Exists { options, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let found = store.exists(&allowed, options).await;
+                Answer::Presences(merge(&skipped, found, &Err(StoreError::Forbidden)))
+            }
+            Request::Get { promotion_wait, wanted } => {
+                return self.get(wanted, GetOptions { promotion_wait }).await;
+            }
+            Request::Put { options, offers } => return self.put(offers, options).await,
+            Request::Pin { pin, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let pinned = store.pin(&allowed, pin).await;
+                Answer::Done(merge(&skipped, pinned, &Err(StoreError::Forbidden)))
+            }
+            Request::Unpin { pin, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let unpinned = store.unpin(&allowed, pin).await;
+                shared.holder.note_change();
+                Answer::Done(merge(&skipped, unpinned, &Err(StoreError::Forbidden)))
+            }
+            Request::Remove { removal, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let removed = store.remove(&allowed, removal).await;
+                shared.holder.note_change();
+                Answer::Done(merge(&skipped, removed, &Err(StoreError::Forbidden)))
+            }
+            Request::Suspect(ids) => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                allowed.iter().for_each(|id| shared.holder.inspect(id));
+                Answer::Done(vec![Ok(()); skipped.len()])
+            }
+            Request::Flush => Answer::Done(vec![store.flush().await]),
+            Request::Ping => Answer::Done(Vec::new()),
+            Request::Checksums(_) => return Err(Malformed::Kind(request.kind()).into()),
+        };
+        self.reply(answer, &[]).await
+    }
+
+    /// Sends objects straight from where they are.
+    async fn get(&mut self, wanted: Vec<Item>, options: GetOptions) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let (allowed, skipped) = self.split(wanted, |item| item.id);
+        let object_bytes_max = shared.holder.object_bytes_max();
+        let mut bytes = 0;
+        let fits = |item: &&Item| {
+            let before = bytes;
+            bytes += clamp(item.length).min(object_bytes_max);
+            before == 0 || bytes <= shared.config.call_bytes_max
+        };
+        let at_once: Vec<_> =
+            allowed.iter().take_while(fits).map(|item| (item.id, clamp(item.length))).collect();
+        let mut lent = shared.holder.lend(&at_once, options).await;
+        lent.resize_with(allowed.len(), || Ok(None));
+        let mut next = lent.iter();
+        let parcels = skipped.iter().map(|skipped| match skipped {
+            true => Parcel::Failed(StoreError::Forbidden),
+            false => parcel(next.next().expect("one for each that is allowed")),
+        });
+        let answer = Answer::Parcels(parcels.collect());
+        let payloads: Vec<&[u8]> =
+            lent.iter().flatten().flatten().map(|lent| &lent.source()[..]).collect();
+        let sent: usize = payloads.iter().map(|payload| payload.len()).sum();
+        self.reply(answer, &payloads).await?;
+        shared.counters.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        drop(lent);
+        shared.holder.note_change();
+        Ok(())
+    }
+
+    /// Takes objects straight to where they will be.
+    async fn put(&mut self, offers: Vec<Item>, options: PutOptions) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let mut expected: Vec<Expected> = Vec::new();
+        let mut answers = Vec::with_capacity(offers.len());
+        let wait = Duration::from_millis(shared.config.full_wait_ms);
+        let mut deadline = Instant::now() + wait;
+        let mut bytes = 0usize;
+        for Item { id, length } in offers {
+            let length = clamp(length);
+            if !expected.is_empty() && bytes.saturating_add(length) > shared.config.call_bytes_max {
+                answers.push(Offer::Later);
+                continue;
+            }
+            if !expected.is_empty() {
+                // What came before is what it would wait for.
+                deadline = Instant::now();
+            }
+            answers.push(match self.offer(&id, length, options, deadline).await {
+                Ok(Offered::Room(mut room)) => {
+                    bytes += length;
+                    let target = room.target(length);
+                    expected.push(Expected { id, room, target });
+                    Offer::Wanted
+                }
+                Ok(Offered::There) => Offer::There,
+                Ok(Offered::NoRoom) if expected.is_empty() => Offer::Failed(StoreError::Full),
+                Ok(Offered::NoRoom) => Offer::Later,
+                Err(error) => Offer::Failed(error),
+            });
+        }
+        self.reply(Answer::Offers(answers), &[]).await?;
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let received = self.receive(&mut expected).await;
+        if received.is_err() {
+            drop(expected);
+            shared.holder.note_change();
+            return received.map(drop);
+        }
+        let results = self.keep(expected, received?, options).await;
+        shared.counters.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.reply(Answer::Stored(results), &[]).await
+    }
+
+    async fn offer(
+        &self,
+        id: &ObjectId,
+        length: usize,
+        options: PutOptions,
+        deadline: Instant,
+    ) -> Result<Offered, StoreError> {
+        if !self.is_allowed(id) {
+            return Err(StoreError::Forbidden);
+        }
+        let max = self.shared.holder.object_bytes_max();
+        if length > max {
+            return Err(StoreError::TooLarge { bytes: length, max });
+        }
+        self.shared.holder.offer(id, length, options.pin, deadline).await
+    }
+
+    /// Receives payloads, and the checksums that the client has sent and those that we have seen.
+    async fn receive(&mut self, expected: &mut [Expected]) -> Result<Vec<(u64, u64)>, LinkError> {
+        let mut targets: Vec<&mut [u8]> =
+            expected.iter_mut().map(|expected| &mut expected.target[..]).collect();
+        let seen = self.link.receive_payloads(&mut targets).await?;
+        let (kind, body) = self.link.receive(self.link.stall).await?;
+        match Request::decode(kind, body)? {
+            Request::Checksums(sent) if sent.len() == seen.len() => {
+                Ok(sent.into_iter().zip(seen).collect())
+            }
+            other => Err(Malformed::Kind(other.kind()).into()),
+        }
+    }
+
+    /// Stores what has come unharmed.
+    async fn keep(
+        &self,
+        expected: Vec<Expected>,
+        checksums: Vec<(u64, u64)>,
+        options: PutOptions,
+    ) -> Results<Stored> {
+        let mut filled = Vec::with_capacity(expected.len());
+        let mut damaged = Vec::with_capacity(expected.len());
+        for (Expected { id, room, target }, (sent, seen)) in expected.into_iter().zip(checksums) {
+            let header = Header { id, length: target.len() as u64, checksum: sent };
+            drop(target);
+            damaged.push(sent != seen);
+            if sent == seen {
+                filled.push(Filled { header, room });
+            }
+        }
+        let kept = self.shared.holder.keep(filled, options).await;
+        merge(&damaged, kept, &Err(StoreError::Corrupt(Mismatch::Payload)))
+    }
+
+    async fn reply(&mut self, answer: Answer, payloads: &[&[u8]]) -> Result<(), LinkError> {
+        let gauges = self.shared.holder.gauges(self.shared.stamp());
+        let reply = Reply { gauges, answer };
+        self.link.send(reply.kind(), |body| reply.encode(body), payloads).await
+    }
+
+    /// What the client may use, and for each whether it may not.
+    fn split<T>(&self, batch: Vec<T>, id: impl Fn(&T) -> ObjectId) -> (Vec<T>, Vec<bool>) {
+        let (allowed, skipped) = split(batch, |object| !self.is_allowed(&id(object)));
+        let forbidden = (skipped.len() - allowed.len()) as u64;
+        self.shared.counters.forbidden.fetch_add(forbidden, Ordering::Relaxed);
+        (allowed, skipped)
+    }
+
+    fn is_allowed(&self, id: &ObjectId) -> bool {
+        self.client.namespaces.as_ref().is_none_or(|allowed| allowed.contains(&id.namespace))
+    }
+}
+
+fn parcel(lent: &Result<Option<Lent>, StoreError>) -> Parcel {
+    match lent {
+        Ok(Some(lent)) => Parcel::Follows { header: *lent.header(), served: lent.served() },
+        Ok(None) => Parcel::Later,
+        Err(error) => Parcel::Failed(error.clone()),
+    }
+}
+
+/// A length that is too large for this machine is too large for its store.
+fn clamp(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}

@@ -15,8 +15,7 @@ use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use terrace_l3::Arena;
 use terrace_l3::feature::{
-    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Secret, Tensor,
-    TensorSpec, WhenFull,
+    Dtype, FeatureConfig, FeatureError, FeatureRef, Released, Secret, Tensor, TensorSpec, WhenFull,
 };
 
 use self::place::{MooncakeArguments, Place, Sizes, Turn};

@@ -31,7 +31,7 @@ impl Place {
         match text.parse() {
             Ok(L3Choice::Disk(folder)) => Ok(Self::Disk(folder)),
             Ok(L3Choice::Mooncake(master)) => Ok(Self::Mooncake(master)),
-            Ok(L3Choice::Memory(_) | L3Choice::None) | Err(_) => {
+            Ok(L3Choice::Memory(_) | L3Choice::Nodes(_) | L3Choice::None) | Err(_) => {
                 Err("a store is disk:FOLDER or mooncake://HOST:PORT".to_owned())
             }
         }

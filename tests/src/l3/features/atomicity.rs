@@ -96,7 +96,7 @@ pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage)
             let died = timeout(Duration::from_millis(5), &mut put).await;
             assert!(died.is_err(), "it was to die, not to end");
         }
-        let config = FeatureConfig { max_hold_ms: Some(200), ..stage.producer_config(0) };
+        let config = FeatureConfig { max_hold_ms: Some(2000), ..stage.producer_config(0) };
         let producer = stage.open(config).await;
         // With a claim nobody can tell whether it had the time to give its ref to somebody.
         assert_eq!(producer.features.stats().live, u64::from(nth >= 4), "{nth}");

@@ -116,19 +116,19 @@ pub(super) async fn the_budget_survives_a_restart(stage: Stage) {
 }
 
 pub(super) async fn the_time_to_hold_survives_a_restart(stage: Stage) {
-    let config = FeatureConfig { max_hold_ms: Some(600), ..stage.producer_config(0) };
+    let config = FeatureConfig { max_hold_ms: Some(3000), ..stage.producer_config(0) };
     let consumer = stage.consumer().await;
     let producer = stage.open(config.clone()).await;
     let reference = producer.put("a").await;
     let began = Instant::now();
-    while began.elapsed() < Duration::from_millis(400) {
+    while began.elapsed() < Duration::from_millis(1500) {
         drop(stage.open(config.clone()).await);
         sleep(Duration::from_millis(100)).await;
     }
     drop(producer);
     let producer = stage.open(config).await;
     consumer.read(&reference, 0).await.expect("its time is not over");
-    sleep(Duration::from_millis(620).saturating_sub(began.elapsed())).await;
+    sleep(Duration::from_millis(3020).saturating_sub(began.elapsed())).await;
     producer.features.gc().await.unwrap();
     assert!(consumer.is_gone(&reference).await, "each start began its time anew");
     producer.settles().await;

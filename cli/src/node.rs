@@ -60,6 +60,9 @@ pub(crate) struct Arguments {
     /// Connections at a time; more are refused [default: 512]
     #[arg(long, value_name = "NUMBER", env = "TERRACE_NODE_CONNECTIONS_MAX")]
     connections_max: Option<usize>,
+    /// How long objects stay pinned after the client that pinned them is gone [default: 10m]
+    #[arg(long, value_name = "TIME", env = "TERRACE_NODE_PINS_KEPT", value_parser = duration)]
+    pins_kept: Option<Duration>,
     /// How long calls under way may take when the node is told to stop [default: 10s]
     #[arg(long, value_name = "TIME", env = "TERRACE_SHUTDOWN_PATIENCE", value_parser = duration)]
     shutdown_patience: Option<Duration>,
@@ -80,6 +83,8 @@ struct Settings {
     secret_file: Option<PathBuf>,
     metrics: Option<String>,
     connections_max: usize,
+    #[serde(deserialize_with = "written_duration")]
+    pins_kept: Duration,
     #[serde(deserialize_with = "written_duration")]
     shutdown_patience: Duration,
     log: Option<String>,
@@ -107,6 +112,7 @@ impl Default for Settings {
             secret_file: None,
             metrics: None,
             connections_max: 512,
+            pins_kept: Duration::from_secs(600),
             shutdown_patience: Duration::from_secs(10),
             log: None,
             clients: Vec::new(),
@@ -179,6 +185,7 @@ impl Arguments {
         set_some(&mut settings.secret_file, &self.secret_file);
         set_some(&mut settings.metrics, &self.metrics);
         set(&mut settings.connections_max, &self.connections_max);
+        set(&mut settings.pins_kept, &self.pins_kept);
         set(&mut settings.shutdown_patience, &self.shutdown_patience);
         set_some(&mut settings.log, &self.log);
         Ok(settings)
@@ -206,7 +213,9 @@ impl Settings {
             return Err(format!("a node serves only those who know a secret: {advice}").into());
         };
         let defaults = NodeConfig::new(first.secret.clone());
-        Ok(NodeConfig { clients, connections_max: self.connections_max, ..defaults })
+        let pins_kept_ms = u64::try_from(self.pins_kept.as_millis()).unwrap_or(u64::MAX);
+        let connections_max = self.connections_max;
+        Ok(NodeConfig { clients, connections_max, pins_kept_ms, ..defaults })
     }
 
     fn holding(&self) -> Result<Holding, Box<dyn Error>> {

@@ -12,6 +12,7 @@ mod codec;
 mod config;
 mod handshake;
 mod holder;
+mod holds;
 mod link;
 mod messages;
 mod peer;

@@ -29,6 +29,8 @@ pub struct NodeConfig {
     pub full_wait_ms: u64,
     /// Pages of memory for transfers of what is on disk only.
     pub scratch_pages: u32,
+    /// How long the hard pins of a client stay after its last connection has ended.
+    pub pins_kept_ms: u64,
 }
 
 impl NodeConfig {
@@ -46,6 +48,7 @@ impl NodeConfig {
             call_bytes_max: 64 << 20,
             full_wait_ms: 1_000,
             scratch_pages: 32,
+            pins_kept_ms: 600_000,
         }
     }
 }

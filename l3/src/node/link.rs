@@ -139,6 +139,7 @@ impl Link {
         stall: Duration,
     ) -> Result<(Self, Hello), LinkError> {
         stream.set_nodelay(true)?;
+        notice_death(&stream)?;
         let mut bytes = [0; HELLO_BYTES];
         read_exact(&stream, &mut bytes, stall).await?;
         let hello = Hello::decode(&bytes)?;
@@ -340,6 +341,16 @@ impl Arrival {
 
 fn closed() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the other side closed the connection")
+}
+
+/// Has the system find out whether the peer's machine is still there while nothing is said.
+fn notice_death(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
 }
 
 async fn read_exact(

@@ -105,7 +105,7 @@ mod tests {
         let placement = Placement::new(&nodes("a=h:1,b=h:2*2,c=h:3,d=h:4"));
         let holders: String =
             ids().take(32).map(|id| ["a", "b", "c", "d"][placement.holders(&id).0]).collect();
-        assert_eq!(holders, "");
+        assert_eq!(holders, "cbabcbbdbbadbbbcaabbadbcbdacbbac");
         let id = ObjectId::page(PageKey(1 << 100), PageKey(u128::MAX));
         assert_eq!(placement.holders(&id), placement.holders(&id.with_generation(9)));
     }

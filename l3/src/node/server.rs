@@ -12,15 +12,16 @@ use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, interval, sleep, timeout};
 
 use super::config::{NodeClient, NodeConfig};
 use super::handshake::{Hello, NodeSecret};
 use super::holder::{Holder, Holding};
+use super::holds::{Holds, Instance};
 use super::link::{Link, LinkError};
 use super::session::Session;
 use crate::stats::StoreStats;
-use crate::store::StoreError;
+use crate::store::{Pin, StoreError};
 
 /// A node that listens and does not serve yet.
 #[derive(Debug)]
@@ -71,6 +72,7 @@ pub(super) struct Shared {
     pub(super) holder: Holder,
     pub(super) config: NodeConfig,
     pub(super) counters: Counters,
+    pub(super) holds: Holds,
     clients: BTreeMap<String, Arc<NodeClient>>,
     /// What strangers are challenged with: they learn nothing about which names there are.
     nobodys: NodeSecret,
@@ -133,6 +135,7 @@ impl NodeServer {
             holder: Holder::new(holding, config.scratch_pages)?,
             config,
             counters: Counters::default(),
+            holds: Holds::default(),
             clients,
             nobodys: NodeSecret::unguessable().map_err(NodeError::Random)?,
             answers: AtomicU64::new(0),
@@ -234,6 +237,18 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Takes back the pins of clients that have been gone for too long.
+    async fn unpin_abandoned(&self) {
+        let patience = Duration::from_millis(self.config.pins_kept_ms);
+        let abandoned = self.holds.take_abandoned(Instant::now(), patience);
+        if !abandoned.is_empty() {
+            tracing::warn!("clients are gone and have left {} pins: taken back", abandoned.len());
+            // What is gone by now needs no unpinning.
+            drop(self.holder.store().unpin(&abandoned, Pin::Hard).await);
+            self.holder.note_change();
+        }
+    }
+
     fn secret_of(&self, hello: &Hello) -> NodeSecret {
         self.clients.get(&hello.name).map_or(&self.nobodys, |client| &client.secret).clone()
     }
@@ -244,18 +259,26 @@ impl Shared {
 async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Receiver<bool>) {
     /// When the system has no more descriptors, trying again at once would only burn time.
     const PAUSE: Duration = Duration::from_millis(100);
+    /// How often pins of clients that are gone are looked for.
+    const SWEEP: Duration = Duration::from_secs(1);
     let strangers = Arc::new(Semaphore::new(shared.config.strangers_max));
     let connections = Arc::new(Semaphore::new(shared.config.connections_max));
     let mut sessions = JoinSet::new();
+    let mut sweep = interval(SWEEP);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => Some(accepted),
+            _ = sweep.tick() => None,
             Some(_) = sessions.join_next() => continue,
             _ = drain.wait_for(|draining| *draining) => break,
         };
         let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
+            Some(Ok(accepted)) => accepted,
+            None => {
+                shared.unpin_abandoned().await;
+                continue;
+            }
+            Some(Err(error)) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 sleep(PAUSE).await;
                 continue;
@@ -275,10 +298,13 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                 return;
             };
             match known {
-                Ok((link, client)) => {
+                Ok((link, client, instance)) => {
                     shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
                     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-                    let ended = Session::new(shared.clone(), link, client).run(drain).await;
+                    shared.holds.enter(instance);
+                    let session = Session::new(shared.clone(), link, client, instance);
+                    let ended = session.run(drain).await;
+                    shared.holds.leave(instance, Instant::now());
                     shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
                     if let Err(LinkError::Malformed(error)) = &ended {
                         shared.counters.malformed.fetch_add(1, Ordering::Relaxed);
@@ -302,7 +328,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
 async fn greet(
     stream: TcpStream,
     shared: &Arc<Shared>,
-) -> Result<(Link, Arc<NodeClient>), LinkError> {
+) -> Result<(Link, Arc<NodeClient>, Instance), LinkError> {
     let NodeConfig { handshake_timeout_ms, stall_timeout_ms, .. } = shared.config;
     let limit = Duration::from_millis(handshake_timeout_ms);
     let welcome = Link::welcome(stream, |hello| shared.secret_of(hello), limit);
@@ -311,5 +337,5 @@ async fn greet(
     link.stall = Duration::from_millis(stall_timeout_ms);
     // Somebody without a name here cannot know what only this node knows.
     let client = shared.clients.get(&hello.name).ok_or(LinkError::Refused)?;
-    Ok((link, client.clone()))
+    Ok((link, client.clone(), hello.instance))
 }

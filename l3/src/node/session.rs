@@ -9,19 +9,21 @@ use tokio::time::{Instant, sleep};
 
 use super::codec::Malformed;
 use super::config::NodeClient;
+use super::holds::Instance;
 use super::link::{Link, LinkError};
 use super::messages::{Answer, Item, Offer, Parcel, Reply, Request};
 use super::server::Shared;
 use crate::arena::Target;
 use crate::guard::{merge, split};
 use crate::object::{Header, Mismatch, ObjectId};
-use crate::store::{GetOptions, PutOptions, Results, StoreError, Stored};
+use crate::store::{GetOptions, Pin, PutOptions, Results, StoreError, Stored};
 use crate::tiered::{Filled, Lent, Offered, Room};
 
 pub(super) struct Session {
     shared: Arc<Shared>,
     link: Link,
     client: Arc<NodeClient>,
+    instance: Instance,
 }
 
 /// An object that is wanted, with the place for its bytes.
@@ -32,8 +34,13 @@ struct Expected {
 }
 
 impl Session {
-    pub(super) fn new(shared: Arc<Shared>, link: Link, client: Arc<NodeClient>) -> Self {
-        Self { shared, link, client }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        link: Link,
+        client: Arc<NodeClient>,
+        instance: Instance,
+    ) -> Self {
+        Self { shared, link, client, instance }
     }
 
     /// Serves until the client goes away or the node is told to stop.
@@ -45,7 +52,11 @@ impl Session {
             tokio::select! {
                 woken = self.link.wakes() => woken?,
                 _ = drain.wait_for(|draining| *draining) => return Ok(()),
-                () = sleep(idle) => return Ok(()),
+                // Without its last connection it would seem to be gone.
+                () = sleep(idle) => match self.shared.holds.has_pins(self.instance) {
+                    true => continue,
+                    false => return Ok(()),
+                },
             }
             let (kind, body) = self.link.receive(self.link.stall).await?;
             let request = Request::decode(kind, body)?;
@@ -70,11 +81,17 @@ impl Session {
             Request::Pin { pin, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 let pinned = store.pin(&allowed, pin).await;
+                if pin == Pin::Hard {
+                    self.note_pins(allowed.iter().zip(&pinned));
+                }
                 Answer::Done(merge(&skipped, pinned, &Err(StoreError::Forbidden)))
             }
             Request::Unpin { pin, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 let unpinned = store.unpin(&allowed, pin).await;
+                if pin == Pin::Hard {
+                    self.note_unpins(&allowed, &unpinned);
+                }
                 shared.holder.note_change();
                 Answer::Done(merge(&skipped, unpinned, &Err(StoreError::Forbidden)))
             }
@@ -152,7 +169,12 @@ impl Session {
                     expected.push(Expected { id, room, target });
                     Offer::Wanted
                 }
-                Ok(Offered::There) => Offer::There,
+                Ok(Offered::There) => {
+                    if options.pin == Some(Pin::Hard) {
+                        shared.holds.pinned(self.instance, id);
+                    }
+                    Offer::There
+                }
                 Ok(Offered::NoRoom) if expected.is_empty() => Offer::Failed(StoreError::Full),
                 Ok(Offered::NoRoom) => Offer::Later,
                 Err(error) => Offer::Failed(error),
@@ -221,7 +243,11 @@ impl Session {
                 filled.push(Filled { header, room });
             }
         }
+        let ids: Vec<ObjectId> = filled.iter().map(|filled| filled.header.id).collect();
         let kept = self.shared.holder.keep(filled, options).await;
+        if options.pin == Some(Pin::Hard) {
+            self.note_pins(ids.iter().zip(&kept));
+        }
         merge(&damaged, kept, &Err(StoreError::Corrupt(Mismatch::Payload)))
     }
 
@@ -229,6 +255,25 @@ impl Session {
         let gauges = self.shared.holder.gauges(self.shared.stamp());
         let reply = Reply { gauges, answer };
         self.link.send(reply.kind(), |body| reply.encode(body), payloads).await
+    }
+
+    fn note_pins<'a, T: 'a>(
+        &self,
+        pinned: impl Iterator<Item = (&'a ObjectId, &'a Result<T, StoreError>)>,
+    ) {
+        for (id, _) in pinned.filter(|(_, pinned)| pinned.is_ok()) {
+            self.shared.holds.pinned(self.instance, *id);
+        }
+    }
+
+    fn note_unpins(&self, ids: &[ObjectId], unpinned: &Results<()>) {
+        for (id, unpinned) in ids.iter().zip(unpinned) {
+            match unpinned {
+                Ok(()) => self.shared.holds.unpinned(self.instance, id),
+                Err(StoreError::Missing | StoreError::NotPinned) => self.shared.holds.forget(id),
+                Err(_) => {}
+            }
+        }
     }
 
     /// What the client may use, and for each whether it may not.

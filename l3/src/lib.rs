@@ -39,6 +39,8 @@ pub mod mooncake;
 pub mod node;
 mod object;
 mod promotion;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 mod registry;
 mod release;
 mod stats;

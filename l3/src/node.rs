@@ -10,6 +10,7 @@
 mod client;
 mod codec;
 mod config;
+mod direct;
 mod handshake;
 mod holder;
 mod holds;
@@ -22,7 +23,7 @@ mod session;
 mod transfer;
 
 pub use client::{NodesError, NodesStats, NodesStore};
-pub use config::{NodeAddress, NodeClient, NodeConfig, NodesConfig};
+pub use config::{NodeAddress, NodeClient, NodeConfig, NodesConfig, RdmaChoice};
 pub use handshake::{NodeSecret, SecretError};
 pub use holder::Holding;
 pub use peer::PeerStats;
@@ -33,6 +34,7 @@ pub mod wire {
     pub use super::codec::Malformed;
     pub use super::handshake::{Challenge, Hello, VERSION};
     pub use super::messages::{
-        Answer, FRAME_BYTES_MAX, GAUGES, Gauges, IDS_MAX, Item, Offer, Parcel, Reply, Request,
+        Afar, Answer, FRAME_BYTES_MAX, GAUGES, Gauges, IDS_MAX, Item, LINK_BYTES, Offer, Parcel,
+        Reply, Request,
     };
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use terrace_cache::PageKey;
 use terrace_l3::node::wire::{
-    Answer, Challenge, Gauges, Hello, Item, Malformed, Offer, Parcel, Reply, Request,
+    Afar, Answer, Challenge, Gauges, Hello, Item, LINK_BYTES, Malformed, Offer, Parcel, Reply,
+    Request,
 };
 use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RunningNode};
 use terrace_l3::{
@@ -45,6 +46,11 @@ fn requests() -> Vec<Request> {
         Request::Suspect(ids(2)),
         Request::Flush,
         Request::Ping,
+        Request::Link([9; LINK_BYTES]),
+        Request::Lend { promotion_wait: None, wanted: items() },
+        Request::Taken,
+        Request::Fetch { options: PutOptions::default(), offers: items() },
+        Request::Places(vec![(u64::MAX, Afar { address: 7, key: u32::MAX })]),
     ]
 }
 
@@ -82,7 +88,10 @@ fn replies() -> Vec<Reply> {
             Ok(Presence::Present(Place::Disk)),
             Err(StoreError::Closed),
         ]),
-        Answer::Parcels(parcels),
+        Answer::Parcels(parcels.clone()),
+        Answer::Linked(None),
+        Answer::Linked(Some([9; LINK_BYTES])),
+        Answer::Lent(parcels, vec![Afar { address: u64::MAX, key: 1 }]),
         Answer::Offers(offers),
         Answer::Stored(vec![Ok(Stored::New), Ok(Stored::AlreadyThere), Err(StoreError::Full)]),
         Answer::Done(vec![Ok(()), Err(StoreError::Missing)]),

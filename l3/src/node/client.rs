@@ -10,7 +10,8 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-use super::config::NodesConfig;
+use super::config::{NodeAddress, NodesConfig};
+use super::direct::Adapter;
 use super::handshake::random;
 use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, Request};
 use super::peer::{Away, Peer, PeerStats};
@@ -61,6 +62,7 @@ struct Shared {
     peers: Vec<Arc<Peer>>,
     placement: Placement,
     registry: Registry,
+    adapter: Option<Adapter>,
     traffic: Traffic,
     /// Every call has one of them, so that a shutdown can wait for all.
     calls: Arc<Semaphore>,
@@ -81,12 +83,16 @@ impl NodesStore {
         config.check().map_err(NodesError::Config)?;
         let config = Arc::new(config);
         let instance = random()?;
-        let peer = |node: &_| Arc::new(Peer::new(Clone::clone(node), config.clone(), instance));
+        let adapter = Adapter::open(&config.rdma);
+        let peer = |node: &NodeAddress| {
+            Arc::new(Peer::new(node.clone(), config.clone(), instance, adapter.clone()))
+        };
         let shared = Shared {
             peers: config.nodes.iter().map(peer).collect(),
             placement: Placement::new(&config.nodes),
             config,
             registry: Registry::default(),
+            adapter,
             traffic: Traffic::default(),
             calls: Arc::new(Semaphore::new(CALLS_MAX as usize)),
             closed: AtomicBool::new(false),
@@ -145,7 +151,9 @@ impl Store for NodesStore {
         if self.shared.closed.load(Ordering::Acquire) {
             return Err(StoreError::Closed);
         }
-        self.shared.registry.register(arena)
+        let registration = self.shared.registry.register(arena)?;
+        let region = self.shared.adapter.as_ref().and_then(|adapter| adapter.register(arena));
+        Ok(Registration::new((registration, region)))
     }
 
     fn exists<'a>(
@@ -307,10 +315,10 @@ impl Shared {
     ) -> Results<Served> {
         let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
         let lengths: Vec<usize> = gets.iter().map(|get| get.target.len()).collect();
-        let mut left = Vec::new();
+        let mut left: Vec<Got> = Vec::new();
         for ((number, get), registered) in gets.into_iter().enumerate().zip(registered) {
             match registered {
-                Ok(()) => left.push(Part::new(number, get)),
+                Ok(()) => left.push(Part::new(number, get.into())),
                 Err(error) => results[number] = Err(error),
             }
         }
@@ -328,7 +336,7 @@ impl Shared {
                     result,
                     Err(StoreError::Missing | StoreError::HolderAway | StoreError::Corrupt(_))
                 );
-                if may_be_elsewhere && copy + 1 < self.config.copies {
+                if may_be_elsewhere && copy + 1 < self.config.copies && job.target.is_some() {
                     left.push(Part::new(number, job));
                 }
                 if copy == 0 || result.is_ok() {

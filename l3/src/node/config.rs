@@ -31,6 +31,10 @@ pub struct NodeConfig {
     pub scratch_pages: u32,
     /// How long the hard pins of a client stay after its last connection has ended.
     pub pins_kept_ms: u64,
+    /// Which RDMA adapter to use.
+    pub rdma: RdmaChoice,
+    /// How long a client may take to read by RDMA what was lent to it.
+    pub rdma_lease_ms: u64,
 }
 
 impl NodeConfig {
@@ -49,6 +53,8 @@ impl NodeConfig {
             full_wait_ms: 1_000,
             scratch_pages: 32,
             pins_kept_ms: 600_000,
+            rdma: RdmaChoice::Auto,
+            rdma_lease_ms: 20_000,
         }
     }
 }
@@ -131,6 +137,20 @@ pub struct NodesConfig {
     pub retry_ms: u64,
     /// ... up to this.
     pub retry_max_ms: u64,
+    /// Which RDMA adapter to use.
+    pub rdma: RdmaChoice,
+}
+
+/// Which RDMA adapter to use, in builds that can use any. Without one, everything goes by TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RdmaChoice {
+    /// The first one that will do.
+    #[default]
+    Auto,
+    /// None.
+    Never,
+    /// The one of that name, as `rdma link` writes it.
+    Device(String),
 }
 
 impl NodesConfig {
@@ -152,6 +172,7 @@ impl NodesConfig {
             stall_timeout_ms: 500,
             retry_ms: 50,
             retry_max_ms: 2_000,
+            rdma: RdmaChoice::Auto,
         }
     }
 

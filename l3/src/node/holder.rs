@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::messages::{GAUGES, Gauges};
+use crate::arena::Arena;
 use crate::memory::MemoryStore;
 use crate::object::ObjectId;
 use crate::stats::TierStats;
@@ -45,6 +46,14 @@ impl Holder {
         match self {
             Self::Memory { store, .. } => store,
             Self::Tiers { store, .. } => store,
+        }
+    }
+
+    /// All memory that objects are lent from and received into.
+    pub(super) fn arenas(&self) -> Vec<&Arena> {
+        match self {
+            Self::Memory { store, .. } => vec![store.arena()],
+            Self::Tiers { store, scratch, .. } => vec![store.slots(), scratch.arena()],
         }
     }
 

@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::codec::Malformed;
+use super::direct::Shortcut;
 use super::handshake::{
     Agreement, CHALLENGE_BYTES, Challenge, HELLO_BYTES, Hello, NodeSecret, PROOF_BYTES, VERSION,
 };
@@ -102,6 +103,8 @@ pub(super) struct Link {
     frame: Vec<u8>,
     /// How long the peer may do nothing while it should do something.
     pub(super) stall: Duration,
+    /// The client's way around it.
+    pub(super) shortcut: Shortcut,
 }
 
 impl Link {
@@ -163,7 +166,8 @@ impl Link {
     }
 
     fn new(stream: TcpStream, outgoing: Seal, incoming: Seal, stall: Duration) -> Self {
-        Self { stream, outgoing, incoming, frame: Vec::new(), stall }
+        let (frame, shortcut) = (Vec::new(), Shortcut::Untried);
+        Self { stream, outgoing, incoming, frame, stall, shortcut }
     }
 
     /// Whether the peer has neither closed the connection nor said something that nobody asked for.

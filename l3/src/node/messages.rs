@@ -23,6 +23,18 @@ pub struct Item {
     pub length: u64,
 }
 
+/// The length of an end of a link for RDMA, as its sides tell it to each other.
+pub const LINK_BYTES: usize = 32;
+
+/// Where a payload can be read from by RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Afar {
+    /// Its address in the memory of whoever has it.
+    pub address: u64,
+    /// What that memory is registered as.
+    pub key: u32,
+}
+
 /// What a client says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -76,6 +88,26 @@ pub enum Request {
     Flush,
     /// Are you there?
     Ping,
+    /// This is my end of a link for RDMA.
+    Link([u8; LINK_BYTES]),
+    /// Lend me these, to be read over the link.
+    Lend {
+        /// How long to wait for promotions.
+        promotion_wait: Option<Duration>,
+        /// What, and how long each must be.
+        wanted: Vec<Item>,
+    },
+    /// I have read what was lent.
+    Taken,
+    /// You could read these over the link.
+    Fetch {
+        /// How to store them.
+        options: PutOptions,
+        /// What they are.
+        offers: Vec<Item>,
+    },
+    /// These are the checksums of the payloads that are wanted, and where they are.
+    Places(Vec<(u64, Afar)>),
 }
 
 /// What becomes of an object that was asked for.
@@ -123,6 +155,10 @@ pub enum Answer {
     Offers(Vec<Offer>),
     /// To [`Request::Checksums`].
     Stored(Results<Stored>),
+    /// To [`Request::Link`]: the node's end, if it has one. To [`Request::Places`]: they cannot be read.
+    Linked(Option<[u8; LINK_BYTES]>),
+    /// To [`Request::Lend`]; of those that would follow, where they can be read.
+    Lent(Vec<Parcel>, Vec<Afar>),
     /// To everything else.
     Done(Results<()>),
 }
@@ -163,6 +199,11 @@ impl Request {
             Self::Suspect(_) => 8,
             Self::Flush => 9,
             Self::Ping => 10,
+            Self::Link(_) => 11,
+            Self::Lend { .. } => 12,
+            Self::Taken => 13,
+            Self::Fetch { .. } => 14,
+            Self::Places(_) => 15,
         }
     }
 
@@ -175,12 +216,12 @@ impl Request {
                 writer.u8(u8::from(prefetch_to_memory) | u8::from(lease) << 1);
                 writer.ids(ids);
             }
-            Self::Get { promotion_wait, wanted } => {
+            Self::Get { promotion_wait, wanted } | Self::Lend { promotion_wait, wanted } => {
                 writer.u8(u8::from(promotion_wait.is_some()));
                 writer.microseconds(promotion_wait.unwrap_or_default());
                 write_items(&mut writer, wanted);
             }
-            Self::Put { options, offers } => {
+            Self::Put { options, offers } | Self::Fetch { options, offers } => {
                 writer.u8(options.pin.map_or(0, pin_code));
                 writer.u8(u8::from(options.durable));
                 write_items(&mut writer, offers);
@@ -198,7 +239,15 @@ impl Request {
                 writer.ids(ids);
             }
             Self::Suspect(ids) => writer.ids(ids),
-            Self::Flush | Self::Ping => {}
+            Self::Link(end) => writer.bytes(end),
+            Self::Places(places) => {
+                writer.u32(places.len() as u32);
+                for (checksum, place) in places {
+                    writer.u64(*checksum);
+                    write_afar(&mut writer, place);
+                }
+            }
+            Self::Flush | Self::Ping | Self::Taken => {}
         }
     }
 
@@ -231,7 +280,12 @@ impl Request {
                 };
                 let durable = flags(&mut reader, "durability", 1)? != 0;
                 let options = PutOptions { pin, durable };
-                Self::Put { options, offers: read_items(&mut reader)? }
+                let offers = read_items(&mut reader)?;
+                if kind == 3 {
+                    Self::Put { options, offers }
+                } else {
+                    Self::Fetch { options, offers }
+                }
             }
             4 => Self::Checksums(reader.list(8, IDS_MAX, Reader::u64)?),
             5 | 6 => {
@@ -247,6 +301,12 @@ impl Request {
             8 => Self::Suspect(ids(&mut reader)?),
             9 => Self::Flush,
             10 => Self::Ping,
+            11 => Self::Link(reader.bytes()?),
+            13 => Self::Taken,
+            15 => {
+                let entry = |reader: &mut Reader<'_>| Ok((reader.u64()?, read_afar(reader)?));
+                Self::Places(reader.list(8 + AFAR_BYTES, IDS_MAX, entry)?)
+            }
             other => return Err(Malformed::Kind(other)),
         };
         reader.end()?;
@@ -268,6 +328,8 @@ impl Reply {
             Answer::Offers(_) => 131,
             Answer::Stored(_) => 132,
             Answer::Done(_) => 133,
+            Answer::Linked(_) => 134,
+            Answer::Lent(..) => 135,
         }
     }
 
@@ -287,21 +349,7 @@ impl Reply {
                     });
                 });
             }
-            Answer::Parcels(parcels) => {
-                writer.u32(parcels.len() as u32);
-                for parcel in parcels {
-                    match parcel {
-                        Parcel::Follows { header, served } => {
-                            writer.u8(0);
-                            let disk = u8::from(served.place == Place::Disk);
-                            writer.u8(disk | u8::from(served.waited) << 1);
-                            writer.bytes(header);
-                        }
-                        Parcel::Later => writer.u8(LATER),
-                        Parcel::Failed(error) => writer.error(error),
-                    }
-                }
-            }
+            Answer::Parcels(parcels) => write_parcels(&mut writer, parcels),
             Answer::Offers(offers) => {
                 writer.u32(offers.len() as u32);
                 for offer in offers {
@@ -317,6 +365,15 @@ impl Reply {
                 writer.u8(u8::from(*stored == Stored::AlreadyThere));
             }),
             Answer::Done(results) => write_results(&mut writer, results, |_, ()| {}),
+            Answer::Linked(end) => {
+                writer.u8(u8::from(end.is_some()));
+                writer.bytes(end.as_ref().map_or(&[], |end| &end[..]));
+            }
+            Answer::Lent(parcels, places) => {
+                write_parcels(&mut writer, parcels);
+                writer.u32(places.len() as u32);
+                places.iter().for_each(|place| write_afar(&mut writer, place));
+            }
         }
     }
 
@@ -338,16 +395,7 @@ impl Reply {
                 2 => Ok(Presence::Present(Place::Disk)),
                 value => Err(Malformed::Unknown { field: "a presence", value }),
             })?),
-            130 => Answer::Parcels(reader.list(1, IDS_MAX, |reader| match reader.u8()? {
-                0 => {
-                    let flags = flags(reader, "a place", 0b11)?;
-                    let place = if flags & 1 != 0 { Place::Disk } else { Place::Memory };
-                    let served = Served { place, waited: flags & 2 != 0 };
-                    Ok(Parcel::Follows { header: reader.bytes()?, served })
-                }
-                LATER => Ok(Parcel::Later),
-                code => Ok(Parcel::Failed(reader.error(code)?)),
-            })?),
+            130 => Answer::Parcels(read_parcels(&mut reader)?),
             131 => Answer::Offers(reader.list(1, IDS_MAX, |reader| match reader.u8()? {
                 0 => match flags(reader, "an offer", 1)? {
                     0 => Ok(Offer::Wanted),
@@ -361,11 +409,59 @@ impl Reply {
                 Ok(if there { Stored::AlreadyThere } else { Stored::New })
             })?),
             133 => Answer::Done(results(&mut reader, |_| Ok(()))?),
+            134 => Answer::Linked(match flags(&mut reader, "whether there is a link", 1)? {
+                0 => None,
+                _ => Some(reader.bytes()?),
+            }),
+            135 => Answer::Lent(
+                read_parcels(&mut reader)?,
+                reader.list(AFAR_BYTES, IDS_MAX, read_afar)?,
+            ),
             other => return Err(Malformed::Kind(other)),
         };
         reader.end()?;
         Ok(Self { gauges, answer })
     }
+}
+
+fn write_parcels(writer: &mut Writer<'_>, parcels: &[Parcel]) {
+    writer.u32(parcels.len() as u32);
+    for parcel in parcels {
+        match parcel {
+            Parcel::Follows { header, served } => {
+                writer.u8(0);
+                let disk = u8::from(served.place == Place::Disk);
+                writer.u8(disk | u8::from(served.waited) << 1);
+                writer.bytes(header);
+            }
+            Parcel::Later => writer.u8(LATER),
+            Parcel::Failed(error) => writer.error(error),
+        }
+    }
+}
+
+fn read_parcels(reader: &mut Reader<'_>) -> Result<Vec<Parcel>, Malformed> {
+    reader.list(1, IDS_MAX, |reader| match reader.u8()? {
+        0 => {
+            let flags = flags(reader, "a place", 0b11)?;
+            let place = if flags & 1 != 0 { Place::Disk } else { Place::Memory };
+            let served = Served { place, waited: flags & 2 != 0 };
+            Ok(Parcel::Follows { header: reader.bytes()?, served })
+        }
+        LATER => Ok(Parcel::Later),
+        code => Ok(Parcel::Failed(reader.error(code)?)),
+    })
+}
+
+const AFAR_BYTES: usize = 12;
+
+fn write_afar(writer: &mut Writer<'_>, place: &Afar) {
+    writer.u64(place.address);
+    writer.u32(place.key);
+}
+
+fn read_afar(reader: &mut Reader<'_>) -> Result<Afar, Malformed> {
+    Ok(Afar { address: reader.u64()?, key: reader.u32()? })
 }
 
 fn write_results<T>(

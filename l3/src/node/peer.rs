@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::codec::Malformed;
 use super::config::{NodeAddress, NodesConfig};
+use super::direct::{Adapter, Direct, Shortcut};
 use super::handshake::Hello;
 use super::link::{Link, LinkError};
 use super::messages::{Answer, Gauges, Reply, Request};
@@ -43,6 +44,10 @@ pub(super) struct Peer {
     /// The largest object that it takes, once it has said so.
     object_bytes_max: AtomicU64,
     latest: Mutex<Gauges>,
+    adapter: Option<Adapter>,
+    /// Until when payloads go by TCP because a link has failed.
+    by_tcp_until: Mutex<Option<Instant>>,
+    direct_bytes: AtomicU64,
 }
 
 /// The node did not answer, or not in time.
@@ -58,7 +63,7 @@ pub(super) enum Purpose {
 
 /// A connection for one call. If the call succeeds it is put back, otherwise it is closed.
 pub(super) struct Call<'a> {
-    peer: &'a Arc<Peer>,
+    pub(super) peer: &'a Arc<Peer>,
     pub(super) link: Link,
     /// It was used before, so it may have been closed meanwhile.
     is_used: bool,
@@ -99,10 +104,17 @@ pub struct PeerStats {
     pub capacity_bytes: u64,
     /// The largest object that it takes; 0 until it has been reached.
     pub object_bytes_max: u64,
+    /// Payload that went by RDMA.
+    pub direct_bytes: u64,
 }
 
 impl Peer {
-    pub(super) fn new(node: NodeAddress, config: Arc<NodesConfig>, instance: [u8; 16]) -> Self {
+    pub(super) fn new(
+        node: NodeAddress,
+        config: Arc<NodesConfig>,
+        instance: [u8; 16],
+        adapter: Option<Adapter>,
+    ) -> Self {
         Self {
             transfers: Semaphore::new(config.connections_max),
             questions: Semaphore::new(config.connections_max),
@@ -117,6 +129,9 @@ impl Peer {
             failures: AtomicU64::new(0),
             object_bytes_max: AtomicU64::new(0),
             latest: Mutex::default(),
+            adapter,
+            by_tcp_until: Mutex::default(),
+            direct_bytes: AtomicU64::new(0),
         }
     }
 
@@ -243,7 +258,31 @@ impl Peer {
             bytes: tier.bytes,
             capacity_bytes: tier.capacity_bytes,
             object_bytes_max: self.object_bytes_max.load(Ordering::Relaxed),
+            direct_bytes: self.direct_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    pub(super) fn adapter(&self) -> Option<&Adapter> {
+        self.adapter.as_ref()
+    }
+
+    pub(super) fn count_direct(&self, bytes: usize) {
+        self.direct_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// A link has failed while the node may be well: for a while, payloads go by TCP.
+    pub(super) fn distrust_direct(&self, error: &str) {
+        /// Long enough that a network in which links always fail costs little.
+        const FOR: Duration = Duration::from_secs(30);
+        let until = self.by_tcp_until.lock().replace(Instant::now() + FOR);
+        if until.is_none_or(|until| until < Instant::now()) {
+            let name = &self.node.name;
+            tracing::warn!("pages to and from node {name} go by TCP for {FOR:?}: {error}");
+        }
+    }
+
+    fn trusts_direct(&self) -> bool {
+        self.by_tcp_until.lock().is_none_or(|until| until < Instant::now())
     }
 
     /// Connects and waits to be welcomed.
@@ -312,6 +351,51 @@ impl Call<'_> {
     ) -> Result<Answer, LinkError> {
         self.send(request).await?;
         self.receive(patience).await
+    }
+
+    /// The link that goes with the connection, if both sides have an adapter.
+    pub(super) async fn direct(
+        &mut self,
+        patience: Duration,
+    ) -> Result<Option<Arc<Direct>>, LinkError> {
+        let Some(adapter) = self.peer.adapter().filter(|_| self.peer.trusts_direct()) else {
+            return Ok(None);
+        };
+        match &self.link.shortcut {
+            Shortcut::Linked(direct) => return Ok(Some(direct.clone())),
+            Shortcut::None => return Ok(None),
+            Shortcut::Untried => self.link.shortcut = Shortcut::None,
+        }
+        let direct = match adapter.link() {
+            Ok(direct) => direct,
+            Err(error) => {
+                self.peer.distrust_direct(&error);
+                return Ok(None);
+            }
+        };
+        let request = Request::Link(direct.end());
+        let answer = self.exchange(&request, patience).await?;
+        let Answer::Linked(end) = answer else {
+            return Err(Malformed::Kind(request.kind()).into());
+        };
+        let refused = || Err("the node has no RDMA adapter for this client".to_owned());
+        match end.map_or_else(refused, |end| direct.connect(&end)) {
+            Ok(()) => {
+                let direct = Arc::new(direct);
+                self.link.shortcut = Shortcut::Linked(direct.clone());
+                Ok(Some(direct))
+            }
+            Err(error) => {
+                self.peer.distrust_direct(&error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The connection's link has failed.
+    pub(super) fn lose_direct(&mut self, error: &str) {
+        self.link.shortcut = Shortcut::None;
+        self.peer.distrust_direct(error);
     }
 
     /// Whether the connection had been closed before the call: the node may be well.

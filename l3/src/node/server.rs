@@ -15,6 +15,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, interval, sleep, timeout};
 
 use super::config::{NodeClient, NodeConfig};
+use super::direct::{Adapter, Region};
 use super::handshake::{Hello, NodeSecret};
 use super::holder::{Holder, Holding};
 use super::holds::{Holds, Instance};
@@ -71,6 +72,10 @@ pub enum NodeError {
 pub(super) struct Shared {
     pub(super) holder: Holder,
     pub(super) config: NodeConfig,
+    /// How payloads can go around the connection, where the client can do that too.
+    pub(super) adapter: Option<Adapter>,
+    /// The registrations of the store's memory.
+    _regions: Vec<Region>,
     pub(super) counters: Counters,
     pub(super) holds: Holds,
     clients: BTreeMap<String, Arc<NodeClient>>,
@@ -89,6 +94,7 @@ pub(super) struct Counters {
     pub(super) forbidden: AtomicU64,
     pub(super) sent_bytes: AtomicU64,
     pub(super) received_bytes: AtomicU64,
+    pub(super) direct_bytes: AtomicU64,
 }
 
 /// What a node has done.
@@ -110,6 +116,8 @@ pub struct NodeStats {
     pub sent_bytes: u64,
     /// Payload received.
     pub received_bytes: u64,
+    /// How much of both went by RDMA.
+    pub direct_bytes: u64,
 }
 
 impl NodeServer {
@@ -131,9 +139,13 @@ impl NodeServer {
         if clients.is_empty() {
             return Err(NodeError::NoClients);
         }
+        let holder = Holder::new(holding, config.scratch_pages)?;
+        let (adapter, regions) = open_adapter(&holder, &config);
         let shared = Shared {
-            holder: Holder::new(holding, config.scratch_pages)?,
+            holder,
             config,
+            adapter,
+            _regions: regions,
             counters: Counters::default(),
             holds: Holds::default(),
             clients,
@@ -203,6 +215,7 @@ impl RunningNode {
             forbidden,
             sent_bytes,
             received_bytes,
+            direct_bytes,
         } = &self.shared.counters;
         NodeStats {
             connections: read(connections),
@@ -213,6 +226,7 @@ impl RunningNode {
             forbidden: read(forbidden),
             sent_bytes: read(sent_bytes),
             received_bytes: read(received_bytes),
+            direct_bytes: read(direct_bytes),
         }
     }
 
@@ -322,6 +336,16 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
     }
     drop(listener);
     while sessions.join_next().await.is_some() {}
+}
+
+/// The adapter, if it can use all of the store's memory.
+fn open_adapter(holder: &Holder, config: &NodeConfig) -> (Option<Adapter>, Vec<Region>) {
+    let Some(adapter) = Adapter::open(&config.rdma) else { return (None, Vec::new()) };
+    let regions = holder.arenas().into_iter().map(|arena| adapter.register(arena));
+    match regions.collect::<Option<Vec<_>>>() {
+        Some(regions) => (Some(adapter), regions),
+        None => (None, Vec::new()),
+    }
 }
 
 /// Finds out who it is.

@@ -1,5 +1,7 @@
 //! What a node does for one client on one connection: one request after the other.
 
+mod direct;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::codec::Malformed;
 use super::config::NodeClient;
+use super::direct::Direct;
 use super::holds::Instance;
 use super::link::{Link, LinkError};
 use super::messages::{Answer, Item, Offer, Parcel, Reply, Request};
@@ -24,6 +27,8 @@ pub(super) struct Session {
     link: Link,
     client: Arc<NodeClient>,
     instance: Instance,
+    /// The way around the connection, if the client has asked for one.
+    direct: Option<Arc<Direct>>,
 }
 
 /// An object that is wanted, with the place for its bytes.
@@ -40,7 +45,7 @@ impl Session {
         client: Arc<NodeClient>,
         instance: Instance,
     ) -> Self {
-        Self { shared, link, client, instance }
+        Self { shared, link, client, instance, direct: None }
     }
 
     /// Serves until the client goes away or the node is told to stop.
@@ -78,6 +83,11 @@ impl Session {
                 return self.get(wanted, GetOptions { promotion_wait }).await;
             }
             Request::Put { options, offers } => return self.put(offers, options).await,
+            Request::Link(end) => Answer::Linked(self.connect_direct(&end)),
+            Request::Lend { promotion_wait, wanted } => {
+                return self.lend(wanted, GetOptions { promotion_wait }).await;
+            }
+            Request::Fetch { options, offers } => return self.fetch(offers, options).await,
             Request::Pin { pin, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 let pinned = store.pin(&allowed, pin).await;
@@ -108,7 +118,9 @@ impl Session {
             }
             Request::Flush => Answer::Done(vec![store.flush().await]),
             Request::Ping => Answer::Done(Vec::new()),
-            Request::Checksums(_) => return Err(Malformed::Kind(request.kind()).into()),
+            Request::Checksums(_) | Request::Taken | Request::Places(_) => {
+                return Err(Malformed::Kind(request.kind()).into());
+            }
         };
         self.reply(answer, &[]).await
     }
@@ -116,6 +128,19 @@ impl Session {
     /// Sends objects straight from where they are.
     async fn get(&mut self, wanted: Vec<Item>, options: GetOptions) -> Result<(), LinkError> {
         let shared = self.shared.clone();
+        let (parcels, lent) = self.find(wanted, options).await;
+        let payloads: Vec<&[u8]> = lent.iter().map(|lent| &lent.source()[..]).collect();
+        let sent: usize = payloads.iter().map(|payload| payload.len()).sum();
+        self.reply(Answer::Parcels(parcels), &payloads).await?;
+        shared.counters.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        drop(lent);
+        shared.holder.note_change();
+        Ok(())
+    }
+
+    /// What becomes of objects that are asked for, and those of them that can be had.
+    async fn find(&self, wanted: Vec<Item>, options: GetOptions) -> (Vec<Parcel>, Vec<Lent>) {
+        let shared = &self.shared;
         let (allowed, skipped) = self.split(wanted, |item| item.id);
         let object_bytes_max = shared.holder.object_bytes_max();
         let mut bytes = 0;
@@ -133,20 +158,31 @@ impl Session {
             true => Parcel::Failed(StoreError::Forbidden),
             false => parcel(next.next().expect("one for each that is allowed")),
         });
-        let answer = Answer::Parcels(parcels.collect());
-        let payloads: Vec<&[u8]> =
-            lent.iter().flatten().flatten().map(|lent| &lent.source()[..]).collect();
-        let sent: usize = payloads.iter().map(|payload| payload.len()).sum();
-        self.reply(answer, &payloads).await?;
-        shared.counters.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
-        drop(lent);
-        shared.holder.note_change();
-        Ok(())
+        let parcels = parcels.collect();
+        (parcels, lent.into_iter().flatten().flatten().collect())
     }
 
     /// Takes objects straight to where they will be.
     async fn put(&mut self, offers: Vec<Item>, options: PutOptions) -> Result<(), LinkError> {
         let shared = self.shared.clone();
+        let (answers, mut expected) = self.reserve(offers, options).await;
+        self.reply(Answer::Offers(answers), &[]).await?;
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let received = self.receive(&mut expected).await;
+        if received.is_err() {
+            drop(expected);
+            shared.holder.note_change();
+            return received.map(drop);
+        }
+        let results = self.keep(expected, received?, options).await;
+        self.reply(Answer::Stored(results), &[]).await
+    }
+
+    /// What becomes of objects that are offered, and the places for those that are wanted.
+    async fn reserve(&self, offers: Vec<Item>, options: PutOptions) -> (Vec<Offer>, Vec<Expected>) {
+        let shared = &self.shared;
         let mut expected: Vec<Expected> = Vec::new();
         let mut answers = Vec::with_capacity(offers.len());
         let wait = Duration::from_millis(shared.config.full_wait_ms);
@@ -180,19 +216,7 @@ impl Session {
                 Err(error) => Offer::Failed(error),
             });
         }
-        self.reply(Answer::Offers(answers), &[]).await?;
-        if expected.is_empty() {
-            return Ok(());
-        }
-        let received = self.receive(&mut expected).await;
-        if received.is_err() {
-            drop(expected);
-            shared.holder.note_change();
-            return received.map(drop);
-        }
-        let results = self.keep(expected, received?, options).await;
-        shared.counters.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.reply(Answer::Stored(results), &[]).await
+        (answers, expected)
     }
 
     async fn offer(
@@ -233,6 +257,8 @@ impl Session {
         checksums: Vec<(u64, u64)>,
         options: PutOptions,
     ) -> Results<Stored> {
+        let bytes: usize = expected.iter().map(|expected| expected.target.len()).sum();
+        self.shared.counters.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let mut filled = Vec::with_capacity(expected.len());
         let mut damaged = Vec::with_capacity(expected.len());
         for (Expected { id, room, target }, (sent, seen)) in expected.into_iter().zip(checksums) {

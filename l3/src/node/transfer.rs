@@ -1,5 +1,7 @@
 //! Objects on their way between a client's pages and one node.
 
+mod direct;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use super::codec::Malformed;
 use super::link::LinkError;
 use super::messages::{Answer, IDS_MAX, Item, Offer, Parcel, Request};
 use super::peer::{Away, Call, Peer, Purpose, in_time};
+use crate::arena::Target;
 use crate::object::{Header, ObjectId};
 use crate::store::{Get, GetOptions, Put, PutOptions, Served, StoreError, Stored};
 
@@ -36,7 +39,28 @@ impl<T, R> Part<T, R> {
     }
 }
 
-pub(super) type Got = Part<Get, Served>;
+/// An object to read.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) id: ObjectId,
+    pub(super) length: usize,
+    /// Where its bytes go. It is gone only if an adapter did not let go of it.
+    pub(super) target: Option<Target>,
+}
+
+impl From<Get> for Wanted {
+    fn from(Get { id, target }: Get) -> Self {
+        Self { id, length: target.len(), target: Some(target) }
+    }
+}
+
+impl Wanted {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.target.as_mut().expect("it is there while a result is waited for")
+    }
+}
+
+pub(super) type Got = Part<Wanted, Served>;
 pub(super) type Sent = Part<Put, Stored>;
 
 impl Peer {
@@ -48,7 +72,7 @@ impl Peer {
     ) -> Vec<Got> {
         let mut laters = Laters::default();
         while laters.go_on(&mut parts) {
-            let mut some = unanswered(&mut parts, |get| get.target.len());
+            let mut some = unanswered(&mut parts, |get| get.length);
             let asked = self.get_some(&mut some, options).await;
             if asked == Err(Away) {
                 give_up(&mut parts, &StoreError::HolderAway);
@@ -73,7 +97,7 @@ impl Peer {
     ) -> Result<(), Away> {
         loop {
             let mut call = self.call(Purpose::Transfer).await?;
-            let bytes = parts.iter().map(|part| part.job.target.len()).sum();
+            let bytes = parts.iter().map(|part| part.job.length).sum();
             let limit_ms = self.config.get_timeout_ms;
             let wait = options.promotion_wait.unwrap_or_default();
             let limit = wait + Duration::from_millis(limit_ms) + transfer_limit(&call, bytes);
@@ -139,10 +163,17 @@ async fn get(
     options: GetOptions,
     limit_ms: u64,
 ) -> Result<(), LinkError> {
-    let item = |part: &&mut Got| Item { id: part.job.id, length: part.job.target.len() as u64 };
+    let item = |part: &&mut Got| Item { id: part.job.id, length: part.job.length as u64 };
     let wanted = parts.iter().map(item).collect();
-    let request = Request::Get { promotion_wait: options.promotion_wait, wanted };
-    let patience = Duration::from_millis(limit_ms) + options.promotion_wait.unwrap_or_default();
+    let promotion_wait = options.promotion_wait;
+    let patience = Duration::from_millis(limit_ms) + promotion_wait.unwrap_or_default();
+    if direct::can_read(call.peer, parts)
+        && let Some(direct) = call.direct(patience).await?
+    {
+        let request = Request::Lend { promotion_wait, wanted };
+        return direct::get(call, &direct, &request, parts, patience).await;
+    }
+    let request = Request::Get { promotion_wait, wanted };
     let parcels = match call.exchange(&request, patience).await? {
         Answer::Parcels(parcels) if parcels.len() == parts.len() => parcels,
         _ => return Err(Malformed::Kind(request.kind()).into()),
@@ -152,15 +183,25 @@ async fn get(
         .iter_mut()
         .zip(&parcels)
         .filter(|(_, parcel)| follows(parcel))
-        .map(|(part, _)| &mut part.job.target[..])
+        .map(|(part, _)| part.job.bytes())
         .collect();
     let mut checksums = call.link.receive_payloads(&mut targets).await?.into_iter();
+    settle(parts, parcels, |_| checksums.next().expect("one for each that followed"));
+    Ok(())
+}
+
+/// What came of objects that were asked for, those that were sent being where they belong.
+fn settle(
+    parts: &mut [&mut Got],
+    parcels: Vec<Parcel>,
+    mut checksum: impl FnMut(&mut [u8]) -> u64,
+) {
     for (part, parcel) in parts.iter_mut().zip(parcels) {
         part.result = match parcel {
             Parcel::Follows { header, served } => {
-                let checksum = checksums.next().expect("one for each that followed");
-                let Get { id, target } = &part.job;
-                let verified = Header::verify(&header, id, target.len() as u64)
+                let checksum = checksum(part.job.bytes());
+                let Wanted { id, length, .. } = &part.job;
+                let verified = Header::verify(&header, id, *length as u64)
                     .and_then(|header| header.verify_checksum(checksum));
                 Some(verified.map(|()| served).map_err(StoreError::Corrupt))
             }
@@ -168,7 +209,6 @@ async fn get(
             Parcel::Failed(error) => Some(Err(error)),
         };
     }
-    Ok(())
 }
 
 async fn put(
@@ -180,6 +220,12 @@ async fn put(
     let patience = Duration::from_millis(limit_ms);
     let item = |part: &&mut Sent| Item { id: part.job.id, length: part.job.source.len() as u64 };
     let offers = parts.iter().map(item).collect();
+    if let Some(regions) = direct::regions(call.peer, parts)
+        && call.direct(patience).await?.is_some()
+    {
+        let request = Request::Fetch { options, offers };
+        return direct::put(call, &regions, &request, parts, patience).await;
+    }
     let request = Request::Put { options, offers };
     let offers = match call.exchange(&request, patience).await? {
         Answer::Offers(offers) if offers.len() == parts.len() => offers,
@@ -201,6 +247,16 @@ async fn put(
             _ => return Err(Malformed::Kind(request.kind()).into()),
         };
     }
+    settle_offers(parts, offers, stored);
+    Ok(())
+}
+
+/// What came of objects that were offered, given what came of those that were wanted.
+fn settle_offers(
+    parts: &mut [&mut Sent],
+    offers: Vec<Offer>,
+    mut stored: impl Iterator<Item = Result<Stored, StoreError>>,
+) {
     for (part, offer) in parts.iter_mut().zip(offers) {
         part.result = match offer {
             Offer::Wanted => stored.next(),
@@ -209,7 +265,6 @@ async fn put(
             Offer::Failed(error) => Some(Err(error)),
         };
     }
-    Ok(())
 }
 
 /// The next objects without a result, as many as go into one call.

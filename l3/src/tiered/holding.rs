@@ -41,6 +41,11 @@ impl Scratch {
         })
     }
 
+    /// The memory that the pages are in.
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
     /// At least one page, for which it waits, and up to `most` if there are so many.
     async fn take(&self, most: usize) -> Vec<ScratchPage> {
         let mut pages = Vec::new();
@@ -327,6 +332,11 @@ impl TieredStore {
     /// verified with every read.
     pub(crate) fn inspect(&self, id: &ObjectId) {
         self.shared.memory.inspect(id);
+    }
+
+    /// The memory of the upper tier.
+    pub(crate) fn slots(&self) -> &Arena {
+        self.shared.memory.arena()
     }
 
     /// The largest object.

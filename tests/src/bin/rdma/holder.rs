@@ -1,0 +1,137 @@
+//! The machine whose pages are read. It does what it is told, a line at a time.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
+use terrace_l3::rdma::{Device, Link, LinkAddress, Region, RemotePage};
+use terrace_l3::{MemoryConfig, MemoryStore, Source};
+use terrace_tests::l3::nodes::secret;
+use tokio::runtime::Handle;
+
+use super::nodes::LEASE_TTL_MS;
+use super::pages::Pool;
+
+struct Holder {
+    device: Device,
+    pools: Vec<(Region, Vec<Source>)>,
+}
+
+pub(crate) async fn run(address: &str) {
+    let device = Device::open(None).expect("the machine has soft-RoCE");
+    println!("holder: {device:?}");
+    let pools = Pool::ALL.into_iter().map(|pool| {
+        let arena = pool.arena();
+        pool.fill(&arena);
+        let region = device.register(&arena).expect("memory can be registered");
+        let sources = (0..pool.pages()).map(|page| arena.source(page).expect("nobody writes"));
+        (region, sources.collect())
+    });
+    let pools = pools.collect();
+    let holder = Arc::new(Holder { device, pools });
+    let listener = TcpListener::bind(address).expect("the address is this machine's");
+    println!("holder: ready");
+    loop {
+        let (stream, _) = listener.accept().expect("the reader connects");
+        let (holder, runtime) = (holder.clone(), Handle::current());
+        thread::spawn(move || {
+            let _inside = runtime.enter();
+            holder.serve(stream);
+        });
+    }
+}
+
+impl Holder {
+    /// Serves one connection, which has one link at a time.
+    fn serve(&self, stream: TcpStream) {
+        let mut lines = BufReader::new(stream.try_clone().expect("a stream can be cloned")).lines();
+        let mut stream = stream;
+        let (mut link, mut nodes) = (None, Vec::new());
+        while let Some(Ok(line)) = lines.next() {
+            let reply = match line.strip_prefix("node ") {
+                Some(size) => start_node(size, &mut nodes),
+                None => self.obey(&line, &mut link),
+            };
+            writeln!(stream, "{reply}").expect("the reader listens");
+        }
+    }
+
+    fn obey(&self, line: &str, link: &mut Option<Arc<Link>>) -> String {
+        let (command, argument) = line.split_once(' ').unwrap_or((line, ""));
+        let number = || argument.parse::<u64>().expect("a number");
+        match command {
+            "link" => {
+                let new = Link::new(&self.device).expect("there are queues left");
+                let reply = hex(&new.address().encode());
+                let peer = LinkAddress::decode(&bytes_of(argument)).expect("the reader's address");
+                new.connect(peer).expect("the reader can be reached");
+                *link = Some(Arc::new(new));
+                reply
+            }
+            "pages" => {
+                let (region, sources) = &self.pools[usize::try_from(number()).expect("an index")];
+                let found = sources.iter().map(|source| {
+                    let RemotePage { address, key } = region.page(source);
+                    format!("{address}:{key}")
+                });
+                found.collect::<Vec<_>>().join(" ")
+            }
+            // A page whose registration ends before it can be read.
+            "forgotten" => {
+                let arena = Pool::Usual.arena();
+                let region = self.device.register(&arena).expect("memory can be registered");
+                let RemotePage { address, key } = region.page(&arena.source(0).expect("free"));
+                format!("{address}:{key}")
+            }
+            "counters" => format!("{:?}", self.device.counters()),
+            "close-after-ms" => {
+                let (link, delay) =
+                    (link.clone().expect("a link"), Duration::from_millis(number()));
+                thread::spawn(move || {
+                    thread::sleep(delay);
+                    link.close();
+                });
+                "in time".to_owned()
+            }
+            "vanish-after-ms" => {
+                let delay = Duration::from_millis(number());
+                thread::spawn(move || {
+                    thread::sleep(delay);
+                    // The machine stops in the middle of whatever it does, as when its power goes.
+                    std::fs::write("/proc/sysrq-trigger", "b").expect("it is a virtual machine");
+                });
+                "in time".to_owned()
+            }
+            other => panic!("the reader says {other:?}"),
+        }
+    }
+}
+
+/// A fresh node with so many slots of so many bytes. It ends with the connection.
+fn start_node(size: &str, nodes: &mut Vec<RunningNode>) -> String {
+    let (slots, bytes) = size.split_once(' ').expect("slots and bytes");
+    let (slots, bytes): (u64, usize) = (slots.parse().unwrap(), bytes.parse().unwrap());
+    let store = MemoryStore::new(MemoryConfig {
+        lease_ttl_ms: LEASE_TTL_MS,
+        ..MemoryConfig::new(slots * bytes as u64, bytes)
+    });
+    let holding = Holding::Memory(store.expect("there is memory"));
+    let config = NodeConfig { full_wait_ms: 5_000, ..NodeConfig::new(secret()) };
+    let node = NodeServer::bind("10.77.0.1:0", holding, config).expect("a free port");
+    let node = node.start().expect("a runtime with input and output");
+    let address = node.address().to_string();
+    nodes.push(node);
+    address
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn bytes_of(hex: &str) -> [u8; terrace_l3::rdma::ADDRESS_BYTES] {
+    let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("two digits");
+    std::array::from_fn(byte)
+}

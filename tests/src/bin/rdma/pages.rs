@@ -1,0 +1,71 @@
+//! The pages that the holder has.
+
+use terrace_l3::Arena;
+use terrace_tests::l3::objects::{fill, is_right, page};
+
+/// Pages of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pool {
+    /// A usual batch.
+    Usual,
+    /// More pages than a link reads at a time.
+    Many,
+    /// A page that is longer than what soft-RoCE reads at a time.
+    Long,
+    /// So much that reading it takes a while.
+    Much,
+}
+
+impl Pool {
+    pub(crate) const ALL: [Self; 4] = [Self::Usual, Self::Many, Self::Long, Self::Much];
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
+    pub(crate) fn pages(self) -> u32 {
+        match self {
+            Self::Usual => 64,
+            Self::Many => 600,
+            Self::Long => 1,
+            Self::Much => 128,
+        }
+    }
+
+    pub(crate) fn page_bytes(self) -> usize {
+        match self {
+            Self::Usual => 64 << 10,
+            // No multiple of anything.
+            Self::Many => 4099,
+            Self::Long => (12 << 20) + 1,
+            Self::Much => 512 << 10,
+        }
+    }
+
+    pub(crate) fn bytes(self) -> u64 {
+        u64::from(self.pages()) * self.page_bytes() as u64
+    }
+
+    /// Memory for all of its pages.
+    pub(crate) fn arena(self) -> Arena {
+        Arena::with_headroom(self.pages(), self.page_bytes()).expect("there is memory")
+    }
+
+    fn number(self, page: u32) -> u64 {
+        (self.index() as u64) << 32 | u64::from(page)
+    }
+
+    /// Writes what belongs into each page.
+    pub(crate) fn fill(self, arena: &Arena) {
+        for index in 0..self.pages() {
+            let mut target = arena.target(index).expect("nobody uses it");
+            fill(&page(self.number(index)), &mut target);
+        }
+    }
+
+    /// Whether a page of the arena has what belongs into it.
+    pub(crate) fn is_right(self, arena: &Arena, index: u32) -> bool {
+        let source = arena.source(index).expect("nobody writes to it");
+        is_right(&page(self.number(index)), &source)
+    }
+}

@@ -24,7 +24,7 @@ pub struct StepWorkload {
     pub shared_percent: u32,
     /// Decode steps to measure.
     pub decode_steps: u32,
-    /// Counts the allocations of this process so far.
+    /// Counts the allocations of this thread so far.
     pub allocations: fn() -> u64,
 }
 

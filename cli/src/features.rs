@@ -1,26 +1,24 @@
 //! `terrace features`: passes samples of tensors from one process to another, to try a store out and to
 //! load it.
 //!
-//! Refs go through a folder, one small file each. A store on disk has one user at a time, so those who
-//! share one take turns: open, work for a moment, close.
+//! Refs go through a folder, one small file each.
 
+mod place;
 mod refs;
 mod report;
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
-use terrace_l3::disk::OpenError;
+use terrace_l3::Arena;
 use terrace_l3::feature::{
-    Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Secret, Tensor,
-    TensorSpec, WhenFull,
+    Dtype, FeatureConfig, FeatureError, FeatureRef, Released, Secret, Tensor, TensorSpec, WhenFull,
 };
-use terrace_l3::{Arena, DiskConfig, DiskStore, Registration, Store};
 
+use self::place::{MooncakeArguments, Place, Sizes, Turn};
 use self::refs::Refs;
 use self::report::{GcOutcome, Progress, Totals};
 
@@ -85,10 +83,12 @@ enum Command {
 
 #[derive(Args)]
 struct Common {
-    /// The store: disk:FOLDER
-    #[arg(long, value_parser = place)]
-    store: PathBuf,
-    /// How large it may grow
+    /// The store: disk:FOLDER or mooncake://HOST:PORT
+    #[arg(long, value_name = "PLACE", value_parser = Place::parse)]
+    store: Place,
+    #[command(flatten)]
+    mooncake: MooncakeArguments,
+    /// How large it may grow, or what this process may put into a cluster
     #[arg(long, default_value = "1GiB")]
     capacity: ByteSize,
     /// The size of a tensor, the same for all who use the store
@@ -97,13 +97,13 @@ struct Common {
     /// The name that keys begin with
     #[arg(long, default_value = "features")]
     name: String,
-    /// The folder that refs go through; next to the store if not given
+    /// The folder that refs go through [default: refs in the folder of a store on disk]
     #[arg(long)]
     refs: Option<PathBuf>,
     /// A file with the secret that authenticates refs
     #[arg(long, env = "TERRACE_FEATURES_SECRET_FILE")]
     secret_file: Option<PathBuf>,
-    /// How long a turn with the store lasts
+    /// How long a turn with a store on disk lasts
     #[arg(long, default_value = "200ms", value_parser = humantime::parse_duration)]
     turn: Duration,
     /// Print JSON
@@ -112,13 +112,6 @@ struct Common {
 }
 
 type Failure = Box<dyn Error>;
-
-fn place(text: &str) -> Result<PathBuf, String> {
-    match text.split_once(':') {
-        Some(("disk", path)) if !path.is_empty() => Ok(path.into()),
-        _ => Err("a store is disk:FOLDER".to_owned()),
-    }
-}
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -139,7 +132,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
                     owner: Some(*owner),
                     max_resident_bytes: max_resident.as_u64(),
                     // Nobody else can consume while this process has its turn.
-                    when_full: WhenFull::Refuse,
+                    when_full: if common.store.takes_turns() {
+                        WhenFull::Refuse
+                    } else {
+                        WhenFull::WaitMs(1_000)
+                    },
                     max_hold_ms: Some(max_hold.as_millis() as u64),
                     retain_on_release: *retain,
                     durable: true,
@@ -156,15 +153,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     })
 }
 
-/// One turn with the store.
-struct Turn {
-    store: Arc<DiskStore>,
-    features: FeatureStore,
-    arena: Arena,
-    _registration: Registration,
-    ends: Instant,
-}
-
 impl Common {
     fn config(&self) -> Result<FeatureConfig, Failure> {
         let secret = match &self.secret_file {
@@ -178,54 +166,18 @@ impl Common {
         Ok(FeatureConfig { secret, ..FeatureConfig::consumer(&self.name) })
     }
 
-    fn tensor_bytes(&self) -> usize {
-        (self.tensor.as_u64() as usize).max(8)
-    }
-
     fn refs(&self) -> Result<Refs, Failure> {
-        let beside = || self.store.join("refs");
-        Refs::open(&self.refs.clone().unwrap_or_else(beside))
+        let folder = self.refs.clone().map_or_else(|| self.store.refs(), Ok)?;
+        Refs::open(&folder)
     }
 
-    /// Waits until nobody else has the store, and opens it.
     async fn turn(&self, config: &FeatureConfig, pages: u32) -> Result<Turn, Failure> {
-        const PATIENCE: Duration = Duration::from_secs(60);
-        let bytes = self.tensor_bytes();
-        let disk = DiskConfig::new(&self.store, self.capacity.as_u64(), bytes.max(4096));
-        let waiting_since = Instant::now();
-        let store = loop {
-            match DiskStore::open(disk.clone()) {
-                Ok(store) => break Arc::new(store),
-                Err(OpenError::InUse { .. }) if waiting_since.elapsed() < PATIENCE => {
-                    tokio::time::sleep(Duration::from_millis(2)).await;
-                }
-                Err(error) => return Err(error.into()),
-            }
+        let sizes = Sizes {
+            capacity_bytes: self.capacity.as_u64(),
+            tensor_bytes: (self.tensor.as_u64() as usize).max(8),
+            turn: self.turn,
         };
-        let features = FeatureStore::open(store.clone(), config.clone()).await?;
-        let arena = Arena::new(pages, bytes)?;
-        let registration = features.register(&arena)?;
-        Ok(Turn {
-            store,
-            features,
-            arena,
-            _registration: registration,
-            ends: Instant::now() + self.turn,
-        })
-    }
-}
-
-impl Turn {
-    fn is_over(&self) -> bool {
-        Instant::now() >= self.ends
-    }
-
-    /// Gives the store to whoever waits for it.
-    async fn end(self) -> Result<(), Failure> {
-        self.store.shutdown().await?;
-        drop(self);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        Ok(())
+        Turn::begin(&self.store, &self.mooncake, sizes, config, pages).await
     }
 }
 
@@ -246,7 +198,7 @@ async fn produce(
     let mut progress = Progress::new(common.json, "put", Some(work.samples));
     let mut totals = Totals::default();
     while work.next < work.samples {
-        let turn = common.turn(&config, work.tensors).await?;
+        let mut turn = common.turn(&config, work.tensors).await?;
         while work.next < work.samples && !turn.is_over() {
             let sample = format!("{}-{}", work.prefix, work.next);
             match turn.features.put(&sample, tensors(&turn.arena, &sample, work.tensors)).await {
@@ -256,14 +208,14 @@ async fn produce(
                     work.next += 1;
                     progress.show(&totals);
                 }
-                // Others must consume first.
+                // Others must consume first: here they can, or only when this turn has ended.
+                Err(FeatureError::OverBudget { .. }) if turn.is_shared() => {}
                 Err(FeatureError::OverBudget { .. }) => break,
                 Err(error) => return Err(error.into()),
             }
+            turn.tend().await?;
         }
-        turn.features.gc().await?;
-        totals.features = turn.features.stats();
-        turn.end().await?;
+        leave(turn, &mut totals).await?;
     }
     progress.end(&totals)
 }
@@ -273,15 +225,22 @@ async fn consume(common: &Common, samples: u64, patience: Duration) -> Result<St
     let mut progress = Progress::new(common.json, "consumed", None);
     let mut totals = Totals::default();
     let mut last_seen = Instant::now();
+    let mut kept: Option<Turn> = None;
     while totals.samples < samples && last_seen.elapsed() < patience {
         let waiting = refs.waiting()?;
         if waiting.is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
+            if let Some(turn) = &mut kept {
+                turn.tend().await?;
+            }
             continue;
         }
-        last_seen = Instant::now();
         let tensors_max = waiting.iter().map(|(_, found)| found.tensors().len()).max().unwrap_or(0);
-        let turn = common.turn(&config, tensors_max as u32).await?;
+        let mut turn = match kept.take() {
+            Some(turn) => turn,
+            None => common.turn(&config, tensors_max as u32).await?,
+        };
+        turn.fit(tensors_max as u32)?;
         for (path, reference) in waiting {
             if totals.samples >= samples || turn.is_over() {
                 break;
@@ -290,11 +249,25 @@ async fn consume(common: &Common, samples: u64, patience: Duration) -> Result<St
             refs.done(&path)?;
             progress.show(&totals);
         }
-        turn.features.gc().await?;
-        totals.features = turn.features.stats();
-        turn.end().await?;
+        turn.tend().await?;
+        last_seen = Instant::now();
+        if turn.is_shared() {
+            kept = Some(turn);
+        } else {
+            leave(turn, &mut totals).await?;
+        }
+    }
+    if let Some(turn) = kept {
+        leave(turn, &mut totals).await?;
     }
     progress.end(&totals)
+}
+
+/// Ends a turn when all is tidied up.
+async fn leave(mut turn: Turn, totals: &mut Totals) -> Result<(), Failure> {
+    turn.gc().await?;
+    totals.features = turn.features.stats();
+    turn.end().await
 }
 
 /// Reads a sample, checks every byte, and releases it.
@@ -328,6 +301,7 @@ async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result
         let mut expected = vec![0; bytes];
         fill(reference.sample(), &spec.name, &mut expected);
         if found[..bytes] != expected[..] {
+            eprintln!("terrace: {} of {} has wrong bytes", spec.name, reference.sample());
             totals.wrong += 1;
         }
     }
@@ -342,12 +316,13 @@ async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result
 async fn gc(common: &Common, owner: u16, max_hold: Duration) -> Result<String, Failure> {
     let max_hold_ms = Some(max_hold.as_millis() as u64);
     let config = FeatureConfig { owner: Some(owner), max_hold_ms, ..common.config()? };
-    let turn = common.turn(&config, 1).await?;
-    let report = turn.features.gc().await?;
+    let mut turn = common.turn(&config, 1).await?;
+    let report = turn.gc().await?;
     turn.store.flush().await?;
-    let (features, disk) = (turn.features.stats(), turn.store.stats().disk.unwrap_or_default());
+    let (features, store) = (turn.features.stats(), turn.store.stats());
+    let there = store.disk.or(store.remote).unwrap_or_default();
     turn.end().await?;
-    GcOutcome { report, features, objects: disk.objects, stored_bytes: disk.resident_bytes }
+    GcOutcome { report, features, objects: there.objects, stored_bytes: there.resident_bytes }
         .print(common.json)
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use terrace_replay::{Axis, CostModel, Measurement, Sweep, Trace, html};
+use terrace_replay::{Axis, CostModel, Measurement, Setting, Sweep, Trace, html};
 
 use crate::trace::Source;
 use settings::Settings;
@@ -85,6 +85,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let axes = axes.collect::<Result<Vec<_>, _>>()?;
     // What cannot be configured or written is refused before a long trace is read.
     Sweep::check(&options, &axes)?;
+    if arguments.source.is_synthetic() && axes.iter().any(|axis| axis.setting == Setting::Seed) {
+        return Err("--sweep seed: made-up requests depend on the seed as well, and a sweep replays one \
+                    trace; run it once for each --seed, or sweep over a file of `terrace trace generate`"
+            .into());
+    }
     let mut page = arguments.report.as_deref().map(create).transpose()?;
     let (trace, requests) = arguments.source.read(arguments.settings.seed())?;
     let read = began.elapsed();

@@ -45,7 +45,8 @@ pub(crate) struct Arguments {
     /// How long answers under way may take when the server is told to stop [default: 10s]
     #[arg(long, value_name = "TIME", env = "TERRACE_SHUTDOWN_PATIENCE", value_parser = duration)]
     shutdown_patience: Option<Duration>,
-    /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too [default: warn]
+    /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too [default:
+    /// warn,terrace_l3=info]
     #[arg(long, value_name = "FILTER", env = "TERRACE_LOG")]
     log: Option<String>,
     /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
@@ -289,10 +290,14 @@ pub(crate) async fn signal() {
     }
 }
 
+/// What is wrong; and of L3, which comes and goes, also that all is well again, or whoever reads the
+/// log would think that the trouble lasts.
+const LOG_FILTER: &str = "warn,terrace_l3=info";
+
 pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
     let filter = match filter {
         Some(filter) => EnvFilter::try_new(filter).map_err(|error| format!("--log: {error}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn")),
+        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
     };
     // Where nothing can be written, saying so would panic: in whichever task had something to say.
     tracing_subscriber::fmt()

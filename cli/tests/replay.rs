@@ -82,6 +82,14 @@ fn a_trace_goes_from_generate_through_describe_to_replay() {
 }
 
 #[test]
+fn made_up_requests_are_not_swept_by_seed() {
+    let output = terrace(&["replay", "--synthetic", "chat", "--sweep", "seed=1,2"]);
+    assert!(!output.status.success());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("run it once for each --seed"), "{error}");
+}
+
+#[test]
 fn standard_input_is_a_trace_too() {
     let line = r#"{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [7, 8]}"#;
     let mut process = Command::new(env!("CARGO_BIN_EXE_terrace"))

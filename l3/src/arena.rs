@@ -23,7 +23,7 @@ use crate::object::HEADER_BYTES;
 use crate::sync::{AtomicU32, Ordering};
 
 /// What direct IO wants memory to be aligned to.
-const ALIGNMENT: usize = 4096;
+pub(crate) const ALIGNMENT: usize = 4096;
 
 /// Pages of memory, all of one size. Clones are the same memory.
 #[derive(Clone)]

@@ -55,7 +55,7 @@ pub use self::tensor::{Tensor, TensorSpec};
 use self::keys::Keys;
 use self::ledger::{Entry, Ledger, Stage};
 use self::notes::Notes;
-use crate::arena::{Arena, Target};
+use crate::arena::{ALIGNMENT, Arena, Target};
 use crate::guard::one_each;
 use crate::object::ObjectId;
 use crate::registry::Registration;
@@ -187,7 +187,8 @@ impl FeatureStore {
         let mut arenas = Vec::with_capacity(reference.tensors.len());
         for tensor in &reference.tensors {
             let bytes = size(tensor)?;
-            let arena = Arena::new(1, bytes.max(1))
+            // As large as direct IO wants it, so that every kind of store needs no copy.
+            let arena = Arena::with_headroom(1, bytes.max(1).next_multiple_of(ALIGNMENT))
                 .map_err(|error| self.shared.failed(StoreError::io("allocating memory", &error)))?;
             let registration = self.register(&arena)?;
             arenas.push((arena, registration, bytes));

@@ -362,8 +362,7 @@ fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
             tracing::debug!("L3 is still unwell: {reason}");
         }
         (BreakerState::HalfOpen, BreakerState::Closed) => {
-            // As loud as the other, or whoever reads the log would think that it lasts.
-            tracing::warn!("L3 is well again and is used");
+            tracing::info!("L3 is well again and is used");
         }
         (BreakerState::Closed, BreakerState::Closed | BreakerState::HalfOpen)
         | (BreakerState::HalfOpen, BreakerState::HalfOpen)

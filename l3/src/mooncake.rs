@@ -8,6 +8,7 @@
 //! a catalogue like that of any other store; so is the client's share of the cluster, which it
 //! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
 
+mod checksums;
 mod codes;
 mod connection;
 mod control;
@@ -86,6 +87,10 @@ pub struct MooncakeConfig {
     pub keep_interval_ms: u64,
     /// How long to wait between tries to connect.
     pub connect_retry_ms: u64,
+    /// Hard-pinned objects belong to all who use the cluster: they stay when this client is shut down,
+    /// and only a removal ends them. Otherwise they go with the client, and one that is unpinned
+    /// becomes like any other.
+    pub pinned_stay: bool,
 }
 
 impl MooncakeConfig {
@@ -114,7 +119,15 @@ impl MooncakeConfig {
             queue_max: 256,
             keep_interval_ms: 1_000,
             connect_retry_ms: 2_000,
+            pinned_stay: false,
         }
+    }
+
+    /// The same for a [`FeatureStore`](crate::feature::FeatureStore): samples outlive the process that
+    /// has put them, and what another process has removed is never taken for being there.
+    #[must_use]
+    pub fn for_features(self) -> Self {
+        Self { pinned_stay: true, seen_ttl_ms: 0, ..self }
     }
 }
 
@@ -353,9 +366,8 @@ impl Store for MooncakeStore {
             if !self.shared.closed.swap(true, Ordering::AcqRel) {
                 self.shared.crew.close().await;
                 let shared = self.shared.clone();
-                // What the cluster would keep for ever because of our pins goes with them.
                 let end = tokio::task::spawn_blocking(move || {
-                    shared.expel_stiff();
+                    shared.expel_last();
                     shared.connection.close();
                 });
                 let _ = end.await;

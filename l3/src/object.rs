@@ -83,7 +83,12 @@ impl Header {
     /// The header of `payload` under `id`.
     #[must_use]
     pub fn new(id: ObjectId, payload: &[u8]) -> Self {
-        Self { id, length: payload.len() as u64, checksum: payload_checksum(payload) }
+        Self::with_checksum(id, payload, payload_checksum(payload))
+    }
+
+    /// The header of `payload` under `id`, whose checksum is known.
+    pub(crate) fn with_checksum(id: ObjectId, payload: &[u8], checksum: u64) -> Self {
+        Self { id, length: payload.len() as u64, checksum }
     }
 
     /// The bytes of the header, as `FORMAT.md` draws them.
@@ -135,7 +140,7 @@ impl Header {
         self.verify_checksum(payload_checksum(payload))
     }
 
-    /// Checks a payload whose checksum was computed while it was copied.
+    /// Checks a payload whose checksum was computed already.
     pub(crate) fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
         if checksum == self.checksum { Ok(()) } else { Err(Mismatch::Payload) }
     }

@@ -3,8 +3,9 @@
 //! Its programs bind ports on every interface, so tests that use them run in a network namespace of
 //! their own: `scripts/test-mooncake` makes one and says where programs and library are.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -18,11 +19,22 @@ pub struct Options {
     pub node_mib: u64,
     /// How long a lease lasts.
     pub lease_ms: u64,
+    /// After how long the master forgets a put that has not ended, and others may put the same key; as
+    /// usual if `None`.
+    pub unfinished_s: Option<u64>,
+    /// Whether the master is of an older version than the library. Nodes do not work with it either.
+    pub has_older_master: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: 2, node_mib: 64, lease_ms: 2_000 }
+        Self {
+            nodes: 2,
+            node_mib: 64,
+            lease_ms: 2_000,
+            unfinished_s: None,
+            has_older_master: false,
+        }
     }
 }
 
@@ -34,6 +46,7 @@ pub struct Cluster {
     apart: Option<Apart>,
     host: String,
     master_port: u16,
+    metrics_port: u16,
     master: Option<Child>,
     nodes: Vec<Option<Child>>,
 }
@@ -59,16 +72,34 @@ impl Cluster {
         Self::start_at(options, Some(Apart::new()))
     }
 
+    /// A cluster that has its address, and nothing else yet.
+    #[must_use]
+    pub fn to_come(options: Options) -> Self {
+        Self::at(options, None)
+    }
+
     fn start_at(options: Options, apart: Option<Apart>) -> Self {
+        let mut cluster = Self::at(options, apart);
+        cluster.start_all();
+        cluster
+    }
+
+    fn at(options: Options, apart: Option<Apart>) -> Self {
         let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
         let nodes = (0..options.nodes).map(|_| None).collect();
-        let mut cluster =
-            Self { options, apart, host, master_port: free_port(), master: None, nodes };
-        cluster.start_master();
-        for node in 0..options.nodes {
-            cluster.start_node(node);
+        let (master_port, metrics_port) = (free_port(), free_port());
+        Self { options, apart, host, master_port, metrics_port, master: None, nodes }
+    }
+
+    /// Starts the master and all storage nodes.
+    ///
+    /// # Panics
+    /// When they do not come up.
+    pub fn start_all(&mut self) {
+        self.start_master();
+        for node in 0..self.options.nodes {
+            self.start_node(node);
         }
-        cluster
     }
 
     /// HOST:PORT of the master.
@@ -77,18 +108,43 @@ impl Cluster {
         format!("{}:{}", self.host, self.master_port)
     }
 
+    /// Asks the master about itself: `/metrics`, or `/get_all_keys`, a key in a line.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[must_use]
+    pub fn ask(&self, path: &str) -> String {
+        let mut answer = Vec::new();
+        let address = (self.host.as_str(), self.metrics_port);
+        let mut stream = TcpStream::connect(address).expect("the master answers");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: master\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("the master listens");
+        stream.read_to_end(&mut answer).expect("the master ends its answer");
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer has a head");
+        assert!(head.starts_with("HTTP/1.1 200"), "{path}: {head}");
+        body.to_owned()
+    }
+
     /// Starts the master, or starts it again: it remembers nothing.
     ///
     /// # Panics
     /// When it does not come up.
     pub fn start_master(&mut self) {
-        let mut command = self.command("mooncake_master");
+        let older = self.options.has_older_master;
+        let programs =
+            if older { "TERRACE_MOONCAKE_OLDER_PROGRAMS" } else { "TERRACE_MOONCAKE_PROGRAMS" };
+        let mut command = self.command(&setting(programs).join("mooncake_master"));
         command
             .arg(format!("--rpc_address={}", self.host))
             .arg(format!("--rpc_port={}", self.master_port))
-            .arg(format!("--metrics_port={}", free_port()))
+            .arg(format!("--metrics_port={}", self.metrics_port))
             .arg(format!("--default_kv_lease_ttl={}", self.options.lease_ms))
             .arg("--enable_http_metadata_server=false");
+        if let Some(seconds) = self.options.unfinished_s {
+            command.arg(format!("--put_start_discard_timeout_sec={seconds}"));
+            command.arg(format!("--put_start_release_timeout_sec={}", seconds + 1));
+        }
         self.master = Some(command.spawn().expect("the master starts"));
         wait_for(&self.address());
     }
@@ -99,7 +155,8 @@ impl Cluster {
     /// When it does not come up.
     pub fn start_node(&mut self, node: usize) {
         let port = free_port();
-        let mut command = self.command("mooncake_client");
+        let mut command =
+            self.command(&setting("TERRACE_MOONCAKE_PROGRAMS").join("mooncake_client"));
         command
             .arg(format!("--host={}", self.host))
             .arg(format!("--port={port}"))
@@ -145,8 +202,29 @@ impl Cluster {
         self.apart.as_ref().expect("it is apart").link("up");
     }
 
-    fn command(&self, program: &str) -> Command {
-        let program = setting("TERRACE_MOONCAKE_PROGRAMS").join(program);
+    /// Has a storage node do nothing until it is woken: transfers to it hang.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn suspend_node(&self, node: usize) {
+        self.signal_node(node, "-STOP");
+    }
+
+    /// Has a storage node that was suspended go on.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn wake_node(&self, node: usize) {
+        self.signal_node(node, "-CONT");
+    }
+
+    fn signal_node(&self, node: usize, signal: &str) {
+        let process = self.nodes[node].as_ref().expect("the node runs").id().to_string();
+        let done = Command::new("kill").args([signal, &process]).status().expect("there is kill");
+        assert!(done.success(), "kill {signal} {process}");
+    }
+
+    fn command(&self, program: &Path) -> Command {
         let mut command = match &self.apart {
             None => Command::new(program),
             Some(Apart { namespace, .. }) => {

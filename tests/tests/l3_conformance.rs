@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use terrace_l3::disk::IoEngine;
 use terrace_l3::node::Holding;
 use terrace_l3::{
-    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, PromotionConfig,
-    ReleaseConfig, Releases, TieredConfig, TieredStore,
+    DiskConfig, DiskStore, MemoryConfig, MemoryStore, PromotionConfig, ReleaseConfig, Releases,
+    TieredConfig, TieredStore,
 };
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::nodes::LocalNodes;
@@ -113,19 +113,6 @@ fn nodes_with_tiers() -> Backend {
     }
 }
 
-/// Deadlines that a slow machine does not reach.
-fn guarded(backend: Backend) -> Backend {
-    const PATIENCE_MS: u64 = 20_000;
-    let config = GuardConfig {
-        exists_timeout_ms: PATIENCE_MS,
-        put_timeout_ms: PATIENCE_MS,
-        get_timeout_ms: PATIENCE_MS,
-        control_timeout_ms: PATIENCE_MS,
-        ..GuardConfig::default()
-    };
-    Backend { store: Arc::new(Guarded::new(backend.store, config)), ..backend }
-}
-
 fn releases(backend: Backend) -> Backend {
     let store = Arc::new(Releases::new(backend.store, ReleaseConfig::default()));
     Backend { store, ..backend }
@@ -158,7 +145,7 @@ async fn tiers_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guarded_store_keeps_its_promises() {
-    all(|| guarded(memory())).await;
+    all(|| memory().guarded()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,7 +155,7 @@ async fn a_store_with_releases_keeps_its_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_of_it_together_keeps_its_promises() {
-    all(|| releases(guarded(tiered()))).await;
+    all(|| releases(tiered().guarded())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -183,5 +170,5 @@ async fn nodes_with_tiers_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarded_nodes_keep_their_promises() {
-    all(|| releases(guarded(nodes(1)))).await;
+    all(|| releases(nodes(1).guarded())).await;
 }

@@ -15,7 +15,7 @@ const OBJECTS: u64 = 512;
 
 fn backend(store: impl Store + 'static, keep: impl std::any::Any + Send + Sync) -> FeatureBackend {
     let store: Arc<dyn Store> = Arc::new(store);
-    FeatureBackend { handle: Box::new(move || store.clone()), keep: Box::new(keep) }
+    FeatureBackend { handle: Box::new(move || store.clone()), objects: None, keep: Box::new(keep) }
 }
 
 fn memory_store() -> MemoryStore {

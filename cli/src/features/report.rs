@@ -96,7 +96,7 @@ impl Progress {
 pub(super) struct GcOutcome {
     pub(super) report: GcReport,
     pub(super) features: FeatureStats,
-    /// Objects in the store, whoever's they are.
+    /// Objects in the store, whoever's they are; of a cluster, those that this producer has put.
     pub(super) objects: u64,
     /// What they take.
     pub(super) stored_bytes: u64,

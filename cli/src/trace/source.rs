@@ -80,6 +80,10 @@ enum OnBadLines {
 }
 
 impl Source {
+    pub(crate) fn is_synthetic(&self) -> bool {
+        self.synthetic.is_some()
+    }
+
     /// The trace, and what to call it. Lines that were skipped are told on standard error.
     pub(crate) fn read(&self, seed: u64) -> Result<(String, Trace), Box<dyn Error>> {
         let usual = Synthetic::default();

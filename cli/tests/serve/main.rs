@@ -5,8 +5,9 @@ mod mooncake;
 mod process;
 mod recording;
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use process::{Answer, Server, ask, request, terrace};
 
@@ -22,35 +23,54 @@ fn prompts() -> Vec<String> {
     pairs.map(|(first, second)| document(first) + &question(second).collect::<String>()).collect()
 }
 
-/// What a server answers that shares nothing between requests.
-fn answers_without_cache(prompts: &[String]) -> Vec<Answer> {
+/// A server without host memory and L3. Salts keep requests from sharing what is on the device.
+fn server_without_cache() -> Server {
     let mut command = terrace();
     command.args(["serve", "--listen", "127.0.0.1:0", "--l3", "none", "--host-memory", "0B"]);
-    let server = Server::spawn(command);
+    Server::spawn(command)
+}
+
+/// What a server answers that shares nothing between requests.
+fn answers_without_cache(prompts: &[String]) -> Vec<Answer> {
+    let server = server_without_cache();
     let salted = prompts.iter().enumerate();
     salted
         .map(|(salt, prompt)| ask(&server.address, prompt, &salt.to_string()).unwrap().0)
         .collect()
 }
 
-/// Asks everything from several threads, over and over until `enough` answers are there or the server
-/// is gone, and compares all answers; how many tokens came from L3.
-fn load(server: &Server, prompts: &[String], expected: &[Answer], enough: usize) -> u64 {
+/// So many clients ask at once.
+const CLIENTS: u32 = 6;
+
+/// Asks everything from several threads, over and over until `enough` answers are there, and compares
+/// all answers; how many tokens came from L3, and how long the slowest answer took.
+fn load(
+    server: &Server,
+    prompts: &[String],
+    expected: &[Answer],
+    enough: usize,
+) -> (u64, Duration) {
     let (next, answered, from_l3) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicU64::new(0));
+    let slowest = Mutex::new(Duration::ZERO);
     std::thread::scope(|scope| {
-        for _ in 0..6 {
+        for _ in 0..CLIENTS {
             scope.spawn(|| {
                 while answered.load(Ordering::Relaxed) < enough {
                     let place = next.fetch_add(7, Ordering::Relaxed) % prompts.len();
+                    let began = Instant::now();
                     let (answer, l3) = ask(&server.address, &prompts[place], "").unwrap();
+                    let took = began.elapsed();
                     assert_eq!(answer, expected[place], "prompt {place}");
+                    let mut slowest = slowest.lock().unwrap();
+                    *slowest = took.max(*slowest);
+                    drop(slowest);
                     from_l3.fetch_add(l3, Ordering::Relaxed);
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
     });
-    from_l3.into_inner()
+    (from_l3.into_inner(), slowest.into_inner().unwrap())
 }
 
 #[test]
@@ -61,7 +81,7 @@ fn a_server_that_is_killed_under_load_restarts_warm_and_answers_the_same() {
     for round in 0..3 {
         let server = Server::start(folder.path(), &SMALL);
         let address = server.address.clone();
-        let from_l3 = load(&server, &prompts, &expected, 25);
+        let (from_l3, _) = load(&server, &prompts, &expected, 25);
         assert!(round == 0 || from_l3 > 0, "round {round} began cold");
         // Killed while clients are waiting for answers, and pages are on their way to disk.
         std::thread::scope(|scope| {
@@ -74,7 +94,7 @@ fn a_server_that_is_killed_under_load_restarts_warm_and_answers_the_same() {
         });
     }
     let server = Server::start(folder.path(), &SMALL);
-    let from_l3 = load(&server, &prompts, &expected, 80);
+    let (from_l3, _) = load(&server, &prompts, &expected, 80);
     assert!(from_l3 > 1000, "only {from_l3} tokens came from L3");
     server.stop();
 }

@@ -112,12 +112,17 @@ impl Ledger {
         if self.resident_bytes.saturating_add(bytes) > self.max_resident_bytes {
             return None;
         }
-        let fresh = || (self.fresh_slot < self.slots_max).then_some(self.fresh_slot);
-        let slot = self.free_slots.pop().or_else(fresh)?;
-        self.fresh_slot = self.fresh_slot.max(slot + 1);
+        let slot = self.take_slot()?;
         self.resident_bytes += bytes;
         self.stats.resident_most_bytes = self.stats.resident_most_bytes.max(self.resident_bytes);
         Some(Room { slot, bytes })
+    }
+
+    fn take_slot(&mut self) -> Option<u32> {
+        let fresh = || (self.fresh_slot < self.slots_max).then_some(self.fresh_slot);
+        let slot = self.free_slots.pop().or_else(fresh)?;
+        self.fresh_slot = self.fresh_slot.max(slot + 1);
+        Some(slot)
     }
 
     /// Gives back room that nothing was put in.
@@ -174,15 +179,40 @@ impl Ledger {
     /// A place for the claim of a generation that no other claim of ours is in, or the generation whose
     /// freeing has kept it so far.
     pub(super) fn choose_cell(&self, generation: u64) -> Result<u8, Option<u64>> {
-        let sample = &self.generations[&generation].sample;
-        let others = || self.of_sample(sample).filter(|other| *other != generation);
-        let holder = |cell| others().find(|other| self.cell(*other) == Some(cell));
-        if let Some(cell) = (0..CELLS).find(|cell| holder(*cell).is_none()) {
+        if let Some(cell) = self.free_cell(generation, 0) {
             return Ok(cell);
         }
         let leaving =
             |generation: &u64| matches!(self.generations[generation].stage, Stage::Leaving { .. });
-        Err((0..CELLS).filter_map(holder).find(leaving))
+        Err((0..CELLS).filter_map(|cell| self.holder(generation, cell)).find(leaving))
+    }
+
+    /// The first place from `first` on that no claim of another generation of the sample is in.
+    pub(super) fn free_cell(&self, generation: u64, first: u8) -> Option<u8> {
+        (first..CELLS).find(|cell| self.holder(generation, *cell).is_none())
+    }
+
+    /// Which other generation of the same sample has its claim in a place.
+    fn holder(&self, generation: u64, cell: u8) -> Option<u64> {
+        let sample = &self.generations.get(&generation)?.sample;
+        let mut others = self.of_sample(sample).filter(|other| *other != generation);
+        others.find(|other| self.cell(*other) == Some(cell))
+    }
+
+    /// Another slot for a put whose own cannot be written to. That one is the last to be used again.
+    pub(super) fn other_slot(&mut self, generation: u64) -> Option<u32> {
+        let other = self.take_slot()?;
+        match self.own_mut(generation) {
+            Some(own) => {
+                let unusable = std::mem::replace(&mut own.slot, other);
+                self.free_slots.insert(0, unusable);
+                Some(other)
+            }
+            None => {
+                self.free_slots.push(other);
+                None
+            }
+        }
     }
 
     pub(super) fn set_cell(&mut self, generation: u64, cell: u8) {

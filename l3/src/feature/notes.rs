@@ -44,7 +44,7 @@ struct Pages {
 
 impl Notes {
     pub(super) fn new(store: Arc<dyn Store>) -> Result<Self, StoreError> {
-        let arena = Arena::new(PAGES, RECORD_BYTES)
+        let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
             .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
         let registration = store.register(&arena)?;
         let pages = Pages {

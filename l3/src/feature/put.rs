@@ -153,7 +153,7 @@ impl Shared {
         let failed = |error| FeatureError::Store { key: key.clone(), error };
         let durable = self.config.durable;
         // Before the first tensor, so that whatever becomes of this process, none is forgotten.
-        self.notes.write(self.keys.record(owner, slot), record, durable).await.map_err(failed)?;
+        self.write_record(owner, slot, record).await.map_err(failed)?;
         let puts = ids.iter().zip(tensors).map(|(id, tensor)| Put::new(*id, tensor.data));
         let puts: Vec<Put> = puts.collect();
         let options = PutOptions { pin: Some(Pin::Hard), durable };
@@ -169,10 +169,7 @@ impl Shared {
         let stripe = self.keys.revocation(sample, 0).key.0 as usize % self.claiming.len();
         let _alone = self.claiming[stripe].lock().await;
         let claimed = async {
-            let cell = self.cell(*generation).await.map_err(failed)?;
-            self.ledger.lock().set_cell(*generation, cell);
-            let claim = self.keys.claim(sample, owner, cell);
-            self.notes.write(claim, record, durable).await.map_err(failed)?;
+            self.write_claim(owner, record).await.map_err(failed)?;
             self.supersede(putting, &key).await?;
             let well = self.ledger.lock().end_put(*generation);
             if well { Ok(()) } else { Err(FeatureError::Aborted { key: key.clone() }) }
@@ -183,6 +180,42 @@ impl Shared {
             self.give_up(*generation, error).await;
         }
         claimed
+    }
+
+    /// Notes what is about to be put. A former life of this producer may have died while it wrote to a
+    /// slot, and a store may keep such a place for a while: then another one does.
+    async fn write_record(
+        &self,
+        owner: u16,
+        mut slot: u32,
+        record: &Record,
+    ) -> Result<(), StoreError> {
+        const SLOTS_TRIED: usize = 64;
+        for _ in 0..SLOTS_TRIED {
+            let id = self.keys.record(owner, slot);
+            match self.notes.write(id, record, self.config.durable).await {
+                Err(StoreError::BeingWritten) => {}
+                written => return written,
+            }
+            let other = self.ledger.lock().other_slot(record.generation);
+            slot = other.ok_or(StoreError::BeingWritten)?;
+        }
+        Err(StoreError::BeingWritten)
+    }
+
+    /// Notes that the generation is complete, at a place that can be written to as well.
+    async fn write_claim(self: &Arc<Self>, owner: u16, record: &Record) -> Result<(), StoreError> {
+        let mut cell = self.cell(record.generation).await?;
+        loop {
+            self.ledger.lock().set_cell(record.generation, cell);
+            let id = self.keys.claim(&record.sample, owner, cell);
+            match self.notes.write(id, record, self.config.durable).await {
+                Err(StoreError::BeingWritten) => {}
+                written => return written,
+            }
+            let next = self.ledger.lock().free_cell(record.generation, cell + 1);
+            cell = next.ok_or(StoreError::BeingWritten)?;
+        }
     }
 
     /// Frees what there is of a put that has failed.

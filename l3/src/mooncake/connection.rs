@@ -2,6 +2,7 @@
 //! minute and a half, and made again until it succeeds.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     client: Option<Arc<Client>>,
+    /// Why the last try to connect failed.
+    trouble: Option<String>,
     arenas: BTreeMap<u64, Arc<Buffer>>,
     closed: bool,
 }
@@ -89,8 +92,11 @@ impl Connection {
 
     /// The client, or that there is none yet.
     pub(crate) fn client(&self) -> Result<Arc<Client>, StoreError> {
-        self.shared.state.lock().client.clone().ok_or_else(|| {
-            let message = format!("the Mooncake master at {} was not reached yet", self.master());
+        let state = self.shared.state.lock();
+        state.client.clone().ok_or_else(|| {
+            let trouble = state.trouble.as_deref().unwrap_or("it was not reached yet");
+            let master = self.master();
+            let message = format!("the Mooncake master at {master} cannot be used: {trouble}");
             let error = io::Error::new(io::ErrorKind::NotConnected, message);
             StoreError::io("asking Mooncake", &error)
         })
@@ -169,6 +175,22 @@ impl Drop for Entry {
     }
 }
 
+/// Connects and asks a first question. A master of another version lets anybody connect, and answers
+/// no question.
+fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Client, String> {
+    const NOBODYS_KEY: &CStr = c"terrace/is-anybody-there";
+    let client = Client::connect(library, endpoint).map_err(|code| {
+        format!("the library answers {code}; see that the address is right and the master runs")
+    })?;
+    match client.exist(&[NOBODYS_KEY.to_owned()])[0] {
+        0.. => Ok(client),
+        code => Err(format!(
+            "it can be reached, but a question is answered with {code}, as by a master of another \
+             version; use the library, the master and the storage nodes of one Mooncake version"
+        )),
+    }
+}
+
 fn keep_trying(
     shared: &Weak<Shared>,
     library: &Arc<Library>,
@@ -177,13 +199,13 @@ fn keep_trying(
 ) {
     let mut tries = 0u32;
     loop {
-        let connected = Client::connect(library, endpoint);
+        let connected = connect(library, endpoint);
         let Some(shared) = shared.upgrade() else { return };
         let mut state = shared.state.lock();
         if state.closed {
             return;
         }
-        let code = match connected.map(Arc::new) {
+        let trouble = match connected.map(Arc::new) {
             Ok(client) => {
                 let unknown = state.arenas.values().map(|buffer| buffer.make_known(&client));
                 match unknown.collect::<Result<(), _>>() {
@@ -191,8 +213,8 @@ fn keep_trying(
                         state.client = Some(client);
                         shared.changed.notify_all();
                         if tries > 0 {
-                            tracing::warn!(
-                                "L3: the Mooncake master at {} is reached",
+                            tracing::info!(
+                                "L3: the Mooncake master at {} is reached and is used",
                                 shared.master
                             );
                         }
@@ -201,15 +223,15 @@ fn keep_trying(
                     Err(error) => error.to_string(),
                 }
             }
-            Err(code) => format!("it answers {code}"),
+            Err(trouble) => trouble,
         };
         tries += 1;
         tracing::warn!(
-            "L3: cannot connect to the Mooncake master at {} ({code}, try {tries}); requests compute \
-             what they need meanwhile. Is the address right, does the master run, and is it of the \
-             same version as the library? Next try in {retry:?}",
+            "L3: cannot use the Mooncake master at {} (try {tries}): {trouble}. Requests compute what \
+             they need meanwhile. Next try in {retry:?}",
             shared.master
         );
+        state.trouble = Some(trouble);
         let until = Instant::now() + retry;
         while !state.closed && !shared.changed.wait_until(&mut state, until).timed_out() {}
         if state.closed {

@@ -1,6 +1,7 @@
 //! Everything but moving bytes: asking, pinning, removing.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::codes::{Call, Outcome};
@@ -23,7 +24,7 @@ impl Shared {
         {
             let mut state = self.ledger.lock();
             for (place, id) in ids.iter().enumerate() {
-                if state.is_leaving(id) {
+                if state.is_leaving(id) && !state.is_stuck(id) {
                     continue;
                 }
                 let slot = state.catalogue.find(id);
@@ -137,10 +138,18 @@ impl Shared {
         id: &ObjectId,
         removal: Removal,
     ) -> Result<(), StoreError> {
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
         let departures = {
             let mut state = self.ledger.lock();
-            if state.is_leaving(id) {
-                return Err(StoreError::Missing);
+            while state.is_leaving(id) {
+                // Whoever is at it may fail; then it is not gone.
+                if let Some(stuck) = state.take_stuck(Some(id)) {
+                    drop(state);
+                    return self.expel(client, stuck).and_then(was_there);
+                }
+                if !self.ledger.wait(&mut state, until) {
+                    return Err(StoreError::BeingWritten);
+                }
             }
             match state.catalogue.remove(id, removal, self.ledger.now_ms()) {
                 Ok(()) => state.take_departures(),
@@ -154,17 +163,20 @@ impl Shared {
             self.ledger.lock().seen.remove(id);
             return removed(self.outcomes.count(Call::Remove, code.into()));
         }
-        departures.into_iter().try_for_each(|departure| self.expel(client, departure))
+        departures
+            .into_iter()
+            .try_for_each(|departure| self.expel(client, departure).and_then(was_there))
     }
 
-    /// Takes an object that is leaving out of the cluster, when its readers are done.
-    pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<(), StoreError> {
+    /// Takes an object that is leaving out of the cluster, when its readers are done. Answers whether
+    /// the cluster had it: another client may have removed it.
+    pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
         self.ledger.wait_for_readers(departure.slot);
         let code = client.remove(&self.key(&departure.id), true);
         match removed(self.outcomes.count(Call::Remove, code.into())) {
-            Ok(()) | Err(StoreError::Missing) => {
+            done @ (Ok(()) | Err(StoreError::Missing)) => {
                 self.ledger.departed(departure);
-                Ok(())
+                Ok(done.is_ok())
             }
             Err(error) => {
                 self.ledger.is_stuck(departure);
@@ -172,6 +184,10 @@ impl Shared {
             }
         }
     }
+}
+
+fn was_there(was_there: bool) -> Result<(), StoreError> {
+    if was_there { Ok(()) } else { Err(StoreError::Missing) }
 }
 
 /// What became of a removal.
@@ -194,9 +210,11 @@ fn removed(outcome: Outcome) -> Result<(), StoreError> {
 /// An outcome that says that the cluster is unwell.
 pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
     let (kind, message) = match outcome {
-        Outcome::MasterGone => {
-            (io::ErrorKind::NotConnected, "the Mooncake master does not answer".to_owned())
-        }
+        Outcome::MasterGone => (
+            io::ErrorKind::NotConnected,
+            "the Mooncake master does not answer, or is of another version than the library"
+                .to_owned(),
+        ),
         Outcome::TransferFailed => (
             io::ErrorKind::ConnectionReset,
             "a storage node of Mooncake does not answer".to_owned(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
+use super::checksums::checksums;
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
 use super::library::{Client, Writable};
@@ -106,10 +107,19 @@ impl Shared {
             .collect();
         let codes = client.get(&keys, &mut pieces);
         drop(pieces);
-        for (((reading, headroom), key), code) in batch.into_iter().zip(&keys).zip(codes) {
+        // Of those alone whose bytes came.
+        let payloads = batch
+            .iter()
+            .zip(&codes)
+            .map(|((reading, _), code)| if came(*code) { &*reading.get.target } else { &[] });
+        let sums = checksums(&payloads.collect::<Vec<&[u8]>>());
+        for ((((reading, headroom), key), code), sum) in
+            batch.into_iter().zip(&keys).zip(codes).zip(sums)
+        {
             let get = &reading.get;
             let verified = self.judge(worker, client, key, get, code, || {
-                verify(&headroom.read(), &get.id, &get.target)
+                let header = headroom.read();
+                Header::verify(&header, &get.id, get.target.len() as u64)?.verify_checksum(sum)
             });
             results[reading.place] = self.end(client, key, &reading, verified);
         }
@@ -135,7 +145,7 @@ impl Shared {
         drop(pieces);
         let mut batch = batch;
         for ((reading, copy), code) in batch.iter_mut().zip(&copies).zip(&codes) {
-            if *code >= 0 || Outcome::of(*code) == Outcome::LeaseLapsed {
+            if came(*code) {
                 reading.get.target.copy_from_slice(&copy[HEADER_BYTES..]);
                 self.bounced(reading.get.target.len());
             }
@@ -273,6 +283,11 @@ impl Shared {
         self.outcomes.count(Call::Get, codes[0]);
         codes[0] == bytes as i64 && verify(&header_of(&copy), id, &copy[HEADER_BYTES..]).is_ok()
     }
+}
+
+/// Whether bytes were read, be they right or not.
+fn came(code: i64) -> bool {
+    code >= 0 || Outcome::of(code) == Outcome::LeaseLapsed
 }
 
 fn verify(header: &[u8; HEADER_BYTES], id: &ObjectId, payload: &[u8]) -> Result<(), Mismatch> {

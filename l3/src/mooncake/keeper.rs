@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::codes::Call;
-use super::ledger::Departure;
 use super::library::{Client, Protection, Readable, Writable};
 use super::{HEADER_BYTES, Shared, Worker};
 use crate::object::{Header, ObjectId};
@@ -40,6 +39,10 @@ impl Shared {
     fn keep(&self, worker: &mut Worker, client: &Client) {
         self.expel_stuck(client);
         self.renew(client);
+        if self.config.pinned_stay {
+            // Putting an object again could bring back what another client removes meanwhile.
+            return;
+        }
         let unwanted: Vec<ObjectId> = {
             let state = self.ledger.lock();
             let is_unwanted =
@@ -55,15 +58,13 @@ impl Shared {
     /// Tries once more to remove what is to leave. It ends at the first failure: more of them would
     /// take seconds each.
     fn expel_stuck(&self, client: &Client) {
-        let stuck: Vec<Departure> = {
-            let state = self.ledger.lock();
-            let stuck = state.leaving.iter().filter(|(_, leaving)| leaving.stuck);
-            stuck
-                .map(|(id, leaving)| Departure { id: *id, slot: leaving.slot })
-                .take(BATCH)
-                .collect()
-        };
-        let _ = stuck.into_iter().try_for_each(|departure| self.expel(client, departure));
+        for _ in 0..BATCH {
+            let stuck = self.ledger.lock().take_stuck(None);
+            match stuck.map(|departure| self.expel(client, departure)) {
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => return,
+            }
+        }
     }
 
     /// Asking renews a lease, and what is leased is not evicted.
@@ -88,10 +89,9 @@ impl Shared {
         let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
         let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
         let is_whole = codes[0] == bytes as i64 && is_sound(&copy, id);
-        let put = is_whole.then(|| {
-            client.remove(&keys[0], true);
-            client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0]
-        });
+        // What another client has removed meanwhile stays removed.
+        let taken = is_whole && client.remove(&keys[0], true) == 0;
+        let put = taken.then(|| client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0]);
         let mut state = self.ledger.lock();
         state.catalogue.end_read(slot);
         match put {
@@ -103,17 +103,23 @@ impl Shared {
                 }
             }
             Some(_) => state.forget(id, slot),
-            // It cannot be read right now: another time.
+            // It cannot be read or taken out right now: another time.
             None => {}
         }
         drop(state);
         self.ledger.notify();
     }
 
-    /// Removes everything with a pin of the cluster's own.
-    pub(super) fn expel_stiff(&self) {
+    /// Removes what the cluster would keep for ever because of our pins, before the client goes: what
+    /// nobody else wants, and what was to be removed anyway.
+    pub(super) fn expel_last(&self) {
         let Ok(client) = self.connection.client() else { return };
-        let stiff: Vec<ObjectId> = self.ledger.lock().stiff.keys().copied().collect();
+        self.expel_stuck(&client);
+        let stiff: Vec<ObjectId> = {
+            let state = self.ledger.lock();
+            let goes = |since: &Option<Instant>| !self.config.pinned_stay || since.is_some();
+            state.stiff.iter().filter(|(_, since)| goes(since)).map(|(id, _)| *id).collect()
+        };
         for id in stiff {
             let code = client.remove(&self.key(&id), true);
             self.outcomes.count(Call::Remove, code.into());

@@ -36,7 +36,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaving {
     pub(crate) slot: Slot,
-    /// The cluster did not take it out; somebody must try again.
+    /// The cluster did not take it out, and nobody is at it: somebody must try again.
     pub(crate) stuck: bool,
 }
 
@@ -114,6 +114,24 @@ impl State {
     /// Whether nobody may have the object although the cluster may have it still.
     pub(crate) fn is_leaving(&self, id: &ObjectId) -> bool {
         self.leaving.contains_key(id)
+    }
+
+    /// Whether a removal has failed, so that only the cluster knows whether it has the object.
+    pub(crate) fn is_stuck(&self, id: &ObjectId) -> bool {
+        self.leaving.get(id).is_some_and(|leaving| leaving.stuck)
+    }
+
+    /// Takes an object that is stuck in hand, or any of them, to try again.
+    pub(crate) fn take_stuck(&mut self, id: Option<&ObjectId>) -> Option<Departure> {
+        let (id, leaving) = match id {
+            Some(id) => (*id, self.leaving.get_mut(id).filter(|leaving| leaving.stuck)?),
+            None => {
+                let stuck = self.leaving.iter_mut().find(|(_, leaving)| leaving.stuck)?;
+                (*stuck.0, stuck.1)
+            }
+        };
+        leaving.stuck = false;
+        Some(Departure { id, slot: leaving.slot })
     }
 
     /// Everything that was doomed is leaving from now on.

@@ -1,10 +1,11 @@
 //! The library's calls and nothing else, as a yardstick for the store: the same client, sizes and
-//! batches, without checksums, catalogue and threads.
+//! batches, without catalogue and threads; and without checksums or with them.
 
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::checksums::checksums;
 use super::library::{Client, Protection, Readable, Writable};
 use super::{MooncakeStore, connection::Connection};
 use crate::arena::{Arena, Headroom, Source, Target};
@@ -16,6 +17,7 @@ pub struct PlainCalls {
     client: Arc<Client>,
     connection: Connection,
     keys: Vec<CString>,
+    has_checksums: bool,
 }
 
 impl PlainCalls {
@@ -27,7 +29,15 @@ impl PlainCalls {
         let connection = store.shared.connection.clone();
         let client = connection.client()?;
         let key = |number| CString::new(format!("terrace-plain/{number}")).expect("no zero");
-        Ok(Self { client, connection, keys: (0..objects).map(key).collect() })
+        let keys = (0..objects).map(key).collect();
+        Ok(Self { client, connection, keys, has_checksums: false })
+    }
+
+    /// The same calls, with the checksums that the store computes before a put and after a get: what
+    /// it adds to these is the rest of its work.
+    #[must_use]
+    pub fn with_checksums(self) -> Self {
+        Self { has_checksums: true, ..self }
     }
 
     /// Puts the first pages of an arena that has headroom, as one batch, and answers how long it took.
@@ -47,6 +57,7 @@ impl PlainCalls {
         let lent: Vec<_> = (0..self.keys.len() as u32).map(source).collect();
         let pieces: Vec<_> = lent.iter().map(|(page, room)| Readable::page(room, page)).collect();
         let began = Instant::now();
+        self.compute_checksums(lent.iter().map(|(page, _)| &**page));
         let codes = self.client.put(&self.keys, &pieces, Protection::None);
         let took = began.elapsed();
         succeeded(codes.iter().all(|code| *code == 0), took)
@@ -71,8 +82,16 @@ impl PlainCalls {
             lent.iter_mut().map(|(page, room)| Writable::page(room, page)).collect();
         let began = Instant::now();
         let codes = self.client.get(&self.keys, &mut pieces);
+        drop(pieces);
+        self.compute_checksums(lent.iter().map(|(page, _)| &**page));
         let took = began.elapsed();
         succeeded(codes.iter().all(|code| *code > 0), took)
+    }
+
+    fn compute_checksums<'a>(&self, pages: impl Iterator<Item = &'a [u8]>) {
+        if self.has_checksums {
+            std::hint::black_box(checksums(&pages.collect::<Vec<_>>()));
+        }
     }
 
     /// Removes what was put.

@@ -8,6 +8,7 @@
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use super::checksums::checksums;
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
 use super::library::{Client, Protection, Readable};
@@ -102,7 +103,7 @@ impl Shared {
             if state.catalogue.evict(now_ms) {
                 let departures = state.take_departures();
                 drop(state);
-                departures.into_iter().try_for_each(|it| self.expel(client, it))?;
+                departures.into_iter().try_for_each(|it| self.expel(client, it).map(drop))?;
                 state = self.ledger.lock();
             } else if batch_has_slots {
                 return Ok(Claim::WriteFirst);
@@ -193,11 +194,7 @@ impl Batch<'_> {
         let mut bounced = Vec::new();
         for writing in round {
             match writing.put.source.headroom() {
-                Some(mut headroom) => {
-                    let Writing { put, .. } = &writing;
-                    headroom.write(&Header::new(put.id, &put.source).encode());
-                    direct.push((writing, headroom));
-                }
+                Some(headroom) => direct.push((writing, headroom)),
                 None => bounced.push(writing),
             }
         }
@@ -209,9 +206,14 @@ impl Batch<'_> {
         }
     }
 
-    fn write_direct(&self, round: Vec<(Writing, Headroom)>, results: &mut Results<Stored>) {
+    fn write_direct(&self, mut round: Vec<(Writing, Headroom)>, results: &mut Results<Stored>) {
         if round.is_empty() {
             return;
+        }
+        let payloads: Vec<&[u8]> = round.iter().map(|(it, _)| &*it.put.source).collect();
+        let sums = checksums(&payloads);
+        for ((Writing { put, .. }, headroom), sum) in round.iter_mut().zip(sums) {
+            headroom.write(&Header::with_checksum(put.id, &put.source, sum).encode());
         }
         let keys = self.shared.keys(round.iter().map(|(writing, _)| &writing.put.id));
         let pieces = round.iter().map(|(it, headroom)| Readable::page(headroom, &it.put.source));

@@ -1,6 +1,6 @@
 //! Putting a trace together, request by request.
 
-use std::collections::HashMap;
+use terrace_cache::HashedMap;
 
 use super::{Trace, TraceRequest};
 
@@ -24,7 +24,7 @@ const REQUESTS_MAX: usize = 1 << 26;
 #[derive(Debug)]
 pub struct TraceBuilder {
     trace: Trace,
-    numbers: HashMap<u64, u32>,
+    numbers: HashedMap<u64, u32>,
 }
 
 impl TraceBuilder {
@@ -40,7 +40,7 @@ impl TraceBuilder {
         }
         let trace =
             Trace { block_tokens, distinct_blocks: 0, blocks: Vec::new(), requests: Vec::new() };
-        Ok(Self { trace, numbers: HashMap::new() })
+        Ok(Self { trace, numbers: HashedMap::default() })
     }
 
     /// Adds a request whose prompt has these blocks. An answer has at least one token, since a

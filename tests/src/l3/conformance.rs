@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin as Pinned, Put, PutOptions,
-    Registration, Removal, Results, Served, Source, Store, StoreError, StoreStats, Stored,
-    TierStats,
+    Answer, Arena, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, ObjectId, Pin as Pinned,
+    Put, PutOptions, Registration, Removal, Results, Served, Source, Store, StoreError, StoreStats,
+    Stored, TierStats,
 };
 use tokio::time::{Instant, sleep};
 
@@ -40,6 +40,22 @@ pub struct Backend {
     pub full_wait: Duration,
     /// Whatever must outlive the store, such as its directory.
     pub keep: Box<dyn Any + Send + Sync>,
+}
+
+impl Backend {
+    /// The same with a guard in front, whose deadlines a slow machine does not reach.
+    #[must_use]
+    pub fn guarded(self) -> Self {
+        const PATIENCE_MS: u64 = 20_000;
+        let config = GuardConfig {
+            exists_timeout_ms: PATIENCE_MS,
+            put_timeout_ms: PATIENCE_MS,
+            get_timeout_ms: PATIENCE_MS,
+            control_timeout_ms: PATIENCE_MS,
+            ..GuardConfig::default()
+        };
+        Self { store: Arc::new(Guarded::new(self.store, config)), ..self }
+    }
 }
 
 type Check = fn(Bench) -> Pin<Box<dyn Future<Output = ()> + Send>>;

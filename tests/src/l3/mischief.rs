@@ -39,6 +39,8 @@ pub enum Trick {
     LoseAnswer,
     /// Every second object is refused.
     Half,
+    /// Nothing happens, because somebody else's put of the name has not ended.
+    Busy,
     /// It never ends.
     Hang,
     /// A get finds the last object damaged.
@@ -81,6 +83,7 @@ impl MischievousStore {
         match self.trick(asked) {
             Trick::None => ask(batch).await,
             Trick::Refuse => vec![Err(down()); objects],
+            Trick::Busy => vec![Err(StoreError::BeingWritten); objects],
             Trick::LoseAnswer => {
                 ask(batch).await;
                 vec![Err(down()); objects]
@@ -167,7 +170,7 @@ impl Store for MischievousStore {
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async move {
             match self.trick(Asked::Flush) {
-                Trick::None | Trick::Half | Trick::Damage | Trick::Shorten => {
+                Trick::None | Trick::Half | Trick::Busy | Trick::Damage | Trick::Shorten => {
                     self.inner.flush().await
                 }
                 Trick::Refuse => Err(down()),

@@ -145,7 +145,8 @@ async fn probing_a_thousand_keys_takes_no_time_of_the_thread_that_asks() {
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn a_cluster_full_of_leased_objects_says_so_and_recovers() {
     const BYTES: usize = 512 << 10;
-    let cluster = Cluster::start(Options { nodes: 1, node_mib: 16, lease_ms: 3_000 });
+    let cluster =
+        Cluster::start(Options { nodes: 1, node_mib: 16, lease_ms: 3_000, ..Options::default() });
     let config = MooncakeConfig {
         capacity_bytes: 1 << 30,
         object_bytes_max: BYTES,
@@ -211,6 +212,27 @@ async fn a_cut_network_costs_a_bounded_time_and_heals() {
     assert!(member.store.stats().guard.unwrap().opened > 0);
     cluster.join();
     recovers(&member, 1_000).await;
+}
+
+/// It lets anybody connect and answers no question.
+#[tokio::test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn a_master_of_another_version_is_called_that() {
+    let options = Options { nodes: 0, has_older_master: true, ..Options::default() };
+    let cluster = Cluster::start(options);
+    let store = MooncakeStore::open(config(&cluster)).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let asked = within_bound(store.exists(&[page(1)], ExistsOptions::default())).await;
+        let error = asked[0].as_ref().unwrap_err();
+        assert!(error.is_unwell(), "the breaker must know");
+        if error.to_string().contains("of one Mooncake version") {
+            break;
+        }
+        assert!(Instant::now() < until, "it says only: {error}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(!store.stats().mooncake.unwrap().is_connected);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! runs them.
 
 mod faults;
+mod features;
 mod shared;
 mod steps;
 
@@ -37,18 +38,29 @@ fn open(config: MooncakeConfig) -> MooncakeStore {
     store
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn a_cluster_keeps_the_promises_of_a_store() {
-    let cluster = Cluster::start(Options::default());
-    all(|| Backend {
-        store: Arc::new(open(config(&cluster))),
+fn backend(cluster: &Cluster) -> Backend {
+    Backend {
+        store: Arc::new(open(config(cluster))),
         object_bytes_max: OBJECT_BYTES_MAX,
         objects_kept: 12,
         objects_max: SLOTS,
         lease_ttl: Duration::from_millis(LEASE_TTL_MS),
         full_wait: Duration::from_secs(5),
         keep: Box::new(()),
-    })
-    .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn a_cluster_keeps_the_promises_of_a_store() {
+    let cluster = Cluster::start(Options::default());
+    all(|| backend(&cluster)).await;
+}
+
+/// With the breaker and the negative cache in front, as a server has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn a_guarded_cluster_keeps_the_promises_of_a_store() {
+    let cluster = Cluster::start(Options::default());
+    all(|| backend(&cluster).guarded()).await;
 }

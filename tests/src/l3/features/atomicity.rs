@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::StoreError;
-use terrace_l3::feature::{FeatureConfig, FeatureError};
-use tokio::time::{sleep, timeout};
+use terrace_l3::feature::{FeatureConfig, FeatureError, Released};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Asked, Stage, Trick, steal};
 
@@ -52,7 +52,7 @@ pub(super) async fn a_put_that_fails_anywhere_leaves_nothing(stage: Stage) {
         }
         assert!(failures >= 3, "{trick:?} was hardly noticed: {failures}");
     }
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn a_put_that_nobody_waits_for_leaves_nothing(stage: Stage) {
@@ -74,13 +74,16 @@ pub(super) async fn a_put_that_nobody_waits_for_leaves_nothing(stage: Stage) {
     assert!(dropped > 0, "no put was given up");
     let _ = producer.features.abort("a").await;
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage) {
     // It dies before its nth call has begun: looking for others, record, tensors, claim, looking again.
     for nth in 0..5 {
+        let began = Instant::now();
         let (dying, store) = stage.mischievous(stage.producer_config(0)).await;
+        // It can be opened again several times before anything is held for too long.
+        let max_hold = Duration::from_millis(200) + 10 * began.elapsed();
         let (mut call, hangs) = (0, Arc::new(AtomicU64::new(0)));
         let hung = hangs.clone();
         store.set(move |_| {
@@ -96,13 +99,39 @@ pub(super) async fn a_producer_that_dies_in_mid_put_leaves_nothing(stage: Stage)
             let died = timeout(Duration::from_millis(5), &mut put).await;
             assert!(died.is_err(), "it was to die, not to end");
         }
-        let config = FeatureConfig { max_hold_ms: Some(2000), ..stage.producer_config(0) };
+        let max_hold_ms = Some(max_hold.as_millis() as u64);
+        let config = FeatureConfig { max_hold_ms, ..stage.producer_config(0) };
         let producer = stage.open(config).await;
         // With a claim nobody can tell whether it had the time to give its ref to somebody.
         assert_eq!(producer.features.stats().live, u64::from(nth >= 4), "{nth}");
         producer.settles().await;
-        producer.assert_empty().await;
+        stage.assert_empty(&producer).await;
     }
+}
+
+/// A producer is killed while it writes a note, and the store keeps the name for somebody who never comes
+/// back.
+pub(super) async fn where_a_dead_producer_wrote_others_need_not_wait(stage: Stage) {
+    let (producer, store) = stage.mischievous(stage.producer_config(0)).await;
+    let consumer = stage.consumer().await;
+    let mut puts = 0;
+    store.set(move |asked| {
+        puts += u32::from(asked == Asked::Put);
+        // The record finds another place the second time, the claim after the tensors.
+        if asked == Asked::Put && [1, 4].contains(&puts) { Trick::Busy } else { Trick::None }
+    });
+    let reference = producer.put("a").await;
+    store.set(|_| Trick::None);
+    consumer.read(&reference, 0).await.unwrap();
+    // It is found again where it is noted.
+    let restarted = stage.producer().await;
+    let stats = restarted.features.stats();
+    assert_eq!((stats.live, stats.restored), (1, 1));
+    let newer = restarted.put_as("a", 1).await.unwrap();
+    assert!(consumer.is_gone(&reference).await);
+    assert_eq!(consumer.release(&newer).await, Ok(Released::Freed));
+    restarted.settles().await;
+    stage.assert_empty(&restarted).await;
 }
 
 /// A read that brought fewer bytes than asked for passed for a whole one.
@@ -140,7 +169,7 @@ pub(super) async fn a_missing_tensor_fails_the_whole_sample(stage: Stage) {
         producer.settles().await;
         assert_eq!(producer.objects_left(&reference).await, 0);
     }
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 /// A put fails because the store does not answer, is cleaned up, and then its objects arrive.
@@ -165,5 +194,5 @@ pub(super) async fn what_arrives_late_is_freed(stage: Stage) {
     producer.release(&reference).await.unwrap();
     sleep(Duration::from_millis(60)).await;
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }

@@ -27,7 +27,7 @@ pub(super) async fn f34_a_released_sample_cannot_be_had_anywhere(stage: Stage) {
         assert_eq!(releasing.release(&reference).await, Ok(Released::AlreadyGone));
     }
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 /// Memory was what is in flight and what waits for its lease to end.
@@ -46,7 +46,7 @@ pub(super) async fn f33_a_release_frees_at_once_whatever_the_leases(stage: Stage
         assert_eq!(producer.features.stats().resident_bytes, 0);
     }
     assert_eq!(producer.features.stats().consumed_elsewhere, 100);
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn an_aborted_sample_cannot_be_had_anywhere(stage: Stage) {
@@ -65,7 +65,7 @@ pub(super) async fn an_aborted_sample_cannot_be_had_anywhere(stage: Stage) {
     producer.settles().await;
     assert_eq!(producer.features.abort("a").await, Ok(0));
     stranger.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn a_put_supersedes_the_older_generation_everywhere(stage: Stage) {
@@ -87,7 +87,7 @@ pub(super) async fn a_put_supersedes_the_older_generation_everywhere(stage: Stag
     assert_eq!((stats.live, stats.superseded), (1, 4));
     consumer.release(&older[4]).await.unwrap();
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 pub(super) async fn another_producer_supersedes_as_well(stage: Stage) {
@@ -112,7 +112,7 @@ pub(super) async fn another_producer_supersedes_as_well(stage: Stage) {
     for producer in &producers {
         producer.settles().await;
     }
-    consumer.assert_empty().await;
+    stage.assert_empty(&consumer).await;
 }
 
 pub(super) async fn a_stale_ref_frees_nothing_else(stage: Stage) {
@@ -130,7 +130,7 @@ pub(super) async fn a_stale_ref_frees_nothing_else(stage: Stage) {
     consumer.read(&current, 2).await.unwrap();
     assert_eq!(consumer.release(&current).await, Ok(Released::Freed));
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 /// A put of a name that is there reports success and keeps the old bytes. So no name is used twice, not
@@ -219,7 +219,7 @@ pub(super) async fn f35_a_failed_free_is_parked_and_retried(stage: Stage) {
     }
     assert_eq!(consumer.features.stats().recovered, 2);
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 /// Where nothing can be removed at all, everybody learns of a release all the same.
@@ -239,7 +239,7 @@ pub(super) async fn a_store_that_removes_nothing_is_told_by_a_note(stage: Stage)
     producer.settles().await;
     assert_eq!(other.objects_left(&reference).await, 0);
     assert!(other.is_gone(&reference).await);
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }
 
 /// Where nothing can be written either, the caller is told so, and this process keeps its word.
@@ -257,5 +257,5 @@ pub(super) async fn a_store_that_cannot_be_told_is_told_by_gc(stage: Stage) {
     consumer.settles().await;
     assert!(consumer.is_gone(&reference).await && other.is_gone(&reference).await);
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }

@@ -41,7 +41,7 @@ pub(super) async fn producers_of_one_sample_leave_one_generation(stage: Stage) {
     for producer in &producers {
         producer.settles().await;
     }
-    consumer.assert_empty().await;
+    stage.assert_empty(&consumer).await;
 }
 
 pub(super) async fn producers_and_consumers_pass_on_everything_once(stage: Stage) {
@@ -81,7 +81,7 @@ pub(super) async fn producers_and_consumers_pass_on_everything_once(stage: Stage
     for producer in &producers {
         producer.settles().await;
     }
-    producers[0].assert_empty().await;
+    stage.assert_empty(&producers[0]).await;
 }
 
 pub(super) async fn a_thousand_cycles_leave_nothing(stage: Stage) {
@@ -102,5 +102,5 @@ pub(super) async fn a_thousand_cycles_leave_nothing(stage: Stage) {
         producer.features.abort(&sample.to_string()).await.unwrap();
     }
     producer.settles().await;
-    producer.assert_empty().await;
+    stage.assert_empty(&producer).await;
 }

@@ -319,9 +319,9 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
             guard.put_timeout_ms = 10_000;
             guard.control_timeout_ms = 2_000;
             guard.pause_max_ms = 2_000;
-            let (store, place, all) = open_nodes(nodes, config, sizes)?;
+            let (opened, all) = open_nodes(nodes, config, sizes)?;
             on_nodes = Some(all);
-            (store, place)
+            opened
         }
         Some(L3Choice::Disk(folder)) => open_disk(folder.clone(), config, sizes)?,
         None => open_disk(default_folder().ok_or(LaunchError::NoCacheFolder)?, config, sizes)?,
@@ -358,7 +358,7 @@ fn open_nodes(
     nodes: &str,
     config: &Config,
     sizes: &Sizes,
-) -> Result<(Arc<dyn Store>, Option<String>, TierStats), LaunchError> {
+) -> Result<(Opened, TierStats), LaunchError> {
     let secret = config.node_secret_file.as_ref().ok_or(LaunchError::NoNodeSecret)?;
     let addresses = parse_nodes(nodes).map_err(LaunchError::L3Nodes)?;
     let nodes = NodesConfig {
@@ -389,7 +389,7 @@ fn open_nodes(
         capacity_bytes: seen.iter().map(|node| node.capacity_bytes).sum(),
         ..TierStats::default()
     };
-    Ok((Arc::new(store), Some(place), all))
+    Ok(((Arc::new(store), Some(place)), all))
 }
 
 /// What the nodes say about themselves at the moment. The runtime that this is called from cannot wait,

@@ -1,0 +1,191 @@
+//! Nodes that die, freeze, return and forget: each costs its share and nothing else.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
+use terrace_l3::{
+    Arena, ExistsOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore, ObjectId, Pin,
+    PutOptions, Registration, Removal, Store, StoreError, Stored,
+};
+use terrace_tests::l3::nodes::{LocalNodes, secret};
+use terrace_tests::l3::objects::{self, page};
+use tokio::time::{Instant, sleep};
+
+const OBJECT_BYTES: usize = 3000;
+const OBJECTS: u64 = 60;
+
+fn memory_store() -> MemoryStore {
+    MemoryStore::new(MemoryConfig::new(200 * OBJECT_BYTES as u64, OBJECT_BYTES)).unwrap()
+}
+
+fn nodes() -> LocalNodes {
+    LocalNodes::start(3, || Holding::Memory(memory_store()))
+}
+
+/// A node at an address that one had before; the system may need a moment to let it go.
+async fn restart(address: SocketAddr, config: NodeConfig) -> RunningNode {
+    for _ in 0..200 {
+        let holding = Holding::Memory(memory_store());
+        match NodeServer::bind(&address.to_string(), holding, config.clone()) {
+            Ok(node) => return node.start().unwrap(),
+            Err(_) => sleep(Duration::from_millis(50)).await,
+        }
+    }
+    panic!("{address} cannot be used again");
+}
+
+struct Client {
+    store: NodesStore,
+    arena: Arena,
+    _registration: Registration,
+}
+
+impl Client {
+    fn new(config: &NodesConfig) -> Self {
+        let store = NodesStore::new(config.clone()).unwrap();
+        let arena = Arena::new(2, OBJECT_BYTES).unwrap();
+        let _registration = store.register(&arena).unwrap();
+        Self { store, arena, _registration }
+    }
+
+    async fn put(&self, number: u64) -> Result<Stored, StoreError> {
+        let options = PutOptions::default();
+        objects::put(&self.store, &self.arena, page(number), OBJECT_BYTES, options).await
+    }
+
+    /// Which of the objects can be read; their bytes are checked.
+    async fn readable(&self) -> Vec<u64> {
+        let mut readable = Vec::new();
+        for number in 0..OBJECTS {
+            let id = page(number);
+            match objects::get(&self.store, &self.arena, id, OBJECT_BYTES).await {
+                Ok(_) => readable.push(number),
+                Err(StoreError::Missing | StoreError::HolderAway) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        readable
+    }
+
+    async fn present(&self) -> usize {
+        let ids: Vec<ObjectId> = (0..OBJECTS).map(page).collect();
+        let found = self.store.exists(&ids, ExistsOptions::default()).await;
+        found.into_iter().filter(|it| it.as_ref().unwrap().is_present()).count()
+    }
+
+    async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
+        let patience = Instant::now() + Duration::from_secs(30);
+        while !is_so(self).await {
+            assert!(Instant::now() < patience, "{what}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_node_costs_its_share_and_takes_it_again_when_it_returns() {
+    let mut nodes = nodes();
+    let client = Client::new(&nodes.config);
+    for number in 0..OBJECTS {
+        assert_eq!(client.put(number).await, Ok(Stored::New));
+    }
+    assert_eq!(client.readable().await.len() as u64, OBJECTS);
+    let dead = nodes.nodes.remove(1);
+    let address = dead.address();
+    let lost = dead.store_stats().memory.unwrap().objects;
+    assert!((10..30).contains(&lost), "{lost} is not a third");
+    drop(dead);
+    client.until("its death is noticed", async |it| it.present().await < OBJECTS as usize).await;
+    let left = client.readable().await;
+    assert_eq!(left.len() as u64, OBJECTS - lost);
+    // Nobody waits for it any more: its connections were refused at once, and are not tried by calls.
+    let away = client.store.stats().nodes.unwrap().nodes.iter().filter(|it| !it.is_up).count();
+    assert_eq!(away, 1);
+    let gone = (0..OBJECTS).find(|number| !left.contains(number)).unwrap();
+    assert_eq!(client.put(gone).await, Err(StoreError::HolderAway));
+    let removed = client.store.remove(&[page(gone)], Removal::Forced).await.remove(0);
+    assert_eq!(removed, Err(StoreError::HolderAway));
+    client.store.flush().await.unwrap();
+
+    let _again = restart(address, NodeConfig::new(secret())).await;
+    client.until("its return is noticed", async |it| it.put(gone).await.is_ok()).await;
+    for number in 0..OBJECTS {
+        let stored = client.put(number).await;
+        assert_eq!(stored == Ok(Stored::AlreadyThere), left.contains(&number) || number == gone);
+    }
+    assert_eq!(client.readable().await.len() as u64, OBJECTS);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_two_copies_a_dead_node_costs_nothing() {
+    let mut nodes = nodes();
+    nodes.config.copies = 2;
+    let client = Client::new(&nodes.config);
+    for number in 0..OBJECTS {
+        assert_eq!(client.put(number).await, Ok(Stored::New));
+    }
+    let copies = client.store.stats().remote.unwrap().objects;
+    assert_eq!(copies, 2 * OBJECTS);
+    drop(nodes.nodes.remove(0));
+    assert_eq!(client.readable().await.len() as u64, OBJECTS);
+    assert_eq!(client.present().await as u64, OBJECTS);
+    assert_eq!(client.put(OBJECTS + 1).await, Ok(Stored::New));
+}
+
+/// A listener that accepts and never says a word is what a frozen node looks like.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_says_nothing_is_waited_for_once() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut nodes = nodes();
+    nodes.config.nodes[2].address = silent.local_addr().unwrap().to_string();
+    nodes.config.connect_timeout_ms = 1_500;
+    let client = Client::new(&nodes.config);
+    let began = Instant::now();
+    client.present().await;
+    let first = began.elapsed();
+    assert!(first >= Duration::from_millis(1_500), "{first:?}");
+    let began = Instant::now();
+    for _ in 0..50 {
+        client.present().await;
+    }
+    let others = began.elapsed() / 50;
+    assert!(others < first / 10, "{others:?} a call, the first took {first:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_any_node_the_store_is_unwell_as_a_whole() {
+    let nodes = nodes();
+    let client = Client::new(&nodes.config);
+    client.put(0).await.unwrap();
+    drop(nodes);
+    // A flush asks all of them.
+    let gone =
+        async |it: &Client| matches!(it.store.flush().await, Err(StoreError::Unavailable { .. }));
+    client.until("all are gone", gone).await;
+    let found = client.store.exists(&[page(0)], ExistsOptions::default()).await.remove(0);
+    assert!(found.unwrap_err().is_unwell());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pins_of_a_client_that_is_gone_are_taken_back() {
+    let config = NodeConfig { pins_kept_ms: 500, ..NodeConfig::new(secret()) };
+    let holding = Holding::Memory(memory_store());
+    let node = NodeServer::bind("127.0.0.1:0", holding, config).unwrap().start().unwrap();
+    let address = vec![node.address().to_string().parse().unwrap()];
+    let config = terrace_tests::l3::nodes::patient(NodesConfig::new(address, secret()));
+    let (gone, stays) = (Client::new(&config), Client::new(&config));
+    gone.put(1).await.unwrap();
+    stays.put(2).await.unwrap();
+    assert_eq!(gone.store.pin(&[page(1), page(1)], Pin::Hard).await, [Ok(()), Ok(())]);
+    assert_eq!(stays.store.pin(&[page(2)], Pin::Hard).await, [Ok(())]);
+    drop(gone);
+    let both = [page(1), page(2)];
+    stays
+        .until("its pins are gone", async |it| {
+            let removed = it.store.remove(&both, Removal::Forced).await;
+            assert_eq!(removed[1], Err(StoreError::Pinned), "the other's are not");
+            removed[0].is_ok()
+        })
+        .await;
+}

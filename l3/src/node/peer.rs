@@ -129,7 +129,9 @@ impl Peer {
     ) -> Result<Answer, Away> {
         loop {
             let mut call = self.call(Purpose::Question).await?;
-            match call.exchange(request, Duration::from_millis(limit_ms)).await {
+            let patience = Duration::from_millis(limit_ms);
+            let limit = patience + call.link.stall;
+            match in_time(limit, call.exchange(request, patience)).await {
                 Ok(answer) => {
                     call.end();
                     return Ok(answer);
@@ -216,7 +218,8 @@ impl Peer {
             match answer {
                 Answer::Welcome { object_bytes_max } => {
                     self.object_bytes_max.store(object_bytes_max, Ordering::Relaxed);
-                    self.note(gauges);
+                    // A node that was started again counts its answers from 0.
+                    *self.latest.lock() = gauges;
                 }
                 _ => return Err(Malformed::Kind(kind).into()),
             }
@@ -289,6 +292,14 @@ impl Call<'_> {
             peer.idle.lock().push(link);
         }
     }
+}
+
+/// Gives a part of a call up when it has not ended in time, even if something comes now and then.
+pub(super) async fn in_time<T>(
+    limit: Duration,
+    part: impl Future<Output = Result<T, LinkError>>,
+) -> Result<T, LinkError> {
+    timeout(limit, part).await.unwrap_or(Err(LinkError::Stalled(limit)))
 }
 
 /// Tries to reach a node until it answers.

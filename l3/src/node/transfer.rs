@@ -6,12 +6,15 @@ use std::time::Duration;
 use super::codec::Malformed;
 use super::link::LinkError;
 use super::messages::{Answer, IDS_MAX, Item, Offer, Parcel, Request};
-use super::peer::{Away, Call, Peer, Purpose};
+use super::peer::{Away, Call, Peer, Purpose, in_time};
 use crate::object::{Header, ObjectId};
 use crate::store::{Get, GetOptions, Put, PutOptions, Served, StoreError, Stored};
 
 /// So many bytes are asked for or offered at once.
 const CALL_BYTES: usize = 64 << 20;
+
+/// A node that moves less in a millisecond, 4 MB in a second, is of no use.
+const BYTES_PER_MS_MIN: usize = 4_000;
 
 /// A node that only says "later" so many times in a row is not asked any more.
 const LATERS_MAX: u32 = 100;
@@ -70,7 +73,11 @@ impl Peer {
     ) -> Result<(), Away> {
         loop {
             let mut call = self.call(Purpose::Transfer).await?;
-            match get(&mut call, parts, options, self.config.get_timeout_ms).await {
+            let bytes = parts.iter().map(|part| part.job.target.len()).sum();
+            let limit_ms = self.config.get_timeout_ms;
+            let wait = options.promotion_wait.unwrap_or_default();
+            let limit = wait + Duration::from_millis(limit_ms) + transfer_limit(&call, bytes);
+            match in_time(limit, get(&mut call, parts, options, limit_ms)).await {
                 Ok(()) => {
                     call.end();
                     return Ok(());
@@ -104,7 +111,11 @@ impl Peer {
     ) -> Result<(), Away> {
         loop {
             let mut call = self.call(Purpose::Transfer).await?;
-            match put(&mut call, parts, options, self.config.put_timeout_ms).await {
+            let bytes = parts.iter().map(|part| part.job.source.len()).sum();
+            let limit_ms = self.config.put_timeout_ms;
+            // The node takes its time twice: to find room, and to store.
+            let limit = Duration::from_millis(2 * limit_ms) + transfer_limit(&call, bytes);
+            match in_time(limit, put(&mut call, parts, options, limit_ms)).await {
                 Ok(()) => {
                     call.end();
                     return Ok(());
@@ -115,6 +126,11 @@ impl Peer {
             }
         }
     }
+}
+
+/// How long payloads may be on their way.
+fn transfer_limit(call: &Call<'_>, bytes: usize) -> Duration {
+    call.link.stall + Duration::from_millis((bytes / BYTES_PER_MS_MIN) as u64)
 }
 
 async fn get(

@@ -142,7 +142,11 @@ pub(crate) async fn owners(farm: &Farm, ids: &[ObjectId]) -> Vec<usize> {
 }
 
 /// Those of the objects that are, or are not, on a node.
-pub(crate) fn part(ids: &[ObjectId], owners: &[usize], is: impl Fn(usize) -> bool) -> Vec<ObjectId> {
+pub(crate) fn part(
+    ids: &[ObjectId],
+    owners: &[usize],
+    is: impl Fn(usize) -> bool,
+) -> Vec<ObjectId> {
     ids.iter().zip(owners).filter(|(_, owner)| is(**owner)).map(|(id, _)| *id).collect()
 }
 

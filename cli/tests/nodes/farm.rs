@@ -283,7 +283,10 @@ impl Machine {
         let lossy = ["netem", "delay", "10ms", "5ms", "loss", "2%"];
         let narrow = ["tbf", "rate", "40mbit", "burst", "16kb", "limit", "24kb"];
         if !self.discipline(&["replace"], &lossy) {
-            assert!(self.discipline(&["replace"], &narrow), "this kernel has neither netem nor tbf");
+            assert!(
+                self.discipline(&["replace"], &narrow),
+                "this kernel has neither netem nor tbf"
+            );
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use terrace_l3::{ObjectId, PutOptions, StoreError};
+use terrace_l3::{ObjectId, PutOptions, Store, StoreError};
 
 use super::client::{Client, all_ok, is_a_miss, owners, part};
 use super::farm::Farm;
@@ -124,9 +124,9 @@ async fn a_node_without_a_disk_that_is_killed_takes_its_share_again_when_it_retu
 #[ignore = "needs network namespaces: run scripts/test-nodes"]
 async fn a_node_with_a_disk_has_its_pages_again_after_it_was_killed_or_stopped() {
     let disks = ["0", "1", "2"].map(|number| format!("{{folder}}/disk-{number}"));
-    let arguments = disks.each_ref().map(|disk| {
-        [MEMORY, &["--disk", disk.as_str(), "--disk-capacity", "64MiB"]].concat()
-    });
+    let arguments = disks
+        .each_ref()
+        .map(|disk| [MEMORY, &["--disk", disk.as_str(), "--disk-capacity", "64MiB"]].concat());
     let mut farm = Farm::start(&arguments.each_ref().map(Vec::as_slice));
     let client = Client::new(farm.config());
     let ids = pages(0, 300);

@@ -18,7 +18,7 @@ pub(crate) enum Mischief {
     Change { every_bytes: u64 },
     /// After so many bytes the connection is cut.
     CutAfter { bytes: u64 },
-    /// They arrive one by one, with pauses.
+    /// Those from the node arrive one by one, with pauses.
     Drip,
 }
 
@@ -46,13 +46,14 @@ impl Proxy {
             while let Ok((near, _)) = listener.accept().await {
                 let Ok(far) = TcpStream::connect(&node).await else { continue };
                 let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
                 let (there, back) = (rules.clone(), rules.clone());
                 tokio::spawn(async move {
                     // When one direction ends both do.
                     tokio::select! {
-                        _ = pass(near_in, far_out, &there) => {}
-                        _ = pass(far_in, near_out, &back) => {}
+                        _ = pass(near_in, far_out, &there, false) => {}
+                        _ = pass(far_in, near_out, &back, true) => {}
                     }
                 });
             }
@@ -66,7 +67,12 @@ impl Proxy {
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rules: &Rules) -> io::Result<()> {
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    rules: &Rules,
+    is_from_node: bool,
+) -> io::Result<()> {
     let mut bytes = vec![0; 16 << 10];
     let mut passed_here = 0;
     loop {
@@ -93,6 +99,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rules: &Rules) ->
                     return Ok(());
                 }
             }
+            Mischief::Drip if !is_from_node => to.write_all(some).await?,
             Mischief::Drip => {
                 for byte in some.iter() {
                     if !matches!(*rules.mischief.lock().unwrap(), Mischief::Drip) {

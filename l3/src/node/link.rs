@@ -47,6 +47,9 @@ pub(super) enum LinkError {
          client's name if it has a list of clients"
     )]
     Refused,
+    /// The peer knows us, and has no place left.
+    #[error("the node takes no more connections: raise its --connections-max")]
+    Crowded,
 }
 
 /// Authenticates the frames of one direction.

@@ -5,15 +5,15 @@
 //! nothing.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::codec::Malformed;
 use super::config::{NodeAddress, NodesConfig};
@@ -29,6 +29,10 @@ pub(super) struct Peer {
     instance: [u8; 16],
     /// Connections that nobody uses at the moment.
     idle: Mutex<Vec<Link>>,
+    /// Told of each that comes back there.
+    returned: Notify,
+    /// Connections that somebody uses.
+    used: AtomicUsize,
     /// For transfers, and apart from them for everything else, so that a question does not wait for
     /// bytes.
     transfers: Semaphore,
@@ -58,7 +62,24 @@ pub(super) struct Call<'a> {
     pub(super) link: Link,
     /// It was used before, so it may have been closed meanwhile.
     is_used: bool,
+    _use: Use<'a>,
     _permit: SemaphorePermit<'a>,
+}
+
+/// Counts a connection while somebody uses it.
+struct Use<'a>(&'a AtomicUsize);
+
+impl<'a> Use<'a> {
+    fn begin(used: &'a AtomicUsize) -> Self {
+        used.fetch_add(1, Ordering::Relaxed);
+        Self(used)
+    }
+}
+
+impl Drop for Use<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What a client knows about a node.
@@ -89,6 +110,8 @@ impl Peer {
             config,
             instance,
             idle: Mutex::default(),
+            returned: Notify::new(),
+            used: AtomicUsize::new(0),
             away: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             failures: AtomicU64::new(0),
@@ -111,12 +134,29 @@ impl Peer {
         if self.is_away() {
             return Err(Away);
         }
-        if let Some(link) = self.take_idle() {
-            return Ok(Call { peer: self, link, is_used: true, _permit: permit });
-        }
-        match self.connect().await {
-            Ok(link) => Ok(Call { peer: self, link, is_used: false, _permit: permit }),
-            Err(error) => Err(self.failed(&error)),
+        let call = |link, is_used| Call {
+            peer: self,
+            link,
+            is_used,
+            _use: Use::begin(&self.used),
+            _permit: permit,
+        };
+        let until = Instant::now() + Duration::from_millis(self.config.connect_timeout_ms);
+        loop {
+            if let Some(link) = self.take_idle() {
+                return Ok(call(link, true));
+            }
+            match self.connect().await {
+                Ok(link) => return Ok(call(link, false)),
+                // The node is well and serves us: one of the connections that there are will do.
+                Err(LinkError::Crowded) if self.used.load(Ordering::Relaxed) > 0 => {
+                    let returned = timeout_at(until, self.returned.notified()).await;
+                    if returned.is_err() || self.is_away() {
+                        return Err(Away);
+                    }
+                }
+                Err(error) => return Err(self.failed(&error)),
+            }
         }
     }
 
@@ -213,7 +253,11 @@ impl Peer {
         let connect = async {
             let stream = TcpStream::connect(&self.node.address).await?;
             let mut link = Link::greet(stream, &self.config.secret, &hello, limit).await?;
-            let (kind, body) = link.receive(limit).await?;
+            let (kind, body) = match link.receive(limit).await {
+                // Whoever is known is welcomed or, without a word, sent away.
+                Err(LinkError::Io(_)) => return Err(LinkError::Crowded),
+                received => received?,
+            };
             let Reply { gauges, answer } = Reply::decode(kind, body)?;
             match answer {
                 Answer::Welcome { object_bytes_max } => {
@@ -281,7 +325,8 @@ impl Call<'_> {
             LinkError::Stalled(_)
             | LinkError::Malformed(_)
             | LinkError::Version(_)
-            | LinkError::Refused => false,
+            | LinkError::Refused
+            | LinkError::Crowded => false,
         }
     }
 
@@ -290,6 +335,7 @@ impl Call<'_> {
         let Call { peer, link, .. } = self;
         if !peer.is_away() {
             peer.idle.lock().push(link);
+            peer.returned.notify_one();
         }
     }
 }

@@ -177,8 +177,16 @@ impl Farm {
         self.nodes[node].machine.mend();
     }
 
-    /// What a node has printed.
-    pub(crate) fn said(&self, node: usize) -> String {
+    /// Waits until a node has printed something.
+    pub(crate) async fn says(&self, node: usize, what: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.said(node).contains(what) {
+            assert!(Instant::now() < until, "node {node} does not say {what:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn said(&self, node: usize) -> String {
         self.nodes[node].log.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::farm::Farm;
 use super::process::{Server, ask, request, terrace};
 
-const NODE: &[&str] = &["--memory", "64MiB", "--object-max", "64KiB"];
+const NODE: &[&str] = &["--memory", "64MiB", "--object-max", "128KiB"];
 
 fn serve(farm: &Farm) -> Server {
     let mut command = terrace();

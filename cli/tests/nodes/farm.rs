@@ -257,7 +257,9 @@ impl Machine {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let namespace = format!("terrace-node-{}-{number}", std::process::id());
+        let ours = std::env::var("TERRACE_NODES_NAMESPACE");
+        let ours = ours.expect("a network namespace for the test: run scripts/test-nodes");
+        let namespace = format!("{ours}-{number}");
         let (near_link, far_link) = (format!("near{number}"), format!("far{number}"));
         let (near, far) = (format!("10.78.{number}.1"), format!("10.78.{number}.2"));
         ip(&["netns", "add", &namespace]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use terrace_l3::{ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store, StoreError};
+use terrace_l3::{ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store, StoreError, Stored};
 
 use super::client::{BATCH, Client, PAGE_BYTES, is_a_miss};
 use super::farm::{Farm, resident_kib};
@@ -26,6 +26,7 @@ struct Tally {
     misses: AtomicU64,
     away: AtomicU64,
     stored: AtomicU64,
+    already_there: AtomicU64,
     not_stored: AtomicU64,
     longest_us: AtomicU64,
 }
@@ -82,12 +83,15 @@ async fn work(client: Client, seed: u64, tally: Arc<Tally>, done: Arc<AtomicBool
             8..15 => {
                 let pin = (dice.below(8) == 0).then_some(Pin::Soft);
                 let options = PutOptions { pin, durable: dice.below(8) == 0 };
-                let stored = client.put_with(&ids, options).await;
-                let ok = stored.iter().filter(|it| it.is_ok()).count();
-                add(&tally.stored, ok);
-                add(&tally.not_stored, stored.len() - ok);
-                for error in stored.into_iter().filter_map(Result::err) {
-                    assert!(!matches!(error, StoreError::Corrupt(_)), "{error}");
+                for stored in client.put_with(&ids, options).await {
+                    match stored {
+                        Ok(Stored::New) => add(&tally.stored, 1),
+                        Ok(Stored::AlreadyThere) => add(&tally.already_there, 1),
+                        Err(error) => {
+                            assert!(!matches!(error, StoreError::Corrupt(_)), "{error}");
+                            add(&tally.not_stored, 1);
+                        }
+                    }
                 }
             }
             15..18 => {

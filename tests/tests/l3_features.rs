@@ -95,7 +95,7 @@ async fn features_on_nodes() {
         // Each process has connections of its own.
         let handle =
             move || -> Arc<dyn Store> { Arc::new(NodesStore::new(config.clone()).unwrap()) };
-        FeatureBackend { handle: Box::new(handle), keep: Box::new(nodes) }
+        FeatureBackend { handle: Box::new(handle), objects: None, keep: Box::new(nodes) }
     })
     .await;
 }

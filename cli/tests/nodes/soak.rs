@@ -119,7 +119,8 @@ async fn trouble(farm: &mut Farm, dice: &mut Dice) -> &'static str {
     let node = dice.below(farm.len() as u64) as usize;
     let pause = Duration::from_millis(200 + dice.below(1_800));
     let kind = dice.below(if node == NEVER_KILLED { 3 } else { 5 });
-    let (begin, end): (fn(&mut Farm, usize), fn(&mut Farm, usize)) = match kind {
+    type Change = fn(&mut Farm, usize);
+    let (begin, end): (Change, Change) = match kind {
         0 => (|farm, node| farm.cut(node), |farm, node| farm.join(node)),
         1 => (|farm, node| farm.freeze(node), |farm, node| farm.thaw(node)),
         2 => (|farm, node| farm.spoil(node), |farm, node| farm.mend(node)),

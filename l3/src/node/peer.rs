@@ -5,6 +5,7 @@
 //! nothing.
 
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -76,14 +77,14 @@ struct Use<'a>(&'a AtomicUsize);
 
 impl<'a> Use<'a> {
     fn begin(used: &'a AtomicUsize) -> Self {
-        used.fetch_add(1, Ordering::Relaxed);
+        used.fetch_add(1, Ordering::AcqRel);
         Self(used)
     }
 }
 
 impl Drop for Use<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -157,21 +158,18 @@ impl Peer {
             _permit: permit,
         };
         let until = Instant::now() + Duration::from_millis(self.config.connect_timeout_ms);
-        loop {
-            if let Some(link) = self.take_idle() {
-                return Ok(call(link, true));
-            }
-            match self.connect().await {
-                Ok(link) => return Ok(call(link, false)),
-                // The node is well and serves us: one of the connections that there are will do.
-                Err(LinkError::Crowded) if self.used.load(Ordering::Relaxed) > 0 => {
-                    let returned = timeout_at(until, self.returned.notified()).await;
-                    if returned.is_err() || self.is_away() {
-                        return Err(Away);
-                    }
-                }
-                Err(error) => return Err(self.failed(&error)),
-            }
+        if let Some(link) = self.take_idle() {
+            return Ok(call(link, true));
+        }
+        match self.connect().await {
+            Ok(link) => Ok(call(link, false)),
+            // The node is well: one of the connections that there are will do.
+            Err(LinkError::Crowded) => match self.wait_for_idle(until).await {
+                Some(link) => Ok(call(link, true)),
+                None if self.used.load(Ordering::Acquire) > 0 => Err(Away),
+                None => Err(self.failed(&LinkError::Crowded)),
+            },
+            Err(error) => Err(self.failed(&error)),
         }
     }
 
@@ -321,6 +319,23 @@ impl Peer {
             }
         }
         None
+    }
+
+    /// A connection that somebody else has ended to use, if anybody does.
+    async fn wait_for_idle(&self, until: Instant) -> Option<Link> {
+        loop {
+            let mut returned = pin!(self.returned.notified());
+            returned.as_mut().enable();
+            // Looked at first: whoever ends puts the connection back before.
+            let used = self.used.load(Ordering::Acquire);
+            if let Some(link) = self.take_idle() {
+                return Some(link);
+            }
+            let waits = used > 0 && !self.is_away();
+            if !waits || timeout_at(until, returned).await.is_err() {
+                return None;
+            }
+        }
     }
 
     /// Answers overtake each other; the latest figures count.

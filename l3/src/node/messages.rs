@@ -264,16 +264,21 @@ impl Request {
                     ExistsOptions { prefetch_to_memory: flags & 1 != 0, lease: flags & 2 != 0 };
                 Self::Exists { options, ids: ids(&mut reader)? }
             }
-            2 => {
+            2 | 12 => {
                 let waits = flags(&mut reader, "whether to wait", 1)? != 0;
                 let wait = reader.microseconds()?;
                 if !waits && !wait.is_zero() {
                     return Err(Malformed::Unknown { field: "a time that nobody waits", value: 1 });
                 }
                 let promotion_wait = waits.then_some(wait);
-                Self::Get { promotion_wait, wanted: read_items(&mut reader)? }
+                let wanted = read_items(&mut reader)?;
+                if kind == 2 {
+                    Self::Get { promotion_wait, wanted }
+                } else {
+                    Self::Lend { promotion_wait, wanted }
+                }
             }
-            3 => {
+            3 | 14 => {
                 let pin = match reader.u8()? {
                     0 => None,
                     code => Some(read_pin(code)?),

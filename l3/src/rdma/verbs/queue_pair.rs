@@ -168,6 +168,9 @@ pub(in crate::rdma) enum Done<T> {
     Failed(String),
 }
 
+/// The tag of a batch that ended unfinished, and its targets if the adapter has let go of them.
+pub(in crate::rdma) type Ended<T> = (T, Vec<Target>);
+
 /// Reads that were posted together, and what they write to.
 struct Batch<T> {
     id: u64,
@@ -322,7 +325,7 @@ impl<T> QueuePair<T> {
         reads: Vec<Read>,
         piece_bytes_max: usize,
         tag: T,
-    ) -> Result<usize, (io::Error, Vec<(T, Vec<Target>)>)> {
+    ) -> Result<usize, (io::Error, Vec<Ended<T>>)> {
         let Some(raw) = self.raw else {
             let targets = reads.into_iter().map(|read| read.target).collect();
             return Err((io::ErrorKind::NotConnected.into(), vec![(tag, targets)]));
@@ -403,7 +406,7 @@ impl<T> QueuePair<T> {
 
     /// Ends the connection: nothing is read any more, by either side. Returns what was under way, with the
     /// targets if the adapter has let go of them.
-    pub(in crate::rdma) fn close(&mut self) -> Vec<(T, Vec<Target>)> {
+    pub(in crate::rdma) fn close(&mut self) -> Vec<Ended<T>> {
         let Some(raw) = self.raw.take() else { return Vec::new() };
         // SAFETY: the queue pair is there and is destroyed once, since `raw` is taken. What it belongs to
         // is held by `self`.

@@ -210,7 +210,8 @@ pub(crate) async fn a_network_that_goes_in_mid_get_and_comes_back(reader: Reader
 
 pub(crate) async fn a_node_that_loses_power_in_mid_get(reader: Reader) {
     let settled = assert_gets_in_the_middle(&reader, |holder| {
-        holder.ask("vanish-after-ms 0");
+        // Late enough for its answer to be on the way.
+        holder.ask("vanish-after-ms 300");
     })
     .await;
     let results = settled.pages.get(&settled.store).await;

@@ -98,7 +98,10 @@ impl Reader {
         loop {
             let address = self.holder.parse().expect("an address and a port");
             match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
-                Ok(stream) => return Holder(BufReader::new(stream)),
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(PATIENCE / 4)).expect("some time");
+                    return Holder(BufReader::new(stream));
+                }
                 Err(error) if start.elapsed() > PATIENCE => panic!("the holder: {error}"),
                 Err(_) => std::thread::sleep(Duration::from_millis(200)),
             }

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use clap::{Args, Subcommand};
-use terrace_l3::Arena;
 use terrace_l3::feature::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, Released, Secret, Tensor, TensorSpec, WhenFull,
 };
+use terrace_l3::{Arena, StoreError};
 
 use self::place::{MooncakeArguments, Place, Sizes, Turn};
 use self::refs::Refs;
@@ -189,6 +189,9 @@ struct Production<'a> {
     next: u64,
 }
 
+/// After so long a store has forgotten a put that nobody will end: twice what Mooncake takes.
+const UNFINISHED_PUTS: Duration = Duration::from_secs(60);
+
 async fn produce(
     common: &Common,
     config: FeatureConfig,
@@ -197,6 +200,7 @@ async fn produce(
     let refs = common.refs()?;
     let mut progress = Progress::new(common.json, "put", Some(work.samples));
     let mut totals = Totals::default();
+    let mut last_put = Instant::now();
     while work.next < work.samples {
         let mut turn = common.turn(&config, work.tensors).await?;
         while work.next < work.samples && !turn.is_over() {
@@ -206,7 +210,15 @@ async fn produce(
                     totals.count(reference.bytes());
                     refs.push(&reference)?;
                     work.next += 1;
+                    last_put = Instant::now();
                     progress.show(&totals);
+                }
+                // A former life of this producer died while it put this sample, and a cluster keeps the
+                // place for a while.
+                Err(FeatureError::Store { error: StoreError::BeingWritten, .. })
+                    if last_put.elapsed() < UNFINISHED_PUTS =>
+                {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 // Others must consume first: here they can, or only when this turn has ended.
                 Err(FeatureError::OverBudget { .. }) if turn.is_shared() => {}

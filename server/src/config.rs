@@ -196,7 +196,7 @@ pub enum L3Choice {
     Memory(ByteSize),
     /// In the Mooncake cluster whose master is at HOST:PORT, which other servers share.
     Mooncake(String),
-    /// On these nodes, which other servers share: [NAME=]HOST:PORT[*WEIGHT], separated by commas.
+    /// On these nodes, which other servers share: `[NAME=]HOST:PORT[*WEIGHT]`, separated by commas.
     Nodes(String),
     /// Nowhere.
     None,

@@ -372,14 +372,13 @@ type Work<S> = fn(
     Vec<u32>,
 ) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
-fn all<T>(results: Results<T>) -> Result<(), Failure> {
-    for result in results {
-        result?;
-    }
-    Ok(())
+/// Whether all of a batch succeeded.
+pub(crate) fn all<T>(results: Results<T>) -> Result<(), Failure> {
+    results.into_iter().try_for_each(|result| result.map(drop)).map_err(Into::into)
 }
 
-fn id(number: u32) -> ObjectId {
+/// The object of that number.
+pub(crate) fn id(number: u32) -> ObjectId {
     let root = PageKey(0x7e44_ace0);
     ObjectId::page(root, root.next(&[number]))
 }

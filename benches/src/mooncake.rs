@@ -4,12 +4,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrace_cache::PageKey;
 use terrace_l3::mooncake::PlainCalls;
 use terrace_l3::{
     Arena, Get, GetOptions, MooncakeConfig, MooncakeStore, ObjectId, Put, PutOptions, Removal,
-    Results, Store,
+    Store,
 };
+
+use crate::figures::median;
+use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -173,18 +175,4 @@ fn batch_of(calls: &PlainCalls, arena: &Arena) -> Result<Times, Failure> {
     let times = Times { put: calls.put(arena)?, get: calls.get(arena)? };
     calls.remove();
     Ok(times)
-}
-
-fn id(page: u32) -> ObjectId {
-    ObjectId::page(PageKey(1), PageKey(u128::from(page) + 1))
-}
-
-fn all<T>(results: Results<T>) -> Result<(), Failure> {
-    results.into_iter().try_for_each(|result| result.map(drop)).map_err(Into::into)
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

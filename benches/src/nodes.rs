@@ -5,15 +5,15 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Instant;
 
 use serde::Serialize;
-use terrace_cache::PageKey;
 use terrace_l3::node::{Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, RunningNode};
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore,
-    ObjectId, Put, PutOptions, Removal, Results, Store,
+    ObjectId, Put, PutOptions, Removal, Store,
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::figures::{Distribution, nanos};
+use crate::figures::{Distribution, median, nanos};
+use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -238,18 +238,4 @@ impl Stream {
         })?;
         Ok(began.elapsed().as_secs_f64())
     }
-}
-
-fn id(number: u32) -> ObjectId {
-    ObjectId::page(PageKey(1), PageKey(u128::from(number) + 1))
-}
-
-fn all<T>(results: Results<T>) -> Result<(), Failure> {
-    results.into_iter().try_for_each(|result| result.map(drop)).map_err(Into::into)
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

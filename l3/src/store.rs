@@ -83,6 +83,13 @@ impl Put {
     pub fn new(id: ObjectId, source: Source) -> Self {
         Self { id, source }
     }
+
+    /// The same put once more: sources are shared.
+    pub(crate) fn share(&self) -> Self {
+        let source = self.source.arena().source(self.source.page());
+        let source = source.expect("a page with a reader takes another");
+        Self::new(self.id, source.first(self.source.len()))
+    }
 }
 
 /// An object to read.
@@ -321,5 +328,17 @@ impl StoreError {
     #[must_use]
     pub fn may_have_happened(&self) -> bool {
         self.is_unwell() || *self == Self::HolderAway
+    }
+}
+
+/// What has worked with one holder of an object has worked; otherwise the one that has it knows why.
+pub(crate) fn either(
+    one: Result<(), StoreError>,
+    other: Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    match (one, other) {
+        (Ok(()), _) | (_, Ok(())) => Ok(()),
+        (Err(StoreError::Missing | StoreError::HolderAway), other) => other,
+        (one, Err(_)) => one,
     }
 }

@@ -26,7 +26,7 @@ use crate::registry::Registration;
 use crate::stats::{PromotionStats, StoreStats};
 use crate::store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
-    Results, Served, Store, StoreError, Stored,
+    Results, Served, Store, StoreError, Stored, either,
 };
 
 /// How two tiers work together.
@@ -123,14 +123,14 @@ impl Store for TieredStore {
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         Box::pin(async move {
             let on_disk = self.shared.disk.pin(ids, pin).await;
-            either(on_disk, self.shared.memory.pin(ids, pin).await)
+            both(on_disk, self.shared.memory.pin(ids, pin).await)
         })
     }
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         Box::pin(async move {
             let on_disk = self.shared.disk.unpin(ids, pin).await;
-            either(on_disk, self.shared.memory.unpin(ids, pin).await)
+            both(on_disk, self.shared.memory.unpin(ids, pin).await)
         })
     }
 
@@ -211,7 +211,7 @@ impl Shared {
 
     async fn put(&self, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
         // The pages stay lent until they are in memory, too.
-        let copies: Vec<Put> = puts.iter().map(share).collect();
+        let copies: Vec<Put> = puts.iter().map(Put::share).collect();
         let mut results = self.disk.put_from(puts, options).await;
         let mut numbers = Vec::new();
         let mut wanted = Vec::new();
@@ -435,13 +435,6 @@ async fn take_back(tier: &dyn Store, id: &ObjectId, pin: Option<Pin>) {
     let _ = tier.remove(id, Removal::Forced).await;
 }
 
-/// The same put once more: sources are shared.
-fn share(put: &Put) -> Put {
-    let source = put.source.arena().source(put.source.page());
-    let source = source.expect("a page with a reader takes another");
-    Put::new(put.id, source.first(put.source.len()))
-}
-
 /// Whether an object that the disk could not take is better kept in memory alone than not at all.
 fn memory_can_stand_in(error: &StoreError) -> bool {
     match error {
@@ -466,14 +459,9 @@ fn memory_can_stand_in(error: &StoreError) -> bool {
     }
 }
 
-/// What has worked in one of the tiers has worked; otherwise the one that has the object knows why.
-fn either(on_disk: Results<()>, in_memory: Results<()>) -> Results<()> {
-    let merge = |pair| match pair {
-        (Ok(()), _) | (_, Ok(())) => Ok(()),
-        (Err(StoreError::Missing), in_memory) => in_memory,
-        (on_disk, Err(_)) => on_disk,
-    };
-    on_disk.into_iter().zip(in_memory).map(merge).collect()
+/// The answers of both tiers as one.
+fn both(on_disk: Results<()>, in_memory: Results<()>) -> Results<()> {
+    on_disk.into_iter().zip(in_memory).map(|(disk, memory)| either(disk, memory)).collect()
 }
 
 /// Runs both to their end in one task.

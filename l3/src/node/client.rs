@@ -24,7 +24,7 @@ use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
 use crate::store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, Results,
-    Served, Store, StoreError, Stored,
+    Served, Store, StoreError, Stored, either,
 };
 use crate::traffic::Traffic;
 
@@ -364,7 +364,7 @@ impl Shared {
             match registered {
                 Ok(()) => {
                     for holder in self.holders(&put.id).skip(1) {
-                        let part = Part::new(number, share(&put));
+                        let part = Part::new(number, put.share());
                         shares.entry(holder).or_default().push(part);
                     }
                     let holder = self.holder(&put.id, 0);
@@ -485,22 +485,6 @@ impl Peer {
             answered.extend(some.iter().map(|(number, _)| *number).zip(found));
         }
         answered
-    }
-}
-
-/// The same put once more: sources are shared.
-fn share(put: &Put) -> Put {
-    let source = put.source.arena().source(put.source.page());
-    let source = source.expect("a page with a reader takes another");
-    Put::new(put.id, source.first(put.source.len()))
-}
-
-/// What has worked with one holder has worked; otherwise the one that has the object knows why.
-fn either(one: Result<(), StoreError>, other: Result<(), StoreError>) -> Result<(), StoreError> {
-    match (one, other) {
-        (Ok(()), _) | (_, Ok(())) => Ok(()),
-        (Err(StoreError::Missing | StoreError::HolderAway), other) => other,
-        (one, Err(_)) => one,
     }
 }
 

@@ -172,7 +172,7 @@ impl Holder {
     pub(super) fn gauges(&self, stamp: u64) -> Gauges {
         let stats = self.store().stats();
         let memory = stats.memory.unwrap_or_default();
-        let tier = match stats.disk {
+        let mut tier = match stats.disk {
             Some(disk) => TierStats {
                 leases: disk.leases + memory.leases,
                 leases_refused: disk.leases_refused + memory.leases_refused,
@@ -181,68 +181,39 @@ impl Holder {
             },
             None => memory,
         };
-        Gauges { stamp, values: to_values(&tier) }
+        Gauges { stamp, values: told(&mut tier).map(|figure| *figure) }
     }
 }
 
-fn to_values(tier: &TierStats) -> [u64; GAUGES] {
+/// The figures that are told, in their order on the wire.
+fn told(tier: &mut TierStats) -> [&mut u64; GAUGES] {
     [
-        tier.objects,
-        tier.bytes,
-        tier.resident_bytes,
-        tier.capacity_bytes,
-        tier.index_bytes,
-        tier.hard_pinned,
-        tier.soft_pinned,
-        tier.leases,
-        tier.leases_refused,
-        tier.evicted,
-        tier.removed,
-        tier.superseded,
-        tier.corrupt,
-        tier.io_errors,
-        tier.disk_full,
+        &mut tier.objects,
+        &mut tier.bytes,
+        &mut tier.resident_bytes,
+        &mut tier.capacity_bytes,
+        &mut tier.index_bytes,
+        &mut tier.hard_pinned,
+        &mut tier.soft_pinned,
+        &mut tier.leases,
+        &mut tier.leases_refused,
+        &mut tier.evicted,
+        &mut tier.removed,
+        &mut tier.superseded,
+        &mut tier.corrupt,
+        &mut tier.io_errors,
+        &mut tier.disk_full,
     ]
 }
 
 impl Gauges {
     /// As the figures of a tier, of which clients count the rest.
     pub(super) fn tier(&self) -> TierStats {
-        let [
-            objects,
-            bytes,
-            resident_bytes,
-            capacity_bytes,
-            index_bytes,
-            hard_pinned,
-            soft_pinned,
-            leases,
-            leases_refused,
-            evicted,
-            removed,
-            superseded,
-            corrupt,
-            io_errors,
-            disk_full,
-        ] = self.values;
-        TierStats {
-            objects,
-            bytes,
-            resident_bytes,
-            capacity_bytes,
-            index_bytes,
-            hard_pinned,
-            soft_pinned,
-            leases,
-            leases_refused,
-            evicted,
-            removed,
-            superseded,
-            corrupt,
-            io_errors,
-            disk_full,
-            ..TierStats::default()
+        let mut tier = TierStats::default();
+        for (figure, value) in told(&mut tier).into_iter().zip(self.values) {
+            *figure = value;
         }
+        tier
     }
 
     /// Both together.

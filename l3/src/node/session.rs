@@ -34,8 +34,9 @@ pub(super) struct Session {
 /// An object that is wanted, with the place for its bytes.
 struct Expected {
     id: ObjectId,
-    room: Room,
+    // It goes before the room, or whoever has the room next would find it in use.
     target: Target,
+    room: Room,
 }
 
 impl Session {

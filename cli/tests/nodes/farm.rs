@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use terrace_l3::NodesConfig;
 use terrace_l3::node::{NodeAddress, NodeSecret};
 
-use super::process::{request, terrace};
+use super::process::{figure, terrace};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const PORT: u16 = 7450;
@@ -193,10 +193,7 @@ impl Farm {
     /// A figure of a node's own; the sum if it has labels.
     pub(crate) fn figure(&self, node: usize, name: &str) -> f64 {
         let address = format!("{}:{FIGURES_PORT}", self.nodes[node].machine.far);
-        let (status, page) = request(&address, "GET", "/metrics", "").unwrap();
-        assert_eq!(status, 200);
-        let lines = page.lines().filter(|line| line.starts_with(name));
-        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+        figure(&address, name)
     }
 
     /// The memory of a node's process.

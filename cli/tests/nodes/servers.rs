@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::farm::Farm;
-use super::process::{Server, ask, request, terrace};
+use super::process::{Server, ask, terrace, wait_for_backups};
 
 const NODE: &[&str] = &["--memory", "64MiB", "--object-max", "128KiB"];
 
@@ -14,26 +14,6 @@ fn serve(farm: &Farm) -> Server {
     Server::spawn(command)
 }
 
-/// Waits until the nodes have what the server wants to keep, and no more comes.
-fn wait_for_backups(server: &Server) {
-    let stored = || {
-        let (_, page) = request(&server.address, "GET", "/metrics", "").unwrap();
-        let lines = page.lines().filter(|line| line.starts_with("terrace_node_objects{"));
-        lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum::<f64>()
-    };
-    let until = Instant::now() + Duration::from_secs(30);
-    let mut before = 0.0;
-    loop {
-        std::thread::sleep(Duration::from_millis(500));
-        let now = stored();
-        if now > 0.0 && now == before {
-            return;
-        }
-        before = now;
-        assert!(Instant::now() < until, "{now} objects are stored");
-    }
-}
-
 #[test]
 #[ignore = "needs network namespaces: run scripts/test-nodes"]
 fn what_one_server_computes_others_fetch_after_its_death_too() {
@@ -42,7 +22,7 @@ fn what_one_server_computes_others_fetch_after_its_death_too() {
     let first = serve(&farm);
     let (computed, l3) = ask(&first.address, &prompt, "").unwrap();
     assert_eq!(l3, 0, "there was nothing");
-    wait_for_backups(&first);
+    wait_for_backups(&first.address, "terrace_node_objects{");
     let second = serve(&farm);
     let (fetched, l3) = ask(&second.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);

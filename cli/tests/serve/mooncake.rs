@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use self::cluster::{Cluster, Options, free_port, library};
-use super::process::{Answer, Server, ask, request, terrace};
+use super::process::{Answer, Server, ask, figure, terrace, wait_for_backups};
 use super::{CLIENTS, complaint, server_without_cache};
 
 /// Memory for a third of the prompts, so that the rest must come from L3 or be computed.
@@ -86,33 +86,6 @@ fn ask_all(server: &Server) -> u64 {
     from_l3
 }
 
-/// A figure of the server's metrics; the sum if it has labels.
-fn figure(server: &Server, name: &str) -> f64 {
-    let (status, page) = request(&server.address, "GET", "/metrics", "").unwrap();
-    assert_eq!(status, 200);
-    let lines = page.lines().filter(|line| line.starts_with(name));
-    let values = lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
-    let values: Vec<f64> = values.collect();
-    assert!(!values.is_empty(), "there is no {name} in {page}");
-    values.iter().sum()
-}
-
-/// Waits until everything that the server wants to store is stored.
-fn wait_for_backups(server: &Server) {
-    let stored = || figure(server, "terrace_mooncake_put_total{outcome=\"done\"}");
-    let until = Instant::now() + Duration::from_secs(30);
-    let mut before = 0.0;
-    loop {
-        std::thread::sleep(Duration::from_millis(500));
-        let now = stored();
-        if now > 0.0 && now == before {
-            return;
-        }
-        before = now;
-        assert!(Instant::now() < until, "{now} objects are stored");
-    }
-}
-
 /// Asks everything over and over until something comes from L3 again.
 fn hits_come_back(server: &Server) {
     let until = Instant::now() + Duration::from_secs(60);
@@ -137,7 +110,7 @@ fn mooncake_shares_what_one_server_computed_with_all_others() {
     let first = serve(&cluster.address(), &[]);
     assert!(first.summary.contains("the Mooncake cluster at"), "{}", first.summary);
     assert_eq!(ask_all(&first), 0, "there was nothing");
-    wait_for_backups(&first);
+    wait_for_backups(&first.address, "terrace_mooncake_put_total{outcome=\"done\"}");
     let second = serve(&cluster.address(), &[]);
     let from_l3 = ask_all(&second);
     assert!(from_l3 > 500, "only {from_l3} tokens came from the first server");
@@ -146,8 +119,8 @@ fn mooncake_shares_what_one_server_computed_with_all_others() {
     let third = serve(&cluster.address(), &[]);
     let from_l3_again = ask_all(&third);
     assert!(from_l3_again > 500, "only {from_l3_again} tokens were left by the dead");
-    assert_eq!(figure(&third, "terrace_l3_corrupt_total"), 0.0);
-    assert_eq!(figure(&third, "terrace_mooncake_connected"), 1.0);
+    assert_eq!(figure(&third.address, "terrace_l3_corrupt_total"), 0.0);
+    assert_eq!(figure(&third.address, "terrace_mooncake_connected"), 1.0);
     third.stop();
 }
 
@@ -187,8 +160,9 @@ fn mooncake_may_lose_its_master_and_all_that_it_knew() {
     hits_come_back(&server);
     is_told(&server, "INFO terrace_l3::guard: L3 is well again");
     let of = |call: &str| format!("terrace_mooncake_{call}_total{{outcome=\"master-gone\"}}");
-    let gone: f64 = ["put", "get", "exists"].iter().map(|call| figure(&server, &of(call))).sum();
-    assert!(gone + figure(&server, "terrace_l3_timed_out_total") > 0.0, "it is counted");
+    let gone: f64 =
+        ["put", "get", "exists"].iter().map(|call| figure(&server.address, &of(call))).sum();
+    assert!(gone + figure(&server.address, "terrace_l3_timed_out_total") > 0.0, "it is counted");
 }
 
 #[test]
@@ -212,7 +186,7 @@ fn mooncake_may_be_full_of_leased_objects() {
     for _ in 0..3 {
         load(&server, all_of_them());
     }
-    assert!(figure(&server, "terrace_mooncake_put_total{outcome=\"full\"}") > 0.0);
+    assert!(figure(&server.address, "terrace_mooncake_put_total{outcome=\"full\"}") > 0.0);
 }
 
 #[test]
@@ -221,7 +195,7 @@ fn mooncake_may_have_leases_that_are_too_short() {
     let cluster = Cluster::start(Options { lease_ms: 1, ..Options::default() });
     let server = serve(&cluster.address(), &TINY);
     load(&server, 3 * all_of_them());
-    let of_get = figure(&server, "terrace_mooncake_get_total");
+    let of_get = figure(&server.address, "terrace_mooncake_get_total");
     assert!(of_get > 0.0, "nothing was read");
 }
 
@@ -232,11 +206,11 @@ fn mooncake_may_come_later_than_the_server() {
     let server = serve(&cluster.address(), &TINY);
     assert!(server.summary.contains("not reached yet"), "{}", server.summary);
     assert_eq!(ask_all(&server), 0);
-    assert_eq!(figure(&server, "terrace_mooncake_connected"), 0.0);
+    assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 0.0);
     is_told(&server, "L3 is unwell");
     cluster.start_all();
     hits_come_back(&server);
-    assert_eq!(figure(&server, "terrace_mooncake_connected"), 1.0);
+    assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 1.0);
     is_told(&server, "INFO terrace_l3::guard: L3 is well again");
 }
 
@@ -258,7 +232,7 @@ fn mooncake_of_another_version_is_called_that() {
     let server = serve(&cluster.address(), &TINY);
     assert_eq!(ask_all(&server), 0);
     is_told(&server, "of one Mooncake version");
-    assert_eq!(figure(&server, "terrace_mooncake_connected"), 0.0);
+    assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 0.0);
 }
 
 #[test]

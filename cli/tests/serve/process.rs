@@ -142,3 +142,29 @@ pub(crate) fn request(
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.ok_or("no status")?, body.to_owned()))
 }
+
+/// A figure of the metrics at that address; the sum if it has labels.
+pub(crate) fn figure(address: &str, name: &str) -> f64 {
+    let (status, page) = request(address, "GET", "/metrics", "").unwrap();
+    assert_eq!(status, 200);
+    let lines = page.lines().filter(|line| line.starts_with(name));
+    let values = lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap());
+    let values: Vec<f64> = values.collect();
+    assert!(!values.is_empty(), "there is no {name} in {page}");
+    values.iter().sum()
+}
+
+/// Waits until everything that the server wants to store is stored, by the figure that counts it.
+pub(crate) fn wait_for_backups(address: &str, stored: &str) {
+    let until = Instant::now() + Duration::from_secs(30);
+    let mut before = 0.0;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = figure(address, stored);
+        if now > 0.0 && now == before {
+            return;
+        }
+        before = now;
+        assert!(Instant::now() < until, "{now} objects are stored");
+    }
+}

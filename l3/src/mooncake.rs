@@ -31,7 +31,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::codes::OutcomeCount;
-use self::codes::Outcomes;
+use self::codes::{Call, Outcome, Outcomes};
 use self::connection::Connection;
 use self::crew::{Crew, Refused};
 use self::ledger::{Ledger, Seen};
@@ -269,6 +269,16 @@ impl Shared {
 
     fn keys<'a>(&self, ids: impl IntoIterator<Item = &'a ObjectId>) -> Vec<CString> {
         ids.into_iter().map(|id| self.key(id)).collect()
+    }
+
+    /// Counts a code and says what it means. A master that is gone may come back without anything that
+    /// it knew, so what was seen there is no longer believed.
+    fn outcome(&self, call: Call, code: i64) -> Outcome {
+        let outcome = self.outcomes.count(call, code);
+        if outcome == Outcome::MasterGone {
+            self.ledger.lock().seen.clear();
+        }
+        outcome
     }
 
     fn bounced(&self, bytes: usize) {

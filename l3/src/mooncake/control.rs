@@ -45,11 +45,11 @@ impl Shared {
             return results;
         }
         let keys = self.keys(asked.iter().map(|(place, _)| &ids[*place]));
-        let codes = client.exist(&keys);
-        let mut state = self.ledger.lock();
-        for ((place, slot), code) in asked.into_iter().zip(codes) {
+        for ((place, slot), code) in asked.into_iter().zip(client.exist(&keys)) {
             let id = &ids[place];
-            results[place] = match (self.outcomes.count(Call::Exists, code.into()), code, slot) {
+            let outcome = self.outcome(Call::Exists, code.into());
+            let mut state = self.ledger.lock();
+            results[place] = match (outcome, code, slot) {
                 (Outcome::Done, 1, _) => {
                     if !state.is_leaving(id) {
                         state.seen.insert(*id);
@@ -72,7 +72,7 @@ impl Shared {
     pub(super) fn pin(&self, client: &Client, ids: &[ObjectId], pin: Pin) -> Results<()> {
         let codes = client.exist(&self.keys(ids));
         let pin_one = |(id, code): (&ObjectId, i32)| -> Result<(), StoreError> {
-            let found = self.outcomes.count(Call::Exists, code.into());
+            let found = self.outcome(Call::Exists, code.into());
             let mut state = self.ledger.lock();
             let slot = state.catalogue.find(id);
             match (found, code, slot) {
@@ -161,7 +161,7 @@ impl Shared {
         if departures.is_empty() {
             let code = client.remove(&self.key(id), removal == Removal::Forced);
             self.ledger.lock().seen.remove(id);
-            return removed(self.outcomes.count(Call::Remove, code.into()));
+            return removed(self.outcome(Call::Remove, code.into()));
         }
         departures
             .into_iter()
@@ -173,7 +173,7 @@ impl Shared {
     pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
         self.ledger.wait_for_readers(departure.slot);
         let code = client.remove(&self.key(&departure.id), true);
-        match removed(self.outcomes.count(Call::Remove, code.into())) {
+        match removed(self.outcome(Call::Remove, code.into())) {
             done @ (Ok(()) | Err(StoreError::Missing)) => {
                 self.ledger.departed(departure);
                 Ok(done.is_ok())

@@ -172,14 +172,14 @@ impl Shared {
         verify: impl FnOnce() -> Result<(), Mismatch>,
     ) -> Result<(), StoreError> {
         let expected = get.target.len();
-        match self.outcomes.count(Call::Get, code) {
+        match self.outcome(Call::Get, code) {
             Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
                 verify().map_err(|mismatch| self.look_again(worker, client, key, get, mismatch))
             }
             // Of another length: it is the object's if its header says so.
             Outcome::Done | Outcome::BadLength => {
                 let size = if code >= 0 { code } else { client.size(key) };
-                match self.outcomes.count(Call::Get, size) {
+                match self.outcome(Call::Get, size) {
                     Outcome::Done => {}
                     Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
                     other => return Err(super::control::failure("reading an object", other)),
@@ -254,7 +254,7 @@ impl Shared {
         }
         self.ledger.notify();
         if let (Err(StoreError::Corrupt(_)), None) = (&verified, reading.slot) {
-            self.outcomes.count(Call::Remove, client.remove(key, true).into());
+            self.outcome(Call::Remove, client.remove(key, true).into());
         }
         for departure in departures {
             // One that cannot be removed now is by the keeper.
@@ -280,7 +280,7 @@ impl Shared {
         let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
         let keys: [CString; 1] = [key.to_owned()];
         let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
-        self.outcomes.count(Call::Get, codes[0]);
+        self.outcome(Call::Get, codes[0]);
         codes[0] == bytes as i64 && verify(&header_of(&copy), id, &copy[HEADER_BYTES..]).is_ok()
     }
 }

@@ -72,7 +72,7 @@ impl Shared {
         let held: Vec<ObjectId> = self.ledger.lock().held.iter().copied().collect();
         for some in held.chunks(BATCH) {
             for (id, code) in some.iter().zip(client.exist(&self.keys(some))) {
-                self.outcomes.count(Call::Exists, code.into());
+                self.outcome(Call::Exists, code.into());
                 let mut state = self.ledger.lock();
                 if let (0, Some(slot)) = (code, state.catalogue.find(id)) {
                     state.forget(id, slot);
@@ -122,7 +122,7 @@ impl Shared {
         };
         for id in stiff {
             let code = client.remove(&self.key(&id), true);
-            self.outcomes.count(Call::Remove, code.into());
+            self.outcome(Call::Remove, code.into());
         }
     }
 }

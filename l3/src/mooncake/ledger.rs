@@ -217,6 +217,11 @@ impl Seen {
         self.until.remove(id);
     }
 
+    pub(crate) fn clear(&mut self) {
+        self.until.clear();
+        self.oldest_first.clear();
+    }
+
     pub(crate) fn contains(&self, id: &ObjectId) -> bool {
         self.until.get(id).is_some_and(|until| Instant::now() < *until)
     }

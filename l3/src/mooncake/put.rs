@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::checksums::checksums;
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
+use super::control::failure;
 use super::library::{Client, Protection, Readable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
@@ -54,7 +55,7 @@ impl Shared {
             }
         }
         batch.write(worker, &mut results);
-        for (place, put) in batch.gone() {
+        for (place, put) in batch.gone(&mut results) {
             // The cluster has lost it: it is put like a new one.
             batch.add(worker, place, put, &mut results);
         }
@@ -123,7 +124,7 @@ impl Shared {
     ) -> Vec<Outcome> {
         const PAUSE: Duration = Duration::from_millis(10);
         let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
-        let count = |code| self.outcomes.count(Call::Put, i64::from(code));
+        let count = |code| self.outcome(Call::Put, i64::from(code));
         let mut outcomes: Vec<Outcome> =
             client.put(keys, &pieces, protection).into_iter().map(count).collect();
         let mut pieces: Vec<Option<Readable<'_>>> = pieces.into_iter().map(Some).collect();
@@ -252,7 +253,7 @@ impl Batch<'_> {
     ) {
         let is_there: Vec<bool> = if self.is_precious() {
             let codes = self.client.exist(keys).into_iter();
-            let count = |code: i32| self.shared.outcomes.count(Call::Exists, code.into());
+            let count = |code: i32| self.shared.outcome(Call::Exists, code.into());
             codes.map(|code| count(code) == Outcome::Done && code == 1).collect()
         } else {
             vec![true; keys.len()]
@@ -275,7 +276,7 @@ impl Batch<'_> {
                 | Outcome::LeaseLapsed
                 | Outcome::TransferFailed
                 | Outcome::MasterGone
-                | Outcome::Other => Err(super::control::failure("putting an object", outcome)),
+                | Outcome::Other => Err(failure("putting an object", outcome)),
             };
             if results[place].is_err() {
                 self.shared.ledger.lock().catalogue.abandon(slot);
@@ -328,8 +329,9 @@ impl Batch<'_> {
         rest
     }
 
-    /// Those of the objects that are there which the cluster has lost; nobody has them any more.
-    fn gone(&mut self) -> Vec<(usize, Put)> {
+    /// Those of the objects that are there which the cluster has lost; nobody has them any more. Where it
+    /// does not say, the put has failed.
+    fn gone(&mut self, results: &mut Results<Stored>) -> Vec<(usize, Put)> {
         let there = std::mem::take(&mut self.there);
         let (seen, unsure): (Vec<_>, Vec<_>) = {
             let state = self.shared.ledger.lock();
@@ -341,19 +343,24 @@ impl Batch<'_> {
             return unsure;
         }
         let keys = self.shared.keys(unsure.iter().map(|(_, put)| &put.id));
-        let codes = self.client.exist(&keys);
-        let mut state = self.shared.ledger.lock();
         let mut gone = Vec::new();
-        for ((place, put), code) in unsure.into_iter().zip(codes) {
-            self.shared.outcomes.count(Call::Exists, code.into());
-            if let (0, Some(slot)) = (code, state.catalogue.find(&put.id)) {
-                state.forget(&put.id, slot);
-                gone.push((place, put));
-            } else {
-                if code == 1 {
-                    state.seen.insert(put.id);
+        for ((place, put), code) in unsure.into_iter().zip(self.client.exist(&keys)) {
+            let outcome = self.shared.outcome(Call::Exists, code.into());
+            let mut state = self.shared.ledger.lock();
+            match (outcome, code, state.catalogue.find(&put.id)) {
+                (Outcome::Done, 0, Some(slot)) => {
+                    state.forget(&put.id, slot);
+                    gone.push((place, put));
                 }
-                self.there.push((place, put));
+                (Outcome::Done, _, _) => {
+                    if code == 1 {
+                        state.seen.insert(put.id);
+                    }
+                    self.there.push((place, put));
+                }
+                (outcome, _, _) => {
+                    results[place] = Err(failure("looking for an object", outcome));
+                }
             }
         }
         gone

@@ -108,6 +108,25 @@ async fn a_dead_master_costs_a_bounded_time_and_then_nothing() {
     }
 }
 
+/// A store that knows an answer by heart must not look well while its master is dead.
+#[tokio::test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn what_was_seen_is_not_believed_of_a_master_that_is_gone() {
+    let mut cluster = Cluster::start(Options::default());
+    let member = Member::new(&config(&cluster));
+    for number in 0..2 {
+        member.put(page(number)).await.unwrap();
+        assert!(member.has(page(number)).await);
+    }
+    cluster.kill_master();
+    assert!(member.has(page(1)).await, "it was seen a moment ago");
+    assert_eq!(member.put(page(1)).await, Ok(Stored::AlreadyThere), "by puts too");
+    assert!(member.get(page(0)).await.is_err_and(|error| error.is_unwell()));
+    let found = member.store.exists(&[page(1)], ExistsOptions::default()).await.remove(0);
+    assert!(found.is_err_and(|error| error.is_unwell()));
+    assert!(member.put(page(1)).await.is_err_and(|error| error.is_unwell()));
+}
+
 /// However long the library takes, whoever asks only waits, and asks on no thread of its own.
 #[tokio::test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::Deserialize;
 use terrace_cache::PageKey;
-use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
+use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RdmaChoice};
 use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
 use terrace_server::serve_node_figures;
 
@@ -60,6 +60,9 @@ pub(crate) struct Arguments {
     /// Connections at a time; more are refused [default: 512]
     #[arg(long, value_name = "NUMBER", env = "TERRACE_NODE_CONNECTIONS_MAX")]
     connections_max: Option<usize>,
+    /// Which RDMA adapter to use, in builds that can: auto, never or its name [default: auto]
+    #[arg(long, value_name = "NAME", env = "TERRACE_NODE_RDMA")]
+    rdma: Option<RdmaChoice>,
     /// How long objects stay pinned after the client that pinned them is gone [default: 10m]
     #[arg(long, value_name = "TIME", env = "TERRACE_NODE_PINS_KEPT", value_parser = duration)]
     pins_kept: Option<Duration>,
@@ -83,6 +86,7 @@ struct Settings {
     secret_file: Option<PathBuf>,
     metrics: Option<String>,
     connections_max: usize,
+    rdma: RdmaChoice,
     #[serde(deserialize_with = "written_duration")]
     pins_kept: Duration,
     #[serde(deserialize_with = "written_duration")]
@@ -112,6 +116,7 @@ impl Default for Settings {
             secret_file: None,
             metrics: None,
             connections_max: 512,
+            rdma: RdmaChoice::Auto,
             pins_kept: Duration::from_secs(600),
             shutdown_patience: Duration::from_secs(10),
             log: None,
@@ -185,6 +190,7 @@ impl Arguments {
         set_some(&mut settings.secret_file, &self.secret_file);
         set_some(&mut settings.metrics, &self.metrics);
         set(&mut settings.connections_max, &self.connections_max);
+        set(&mut settings.rdma, &self.rdma);
         set(&mut settings.pins_kept, &self.pins_kept);
         set(&mut settings.shutdown_patience, &self.shutdown_patience);
         set_some(&mut settings.log, &self.log);
@@ -214,8 +220,8 @@ impl Settings {
         };
         let defaults = NodeConfig::new(first.secret.clone());
         let pins_kept_ms = u64::try_from(self.pins_kept.as_millis()).unwrap_or(u64::MAX);
-        let connections_max = self.connections_max;
-        Ok(NodeConfig { clients, connections_max, pins_kept_ms, ..defaults })
+        let (connections_max, rdma) = (self.connections_max, self.rdma.clone());
+        Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
     }
 
     fn holding(&self) -> Result<Holding, Box<dyn Error>> {
@@ -261,7 +267,7 @@ mod tests {
     #[test]
     fn arguments_go_before_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let text = "memory = \"2GiB\"\nlisten = \"0.0.0.0:1\"\nshutdown_patience = \"3s\"\n\
+        let text = "memory = \"2GiB\"\nrdma = \"mlx5_0/1\"\nlisten = \"0.0.0.0:1\"\nshutdown_patience = \"3s\"\n\
                     [[clients]]\nname = \"alice\"\nsecret_file = \"a\"\n\
                     namespaces = [\"00000000000000000000000000000007\"]\n";
         std::fs::write(&file, text).unwrap();
@@ -269,6 +275,7 @@ mod tests {
         let settings = settings(&["--config", path, "--memory", "3GiB"]).unwrap();
         assert_eq!(settings.memory, ByteSize::gib(3));
         assert_eq!(settings.listen, "0.0.0.0:1");
+        assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));
         assert_eq!(settings.clients[0].namespaces, Some(vec![PageKey(7)]));
     }

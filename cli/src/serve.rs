@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde_json::json;
 use terrace_cache::{EvictionKind, WritePolicy};
+use terrace_l3::node::RdmaChoice;
 use terrace_scheduler::AdmissionOrder;
 use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, launch};
 use tracing_subscriber::EnvFilter;
@@ -119,6 +120,9 @@ struct CacheArguments {
     /// On how many nodes each page is kept: 1, or 2 so that a node's death costs no hits [default: 1]
     #[arg(long, value_name = "NUMBER", env = "TERRACE_NODE_COPIES")]
     node_copies: Option<usize>,
+    /// Which RDMA adapter to use with nodes, in builds that can: auto, never or its name [default: auto]
+    #[arg(long, value_name = "NAME", env = "TERRACE_NODE_RDMA")]
+    node_rdma: Option<RdmaChoice>,
     /// Tokens in a page: a power of two up to 256 [default: 16]
     #[arg(long, value_name = "TOKENS", env = "TERRACE_PAGE_SIZE")]
     page_size: Option<u32>,
@@ -334,6 +338,7 @@ impl Arguments {
         set_some(&mut config.node_secret_file, &cache.node_secret_file);
         set(&mut config.node_client, &cache.node_client);
         set(&mut config.node_copies, &cache.node_copies);
+        set(&mut config.node_rdma, &cache.node_rdma);
         set(&mut config.page_size, &cache.page_size);
         set(&mut config.eviction, &cache.eviction);
         set(&mut config.write_policy, &cache.write_policy);

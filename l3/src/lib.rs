@@ -43,6 +43,7 @@ mod promotion;
 pub mod rdma;
 mod registry;
 mod release;
+mod share_out;
 mod stats;
 mod store;
 mod sync;

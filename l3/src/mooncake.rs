@@ -8,7 +8,6 @@
 //! a catalogue like that of any other store; so is the client's share of the cluster, which it
 //! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
 
-mod checksums;
 mod codes;
 mod connection;
 mod control;

@@ -2,9 +2,11 @@
 //!
 //! `FORMAT.md` draws its bytes.
 
-use crc_fast::{CrcAlgorithm, Digest, checksum};
+use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Serialize};
 use terrace_cache::PageKey;
+
+use crate::share_out::{share_out, threads_for};
 
 /// The size of an encoded [`Header`].
 pub const HEADER_BYTES: usize = 80;
@@ -146,15 +148,42 @@ impl Header {
     }
 }
 
+const CHECKSUM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
+
 /// CRC-64/NVME of the bytes.
 pub(crate) fn payload_checksum(bytes: &[u8]) -> u64 {
-    checksum(CrcAlgorithm::Crc64Nvme, bytes)
+    checksum(CHECKSUM, bytes)
 }
 
-/// Copies and computes the checksum on the way, piece by piece, so that memory is read once.
+/// The checksums of payloads, in their order. They take as long as reading the memory does.
+pub(crate) fn payload_checksums(payloads: &[&[u8]]) -> Vec<u64> {
+    let bytes = payloads.iter().map(|payload| payload.len()).sum();
+    share_out(threads_for(bytes), payloads.iter(), |payload| payload_checksum(payload))
+}
+
+/// Copies as many bytes as there are on either side and computes their checksum on the way.
+///
+/// # Panics
+/// When the sides differ in length.
 pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
+    assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
+    let threads = threads_for(from.len());
+    // Appending one checksum to another takes a tenth of a millisecond, so each thread has one.
+    let share_bytes = from.len().div_ceil(threads).max(1);
+    let shares = from.chunks(share_bytes).zip(to.chunks_mut(share_bytes));
+    let copied = share_out(threads, shares, |(from, to)| {
+        (copy_share_with_checksum(from, to), from.len() as u64)
+    });
+    let whole = copied.into_iter().reduce(|(front, length), (back, bytes)| {
+        (checksum_combine(CHECKSUM, front, back, bytes), length + bytes)
+    });
+    whole.map_or_else(|| payload_checksum(&[]), |(checksum, _)| checksum)
+}
+
+/// Goes piece by piece, so that memory is read once.
+fn copy_share_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     const PIECE_BYTES: usize = 16 << 10;
-    let mut digest = Digest::new(CrcAlgorithm::Crc64Nvme);
+    let mut digest = Digest::new(CHECKSUM);
     for (from, to) in from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
         to.copy_from_slice(from);
         digest.update(to);
@@ -221,9 +250,23 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_checksum_of_its_bytes() {
-        let from: Vec<u8> = (0..50_000u32).map(|index| (index * 7) as u8).collect();
-        let mut to = vec![0; from.len()];
-        assert_eq!(copy_with_checksum(&from, &mut to), payload_checksum(&from));
-        assert_eq!(from, to);
+        let all: Vec<u8> =
+            (0..(9 << 20) + 5).map(|at: u32| (at.wrapping_mul(40_503) >> 8) as u8).collect();
+        for bytes in [0, 1, 50_000, 8 << 20, (8 << 20) + 1, all.len()] {
+            let (from, mut to) = (&all[..bytes], vec![0; bytes]);
+            assert_eq!(copy_with_checksum(from, &mut to), payload_checksum(from), "{bytes} bytes");
+            assert_eq!(from, to);
+        }
+    }
+
+    #[test]
+    fn each_payload_has_its_own_checksum_however_the_batch_is_shared_out() {
+        let bytes = vec![5; 9 << 20];
+        for payload_bytes in [1 << 10, 100_001, 1 << 20, 5 << 20, 9 << 20] {
+            let payloads: Vec<&[u8]> = bytes.chunks(payload_bytes).collect();
+            let expected: Vec<u64> = payloads.iter().map(|it| payload_checksum(it)).collect();
+            assert_eq!(payload_checksums(&payloads), expected, "payloads of {payload_bytes} bytes");
+        }
+        assert_eq!(payload_checksums(&[]), []);
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{EvictionKind, WritePolicy};
-use terrace_l3::node::NodeAddress;
+use terrace_l3::node::{NodeAddress, RdmaChoice};
 use terrace_scheduler::AdmissionOrder;
 
 /// Everything that can be set about a server. The default serves the built-in model to this machine.
@@ -44,6 +44,8 @@ pub struct Config {
     pub node_client: String,
     /// On how many nodes each page is kept: 1 or 2.
     pub node_copies: usize,
+    /// Which RDMA adapter to use with nodes: auto, never or its name.
+    pub node_rdma: RdmaChoice,
     /// Tokens in a page.
     pub page_size: u32,
     /// Tokens that one step computes at the most.
@@ -91,6 +93,7 @@ impl Default for Config {
             node_secret_file: None,
             node_client: String::new(),
             node_copies: 1,
+            node_rdma: RdmaChoice::Auto,
             page_size: 16,
             step_tokens: 512,
             running_max: 64,

@@ -251,6 +251,12 @@ fn nodes(text: &mut Exposition, nodes: &NodesStats) {
     each(Gauge, "terrace_node_capacity_bytes", "What the node could hold.", |node| {
         node.capacity_bytes
     });
+    each(
+        Counter,
+        "terrace_node_direct_bytes_total",
+        "Payload to and from the node that went by RDMA.",
+        |node| node.direct_bytes,
+    );
 }
 
 /// The value of a label, as Prometheus wants it.

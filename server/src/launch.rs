@@ -9,7 +9,7 @@ use bytesize::ByteSize;
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
-use terrace_l3::node::{NodeSecret, NodesError, PeerStats, SecretError};
+use terrace_l3::node::{NodeSecret, NodesError, PeerStats, RdmaChoice, SecretError};
 use terrace_l3::{
     DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig,
     MooncakeError, MooncakeStore, NodesConfig, NodesStore, Store, TierStats,
@@ -364,6 +364,7 @@ fn open_nodes(
     let nodes = NodesConfig {
         name: config.node_client.clone(),
         copies: config.node_copies,
+        rdma: config.node_rdma.clone(),
         ..NodesConfig::new(addresses, NodeSecret::read(secret)?)
     };
     let unusable = |error: NodesError| LaunchError::L3Nodes(error.to_string());
@@ -398,6 +399,7 @@ fn look_at(nodes: NodesConfig) -> Result<Vec<PeerStats>, String> {
     let look = move || -> Result<Vec<PeerStats>, String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| error.to_string())?;
+        let nodes = NodesConfig { rdma: RdmaChoice::Never, ..nodes };
         let store = NodesStore::new(nodes).map_err(|error| error.to_string())?;
         runtime.block_on(store.reach());
         Ok(store.stats().nodes.unwrap_or_default().nodes)

@@ -89,7 +89,7 @@ fn nodes(copies: usize) -> Backend {
     nodes.config.copies = copies;
     Backend {
         store: Arc::new(nodes.store()),
-        objects_max: 3 * SLOTS,
+        objects_max: 3 * SLOTS / copies as u64,
         full_wait: Duration::from_secs(5),
         keep: Box::new(nodes),
         ..memory()
@@ -161,6 +161,11 @@ async fn all_of_it_together_keeps_its_promises() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_keep_their_promises() {
     all(|| nodes(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_a_second_copy_keep_their_promises() {
+    all(|| nodes(2)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,8 @@
 //! Nodes that die, freeze, return and forget: each costs its share and nothing else.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
@@ -10,6 +12,9 @@ use terrace_l3::{
 };
 use terrace_tests::l3::nodes::{LocalNodes, secret};
 use terrace_tests::l3::objects::{self, page};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 
 const OBJECT_BYTES: usize = 3000;
@@ -72,6 +77,12 @@ impl Client {
         let ids: Vec<ObjectId> = (0..OBJECTS).map(page).collect();
         let found = self.store.exists(&ids, ExistsOptions::default()).await;
         found.into_iter().filter(|it| it.as_ref().unwrap().is_present()).count()
+    }
+
+    /// Whether the holder of an object answers.
+    async fn asks(&self) -> Result<(), StoreError> {
+        let found = self.store.exists(&[page(0)], ExistsOptions::default()).await.remove(0);
+        found.map(drop)
     }
 
     async fn until(&self, what: &str, is_so: impl AsyncFn(&Self) -> bool) {
@@ -151,6 +162,87 @@ async fn a_node_that_says_nothing_is_waited_for_once() {
     }
     let others = began.elapsed() / 50;
     assert!(others < first / 10, "{others:?} a call, the first took {first:?}");
+}
+
+/// Stands between clients and a node. Connections below a number are open and nothing gets through.
+struct Gate {
+    address: String,
+    accepted: AtomicU64,
+    frozen_below: AtomicU64,
+}
+
+impl Gate {
+    async fn before(node: String) -> Arc<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (accepted, frozen_below) = (AtomicU64::new(0), AtomicU64::new(0));
+        let gate = Arc::new(Self { address, accepted, frozen_below });
+        tokio::spawn({
+            let gate = gate.clone();
+            async move {
+                loop {
+                    let client = listener.accept().await.unwrap().0;
+                    let number = gate.accepted.fetch_add(1, Ordering::SeqCst);
+                    let node = TcpStream::connect(&node).await.unwrap();
+                    let (from_client, to_client) = client.into_split();
+                    let (from_node, to_node) = node.into_split();
+                    tokio::spawn(gate.clone().pass(number, from_client, to_node));
+                    tokio::spawn(gate.clone().pass(number, from_node, to_client));
+                }
+            }
+        });
+        gate
+    }
+
+    async fn pass(self: Arc<Self>, number: u64, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes).await {
+            while number < self.frozen_below.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(10)).await;
+            }
+            let _ = to.write_all(&bytes[..length]).await;
+        }
+    }
+
+    fn freeze_all(&self) {
+        self.frozen_below.store(u64::MAX, Ordering::SeqCst);
+    }
+
+    /// Connections that are made from now on work.
+    fn let_others_through(&self) {
+        self.frozen_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
+    let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
+    let gate = Gate::before(nodes.config.nodes[0].address.clone()).await;
+    nodes.config.nodes[0].address.clone_from(&gate.address);
+    let config = NodesConfig {
+        connect_timeout_ms: 500,
+        exists_timeout_ms: 100,
+        stall_timeout_ms: 100,
+        get_timeout_ms: 6_000,
+        ..nodes.config.clone()
+    };
+    let client = Arc::new(Client::new(&config));
+    let node = |client: &Client| client.store.stats().nodes.unwrap().nodes.remove(0);
+    client.put(0).await.unwrap();
+    gate.freeze_all();
+    let late = tokio::spawn({
+        let client = client.clone();
+        async move { objects::get(&client.store, &client.arena, page(0), OBJECT_BYTES).await }
+    });
+    client.until("a question goes unanswered", async |it| it.asks().await.is_err()).await;
+    assert!(!node(&client).is_up);
+    gate.let_others_through();
+    client.until("it is back", async |it| it.asks().await.is_ok()).await;
+    assert!(!late.is_finished(), "it waits longer than a question does");
+    let failures = node(&client).failures;
+    assert_eq!(late.await.unwrap(), Err(StoreError::HolderAway));
+    assert_eq!(node(&client).failures, failures + 1);
+    assert!(node(&client).is_up);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

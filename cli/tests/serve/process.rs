@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The program under test.
+/// The program under test, or, in what cargo does not run as its test, the one that is installed.
 pub(crate) fn terrace() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    let mut command = Command::new(option_env!("CARGO_BIN_EXE_terrace").unwrap_or("terrace"));
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("TERRACE_API_KEYS");
     command.env_remove("TERRACE_MOONCAKE_LIBRARY");
     command

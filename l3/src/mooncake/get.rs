@@ -3,14 +3,13 @@
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
-use super::checksums::checksums;
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
 use super::library::{Client, Writable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
 use crate::catalogue::Slot;
-use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId};
+use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, payload_checksums};
 use crate::store::{Get, Place, Results, Served, StoreError};
 
 /// An object that is being read.
@@ -112,7 +111,7 @@ impl Shared {
             .iter()
             .zip(&codes)
             .map(|((reading, _), code)| if came(*code) { &*reading.get.target } else { &[] });
-        let sums = checksums(&payloads.collect::<Vec<&[u8]>>());
+        let sums = payload_checksums(&payloads.collect::<Vec<&[u8]>>());
         for ((((reading, headroom), key), code), sum) in
             batch.into_iter().zip(&keys).zip(codes).zip(sums)
         {

@@ -5,10 +5,10 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::checksums::checksums;
 use super::library::{Client, Protection, Readable, Writable};
 use super::{MooncakeStore, connection::Connection};
 use crate::arena::{Arena, Headroom, Source, Target};
+use crate::object::payload_checksums;
 use crate::store::StoreError;
 
 /// Batches as fast as the library moves them.
@@ -90,7 +90,7 @@ impl PlainCalls {
 
     fn compute_checksums<'a>(&self, pages: impl Iterator<Item = &'a [u8]>) {
         if self.has_checksums {
-            std::hint::black_box(checksums(&pages.collect::<Vec<_>>()));
+            std::hint::black_box(payload_checksums(&pages.collect::<Vec<_>>()));
         }
     }
 

@@ -8,7 +8,6 @@
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-use super::checksums::checksums;
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
 use super::control::failure;
@@ -16,7 +15,7 @@ use super::library::{Client, Protection, Readable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
 use crate::catalogue::{Reserved, Slot};
-use crate::object::{HEADER_BYTES, Header, ObjectId};
+use crate::object::{HEADER_BYTES, Header, ObjectId, payload_checksums};
 use crate::store::{Pin, Put, PutOptions, Results, StoreError, Stored};
 
 /// An object that has its slot and is about to be written.
@@ -212,7 +211,7 @@ impl Batch<'_> {
             return;
         }
         let payloads: Vec<&[u8]> = round.iter().map(|(it, _)| &*it.put.source).collect();
-        let sums = checksums(&payloads);
+        let sums = payload_checksums(&payloads);
         for ((Writing { put, .. }, headroom), sum) in round.iter_mut().zip(sums) {
             headroom.write(&Header::with_checksum(put.id, &put.source, sum).encode());
         }

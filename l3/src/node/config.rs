@@ -142,7 +142,9 @@ pub struct NodesConfig {
 }
 
 /// Which RDMA adapter to use, in builds that can use any. Without one, everything goes by TCP.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// It is written as `auto`, `never` or the adapter's name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum RdmaChoice {
     /// The first one that will do.
     #[default]
@@ -151,6 +153,26 @@ pub enum RdmaChoice {
     Never,
     /// The one of that name, as `rdma link` writes it.
     Device(String),
+}
+
+impl From<String> for RdmaChoice {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "auto" => Self::Auto,
+            "never" => Self::Never,
+            _ => Self::Device(text),
+        }
+    }
+}
+
+impl From<RdmaChoice> for String {
+    fn from(choice: RdmaChoice) -> Self {
+        match choice {
+            RdmaChoice::Auto => "auto".to_owned(),
+            RdmaChoice::Never => "never".to_owned(),
+            RdmaChoice::Device(name) => name,
+        }
+    }
 }
 
 impl NodesConfig {

@@ -39,7 +39,9 @@ pub(super) struct Peer {
     /// bytes.
     transfers: Semaphore,
     questions: Semaphore,
-    away: AtomicBool,
+    /// Counts how often the node went away and came back: it is away while this is odd. A call that
+    /// began before the last of these turns says nothing about the node as it is now.
+    turns: AtomicU64,
     closed: AtomicBool,
     failures: AtomicU64,
     /// The largest object that it takes, once it has said so.
@@ -68,6 +70,8 @@ pub(super) struct Call<'a> {
     pub(super) link: Link,
     /// It was used before, so it may have been closed meanwhile.
     is_used: bool,
+    /// The node's turns when it began.
+    began: u64,
     _use: Use<'a>,
     _permit: SemaphorePermit<'a>,
 }
@@ -125,7 +129,7 @@ impl Peer {
             idle: Mutex::default(),
             returned: Notify::new(),
             used: AtomicUsize::new(0),
-            away: AtomicBool::new(false),
+            turns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             failures: AtomicU64::new(0),
             object_bytes_max: AtomicU64::new(0),
@@ -146,6 +150,7 @@ impl Peer {
             Purpose::Transfer => &self.transfers,
         };
         let permit = places.acquire().await.map_err(|_| Away)?;
+        let began = self.turns.load(Ordering::Acquire);
         // It may have gone while we waited.
         if self.is_away() {
             return Err(Away);
@@ -154,6 +159,7 @@ impl Peer {
             peer: self,
             link,
             is_used,
+            began,
             _use: Use::begin(&self.used),
             _permit: permit,
         };
@@ -167,9 +173,9 @@ impl Peer {
             Err(LinkError::Crowded) => match self.wait_for_idle(until).await {
                 Some(link) => Ok(call(link, true)),
                 None if self.used.load(Ordering::Acquire) > 0 => Err(Away),
-                None => Err(self.failed(&LinkError::Crowded)),
+                None => Err(self.failed(began, &LinkError::Crowded)),
             },
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.failed(began, &error)),
         }
     }
 
@@ -190,7 +196,7 @@ impl Peer {
                     return Ok(answer);
                 }
                 Err(error) if repeatable && call.is_stale(&error) => {}
-                Err(error) => return Err(self.failed(&error)),
+                Err(error) => return Err(call.failed(&error)),
             }
         }
     }
@@ -212,15 +218,20 @@ impl Peer {
 
     /// The node answered something else than it was asked.
     pub(super) fn nonsense(self: &Arc<Self>) -> StoreError {
-        self.failed(&LinkError::Malformed(Malformed::Kind(0)));
+        let now = self.turns.load(Ordering::Acquire);
+        self.failed(now, &LinkError::Malformed(Malformed::Kind(0)));
         StoreError::HolderAway
     }
 
-    /// The node is away, until somebody reaches it again.
-    pub(super) fn failed(self: &Arc<Self>, error: &LinkError) -> Away {
+    /// The node is away, until somebody reaches it again; unless that has happened since the call
+    /// began, or it was away then.
+    fn failed(self: &Arc<Self>, began: u64, error: &LinkError) -> Away {
         self.failures.fetch_add(1, Ordering::Relaxed);
-        self.idle.lock().clear();
-        if !self.away.swap(true, Ordering::AcqRel) && !self.closed.load(Ordering::Acquire) {
+        let (done, not_done) = (Ordering::AcqRel, Ordering::Acquire);
+        let was_there = began.is_multiple_of(2)
+            && self.turns.compare_exchange(began, began + 1, done, not_done).is_ok();
+        if was_there && !self.closed.load(Ordering::Acquire) {
+            self.idle.lock().clear();
             let NodeAddress { name, .. } = &self.node;
             tracing::warn!(
                 "node {name} does not answer ({error}); its share of L3 is computed until it does"
@@ -234,12 +245,11 @@ impl Peer {
     /// Closes all connections and makes no more.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
-        self.away.store(true, Ordering::Release);
         self.idle.lock().clear();
     }
 
     pub(super) fn is_away(&self) -> bool {
-        self.away.load(Ordering::Acquire)
+        self.closed.load(Ordering::Acquire) || !self.turns.load(Ordering::Acquire).is_multiple_of(2)
     }
 
     pub(super) fn gauges(&self) -> Gauges {
@@ -413,6 +423,11 @@ impl Call<'_> {
         self.peer.distrust_direct(error);
     }
 
+    /// The node did not do its part.
+    pub(super) fn failed(&self, error: &LinkError) -> Away {
+        self.peer.failed(self.began, error)
+    }
+
     /// Whether the connection had been closed before the call: the node may be well.
     pub(super) fn is_stale(&self, error: &LinkError) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
@@ -458,7 +473,7 @@ async fn reach(peer: Weak<Peer>, mut pause: Duration) {
         match peer.connect().await {
             Ok(link) => {
                 peer.idle.lock().push(link);
-                peer.away.store(false, Ordering::Release);
+                peer.turns.fetch_add(1, Ordering::AcqRel);
                 tracing::warn!("node {} answers again and takes its share", peer.node.name);
                 return;
             }

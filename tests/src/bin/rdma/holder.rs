@@ -8,12 +8,16 @@ use std::time::Duration;
 
 use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
 use terrace_l3::rdma::{Device, Link, LinkAddress, Region, RemotePage};
-use terrace_l3::{MemoryConfig, MemoryStore, Source};
+use terrace_l3::{
+    DiskConfig, DiskStore, MemoryConfig, MemoryStore, Source, TieredConfig, TieredStore,
+};
 use terrace_tests::l3::nodes::secret;
+use terrace_tests::l3::objects::page;
 use tokio::runtime::Handle;
 
 use super::nodes::LEASE_TTL_MS;
 use super::pages::Pool;
+use super::servers;
 
 struct Holder {
     device: Device,
@@ -49,11 +53,17 @@ impl Holder {
     fn serve(&self, stream: TcpStream) {
         let mut lines = BufReader::new(stream.try_clone().expect("a stream can be cloned")).lines();
         let mut stream = stream;
-        let (mut link, mut nodes) = (None, Vec::new());
+        let (mut link, mut nodes, mut programs) = (None, Vec::new(), Vec::new());
         while let Some(Ok(line)) = lines.next() {
-            let reply = match line.strip_prefix("node ") {
-                Some(size) => start_node(size, &mut nodes),
-                None => self.obey(&line, &mut link),
+            let reply = match line.split_once(' ') {
+                Some(("node", which)) => start_node(which, &mut nodes),
+                Some(("terrace", arguments)) => {
+                    let program = servers::start(arguments);
+                    let address = program.address.clone();
+                    programs.push(program);
+                    address
+                }
+                _ => self.obey(&line, &mut link),
             };
             writeln!(stream, "{reply}").expect("the reader listens");
         }
@@ -86,6 +96,12 @@ impl Holder {
                 let RemotePage { address, key } = region.page(&arena.source(0).expect("free"));
                 format!("{address}:{key}")
             }
+            // It ends by itself when it has been used once.
+            "ib_read_bw" => {
+                let mut program = servers::ib_read_bw(argument);
+                thread::spawn(move || program.status());
+                "soon".to_owned()
+            }
             "counters" => format!("{:?}", self.device.counters()),
             "close-after-ms" => {
                 let (link, delay) =
@@ -110,16 +126,31 @@ impl Holder {
     }
 }
 
-/// A fresh node with so many slots of so many bytes. It ends with the connection.
-fn start_node(size: &str, nodes: &mut Vec<RunningNode>) -> String {
-    let (slots, bytes) = size.split_once(' ').expect("slots and bytes");
+/// A fresh node of some kind with so many slots of so many bytes. It ends with the connection.
+fn start_node(which: &str, nodes: &mut Vec<RunningNode>) -> String {
+    let words: Vec<&str> = which.split(' ').collect();
+    let [kind, slots, bytes] = words[..] else { panic!("the reader wants a node {which:?}") };
     let (slots, bytes): (u64, usize) = (slots.parse().unwrap(), bytes.parse().unwrap());
-    let store = MemoryStore::new(MemoryConfig {
+    let memory = MemoryStore::new(MemoryConfig {
         lease_ttl_ms: LEASE_TTL_MS,
         ..MemoryConfig::new(slots * bytes as u64, bytes)
     });
-    let holding = Holding::Memory(store.expect("there is memory"));
-    let config = NodeConfig { full_wait_ms: 5_000, ..NodeConfig::new(secret()) };
+    let memory = memory.expect("there is memory");
+    let mut config = NodeConfig { full_wait_ms: 5_000, ..NodeConfig::new(secret()) };
+    let mut holding = Holding::Memory(memory.clone());
+    match kind {
+        "usual" => {}
+        "impatient" => config.rdma_lease_ms = 1_000,
+        "restrictive" => config.clients[0].namespaces = Some([page(0).namespace].into()),
+        "tiered" => {
+            let folder = format!("/tmp/disk-{}", nodes.len());
+            let disk = DiskStore::open(DiskConfig::new(folder, 8 * slots * bytes as u64, bytes));
+            let disk = disk.expect("there is room");
+            let tiers = TieredStore::new(memory, disk, TieredConfig::default());
+            holding = Holding::Tiers(tiers.expect("both take objects of that size"));
+        }
+        other => panic!("the reader wants a {other} node"),
+    }
     let node = NodeServer::bind("10.77.0.1:0", holding, config).expect("a free port");
     let node = node.start().expect("a runtime with input and output");
     let address = node.address().to_string();

@@ -7,6 +7,7 @@ mod nodes;
 mod pages;
 mod reader;
 mod reads;
+mod servers;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
         .expect("a runtime can be made");
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["holder", address] => runtime.block_on(holder::run(address)),
+        ["getter", address] => return runtime.block_on(nodes::get_over_and_over(address)),
         ["reader", address] => return runtime.block_on(reader::run(address)),
         _ => println!("scripts/test-rdma runs these tests, in virtual machines"),
     }

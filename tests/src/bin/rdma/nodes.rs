@@ -1,11 +1,15 @@
 //! A node on one machine and its clients on the other.
 
+use std::io::Read;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use terrace_l3::node::{NodeAddress, RdmaChoice};
 use terrace_l3::{
-    Arena, Get, GetOptions, NodesConfig, NodesStore, Put, PutOptions, Results, Served, Store,
+    Arena, Get, GetOptions, NodesConfig, NodesStore, ObjectId, Put, PutOptions, Results, Served,
+    Store,
 };
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::nodes::{patient, secret};
@@ -22,8 +26,12 @@ pub(crate) const LEASE_TTL_MS: u64 = 6_000;
 impl Reader {
     /// A fresh node over there, which lasts as long as the connection to the holder.
     fn node(&self, slots: u64, object_bytes: usize) -> (NodesConfig, Holder) {
+        self.node_of_kind("usual", slots, object_bytes)
+    }
+
+    fn node_of_kind(&self, kind: &str, slots: u64, object_bytes: usize) -> (NodesConfig, Holder) {
         let mut holder = self.holder();
-        let address = holder.ask(&format!("node {slots} {object_bytes}"));
+        let address = holder.ask(&format!("node {kind} {slots} {object_bytes}"));
         let node = NodeAddress { name: "node".to_owned(), address, weight: 1.0 };
         (patient(NodesConfig::new(vec![node], secret())), holder)
     }
@@ -70,19 +78,26 @@ pub(crate) async fn a_node_keeps_its_promises_by_rdma(reader: Reader) {
 }
 
 /// Pages of a client of the node.
+#[derive(Clone)]
 struct Pages {
     arena: Arena,
     count: u32,
+    /// The number of the first of its objects.
+    first: u64,
 }
 
 impl Pages {
     fn new(count: u32, bytes: usize) -> Self {
-        Self { arena: Arena::new(count, bytes).expect("there is memory"), count }
+        Self { arena: Arena::new(count, bytes).expect("there is memory"), count, first: 0 }
+    }
+
+    fn id(&self, number: u32) -> ObjectId {
+        page(self.first + u64::from(number))
     }
 
     async fn put(&self, store: &NodesStore) {
         let put = |number| {
-            let id = page(u64::from(number));
+            let id = self.id(number);
             fill(&id, &mut self.arena.target(number).unwrap());
             Put::new(id, self.arena.source(number).unwrap())
         };
@@ -96,7 +111,7 @@ impl Pages {
         let get = |number| {
             let mut target = self.arena.target(number).unwrap();
             target.fill(0xEE);
-            Get::new(page(u64::from(number)), target)
+            Get::new(self.id(number), target)
         };
         (0..self.count).map(get).collect()
     }
@@ -106,11 +121,14 @@ impl Pages {
     }
 
     fn assert_right(&self, results: &Results<Served>) {
-        for (number, result) in results.iter().enumerate() {
+        for (number, result) in (0..).zip(results) {
             assert!(result.is_ok(), "page {number}: {result:?}");
-            let source = self.arena.source(number as u32).expect("it is given back");
-            assert!(is_right(&page(number as u64), &source), "page {number} has wrong bytes");
+            assert!(self.is_right(number), "page {number} has wrong bytes");
         }
+    }
+
+    fn is_right(&self, number: u32) -> bool {
+        is_right(&self.id(number), &self.arena.source(number).expect("it is given back"))
     }
 }
 
@@ -139,6 +157,97 @@ pub(crate) async fn what_one_client_puts_others_get(reader: Reader) {
         let (direct, all) = traffic(reader);
         assert_eq!(direct, if by_rdma { all } else { 0 }, "without an adapter it goes by TCP");
     }
+}
+
+/// Who may not see everything gets no link, since a link shows everything.
+pub(crate) async fn a_restricted_client_is_served_by_tcp(reader: Reader) {
+    let (config, _holder) = reader.node_of_kind("restrictive", 8, 4096);
+    let (store, pages) = (store(config), Pages::new(8, 4096));
+    let _registration = store.register(&pages.arena).unwrap();
+    pages.put(&store).await;
+    let results = pages.get(&store).await;
+    pages.assert_right(&results);
+    assert_eq!(traffic(&store), (0, 2 * 8 * 4096));
+}
+
+/// What is on the disk alone is read into memory first, and goes by RDMA as well.
+pub(crate) async fn memory_over_disk_goes_by_rdma(reader: Reader) {
+    const PAGES: u32 = 48;
+    const BYTES: usize = 64 << 10;
+    let (config, _holder) = reader.node_of_kind("tiered", u64::from(PAGES) / 3, BYTES);
+    let (store, pages) = (store(config), Pages::new(PAGES, BYTES));
+    let _registration = store.register(&pages.arena).unwrap();
+    pages.put(&store).await;
+    for _ in 0..2 {
+        let results = pages.get(&store).await;
+        pages.assert_right(&results);
+    }
+    let (direct, all) = traffic(&store);
+    println!("reader: {direct} of {all} bytes went by RDMA");
+    assert_eq!(all, 3 * u64::from(PAGES) * BYTES as u64);
+    assert!(direct > all / 2);
+}
+
+const GETTER_PAGES: u32 = 32;
+const GETTER_BYTES: usize = 256 << 10;
+
+/// Gets the same pages over and over, in a process of its own that others may stop, and fails when
+/// any has wrong bytes. It ends with its input.
+pub(crate) async fn get_over_and_over(address: &str) -> ExitCode {
+    let node = NodeAddress { name: "node".to_owned(), address: address.to_owned(), weight: 1.0 };
+    let store = store(patient(NodesConfig::new(vec![node], secret())));
+    let pages = Pages::new(GETTER_PAGES, GETTER_BYTES);
+    let _registration = store.register(&pages.arena).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    std::thread::spawn({
+        let is_over = is_over.clone();
+        move || {
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            is_over.store(true, Ordering::Relaxed);
+        }
+    });
+    let mut served = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        for (number, result) in (0..).zip(pages.get(&store).await) {
+            assert!(result.is_err() || pages.is_right(number), "page {number} has wrong bytes");
+            served += u32::from(result.is_ok());
+        }
+    }
+    println!("getter: {served} pages were right, {} bytes by RDMA", traffic(&store).0);
+    if served > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What was lent to a client that does nothing any more is used again, and it never sees that.
+pub(crate) async fn a_frozen_client_keeps_nothing_and_reads_nothing_wrong(reader: Reader) {
+    let slots = u64::from(GETTER_PAGES);
+    let (config, _holder) = reader.node_of_kind("impatient", slots, GETTER_BYTES);
+    let address = config.nodes[0].address.clone();
+    let (store, pages) = (store(config), Pages::new(GETTER_PAGES, GETTER_BYTES));
+    let _registration = store.register(&pages.arena).unwrap();
+    pages.put(&store).await;
+    let program = std::env::current_exe().expect("it runs");
+    let mut getter = Command::new(program)
+        .args(["getter", &address])
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let signal = |name: &str| {
+        let kill = Command::new("kill").args([name, &getter.id().to_string()]).status();
+        assert!(kill.expect("busybox has it").success());
+    };
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    for round in 1..4 {
+        signal("-STOP");
+        // Others take the places of all that it may be reading.
+        let others = Pages { first: round * 1_000, ..pages.clone() };
+        others.put(&store).await;
+        signal("-CONT");
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        pages.put(&store).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    drop(getter.stdin.take());
+    assert!(getter.wait().expect("it ends").success());
 }
 
 /// Deadlines that are reached soon, but not by an emulated machine that is well.
@@ -173,9 +282,8 @@ async fn assert_gets_in_the_middle(reader: &Reader, trouble: impl FnOnce(&mut Ho
     trouble(&mut holder);
     let results = getting.await.unwrap();
     println!("reader: the get ended after {:.1} s", start.elapsed().as_secs_f64());
-    for (number, result) in results.iter().enumerate() {
-        let source = pages.arena.source(number as u32).expect("it is given back");
-        let right = is_right(&page(number as u64), &source);
+    for (number, result) in (0..).zip(&results) {
+        let right = pages.is_right(number);
         assert!(result.is_err() || right, "page {number} has wrong bytes");
     }
     let failed = results.iter().filter(|result| result.is_err()).count();

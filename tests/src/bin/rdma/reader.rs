@@ -17,7 +17,7 @@ use terrace_l3::{Arena, Target};
 
 use super::holder::{bytes_of, hex};
 use super::pages::Pool;
-use super::{faults, nodes, reads};
+use super::{faults, nodes, reads, servers};
 
 type Check = fn(Reader) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -42,7 +42,12 @@ const CHECKS: &[(&str, Check)] = checks! {
     faults::a_peer_that_closes_in_mid_read,
     faults::a_network_that_goes_in_mid_read_and_comes_back,
     nodes::what_one_client_puts_others_get,
+    nodes::a_restricted_client_is_served_by_tcp,
+    nodes::memory_over_disk_goes_by_rdma,
+    nodes::a_frozen_client_keeps_nothing_and_reads_nothing_wrong,
     nodes::a_node_keeps_its_promises_by_rdma,
+    servers::what_one_server_computes_others_fetch_by_rdma,
+    servers::as_fast_as_what_others_measure,
     nodes::a_network_that_goes_in_mid_get_and_comes_back,
     nodes::a_node_that_loses_power_in_mid_get,
     faults::a_peer_that_loses_power_in_mid_read,

@@ -1,0 +1,68 @@
+//! Work on much memory, by several threads: one core alone does not read as fast as memory gives.
+
+use std::num::NonZero;
+use std::sync::OnceLock;
+use std::thread;
+
+use parking_lot::Mutex;
+
+/// A thread's share has at least so many bytes, or starting the thread takes longer than it saves.
+const SHARE_BYTES_MIN: usize = 4 << 20;
+
+/// More threads than this read no faster than memory gives, and others want to use it too.
+const THREADS_MAX: usize = 4;
+
+/// How many threads should share work on so many bytes.
+pub(crate) fn threads_for(bytes: usize) -> usize {
+    (bytes / SHARE_BYTES_MIN).clamp(1, cores().min(THREADS_MAX))
+}
+
+/// Has so many threads do jobs, and answers what they came to, in their order.
+pub(crate) fn share_out<J: Send, R: Send>(
+    threads: usize,
+    jobs: impl Iterator<Item = J> + Send,
+    work: impl Fn(J) -> R + Sync,
+) -> Vec<R> {
+    if threads == 1 {
+        return jobs.map(work).collect();
+    }
+    let left = Mutex::new(jobs.enumerate());
+    let done = Mutex::new(Vec::new());
+    let next = || left.lock().next();
+    let take_turns = || {
+        while let Some((place, job)) = next() {
+            let result = work(job);
+            done.lock().push((place, result));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where there can be no thread there is still this one.
+            let _ = thread::Builder::new().spawn_scoped(scope, take_turns);
+        }
+        take_turns();
+    });
+    let mut done = done.into_inner();
+    done.sort_unstable_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// How many threads can run at once. The system takes a while to say.
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_job_is_done_once_and_results_have_its_order() {
+        for threads in 1..5 {
+            let squares = share_out(threads, 0..1_000u64, |number| number * number);
+            assert_eq!(squares, (0..1_000).map(|number| number * number).collect::<Vec<u64>>());
+        }
+        assert_eq!(share_out(3, 0..0, |number: u64| number), []);
+    }
+}

@@ -84,12 +84,11 @@ fn tiered() -> Backend {
 }
 
 /// Three nodes with memory alone.
-fn nodes(copies: usize) -> Backend {
-    let mut nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
-    nodes.config.copies = copies;
+fn nodes() -> Backend {
+    let nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
     Backend {
         store: Arc::new(nodes.store()),
-        objects_max: 3 * SLOTS / copies as u64,
+        objects_max: 3 * SLOTS,
         full_wait: Duration::from_secs(5),
         keep: Box::new(nodes),
         ..memory()
@@ -160,12 +159,7 @@ async fn all_of_it_together_keeps_its_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_keep_their_promises() {
-    all(|| nodes(1)).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_with_a_second_copy_keep_their_promises() {
-    all(|| nodes(2)).await;
+    all(nodes).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,5 +169,5 @@ async fn nodes_with_tiers_keep_their_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarded_nodes_keep_their_promises() {
-    all(|| releases(nodes(1).guarded())).await;
+    all(|| releases(nodes().guarded())).await;
 }

@@ -144,6 +144,27 @@ async fn with_two_copies_a_dead_node_costs_nothing() {
     assert_eq!(client.put(OBJECTS + 1).await, Ok(Stored::New));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_several_who_put_two_copies_one_is_first() {
+    let mut nodes = nodes();
+    nodes.config.copies = 2;
+    let clients = [(); 4].map(|()| Arc::new(Client::new(&nodes.config)));
+    for number in 0..40 {
+        let put = |client: &Arc<Client>| {
+            let client = client.clone();
+            tokio::spawn(async move { client.put(number).await })
+        };
+        let mut first = 0;
+        for put in clients.each_ref().map(put) {
+            match put.await.unwrap() {
+                Ok(stored) => first += u32::from(stored == Stored::New),
+                Err(error) => assert_eq!(error, StoreError::BeingWritten),
+            }
+        }
+        assert_eq!(first, 1, "of those who put object {number}");
+    }
+}
+
 /// A listener that accepts and never says a word is what a frozen node looks like.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_says_nothing_is_waited_for_once() {

@@ -357,14 +357,17 @@ impl Shared {
         registered: Vec<Result<(), StoreError>>,
         options: PutOptions,
     ) -> Results<Stored> {
-        let mut results: Results<Stored> = vec![Err(StoreError::HolderAway); puts.len()];
+        let objects = puts.len();
+        let mut results: Results<Stored> = vec![Err(StoreError::HolderAway); objects];
+        let mut of_copies = results.clone();
         let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
         let mut shares: Shares<Sent> = BTreeMap::new();
         for ((number, put), registered) in puts.into_iter().enumerate().zip(registered) {
             match registered {
                 Ok(()) => {
                     for holder in self.holders(&put.id).skip(1) {
-                        let part = Part::new(number, put.share());
+                        // Second copies are told from first ones by their numbers.
+                        let part = Part::new(objects + number, put.share());
                         shares.entry(holder).or_default().push(part);
                     }
                     let holder = self.holder(&put.id, 0);
@@ -377,19 +380,13 @@ impl Shared {
             |peer: Arc<Peer>, share: Vec<Sent>| async move { peer.put(share, options).await };
         for Part { number, result, .. } in self.scatter(shares, send).await {
             let result = result.expect("all have a result");
-            results[number] =
-                match (std::mem::replace(&mut results[number], Ok(Stored::New)), result) {
-                    (Err(StoreError::HolderAway), result)
-                    | (result, Err(StoreError::HolderAway)) => result,
-                    // Whoever has a later one must not be told that this one is there.
-                    (Err(error @ StoreError::Superseded { .. }), _)
-                    | (_, Err(error @ StoreError::Superseded { .. })) => Err(error),
-                    (Ok(Stored::New), _) | (_, Ok(Stored::New)) => Ok(Stored::New),
-                    (Ok(Stored::AlreadyThere), _) | (_, Ok(Stored::AlreadyThere)) => {
-                        Ok(Stored::AlreadyThere)
-                    }
-                    (Err(error), Err(_)) => Err(error),
-                };
+            match number.checked_sub(objects) {
+                None => results[number] = result,
+                Some(number) => of_copies[number] = result,
+            }
+        }
+        for (result, of_copy) in results.iter_mut().zip(of_copies) {
+            *result = either_stored(result.clone(), of_copy);
         }
         let results = self.unless_all_away(results);
         for (result, length) in results.iter().zip(lengths) {
@@ -463,6 +460,23 @@ impl Shared {
 
     fn unavailable(&self) -> StoreError {
         StoreError::Unavailable { retry_after: Duration::from_millis(self.config.retry_ms) }
+    }
+}
+
+/// What came of a put with two holders. Of several who put the same object at a time the first holder
+/// decides who was first, so that only one of them was.
+fn either_stored(
+    first: Result<Stored, StoreError>,
+    second: Result<Stored, StoreError>,
+) -> Result<Stored, StoreError> {
+    match (first, second) {
+        (Err(StoreError::HolderAway), result) | (result, Err(StoreError::HolderAway)) => result,
+        // Whoever has a later one must not be told that this one is there.
+        (Err(error @ StoreError::Superseded { .. }), _)
+        | (_, Err(error @ StoreError::Superseded { .. })) => Err(error),
+        (first @ (Ok(_) | Err(StoreError::BeingWritten)), _) => first,
+        (_, Ok(stored)) => Ok(stored),
+        (Err(error), Err(_)) => Err(error),
     }
 }
 

@@ -54,6 +54,8 @@ pub(crate) struct Catalogue {
     /// The same, of objects without a soft pin.
     plain_barren_until_ms: u64,
     present: u32,
+    /// Reads under way.
+    reads: u32,
     pinned: u32,
     soft_pinned: u32,
     bytes: u64,
@@ -142,6 +144,7 @@ impl Catalogue {
             barren_until_ms: 0,
             plain_barren_until_ms: 0,
             present: 0,
+            reads: 0,
             pinned: 0,
             soft_pinned: 0,
             bytes: 0,
@@ -253,12 +256,14 @@ impl Catalogue {
         let entry = &mut self.entries[slot as usize];
         entry.readers = entry.readers.checked_add(1)?;
         entry.visited = true;
+        self.reads += 1;
         Some((slot, entry.length))
     }
 
     pub(crate) fn end_read(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
         entry.readers -= 1;
+        self.reads -= 1;
         if entry.state == State::Leaving && entry.readers == 0 {
             self.make_free(slot);
         }
@@ -435,10 +440,12 @@ impl Catalogue {
         !self.doomed.is_empty()
     }
 
-    /// Whether nothing is free and nothing can be evicted unless something changes.
+    /// Whether nothing is free and nothing can be evicted unless somebody changes that. What is being
+    /// written or read changes by itself.
     pub(crate) fn is_stuck(&self, now_ms: u64) -> bool {
         let nothing_goes = self.pinned >= self.present || now_ms < self.barren_until_ms;
-        !self.has_free() && self.used() == self.present && nothing_goes
+        let all_is_still = self.used() == self.present && self.reads == 0;
+        !self.has_free() && all_is_still && nothing_goes
     }
 
     /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.

@@ -320,7 +320,7 @@ impl Model {
         }
         if self.catalogue.is_stuck(self.now_ms) {
             assert!(!self.catalogue.has_free());
-            assert!(self.slots.values().all(|it| it.state == State::Present));
+            assert!(self.slots.values().all(|it| it.state == State::Present && it.readers == 0));
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
     let serve = |machine: &str| {
         format!(
             "serve --listen {machine}:0 --l3 nodes://10.77.0.1:7450 --node-secret-file {SECRET_FILE} \
-             --log info"
+             --device-memory 32MiB --host-memory 32MiB --log info"
         )
     };
     let prompt = "A long text about nothing in particular. ".repeat(12);

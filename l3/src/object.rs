@@ -161,23 +161,25 @@ pub(crate) fn payload_checksums(payloads: &[&[u8]]) -> Vec<u64> {
     share_out(threads_for(bytes), payloads.iter(), |payload| payload_checksum(payload))
 }
 
-/// Copies as many bytes as there are on either side and computes their checksum on the way.
+/// Copies, and computes the checksum on the way.
 ///
 /// # Panics
 /// When the sides differ in length.
 pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     assert_eq!(from.len(), to.len(), "a copy has the length of what is copied");
     let threads = threads_for(from.len());
+    if threads == 1 {
+        return copy_share_with_checksum(from, to);
+    }
     // Appending one checksum to another takes a tenth of a millisecond, so each thread has one.
-    let share_bytes = from.len().div_ceil(threads).max(1);
+    let share_bytes = from.len().div_ceil(threads);
     let shares = from.chunks(share_bytes).zip(to.chunks_mut(share_bytes));
     let copied = share_out(threads, shares, |(from, to)| {
         (copy_share_with_checksum(from, to), from.len() as u64)
     });
-    let whole = copied.into_iter().reduce(|(front, length), (back, bytes)| {
-        (checksum_combine(CHECKSUM, front, back, bytes), length + bytes)
-    });
-    whole.map_or_else(|| payload_checksum(&[]), |(checksum, _)| checksum)
+    let append =
+        |(front, _), (back, bytes)| (checksum_combine(CHECKSUM, front, back, bytes), bytes);
+    copied.into_iter().reduce(append).expect("there are shares").0
 }
 
 /// Goes piece by piece, so that memory is read once.
@@ -248,10 +250,13 @@ mod tests {
         assert_eq!(verify(id(), 99), Mismatch::Length);
     }
 
+    fn varied_bytes() -> Vec<u8> {
+        (0..(9 << 20) + 5).map(|at: u32| (at.wrapping_mul(40_503) >> 8) as u8).collect()
+    }
+
     #[test]
     fn a_copy_has_the_checksum_of_its_bytes() {
-        let all: Vec<u8> =
-            (0..(9 << 20) + 5).map(|at: u32| (at.wrapping_mul(40_503) >> 8) as u8).collect();
+        let all = varied_bytes();
         for bytes in [0, 1, 50_000, 8 << 20, (8 << 20) + 1, all.len()] {
             let (from, mut to) = (&all[..bytes], vec![0; bytes]);
             assert_eq!(copy_with_checksum(from, &mut to), payload_checksum(from), "{bytes} bytes");
@@ -261,7 +266,7 @@ mod tests {
 
     #[test]
     fn each_payload_has_its_own_checksum_however_the_batch_is_shared_out() {
-        let bytes = vec![5; 9 << 20];
+        let bytes = varied_bytes();
         for payload_bytes in [1 << 10, 100_001, 1 << 20, 5 << 20, 9 << 20] {
             let payloads: Vec<&[u8]> = bytes.chunks(payload_bytes).collect();
             let expected: Vec<u64> = payloads.iter().map(|it| payload_checksum(it)).collect();

@@ -31,7 +31,8 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
              --device-memory 32MiB --host-memory 32MiB --log info"
         )
     };
-    let prompt = "A long text about nothing in particular. ".repeat(12);
+    // Seven pages and a little; emulated machines take long for more.
+    let prompt = "A long text about nothing in particular. ".repeat(3);
     let (mut of_node, mut of_server) = (reader.holder(), reader.holder());
     let figures = of_node.ask(&format!("terrace {NODE} {SECRET_FILE}"));
     let first = of_server.ask(&format!("terrace {}", serve("10.77.0.1")));
@@ -45,7 +46,7 @@ pub(crate) async fn what_one_server_computes_others_fetch_by_rdma(reader: Reader
         let server = start(&serve("10.77.0.2"));
         let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
         assert_eq!(fetched, computed);
-        assert!(l3 > 400, "only {l3} tokens came from the first server: {}", server.said());
+        assert!(l3 > 90, "only {l3} tokens came from the first server: {}", server.said());
         let direct = figure(&server.address, "terrace_node_direct_bytes_total");
         let all = figure(&server.address, "terrace_moved_bytes_total{kind=\"prefetch\"}");
         println!(

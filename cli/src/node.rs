@@ -267,7 +267,8 @@ mod tests {
     #[test]
     fn arguments_go_before_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let text = "memory = \"2GiB\"\nrdma = \"mlx5_0/1\"\nlisten = \"0.0.0.0:1\"\nshutdown_patience = \"3s\"\n\
+        let text = "memory = \"2GiB\"\nlisten = \"0.0.0.0:1\"\nshutdown_patience = \"3s\"\n\
+                    rdma = \"mlx5_0/1\"\n\
                     [[clients]]\nname = \"alice\"\nsecret_file = \"a\"\n\
                     namespaces = [\"00000000000000000000000000000007\"]\n";
         std::fs::write(&file, text).unwrap();

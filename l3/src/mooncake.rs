@@ -280,6 +280,15 @@ impl Shared {
         outcome
     }
 
+    /// Counts the answer to whether the cluster has an object, and says whether it has.
+    fn found(&self, code: i32) -> Result<bool, Outcome> {
+        match self.outcome(Call::Exists, code.into()) {
+            Outcome::Done => Ok(code == 1),
+            Outcome::Absent | Outcome::Unfinished => Ok(false),
+            other => Err(other),
+        }
+    }
+
     fn bounced(&self, bytes: usize) {
         self.bounced_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }

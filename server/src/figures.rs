@@ -198,6 +198,14 @@ pub(crate) fn store(text: &mut Exposition, store: &StoreStats) {
     each(Gauge, "terrace_l3_objects", "Objects in L3.", |tier| tier.objects);
     each(Gauge, "terrace_l3_bytes", "Payload in L3.", |tier| tier.bytes);
     each(Gauge, "terrace_l3_capacity_bytes", "What L3 could hold.", |tier| tier.capacity_bytes);
+    each(Gauge, "terrace_l3_hard_pinned_objects", "Objects that are never evicted.", |tier| {
+        tier.hard_pinned
+    });
+    each(Gauge, "terrace_l3_soft_pinned_objects", "Objects that are evicted last.", |tier| {
+        tier.soft_pinned
+    });
+    let help = "Puts refused because nothing could be evicted.";
+    each(Counter, "terrace_l3_puts_full_total", help, |tier| tier.puts_full);
     each(Counter, "terrace_l3_evicted_total", "Objects evicted from L3.", |tier| tier.evicted);
     each(Counter, "terrace_l3_corrupt_total", "Objects that did not verify.", |tier| tier.corrupt);
     each(Counter, "terrace_l3_io_errors_total", "Transfers that the medium failed.", |tier| {

@@ -165,6 +165,26 @@ async fn of_several_who_put_two_copies_one_is_first() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_that_fails_leaves_no_pin_on_one_of_two_copies() {
+    let mut nodes = nodes();
+    let once = Client::new(&nodes.config);
+    nodes.config.copies = 2;
+    let twice = Client::new(&nodes.config);
+    let generation = |generation| page(1).with_generation(generation);
+    let put = async |client: &Client, id, pin| {
+        let options = PutOptions { pin, ..PutOptions::default() };
+        objects::put(&client.store, &client.arena, id, OBJECT_BYTES, options).await
+    };
+    // The first holder knows of a later one, and the second does not.
+    assert_eq!(put(&once, generation(5), None).await, Ok(Stored::New));
+    let late = put(&twice, generation(3), Some(Pin::Hard)).await;
+    assert_eq!(late, Err(StoreError::Superseded { present: 5 }));
+    let there = |node: &RunningNode| node.store_stats().memory.unwrap();
+    assert_eq!(nodes.nodes.iter().map(|node| there(node).objects).sum::<u64>(), 2);
+    assert_eq!(nodes.nodes.iter().map(|node| there(node).hard_pinned).sum::<u64>(), 0);
+}
+
 /// A listener that accepts and never says a word is what a frozen node looks like.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_says_nothing_is_waited_for_once() {

@@ -99,12 +99,16 @@ impl Client {
         const PATIENCE: Duration = Duration::from_secs(30);
         let began = Instant::now();
         loop {
-            let missed = self.get(ids).await.iter().filter(|served| served.is_err()).count();
-            if missed == 0 {
+            let missed: Vec<_> = self.get(ids).await.into_iter().filter_map(Result::err).collect();
+            let Some(first) = missed.first() else {
                 return began.elapsed();
-            }
-            let stats = self.store.stats().nodes;
-            assert!(began.elapsed() < PATIENCE, "{missed} of {} miss: {stats:?}", ids.len());
+            };
+            let (missed, stats) = (missed.len(), self.store.stats().nodes);
+            assert!(
+                began.elapsed() < PATIENCE,
+                "{missed} of {} miss ({first}): {stats:?}",
+                ids.len()
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

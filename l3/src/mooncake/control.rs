@@ -47,22 +47,22 @@ impl Shared {
         let keys = self.keys(asked.iter().map(|(place, _)| &ids[*place]));
         for ((place, slot), code) in asked.into_iter().zip(client.exist(&keys)) {
             let id = &ids[place];
-            let outcome = self.outcome(Call::Exists, code.into());
+            let found = self.found(code);
             let mut state = self.ledger.lock();
-            results[place] = match (outcome, code, slot) {
-                (Outcome::Done, 1, _) => {
+            results[place] = match found {
+                Ok(true) => {
                     if !state.is_leaving(id) {
                         state.seen.insert(*id);
                     }
                     present.clone()
                 }
-                (Outcome::Done | Outcome::Absent | Outcome::Unfinished, _, slot) => {
+                Ok(false) => {
                     if let Some(slot) = slot {
                         state.forget(id, slot);
                     }
                     Ok(Presence::Absent)
                 }
-                (other, _, _) => Err(failure("asking for an object", other)),
+                Err(other) => Err(failure("asking for an object", other)),
             };
         }
         results
@@ -72,13 +72,13 @@ impl Shared {
     pub(super) fn pin(&self, client: &Client, ids: &[ObjectId], pin: Pin) -> Results<()> {
         let codes = client.exist(&self.keys(ids));
         let pin_one = |(id, code): (&ObjectId, i32)| -> Result<(), StoreError> {
-            let found = self.outcome(Call::Exists, code.into());
+            let found = self.found(code);
             let mut state = self.ledger.lock();
             let slot = state.catalogue.find(id);
-            match (found, code, slot) {
-                (Outcome::Done, 1, _) if state.is_leaving(id) => return Err(StoreError::Missing),
-                (Outcome::Done, 1, Some(_)) => state.catalogue.pin(id, pin)?,
-                (Outcome::Done, 1, None) => {
+            match (found, slot) {
+                (Ok(true), _) if state.is_leaving(id) => return Err(StoreError::Missing),
+                (Ok(true), Some(_)) => state.catalogue.pin(id, pin)?,
+                (Ok(true), None) => {
                     drop(state);
                     let size = client.size(&self.key(id));
                     let length =
@@ -96,13 +96,13 @@ impl Shared {
                         Reserved::NoSlot => return Err(StoreError::Full),
                     }
                 }
-                (Outcome::Done | Outcome::Absent | Outcome::Unfinished, _, slot) => {
+                (Ok(false), slot) => {
                     if let Some(slot) = slot {
                         state.forget(id, slot);
                     }
                     return Err(StoreError::Missing);
                 }
-                (other, _, _) => return Err(failure("pinning an object", other)),
+                (Err(other), _) => return Err(failure("pinning an object", other)),
             }
             if pin == Pin::Hard {
                 state.hold(*id);

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 
 use super::codes::{Call, Outcome};
 use super::connection::Buffers;
+use super::control::failure;
 use super::library::{Client, Writable};
 use super::{BOUNCE_PAGES, Shared, Worker};
 use crate::arena::Headroom;
@@ -181,7 +182,7 @@ impl Shared {
                 match self.outcome(Call::Get, size) {
                     Outcome::Done => {}
                     Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
-                    other => return Err(super::control::failure("reading an object", other)),
+                    other => return Err(failure("reading an object", other)),
                 }
                 let found = (size as usize).checked_sub(HEADER_BYTES);
                 let found = found.ok_or(StoreError::Corrupt(Mismatch::Length))?;
@@ -204,7 +205,7 @@ impl Shared {
             | Outcome::AlreadyThere
             | Outcome::Leased
             | Outcome::MasterGone
-            | Outcome::Other) => Err(super::control::failure("reading an object", other)),
+            | Outcome::Other) => Err(failure("reading an object", other)),
         }
     }
 

@@ -72,9 +72,9 @@ impl Shared {
         let held: Vec<ObjectId> = self.ledger.lock().held.iter().copied().collect();
         for some in held.chunks(BATCH) {
             for (id, code) in some.iter().zip(client.exist(&self.keys(some))) {
-                self.outcome(Call::Exists, code.into());
+                let found = self.found(code);
                 let mut state = self.ledger.lock();
-                if let (0, Some(slot)) = (code, state.catalogue.find(id)) {
+                if let (Ok(false), Some(slot)) = (found, state.catalogue.find(id)) {
                     state.forget(id, slot);
                 }
             }

@@ -252,8 +252,7 @@ impl Batch<'_> {
     ) {
         let is_there: Vec<bool> = if self.is_precious() {
             let codes = self.client.exist(keys).into_iter();
-            let count = |code: i32| self.shared.outcome(Call::Exists, code.into());
-            codes.map(|code| count(code) == Outcome::Done && code == 1).collect()
+            codes.map(|code| self.shared.found(code) == Ok(true)).collect()
         } else {
             vec![true; keys.len()]
         };
@@ -344,22 +343,19 @@ impl Batch<'_> {
         let keys = self.shared.keys(unsure.iter().map(|(_, put)| &put.id));
         let mut gone = Vec::new();
         for ((place, put), code) in unsure.into_iter().zip(self.client.exist(&keys)) {
-            let outcome = self.shared.outcome(Call::Exists, code.into());
+            let found = self.shared.found(code);
             let mut state = self.shared.ledger.lock();
-            match (outcome, code, state.catalogue.find(&put.id)) {
-                (Outcome::Done, 0, Some(slot)) => {
+            match (found, state.catalogue.find(&put.id)) {
+                (Ok(true), _) => {
+                    state.seen.insert(put.id);
+                    self.there.push((place, put));
+                }
+                (Ok(false), Some(slot)) => {
                     state.forget(&put.id, slot);
                     gone.push((place, put));
                 }
-                (Outcome::Done, _, _) => {
-                    if code == 1 {
-                        state.seen.insert(put.id);
-                    }
-                    self.there.push((place, put));
-                }
-                (outcome, _, _) => {
-                    results[place] = Err(failure("looking for an object", outcome));
-                }
+                (Ok(false), None) => self.there.push((place, put)),
+                (Err(other), _) => results[place] = Err(failure("looking for an object", other)),
             }
         }
         gone

@@ -361,6 +361,7 @@ impl Shared {
         let mut results: Results<Stored> = vec![Err(StoreError::HolderAway); objects];
         let mut of_copies = results.clone();
         let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
+        let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
         let mut shares: Shares<Sent> = BTreeMap::new();
         for ((number, put), registered) in puts.into_iter().enumerate().zip(registered) {
             match registered {
@@ -385,10 +386,24 @@ impl Shared {
                 Some(number) => of_copies[number] = result,
             }
         }
-        for (result, of_copy) in results.iter_mut().zip(of_copies) {
-            *result = either_stored(result.clone(), of_copy);
+        // A put that failed leaves no pin on the one copy that was stored all the same.
+        let mut pinned_in_vain: Shares<(usize, ObjectId)> = BTreeMap::new();
+        let merge = |(number, (one, two)): (usize, (Result<_, _>, Result<_, _>))| {
+            let stored = [one.is_ok(), two.is_ok()];
+            let merged = either_stored(one, two);
+            if options.pin.is_some() && merged.is_err() {
+                let id = ids[number];
+                for (holder, _) in self.holders(&id).zip(stored).filter(|(_, stored)| *stored) {
+                    pinned_in_vain.entry(holder).or_default().push((number, id));
+                }
+            }
+            merged
+        };
+        let merged = results.into_iter().zip(of_copies).enumerate().map(merge).collect();
+        if let Some(pin) = options.pin {
+            self.tell(pinned_in_vain, false, move |ids| Request::Unpin { pin, ids }).await;
         }
-        let results = self.unless_all_away(results);
+        let results = self.unless_all_away(merged);
         for (result, length) in results.iter().zip(lengths) {
             self.traffic.put(result, length);
         }
@@ -408,6 +423,25 @@ impl Shared {
                 shares.entry(holder).or_default().push((number, *id));
             }
         }
+        let mut results: Vec<Option<Result<(), StoreError>>> = vec![None; ids.len()];
+        for (number, result) in self.tell(shares, repeatable, request).await {
+            let merged = match results[number].take() {
+                Some(other) => merge(other, result),
+                None => result,
+            };
+            results[number] = Some(merged);
+        }
+        let results = results.into_iter().map(|result| result.expect("every object has a holder"));
+        self.unless_all_away(results.collect())
+    }
+
+    /// Has every node change its share of objects; each result comes with the object's number.
+    async fn tell(
+        self: &Arc<Self>,
+        shares: Shares<(usize, ObjectId)>,
+        repeatable: bool,
+        request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
+    ) -> Vec<(usize, Result<(), StoreError>)> {
         let limit_ms = self.config.control_timeout_ms;
         let tell = |peer: Arc<Peer>, share: Vec<(usize, ObjectId)>| {
             let request = request.clone();
@@ -421,16 +455,7 @@ impl Shared {
                 answered
             }
         };
-        let mut results: Vec<Option<Result<(), StoreError>>> = vec![None; ids.len()];
-        for (number, result) in self.scatter(shares, tell).await {
-            let merged = match results[number].take() {
-                Some(other) => merge(other, result),
-                None => result,
-            };
-            results[number] = Some(merged);
-        }
-        let results = results.into_iter().map(|result| result.expect("every object has a holder"));
-        self.unless_all_away(results.collect())
+        self.scatter(shares, tell).await
     }
 
     async fn flush(self: &Arc<Self>) -> Result<(), StoreError> {

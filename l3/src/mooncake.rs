@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 pub use self::codes::OutcomeCount;
 use self::codes::{Call, Outcome, Outcomes};
@@ -41,6 +42,7 @@ use crate::arena::Arena;
 use crate::catalogue::slots_of;
 use crate::object::{HEADER_BYTES, ObjectId};
 use crate::registry::Registration;
+use crate::share_out::cores;
 use crate::stats::{MooncakeStats, StoreStats, TierStats};
 use crate::store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, Results,
@@ -82,6 +84,9 @@ pub struct MooncakeConfig {
     pub threads: u32,
     /// How many calls may wait for a thread.
     pub queue_max: u32,
+    /// Puts and gets of twice as many objects and more are cut into parts of at least so many, which
+    /// threads that have nothing to do work on at the same time.
+    pub part_objects_min: u32,
     /// How often leases of pinned objects are renewed and failed removals are tried again.
     pub keep_interval_ms: u64,
     /// How long to wait between tries to connect.
@@ -116,6 +121,8 @@ impl MooncakeConfig {
             seen_max: 65_536,
             threads: 4,
             queue_max: 256,
+            // The library has threads of its own, and where they need all cores parts wait for each other.
+            part_objects_min: if cores() < CORES_FOR_PARTS { u32::MAX } else { 4 },
             keep_interval_ms: 1_000,
             connect_retry_ms: 2_000,
             pinned_stay: false,
@@ -171,6 +178,13 @@ struct Worker {
     bounce: Arena,
     _registration: Registration,
 }
+
+/// A batch is cut into so many parts at the most: twice as many as there are threads by default, so that
+/// some compute while others wait for bytes.
+const PARTS_MAX: usize = 8;
+
+/// With fewer cores no batch is cut into parts, unless so configured.
+const CORES_FOR_PARTS: usize = 8;
 
 /// How many objects go through a thread's own memory at a time.
 const BOUNCE_PAGES: u32 = 8;
@@ -228,28 +242,74 @@ impl MooncakeStore {
         objects: usize,
         job: impl FnOnce(&Shared, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
     ) -> Results<T> {
-        let fail = |error: StoreError| vec![Err(error); objects];
-        if objects == 0 {
-            return Vec::new();
+        match objects {
+            0 => Vec::new(),
+            _ => self.start(objects, job).answer().await,
         }
-        if let Err(closed) = self.shared.check_open() {
-            return fail(closed);
+    }
+
+    /// Has threads of the crew answer for a part of the objects each: while one of them computes
+    /// checksums, the bytes of others are on their way.
+    async fn ask_in_parts<J: Send + 'static, T: Clone + Send + 'static>(
+        &self,
+        mut objects: Vec<J>,
+        job: impl Fn(&Shared, &mut Worker, &Arc<Client>, Vec<J>) -> Results<T> + Copy + Send + 'static,
+    ) -> Results<T> {
+        let mut results = Vec::with_capacity(objects.len());
+        let Shared { config, crew, .. } = &*self.shared;
+        let parts = parts_of(objects.len(), config.part_objects_min, crew.idle());
+        let mut started = Vec::with_capacity(parts);
+        for left in (1..=parts).rev() {
+            let rest = objects.split_off(objects.len().div_ceil(left));
+            let part = std::mem::replace(&mut objects, rest);
+            started.push(self.start(part.len(), move |shared, worker, client| {
+                job(shared, worker, client, part)
+            }));
         }
-        let client = match self.shared.connection.client() {
-            Ok(client) => client,
-            Err(error) => return fail(error),
+        for part in started {
+            results.extend(part.answer().await);
+        }
+        results
+    }
+
+    fn start<T: Send + 'static>(
+        &self,
+        objects: usize,
+        job: impl FnOnce(&Shared, &mut Worker, &Arc<Client>) -> Results<T> + Send + 'static,
+    ) -> Started<T> {
+        let start = || {
+            self.shared.check_open()?;
+            let client = self.shared.connection.client()?;
+            let shared = self.shared.clone();
+            self.shared.crew.start(move |worker| job(&shared, worker, &client)).map_err(|refused| {
+                match refused {
+                    Refused::Closed => StoreError::Closed,
+                    Refused::QueueFull => {
+                        let message = "all threads are busy and the queue is full";
+                        let error = io::Error::new(io::ErrorKind::WouldBlock, message);
+                        StoreError::io("asking Mooncake", &error)
+                    }
+                }
+            })
         };
-        let shared = self.shared.clone();
-        match self.shared.crew.start(move |worker| job(&shared, worker, &client)) {
+        Started { objects, answer: start() }
+    }
+}
+
+/// A job that a thread of the crew has been given, if it could be.
+struct Started<T> {
+    objects: usize,
+    answer: Result<oneshot::Receiver<Results<T>>, StoreError>,
+}
+
+impl<T: Clone> Started<T> {
+    async fn answer(self) -> Results<T> {
+        let answer = match self.answer {
             // A job that was dropped never began, because the store was shut down.
-            Ok(answer) => answer.await.unwrap_or_else(|_| fail(StoreError::Closed)),
-            Err(Refused::Closed) => fail(StoreError::Closed),
-            Err(Refused::QueueFull) => {
-                let message = "all threads are busy and the queue is full";
-                let error = io::Error::new(io::ErrorKind::WouldBlock, message);
-                fail(StoreError::io("asking Mooncake", &error))
-            }
-        }
+            Ok(answer) => answer.await.map_err(|_| StoreError::Closed),
+            Err(error) => Err(error),
+        };
+        answer.unwrap_or_else(|error| vec![Err(error); self.objects])
     }
 }
 
@@ -314,10 +374,9 @@ impl Store for MooncakeStore {
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
-            let arenas = puts.iter().map(|put| put.source.arena_id());
-            let buffers = self.shared.connection.buffers(arenas);
-            self.ask(puts.len(), move |shared, worker, client| {
-                shared.put(worker, client, puts, &buffers, options)
+            let puts = self.shared.connection.buffered(puts, |put| put.source.arena_id());
+            self.ask_in_parts(puts, move |shared, worker, client, puts| {
+                shared.put(worker, client, puts, options)
             })
             .await
         })
@@ -325,12 +384,9 @@ impl Store for MooncakeStore {
 
     fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
-            let arenas = gets.iter().map(|get| get.target.arena_id());
-            let buffers = self.shared.connection.buffers(arenas);
-            self.ask(gets.len(), move |shared, worker, client| {
-                shared.get(worker, client, gets, &buffers)
-            })
-            .await
+            let gets = self.shared.connection.buffered(gets, |get| get.target.arena_id());
+            self.ask_in_parts(gets, |shared, worker, client, gets| shared.get(worker, client, gets))
+                .await
         })
     }
 
@@ -395,6 +451,13 @@ impl Store for MooncakeStore {
     }
 }
 
+/// How many parts a batch of so many objects is cut into.
+fn parts_of(objects: usize, part_objects_min: u32, idle_threads: usize) -> usize {
+    let parts_max = if idle_threads < 2 { 1 } else { PARTS_MAX };
+    let parts = objects / part_objects_min.max(1) as usize;
+    parts.clamp(1, parts_max).min(objects)
+}
+
 /// Where the cluster is, in the library's words.
 fn endpoint(config: &MooncakeConfig) -> Result<Endpoint, MooncakeError> {
     let text = |name: &str, value: &str| {
@@ -422,4 +485,17 @@ fn local_host(master: &str) -> String {
         Ok(socket.local_addr()?.ip().to_string())
     };
     route().unwrap_or_else(|_| "127.0.0.1".to_owned())
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
+        let parts = |objects| parts_of(objects, 4, 4);
+        assert_eq!([0, 1, 7, 8, 32, 1024].map(parts), [0, 1, 1, 2, PARTS_MAX, PARTS_MAX]);
+        assert_eq!(parts_of(32, u32::MAX, 4), 1);
+        assert_eq!((parts_of(32, 4, 1), parts_of(32, 0, 2)), (1, PARTS_MAX));
+    }
 }

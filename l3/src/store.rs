@@ -139,7 +139,8 @@ pub struct GetOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pin {
-    /// It is evicted when nothing else is left to evict.
+    /// It is evicted when nothing else is left to evict. It lasts until it is taken back: a store full of
+    /// such objects keeps others only for a moment.
     Soft,
     /// It is in use: neither evicted nor removed, but a put of a higher generation replaces it.
     Hard,

@@ -44,8 +44,11 @@ pub(crate) struct Buffer {
     known_to: Mutex<Option<Arc<Client>>>,
 }
 
-/// For each object of a batch the arena that it uses, or that it may not.
-pub(crate) type Buffers = Vec<Result<Arc<Buffer>, StoreError>>;
+/// What is to be done with an object, and the arena that it uses, if it may.
+pub(crate) struct Buffered<J> {
+    pub(crate) job: J,
+    pub(crate) buffer: Result<Arc<Buffer>, StoreError>,
+}
 
 impl Buffer {
     fn make_known(&self, client: &Arc<Client>) -> Result<(), StoreError> {
@@ -141,10 +144,11 @@ impl Connection {
         state.arenas.get(&arena).cloned().ok_or(StoreError::NotRegistered { arena })
     }
 
-    /// The arenas of a batch. Looked up when a call is made: a registration that ends afterwards does
-    /// not end the call.
-    pub(crate) fn buffers(&self, arenas: impl Iterator<Item = u64>) -> Buffers {
-        arenas.map(|arena| self.buffer(arena)).collect()
+    /// A batch with its arenas. They are looked up when a call is made: a registration that ends
+    /// afterwards does not end the call.
+    pub(crate) fn buffered<J>(&self, jobs: Vec<J>, arena: impl Fn(&J) -> u64) -> Vec<Buffered<J>> {
+        let with_buffer = |job| Buffered { buffer: self.buffer(arena(&job)), job };
+        jobs.into_iter().map(with_buffer).collect()
     }
 
     pub(crate) fn arenas(&self) -> usize {

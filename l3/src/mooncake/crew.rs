@@ -105,6 +105,11 @@ impl<W: Send + 'static> Crew<W> {
 }
 
 impl<W> Crew<W> {
+    /// How many threads wait for a job.
+    pub(crate) fn idle(&self) -> usize {
+        self.queue.waiting.lock().idle.len()
+    }
+
     /// How many jobs wait for a thread.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.waiting.lock().jobs.len()

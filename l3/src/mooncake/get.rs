@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
 use super::codes::{Call, Outcome};
-use super::connection::Buffers;
+use super::connection::Buffered;
 use super::control::failure;
 use super::library::{Client, Writable};
 use super::{BOUNCE_PAGES, Shared, Worker};
@@ -27,14 +27,13 @@ impl Shared {
         &self,
         worker: &mut Worker,
         client: &Client,
-        gets: Vec<Get>,
-        buffers: &Buffers,
+        gets: Vec<Buffered<Get>>,
     ) -> Results<Served> {
-        let lengths: Vec<usize> = gets.iter().map(|get| get.target.len()).collect();
+        let lengths: Vec<usize> = gets.iter().map(|get| get.job.target.len()).collect();
         let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
         let mut batch = Vec::with_capacity(gets.len());
-        for ((place, get), buffer) in gets.into_iter().enumerate().zip(buffers) {
-            match buffer.clone().and_then(|_| self.begin(place, get)) {
+        for (place, Buffered { job: get, buffer }) in gets.into_iter().enumerate() {
+            match buffer.and_then(|_| self.begin(place, get)) {
                 Ok(reading) => batch.push(reading),
                 Err(error) => results[place] = Err(error),
             }

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::time::{Duration, Instant};
 
 use super::codes::{Call, Outcome};
-use super::connection::Buffers;
+use super::connection::Buffered;
 use super::control::failure;
 use super::library::{Client, Protection, Readable};
 use super::{BOUNCE_PAGES, Shared, Worker};
@@ -39,18 +39,17 @@ impl Shared {
         &self,
         worker: &mut Worker,
         client: &Client,
-        puts: Vec<Put>,
-        buffers: &Buffers,
+        puts: Vec<Buffered<Put>>,
         options: PutOptions,
     ) -> Results<Stored> {
-        let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
+        let lengths: Vec<usize> = puts.iter().map(|put| put.job.source.len()).collect();
         let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); puts.len()];
         let mut batch =
             Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
-        for ((place, put), buffer) in puts.into_iter().enumerate().zip(buffers) {
+        for (place, Buffered { job: put, buffer }) in puts.into_iter().enumerate() {
             match buffer {
                 Ok(_) => batch.add(worker, place, put, &mut results),
-                Err(error) => results[place] = Err(error.clone()),
+                Err(error) => results[place] = Err(error),
             }
         }
         batch.write(worker, &mut results);

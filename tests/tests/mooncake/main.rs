@@ -28,6 +28,8 @@ fn config(cluster: &Cluster) -> MooncakeConfig {
         prefix,
         lease_ttl_ms: LEASE_TTL_MS,
         full_wait_ms: 5_000,
+        // Whatever can be cut into parts is.
+        part_objects_min: 1,
         ..MooncakeConfig::new(library(), cluster.address(), capacity_bytes, OBJECT_BYTES_MAX)
     }
 }
@@ -38,9 +40,9 @@ fn open(config: MooncakeConfig) -> MooncakeStore {
     store
 }
 
-fn backend(cluster: &Cluster) -> Backend {
+fn backend(config: MooncakeConfig) -> Backend {
     Backend {
-        store: Arc::new(open(config(cluster))),
+        store: Arc::new(open(config)),
         object_bytes_max: OBJECT_BYTES_MAX,
         objects_kept: 12,
         objects_max: SLOTS,
@@ -54,13 +56,14 @@ fn backend(cluster: &Cluster) -> Backend {
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn a_cluster_keeps_the_promises_of_a_store() {
     let cluster = Cluster::start(Options::default());
-    all(|| backend(&cluster)).await;
+    all(|| backend(config(&cluster))).await;
 }
 
-/// With the breaker and the negative cache in front, as a server has it.
+/// With the breaker and the negative cache in front, as a server has it, and batches in one piece.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn a_guarded_cluster_keeps_the_promises_of_a_store() {
     let cluster = Cluster::start(Options::default());
-    all(|| backend(&cluster).guarded()).await;
+    let whole = || MooncakeConfig { part_objects_min: u32::MAX, ..config(&cluster) };
+    all(|| backend(whole()).guarded()).await;
 }

@@ -84,12 +84,11 @@ impl Excerpt {
         self.len = len;
     }
 
-    /// The tokens from `at` on; these keep those before.
+    /// The tokens from `at` on; these keep those before. Both keep the whole alive until they are
+    /// trimmed.
     pub(crate) fn split_off(&mut self, at: usize) -> Excerpt {
-        let mut rest = Self { all: self.all.clone(), start: self.start + at, len: self.len - at };
+        let rest = Self { all: self.all.clone(), start: self.start + at, len: self.len - at };
         self.len = at;
-        self.trim();
-        rest.trim();
         rest
     }
 
@@ -208,7 +207,9 @@ mod tests {
     fn what_is_left_of_it_does_not_keep_the_whole() {
         let sequence = sequence(4000);
         let mut upper = Excerpt::new(sequence.run(0, 1000).tokens);
-        let lower = upper.split_off(3900);
+        let mut lower = upper.split_off(3900);
+        assert!(shares(&lower, &upper));
+        lower.trim();
         assert_eq!((lower.len(), lower[0], lower.is_own()), (100, 3900, true));
         assert!(!upper.is_own(), "the prompt has it too");
         upper.truncate(2000);

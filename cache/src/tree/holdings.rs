@@ -127,11 +127,13 @@ impl Tree {
         true
     }
 
-    /// Splits a node so that it has just its last `pages`.
+    /// Splits a node so that it has just its last `pages`. What a tier gives up goes bit by bit from the
+    /// end, and the end goes first in the other tier too: nothing outlives what comes before it, so
+    /// that copies of the bits would be for nothing.
     pub(super) fn isolate_end(&mut self, index: u32, pages: usize) {
         let kept = self.nodes[index as usize].len() - pages;
         if kept > 0 {
-            self.split(index, kept);
+            self.part(index, kept);
         }
     }
 

@@ -21,8 +21,17 @@ impl Tree {
     }
 
     /// Splits a node after its first `pages`; the new node gets those, and the old one, with its
-    /// pins and children, keeps the rest.
+    /// pins and children, keeps the rest. Neither keeps memory that only the other needs.
     pub(super) fn split(&mut self, index: u32, pages: usize) -> u32 {
+        let upper = self.part(index, pages);
+        self.nodes[upper as usize].trim();
+        self.nodes[index as usize].trim();
+        upper
+    }
+
+    /// Splits a node as [`Tree::split`] does, but its parts go on sharing the tokens of the whole until
+    /// they are next used.
+    pub(super) fn part(&mut self, index: u32, pages: usize) -> u32 {
         self.withdraw(index);
         let page_size = self.page_size;
         let node = &mut self.nodes[index as usize];
@@ -34,7 +43,7 @@ impl Tree {
         upper.tokens = std::mem::replace(&mut node.tokens, lower_tokens);
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
-        upper.trim();
+        (upper.is_untrimmed, node.is_untrimmed) = (true, true);
         (upper.in_l3, upper.backing_up, upper.host_unsound) =
             (node.in_l3, node.backing_up, node.host_unsound);
         node.start_page += pages as u32;

@@ -14,6 +14,8 @@ pub struct Sequence {
     page_size: usize,
     /// Shared with the nodes that hold its pages.
     prompt: Arc<Vec<Token>>,
+    /// The end of the prompt's whole pages: asked for with every token, and too slow to divide for.
+    border: usize,
     /// What follows the prompt's whole pages: the rest of the prompt, and what was appended.
     tail: Vec<Token>,
     keys: Vec<PageKey>,
@@ -116,21 +118,33 @@ impl Sequence {
     /// A sequence in the namespace whose digest is `root`.
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
+        // With room for a page more: short answers need no other memory.
+        Self::with_room(root, page_size, tokens, page_size as usize)
+    }
+
+    /// A sequence that has room for the keys of so many tokens more: a long prompt has many keys, and
+    /// to make room for others later would move them all.
+    #[must_use]
+    pub fn with_room(root: PageKey, page_size: u32, tokens: Vec<Token>, more: usize) -> Self {
         let page_size = page_size as usize;
         let pages = tokens.len() / page_size;
-        // With room for a page more: short answers need no other memory.
-        let mut keys = Vec::with_capacity(pages + 1);
+        let mut keys = Vec::with_capacity(pages + more.div_ceil(page_size));
         hash_pages(root, &tokens, page_size, &mut keys);
-        let rest = &tokens[pages * page_size..];
+        let border = pages * page_size;
+        let rest = &tokens[border..];
         let mut tail = Vec::with_capacity(rest.len() + page_size);
         tail.extend_from_slice(rest);
-        Self { root, page_size, prompt: Arc::new(tokens), tail, keys }
+        Self { root, page_size, prompt: Arc::new(tokens), border, tail, keys }
     }
 
     /// Appends tokens that the model produced.
     pub fn extend(&mut self, tokens: &[Token]) {
-        self.tail.extend_from_slice(tokens);
-        let hashed = self.keys.len() * self.page_size - self.border();
+        // Mostly it is a single one, for which a call to copy it costs the most.
+        match tokens {
+            &[token] => self.tail.push(token),
+            tokens => self.tail.extend_from_slice(tokens),
+        }
+        let hashed = self.keys.len() * self.page_size - self.border;
         if self.tail.len() >= hashed + self.page_size {
             let before = self.keys.last().copied().unwrap_or(self.root);
             hash_pages(before, &self.tail[hashed..], self.page_size, &mut self.keys);
@@ -152,7 +166,7 @@ impl Sequence {
     /// All tokens.
     #[must_use]
     pub fn tokens(&self) -> Tokens<'_> {
-        let of_prompt = self.prompt.len() - self.border();
+        let of_prompt = self.prompt.len() - self.border;
         Tokens { prompt: &self.prompt, appended: &self.tail[of_prompt..] }
     }
 
@@ -160,7 +174,7 @@ impl Sequence {
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "nobody asks for an empty one")]
     pub fn len(&self) -> usize {
-        self.border() + self.tail.len()
+        self.border + self.tail.len()
     }
 
     /// The keys of the whole pages.
@@ -176,6 +190,7 @@ impl Sequence {
             root: self.root,
             page_size: self.page_size,
             prompt: Arc::new(self.run(0, pages).tokens.to_vec()),
+            border: pages as usize * self.page_size,
             tail: Vec::new(),
             keys: self.keys[..pages as usize].to_vec(),
         }
@@ -185,7 +200,7 @@ impl Sequence {
     #[must_use]
     pub fn run(&self, start: u32, end: u32) -> PageRun<'_> {
         let (from, to) = (start as usize * self.page_size, end as usize * self.page_size);
-        let border = self.border();
+        let border = self.border;
         let in_prompt = from.min(border);
         PageRun {
             start_page: start,
@@ -196,11 +211,6 @@ impl Sequence {
                 back: &self.tail[from.max(border) - border..to.max(border) - border],
             },
         }
-    }
-
-    /// The end of the prompt's whole pages.
-    fn border(&self) -> usize {
-        self.prompt.len() / self.page_size * self.page_size
     }
 }
 

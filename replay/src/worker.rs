@@ -25,7 +25,6 @@ const PRODUCED: &[Token] = &[Token::MAX];
 pub(crate) struct Worker {
     number: u32,
     scheduler: Scheduler,
-    plan: Plan,
     cost: StepCost,
     page_bytes: u64,
     step: Option<StepId>,
@@ -79,7 +78,6 @@ impl Worker {
         Ok(Self {
             number,
             scheduler: Scheduler::new(scheduler)?,
-            plan: Plan::default(),
             cost: config.cost.in_femtoseconds(),
             page_bytes: config.page_bytes(),
             step: None,
@@ -155,9 +153,14 @@ impl Worker {
     // ---- what is to be done ----
 
     /// Asks for a plan and starts what it says. Gives the number of requests that have been answered.
-    pub(crate) fn plan(&mut self, now_us: u64, around: &mut Around<'_, '_>) -> u32 {
-        let mut plan = std::mem::take(&mut self.plan);
-        self.scheduler.plan_into(Time(now_us), &mut plan);
+    /// The plan is one whose memory is used again.
+    pub(crate) fn plan(
+        &mut self,
+        now_us: u64,
+        plan: &mut Plan,
+        around: &mut Around<'_, '_>,
+    ) -> u32 {
+        self.scheduler.plan_into(Time(now_us), plan);
         let mut answered = 0;
         for transition in self.scheduler.drain_trace() {
             match around.tally.changed(&transition, &self.last_token_at) {
@@ -180,12 +183,11 @@ impl Worker {
             let events = self.scheduler.drain_kv_events();
             events.for_each(|event: KvEvent| around.router.hear(worker, &event));
         }
-        self.start_copies(&plan, now_us, around);
-        self.start_l3(&plan, now_us, around);
+        self.start_copies(plan, now_us, around);
+        self.start_l3(plan, now_us, around);
         if let Some(step) = plan.step {
-            self.start_step(step, &plan, now_us, around);
+            self.start_step(step, plan, now_us, around);
         }
-        self.plan = plan;
         if let Some(deadline) = self.scheduler.deadline() {
             // A plan was made for this very moment; the next is made for a later one.
             let at_us = deadline.0.max(now_us + 1);

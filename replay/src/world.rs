@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use terrace_cache::Sequence;
 use terrace_scheduler::{
-    Config as SchedulerConfig, PageKey, RateConfig, Request, SubmitError, Token,
+    Config as SchedulerConfig, PageKey, Plan, RateConfig, Request, SubmitError, Token,
 };
 
 use crate::arrivals::Arrivals;
@@ -65,6 +65,8 @@ struct World<'a> {
     ceiling: &'a Ceiling,
     arrivals: Arrivals<'a>,
     workers: Vec<Worker>,
+    /// What the worker that planned last is to do; it has begun with all of it.
+    plan: Plan,
     /// Requests that wait before each worker, with the tokens that it will have to compute.
     desks: Vec<VecDeque<(u32, Route)>>,
     /// Workers to which something has happened since they planned, each once, in that order.
@@ -94,6 +96,7 @@ impl<'a> World<'a> {
             ceiling,
             arrivals: Arrivals::new(trace, config.arrival),
             workers: (0..config.workers).map(build).collect::<Result<_, _>>()?,
+            plan: Plan::default(),
             desks: vec![VecDeque::new(); workers],
             touched: VecDeque::new(),
             is_touched: vec![false; workers],
@@ -229,7 +232,7 @@ impl<'a> World<'a> {
             tally: &mut self.tally,
             happenings: &mut self.happenings,
         };
-        let answered = self.workers[number].plan(self.now_us, &mut around);
+        let answered = self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
         self.arrivals.answered(answered);
     }
 

@@ -142,10 +142,7 @@ impl Scheduler {
         entry.stalled = false;
         entry.computed_tokens = path.depth() * self.config.cache.page_size;
         entry.prefill_end = entry.tokens();
-        let remaining = entry.remaining_tokens() as usize;
-        // Requests that began together should not outgrow their memory in the same step.
-        let room = 4096 + 64 * (handle.serial % 64) as usize;
-        entry.sequence.reserve(remaining.min(room));
+        entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens()));
         // Each running request may need a node for what it decodes, and later another.
         self.cache.set_aside(2 * (self.running.len() + 1));
         let priority = entry.priority;

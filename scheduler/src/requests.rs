@@ -16,6 +16,15 @@ pub(crate) struct Handle {
     pub(crate) index: u32,
 }
 
+impl Handle {
+    /// For how many of the tokens that a request may still produce there is memory from the start.
+    /// Requests that began together should not outgrow theirs in the same step.
+    pub(crate) fn room_for_answer(self, tokens_max: u32) -> usize {
+        let room = 4096 + 64 * (self.serial % 64) as usize;
+        room.min(tokens_max as usize)
+    }
+}
+
 /// What L3 said it has of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {

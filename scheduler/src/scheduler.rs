@@ -124,11 +124,13 @@ impl Scheduler {
         self.check_request(&request)?;
         self.now = self.now.max(now);
         let namespace = self.namespace_of(&request.adapter, &request.salt);
-        let sequence = Sequence::new(namespace, self.config.cache.page_size, request.prompt);
-        let (id, priority, max_new) = (request.id, request.priority, request.max_new_tokens);
-        let now = self.now;
-        let handle =
-            self.requests.insert(|handle| Entry::new(id, handle, priority, sequence, max_new, now));
+        let Request { id, prompt, max_new_tokens: max_new, priority, .. } = request;
+        let (page_size, now) = (self.config.cache.page_size, self.now);
+        let handle = self.requests.insert(|handle| {
+            let room = handle.room_for_answer(max_new);
+            let sequence = Sequence::with_room(namespace, page_size, prompt, room);
+            Entry::new(id, handle, priority, sequence, max_new, now)
+        });
         if self.config.queue.start_timeout_ms > 0 {
             let start_by = now.after(ms(self.config.queue.start_timeout_ms));
             self.requests[handle].start_by = Some(start_by);

@@ -9,6 +9,8 @@ pub(crate) struct Arrivals<'a> {
     trace: &'a Trace,
     arrival: Arrival,
     next: usize,
+    /// When the next request arrives by the trace: asked for with every step.
+    next_us: Option<u64>,
     /// In a closed loop, how many more may be alive.
     places: u32,
 }
@@ -19,19 +21,25 @@ impl<'a> Arrivals<'a> {
             Arrival::Trace { .. } => 0,
             Arrival::ClosedLoop { concurrency } => concurrency,
         };
-        Self { trace, arrival, next: 0, places }
+        let mut arrivals = Self { trace, arrival, next: 0, next_us: None, places };
+        arrivals.next_us = arrivals.traced_us();
+        arrivals
     }
 
     /// When the next request arrives, counted from the first; none if that depends on an answer.
     pub(crate) fn next_us(&self, now_us: u64) -> Option<u64> {
-        let requests = self.trace.requests();
-        let request = requests.get(self.next)?;
         match self.arrival {
-            Arrival::Trace { speed_up } => {
-                let since_first = request.arrival_us - requests[0].arrival_us;
-                Some((since_first as f64 / speed_up).round() as u64)
-            }
-            Arrival::ClosedLoop { .. } => (self.places > 0).then_some(now_us),
+            Arrival::Trace { .. } => self.next_us,
+            Arrival::ClosedLoop { .. } => self.next_us.filter(|_| self.places > 0).map(|_| now_us),
+        }
+    }
+
+    fn traced_us(&self) -> Option<u64> {
+        let requests = self.trace.requests();
+        let since_first = requests.get(self.next)?.arrival_us - requests[0].arrival_us;
+        match self.arrival {
+            Arrival::Trace { speed_up } => Some((since_first as f64 / speed_up).round() as u64),
+            Arrival::ClosedLoop { .. } => Some(since_first),
         }
     }
 
@@ -45,6 +53,7 @@ impl<'a> Arrivals<'a> {
             Arrival::ClosedLoop { .. } => self.places -= 1,
         }
         self.next += 1;
+        self.next_us = self.traced_us();
         Some(self.next as u32 - 1)
     }
 

@@ -1,5 +1,7 @@
 //! How things went over time, in a bounded number of intervals.
 
+use std::ops::Range;
+
 use crate::report::Series;
 
 /// When there are more intervals than this, neighbours become one.
@@ -60,16 +62,33 @@ pub(crate) enum LinkColumn {
 pub(crate) struct Timeline {
     interval_us: u64,
     buckets: Vec<Bucket>,
+    /// The interval that was looked at last, and its bounds: it is mostly the next one too, and found
+    /// without a division.
+    latest: usize,
+    latest_us: Range<u64>,
     gauged_until_us: u64,
 }
 
 impl Timeline {
     pub(crate) fn new() -> Self {
-        Self { interval_us: FIRST_INTERVAL_US, buckets: Vec::new(), gauged_until_us: 0 }
+        Self {
+            interval_us: FIRST_INTERVAL_US,
+            buckets: Vec::new(),
+            latest: 0,
+            latest_us: 0..0,
+            gauged_until_us: 0,
+        }
     }
 
     /// The interval of a moment.
     pub(crate) fn at(&mut self, time_us: u64) -> &mut Bucket {
+        if !self.latest_us.contains(&time_us) {
+            self.go_to(time_us);
+        }
+        &mut self.buckets[self.latest]
+    }
+
+    fn go_to(&mut self, time_us: u64) {
         let mut place = (time_us / self.interval_us) as usize;
         while place >= BUCKETS_MAX {
             self.merge_neighbours();
@@ -78,7 +97,8 @@ impl Timeline {
         if place >= self.buckets.len() {
             self.buckets.resize(place + 1, Bucket::default());
         }
-        &mut self.buckets[place]
+        let from_us = place as u64 * self.interval_us;
+        (self.latest, self.latest_us) = (place, from_us..from_us + self.interval_us);
     }
 
     pub(crate) fn computed(&mut self, from_us: u64, to_us: u64) {
@@ -116,9 +136,9 @@ impl Timeline {
         self.at((to_ns - 1) / 1000);
         let mut start = from_ns;
         while start < to_ns {
-            let interval_ns = self.interval_us * 1000;
-            let end = ((start / interval_ns + 1) * interval_ns).min(to_ns);
-            add(self.at(start / 1000), end - start);
+            self.at(start / 1000);
+            let end = (self.latest_us.end * 1000).min(to_ns);
+            add(&mut self.buckets[self.latest], end - start);
             start = end;
         }
     }

@@ -4,10 +4,10 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
 
-use crate::config::ms;
+use crate::config::{Config, ms};
 use crate::operations::Work;
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::Handle;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 
 /// What came of trying to admit a request.
@@ -74,7 +74,9 @@ impl Scheduler {
         }
         let namespace = self.requests[handle].sequence.root();
         let load_pages = self.load_back_pages(handle, &found);
-        let new_pages = (self.prefill_pages(handle) - found.device.depth) as usize;
+        let page_size = self.config.cache.page_size;
+        let prefill_pages = prefill_end(&self.config, &self.requests[handle]).div_ceil(page_size);
+        let new_pages = (prefill_pages - found.device.depth) as usize;
 
         // Pins first: making room must not evict what was just found.
         let source = (load_pages > 0).then(|| self.cache.pin_host(namespace, found.host));
@@ -98,13 +100,6 @@ impl Scheduler {
         let state = self.requests[handle].life.state();
         state.name() == StateName::Prefetching
             && state.operation().is_some_and(|op| self.operations.started(op) == Some(self.now))
-    }
-
-    /// Pages for all tokens there are and the first decode.
-    pub(crate) fn prefill_pages(&self, handle: Handle) -> u32 {
-        let entry = &self.requests[handle];
-        let first_decode = self.config.batch.decode_tokens.min(entry.remaining_tokens() - 1);
-        (entry.tokens() + first_decode).div_ceil(self.config.cache.page_size)
     }
 
     /// Gives the request its slot and memory, and starts its load-back.
@@ -273,4 +268,9 @@ impl Scheduler {
             self.computing.remove(&key);
         }
     }
+}
+
+/// The end of all tokens there are and of the first decode: so far its pages go from the start.
+pub(crate) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
+    entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens() - 1)
 }

@@ -5,7 +5,8 @@ use std::cell::Cell;
 use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName, Time};
 
-use crate::config::ms;
+use crate::admission::prefill_end;
+use crate::config::{Config, ms};
 use crate::error::EventError;
 use crate::event::StepResult;
 use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
@@ -98,7 +99,7 @@ impl Scheduler {
             if entry.stalled {
                 continue;
             }
-            let tokens = self.decode_tokens(handle);
+            let tokens = decode_tokens(&self.config, entry);
             *tokens_left -= tokens;
             plan.decodes.push(Decode {
                 request: entry.id,
@@ -109,44 +110,22 @@ impl Scheduler {
         }
     }
 
-    /// For how many positions a decode needs room.
-    fn decode_tokens(&self, handle: Handle) -> u32 {
-        self.config.batch.decode_tokens.min(self.requests[handle].remaining_tokens())
-    }
-
     /// Gives every running request in one of these states the pages for what it computes next. In
     /// case of need the worst ranked give up theirs, or sit out while pages are on their way.
     fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) {
         for place in 0..self.running.len() {
             let handle = self.running[place];
-            if !states.contains(&self.requests[handle].state()) {
+            let entry = &mut self.requests[handle];
+            if !states.contains(&entry.state()) {
                 continue;
             }
-            self.requests[handle].stalled = false;
-            let missing = self.missing_pages(handle);
+            entry.stalled = false;
+            let missing = missing_pages(&self.config, entry);
             if missing > 0 && !self.grow(handle, missing) {
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
         self.forget_who_left();
-    }
-
-    /// Device pages that a running request lacks for what it computes next.
-    fn missing_pages(&self, handle: Handle) -> usize {
-        let entry = &self.requests[handle];
-        let needed = match entry.life.state() {
-            State::Decoding(_) => {
-                let late = u32::from(planted(Bug::GrowOnePageTooLate));
-                let end = entry.computed_tokens + self.decode_tokens(handle) - late;
-                end.div_ceil(self.config.cache.page_size)
-            }
-            // A prefill has all its pages from the start, unless its load-back fell short.
-            State::Prefilling(computing) if computing.load_back.is_none() => {
-                self.prefill_pages(handle)
-            }
-            _ => 0,
-        };
-        needed.saturating_sub(entry.device_pages()) as usize
     }
 
     /// Gives the request so many more device pages, evicting if need be.
@@ -313,16 +292,14 @@ impl Scheduler {
                 0 => None,
                 _ => in_order.next_if(ours).or_else(|| results.iter().find(ours)),
             };
-            if self.requests.get(member.handle).is_some() {
-                self.member_done(*member, result);
-            }
+            self.member_done(*member, result);
         }
         self.spare_step = Some(step);
     }
 
     fn member_done(&mut self, member: Member, result: Option<&StepResult<'_>>) {
         let handle = member.handle;
-        let entry = &mut self.requests[handle];
+        let Some(entry) = self.requests.get_mut(handle) else { return };
         entry.failed_steps = 0;
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
@@ -354,18 +331,19 @@ impl Scheduler {
         }
     }
 
-    /// Makes the whole pages that are computed visible to others.
+    /// Makes the whole pages that are computed visible to others. Most tokens complete none.
     fn publish(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
         let Some(computing) = entry.life.state().computing() else { return };
         let start = computing.path.depth();
-        let end = match planted(Bug::PublishUncomputedPage) {
-            true => (entry.computed_tokens + 1) / self.config.cache.page_size,
-            false => entry.computed_tokens / self.config.cache.page_size,
-        };
-        if end <= start {
-            return;
+        let computed = entry.computed_tokens + u32::from(planted(Bug::PublishUncomputedPage));
+        let page_size = self.config.cache.page_size;
+        if computed >= (start + 1) * page_size {
+            self.publish_pages(handle, start, computed / page_size);
         }
+    }
+
+    fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
         let Entry { life, sequence, .. } = &mut self.requests[handle];
         let run = sequence.run(start, end);
@@ -413,5 +391,28 @@ impl Scheduler {
         });
         let tokens = tokens.sum();
         self.rates.observe_prefill(tokens, self.now.since(step.started));
+    }
+}
+
+/// For how many positions a decode needs room.
+fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
+    config.batch.decode_tokens.min(entry.remaining_tokens())
+}
+
+/// Device pages that a running request lacks for what it computes next.
+fn missing_pages(config: &Config, entry: &Entry) -> usize {
+    let end = match entry.life.state() {
+        State::Decoding(_) => {
+            let late = u32::from(planted(Bug::GrowOnePageTooLate));
+            entry.computed_tokens + decode_tokens(config, entry) - late
+        }
+        // A prefill has all its pages from the start, unless its load-back fell short.
+        State::Prefilling(computing) if computing.load_back.is_none() => prefill_end(config, entry),
+        _ => 0,
+    };
+    let (page_size, pages) = (config.cache.page_size, entry.device_pages());
+    match end.saturating_sub(pages * page_size) {
+        0 => 0,
+        tokens => tokens.div_ceil(page_size) as usize,
     }
 }

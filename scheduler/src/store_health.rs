@@ -6,10 +6,16 @@ use std::time::Duration;
 use terrace_cache::{HashedMap, PageKey};
 use terrace_fsm::Time;
 
+/// The endings of keys that are told apart.
+const ENDINGS: usize = 4096;
+
 /// Pages that L3 failed to deliver lately, so that not every request asks for them again.
 #[derive(Debug)]
 pub(crate) struct NegativeCache {
     until: HashedMap<PageKey, Time>,
+    /// How many of these keys end in each pattern of so many bits: few are there and many are looked
+    /// for, so that most are found missing here.
+    endings: Box<[u32; ENDINGS]>,
     oldest_first: VecDeque<(Time, PageKey)>,
     ttl: Duration,
     keys_max: usize,
@@ -19,6 +25,7 @@ impl NegativeCache {
     pub(crate) fn new(ttl: Duration, keys_max: u32) -> Self {
         Self {
             until: HashedMap::default(),
+            endings: Box::new([0; ENDINGS]),
             oldest_first: VecDeque::new(),
             ttl,
             keys_max: keys_max as usize,
@@ -27,21 +34,25 @@ impl NegativeCache {
 
     pub(crate) fn insert(&mut self, key: PageKey, now: Time) {
         let until = now.after(self.ttl);
-        self.until.insert(key, until);
+        if self.until.insert(key, until).is_none() {
+            self.endings[ending(key)] += 1;
+        }
         self.oldest_first.push_back((until, key));
         while self.oldest_first.len() > self.keys_max
             || self.oldest_first.front().is_some_and(|(until, _)| *until <= now)
         {
             let Some((until, key)) = self.oldest_first.pop_front() else { break };
             if self.until.get(&key) == Some(&until) {
-                self.until.remove(&key);
+                self.remove(key);
             }
         }
     }
 
     /// The page has been stored meanwhile.
     pub(crate) fn remove(&mut self, key: PageKey) {
-        self.until.remove(&key);
+        if self.endings[ending(key)] > 0 && self.until.remove(&key).is_some() {
+            self.endings[ending(key)] -= 1;
+        }
     }
 
     /// How many of the keys, from the first, are worth asking for.
@@ -49,9 +60,15 @@ impl NegativeCache {
         if self.until.is_empty() {
             return keys.len();
         }
-        let fresh = |key| self.until.get(key).is_some_and(|until| now < *until);
+        let fresh = |key: &PageKey| {
+            self.endings[ending(*key)] > 0 && self.until.get(key).is_some_and(|until| now < *until)
+        };
         keys.iter().position(fresh).unwrap_or(keys.len())
     }
+}
+
+fn ending(key: PageKey) -> usize {
+    key.0 as usize % ENDINGS
 }
 
 /// A pause after failures that doubles with each further one.

@@ -531,6 +531,17 @@ impl Cache {
         Arrival { segments }
     }
 
+    /// Passes the keys of a backup's first `pages`, in order, to `each`. Its path is still pinned.
+    pub fn keys_of_backup(
+        &self,
+        pin: &HostPin,
+        arrival: &Arrival,
+        pages: usize,
+        each: impl FnMut(PageKey),
+    ) {
+        self.tree.keys_of_backup(pin, &arrival.segments, pages, each);
+    }
+
     /// Ends a backup of which L3 took the first `stored_pages`.
     pub fn end_backup(&mut self, pin: &HostPin, arrival: &Arrival, stored_pages: usize) {
         self.tree.end_backup(pin, &arrival.segments, stored_pages);

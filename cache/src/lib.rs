@@ -51,7 +51,7 @@ pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};
 pub use key::{Namespace, PageKey};
 pub use pin::{DevicePin, HostPin, Pin};
-pub use sequence::{PageRun, RunTokens, Sequence, Token, Tokens};
+pub use sequence::{KeptRun, PageRun, RunTokens, Sequence, Token, Tokens};
 pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };

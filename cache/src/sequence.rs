@@ -1,5 +1,6 @@
 //! The tokens of one request with the keys of its whole pages, each hashed once.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::key::{KeyHasher, PageKey};
@@ -36,7 +37,7 @@ impl<'a> Tokens<'a> {
     /// # Panics
     /// When there are not so many.
     #[must_use]
-    pub fn range(&self, places: std::ops::Range<usize>) -> [&'a [Token]; 2] {
+    pub fn range(&self, places: Range<usize>) -> [&'a [Token]; 2] {
         let prompt = self.prompt.len();
         let (start, end) = (places.start, places.end);
         [
@@ -61,6 +62,18 @@ pub struct PageRun<'a> {
     pub keys: &'a [PageKey],
     /// The tokens of these pages.
     pub tokens: RunTokens<'a>,
+}
+
+/// Consecutive whole pages that outlive their sequence: what a transfer is about. Tokens of the prompt
+/// are shared with it.
+#[derive(Clone, Debug)]
+pub struct KeptRun {
+    keys: Vec<PageKey>,
+    page_size: usize,
+    /// The prompt, and which tokens of it.
+    prompt: Option<(Arc<Vec<Token>>, Range<usize>)>,
+    /// The tokens that follow.
+    back: Vec<Token>,
 }
 
 /// The tokens of a run: some in the prompt, the others after it.
@@ -225,6 +238,19 @@ fn hash_pages(before: PageKey, tokens: &[Token], page_size: usize, keys: &mut Ve
 }
 
 impl<'a> PageRun<'a> {
+    /// The same run, for as long as it is kept.
+    #[must_use]
+    pub fn keep(self) -> KeptRun {
+        let RunTokens { prompt, front, back } = self.tokens;
+        let shared = prompt.map(|(prompt, start)| (prompt.clone(), start..start + front.len()));
+        KeptRun {
+            keys: self.keys.to_vec(),
+            page_size: self.tokens.len().checked_div(self.keys.len()).unwrap_or(0),
+            back: if shared.is_some() { back.to_vec() } else { self.tokens.to_vec() },
+            prompt: shared,
+        }
+    }
+
     /// The same run without its first `pages`.
     #[must_use]
     pub fn skip(self, pages: usize) -> PageRun<'a> {
@@ -246,6 +272,34 @@ impl<'a> PageRun<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
+    }
+}
+
+impl KeptRun {
+    /// One key a page.
+    #[must_use]
+    pub fn keys(&self) -> &[PageKey] {
+        &self.keys
+    }
+
+    /// The first `pages` of it as a run that begins at page `start_page`.
+    #[must_use]
+    pub fn run(&self, start_page: u32, pages: usize) -> PageRun<'_> {
+        let tokens = pages * self.page_size;
+        let (prompt, front) = match &self.prompt {
+            Some((prompt, places)) => (Some((prompt, places.start)), &prompt[places.clone()]),
+            None => (None, &[][..]),
+        };
+        let in_front = tokens.min(front.len());
+        PageRun {
+            start_page,
+            keys: &self.keys[..pages],
+            tokens: RunTokens {
+                prompt,
+                front: &front[..in_front],
+                back: &self.back[..tokens - in_front],
+            },
+        }
     }
 }
 
@@ -284,5 +338,13 @@ mod tests {
         assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());
         assert_eq!((sequence.tokens().appended[0], sequence.len()), (10, 21));
         assert_eq!(sequence.prefix(4).keys(), &sequence.keys()[..4]);
+        for kept in [run.keep(), PageRun { tokens: run.tokens.to_vec()[..].into(), ..run }.keep()] {
+            assert_eq!(kept.keys(), run.keys);
+            for pages in 0..=4 {
+                let part = kept.run(7, pages);
+                assert_eq!((part.start_page, part.keys), (7, &run.keys[..pages]));
+                assert_eq!(part.tokens.to_vec(), run.tokens.to_vec()[..4 * pages]);
+            }
+        }
     }
 }

@@ -54,7 +54,7 @@ impl Scheduler {
             }
             let Some(backup) = self.backups.pop_front() else { return };
             let PendingBackup { path: source, failures } = backup;
-            let first_key = plan.l3_keys.len();
+            let first_key = plan.l3_keys.len() as u32;
             let first_page = plan.l3_host_pages.len() as u32;
             let arrival = self.cache.begin_backup(
                 &source,
@@ -67,14 +67,12 @@ impl Scheduler {
                 self.cache.unpin_host(source);
                 continue;
             }
-            let keys = plan.l3_keys[first_key..].to_vec();
-            let first_key = first_key as u32;
             let source = match planted(Bug::UnpinDuringBackup) {
                 true => self.cache.let_go(source),
                 false => source,
             };
             let may_have_more = pages == in_share;
-            let work = Work::Backup { source, arrival, keys, may_have_more, failures };
+            let work = Work::Backup { source, arrival, may_have_more, failures };
             let op = self.operations.start(work, None, pages, self.now, &mut self.stats);
             plan.l3.push(L3Op {
                 op,
@@ -87,15 +85,15 @@ impl Scheduler {
 
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
         let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Backup { source, arrival, keys, may_have_more, failures } = work else {
+        let Work::Backup { source, arrival, may_have_more, failures } = work else {
             unreachable!("a backup")
         };
-        self.cache.end_backup(&source, &arrival, sound_pages as usize);
+        let stored = sound_pages as usize;
         if let Some(reading) = &mut self.reading {
-            for &key in &keys[..sound_pages as usize] {
-                reading.negative.remove(key);
-            }
+            let forget = |key| reading.negative.remove(key);
+            self.cache.keys_of_backup(&source, &arrival, stored, forget);
         }
+        self.cache.end_backup(&source, &arrival, stored);
         self.backup_backoff.note(failed || corrupt, true, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
         if (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {

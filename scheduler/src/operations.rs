@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, PageKey, Sequence, Token,
+    Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, KeptRun, PageKey, Sequence,
 };
 use terrace_fsm::{OpId, Time};
 
@@ -21,12 +21,11 @@ pub(crate) enum Work {
         start_page: u32,
         first_key: PageKey,
     },
-    /// Keys and tokens are those of the pages behind the anchor, captured when it began.
+    /// The run is that of the pages behind the anchor, captured when it began.
     Prefetch {
         anchor: Anchor,
         pages: HostPages,
-        keys: Vec<PageKey>,
-        tokens: Vec<Token>,
+        run: KeptRun,
     },
     LoadBack {
         source: HostPin,
@@ -42,7 +41,6 @@ pub(crate) enum Work {
     Backup {
         source: HostPin,
         arrival: Arrival,
-        keys: Vec<PageKey>,
         /// Whether the share had no room for more of the path.
         may_have_more: bool,
         /// How often in a row it was not stored in full before.

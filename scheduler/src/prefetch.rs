@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{HostPin, PageRun};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
 
 use crate::config::{L3Config, PrefetchPolicy, ms};
@@ -327,7 +327,7 @@ impl Scheduler {
         let path = self.cache.pin_host_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
         let run = self.requests[handle].sequence.run(start_page, start_page + pages);
-        let (keys, tokens) = (run.keys.to_vec(), run.tokens.to_vec());
+        let run = run.keep();
         let first_key = plan.l3_keys.len() as u32;
         let first_page = plan.l3_host_pages.len() as u32;
         let asked_from = match self.requests[handle].found {
@@ -339,7 +339,7 @@ impl Scheduler {
         plan.l3_keys.extend_from_slice(asked.keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
         let anchor = Anchor::Pinned(anchor);
-        let work = Work::Prefetch { anchor, pages: destination, keys, tokens };
+        let work = Work::Prefetch { anchor, pages: destination, run };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op {
             op,
@@ -359,9 +359,8 @@ impl Scheduler {
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Prefetch { anchor, mut pages, keys, tokens } = work else {
-            unreachable!("a prefetch")
-        };
+        let Work::Prefetch { anchor, mut pages, run } = work else { unreachable!("a prefetch") };
+        let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
         if let Some(reading) = &mut self.reading {
@@ -381,13 +380,7 @@ impl Scheduler {
             return;
         };
         let start_page = anchor.depth();
-        let page_size = self.config.cache.page_size as usize;
-        let run = PageRun {
-            start_page,
-            keys: &keys[..sound],
-            tokens: (&tokens[..sound * page_size]).into(),
-        };
-        self.cache.publish_from_l3(&mut anchor, run, pages);
+        self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages);
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
                 self.requests[handle].fetched = start_page..start_page + sound_pages;

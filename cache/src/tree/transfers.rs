@@ -2,6 +2,7 @@
 
 use super::{Segment, Tree};
 use crate::evict::Usage;
+use crate::key::PageKey;
 use crate::node::Node;
 use crate::pin::Pin;
 use crate::planted::{Bug, planted};
@@ -112,6 +113,20 @@ impl Tree {
             push_segment(&mut segments, node);
         }
         segments
+    }
+
+    /// Passes the keys of a backup's first `pages` to `each`: they are still those of the pinned path.
+    pub(crate) fn keys_of_backup(
+        &self,
+        pin: &Pin<Host>,
+        segments: &[Segment],
+        pages: usize,
+        each: impl FnMut(PageKey),
+    ) {
+        let path = self.path(pin.node.index, 0);
+        let nodes = path.iter().map(|&index| &self.nodes[index as usize]);
+        let stored = nodes.filter(|node| segments.iter().any(|segment| segment.covers(node)));
+        stored.flat_map(|node| &node.keys).take(pages).copied().for_each(each);
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

@@ -5,6 +5,8 @@ const BUCKETS: usize = 1 << BUCKET_BITS;
 const BUCKET_BITS: u32 = 12;
 /// Entries that a bucket takes before it moves them to a chunk, all at once.
 const FRESH: usize = 8;
+/// Buckets that are fetched into the processor's cache together.
+const FETCHED: usize = 32;
 /// Entries of a chunk.
 const CHUNK: usize = 31 * FRESH;
 /// Chunks that are allocated together.
@@ -26,8 +28,9 @@ pub(crate) struct PageSet {
     chunks: u32,
 }
 
-/// The end of a bucket.
+/// The end of a bucket, all in one line of the processor's cache.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
 struct Bucket {
     /// The latest chunk, counted from 1, and how many of its entries are in use.
     chunk: u32,
@@ -59,20 +62,29 @@ impl PageSet {
     /// writes fail, so that there may be gaps, and each page is looked for.
     pub(crate) fn insert_all(&mut self, digests: &[u64], may_have_gaps: bool) {
         let known = self.held(digests, |digest| digest);
-        for &digest in &digests[known..] {
-            if may_have_gaps && self.find(digest).is_some() {
-                continue;
+        for some in digests[known..].chunks(FETCHED) {
+            // Whether a bucket is full decides what is done next, so that one would be fetched after
+            // the other; nothing depends on these looks, so that all are fetched at once.
+            let fresh: u16 = some.iter().map(|&digest| self.buckets[bucket_of(digest)].fresh).sum();
+            std::hint::black_box(fresh);
+            for &digest in some {
+                if !may_have_gaps || self.find(digest).is_none() {
+                    self.insert(digest);
+                }
             }
-            let place = self.log.len() as u32;
-            self.log.push(digest as u32);
-            let bucket = &mut self.buckets[bucket_of(digest)];
-            let fresh = bucket.fresh as usize;
-            bucket.tags[fresh] = tag(digest);
-            bucket.places[fresh] = place;
-            bucket.fresh += 1;
-            if bucket.fresh as usize == FRESH {
-                self.move_fresh(bucket_of(digest));
-            }
+        }
+    }
+
+    fn insert(&mut self, digest: u64) {
+        let place = self.log.len() as u32;
+        self.log.push(digest as u32);
+        let bucket = &mut self.buckets[bucket_of(digest)];
+        let fresh = bucket.fresh as usize;
+        bucket.tags[fresh] = tag(digest);
+        bucket.places[fresh] = place;
+        bucket.fresh += 1;
+        if bucket.fresh as usize == FRESH {
+            self.move_fresh(bucket_of(digest));
         }
     }
 

@@ -69,6 +69,7 @@ impl KeyHasher {
 }
 
 /// Hashes a page of the usual size: what has a known length is hashed in half the time.
+#[inline(always)]
 fn hash_usual_page(before: PageKey, tokens: &[Token; USUAL_PAGE_SIZE]) -> PageKey {
     let mut bytes = [0; 16 + 4 * USUAL_PAGE_SIZE];
     let (key, page) = bytes.split_at_mut(16);

@@ -92,6 +92,11 @@ impl Excerpt {
         rest
     }
 
+    /// How many tokens it has once the rest of the prompt that it shares has followed.
+    pub(crate) fn expected(&self) -> usize {
+        self.all.as_ref().map_or(0, |all| all.len() - self.start)
+    }
+
     /// What it keeps alive: an address that tells allocations apart, and their size.
     pub(crate) fn allocation(&self) -> (usize, usize) {
         let address = self.all.as_ref().map_or(0, |all| Arc::as_ptr(all).addr());

@@ -69,17 +69,28 @@ impl PageSet {
             // the other; nothing depends on these looks, so that all are fetched at once.
             let fresh: u16 = some.iter().map(|&digest| self.buckets[bucket_of(digest)].fresh).sum();
             std::hint::black_box(fresh);
-            for &digest in some {
-                if !may_have_gaps || self.find(digest).is_none() {
-                    self.insert(digest);
+            if may_have_gaps {
+                for digest in some {
+                    if self.find(*digest).is_none() {
+                        self.insert(std::slice::from_ref(digest));
+                    }
                 }
+            } else {
+                self.insert(some);
             }
         }
     }
 
-    fn insert(&mut self, digest: u64) {
-        let place = self.log.len() as u32;
-        self.log.push(digest as u32);
+    /// Puts in pages that are not there.
+    fn insert(&mut self, digests: &[u64]) {
+        let first = self.log.len() as u32;
+        self.log.extend(digests.iter().map(|&digest| digest as u32));
+        for (place, &digest) in (first..).zip(digests) {
+            self.add_to_index(digest, place);
+        }
+    }
+
+    fn add_to_index(&mut self, digest: u64, place: u32) {
         let bucket = &mut self.buckets[bucket_of(digest)];
         let fresh = bucket.fresh as usize;
         bucket.tags[fresh] = tag(digest);

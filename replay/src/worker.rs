@@ -282,10 +282,8 @@ impl Worker {
             }
         }
         shape.decode_rows = plan.decodes.len() as u64;
-        for decode in &plan.decodes {
-            shape.decode_context += u64::from(decode.start) + 1;
-            self.results.push(produce(decode.request));
-        }
+        shape.decode_context = plan.decodes.iter().map(|decode| u64::from(decode.start) + 1).sum();
+        self.results.extend(plan.decodes.iter().map(|decode| produce(decode.request)));
         let took_us = self.cost.step_ns(&shape).div_ceil(1000).max(1);
         let end_us = now_us + took_us;
 

@@ -240,17 +240,17 @@ impl Scheduler {
         step: &Step,
         results: &[StepResult<'_>],
     ) -> Result<(), EventError> {
-        let mut in_order = results.iter().peekable();
+        let mut in_order = results;
         for member in step.members.iter().filter(|member| member.tokens_max > 0) {
-            if let Some(result) = in_order.next_if(|result| result.request == member.request) {
+            if let Some(result) = next_of(member, &mut in_order) {
                 member.check(result)?;
             } else if self.requests.get(member.handle).is_some() {
                 return self.check_unordered_results(step, results);
             }
         }
-        match in_order.next() {
-            Some(_) => self.check_unordered_results(step, results),
-            None => Ok(()),
+        match in_order {
+            [] => Ok(()),
+            [..] => self.check_unordered_results(step, results),
         }
     }
 
@@ -285,12 +285,12 @@ impl Scheduler {
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
         self.observe_prefill_rate(&step);
-        let mut in_order = results.iter().peekable();
+        let mut in_order = results;
         for member in &step.members {
             let ours = |result: &&StepResult<'_>| result.request == member.request;
             let result = match member.tokens_max {
                 0 => None,
-                _ => in_order.next_if(ours).or_else(|| results.iter().find(ours)),
+                _ => next_of(member, &mut in_order).or_else(|| results.iter().find(ours)),
             };
             self.member_done(*member, result);
         }
@@ -343,6 +343,7 @@ impl Scheduler {
         }
     }
 
+    #[inline(never)]
     fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
         let Entry { life, sequence, .. } = &mut self.requests[handle];
@@ -392,6 +393,18 @@ impl Scheduler {
         let tokens = tokens.sum();
         self.rates.observe_prefill(tokens, self.now.since(step.started));
     }
+}
+
+/// Takes the next result if it is the member's.
+fn next_of<'r, 't>(
+    member: &Member,
+    results: &mut &'r [StepResult<'t>],
+) -> Option<&'r StepResult<'t>> {
+    let (first, rest) = results.split_first()?;
+    (first.request == member.request).then(|| {
+        *results = rest;
+        first
+    })
 }
 
 /// For how many positions a decode needs room.

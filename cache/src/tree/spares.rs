@@ -55,8 +55,10 @@ impl Tree {
     pub(super) fn furnish(&mut self, node: &mut Node, run: PageRun<'_>) {
         let spare = if run.len() <= self.spare_pages() { self.spares.kept.pop() } else { None };
         let Some(mut spare) = spare else {
-            node.keys = run.keys.to_vec();
             node.tokens = Excerpt::new(run.tokens);
+            // Chunks that follow find room: to make it for each would move the keys of all before it.
+            node.keys.reserve_exact(node.tokens.expected() / self.page_size);
+            node.keys.extend_from_slice(run.keys);
             node.is_untrimmed = node.tokens.is_wasteful();
             return;
         };

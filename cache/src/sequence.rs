@@ -107,9 +107,9 @@ impl<'a> RunTokens<'a> {
         self.front.len() + self.back.len()
     }
 
-    /// The pages, each with `page_size` tokens: none lies on both sides.
-    pub(crate) fn pages(self, page_size: usize) -> impl Iterator<Item = &'a [Token]> {
-        self.front.chunks_exact(page_size).chain(self.back.chunks_exact(page_size))
+    /// Those in the prompt and those after it; no page lies on both sides.
+    pub(crate) fn parts(self) -> [&'a [Token]; 2] {
+        [self.front, self.back]
     }
 
     /// The prompt and the place in it, if all tokens are from one.
@@ -332,7 +332,7 @@ mod tests {
         let run = sequence.run(1, 5);
         assert_eq!(run.tokens.to_vec(), (4..20).collect::<Vec<_>>());
         assert_eq!(run.skip(1).tokens.to_vec(), (8..20).collect::<Vec<_>>());
-        assert_eq!(run.skip(2).tokens.pages(4).count(), 2);
+        assert_eq!(run.skip(2).tokens.parts().map(<[Token]>::len), [0, 8]);
         assert!(run.tokens.within_prompt().is_none());
         assert_eq!(sequence.run(1, 2).tokens.within_prompt().unwrap().1, 4);
         assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::key::{KeyHasher, PageKey};
+use crate::key::{PageKey, hash_pages};
 
 /// A token of the model's vocabulary.
 pub type Token = u32;
@@ -151,6 +151,7 @@ impl Sequence {
     }
 
     /// Appends tokens that the model produced.
+    #[inline]
     pub fn extend(&mut self, tokens: &[Token]) {
         // Mostly it is a single one, for which a call to copy it costs the most.
         match tokens {
@@ -159,9 +160,14 @@ impl Sequence {
         }
         let hashed = self.keys.len() * self.page_size - self.border;
         if self.tail.len() >= hashed + self.page_size {
-            let before = self.keys.last().copied().unwrap_or(self.root);
-            hash_pages(before, &self.tail[hashed..], self.page_size, &mut self.keys);
+            self.hash_from(hashed);
         }
+    }
+
+    /// Hashes the whole pages of the tail from here on.
+    fn hash_from(&mut self, hashed: usize) {
+        let before = self.keys.last().copied().unwrap_or(self.root);
+        hash_pages(before, &self.tail[hashed..], self.page_size, &mut self.keys);
     }
 
     /// Makes room for `tokens` more tokens, so that appending them does not allocate.
@@ -224,16 +230,6 @@ impl Sequence {
                 back: &self.tail[from.max(border) - border..to.max(border) - border],
             },
         }
-    }
-}
-
-/// Hashes the whole pages of `tokens`, which follow the page named by `before`.
-fn hash_pages(before: PageKey, tokens: &[Token], page_size: usize, keys: &mut Vec<PageKey>) {
-    let mut hasher = KeyHasher::new();
-    let mut key = before;
-    for page in tokens.chunks_exact(page_size) {
-        key = hasher.next(key, page);
-        keys.push(key);
     }
 }
 

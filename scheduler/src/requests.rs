@@ -223,11 +223,13 @@ impl Requests {
 
     /// The request, if it is still alive.
     pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
-        self.entries[handle.index as usize].as_ref().filter(|entry| entry.handle == handle)
+        let entry = self.entries[handle.index as usize].as_ref();
+        entry.filter(|entry| entry.handle.serial == handle.serial)
     }
 
     pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut Entry> {
-        self.entries[handle.index as usize].as_mut().filter(|entry| entry.handle == handle)
+        let entry = self.entries[handle.index as usize].as_mut();
+        entry.filter(|entry| entry.handle.serial == handle.serial)
     }
 
     /// Drops those that have ended from a queue, once they may be the most of it.

@@ -403,22 +403,24 @@ impl Cache {
     /// Evicts from the device until `wanted` pages are free or nothing more can go.
     pub fn free_device_pages(&mut self, wanted: usize) -> bool {
         while self.device.free() < wanted {
-            let Some(victim) = self.tree.device.policy.victim() else { return false };
+            let Some(victim) = self.tree.device.policy.victim() else { break };
             let missing = wanted - self.device.free();
             let evicted = self.tree.evict_device(victim, missing, &mut self.device, &mut self.host);
             self.device_evicted_pages += evicted as u64;
         }
-        true
+        self.tree.trim_shrunk();
+        self.device.free() >= wanted
     }
 
     /// Evicts from host until `wanted` pages are free or nothing more can go.
     pub fn free_host_pages(&mut self, wanted: usize) -> bool {
         while self.host.free() < wanted {
-            let Some(victim) = self.tree.host.policy.victim() else { return false };
+            let Some(victim) = self.tree.host.policy.victim() else { break };
             let missing = wanted - self.host.free();
             self.host_evicted_pages += self.tree.evict_host(victim, missing, &mut self.host) as u64;
         }
-        true
+        self.tree.trim_shrunk();
+        self.host.free() >= wanted
     }
 
     /// Forgets everything that nobody has pinned, and tells routers to forget all.

@@ -96,6 +96,8 @@ pub struct Tree {
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
     spares: spares::Spares,
+    /// The node below which eviction removed another last: it may keep that one's tokens alive.
+    shrunk: Option<NodeId>,
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,
     tick: u64,
@@ -123,6 +125,7 @@ impl Tree {
             events,
             page_size: page_size as usize,
             spares: spares::Spares::default(),
+            shrunk: None,
             visits: 0,
             tick: 0,
         }

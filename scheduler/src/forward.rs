@@ -343,6 +343,7 @@ impl Scheduler {
         }
     }
 
+    // Apart, so that looking costs little.
     #[inline(never)]
     fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);

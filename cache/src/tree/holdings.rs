@@ -1,6 +1,6 @@
 //! Holdings: what each tier holds of a node, and how it goes.
 
-use super::Tree;
+use super::{NodeId, Tree};
 use crate::events::KvEvent;
 use crate::key::PageKey;
 use crate::node::NONE;
@@ -127,9 +127,8 @@ impl Tree {
         true
     }
 
-    /// Splits a node so that it has just its last `pages`. What a tier gives up goes bit by bit from the
-    /// end, and the end goes first in the other tier too: nothing outlives what comes before it, so
-    /// that copies of the bits would be for nothing.
+    /// Splits a node so that it has just its last `pages`. The parts share their tokens: what a tier
+    /// gives up goes bit by bit from the end, and in the other tier too the end goes first.
     pub(super) fn isolate_end(&mut self, index: u32, pages: usize) {
         let kept = self.nodes[index as usize].len() - pages;
         if kept > 0 {
@@ -159,9 +158,26 @@ impl Tree {
     pub(super) fn remove(&mut self, index: u32) {
         let parent = self.nodes[index as usize].parent;
         self.unlink_and_vacate(index);
+        let shrunk = self.shrunk.replace(self.id(parent));
+        self.trim_if_there(shrunk.filter(|node| node.index != parent));
         self.remove_if_empty_root(parent);
         if !self.nodes[parent as usize].keys.is_empty() {
             self.merge_with_only_child(parent);
+        }
+    }
+
+    /// Eviction pauses: what is left of a path of which the end has gone gives back the memory of that.
+    /// Meanwhile it mostly goes on shrinking, and copies of what is left would be for nothing.
+    pub(crate) fn trim_shrunk(&mut self) {
+        let shrunk = self.shrunk.take();
+        self.trim_if_there(shrunk);
+    }
+
+    fn trim_if_there(&mut self, node: Option<NodeId>) {
+        let Some(id) = node else { return };
+        let node = &mut self.nodes[id.index as usize];
+        if node.generation == id.generation && node.is_untrimmed {
+            node.trim();
         }
     }
 

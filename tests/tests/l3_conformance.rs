@@ -48,6 +48,7 @@ fn memory() -> Backend {
         object_bytes_max: OBJECT_BYTES_MAX,
         objects_kept: 12,
         objects_max: SLOTS,
+        copies: 1,
         lease_ttl: Duration::from_millis(LEASE_TTL_MS),
         full_wait: Duration::ZERO,
         keep: Box::new(()),
@@ -89,6 +90,20 @@ fn nodes() -> Backend {
     Backend {
         store: Arc::new(nodes.store()),
         objects_max: 3 * SLOTS,
+        full_wait: Duration::from_secs(5),
+        keep: Box::new(nodes),
+        ..memory()
+    }
+}
+
+/// Three nodes with memory alone, of which two have each object.
+fn nodes_with_copies() -> Backend {
+    let mut nodes = LocalNodes::start(3, || Holding::Memory(memory_store()));
+    nodes.config.copies = 2;
+    Backend {
+        store: Arc::new(nodes.store()),
+        objects_max: 3 * SLOTS,
+        copies: 2,
         full_wait: Duration::from_secs(5),
         keep: Box::new(nodes),
         ..memory()
@@ -170,4 +185,9 @@ async fn nodes_with_tiers_keep_their_promises() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn guarded_nodes_keep_their_promises() {
     all(|| releases(nodes().guarded())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_two_copies_of_each_object_keep_their_promises() {
+    all(nodes_with_copies).await;
 }

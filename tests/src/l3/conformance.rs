@@ -34,6 +34,8 @@ pub struct Backend {
     pub objects_kept: u64,
     /// It never has more than so many.
     pub objects_max: u64,
+    /// How many copies of each object it has, all of which it counts.
+    pub copies: u64,
     /// How long a lease protects.
     pub lease_ttl: Duration,
     /// How long a put may wait for room.

@@ -61,6 +61,7 @@ pub(crate) async fn a_node_keeps_its_promises_by_rdma(reader: Reader) {
             object_bytes_max: OBJECT_BYTES_MAX,
             objects_kept: 12,
             objects_max: SLOTS,
+            copies: 1,
             lease_ttl: Duration::from_millis(LEASE_TTL_MS),
             full_wait: Duration::from_secs(5),
             keep: Box::new(Mutex::new(holder)),

@@ -44,19 +44,7 @@ impl KeyHasher {
     }
 
     pub(crate) fn next(&mut self, before: PageKey, tokens: &[Token]) -> PageKey {
-        let bytes = &mut self.bytes[..16 + 4 * tokens.len()];
-        let (key, page) = bytes.split_at_mut(16);
-        if !planted(Bug::LeavePrefixOutOfKey) {
-            key.copy_from_slice(&before.0.to_le_bytes());
-        }
-        let ((quads, rest), (fours, few)) = (page.as_chunks_mut::<16>(), tokens.as_chunks::<4>());
-        for (quad, four) in quads.iter_mut().zip(fours) {
-            *quad = little_endian(*four);
-        }
-        for (word, token) in rest.chunks_exact_mut(4).zip(few) {
-            word.copy_from_slice(&token.to_le_bytes());
-        }
-        PageKey(xxh3_128(bytes))
+        hash_page(&mut self.bytes[..16 + 4 * tokens.len()], before, tokens)
     }
 }
 
@@ -69,8 +57,8 @@ pub(crate) fn hash_pages(
 ) {
     let mut key = before;
     if page_size == USUAL_PAGE_SIZE {
-        keys.extend(tokens.as_chunks().0.iter().map(|page| {
-            key = hash_usual_page(key, page);
+        keys.extend(tokens.as_chunks::<USUAL_PAGE_SIZE>().0.iter().map(|page| {
+            key = hash_page(&mut [0; 16 + 4 * USUAL_PAGE_SIZE], key, page);
             key
         }));
         return;
@@ -82,24 +70,25 @@ pub(crate) fn hash_pages(
     }));
 }
 
-/// Does what [`KeyHasher::next`] does, faster, since it knows how much there is.
-fn hash_usual_page(before: PageKey, tokens: &[Token; USUAL_PAGE_SIZE]) -> PageKey {
-    let mut bytes = [0; 16 + 4 * USUAL_PAGE_SIZE];
+/// The key of a page by way of `bytes`, which has just room for the former key and the tokens. Inlined, so
+/// that a length that is known when compiling is made use of.
+#[inline(always)]
+fn hash_page(bytes: &mut [u8], before: PageKey, tokens: &[Token]) -> PageKey {
     let (key, page) = bytes.split_at_mut(16);
     if !planted(Bug::LeavePrefixOutOfKey) {
         key.copy_from_slice(&before.0.to_le_bytes());
     }
-    for (quad, four) in page.as_chunks_mut::<16>().0.iter_mut().zip(tokens.as_chunks::<4>().0) {
-        *quad = little_endian(*four);
+    // Four tokens at a time: words written one by one would be read back in pairs before they have
+    // left the processor's store buffer, and waiting for that takes longer than hashing.
+    let ((quads, rest), (fours, few)) = (page.as_chunks_mut::<16>(), tokens.as_chunks::<4>());
+    for (quad, four) in quads.iter_mut().zip(fours) {
+        let [a, b, c, d] = four.map(u128::from);
+        *quad = (a | b << 32 | c << 64 | d << 96).to_le_bytes();
     }
-    PageKey(xxh3_128(&bytes))
-}
-
-/// Four tokens at a time: words written one by one would be read back in pairs before they have left
-/// the processor's store buffer, and waiting for that takes longer than hashing.
-fn little_endian(four: [Token; 4]) -> [u8; 16] {
-    let [a, b, c, d] = four.map(u128::from);
-    (a | b << 32 | c << 64 | d << 96).to_le_bytes()
+    for (word, token) in rest.chunks_exact_mut(4).zip(few) {
+        word.copy_from_slice(&token.to_le_bytes());
+    }
+    PageKey(xxh3_128(bytes))
 }
 
 impl fmt::Display for PageKey {

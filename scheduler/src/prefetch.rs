@@ -326,8 +326,7 @@ impl Scheduler {
         }
         let path = self.cache.pin_host_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
-        let run = self.requests[handle].sequence.run(start_page, start_page + pages);
-        let run = run.keep();
+        let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
         let first_key = plan.l3_keys.len() as u32;
         let first_page = plan.l3_host_pages.len() as u32;
         let asked_from = match self.requests[handle].found {

@@ -46,11 +46,11 @@ impl Dice {
         let mut numbers: Vec<u64> = (0..BATCH as u64).map(|_| self.below(OBJECTS)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut id = |number| {
+        let id = |number| {
             let ids = objects_of(number);
             ids[self.below(ids.len() as u64) as usize]
         };
-        numbers.into_iter().map(&mut id).collect()
+        numbers.into_iter().map(id).collect()
     }
 }
 
@@ -213,7 +213,7 @@ async fn pins_can_be_taken_back(client: &Client, farm: &Farm) {
         client.store.unpin(ids, Pin::Soft).await;
         while client.store.unpin(ids, Pin::Hard).await.iter().any(Result::is_ok) {}
     }
-    assert_eq!([pinned("hard"), pinned("soft")], [const { [0.0; 3] }; 2]);
+    assert_eq!([pinned("hard"), pinned("soft")], [[0.0; 3]; 2]);
 }
 
 /// After a warm-up, what the last third needs is what the second needed, but for a little.

@@ -388,18 +388,17 @@ impl Shared {
         }
         // A put that failed leaves no pin on the one copy that was stored all the same.
         let mut pinned_in_vain: Shares<(usize, ObjectId)> = BTreeMap::new();
-        let merge = |(number, (one, two)): (usize, (Result<_, _>, Result<_, _>))| {
+        let mut merged = Vec::with_capacity(objects);
+        for ((one, two), id) in results.into_iter().zip(of_copies).zip(ids) {
             let stored = [one.is_ok(), two.is_ok()];
-            let merged = either_stored(one, two);
-            if options.pin.is_some() && merged.is_err() {
-                let id = ids[number];
+            let result = either_stored(one, two);
+            if options.pin.is_some() && result.is_err() {
                 for (holder, _) in self.holders(&id).zip(stored).filter(|(_, stored)| *stored) {
-                    pinned_in_vain.entry(holder).or_default().push((number, id));
+                    pinned_in_vain.entry(holder).or_default().push((merged.len(), id));
                 }
             }
-            merged
-        };
-        let merged = results.into_iter().zip(of_copies).enumerate().map(merge).collect();
+            merged.push(result);
+        }
         if let Some(pin) = options.pin {
             self.tell(pinned_in_vain, false, move |ids| Request::Unpin { pin, ids }).await;
         }

@@ -79,8 +79,9 @@ impl<D: Device> Driver<D> {
         config.model.layout = format!("{:?}", model.kv_shape());
         config.model.dtype = "f32".to_owned();
         config.trace_max = TRACE_MAX;
-        // A decode computes one token in a step: there is no draft model.
+        // A decode computes one token in a step: there is no draft model, and tokens go out one by one.
         config.batch.decode_tokens = 1;
+        config.batch.repeats_max = 0;
         config.cache.host_pages = device.host().map_or(0, terrace_l3::Arena::pages);
         let store = store.filter(|_| config.cache.host_pages > 0);
         config.l3 = store.as_ref().and(Some(config.l3.unwrap_or_default()));

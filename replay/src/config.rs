@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use terrace_scheduler::{
-    CacheConfig, Config as SchedulerConfig, L3Config, PrefetchPolicy, QueueConfig, RateConfig,
+    BatchConfig, CacheConfig, Config as SchedulerConfig, L3Config, PrefetchPolicy, QueueConfig,
+    RateConfig,
 };
 
 use crate::cost::{CostModel, Gpu, Model};
@@ -198,6 +199,7 @@ impl Config {
                 host_pages: device_pages * 4,
                 ..CacheConfig::default()
             },
+            batch: BatchConfig { repeats_max: 255, ..BatchConfig::default() },
             queue: QueueConfig {
                 requests_max: 1 << 24,
                 share_wait_max_ms: 600_000,

@@ -327,7 +327,16 @@ impl StepCost {
         let attention = part(self.prefill_pair, shape.prefill_pairs)
             + part(self.decode_context, shape.decode_context);
         let fs = u128::from(self.step) + products.max(self.weights.into()) + attention;
-        u64::try_from(fs / 1_000_000).unwrap_or(u64::MAX)
+        // Steps take less than hours, and long divisions are slow.
+        match u64::try_from(fs) {
+            Ok(fs) => fs / 1_000_000,
+            Err(_) => u64::try_from(fs / 1_000_000).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// In whole microseconds, at least one.
+    pub(crate) fn step_us(&self, shape: &StepShape) -> u64 {
+        self.step_ns(shape).div_ceil(1000).max(1)
     }
 }
 

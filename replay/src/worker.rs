@@ -5,6 +5,7 @@ use terrace_scheduler::{
     Scheduler, StateName, StepId, StepResult, SubmitError, Time, Token,
 };
 
+use crate::arrivals::Arrivals;
 use crate::config::Config;
 use crate::cost::{StepCost, StepShape};
 use crate::error::ReplayError;
@@ -17,8 +18,8 @@ use crate::store::{Store, digest};
 use crate::tally::{Change, Tally};
 
 /// What every request produces: no prompt of a trace has this token, so that what is produced is
-/// never found by another.
-const PRODUCED: &[Token] = &[Token::MAX];
+/// never found by another. A step and its repetitions fill a page at the most.
+const PRODUCED: &[Token] = &[Token::MAX; 256];
 
 /// A worker.
 #[derive(Debug)]
@@ -66,6 +67,9 @@ pub(crate) struct Around<'w, 'a> {
     pub(crate) router: &'w mut Router,
     pub(crate) tally: &'w mut Tally<'a>,
     pub(crate) happenings: &'w mut Happenings,
+    pub(crate) arrivals: &'w mut Arrivals<'a>,
+    /// Whether requests wait before the worker.
+    pub(crate) somebody_waits: bool,
 }
 
 impl Worker {
@@ -152,14 +156,8 @@ impl Worker {
 
     // ---- what is to be done ----
 
-    /// Asks for a plan and starts what it says. Gives the number of requests that have been answered.
-    /// The plan is one whose memory is used again.
-    pub(crate) fn plan(
-        &mut self,
-        now_us: u64,
-        plan: &mut Plan,
-        around: &mut Around<'_, '_>,
-    ) -> u32 {
+    /// Asks for a plan and starts what it says. The plan is one whose memory is used again.
+    pub(crate) fn plan(&mut self, now_us: u64, plan: &mut Plan, around: &mut Around<'_, '_>) {
         self.scheduler.plan_into(Time(now_us), plan);
         let mut answered = 0;
         for transition in self.scheduler.drain_trace() {
@@ -178,6 +176,7 @@ impl Worker {
                 around.router.started(route);
             }
         }
+        around.arrivals.answered(answered);
         if around.router.wants_events() {
             let worker = self.number as usize;
             let events = self.scheduler.drain_kv_events();
@@ -195,7 +194,6 @@ impl Worker {
                 self.wake_at(at_us, around.happenings);
             }
         }
-        answered
     }
 
     fn start_copies(&mut self, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
@@ -269,39 +267,33 @@ impl Worker {
         happenings.add(at_us, Happening::Operation { worker: self.number, op, outcome });
     }
 
-    /// Begins a step. When it ends is known at once, and so is what can be said about its tokens.
+    /// Begins a step, and repeats it as long as nothing can happen before it ends. When that is, is
+    /// known at once, and so is what can be said about its tokens.
     fn start_step(&mut self, id: StepId, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
         let mut shape = StepShape::default();
-        let produce = |request| StepResult { request, tokens: PRODUCED, finished: false };
-        self.results.clear();
         for prefill in &plan.prefills {
             shape.add_chunk(prefill.start, prefill.tokens);
             around.tally.chunk_begins(prefill.request, now_us);
-            if prefill.produces_token {
-                self.results.push(produce(prefill.request));
-            }
         }
-        shape.decode_rows = plan.decodes.len() as u64;
+        let rows = plan.decodes.len() as u64;
+        shape.decode_rows = rows;
         shape.decode_context = plan.decodes.iter().map(|decode| u64::from(decode.start) + 1).sum();
-        self.results.extend(plan.decodes.iter().map(|decode| produce(decode.request)));
-        let took_us = self.cost.step_ns(&shape).div_ceil(1000).max(1);
-        let end_us = now_us + took_us;
-
-        // Most of those that decode got their latest token when the step before ended.
-        let mut usual = 0;
-        for decode in &plan.decodes {
-            let last = &mut self.last_token_at[decode.slot.0 as usize];
-            if *last == self.step_ended_us {
-                usual += 1;
-            } else {
-                around.tally.gaps(end_us - *last, 1, end_us);
-            }
-            *last = end_us;
+        let mut end_us = now_us + self.cost.step_us(&shape);
+        self.count_gaps(plan, end_us, around.tally);
+        let quiet_until_us = self.quiet_until_us(now_us, around);
+        let mut steps = 1;
+        while steps <= plan.repeats_max
+            && end_us < quiet_until_us
+            && !around.tally.timeline.wants_gauges(end_us)
+        {
+            shape.decode_context += rows;
+            let took_us = self.cost.step_us(&shape);
+            end_us += took_us;
+            around.tally.gaps(took_us, rows, end_us);
+            steps += 1;
         }
-        around.tally.gaps(end_us - self.step_ended_us, usual, end_us);
-        around.tally.output_tokens += shape.decode_rows;
+        around.tally.output_tokens += rows * u64::from(steps);
         for prefill in plan.prefills.iter().filter(|prefill| prefill.produces_token) {
-            self.last_token_at[prefill.slot.0 as usize] = end_us;
             let hits = self.scheduler.hits(prefill.request).unwrap_or_default();
             let first = around.tally.prefill_ends(prefill.request, prefill.slot, hits, end_us);
             if let Some(route) = first {
@@ -309,11 +301,48 @@ impl Worker {
             }
         }
         around.tally.timeline.computed(now_us, end_us);
+        self.note_tokens(plan, steps, end_us);
         self.step = Some(id);
-        self.busy_us += took_us;
-        self.decoding = shape.decode_rows;
-        self.decoded_rows += shape.decode_rows;
+        self.busy_us += end_us - now_us;
+        self.decoding = rows;
+        self.decoded_rows += rows * u64::from(steps);
         around.happenings.add(end_us, Happening::Step { worker: self.number });
+    }
+
+    /// Until when nothing happens to this worker but the ends of its steps.
+    fn quiet_until_us(&self, now_us: u64, around: &Around<'_, '_>) -> u64 {
+        let deadline_us = self.scheduler.deadline().map(|deadline| deadline.0);
+        let next = [around.arrivals.next_us(now_us), around.happenings.next_us(), deadline_us];
+        let next_us = next.into_iter().flatten().min().unwrap_or(u64::MAX);
+        if around.somebody_waits { now_us } else { next_us }
+    }
+
+    /// Counts how long those that decode have waited for the tokens of a step.
+    fn count_gaps(&self, plan: &Plan, end_us: u64, tally: &mut Tally<'_>) {
+        // Most of them got their latest token when the step before ended.
+        let mut usual = 0;
+        for decode in &plan.decodes {
+            let last_us = self.last_token_at[decode.slot.0 as usize];
+            if last_us == self.step_ended_us {
+                usual += 1;
+            } else {
+                tally.gaps(end_us - last_us, 1, end_us);
+            }
+        }
+        tally.gaps(end_us - self.step_ended_us, usual, end_us);
+    }
+
+    /// Notes what the step will have produced, and when.
+    fn note_tokens(&mut self, plan: &Plan, steps: u32, end_us: u64) {
+        let tokens = &PRODUCED[..steps as usize];
+        let prefills = plan.prefills.iter().filter(|prefill| prefill.produces_token);
+        let prefills = prefills.map(|prefill| (prefill.request, prefill.slot));
+        let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.slot));
+        self.results.clear();
+        for (request, slot) in prefills.chain(decodes) {
+            self.results.push(StepResult { request, tokens, finished: false });
+            self.last_token_at[slot.0 as usize] = end_us;
+        }
     }
 
     // ---- what there is to see ----

@@ -231,9 +231,10 @@ impl<'a> World<'a> {
             router: &mut self.router,
             tally: &mut self.tally,
             happenings: &mut self.happenings,
+            arrivals: &mut self.arrivals,
+            somebody_waits: !self.desks[number].is_empty(),
         };
-        let answered = self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
-        self.arrivals.answered(answered);
+        self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
     }
 
     fn gauge(&mut self, now_us: u64) {

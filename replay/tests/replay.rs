@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use terrace_replay::trace::TraceBuilder;
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, replay,
+    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, WorkerUse,
+    replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -279,6 +280,7 @@ proptest! {
         eviction in prop_oneof![Just(EvictionKind::Lru), Just(EvictionKind::Slru), Just(EvictionKind::S3Fifo)],
         write_back in any::<bool>(),
         failure_rate in prop_oneof![Just(0.0), 0.0..0.5f64],
+        concurrency in prop_oneof![Just(None), (1u32..20).prop_map(Some)],
     ) {
         let trace = conversations(seed, 60, gap_us);
         let mut config = small(device_pages * 16 / page_size, host_pages * 16 / page_size);
@@ -293,8 +295,25 @@ proptest! {
         config.store.read_failure_rate = failure_rate;
         config.store.write_failure_rate = failure_rate;
         config.seed = seed;
+        if let Some(concurrency) = concurrency {
+            config.arrival = Arrival::ClosedLoop { concurrency };
+        }
         let report = run(&trace, &config);
         prop_assert_eq!(report.failed, 0);
+        // Steps that are repeated without a plan in between are those that would have been planned.
+        config.scheduler.batch.repeats_max = 0;
+        let one_by_one = run(&trace, &config);
+        let decided = |workers: &[WorkerUse]| {
+            let mut workers = workers.to_vec();
+            // A plan may look for what can be copied ahead, and find nothing.
+            workers.iter_mut().for_each(|worker| worker.scheduler.node_visits = 0);
+            workers
+        };
+        let workers = decided(&report.workers);
+        prop_assert_eq!(decided(&one_by_one.workers), workers.clone());
+        let config = report.config.clone();
+        let same = json(&Report { config, workers: workers.clone(), ..one_by_one });
+        prop_assert_eq!(same, json(&Report { workers, ..report }));
     }
 }
 

@@ -69,6 +69,11 @@ pub struct BatchConfig {
     pub prefill_streak_max: u32,
     /// Tokens that a decode computes in one step: 1, or more for speculative decoding.
     pub decode_tokens: u32,
+    /// How often an engine may repeat a step of decodes before it reports: [`Plan::repeats_max`] says when.
+    /// Without speculative decoding only.
+    ///
+    /// [`Plan::repeats_max`]: crate::Plan::repeats_max
+    pub repeats_max: u32,
     /// Device pages held back for each running request when another is admitted.
     pub decode_reserve_pages: u32,
     /// A request that was part of so many failed steps in a row fails.
@@ -83,6 +88,7 @@ impl Default for BatchConfig {
             mixed: true,
             prefill_streak_max: 8,
             decode_tokens: 1,
+            repeats_max: 0,
             decode_reserve_pages: 1,
             step_failures_max: 3,
         }
@@ -321,6 +327,13 @@ impl Config {
                 "batch.step_tokens_max",
                 self.batch.step_tokens_max.into(),
                 "raise it to batch.running_max x batch.decode_tokens, so that all decodes fit a step",
+            ));
+        }
+        if self.batch.decode_tokens > 1 && self.batch.repeats_max > 0 {
+            return Err(ConfigError::new(
+                "batch.repeats_max",
+                self.batch.repeats_max.into(),
+                "use 0 with batch.decode_tokens above 1: how far a draft gets is known only at its end",
             ));
         }
         let threshold = self.copies.load_back_threshold_pages;

@@ -38,7 +38,7 @@ pub enum Event<'a> {
 pub struct StepResult<'a> {
     /// The request.
     pub request: RequestId,
-    /// The tokens that the step produced for it: at least one.
+    /// The tokens that the step, with its repetitions, produced for it: at least one.
     pub tokens: &'a [Token],
     /// Whether they are its last, because of a stop token or string.
     pub finished: bool,

@@ -10,6 +10,7 @@ use crate::config::{Config, ms};
 use crate::error::EventError;
 use crate::event::StepResult;
 use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
+use crate::prefetch::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 
@@ -40,6 +41,7 @@ impl Member {
 pub(crate) struct Step {
     pub(crate) id: StepId,
     started: Time,
+    repeats_max: u32,
     pub(crate) members: Vec<Member>,
 }
 
@@ -74,6 +76,7 @@ impl Scheduler {
             return;
         }
         self.copy_ahead(plan);
+        plan.repeats_max = self.repeats_max(plan);
         self.begin_step(plan);
     }
 
@@ -108,6 +111,32 @@ impl Scheduler {
                 tokens,
             });
         }
+    }
+
+    /// How often the step can be repeated without a plan in between: nobody waits for one, and every
+    /// decode has room on its pages and tokens to produce.
+    fn repeats_max(&self, plan: &Plan) -> u32 {
+        let repeats_max = self.config.batch.repeats_max;
+        let all_decode = plan.decodes.len() == self.running.len();
+        if repeats_max == 0 || !all_decode || self.somebody_waits_for_a_plan() {
+            return 0;
+        }
+        let page_size = self.config.cache.page_size;
+        let repeats = self.running.iter().map(|&handle| {
+            let entry = &self.requests[handle];
+            let room = entry.device_pages() * page_size - entry.computed_tokens;
+            room.min(entry.remaining_tokens()).saturating_sub(1)
+        });
+        repeats.fold(repeats_max, u32::min)
+    }
+
+    /// Whether a plan may do something for a request without anything having happened before it.
+    fn somebody_waits_for_a_plan(&self) -> bool {
+        let asks_l3 =
+            |reading: &Reading| !reading.to_probe.is_empty() || !reading.to_prefetch.is_empty();
+        !self.queue.is_empty()
+            || !self.drains.is_empty()
+            || self.reading.as_ref().is_some_and(asks_l3)
     }
 
     /// Gives every running request in one of these states the pages for what it computes next. In
@@ -199,7 +228,7 @@ impl Scheduler {
             handle: holder(decode.slot),
             request: decode.request,
             end: decode.start + decode.tokens,
-            tokens_max: decode.tokens,
+            tokens_max: decode.tokens + plan.repeats_max,
             is_decode: true,
         }));
         for member in &members {
@@ -207,7 +236,8 @@ impl Scheduler {
         }
         plan.step = Some(id);
         self.stats.steps += 1;
-        self.step = Some(Step { id, started: self.now, members });
+        let repeats_max = plan.repeats_max;
+        self.step = Some(Step { id, started: self.now, repeats_max, members });
     }
 
     /// Tells the engine which entries of a row it does not know yet.
@@ -285,6 +315,10 @@ impl Scheduler {
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
         self.observe_prefill_rate(&step);
+        if step.repeats_max > 0 {
+            let longest = results.iter().map(|result| result.tokens.len() as u64).max();
+            self.stats.steps += longest.unwrap_or(1) - 1;
+        }
         let mut in_order = results;
         for member in &step.members {
             let ours = |result: &&StepResult<'_>| result.request == member.request;

@@ -29,6 +29,12 @@ pub struct StepId(pub u64);
 pub struct Plan {
     /// The forward step; none if there is nothing to compute or one is still running.
     pub step: Option<StepId>,
+    /// How often the engine may repeat the step before it reports the results of all at once, each decode
+    /// one token further each time: there is room for that, and until something happens the plans in
+    /// between would say nothing else. Nothing but 0 unless
+    /// [`repeats_max`](crate::BatchConfig::repeats_max) allows it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub repeats_max: u32,
     /// Parts of prompts to compute in it.
     pub prefills: Vec<Prefill>,
     /// Requests that produce their next tokens in it.
@@ -186,6 +192,7 @@ impl Plan {
 
     pub(crate) fn clear(&mut self) {
         self.step = None;
+        self.repeats_max = 0;
         self.prefills.clear();
         self.decodes.clear();
         self.rows.clear();
@@ -199,6 +206,11 @@ impl Plan {
         self.l3_keys.clear();
         self.l3_host_pages.clear();
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 fn slice<'a, T>(all: &'a [T], range: &Range<u32>) -> &'a [T] {

@@ -21,7 +21,7 @@ pub struct Stats {
     /// Gauge: requests that only wait for their write-back.
     pub draining: u32,
 
-    /// Steps planned.
+    /// Steps planned, and repetitions of them.
     pub steps: u64,
     /// Steps that the engine reported as failed.
     pub steps_failed: u64,

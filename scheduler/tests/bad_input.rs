@@ -145,6 +145,27 @@ fn results_that_do_not_fit_their_step() {
 }
 
 #[test]
+fn more_tokens_than_a_repeated_step_has_room_for() {
+    let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
+    config.batch.repeats_max = 2;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), request(1, 4, 9)).expect("a sound request");
+    let result = |tokens| [StepResult { request: RequestId(1), tokens, finished: false }];
+    let step = scheduler.plan(Time(0)).step.expect("there is a prompt to compute");
+    let event = Event::StepDone { step, results: &result(&[5]) };
+    scheduler.advance(Time(0), event).expect("it fits");
+    let plan = scheduler.plan(Time(1));
+    let (step, request) = (plan.step.expect("there is a decode"), RequestId(1));
+    assert_eq!(plan.repeats_max, 2);
+    let event = Event::StepDone { step, results: &result(&[5; 4]) };
+    let error = refused(&mut scheduler, |s| s.advance(Time(2), event));
+    assert_eq!(error, EventError::WrongTokenCount { request, tokens: 4, tokens_max: 3 });
+    let event = Event::StepDone { step, results: &result(&[5; 2]) };
+    scheduler.advance(Time(2), event).expect("fewer will do");
+    assert_eq!((scheduler.stats().steps, scheduler.stats().generated_tokens), (3, 3));
+}
+
+#[test]
 fn late_and_repeated_outcomes_are_counted_and_ignored() {
     let mut scheduler = scheduler();
     scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");

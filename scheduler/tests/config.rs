@@ -47,6 +47,15 @@ fn what_cannot_work_is_refused_with_advice() {
 fn settings_that_contradict_each_other_are_refused() {
     assert_eq!(
         refused(|config| {
+            config.batch.decode_tokens = 2;
+            config.batch.step_tokens_max = 512;
+            config.batch.repeats_max = 1;
+        }),
+        "batch.repeats_max = 1: use 0 with batch.decode_tokens above 1: how far a draft gets is known \
+         only at its end"
+    );
+    assert_eq!(
+        refused(|config| {
             config.copies.load_back_threshold_pages = 9;
             config.copies.load_back_pages_max = 8;
         }),

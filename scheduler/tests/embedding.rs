@@ -1,6 +1,8 @@
 //! What an engine may count on when it embeds a scheduler.
 
-use terrace_scheduler::{Config, Event, Plan, Request, RequestId, Scheduler, StepResult, Time};
+use terrace_scheduler::{
+    Config, Event, Outcome, Plan, Request, RequestId, Scheduler, Stats, StepResult, Time,
+};
 
 fn scheduler() -> Scheduler {
     let config = Config::builder().page_size(4).device_pages(64).build().expect("it can work");
@@ -56,4 +58,78 @@ fn time_that_runs_backwards_is_taken_as_standing_still() {
     scheduler.submit(Time(100), Request::new(1, vec![1, 2, 3], 4)).expect("a sound request");
     assert!(scheduler.plan(Time(5)).step.is_some());
     scheduler.audit();
+}
+
+/// Runs a few requests to their end, each step repeated as often as the plan and `repeats_max` allow.
+/// Tells what the scheduler has counted, how many plans it took, and what each request produced.
+fn run_repeating(repeats_max: u32) -> (Stats, u32, Vec<(RequestId, u32)>) {
+    let config = Config::builder().page_size(4).device_pages(64).host_pages(64);
+    let mut config = config.build().expect("it can work");
+    config.batch.repeats_max = repeats_max;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    for (id, prompt, max_new) in [(1, 3, 30), (2, 9, 7), (3, 6, 19)] {
+        scheduler.submit(Time(0), Request::new(id, vec![7; prompt], max_new)).expect("it fits");
+    }
+    let (mut plans, mut produced) = (0, Vec::new());
+    loop {
+        let plan = scheduler.plan(Time(plans.into()));
+        assert!(plan.repeats_max <= repeats_max);
+        for copy in &plan.copies {
+            let event = Event::Operation { op: copy.op, rank: 0, outcome: Outcome::Done };
+            scheduler.advance(Time(plans.into()), event).expect("it was planned");
+        }
+        let Some(step) = plan.step else { break };
+        plans += 1;
+        let tokens = vec![9; 1 + plan.repeats_max as usize];
+        let last_chunks = plan.prefills.iter().filter(|prefill| prefill.produces_token);
+        let decodes = plan.decodes.iter().map(|decode| decode.request);
+        let requests = last_chunks.map(|prefill| prefill.request).chain(decodes);
+        let results: Vec<_> = requests
+            .map(|request| StepResult { request, tokens: &tokens, finished: false })
+            .collect();
+        produced.extend(results.iter().map(|result| (result.request, tokens.len() as u32)));
+        let event = Event::StepDone { step, results: &results };
+        scheduler.advance(Time(plans.into()), event).expect("it fits");
+        scheduler.audit();
+    }
+    (scheduler.stats(), plans, produced)
+}
+
+#[test]
+fn repeated_steps_come_to_the_same_as_steps_planned_one_by_one() {
+    let (one_by_one, plans, _) = run_repeating(0);
+    assert_eq!((u64::from(plans), one_by_one.finished), (one_by_one.steps, 3));
+    for (repeats_max, plans_max) in [(1, 20), (2, 18), (100, 16)] {
+        let (stats, plans, produced) = run_repeating(repeats_max);
+        assert!(plans <= plans_max, "{plans} plans for {} steps", stats.steps);
+        assert_eq!(stats, one_by_one);
+        for (id, max_new) in [(1, 30), (2, 7), (3, 19)] {
+            let of_request = produced.iter().filter(|(request, _)| *request == RequestId(id));
+            assert_eq!(of_request.map(|(_, tokens)| tokens).sum::<u32>(), max_new);
+        }
+    }
+}
+
+#[test]
+fn a_step_is_not_repeated_while_somebody_waits_for_a_plan() {
+    let config = Config::builder().page_size(16).device_pages(2).build();
+    let mut config = config.expect("it can work");
+    config.batch.repeats_max = 100;
+    config.batch.decode_reserve_pages = 0;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), Request::new(1, vec![1; 17], 9)).expect("a sound request");
+    let prefill = scheduler.plan(Time(0));
+    assert_eq!((prefill.prefills.len(), prefill.repeats_max), (1, 0));
+    let results = [StepResult { request: RequestId(1), tokens: &[9], finished: false }];
+    let event = Event::StepDone { step: prefill.step.expect("a step"), results: &results };
+    scheduler.advance(Time(1), event).expect("it fits");
+    let alone = scheduler.plan(Time(1));
+    assert_eq!((alone.decodes.len(), alone.repeats_max), (1, 7), "eight tokens are left");
+    let step = alone.step.expect("a step");
+    scheduler.advance(Time(2), Event::StepDone { step, results: &results }).expect("it fits");
+    scheduler.submit(Time(2), Request::new(2, vec![2; 17], 9)).expect("a sound request");
+    let crowded = scheduler.plan(Time(2));
+    assert_eq!((crowded.decodes.len(), crowded.prefills.len()), (1, 0), "there is no room");
+    assert_eq!(crowded.repeats_max, 0);
+    assert_eq!(scheduler.stats().steps, 3);
 }

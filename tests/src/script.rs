@@ -306,6 +306,9 @@ pub(crate) fn describe(plan: &Plan) -> String {
             decode.request, decode.slot.0, decode.start
         ));
     }
+    if plan.repeats_max > 0 {
+        line(format!("repeat at most {} times", plan.repeats_max));
+    }
     for change in &plan.rows {
         let pages = pages(plan.row_pages(change));
         line(format!("row {} from {}: {pages}", change.slot.0, change.first_entry));

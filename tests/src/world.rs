@@ -105,7 +105,7 @@ pub struct World {
     pub now: Time,
     /// Requests whose next tokens are to be their last.
     pub finishing: BTreeSet<RequestId>,
-    /// How many tokens a decode accepts of those it may produce.
+    /// How many tokens a decode accepts of those it may produce, or a step and its repetitions produce.
     pub accepted_tokens: u32,
     /// Operations without a final outcome.
     pub transfers: BTreeMap<OpId, Transfer>,
@@ -231,8 +231,11 @@ impl World {
             .prefills
             .iter()
             .map(|p| member(p.request, p.slot, p.start, p.tokens, p.produces_token));
-        let decodes =
-            plan.decodes.iter().map(|d| member(d.request, d.slot, d.start, d.tokens, true));
+        // Repetitions of a step are like drafts of which each is right.
+        let decodes = plan
+            .decodes
+            .iter()
+            .map(|d| member(d.request, d.slot, d.start, d.tokens + plan.repeats_max, true));
         prefills.chain(decodes).collect()
     }
 

@@ -247,6 +247,7 @@ fn fingerprint(before: u64, plan: &Plan) -> u64 {
     let mut hash = before;
     let mut mix = |word: u64| hash = (hash ^ word).wrapping_mul(0x0100_0000_01B3).rotate_left(23);
     mix(plan.step.map_or(u64::MAX, |step| step.0));
+    mix(plan.repeats_max.into());
     for prefill in &plan.prefills {
         mix(prefill.request.0 << 32 | u64::from(prefill.start));
         mix(u64::from(prefill.slot.0) << 32 | u64::from(prefill.tokens));

@@ -102,6 +102,7 @@ fn draw_config(dice: &mut Dice) -> Config {
         .batch(BatchConfig {
             running_max,
             decode_tokens,
+            repeats_max: if decode_tokens == 1 { dice.pick(&[0, 1, 7]) } else { 0 },
             step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
             mixed: dice.one_in(2),
             prefill_streak_max: dice.pick(&[1, 3]),

@@ -120,9 +120,12 @@ fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
 
 fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
     let tree = &cache.tree;
-    let first = if node.is_root() { node.namespace } else { node.keys[0] };
+    let first = if node.is_root() { node.namespace } else { node.keys()[0] };
     ensure!(tree.by_key.get(&first) == Some(&index), "node {index} cannot be found by its key");
-    ensure!(node.tokens.len() == node.len() * tree.page_size, "node {index} lacks tokens");
+    ensure!(
+        node.excerpt.tokens().len() == node.len() * tree.page_size,
+        "node {index} lacks tokens"
+    );
     let (mut child, mut children, mut on_device, mut on_host) = (node.first_child, 0, 0, 0);
     while child != NONE {
         let below = &tree.nodes[child as usize];
@@ -150,8 +153,8 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
         ensure!(pages == 0 || pages == node.len(), "node {index} is held in part");
     }
     let mut hasher = KeyHasher::new();
-    let mut key = parent.keys.last().copied().unwrap_or(node.namespace);
-    for (page, &expected) in node.tokens.chunks_exact(tree.page_size).zip(&node.keys) {
+    let mut key = parent.keys().last().copied().unwrap_or(node.namespace);
+    for (page, &expected) in node.excerpt.tokens().chunks_exact(tree.page_size).zip(node.keys()) {
         key = hasher.next(key, page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }

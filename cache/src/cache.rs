@@ -12,7 +12,8 @@ use crate::key::PageKey;
 use crate::node::Node;
 use crate::pin::{DevicePin, HostPin, Pin};
 use crate::pool::Pool;
-use crate::sequence::{PageRun, Sequence};
+use crate::run::PageRun;
+use crate::sequence::Sequence;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages, Tier};
 use crate::tree::{Cursor, Match, NodeId, Segment, Tree};
 use crate::write_policy::WritePolicy;
@@ -228,11 +229,13 @@ impl Cache {
         let mut counted = BTreeSet::new();
         for node in &tree.nodes {
             memory.pages += node.len();
-            memory.metadata_bytes += node.keys.capacity() * size_of::<PageKey>()
-                + node.device.pages.capacity() * size_of::<DevicePage>()
+            memory.metadata_bytes += node.device.pages.capacity() * size_of::<DevicePage>()
                 + node.host.pages.capacity() * size_of::<HostPage>();
-            let (allocation, bytes) = node.tokens.allocation();
-            memory.token_bytes += if counted.insert(allocation) { bytes } else { 0 };
+            let (allocation, token_bytes, key_bytes) = node.excerpt.allocation();
+            if counted.insert(allocation) {
+                memory.token_bytes += token_bytes;
+                memory.metadata_bytes += key_bytes;
+            }
         }
         memory
     }
@@ -527,7 +530,7 @@ impl Cache {
         sources: &mut Vec<HostPage>,
     ) -> Arrival {
         let segments = self.tree.begin_backup(pin, pages_max, |node| {
-            keys.extend_from_slice(&node.keys);
+            keys.extend_from_slice(node.keys());
             sources.extend_from_slice(&node.host.pages);
         });
         Arrival { segments }

@@ -1,13 +1,15 @@
-//! The tokens of a node: an excerpt of a prompt, shared with it rather than copied.
+//! The pages of a node, their tokens and keys: an excerpt of a prompt, shared with it rather than copied.
 //!
 //! Prompts are long and cold by the time their pages are inserted, and copying them would cost more
 //! than everything else about it. An excerpt keeps its whole prompt alive, so one that is but a small
 //! part of it becomes a copy.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::sequence::{RunTokens, Token};
+use crate::key::PageKey;
+use crate::run::PageRun;
+use crate::sequence::Token;
+use crate::text::{Part, Text};
 
 /// An excerpt is at least one part in so many of what it keeps alive.
 const KEPT_SHARE: usize = 2;
@@ -15,76 +17,95 @@ const KEPT_SHARE: usize = 2;
 /// Moving so few tokens to where there is room for more costs next to nothing.
 const MOVED_MAX: usize = 1024;
 
-/// Tokens within an allocation that others may share.
+/// Whole pages within a text that others may share.
 #[derive(Debug, Default)]
 pub(crate) struct Excerpt {
     /// None while it is empty: a node that comes or goes allocates nothing for it.
-    all: Option<Arc<Vec<Token>>>,
+    all: Option<Arc<Text>>,
+    /// The place of the first page in the text.
     start: usize,
+    /// How many pages there are.
     len: usize,
 }
 
 impl Excerpt {
     /// Of a prompt that comes in chunks the rest is expected to follow.
-    pub(crate) fn new(tokens: RunTokens<'_>) -> Self {
-        match tokens.within_prompt() {
-            Some((prompt, start)) if (prompt.len() - start) * KEPT_SHARE >= prompt.capacity() => {
-                Self { all: Some(prompt.clone()), start, len: tokens.len() }
+    pub(crate) fn new(run: PageRun<'_>) -> Self {
+        match run.within_prompt() {
+            Some((prompt, start)) if is_worth_keeping(prompt, start) => {
+                Self { all: Some(prompt.clone()), start, len: run.len() }
             }
-            Some(_) | None => Self::own(tokens.to_vec()),
+            Some(_) | None => Self::own(run.to_text()),
         }
     }
 
-    /// None yet, and room for so many.
-    pub(crate) fn with_capacity(tokens: usize) -> Self {
-        Self::own(Vec::with_capacity(tokens))
+    /// None yet, and room for so many pages.
+    pub(crate) fn with_capacity(pages: usize, page_size: usize) -> Self {
+        Self::own(Text::with_capacity(pages, page_size))
     }
 
-    /// Empties it and keeps its allocation, if that is its own and has room for about `tokens`.
-    pub(crate) fn clear_own(&mut self, tokens: usize) -> bool {
-        let fits = (tokens..=2 * tokens).contains(&self.capacity());
+    /// Empties it and keeps its allocation, if that is its own and has room for about `pages`.
+    pub(crate) fn clear_own(&mut self, pages: usize) -> bool {
         (self.start, self.len) = (0, 0);
-        let own = self.all.as_mut().and_then(Arc::get_mut).filter(|_| fits);
-        own.map(Vec::clear).is_some()
+        let Some(own) = self.all.as_mut().and_then(Arc::get_mut) else { return false };
+        let tokens = pages * own.page_size();
+        let fits = (tokens..=2 * tokens).contains(&own.capacity())
+            && (pages..=2 * pages).contains(&own.key_capacity());
+        own.truncate(0);
+        fits
     }
 
-    /// Whether appending these tokens costs no more than they are worth: those that it has stay where
+    /// How many pages it has.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn keys(&self) -> &[PageKey] {
+        self.all.as_ref().map_or(&[], |all| &all.keys()[self.start..self.start + self.len])
+    }
+
+    pub(crate) fn tokens(&self) -> &[Token] {
+        self.part().tokens
+    }
+
+    /// Whether appending this run costs no more than it is worth: the pages that it has stay where
     /// they are, or are few, or few beside the new ones.
-    pub(crate) fn grows_cheaply(&self, tokens: RunTokens<'_>) -> bool {
-        let has_room = self.len + tokens.len() <= self.capacity();
-        let are_few = self.len < MOVED_MAX || self.len <= 4 * tokens.len();
-        self.continues(tokens) || self.is_own() && (has_room || are_few)
+    pub(crate) fn grows_cheaply(&self, run: PageRun<'_>) -> bool {
+        let page_size = run.page_size();
+        let has_room = (self.len + run.len()) * page_size <= self.capacity();
+        let are_few = self.len * page_size < MOVED_MAX || self.len <= 4 * run.len();
+        self.continues(run) || self.is_own() && (has_room || are_few)
     }
 
-    pub(crate) fn append(&mut self, tokens: RunTokens<'_>) {
-        if self.continues(tokens) {
-            self.len += tokens.len();
-            return;
+    pub(crate) fn append(&mut self, run: PageRun<'_>) {
+        if self.continues(run) {
+            self.len += run.len();
+        } else if self.all.is_none() {
+            *self = Self::own(run.to_text());
+        } else {
+            run.append_to(self.make_own());
+            self.len += run.len();
         }
-        let own = self.make_own();
-        tokens.append_to(own);
-        self.len = own.len();
     }
 
-    /// Puts the tokens that precede these in front.
+    /// Puts the pages that precede these in front.
     pub(crate) fn prepend(&mut self, front: &mut Excerpt) {
         if self.shares(front.all.as_ref()) && front.start + front.len == self.start {
             self.start = front.start;
             self.len += front.len;
             return;
         }
-        let own = front.make_own();
-        own.extend_from_slice(self);
-        front.len = own.len();
+        front.make_own().append(self.part());
+        front.len += self.len;
         *self = std::mem::take(front);
     }
 
-    /// Keeps the first tokens, and the memory of the others until it is trimmed.
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.len = len;
+    /// Keeps the first pages, and the memory of the others until it is trimmed.
+    pub(crate) fn truncate(&mut self, pages: usize) {
+        self.len = pages;
     }
 
-    /// The tokens from `at` on; these keep those before. Both keep the whole alive until they are
+    /// The pages from `at` on; these keep those before. Both keep the whole alive until they are
     /// trimmed.
     pub(crate) fn split_off(&mut self, at: usize) -> Excerpt {
         let rest = Self { all: self.all.clone(), start: self.start + at, len: self.len - at };
@@ -92,80 +113,84 @@ impl Excerpt {
         rest
     }
 
-    /// How many tokens it has once the rest of the prompt that it shares has followed.
-    pub(crate) fn expected(&self) -> usize {
-        self.all.as_ref().map_or(0, |all| all.len() - self.start)
+    /// What it keeps alive: an address that tells allocations apart, and the bytes of tokens and keys.
+    pub(crate) fn allocation(&self) -> (usize, usize, usize) {
+        let Some(all) = &self.all else { return (0, 0, 0) };
+        let token_bytes = all.capacity() * size_of::<Token>();
+        (Arc::as_ptr(all).addr(), token_bytes, all.key_capacity() * size_of::<PageKey>())
     }
 
-    /// What it keeps alive: an address that tells allocations apart, and their size.
-    pub(crate) fn allocation(&self) -> (usize, usize) {
-        let address = self.all.as_ref().map_or(0, |all| Arc::as_ptr(all).addr());
-        (address, self.capacity() * size_of::<Token>())
+    fn own(text: Text) -> Self {
+        Self { start: 0, len: text.keys().len(), all: Some(Arc::new(text)) }
     }
 
-    fn own(tokens: Vec<Token>) -> Self {
-        Self { start: 0, len: tokens.len(), all: Some(Arc::new(tokens)) }
-    }
-
-    /// Whether nobody else uses the allocation, and it begins with these tokens.
+    /// Whether nobody else uses the allocation, and it begins with these pages.
     fn is_own(&self) -> bool {
         self.all.as_ref().is_some_and(|all| Arc::strong_count(all) == 1) && self.start == 0
     }
 
-    fn shares(&self, allocation: Option<&Arc<Vec<Token>>>) -> bool {
+    fn shares(&self, allocation: Option<&Arc<Text>>) -> bool {
         let both = self.all.as_ref().zip(allocation);
         both.is_some_and(|(ours, theirs)| Arc::ptr_eq(ours, theirs))
     }
 
+    /// Room for so many tokens is kept alive.
     fn capacity(&self) -> usize {
         self.all.as_ref().map_or(0, |all| all.capacity())
     }
 
-    /// Whether these are the tokens after its own in the same allocation.
-    fn continues(&self, tokens: RunTokens<'_>) -> bool {
-        tokens.within_prompt().is_some_and(|(prompt, start)| {
+    fn part(&self) -> Part<'_> {
+        let all = self.all.as_ref();
+        all.map_or(Part::EMPTY, |all| all.part(self.start..self.start + self.len))
+    }
+
+    /// Whether these are the pages after its own in the same allocation.
+    fn continues(&self, run: PageRun<'_>) -> bool {
+        run.within_prompt().is_some_and(|(prompt, start)| {
             self.shares(Some(prompt)) && start == self.start + self.len
         })
     }
 
-    /// Its tokens, and nothing else, in an allocation of its own.
-    fn make_own(&mut self) -> &mut Vec<Token> {
+    /// Its pages, and nothing else, in an allocation of its own.
+    fn make_own(&mut self) -> &mut Text {
         if !self.is_own() {
-            *self = Self::own(self.to_vec());
+            self.copy();
         }
         let own = self.all.as_mut().and_then(Arc::get_mut).expect("an allocation of its own");
         own.truncate(self.len);
         own
     }
 
+    fn copy(&mut self) {
+        if let Some(all) = &self.all {
+            *self = Self::own(Text::copy(self.part(), all.page_size()));
+        }
+    }
+
     /// Whether it keeps more alive than it should.
     pub(crate) fn is_wasteful(&self) -> bool {
-        self.len * KEPT_SHARE < self.capacity()
+        let kept = |all: &Arc<Text>| self.len * all.page_size() * KEPT_SHARE < all.capacity();
+        self.all.as_ref().is_some_and(kept)
     }
 
     /// Gives memory back once less than half of it is in use.
     pub(crate) fn trim(&mut self) {
         if self.is_wasteful() {
-            *self = Self::own(self.to_vec());
+            self.copy();
         }
     }
 }
 
-impl Deref for Excerpt {
-    type Target = [Token];
-
-    fn deref(&self) -> &[Token] {
-        match &self.all {
-            Some(all) => &all[self.start..self.start + self.len],
-            None => &[],
-        }
-    }
+/// Whether what follows from a page on is enough of a prompt to keep all of it for.
+fn is_worth_keeping(prompt: &Text, start: usize) -> bool {
+    let following = prompt.tokens().len() - start * prompt.page_size();
+    following * KEPT_SHARE >= prompt.capacity()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PageKey, Sequence};
+    use crate::Sequence;
 
     fn sequence(tokens: u32) -> Sequence {
         Sequence::new(PageKey(7), 4, (0..tokens).collect())
@@ -175,66 +200,107 @@ mod tests {
         one.shares(other.all.as_ref())
     }
 
+    /// A run of so many pages that are part of no prompt.
+    fn with_run<R>(pages: usize, token: Token, each: impl FnOnce(PageRun<'_>) -> R) -> R {
+        let (keys, tokens) = (vec![PageKey(9); pages], vec![token; 4 * pages]);
+        each(PageRun::apart(0, 4, &keys, &tokens))
+    }
+
     #[test]
     fn a_large_part_of_a_prompt_is_shared_and_a_small_one_copied() {
         let sequence = sequence(4000);
-        let large = Excerpt::new(sequence.run(500, 1000).tokens);
-        let whole = Excerpt::new(sequence.run(0, 1000).tokens);
-        let small = Excerpt::new(sequence.run(990, 1000).tokens);
-        let first_chunk = Excerpt::new(sequence.run(0, 100).tokens);
+        let large = Excerpt::new(sequence.run(500, 1000));
+        let whole = Excerpt::new(sequence.run(0, 1000));
+        let small = Excerpt::new(sequence.run(990, 1000));
+        let first_chunk = Excerpt::new(sequence.run(0, 100));
         assert!(shares(&first_chunk, &whole) && first_chunk.is_wasteful());
         assert!(shares(&large, &whole) && !shares(&small, &whole));
-        assert_eq!((large[0], whole[0], small[0]), (2000, 0, 3960));
-        assert_eq!(small.allocation().1, 160);
+        let first = [&large, &whole, &small].map(|excerpt| excerpt.tokens()[0]);
+        assert_eq!(first, [2000, 0, 3960]);
+        for (excerpt, start) in [(&large, 500), (&whole, 0), (&small, 990)] {
+            assert_eq!(excerpt.keys(), sequence.run(start, 1000).keys().prompt);
+        }
+        assert_eq!((small.allocation().1, small.allocation().2), (160, 160));
     }
 
     #[test]
     fn chunks_of_one_prompt_grow_without_a_copy() {
         let sequence = sequence(4000);
-        let mut excerpt = Excerpt::new(sequence.run(0, 600).tokens);
+        let mut excerpt = Excerpt::new(sequence.run(0, 600));
         for start in [600, 800] {
-            let next = sequence.run(start, start + 200).tokens;
+            let next = sequence.run(start, start + 200);
             assert!(excerpt.grows_cheaply(next));
             excerpt.append(next);
         }
-        assert_eq!(excerpt[..], *sequence.tokens().prompt);
-        assert!(!excerpt.grows_cheaply((&[1, 2, 3, 4][..]).into()), "that would copy 4,000 tokens");
-        excerpt.append((&[1, 2, 3, 4][..]).into());
-        assert_eq!((excerpt.len(), excerpt[4003], excerpt.is_own()), (4004, 4, true));
-        let room = excerpt.capacity() - excerpt.len();
-        assert!(room > 0 && excerpt.grows_cheaply(vec![5; room][..].into()));
-        excerpt.append(vec![5; room][..].into());
-        assert!(!excerpt.grows_cheaply((&[6, 6, 6, 6][..]).into()), "that would copy all");
-        assert!(excerpt.grows_cheaply(vec![6; 4000][..].into()), "this would too, for as many");
+        assert!(std::ptr::eq(excerpt.tokens(), sequence.tokens().prompt));
+        assert!(std::ptr::eq(excerpt.keys(), sequence.keys().prompt));
+        with_run(1, 5, |run| {
+            assert!(!excerpt.grows_cheaply(run), "that would copy 4,000 tokens");
+            excerpt.append(run);
+        });
+        assert_eq!(
+            (excerpt.len(), excerpt.keys()[1000], excerpt.is_own()),
+            (1001, PageKey(9), true)
+        );
+        assert_eq!((excerpt.tokens().len(), excerpt.tokens()[4003]), (4004, 5));
+        let room = excerpt.capacity() / 4 - excerpt.len();
+        with_run(room, 5, |run| {
+            assert!(room > 0 && excerpt.grows_cheaply(run));
+            excerpt.append(run);
+        });
+        with_run(1, 6, |run| assert!(!excerpt.grows_cheaply(run), "that would copy all"));
+        with_run(1000, 6, |run| {
+            assert!(excerpt.grows_cheaply(run), "this would too, for as many");
+        });
+    }
+
+    #[test]
+    fn a_spare_one_is_used_where_it_is() {
+        let sequence = sequence(8);
+        let mut spare = Excerpt::with_capacity(2, 4);
+        let address = spare.allocation().0;
+        spare.append(sequence.run(0, 1));
+        spare.append(sequence.run(1, 2));
+        assert_eq!(
+            (spare.tokens(), spare.keys()),
+            (sequence.tokens().prompt, sequence.keys().prompt)
+        );
+        assert!(spare.clear_own(2) && !spare.clear_own(3));
+        assert_eq!((spare.allocation(), spare.len()), ((address, 32, 32), 0));
+        assert!(!Excerpt::new(sequence.run(0, 2)).clear_own(2), "that is the prompt's");
     }
 
     #[test]
     fn what_is_left_of_it_does_not_keep_the_whole() {
         let sequence = sequence(4000);
-        let mut upper = Excerpt::new(sequence.run(0, 1000).tokens);
-        let mut lower = upper.split_off(3900);
+        let mut upper = Excerpt::new(sequence.run(0, 1000));
+        let mut lower = upper.split_off(975);
         assert!(shares(&lower, &upper));
         lower.trim();
-        assert_eq!((lower.len(), lower[0], lower.is_own()), (100, 3900, true));
+        assert_eq!((lower.len(), lower.tokens()[0], lower.is_own()), (25, 3900, true));
+        assert_eq!(lower.keys(), sequence.run(975, 1000).keys().prompt);
         assert!(!upper.is_own(), "the prompt has it too");
-        upper.truncate(2000);
+        upper.truncate(500);
         upper.trim();
         assert!(!upper.is_own());
-        upper.truncate(900);
+        upper.truncate(225);
         assert!(!upper.is_own(), "not before it is trimmed");
         upper.trim();
-        assert_eq!((upper.len(), upper.is_own()), (900, true));
+        assert_eq!((upper.len(), upper.is_own()), (225, true));
+        assert_eq!(upper.keys(), sequence.run(0, 225).keys().prompt);
     }
 
     #[test]
     fn neighbours_come_together_again() {
         let sequence = sequence(4000);
-        let mut upper = Excerpt::new(sequence.run(0, 1000).tokens);
-        let mut lower = upper.split_off(2000);
+        let mut upper = Excerpt::new(sequence.run(0, 1000));
+        let mut lower = upper.split_off(500);
         lower.prepend(&mut upper);
-        assert_eq!((lower.len(), lower.start), (4000, 0));
-        let mut tail = Excerpt::own(vec![9; 4]);
+        assert_eq!((lower.len(), lower.start), (1000, 0));
+        let mut tail = with_run(1, 9, Excerpt::new);
         tail.prepend(&mut lower);
-        assert_eq!((tail.len(), tail[3999], tail[4000]), (4004, 3999, 9));
+        assert_eq!((tail.len(), tail.tokens()[3999], tail.tokens()[4000]), (1001, 3999, 9));
+        assert_eq!(tail.keys()[..1000], *sequence.keys().prompt);
+        assert_eq!(tail.keys()[1000], PageKey(9));
     }
 }

@@ -258,7 +258,11 @@ mod tests {
         for (page_size, page, key) in vectors {
             let root = Namespace::new("tiny-llama", page_size).digest();
             let sequence = Sequence::new(root, page_size, (0..10 * page_size).map(token).collect());
-            assert_eq!(sequence.keys()[page], PageKey(key), "page {page} of {page_size} tokens");
+            assert_eq!(
+                sequence.keys().get(page),
+                Some(PageKey(key)),
+                "page {page} of {page_size} tokens"
+            );
             let chain = sequence.tokens().prompt.chunks(page_size as usize).take(page + 1);
             assert_eq!(chain.fold(root, PageKey::next), PageKey(key), "one by one");
         }

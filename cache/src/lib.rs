@@ -38,7 +38,9 @@ mod node;
 mod pin;
 pub mod planted;
 mod pool;
+mod run;
 mod sequence;
+mod text;
 mod tier;
 mod tree;
 mod view;
@@ -51,7 +53,8 @@ pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};
 pub use key::{Namespace, PageKey};
 pub use pin::{DevicePin, HostPin, Pin};
-pub use sequence::{KeptRun, PageRun, RunTokens, Sequence, Token, Tokens};
+pub use run::{KeptRun, PageRun};
+pub use sequence::{InParts, Keys, Sequence, Token, Tokens};
 pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };

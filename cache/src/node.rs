@@ -4,7 +4,7 @@ use crate::evict::Usage;
 use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::planted::{Bug, planted};
-use crate::sequence::{RunTokens, Token};
+use crate::sequence::{Token, Tokens};
 use crate::tier::{Device, Host, Page, Tier};
 
 /// No node.
@@ -53,8 +53,8 @@ pub(crate) struct Node {
     pub(crate) start_page: u32,
     /// The digest of the namespace.
     pub(crate) namespace: PageKey,
-    pub(crate) keys: Vec<PageKey>,
-    pub(crate) tokens: Excerpt,
+    /// The keys and tokens of the pages.
+    pub(crate) excerpt: Excerpt,
     pub(crate) device: Holding<Device>,
     pub(crate) host: Holding<Host>,
     pub(crate) usage: Usage,
@@ -78,8 +78,7 @@ impl Node {
             next_sibling: NONE,
             start_page,
             namespace,
-            keys: Vec::new(),
-            tokens: Excerpt::default(),
+            excerpt: Excerpt::default(),
             device: Holding::default(),
             host: Holding::default(),
             usage,
@@ -92,15 +91,18 @@ impl Node {
 
     /// Gives memory back that it does not need.
     pub(crate) fn trim(&mut self) {
-        trim(&mut self.keys);
-        self.tokens.trim();
+        self.excerpt.trim();
         trim(&mut self.device.pages);
         trim(&mut self.host.pages);
         self.is_untrimmed = false;
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.keys.len()
+        self.excerpt.len()
+    }
+
+    pub(crate) fn keys(&self) -> &[PageKey] {
+        self.excerpt.keys()
     }
 
     pub(crate) fn is_root(&self) -> bool {
@@ -109,7 +111,7 @@ impl Node {
 
     /// The place after the last page.
     pub(crate) fn end_page(&self) -> u32 {
-        self.start_page + self.keys.len() as u32
+        self.start_page + self.len() as u32
     }
 
     /// Whether the tier holds this node. Every tier holds a root.
@@ -142,13 +144,13 @@ impl Node {
     }
 
     /// How many pages of this run, from its first, hold just these tokens.
-    pub(crate) fn common_pages(&self, tokens: RunTokens<'_>, page_size: usize) -> usize {
-        let [front, back] = tokens.parts();
-        let in_front = common_pages(&self.tokens, front, page_size);
-        if in_front * page_size < front.len() {
-            return in_front;
+    pub(crate) fn common_pages(&self, wanted: Tokens<'_>, page_size: usize) -> usize {
+        let ours = self.excerpt.tokens();
+        let of_prompt = common_pages(ours, wanted.prompt, page_size);
+        if of_prompt * page_size < wanted.prompt.len() {
+            return of_prompt;
         }
-        in_front + common_pages(&self.tokens[front.len()..], back, page_size)
+        of_prompt + common_pages(&ours[wanted.prompt.len()..], wanted.appended, page_size)
     }
 }
 

@@ -149,12 +149,12 @@ impl Tree {
         let Some(&root) = self.by_key.get(&sequence.root()) else { return found };
         let (mut above, mut depth) = (root, 0usize);
         while depth < pages_max {
-            let Some(index) = self.child(above, keys[depth]) else { break };
+            let Some(index) = keys.get(depth).and_then(|key| self.child(above, key)) else { break };
             let node = &self.nodes[index as usize];
             if !node.readable() {
                 break;
             }
-            let wanted = sequence.run(depth as u32, pages_max as u32).tokens;
+            let wanted = sequence.run(depth as u32, pages_max as u32).tokens();
             let common = node.common_pages(wanted, self.page_size);
             if common == 0 {
                 break;

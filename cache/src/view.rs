@@ -60,7 +60,7 @@ impl Cache {
                 namespace: node.namespace,
                 start_page: node.start_page,
                 pages: node.len() as u32,
-                tokens: node.tokens.iter().take(TOKENS_SHOWN).copied().collect(),
+                tokens: node.excerpt.tokens().iter().take(TOKENS_SHOWN).copied().collect(),
                 on_device: node.held_by::<Device>(),
                 on_host: node.held_by::<Host>(),
                 in_l3: node.in_l3,

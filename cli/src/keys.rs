@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         std::io::stdin().read_to_string(&mut text)?;
     }
     let sequence = Sequence::new(namespace, page_size, tokens(&text)?);
-    let keys = sequence.keys();
+    let keys = &sequence.keys().to_vec()[..];
     if arguments.json {
         return Ok(serde_json::to_string_pretty(&Keys { namespace, keys })? + "\n");
     }

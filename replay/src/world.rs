@@ -157,7 +157,7 @@ impl<'a> World<'a> {
         if self.router.wants_events() {
             sequence = Some(Sequence::new(self.namespace, page_size, self.prompt(request)));
         }
-        let keys = sequence.as_ref().map_or(&[][..], Sequence::keys);
+        let keys = sequence.as_ref().map_or(&[][..], |prompt| prompt.keys().prompt);
         let route = self.router.route(traced.input_tokens, page_size, keys);
         self.tally.arrived(request, route, self.now_us);
         self.desks[route.worker].push_back((request, route));

@@ -241,7 +241,7 @@ impl Scheduler {
     /// Whether another request computes or fetches this page of the request's.
     pub(crate) fn is_coming(&self, handle: Handle, page: u32) -> bool {
         let key = self.requests[handle].sequence.keys().get(page as usize);
-        key.and_then(|key| self.computing.get(key)).is_some_and(|&by| by != handle)
+        key.and_then(|key| self.computing.get(&key)).is_some_and(|&by| by != handle)
     }
 
     /// Lets others know which page this request computes next.
@@ -254,7 +254,7 @@ impl Scheduler {
     pub(crate) fn announce(&mut self, handle: Handle, next_page: u32) {
         self.stop_sharing(handle);
         let entry = &self.requests[handle];
-        let Some(&key) = entry.sequence.keys().get(next_page as usize) else { return };
+        let Some(key) = entry.sequence.keys().get(next_page as usize) else { return };
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.computing.entry(key) {
             vacant.insert(handle);
             self.requests[handle].computing_key = Some(key);

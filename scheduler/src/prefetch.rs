@@ -116,7 +116,7 @@ impl Scheduler {
             self.requests[handle].asks_l3_later = true;
             return Decision::Skip;
         }
-        let keys = &sequence.keys()[start_page as usize..end as usize];
+        let keys = sequence.run(start_page, end).keys();
         let askable = reading.negative.askable(keys, self.now) as u32;
         let worth_it = askable >= config.prefetch_threshold_pages;
         if worth_it && self.stats.probes.in_flight >= config.probes_max {
@@ -144,9 +144,9 @@ impl Scheduler {
 
     fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
         let first = plan.l3_keys.len() as u32;
-        let keys = self.requests[handle].sequence.run(start_page, start_page + pages).keys;
-        plan.l3_keys.extend_from_slice(keys);
-        let work = Work::Probe { start_page, first_key: keys[0] };
+        let run = self.requests[handle].sequence.run(start_page, start_page + pages);
+        run.keys().append_to(&mut plan.l3_keys);
+        let work = Work::Probe { start_page, first_key: run.first_key() };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
         self.happen(handle, &LifeEvent::ProbeStarted(op));
@@ -192,7 +192,9 @@ impl Scheduler {
             }
             State::Prefetching { start_page, .. } => {
                 reading.prefetch_backoff.failed(self.now);
-                reading.negative.insert(entry.sequence.keys()[*start_page as usize], self.now);
+                if let Some(undelivered) = entry.sequence.keys().get(*start_page as usize) {
+                    reading.negative.insert(undelivered, self.now);
+                }
             }
             _ => {}
         }
@@ -335,7 +337,7 @@ impl Scheduler {
             Some(_) | None => start_page,
         };
         let asked = self.requests[handle].sequence.run(asked_from, asked_from + pages);
-        plan.l3_keys.extend_from_slice(asked.keys);
+        asked.keys().append_to(&mut plan.l3_keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
         let anchor = Anchor::Pinned(anchor);
         let work = Work::Prefetch { anchor, pages: destination, run };
@@ -364,8 +366,8 @@ impl Scheduler {
         let sound = if believed { keys.len() } else { sound_pages as usize };
         if let Some(reading) = &mut self.reading {
             reading.prefetch_backoff.note(failed || corrupt, owner.is_some(), self.now);
-            keys[..sound].iter().for_each(|&key| reading.negative.remove(key));
-            if let Some(&undelivered) = keys.get(sound) {
+            keys.iter().take(sound).for_each(|key| reading.negative.remove(key));
+            if let Some(undelivered) = keys.get(sound) {
                 reading.negative.insert(undelivered, self.now);
             }
         }

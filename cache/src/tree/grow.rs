@@ -7,7 +7,7 @@ use crate::node::{NONE, Node};
 use crate::pin::Pin;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
-use crate::sequence::PageRun;
+use crate::run::PageRun;
 use crate::tier::{Device, Page, Pages, Tier, TierName};
 
 impl Tree {
@@ -33,8 +33,8 @@ impl Tree {
         let mut bottom = pin.node.index;
         let (mut rest, mut first_duplicate) = (run, None);
         while !rest.is_empty() {
-            let Some(child) = self.child(bottom, rest.keys[0]) else {
-                if self.by_key.contains_key(&rest.keys[0]) {
+            let Some(child) = self.child(bottom, rest.first_key()) else {
+                if self.by_key.contains_key(&rest.first_key()) {
                     break;
                 }
                 let count = rest.len();
@@ -49,7 +49,7 @@ impl Tree {
                 rest = rest.skip(count);
                 continue;
             };
-            let common = self.nodes[child as usize].common_pages(rest.tokens, self.page_size);
+            let common = self.nodes[child as usize].common_pages(rest.tokens(), self.page_size);
             if common == 0 {
                 break;
             }
@@ -84,12 +84,11 @@ impl Tree {
     ) {
         self.withdraw(index);
         let node = &mut self.nodes[index as usize];
-        let parent = node.keys.last().copied().unwrap_or(node.namespace);
-        node.keys.extend_from_slice(run.keys);
-        node.tokens.append(run.tokens);
+        let parent = node.keys().last().copied().unwrap_or(node.namespace);
+        node.excerpt.append(run);
         T::of_mut(node).pages.extend(pages);
         self.refresh(index);
-        self.tell_stored::<T>(index, parent, run.keys);
+        self.tell_stored::<T>(index, parent, run.keys());
     }
 
     /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
@@ -104,7 +103,7 @@ impl Tree {
             && !node.is_in_motion()
             && !node.host_unsound
             && node.in_l3 == in_l3
-            && node.tokens.grows_cheaply(run.tokens)
+            && node.excerpt.grows_cheaply(run)
     }
 
     pub(super) fn add_node(&mut self, parent: u32, run: PageRun<'_>, in_l3: bool) -> u32 {
@@ -115,13 +114,13 @@ impl Tree {
             last_used: self.tick,
             hits: 0,
             priority: above.usage.priority,
-            fingerprint: run.keys[0].0 as u64,
+            fingerprint: run.first_key().0 as u64,
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);
         self.furnish(&mut node, run);
         node.in_l3 = in_l3;
         let index = self.place(node);
-        self.by_key.insert(run.keys[0], index);
+        self.by_key.insert(run.first_key(), index);
         self.link(index, parent);
         index
     }

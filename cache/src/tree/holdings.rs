@@ -6,6 +6,7 @@ use crate::key::PageKey;
 use crate::node::NONE;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
+use crate::sequence::Keys;
 use crate::tier::{Device, Host, Page, Tier, TierName};
 
 /// At least one page in so many goes from a node that is split for it.
@@ -25,9 +26,8 @@ impl Tree {
         if self.events.enabled() {
             let node = &self.nodes[index as usize];
             let above = &self.nodes[parent as usize];
-            let before = above.keys.last().copied().unwrap_or(node.namespace);
-            let keys = node.keys.clone();
-            self.tell_stored::<T>(index, before, &keys);
+            let before = above.keys().last().copied().unwrap_or(node.namespace);
+            self.push_stored::<T>(index, before, node.keys().to_vec());
         }
     }
 
@@ -107,7 +107,6 @@ impl Tree {
         pages: usize,
         pool: &mut Pool<T>,
     ) -> bool {
-        let page_size = self.page_size;
         let node = &self.nodes[index as usize];
         let kept = node.len() - pages;
         let only_here = T::of(node).pages.len() == node.device.pages.len() + node.host.pages.len();
@@ -117,8 +116,7 @@ impl Tree {
         self.tell_removed::<T>(index, kept);
         self.withdraw(index);
         let node = &mut self.nodes[index as usize];
-        node.keys.truncate(kept);
-        node.tokens.truncate(kept * page_size);
+        node.excerpt.truncate(kept);
         pool.give_all(T::of_mut(node).pages.drain(kept..));
         // A victim goes on shrinking until it is gone: copying what is left would be for nothing, and
         // the copy of a long one would hold up the step that needs the room.
@@ -161,7 +159,7 @@ impl Tree {
         let shrunk = self.shrunk.replace(self.id(parent));
         self.trim_if_there(shrunk.filter(|node| node.index != parent));
         self.remove_if_empty_root(parent);
-        if !self.nodes[parent as usize].keys.is_empty() {
+        if !self.nodes[parent as usize].is_root() {
             self.merge_with_only_child(parent);
         }
     }
@@ -184,7 +182,7 @@ impl Tree {
     pub(super) fn unlink_and_vacate(&mut self, index: u32) {
         debug_assert_eq!(self.nodes[index as usize].first_child, NONE);
         self.unlink(index);
-        let first = self.nodes[index as usize].keys[0];
+        let first = self.nodes[index as usize].keys()[0];
         if !planted(Bug::KeepKeyOfRemovedNode) {
             self.by_key.remove(&first);
         }
@@ -213,12 +211,15 @@ impl Tree {
         self.vacant.push(index);
     }
 
-    pub(super) fn tell_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: &[PageKey]) {
+    pub(super) fn tell_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: Keys<'_>) {
         if self.events.enabled() {
-            let namespace = self.nodes[index as usize].namespace;
-            let keys = keys.to_vec();
-            self.events.push(KvEvent::Stored { tier: T::NAME, namespace, parent, keys });
+            self.push_stored::<T>(index, parent, keys.to_vec());
         }
+    }
+
+    fn push_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: Vec<PageKey>) {
+        let namespace = self.nodes[index as usize].namespace;
+        self.events.push(KvEvent::Stored { tier: T::NAME, namespace, parent, keys });
     }
 
     pub(super) fn tell_removed<T: Tier>(&mut self, index: u32, from: usize) {
@@ -226,7 +227,7 @@ impl Tree {
         // An unsound copy was told to be gone when it was found out.
         let told = T::NAME == TierName::Host && node.host_unsound;
         if self.events.enabled() && !told {
-            let (namespace, keys) = (node.namespace, node.keys[from..].to_vec());
+            let (namespace, keys) = (node.namespace, node.keys()[from..].to_vec());
             self.events.push(KvEvent::Removed { tier: T::NAME, namespace, keys });
         }
     }

@@ -33,14 +33,11 @@ impl Tree {
     /// they are next used.
     pub(super) fn part(&mut self, index: u32, pages: usize) -> u32 {
         self.withdraw(index);
-        let page_size = self.page_size;
         let node = &mut self.nodes[index as usize];
         let parent = node.parent;
-        let lower_keys = node.keys.split_off(pages);
-        let lower_tokens = node.tokens.split_off(pages * page_size);
+        let lower = node.excerpt.split_off(pages);
         let mut upper = Node::new(node.namespace, node.start_page, node.usage);
-        upper.keys = std::mem::replace(&mut node.keys, lower_keys);
-        upper.tokens = std::mem::replace(&mut node.tokens, lower_tokens);
+        upper.excerpt = std::mem::replace(&mut node.excerpt, lower);
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
         (upper.is_untrimmed, node.is_untrimmed) = (true, true);
@@ -49,8 +46,8 @@ impl Tree {
         node.start_page += pages as u32;
         self.tick += 1;
         node.usage.created = self.tick;
-        node.usage.fingerprint = node.keys[0].0 as u64;
-        let (first, lower_first) = (upper.keys[0], node.keys[0]);
+        let (first, lower_first) = (upper.keys()[0], node.keys()[0]);
+        node.usage.fingerprint = lower_first.0 as u64;
         self.unlink(index);
         let upper = self.place(upper);
         self.by_key.insert(first, upper);
@@ -86,14 +83,13 @@ impl Tree {
             .nodes
             .get_disjoint_mut([index as usize, child_index as usize])
             .expect("a node is not its own child");
-        self.by_key.remove(&child.keys[0]);
-        self.by_key.insert(node.keys[0], child_index);
+        self.by_key.remove(&child.keys()[0]);
+        self.by_key.insert(node.keys()[0], child_index);
         let parent = node.parent;
         child.start_page = node.start_page;
         child.usage.created = node.usage.created;
         child.usage.fingerprint = node.usage.fingerprint;
-        prepend(&mut child.keys, &mut node.keys);
-        child.tokens.prepend(&mut node.tokens);
+        child.excerpt.prepend(&mut node.excerpt);
         prepend(&mut child.device.pages, &mut node.device.pages);
         prepend(&mut child.host.pages, &mut node.host.pages);
         self.unlink(index);

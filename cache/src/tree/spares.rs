@@ -4,7 +4,7 @@ use super::Tree;
 use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::node::Node;
-use crate::sequence::PageRun;
+use crate::run::PageRun;
 use crate::tier::{Device, Page};
 
 /// A small node has up to so many tokens.
@@ -14,8 +14,7 @@ const REPLENISHED_MAX: usize = 4;
 
 /// What a small node needs.
 struct Spare {
-    keys: Vec<PageKey>,
-    tokens: Excerpt,
+    excerpt: Excerpt,
     device_pages: Vec<Page<Device>>,
 }
 
@@ -45,8 +44,7 @@ impl Tree {
     fn add_spares(&mut self, count: usize) {
         let pages = self.spare_pages();
         self.spares.kept.extend((0..count).map(|_| Spare {
-            keys: Vec::with_capacity(pages),
-            tokens: Excerpt::with_capacity(pages * self.page_size),
+            excerpt: Excerpt::with_capacity(pages, self.page_size),
             device_pages: Vec::with_capacity(pages),
         }));
     }
@@ -55,17 +53,12 @@ impl Tree {
     pub(super) fn furnish(&mut self, node: &mut Node, run: PageRun<'_>) {
         let spare = if run.len() <= self.spare_pages() { self.spares.kept.pop() } else { None };
         let Some(mut spare) = spare else {
-            node.tokens = Excerpt::new(run.tokens);
-            // Chunks that follow find room: to make it for each would move the keys of all before it.
-            node.keys.reserve_exact(node.tokens.expected() / self.page_size);
-            node.keys.extend_from_slice(run.keys);
-            node.is_untrimmed = node.tokens.is_wasteful();
+            node.excerpt = Excerpt::new(run);
+            node.is_untrimmed = node.excerpt.is_wasteful();
             return;
         };
-        spare.keys.extend_from_slice(run.keys);
-        spare.tokens.append(run.tokens);
-        node.keys = spare.keys;
-        node.tokens = spare.tokens;
+        spare.excerpt.append(run);
+        node.excerpt = spare.excerpt;
         node.device.pages = spare.device_pages;
     }
 
@@ -74,18 +67,14 @@ impl Tree {
         let pages = self.spare_pages();
         let node = &mut self.nodes[index as usize];
         let mut spare = Spare {
-            keys: std::mem::take(&mut node.keys),
-            tokens: std::mem::take(&mut node.tokens),
+            excerpt: std::mem::take(&mut node.excerpt),
             device_pages: std::mem::take(&mut node.device.pages),
         };
         node.host.pages = Vec::new();
-        let fits = |capacity: usize| (pages..=2 * pages).contains(&capacity);
         if self.spares.kept.len() < self.spares.most
-            && fits(spare.keys.capacity())
-            && fits(spare.device_pages.capacity())
-            && spare.tokens.clear_own(pages * self.page_size)
+            && (pages..=2 * pages).contains(&spare.device_pages.capacity())
+            && spare.excerpt.clear_own(pages)
         {
-            spare.keys.clear();
             spare.device_pages.clear();
             self.spares.kept.push(spare);
         }

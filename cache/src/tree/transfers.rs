@@ -126,7 +126,7 @@ impl Tree {
         let path = self.path(pin.node.index, 0);
         let nodes = path.iter().map(|&index| &self.nodes[index as usize]);
         let stored = nodes.filter(|node| segments.iter().any(|segment| segment.covers(node)));
-        stored.flat_map(|node| &node.keys).take(pages).copied().for_each(each);
+        stored.flat_map(|node| node.keys()).take(pages).copied().for_each(each);
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

@@ -11,13 +11,18 @@ fn told(cache: &mut Cache) -> Vec<KvEvent> {
 /// The pages of a word from `start` on became available.
 fn stored(tier: TierName, text: &str, start: usize) -> KvEvent {
     let word = word(text);
-    let parent = if start == 0 { root() } else { word.keys()[start - 1] };
-    KvEvent::Stored { tier, namespace: root(), parent, keys: word.keys()[start..].to_vec() }
+    let parent = if start == 0 { root() } else { word.keys().to_vec()[start - 1] };
+    KvEvent::Stored {
+        tier,
+        namespace: root(),
+        parent,
+        keys: word.keys().to_vec()[start..].to_vec(),
+    }
 }
 
 /// The pages of a word from `start` on are gone.
 fn removed(tier: TierName, text: &str, start: usize) -> KvEvent {
-    KvEvent::Removed { tier, namespace: root(), keys: word(text).keys()[start..].to_vec() }
+    KvEvent::Removed { tier, namespace: root(), keys: word(text).keys().to_vec()[start..].to_vec() }
 }
 
 #[test]

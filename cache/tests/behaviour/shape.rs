@@ -138,7 +138,8 @@ fn a_key_alone_does_not_make_a_match() {
     let mut cache = cache(8, 0);
     let (honest, other) = (word("ab"), word("xy"));
     // The keys of one word with the tokens of another, as if they had collided.
-    let forged = PageRun { start_page: 0, keys: honest.keys(), tokens: other.run(0, 2).tokens };
+    let (keys, tokens) = (honest.keys().to_vec(), other.run(0, 2).tokens().to_vec());
+    let forged = PageRun::apart(0, (tokens.len() / keys.len()) as u32, &keys, &tokens);
     let mut pin = cache.pin_device(root(), Cursor::START);
     let mut pages = cache.take_device_pages(2).unwrap();
     cache.publish_device(&mut pin, forged, &mut pages);

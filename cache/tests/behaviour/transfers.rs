@@ -197,7 +197,11 @@ fn a_backup_stores_what_l3_is_not_known_to_have() {
     let pin = pin_host(&mut cache, "abcd");
     let (mut keys, mut sources) = (Vec::new(), Vec::new());
     let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut sources);
-    assert_eq!((&keys[..], sources.len()), (word("ab").keys(), 2), "the rest came from L3");
+    assert_eq!(
+        (&keys[..], sources.len()),
+        (&word("ab").keys().to_vec()[..], 2),
+        "the rest came from L3"
+    );
     let nothing = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(nothing.pages(), 0, "it is on its way");
     assert!(!cache.free_host_pages(5), "the backup reads the host pages");
@@ -228,7 +232,7 @@ fn what_is_computed_behind_pages_from_l3_is_still_backed_up() {
     let pin = pin_host(&mut cache, "abcd");
     let mut keys = Vec::new();
     let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut Vec::new());
-    assert_eq!(keys, word("abcd").keys()[2..]);
+    assert_eq!(keys, word("abcd").keys().to_vec()[2..]);
     cache.end_backup(&pin, &backup, 2);
     cache.unpin_host(pin);
     end(cache);

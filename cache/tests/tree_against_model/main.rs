@@ -50,7 +50,15 @@ fn sequences(choices: &Choices, page_size: u32) -> Vec<Sequence> {
         let pages = choices.iter().flat_map(|choice| (1..page_size).chain([1000 + choice]));
         pages.chain(1..page_size).collect::<Vec<_>>()
     };
-    let of = |root| choices.iter().map(move |c| Sequence::new(root, page_size, tokens(c)));
+    // As requests do, some produce a part of their tokens.
+    let sequence = |root, choices: &Vec<u32>| {
+        let mut prompt = tokens(choices);
+        let produced = prompt.split_off(prompt.len() * (choices.len() % 3 + 1) / 3);
+        let mut sequence = Sequence::new(root, page_size, prompt);
+        sequence.extend(&produced);
+        sequence
+    };
+    let of = |root| choices.iter().map(move |choices| sequence(root, choices));
     roots.into_iter().flat_map(of).collect()
 }
 

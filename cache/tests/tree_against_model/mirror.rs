@@ -19,7 +19,7 @@ impl Mirror {
         let mut families = BTreeMap::new();
         for sequence in sequences {
             let mut parent = sequence.root();
-            for &key in sequence.keys() {
+            for key in sequence.keys().iter() {
                 families.insert(key, (sequence.root(), parent));
                 parent = key;
             }

@@ -69,7 +69,7 @@ impl World {
     pub(super) fn note_published(&mut self, sequence: usize, end_page: u32) {
         let sequence = &self.sequences[sequence];
         for pages in 1..=end_page as usize {
-            let tokens = sequence.run(0, pages as u32).tokens.to_vec();
+            let tokens = sequence.run(0, pages as u32).tokens().to_vec();
             self.published.insert((sequence.root(), tokens));
         }
     }
@@ -113,8 +113,8 @@ impl World {
         let mut pages = Vec::new();
         self.cache.device_pages(pin, 0, &mut pages);
         assert_eq!(pages.len(), pin.depth() as usize);
-        for (&page, key) in pages.iter().zip(sequence.keys()) {
-            assert_eq!(self.device.read(page), Some(*key), "a wrong page was handed out");
+        for (&page, key) in pages.iter().zip(sequence.keys().iter()) {
+            assert_eq!(self.device.read(page), Some(key), "a wrong page was handed out");
         }
         let mut lower_half = Vec::new();
         self.cache.device_pages(pin, pin.depth() / 2, &mut lower_half);
@@ -124,15 +124,16 @@ impl World {
     pub(super) fn check_match(&self, sequence: &Sequence, found: Match) {
         let (device, host) = (found.device.depth as usize, found.host.depth as usize);
         assert!(device <= host && host <= sequence.keys().len());
-        let prefix = (sequence.root(), sequence.run(0, host as u32).tokens.to_vec());
+        let prefix = (sequence.root(), sequence.run(0, host as u32).tokens().to_vec());
         assert!(host == 0 || self.published.contains(&prefix), "more was found than published");
-        let (heard_device, heard_host) = self.mirror.depths(sequence.keys());
+        let (heard_device, heard_host) = self.mirror.depths(&sequence.keys().to_vec());
         if self.mirror.complete {
             assert_eq!((device, host), (heard_device, heard_host), "events do not tell the truth");
         } else {
             assert!(heard_device <= device && heard_host <= host, "a router knows too much");
         }
-        let loading = sequence.keys()[device..host].iter().any(|key| self.is_being_loaded(key));
+        let mut keys = sequence.run(found.device.depth, found.host.depth).keys().iter();
+        let loading = keys.any(|key| self.is_being_loaded(&key));
         assert_eq!(found.arriving, loading);
     }
 

@@ -127,8 +127,8 @@ struct Anchor {
 }
 
 impl Anchor {
-    fn path<'a>(&self, sequences: &'a [Sequence]) -> &'a [PageKey] {
-        &sequences[self.sequence].keys()[..self.pin.depth() as usize]
+    fn path(&self, sequences: &[Sequence]) -> Vec<PageKey> {
+        sequences[self.sequence].run(0, self.pin.depth()).keys().to_vec()
     }
 }
 
@@ -244,8 +244,7 @@ impl World {
         let Some(request) = self.request(request) else { return };
         let Request { sequence, ref pin, ref computed } = self.requests[request];
         let start = pin.depth() as usize + computed.len();
-        let keys = &self.sequences[sequence].keys()[start..];
-        let keys = keys[..pages.min(keys.len())].to_vec();
+        let keys: Vec<_> = self.sequences[sequence].keys().iter().skip(start).take(pages).collect();
         if !self.free_device(keys.len()) {
             return;
         }

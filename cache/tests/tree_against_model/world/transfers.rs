@@ -101,13 +101,13 @@ impl World {
 
     pub(super) fn load_back(&mut self, sequence: usize, pages_max: u32) {
         let sequence = sequence % self.sequences.len();
-        let (root, keys) = (self.sequences[sequence].root(), self.sequences[sequence].keys());
+        let root = self.sequences[sequence].root();
         let found = self.cache.lookup(&self.sequences[sequence], pages_max);
         let (start, end) = (found.device.depth, found.host.depth);
         if start == end || found.arriving {
             return;
         }
-        let keys = keys[start as usize..end as usize].to_vec();
+        let keys = self.sequences[sequence].run(start, end).keys().to_vec();
         let host_pin = self.cache.pin_host(root, found.host);
         let pin = self.cache.pin_device(root, found.device);
         if !self.free_device(keys.len()) {
@@ -137,7 +137,7 @@ impl World {
         assert_eq!((keys.len(), sources.len()), (arrival.pages(), arrival.pages()));
         assert!(keys.len() <= pages_max);
         for (key, &source) in keys.iter().zip(&sources) {
-            assert!(self.sequences[sequence].keys().contains(key));
+            assert!(self.sequences[sequence].keys().iter().any(|ours| ours == *key));
             assert_eq!(self.host.read(source), Some(*key), "a wrong page would be stored");
             assert!(!self.is_being_stored(key), "a page is stored twice");
         }
@@ -189,9 +189,10 @@ impl World {
                 let Anchor { sequence, pin: host_pin, doubted } = anchor;
                 let sound = sound.of(pages.len());
                 let end = arrival.start_page() + sound as u32;
-                let keys = &self.sequences[sequence].keys()[arrival.start_page() as usize..];
+                let keys = self.sequences[sequence].keys();
+                let keys = keys.iter().skip(arrival.start_page() as usize);
                 for (&source, key) in sources.iter().zip(keys) {
-                    assert!(doubted || self.host.read(source) == Some(*key), "reused while read");
+                    assert!(doubted || self.host.read(source) == Some(key), "reused while read");
                 }
                 for (&source, &page) in sources.iter().zip(pages.as_slice()).take(sound) {
                     self.device.write(page, self.host.read(source));
@@ -217,10 +218,10 @@ impl World {
                 let sequence = &self.sequences[anchor.sequence];
                 let start = anchor.pin.depth();
                 let run = sequence.run(start, start + sound as u32);
-                for (&page, &key) in pages.as_slice().iter().zip(run.keys) {
+                for (&page, key) in pages.as_slice().iter().zip(run.keys().iter()) {
                     self.host.write(page, Some(key));
                 }
-                anchor.doubted |= run.keys.iter().any(|key| self.is_doubted_and_pinned(key));
+                anchor.doubted |= run.keys().iter().any(|key| self.is_doubted_and_pinned(&key));
                 let published = self.cache.publish_from_l3(&mut anchor.pin, run, pages);
                 assert_eq!(published.published_pages, sound as u32);
                 assert_eq!(anchor.pin.depth(), start + sound as u32);
@@ -244,7 +245,7 @@ impl World {
         let found = self.cache.lookup(&self.sequences[sequence], u32::MAX);
         assert_eq!((found.device.depth, found.host.depth), (on_device, on_device.max(start)));
 
-        let spoilt = self.sequences[sequence].keys()[start as usize..depth as usize].to_vec();
+        let spoilt = self.sequences[sequence].run(start, depth).keys().to_vec();
         for &key in &spoilt {
             self.host.spoil(key);
             self.unsound.insert(key);

@@ -1,0 +1,126 @@
+//! Tokens together with the keys of their whole pages: what sequences share with the nodes that hold them.
+
+use std::ops::Range;
+
+use crate::key::{PageKey, hash_pages};
+use crate::sequence::Token;
+
+/// Tokens, and the key of each whole page of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Text {
+    page_size: usize,
+    tokens: Vec<Token>,
+    keys: Vec<PageKey>,
+}
+
+/// Consecutive whole pages of a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part<'a> {
+    pub(crate) keys: &'a [PageKey],
+    pub(crate) tokens: &'a [Token],
+}
+
+impl Text {
+    /// None yet, and room for so many pages.
+    pub(crate) fn with_capacity(pages: usize, page_size: usize) -> Self {
+        Self {
+            page_size,
+            tokens: Vec::with_capacity(pages * page_size),
+            keys: Vec::with_capacity(pages),
+        }
+    }
+
+    /// Tokens that follow the page named by `before`.
+    pub(crate) fn new(before: PageKey, page_size: usize, tokens: Vec<Token>) -> Self {
+        let keys = Vec::with_capacity(tokens.len() / page_size);
+        let mut text = Self { page_size, tokens, keys };
+        text.hash(before);
+        text
+    }
+
+    /// Tokens that do not fill a page yet, and room for a page's and for the keys of so many more.
+    pub(crate) fn beginning(tokens: &[Token], page_size: usize, more: usize) -> Self {
+        let mut room = Vec::with_capacity(tokens.len() + page_size);
+        room.extend_from_slice(tokens);
+        Self { page_size, tokens: room, keys: Vec::with_capacity(more.div_ceil(page_size)) }
+    }
+
+    /// A copy of these pages.
+    pub(crate) fn copy(part: Part<'_>, page_size: usize) -> Self {
+        Self { page_size, tokens: part.tokens.to_vec(), keys: part.keys.to_vec() }
+    }
+
+    pub(crate) fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    pub(crate) fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    pub(crate) fn keys(&self) -> &[PageKey] {
+        &self.keys
+    }
+
+    /// Room for so many tokens is there, used or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.tokens.capacity()
+    }
+
+    /// Room for the keys of so many pages is there, used or not.
+    pub(crate) fn key_capacity(&self) -> usize {
+        self.keys.capacity()
+    }
+
+    pub(crate) fn part(&self, pages: Range<usize>) -> Part<'_> {
+        let tokens = pages.start * self.page_size..pages.end * self.page_size;
+        Part { keys: &self.keys[pages], tokens: &self.tokens[tokens] }
+    }
+
+    /// Makes room for so many tokens more.
+    pub(crate) fn reserve(&mut self, tokens: usize) {
+        self.tokens.reserve(tokens);
+        self.keys.reserve(tokens.div_ceil(self.page_size));
+    }
+
+    /// Appends whole pages to whole pages.
+    pub(crate) fn append(&mut self, part: Part<'_>) {
+        debug_assert_eq!(self.tokens.len(), self.keys.len() * self.page_size);
+        self.keys.extend_from_slice(part.keys);
+        self.tokens.extend_from_slice(part.tokens);
+    }
+
+    /// Appends tokens; the text follows the page named by `before`, which is asked for once a page.
+    #[inline]
+    pub(crate) fn extend(&mut self, before: impl Fn() -> PageKey, tokens: &[Token]) {
+        // Mostly it is a single one, for which a call to copy it costs the most.
+        match tokens {
+            &[token] => self.tokens.push(token),
+            tokens => self.tokens.extend_from_slice(tokens),
+        }
+        if self.tokens.len() >= (self.keys.len() + 1) * self.page_size {
+            self.hash(before());
+        }
+    }
+
+    /// Hashes the whole pages that have no key yet.
+    fn hash(&mut self, before: PageKey) {
+        let before = self.keys.last().copied().unwrap_or(before);
+        let hashed = self.keys.len() * self.page_size;
+        hash_pages(before, &self.tokens[hashed..], self.page_size, &mut self.keys);
+    }
+
+    /// Keeps the first pages and all the room.
+    pub(crate) fn truncate(&mut self, pages: usize) {
+        self.keys.truncate(pages);
+        self.tokens.truncate(pages * self.page_size);
+    }
+}
+
+impl<'a> Part<'a> {
+    pub(crate) const EMPTY: Part<'static> = Part { keys: &[], tokens: &[] };
+
+    pub(crate) fn skip(self, pages: usize, page_size: usize) -> Part<'a> {
+        Part { keys: &self.keys[pages..], tokens: &self.tokens[pages * page_size..] }
+    }
+}

@@ -411,7 +411,6 @@ impl Cache {
             let evicted = self.tree.evict_device(victim, missing, &mut self.device, &mut self.host);
             self.device_evicted_pages += evicted as u64;
         }
-        self.tree.trim_shrunk();
         self.device.free() >= wanted
     }
 
@@ -422,7 +421,6 @@ impl Cache {
             let missing = wanted - self.host.free();
             self.host_evicted_pages += self.tree.evict_host(victim, missing, &mut self.host) as u64;
         }
-        self.tree.trim_shrunk();
         self.host.free() >= wanted
     }
 

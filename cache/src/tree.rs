@@ -96,7 +96,9 @@ pub struct Tree {
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
     spares: spares::Spares,
-    /// The node below which eviction removed another last: it may keep that one's tokens alive.
+    /// The node below which eviction removed another last: it may keep that one's tokens alive. It is
+    /// trimmed once eviction has turned to another path: until then it mostly goes on shrinking, and
+    /// copies of what is left would be for nothing.
     shrunk: Option<NodeId>,
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,

@@ -157,22 +157,16 @@ impl Tree {
         let parent = self.nodes[index as usize].parent;
         self.unlink_and_vacate(index);
         let shrunk = self.shrunk.replace(self.id(parent));
-        self.trim_if_there(shrunk.filter(|node| node.index != parent));
+        if let Some(node) = shrunk.filter(|node| node.index != parent) {
+            self.trim_if_there(node);
+        }
         self.remove_if_empty_root(parent);
         if !self.nodes[parent as usize].is_root() {
             self.merge_with_only_child(parent);
         }
     }
 
-    /// Eviction pauses: what is left of a path of which the end has gone gives back the memory of that.
-    /// Meanwhile it mostly goes on shrinking, and copies of what is left would be for nothing.
-    pub(crate) fn trim_shrunk(&mut self) {
-        let shrunk = self.shrunk.take();
-        self.trim_if_there(shrunk);
-    }
-
-    fn trim_if_there(&mut self, node: Option<NodeId>) {
-        let Some(id) = node else { return };
+    fn trim_if_there(&mut self, id: NodeId) {
         let node = &mut self.nodes[id.index as usize];
         if node.generation == id.generation && node.is_untrimmed {
             node.trim();

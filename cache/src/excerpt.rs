@@ -90,7 +90,7 @@ impl Excerpt {
 
     /// Puts the pages that precede these in front.
     pub(crate) fn prepend(&mut self, front: &mut Excerpt) {
-        if self.shares(front.all.as_ref()) && front.start + front.len == self.start {
+        if self.follows(front) {
             self.start = front.start;
             self.len += front.len;
             return;
@@ -98,6 +98,11 @@ impl Excerpt {
         front.make_own().append(self.part());
         front.len += self.len;
         *self = std::mem::take(front);
+    }
+
+    /// Whether these pages follow others in the same allocation.
+    pub(crate) fn follows(&self, others: &Excerpt) -> bool {
+        self.shares(others.all.as_ref()) && others.start + others.len == self.start
     }
 
     /// Keeps the first pages, and the memory of the others until it is trimmed.
@@ -295,6 +300,10 @@ mod tests {
         let sequence = sequence(4000);
         let mut upper = Excerpt::new(sequence.run(0, 1000));
         let mut lower = upper.split_off(500);
+        assert!(lower.follows(&upper) && !upper.follows(&lower));
+        let mut middle = upper.split_off(400);
+        assert!(!lower.follows(&upper));
+        lower.prepend(&mut middle);
         lower.prepend(&mut upper);
         assert_eq!((lower.len(), lower.start), (1000, 0));
         let mut tail = with_run(1, 9, Excerpt::new);

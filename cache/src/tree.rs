@@ -95,6 +95,8 @@ pub struct Tree {
     pub(crate) host: TierState,
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
+    /// Whether pages that two nodes are alike for may go from one to the other.
+    borders_move: bool,
     spares: spares::Spares,
     /// The node below which eviction removed another last: it may keep that one's tokens alive. It is
     /// trimmed once eviction has turned to another path: until then it mostly goes on shrinking, and
@@ -126,6 +128,7 @@ impl Tree {
             host: tier(),
             events,
             page_size: page_size as usize,
+            borders_move: eviction.goes_by_use(),
             spares: spares::Spares::default(),
             shrunk: None,
             visits: 0,

@@ -47,7 +47,9 @@
 //! - Apply a plan's [`rows`](Plan::rows) before its step; everything else in a plan may start at
 //!   once and in any order. A write-back only reads pages whose step has been reported as done.
 //! - Ask for a plan after every event, and when [`Scheduler::deadline`] has come.
-//! - Report each step once, with one result for each request that was to produce tokens.
+//! - Report each step once, with one result for each request that was to produce tokens. An engine that
+//!   would rather not plan between steps of decodes sets [`BatchConfig::repeats_max`] and repeats them as
+//!   often as [`Plan::repeats_max`] says; whoever is submitted meanwhile waits for the last of them.
 //! - Give each operation a final [`Outcome`] on each rank, however late. Until then its pages are
 //!   set aside: the scheduler stops waiting when it takes too long, but it never reuses memory that
 //!   a transfer may still touch.

@@ -32,6 +32,13 @@ pub(crate) struct Usage {
     pub(crate) fingerprint: u64,
 }
 
+impl Usage {
+    /// Whether both have been used alike, whatever their age.
+    pub(crate) fn is_like(&self, other: &Usage) -> bool {
+        (self.last_used, self.hits, self.priority) == (other.last_used, other.hits, other.priority)
+    }
+}
+
 /// Chooses victims among the evictable nodes of one tier.
 pub(crate) trait EvictionPolicy: Debug + Send + Sync {
     /// The node may be evicted from here on. Its usage does not change until it is withdrawn.
@@ -70,6 +77,15 @@ impl EvictionKind {
     /// Every policy, for those who want to try them all.
     pub const ALL: [EvictionKind; 6] =
         [Self::Lru, Self::Lfu, Self::Slru, Self::Fifo, Self::Priority, Self::S3Fifo];
+
+    /// Whether nothing but the use of its node tells when a page goes. Then it does not matter in which
+    /// of two nodes that were used alike it lies; to the others a node's age or number matters too.
+    pub(crate) fn goes_by_use(self) -> bool {
+        match self {
+            Self::Lru | Self::Lfu | Self::Priority => true,
+            Self::Slru | Self::Fifo | Self::S3Fifo => false,
+        }
+    }
 
     pub(crate) fn build(self) -> Box<dyn EvictionPolicy> {
         match self {

@@ -64,7 +64,12 @@ impl Tree {
             return pages;
         }
         // The host holds it too, so it is split. A page at a time would leave a node for each page.
-        let pages = pages.max(self.nodes[victim as usize].len() / SPLIT_SHARE);
+        let length = self.nodes[victim as usize].len();
+        let pages = pages.max(length / SPLIT_SHARE);
+        if self.passes_down(victim, length - pages) {
+            self.pass_down(victim, length - pages, device);
+            return pages;
+        }
         self.isolate_end(victim, pages);
         self.detach::<Device>(victim, device);
         if !self.nodes[victim as usize].has_sound_host_copy() {

@@ -3,6 +3,8 @@
 use super::{Cursor, Tree};
 use crate::node::{Holding, NONE, Node};
 use crate::planted::{Bug, planted};
+use crate::pool::Pool;
+use crate::tier::Device;
 
 /// A child with more pages than this is not merged into its parent: moving them would cost more
 /// than the node that it saves.
@@ -67,14 +69,8 @@ impl Tree {
             return;
         }
         let child = &self.nodes[child_index as usize];
-        let alike = child.next_sibling == NONE
-            && child.len() <= MERGE_PAGES_MAX
-            && alike(&node.device, &child.device)
-            && alike(&node.host, &child.host)
-            && !node.is_in_motion()
-            && !child.is_in_motion()
-            && (node.in_l3, node.host_unsound) == (child.in_l3, child.host_unsound);
-        if !alike {
+        let is_held_alike = node.device.pages.is_empty() == child.device.pages.is_empty();
+        if !is_held_alike || child.len() > MERGE_PAGES_MAX || !is_like_only_child(node, child) {
             return;
         }
         self.withdraw(index);
@@ -97,6 +93,54 @@ impl Tree {
         self.vacate(index);
         self.refresh(child_index);
     }
+
+    /// Whether the end of a node from page `kept` on can become the beginning of its only child, once
+    /// it is off the device: they adjoin in memory, and nothing tells them apart then.
+    pub(super) fn passes_down(&self, index: u32, kept: usize) -> bool {
+        let node = &self.nodes[index as usize];
+        let Some(child) = self.nodes.get(node.first_child as usize) else { return false };
+        self.borders_move
+            && kept > 0
+            && node.has_sound_host_copy()
+            && child.device.pages.is_empty()
+            && is_like_only_child(node, child)
+            && node.usage.is_like(&child.usage)
+            && child.excerpt.follows(&node.excerpt)
+    }
+
+    /// Takes a node's pages from `kept` on off the device and gives the rest of them to its only child.
+    /// A node for each bit that a long prompt loses would cost more than the bit.
+    pub(super) fn pass_down(&mut self, index: u32, kept: usize, device: &mut Pool<Device>) {
+        self.tell_removed::<Device>(index, kept);
+        let child_index = self.nodes[index as usize].first_child;
+        self.withdraw(child_index);
+        self.withdraw(index);
+        let [node, child] = self
+            .nodes
+            .get_disjoint_mut([index as usize, child_index as usize])
+            .expect("a node is not its own child");
+        self.by_key.remove(&child.keys()[0]);
+        device.give_all(node.device.pages.drain(kept..));
+        child.excerpt.prepend(&mut node.excerpt.split_off(kept));
+        child.host.pages.splice(..0, node.host.pages.drain(kept..));
+        child.start_page = node.end_page();
+        child.usage.fingerprint = child.keys()[0].0 as u64;
+        self.by_key.insert(child.keys()[0], child_index);
+        node.is_untrimmed = true;
+        self.refresh(child_index);
+        self.refresh(index);
+    }
+}
+
+/// Whether nothing but what the device holds of them tells a node from its only child.
+fn is_like_only_child(node: &Node, child: &Node) -> bool {
+    child.next_sibling == NONE
+        && is_pinned_alike(&node.device, &child.device)
+        && is_pinned_alike(&node.host, &child.host)
+        && node.host.pages.is_empty() == child.host.pages.is_empty()
+        && !node.is_in_motion()
+        && !child.is_in_motion()
+        && (node.in_l3, node.host_unsound) == (child.in_l3, child.host_unsound)
 }
 
 /// The part of a holding that goes to the upper node of a split.
@@ -114,10 +158,9 @@ fn split_holding<T>(holding: &mut Holding<T>, pages: usize) -> Holding<T> {
     }
 }
 
-/// Whether parent and only child are the same to this tier: no pin ends between them.
-fn alike<T>(parent: &Holding<T>, child: &Holding<T>) -> bool {
-    (parent.pins == child.pins || planted(Bug::MergeAcrossPins))
-        && parent.pages.is_empty() == child.pages.is_empty()
+/// Whether no pin of this tier ends between parent and only child.
+fn is_pinned_alike<T>(parent: &Holding<T>, child: &Holding<T>) -> bool {
+    parent.pins == child.pins || planted(Bug::MergeAcrossPins)
 }
 
 fn prepend<E>(to: &mut Vec<E>, front: &mut Vec<E>) {

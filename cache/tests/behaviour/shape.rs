@@ -1,6 +1,6 @@
 //! Insertion, splits and merges: what the tree looks like.
 
-use terrace_cache::{Cursor, Namespace, PageRun, Sequence};
+use terrace_cache::{Cursor, HostPage, Namespace, PageRun, Sequence};
 
 use crate::*;
 
@@ -192,5 +192,78 @@ fn an_empty_namespace_is_forgotten() {
     assert_eq!(cache.memory().nodes, 1, "the root is pinned");
     cache.unpin_host(anchor);
     assert_eq!(cache.memory().nodes, 0);
+    end(cache);
+}
+
+const ALPHABET: &str = "abcdefghijklmnopqrstuvwxyz";
+
+/// A cache with the alphabet on device and host, and the last of it off the device.
+fn cache_that_has_begun_to_evict() -> Cache {
+    let mut cache = cache(26, 26);
+    publish(&mut cache, ALPHABET);
+    write_back(&mut cache, ALPHABET);
+    evict_device(&mut cache, 1);
+    assert_eq!((nodes(&cache, 1), depths(&cache, ALPHABET)), (2, (23, 26)));
+    cache
+}
+
+/// The host pages of the alphabet, in order.
+fn host_pages(cache: &mut Cache) -> Vec<HostPage> {
+    let pin = pin_host(cache, ALPHABET);
+    let (mut keys, mut pages) = (Vec::new(), Vec::new());
+    let arrival = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut pages);
+    cache.end_backup(&pin, &arrival, 0);
+    cache.unpin_host(pin);
+    assert_eq!(keys, word(ALPHABET).keys().to_vec());
+    pages
+}
+
+#[test]
+fn what_a_prompt_loses_on_device_bit_by_bit_is_one_node_on_host() {
+    let mut cache = cache_that_has_begun_to_evict();
+    let pages = host_pages(&mut cache);
+    let mut on_device = 23;
+    while on_device > 0 {
+        evict_device(&mut cache, 1);
+        let (device, host) = depths(&cache, ALPHABET);
+        assert!(device < on_device && host == 26, "{device} of {on_device}, {host}");
+        assert_eq!((nodes(&cache, 1), cache.usage().device.free_pages), (2, 26 - device as usize));
+        assert_eq!(host_pages(&mut cache), pages);
+        audit(&cache, &[], &[]);
+        on_device = device;
+    }
+    evict_host(&mut cache, 10);
+    assert_eq!(depths(&cache, ALPHABET), (0, 16));
+    end(cache);
+}
+
+#[test]
+fn pages_are_not_passed_down_across_a_pin() {
+    let mut cache = cache_that_has_begun_to_evict();
+    let joint = pin_host(&mut cache, &ALPHABET[..23]);
+    evict_device(&mut cache, 1);
+    assert_eq!((nodes(&cache, 1), depths(&cache, ALPHABET)), (3, (21, 26)));
+    audit(&cache, &[], &[&joint]);
+    cache.unpin_host(joint);
+    // A pin of the whole path goes with the lower part, wherever that begins.
+    let whole = pin_host(&mut cache, ALPHABET);
+    evict_device(&mut cache, 1);
+    assert_eq!((nodes(&cache, 1), depths(&cache, ALPHABET)), (3, (19, 26)));
+    audit(&cache, &[], &[&whole]);
+    cache.unpin_host(whole);
+    end(cache);
+}
+
+#[test]
+fn pages_are_not_passed_down_to_one_that_was_used_otherwise() {
+    let mut cache = cache_that_has_begun_to_evict();
+    let pin = pin_device(&mut cache, &ALPHABET[..23]);
+    cache.touch(&pin, true, 0);
+    cache.unpin_device(pin);
+    evict_device(&mut cache, 1);
+    assert_eq!((nodes(&cache, 1), depths(&cache, ALPHABET)), (3, (21, 26)));
+    // What was used less goes first, on host too.
+    evict_host(&mut cache, 3);
+    assert_eq!(depths(&cache, ALPHABET), (21, 23));
     end(cache);
 }

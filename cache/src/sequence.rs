@@ -96,18 +96,10 @@ impl Sequence {
     /// A sequence in the namespace whose digest is `root`.
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
-        // With room for a page more: short answers need no other memory.
-        Self::with_room(root, page_size, tokens, page_size as usize)
-    }
-
-    /// A sequence that has room for the keys of so many tokens more.
-    #[must_use]
-    pub fn with_room(root: PageKey, page_size: u32, tokens: Vec<Token>, more: usize) -> Self {
         let page_size = page_size as usize;
         let prompt = Text::new(root, page_size, tokens);
         let border = prompt.keys().len() * page_size;
-        let rest = &prompt.tokens()[border..];
-        let tail = Text::beginning(rest, page_size, more);
+        let tail = Text::beginning(&prompt.tokens()[border..], page_size);
         Self { root, border, tail, prompt: Arc::new(prompt) }
     }
 

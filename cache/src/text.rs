@@ -38,11 +38,11 @@ impl Text {
         text
     }
 
-    /// Tokens that do not fill a page yet, and room for a page's and for the keys of so many more.
-    pub(crate) fn beginning(tokens: &[Token], page_size: usize, more: usize) -> Self {
+    /// Tokens that do not fill a page yet, and room for a page more: short answers need no other.
+    pub(crate) fn beginning(tokens: &[Token], page_size: usize) -> Self {
         let mut room = Vec::with_capacity(tokens.len() + page_size);
         room.extend_from_slice(tokens);
-        Self { page_size, tokens: room, keys: Vec::with_capacity(more.div_ceil(page_size)) }
+        Self { page_size, tokens: room, keys: Vec::new() }
     }
 
     /// A copy of these pages.

@@ -127,8 +127,7 @@ impl Scheduler {
         let Request { id, prompt, max_new_tokens: max_new, priority, .. } = request;
         let (page_size, now) = (self.config.cache.page_size, self.now);
         let handle = self.requests.insert(|handle| {
-            let room = handle.room_for_answer(max_new);
-            let sequence = Sequence::with_room(namespace, page_size, prompt, room);
+            let sequence = Sequence::new(namespace, page_size, prompt);
             Entry::new(id, handle, priority, sequence, max_new, now)
         });
         if self.config.queue.start_timeout_ms > 0 {

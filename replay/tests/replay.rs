@@ -310,7 +310,7 @@ proptest! {
             workers
         };
         let workers = decided(&report.workers);
-        prop_assert_eq!(decided(&one_by_one.workers), workers.clone());
+        prop_assert_eq!(&decided(&one_by_one.workers), &workers);
         let config = report.config.clone();
         let same = json(&Report { config, workers: workers.clone(), ..one_by_one });
         prop_assert_eq!(same, json(&Report { workers, ..report }));

@@ -31,14 +31,11 @@ impl Tree {
         let on_device = self.node(pin.node).held_by::<Device>();
         assert!(on_device || T::NAME == TierName::Host, "device pages need their prefix");
         let mut bottom = pin.node.index;
-        let (mut rest, mut first_duplicate) = (run, None);
+        let (mut rest, mut gained, mut first_duplicate) = (run, 0, None);
         while !rest.is_empty() {
-            let Some(child) = self.child(bottom, rest.first_key()) else {
-                if self.by_key.contains_key(&rest.first_key()) {
-                    break;
-                }
-                let count = rest.len();
-                let new = pages.as_vec_mut().drain(..count);
+            let Some(&child) = self.by_key.get(&rest.first_key()) else {
+                // The tree has nothing that goes on from here: all the rest is new.
+                let new = pages.as_vec_mut().drain(..rest.len());
                 // Only the caller's own pin follows a node that grows in place.
                 if bottom == pin.node.index && self.may_lengthen::<T>(bottom, rest, in_l3) {
                     self.grow(bottom, rest, new);
@@ -46,11 +43,12 @@ impl Tree {
                     bottom = self.add_node(bottom, rest, in_l3);
                     self.attach(bottom, new);
                 }
-                rest = rest.skip(count);
-                continue;
+                gained += rest.len();
+                break;
             };
-            let common = self.nodes[child as usize].common_pages(rest.tokens(), self.page_size);
-            if common == 0 {
+            let node = &self.nodes[child as usize];
+            let common = node.common_pages(rest.tokens(), self.page_size);
+            if node.parent != bottom || common == 0 {
                 break;
             }
             let child =
@@ -63,10 +61,11 @@ impl Tree {
                 self.attach::<T>(child, pages.as_vec_mut().drain(..common));
             }
             self.nodes[child as usize].in_l3 |= in_l3;
+            gained += common;
             rest = rest.skip(common);
             bottom = child;
         }
-        let gained = rest.start_page - run.start_page;
+        let gained = gained as u32;
         if bottom != pin.node.index {
             self.lengthen(pin, bottom);
         } else {

@@ -78,14 +78,10 @@ impl Excerpt {
     }
 
     pub(crate) fn append(&mut self, run: PageRun<'_>) {
-        if self.continues(run) {
-            self.len += run.len();
-        } else if self.all.is_none() {
-            *self = Self::own(run.to_text());
-        } else {
+        if !self.continues(run) {
             run.append_to(self.make_own());
-            self.len += run.len();
         }
+        self.len += run.len();
     }
 
     /// Puts the pages that precede these in front.

@@ -16,7 +16,7 @@ pub struct Sequence {
     root: PageKey,
     /// Shared with the nodes that hold its pages.
     prompt: Arc<Text>,
-    /// The end of the prompt's whole pages.
+    /// The end of the prompt's whole pages: asked for with every token.
     border: usize,
     /// What follows the prompt's whole pages: the rest of the prompt, and what was appended.
     tail: Text,

@@ -95,7 +95,7 @@ pub struct Tree {
     pub(crate) host: TierState,
     pub(crate) events: KvEventLog,
     pub(crate) page_size: usize,
-    /// Whether pages that two nodes are alike for may go from one to the other.
+    /// Whether a node may give its last pages to a child that was used alike.
     borders_move: bool,
     spares: spares::Spares,
     /// The node below which eviction removed another last: it may keep that one's tokens alive. It is

@@ -49,6 +49,7 @@ impl Tree {
             let node = &self.nodes[child as usize];
             let common = node.common_pages(rest.tokens(), self.page_size);
             if node.parent != bottom || common == 0 {
+                // Two prefixes with one key.
                 break;
             }
             let child =

@@ -75,10 +75,7 @@ impl Tree {
         }
         self.withdraw(index);
         self.withdraw(child_index);
-        let [node, child] = self
-            .nodes
-            .get_disjoint_mut([index as usize, child_index as usize])
-            .expect("a node is not its own child");
+        let [node, child] = both(&mut self.nodes, index, child_index);
         self.by_key.remove(&child.keys()[0]);
         self.by_key.insert(node.keys()[0], child_index);
         let parent = node.parent;
@@ -108,17 +105,14 @@ impl Tree {
             && child.excerpt.follows(&node.excerpt)
     }
 
-    /// Takes a node's pages from `kept` on off the device and gives the rest of them to its only child.
+    /// Takes a node's pages from `kept` on off the device and gives their host copies to its only child.
     /// A node for each bit that a long prompt loses would cost more than the bit.
     pub(super) fn pass_down(&mut self, index: u32, kept: usize, device: &mut Pool<Device>) {
         self.tell_removed::<Device>(index, kept);
         let child_index = self.nodes[index as usize].first_child;
         self.withdraw(child_index);
         self.withdraw(index);
-        let [node, child] = self
-            .nodes
-            .get_disjoint_mut([index as usize, child_index as usize])
-            .expect("a node is not its own child");
+        let [node, child] = both(&mut self.nodes, index, child_index);
         self.by_key.remove(&child.keys()[0]);
         device.give_all(node.device.pages.drain(kept..));
         child.excerpt.prepend(&mut node.excerpt.split_off(kept));
@@ -130,6 +124,11 @@ impl Tree {
         self.refresh(child_index);
         self.refresh(index);
     }
+}
+
+fn both(nodes: &mut [Node], index: u32, child: u32) -> [&mut Node; 2] {
+    let places = [index as usize, child as usize];
+    nodes.get_disjoint_mut(places).expect("a node is not its own child")
 }
 
 /// Whether nothing but what the device holds of them tells a node from its only child.

@@ -534,15 +534,14 @@ impl Cache {
         Arrival { segments }
     }
 
-    /// Passes the keys of a backup's first `pages`, in order, to `each`. Its path is still pinned.
-    pub fn keys_of_backup(
+    /// The keys of the pinned path from its first page on, in pieces, and whether they are among those
+    /// of an arrival: whole pieces are, as long as it is not over.
+    pub fn keys_along(
         &self,
         pin: &HostPin,
         arrival: &Arrival,
-        pages: usize,
-        each: impl FnMut(PageKey),
-    ) {
-        self.tree.keys_of_backup(pin, &arrival.segments, pages, each);
+    ) -> impl Iterator<Item = (&[PageKey], bool)> {
+        self.tree.keys_along(pin, &arrival.segments)
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

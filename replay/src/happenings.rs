@@ -13,14 +13,10 @@ pub(crate) enum Happening {
     /// An operation of its has an outcome.
     Operation { worker: u32, op: OpId, outcome: Outcome },
     /// A backup of its is in the store from now on.
-    Stored { worker: u32, op: OpId, pages: KeptPages },
+    Stored { worker: u32, op: OpId },
     /// It wanted to be asked for a plan.
     Wake { worker: u32 },
 }
-
-/// Pages that a write in flight carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeptPages(u32);
 
 /// What is going to happen. Of what happens at the same moment, that comes first which was known
 /// first.
@@ -28,8 +24,6 @@ pub(crate) struct KeptPages(u32);
 pub(crate) struct Happenings {
     queue: BinaryHeap<Reverse<Due>>,
     next: u64,
-    kept: Vec<Vec<u64>>,
-    free: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -85,24 +79,6 @@ impl Happenings {
             return None;
         }
         self.queue.pop().map(|Reverse(due)| due.happening)
-    }
-
-    /// Keeps the pages of a write until it ends.
-    pub(crate) fn keep(&mut self, digests: impl Iterator<Item = u64>) -> KeptPages {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.kept.push(Vec::new());
-            self.kept.len() as u32 - 1
-        });
-        self.kept[place as usize].extend(digests);
-        KeptPages(place)
-    }
-
-    /// Hands the pages of a write that has ended to whoever takes them.
-    pub(crate) fn release(&mut self, pages: KeptPages, take: impl FnOnce(&[u64])) {
-        let kept = &mut self.kept[pages.0 as usize];
-        take(kept);
-        kept.clear();
-        self.free.push(pages.0);
     }
 }
 

@@ -1,113 +1,67 @@
 //! Sets of pages by digest, frugal enough for millions.
 
-/// Buckets of the index. With so many their ends stay in the processor's cache.
-const BUCKETS: usize = 1 << BUCKET_BITS;
-const BUCKET_BITS: u32 = 12;
-/// Entries that a bucket takes before it moves them to a chunk, all at once.
-const FRESH: usize = 16;
-/// Buckets that are fetched into the processor's cache together.
-const FETCHED: usize = 32;
-/// Entries of a chunk.
-const CHUNK: usize = 15 * FRESH;
-/// Chunks that are allocated together.
-const SLAB: usize = 64;
+use terrace_cache::HashedMap;
+use terrace_scheduler::{L3Path, PageKey};
+
+/// The bits of a key by which a page is known.
+pub(crate) fn digest(key: PageKey) -> u64 {
+    (key.0 >> 64) as u64
+}
 
 /// Pages that never go: those of a store without limit.
 ///
-/// Pages are written in the order of their sequences and looked for in that order. So a log keeps
-/// them as they came, and once one is found those behind it are mostly the next of the log. An index
-/// finds where to begin: buckets that are only ever appended to, and searched from end to end. Putting
-/// a page in then touches no memory that is far away, as it would in a hash table of this size, and
-/// searches are few: one for each stretch of pages that were written together. A page takes 10 bytes.
-#[derive(Clone, Debug)]
+/// Pages are written in the order of their sequences, so a log keeps them as they came: behind a page
+/// mostly comes the one that follows it in its sequence. Only pages that do not come behind the one
+/// that they follow can be looked up. All others are found by going along their sequence from its
+/// first page on, which is why paths are asked for, not pages. So a page takes four bytes, and putting
+/// one in touches little but the end of the log, where an index of all pages would be too large for
+/// the processor's cache.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PageSet {
     /// The low half of each digest, in the order of insertion.
     log: Vec<u32>,
-    buckets: Vec<Bucket>,
-    slabs: Vec<Vec<Chunk>>,
-    chunks: u32,
-}
-
-/// The end of a bucket, in two lines of the processor's cache.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(align(128))]
-struct Bucket {
-    /// The latest chunk, counted from 1, and how many of its entries are in use.
-    chunk: u32,
-    filled: u16,
-    fresh: u16,
-    tags: [u16; FRESH],
-    places: [u32; FRESH],
-}
-
-/// What each entry knows of its digest, and where in the log its page is.
-/// So aligned that what comes at once takes two lines of the processor's cache, not four.
-#[derive(Clone, Debug)]
-#[repr(C, align(64))]
-struct Chunk {
-    places: [u32; CHUNK],
-    tags: [u16; CHUNK],
-    /// The chunk of the same bucket that came before; 0 for none.
-    previous: u32,
-}
-
-impl Default for PageSet {
-    fn default() -> Self {
-        let buckets = vec![Bucket::default(); BUCKETS];
-        Self { log: Vec::new(), buckets, slabs: Vec::new(), chunks: 0 }
-    }
+    /// Where in the log those are that do not come behind the page that they follow.
+    starts: HashedMap<u64, u32>,
+    /// Whether a page was ever put in before the one that it follows: unless it was, all that follow a
+    /// page that is missing are missing too.
+    has_gaps: bool,
 }
 
 impl PageSet {
-    /// Puts in pages that follow each other. Those at the beginning may be there already; behind the
-    /// first that is not, all are new, since a page is written after the one that it follows: unless
-    /// writes fail, so that there may be gaps, and each page is looked for.
-    pub(crate) fn insert_all(&mut self, digests: &[u64], may_have_gaps: bool) {
-        let known = self.held(digests, |digest| digest);
-        for some in digests[known..].chunks(FETCHED) {
-            // Whether a bucket is full decides what is done next, so that one would be fetched after
-            // the other; nothing depends on these looks, so that all are fetched at once.
-            let fresh: u16 = some.iter().map(|&digest| self.buckets[bucket_of(digest)].fresh).sum();
-            std::hint::black_box(fresh);
-            if may_have_gaps {
-                for digest in some {
-                    if self.find(*digest).is_none() {
-                        self.insert(std::slice::from_ref(digest));
+    /// Puts in the pages that are asked for.
+    pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
+        let mut before = None;
+        let mut is_first = true;
+        for piece in path.pieces() {
+            let mut digests = piece.keys.iter().copied().map(digest);
+            while let Some(digest) = digests.next() {
+                let place = self.place(before, digest);
+                if place.is_none() && piece.is_asked {
+                    self.has_gaps |= before.is_none() && !is_first;
+                    before = Some(self.append(before, digest));
+                    if !self.has_gaps {
+                        self.log.extend(digests.by_ref().map(|digest| digest as u32));
+                        before = Some(self.log.len() as u32 - 1);
                     }
+                } else {
+                    before = place;
                 }
-            } else {
-                self.insert(some);
+                is_first = false;
             }
         }
     }
 
-    /// Puts in pages that are not there.
-    fn insert(&mut self, digests: &[u64]) {
-        let first = self.log.len() as u32;
-        self.log.extend(digests.iter().map(|&digest| digest as u32));
-        for (place, &digest) in (first..).zip(digests) {
-            self.add_to_index(digest, place);
-        }
-    }
-
-    fn add_to_index(&mut self, digest: u64, place: u32) {
-        let bucket = &mut self.buckets[bucket_of(digest)];
-        let fresh = bucket.fresh as usize;
-        bucket.tags[fresh] = tag(digest);
-        bucket.places[fresh] = place;
-        bucket.fresh += 1;
-        if bucket.fresh as usize == FRESH {
-            self.move_fresh(bucket_of(digest));
-        }
-    }
-
-    /// How many of the pages, from the first, are in the set.
-    pub(crate) fn held<T: Copy>(&self, pages: &[T], digest: impl Fn(T) -> u64) -> usize {
-        let mut held = 0;
-        while let Some(&page) = pages.get(held) {
-            let Some(place) = self.find(digest(page)) else { break };
-            let next = self.log[place + 1..].iter().zip(&pages[held + 1..]);
-            held += 1 + next.take_while(|(low, page)| **low == digest(**page) as u32).count();
+    /// How many of the pages that are asked for, from the first, are in the set.
+    pub(crate) fn held(&self, path: &L3Path<'_>) -> usize {
+        let (mut before, mut held) = (None, 0);
+        for piece in path.pieces() {
+            for &key in piece.keys {
+                before = self.place(before, digest(key));
+                if before.is_none() && (piece.is_asked || !self.has_gaps) {
+                    return held;
+                }
+                held += usize::from(piece.is_asked);
+            }
         }
         held
     }
@@ -116,61 +70,23 @@ impl PageSet {
         self.log.len() as u64
     }
 
-    /// The place in the log where the page is.
-    fn find(&self, digest: u64) -> Option<usize> {
-        let bucket = &self.buckets[bucket_of(digest)];
-        let fresh = bucket.fresh as usize;
-        let found = self.find_among(&bucket.tags[..fresh], &bucket.places, digest);
-        let (mut number, mut filled) = (bucket.chunk as usize, bucket.filled as usize);
-        let mut found = found;
-        while found.is_none() && number > 0 {
-            let chunk = &self.slabs[(number - 1) / SLAB][(number - 1) % SLAB];
-            found = self.find_among(&chunk.tags[..filled], &chunk.places, digest);
-            (number, filled) = (chunk.previous as usize, CHUNK);
-        }
-        found
+    /// Where a page is, given where the one is that it follows.
+    #[inline]
+    fn place(&self, before: Option<u32>, digest: u64) -> Option<u32> {
+        let behind = before.map(|place| place + 1);
+        let is_behind = |place: &u32| self.log.get(*place as usize) == Some(&(digest as u32));
+        behind.filter(is_behind).or_else(|| self.starts.get(&digest).copied())
     }
 
-    fn find_among(&self, tags: &[u16], places: &[u32], digest: u64) -> Option<usize> {
-        let wanted = tag(digest);
-        // Without a way out in the middle many tags are compared at once; it is rarely among them.
-        if !tags.iter().fold(false, |any, tag| any | (*tag == wanted)) {
-            return None;
+    /// Puts in a page that is not there.
+    fn append(&mut self, before: Option<u32>, digest: u64) -> u32 {
+        let place = self.log.len() as u32;
+        self.log.push(digest as u32);
+        if before.is_none_or(|before| before + 1 != place) {
+            self.starts.insert(digest, place);
         }
-        let tagged = tags.iter().zip(places).filter(|(tag, _)| **tag == wanted);
-        let mut tagged = tagged.map(|(_, place)| *place as usize);
-        tagged.find(|&place| self.log[place] == digest as u32)
+        place
     }
-
-    /// Moves what a bucket has taken to its latest chunk, or to a new one.
-    fn move_fresh(&mut self, bucket: usize) {
-        let bucket = &mut self.buckets[bucket];
-        if bucket.chunk == 0 || bucket.filled as usize == CHUNK {
-            if (self.chunks as usize).is_multiple_of(SLAB) {
-                self.slabs.push(Vec::with_capacity(SLAB));
-            }
-            let slab = self.slabs.last_mut().expect("one was just pushed if need be");
-            slab.push(Chunk { previous: bucket.chunk, tags: [0; CHUNK], places: [0; CHUNK] });
-            self.chunks += 1;
-            (bucket.chunk, bucket.filled) = (self.chunks, 0);
-        }
-        let number = bucket.chunk as usize - 1;
-        let chunk = &mut self.slabs[number / SLAB][number % SLAB];
-        let filled = bucket.filled as usize;
-        chunk.tags[filled..filled + FRESH].copy_from_slice(&bucket.tags);
-        chunk.places[filled..filled + FRESH].copy_from_slice(&bucket.places);
-        bucket.filled += FRESH as u16;
-        bucket.fresh = 0;
-    }
-}
-
-fn bucket_of(digest: u64) -> usize {
-    (digest >> (64 - BUCKET_BITS)) as usize
-}
-
-/// What an entry knows of its digest: 16 bits besides those of the bucket and those in the log.
-fn tag(digest: u64) -> u16 {
-    (digest >> 36) as u16
 }
 
 const NONE: u32 = u32::MAX;
@@ -347,32 +263,61 @@ mod tests {
         index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ index << 7
     }
 
-    #[test]
-    fn a_set_holds_what_was_put_into_it_and_nothing_else() {
-        let run = |first: u64, pages: u64| (first..first + pages).map(spread).collect::<Vec<_>>();
-        let mut set = PageSet::default();
-        for first in (0..2_000_000).step_by(1_000) {
-            set.insert_all(&run(first, 700), false);
-            // The same once more, and what follows it.
-            set.insert_all(&run(first, 800), false);
-        }
-        assert_eq!(set.len(), 2_000 * 800);
-        for first in (0..2_000_000).step_by(77) {
-            let held = set.held(&run(first, 900), |digest| digest);
-            assert_eq!(held as u64, 800u64.saturating_sub(first % 1_000), "{first}");
-        }
+    fn keys(indices: impl Iterator<Item = u64>) -> Vec<PageKey> {
+        indices.map(|index| PageKey(u128::from(spread(index)) << 64)).collect()
+    }
+
+    fn path<'a>(before: &'a [PageKey], asked: &'a [PageKey]) -> L3Path<'a> {
+        let mut path = L3Path::default();
+        path.extend([before], false);
+        path.extend([asked], true);
+        path
     }
 
     #[test]
-    fn a_sequence_is_found_in_the_pieces_in_which_it_came() {
+    fn a_page_is_found_wherever_a_path_is_entered() {
+        // Sequences that part from the first at different pages, put in piece by piece.
+        let sequence = |number: u64| {
+            keys((0..100).map(move |page| match page < number * 7 {
+                true => page,
+                false => number * 1_000 + page,
+            }))
+        };
         let mut set = PageSet::default();
-        for piece in [40..60, 0..10, 10..40] {
-            set.insert_all(&piece.map(spread).collect::<Vec<_>>(), false);
+        for number in [3, 0, 5, 9, 4] {
+            let keys = sequence(number);
+            set.insert(&path(&[], &keys[..40]));
+            set.insert(&path(&keys[..40], &keys[40..90]));
+            // Once more changes nothing.
+            set.insert(&path(&keys[..30], &keys[30..60]));
         }
-        let whole: Vec<u64> = (0..80).map(spread).collect();
-        assert_eq!(set.held(&whole, |digest| digest), 60);
-        assert_eq!(set.held(&whole[35..], |digest| digest), 25);
-        assert_eq!(set.held(&whole[60..], |digest| digest), 0);
+        // All but what they have in common with the longest of those before them.
+        assert_eq!(set.len(), 90 + 90 + (90 - 21) + (90 - 35) + (90 - 28));
+        for number in [0, 3, 4, 5, 9] {
+            let keys = sequence(number);
+            for start in 0..100 {
+                let held = set.held(&path(&keys[..start], &keys[start..]));
+                assert_eq!(held, 90usize.saturating_sub(start), "{number} from {start}");
+            }
+        }
+        let unknown = sequence(8);
+        assert_eq!(set.held(&path(&[], &unknown)), 56);
+    }
+
+    #[test]
+    fn gaps_may_be_filled_later() {
+        let keys = keys(0..80);
+        let mut set = PageSet::default();
+        for piece in [40..60, 0..10, 70..80, 10..40] {
+            set.insert(&path(&keys[..piece.start], &keys[piece]));
+        }
+        assert_eq!(set.len(), 70);
+        assert_eq!(set.held(&path(&[], &keys)), 60);
+        assert_eq!(set.held(&path(&keys[..35], &keys[35..])), 25);
+        assert_eq!(set.held(&path(&keys[..60], &keys[60..])), 0);
+        assert_eq!(set.held(&path(&keys[..75], &keys[75..])), 5);
+        set.insert(&path(&[], &keys));
+        assert_eq!((set.len(), set.held(&path(&[], &keys))), (80, 80));
     }
 
     #[test]

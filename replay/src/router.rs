@@ -4,7 +4,7 @@ use terrace_cache::HashedMap;
 use terrace_scheduler::{KvEvent, PageKey, TierName};
 
 use crate::config::Routing;
-use crate::store::digest;
+use crate::page_set::digest;
 
 /// Chooses a worker for each request.
 #[derive(Debug)]

@@ -1,15 +1,15 @@
 //! The store that all workers share: which pages it holds, how long it takes, how it fails.
 
-use terrace_scheduler::{Outcome, PageKey};
+use terrace_scheduler::{L3Path, Outcome};
 
 use crate::config::StoreConfig;
 use crate::dice::Dice;
 use crate::links::Link;
-use crate::page_set::{LruPages, PageSet};
+use crate::page_set::{LruPages, PageSet, digest};
 use crate::report::StoreUse;
 
-/// The shared store. It knows pages by 60 bits of their keys and more: among ten million pages a page
-/// is taken for another less than once in 10,000 replays.
+/// The shared store. It knows pages by 64 bits of their keys, or by 32 behind a page that it knows: among
+/// ten million pages a page is taken for another less than once in 10,000 replays.
 #[derive(Debug)]
 pub(crate) struct Store {
     config: StoreConfig,
@@ -25,11 +25,6 @@ enum Held {
     /// Nothing ever goes.
     Unlimited(PageSet),
     Limited(LruPages),
-}
-
-/// The bits of a key by which the store knows its page.
-pub(crate) fn digest(key: PageKey) -> u64 {
-    (key.0 >> 64) as u64
 }
 
 impl Store {
@@ -49,29 +44,29 @@ impl Store {
     }
 
     /// How many of the pages, from the first, are there.
-    pub(crate) fn probe(&mut self, keys: &[PageKey]) -> Outcome {
+    pub(crate) fn probe(&mut self, path: &L3Path<'_>) -> Outcome {
         self.used.probes += 1;
         if self.dice.happens(self.config.probe_failure_rate) {
             self.used.failures += 1;
             return Outcome::Failed;
         }
-        answer(self.pages.held(keys), keys.len())
+        answer(self.pages.held(path), path)
     }
 
     /// Reads pages: what of them arrives.
-    pub(crate) fn read(&mut self, keys: &[PageKey]) -> Outcome {
+    pub(crate) fn read(&mut self, path: &L3Path<'_>) -> Outcome {
         self.used.reads += 1;
         if self.dice.happens(self.config.read_failure_rate) {
             self.used.failures += 1;
             return Outcome::Failed;
         }
-        let mut pages = self.pages.held(keys);
+        let mut pages = self.pages.held(path);
         if pages > 0 && self.dice.happens(self.config.short_read_rate) {
             self.used.failures += 1;
             pages = self.dice.below(pages as u32) as usize;
         }
-        self.pages.touch(&keys[..pages]);
-        answer(pages, keys.len())
+        self.pages.touch(path, pages);
+        answer(pages, path)
     }
 
     /// Whether a write that begins now will come to something.
@@ -83,13 +78,11 @@ impl Store {
     }
 
     /// A write has ended: its pages are there from now on.
-    pub(crate) fn insert(&mut self, digests: &[u64]) {
+    pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
         match &mut self.pages {
-            Held::Unlimited(set) => {
-                set.insert_all(digests, self.config.write_failure_rate > 0.0);
-            }
+            Held::Unlimited(set) => set.insert(path),
             Held::Limited(lru) => {
-                digests.iter().rev().for_each(|&digest| lru.insert_or_touch(digest));
+                path.asked().rev().for_each(|key| lru.insert_or_touch(digest(key)));
                 self.used.evicted_pages = lru.evicted();
             }
         }
@@ -113,66 +106,71 @@ impl Store {
 }
 
 impl Held {
-    fn held(&self, keys: &[PageKey]) -> usize {
+    fn held(&self, path: &L3Path<'_>) -> usize {
         match self {
-            Self::Unlimited(set) => set.held(keys, digest),
-            Self::Limited(lru) => {
-                let missing = keys.iter().position(|&key| !lru.contains(digest(key)));
-                missing.unwrap_or(keys.len())
-            }
+            Self::Unlimited(set) => set.held(path),
+            Self::Limited(lru) => path.asked().take_while(|&key| lru.contains(digest(key))).count(),
         }
     }
 
-    /// Makes pages the last to go; the first of them last of all, since without it the others are of
-    /// no use.
-    fn touch(&mut self, keys: &[PageKey]) {
+    /// Makes the first pages that are asked for the last to go; the first of them last of all, since
+    /// without it the others are of no use.
+    fn touch(&mut self, path: &L3Path<'_>, pages: usize) {
         match self {
             Self::Unlimited(_) => {}
-            Self::Limited(lru) => keys.iter().rev().for_each(|&key| lru.touch(digest(key))),
+            Self::Limited(lru) => {
+                let beyond = path.pages() - pages;
+                path.asked().rev().skip(beyond).for_each(|key| lru.touch(digest(key)));
+            }
         }
     }
 }
 
-fn answer(pages: usize, asked: usize) -> Outcome {
+fn answer(pages: usize, path: &L3Path<'_>) -> Outcome {
     match pages {
         0 => Outcome::Missing,
-        _ if pages == asked => Outcome::Done,
+        _ if pages == path.pages() => Outcome::Done,
         _ => Outcome::Partial(pages as u32),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use terrace_scheduler::PageKey;
+
     use super::*;
 
     fn keys(range: std::ops::Range<u128>) -> Vec<PageKey> {
         range.map(|n| PageKey((n + 1) << 64)).collect()
     }
 
-    fn digests(keys: &[PageKey]) -> Vec<u64> {
-        keys.iter().map(|&key| digest(key)).collect()
+    /// The path of an operation that is about these pages of a sequence.
+    fn path(pages: &[PageKey]) -> L3Path<'_> {
+        let mut path = L3Path::default();
+        path.extend([pages], true);
+        path
     }
 
     #[test]
     fn a_probe_counts_from_the_first_page_to_the_first_that_is_missing() {
         let mut store = Store::new(&StoreConfig::default(), 0);
-        store.insert(&digests(&keys(0..3)));
-        store.insert(&digests(&keys(4..6)));
-        assert_eq!(store.probe(&keys(0..6)), Outcome::Partial(3));
-        assert_eq!(store.probe(&keys(0..3)), Outcome::Done);
-        assert_eq!(store.probe(&keys(3..6)), Outcome::Missing);
+        store.insert(&path(&keys(0..3)));
+        store.insert(&path(&keys(4..6)));
+        assert_eq!(store.probe(&path(&keys(0..6))), Outcome::Partial(3));
+        assert_eq!(store.probe(&path(&keys(0..3))), Outcome::Done);
+        assert_eq!(store.probe(&path(&keys(3..6))), Outcome::Missing);
     }
 
     #[test]
     fn with_a_limit_the_ends_of_what_was_not_read_lately_go_first() {
         let config = StoreConfig { pages_max: Some(6), ..StoreConfig::default() };
         let mut store = Store::new(&config, 0);
-        store.insert(&digests(&keys(0..3)));
-        store.insert(&digests(&keys(10..13)));
-        assert_eq!(store.read(&keys(0..3)), Outcome::Done);
-        store.insert(&digests(&keys(20..22)));
-        assert_eq!(store.probe(&keys(0..3)), Outcome::Done);
-        assert_eq!(store.probe(&keys(10..13)), Outcome::Partial(1));
+        store.insert(&path(&keys(0..3)));
+        store.insert(&path(&keys(10..13)));
+        assert_eq!(store.read(&path(&keys(0..3))), Outcome::Done);
+        store.insert(&path(&keys(20..22)));
+        assert_eq!(store.probe(&path(&keys(0..3))), Outcome::Done);
+        assert_eq!(store.probe(&path(&keys(10..13))), Outcome::Partial(1));
         assert_eq!((store.report().pages, store.report().evicted_pages), (6, 2));
     }
 
@@ -185,10 +183,11 @@ mod tests {
             ..StoreConfig::default()
         };
         let mut store = Store::new(&config, 7);
-        store.insert(&digests(&keys(0..8)));
-        let probes = (0..4000).filter(|_| store.probe(&keys(0..8)) == Outcome::Failed).count();
+        store.insert(&path(&keys(0..8)));
+        let probes =
+            (0..4000).filter(|_| store.probe(&path(&keys(0..8))) == Outcome::Failed).count();
         assert!((900..1100).contains(&probes), "{probes}");
-        let reads: Vec<_> = (0..4000).map(|_| store.read(&keys(0..8))).collect();
+        let reads: Vec<_> = (0..4000).map(|_| store.read(&path(&keys(0..8)))).collect();
         let failed = reads.iter().filter(|read| **read == Outcome::Failed).count();
         assert!((1900..2100).contains(&failed), "{failed}");
         assert!(!reads.contains(&Outcome::Done), "all others are short");

@@ -1,8 +1,8 @@
 //! One worker: a scheduler, and a model of the machine that performs its plans.
 
 use terrace_scheduler::{
-    Config as SchedulerConfig, CopyDirection, Event, KvEvent, L3Kind, OpId, Outcome, Plan, Request,
-    Scheduler, StateName, StepId, StepResult, SubmitError, Time, Token,
+    Config as SchedulerConfig, CopyDirection, Event, KvEvent, L3Kind, L3Path, OpId, Outcome, Plan,
+    Request, Scheduler, StateName, StepId, StepResult, SubmitError, Time, Token,
 };
 
 use crate::arrivals::Arrivals;
@@ -14,7 +14,7 @@ use crate::links::Link;
 use crate::report::{LinkName, LinkUse, WorkerUse};
 use crate::router::Router;
 use crate::series::{Gauge, LinkColumn};
-use crate::store::{Store, digest};
+use crate::store::Store;
 use crate::tally::{Change, Tally};
 
 /// What every request produces: no prompt of a trace has this token, so that what is produced is
@@ -125,6 +125,16 @@ impl Worker {
         self.scheduler.advance(Time(now_us), event).expect("the operation was planned");
     }
 
+    /// A backup is in the store from now on.
+    pub(crate) fn backup_ended(&mut self, now_us: u64, op: OpId, store: &mut Store) {
+        store.insert(&self.l3_path(op));
+        self.operation_ended(now_us, op, Outcome::Done);
+    }
+
+    fn l3_path(&self, op: OpId) -> L3Path<'_> {
+        self.scheduler.l3_path(op).expect("an operation with L3 that is in flight")
+    }
+
     /// Whether a wake-up that was asked for is still wanted at that moment. If it is wanted later, that
     /// is seen to.
     pub(crate) fn wants_wake(&mut self, at_us: u64, happenings: &mut Happenings) -> bool {
@@ -216,17 +226,19 @@ impl Worker {
 
     fn start_l3(&mut self, plan: &Plan, now_us: u64, around: &mut Around<'_, '_>) {
         for op in &plan.l3 {
-            let keys = plan.l3_keys(op);
+            let path = self.l3_path(op.op);
+            debug_assert!(path.asked().eq(plan.l3_keys(op).iter().copied()), "what the plan says");
+            let asked = path.pages() as u64;
             match op.kind {
                 L3Kind::Probe => {
-                    let outcome = around.store.probe(keys);
+                    let outcome = around.store.probe(&path);
                     let at_us = now_us + around.store.probe_latency_us();
                     self.expect(at_us, op.op, outcome, around.happenings);
                 }
                 L3Kind::Prefetch => {
-                    let outcome = around.store.read(keys);
+                    let outcome = around.store.read(&path);
                     let pages = match outcome {
-                        Outcome::Done => keys.len() as u64,
+                        Outcome::Done => asked,
                         Outcome::Partial(pages) => pages.into(),
                         Outcome::Missing
                         | Outcome::Failed
@@ -243,7 +255,7 @@ impl Worker {
                     self.expect(came.arrival_us(latency_us), op.op, outcome, around.happenings);
                 }
                 L3Kind::Backup => {
-                    let bytes = keys.len() as u64 * self.page_bytes;
+                    let bytes = asked * self.page_bytes;
                     let link = &mut self.links.host_to_l3;
                     let sent = link.carry(now_us, bytes);
                     let written = around.store.write_link.carry_behind(now_us, sent, bytes);
@@ -252,9 +264,8 @@ impl Worker {
                     around.tally.timeline.carried(column, sent.start_ns, sent.end_ns, bytes);
                     let at_us = written.arrival_us(latency_us);
                     if around.store.accepts_write() {
-                        let pages = around.happenings.keep(keys.iter().map(|&key| digest(key)));
-                        let (worker, op) = (self.number, op.op);
-                        around.happenings.add(at_us, Happening::Stored { worker, op, pages });
+                        let stored = Happening::Stored { worker: self.number, op: op.op };
+                        around.happenings.add(at_us, stored);
                     } else {
                         self.expect(at_us, op.op, Outcome::Failed, around.happenings);
                     }

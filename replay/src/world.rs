@@ -204,11 +204,8 @@ impl<'a> World<'a> {
                 self.workers[worker as usize].operation_ended(now_us, op, outcome);
                 worker
             }
-            Happening::Stored { worker, op, pages } => {
-                let store = &mut self.store;
-                self.happenings.release(pages, |digests| store.insert(digests));
-                let outcome = terrace_scheduler::Outcome::Done;
-                self.workers[worker as usize].operation_ended(now_us, op, outcome);
+            Happening::Stored { worker, op } => {
+                self.workers[worker as usize].backup_ended(now_us, op, &mut self.store);
                 worker
             }
             Happening::Wake { worker } => {

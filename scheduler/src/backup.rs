@@ -90,8 +90,9 @@ impl Scheduler {
         };
         let stored = sound_pages as usize;
         if let Some(reading) = &mut self.reading {
-            let forget = |key| reading.negative.remove(key);
-            self.cache.keys_of_backup(&source, &arrival, stored, forget);
+            let pieces = self.cache.keys_along(&source, &arrival).filter(|(_, is_ours)| *is_ours);
+            let keys = pieces.flat_map(|(keys, _)| keys).take(stored);
+            keys.for_each(|&key| reading.negative.remove(key));
         }
         self.cache.end_backup(&source, &arrival, stored);
         self.backup_backoff.note(failed || corrupt, true, self.now);

@@ -72,6 +72,7 @@ mod copies;
 mod error;
 mod event;
 mod forward;
+mod l3_path;
 mod operations;
 mod plan;
 mod prefetch;
@@ -90,6 +91,7 @@ pub use config::{
 };
 pub use error::{ConfigError, EventError, SubmitError, UnknownRequest};
 pub use event::{Event, Outcome, StepResult};
+pub use l3_path::{L3Path, L3Piece};
 pub use plan::{
     Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange, StepId,
 };

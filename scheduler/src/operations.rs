@@ -236,6 +236,10 @@ impl Operations {
         }
     }
 
+    pub(crate) fn get(&self, op: OpId) -> Option<&Operation> {
+        self.in_flight.get(&op)
+    }
+
     pub(crate) fn owner(&self, op: OpId) -> Option<Handle> {
         self.in_flight.get(&op).and_then(|operation| operation.owner)
     }

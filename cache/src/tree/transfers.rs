@@ -115,18 +115,17 @@ impl Tree {
         segments
     }
 
-    /// Passes the keys of a backup's first `pages` to `each`: they are still those of the pinned path.
-    pub(crate) fn keys_of_backup(
+    /// The keys of the pinned path from its first page on, in pieces, and whether the segments cover
+    /// them.
+    pub(crate) fn keys_along(
         &self,
         pin: &Pin<Host>,
         segments: &[Segment],
-        pages: usize,
-        each: impl FnMut(PageKey),
-    ) {
-        let path = self.path(pin.node.index, 0);
-        let nodes = path.iter().map(|&index| &self.nodes[index as usize]);
-        let stored = nodes.filter(|node| segments.iter().any(|segment| segment.covers(node)));
-        stored.flat_map(|node| node.keys()).take(pages).copied().for_each(each);
+    ) -> impl Iterator<Item = (&[PageKey], bool)> {
+        self.path(pin.node.index, 0).into_iter().map(|index| {
+            let node = &self.nodes[index as usize];
+            (node.keys(), segments.iter().any(|segment| segment.covers(node)))
+        })
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

@@ -1,0 +1,92 @@
+//! What an operation with L3 is about, together with what comes before it.
+
+use terrace_cache::{Arrival, PageKey};
+use terrace_fsm::OpId;
+
+use crate::operations::{Anchor, Work};
+use crate::scheduler::Scheduler;
+
+/// The keys of a sequence from its first page to the last that an operation with L3 is about, in pieces.
+/// A plan tells the keys of the operation alone, and mostly those will do; a store that keeps pages by
+/// what they follow needs the others too.
+#[derive(Clone, Debug, Default)]
+pub struct L3Path<'a> {
+    pieces: Vec<L3Piece<'a>>,
+}
+
+/// Consecutive pages of an [`L3Path`].
+#[derive(Clone, Copy, Debug)]
+pub struct L3Piece<'a> {
+    /// One key a page.
+    pub keys: &'a [PageKey],
+    /// Whether the operation is about these pages: otherwise they only come before some of those.
+    pub is_asked: bool,
+}
+
+impl<'a> L3Path<'a> {
+    /// The pieces, from the first page on.
+    #[must_use]
+    pub fn pieces(&self) -> &[L3Piece<'a>] {
+        &self.pieces
+    }
+
+    /// The keys that the operation is about: those of the plan.
+    pub fn asked(&self) -> impl DoubleEndedIterator<Item = PageKey> {
+        let asked = self.pieces.iter().filter(|piece| piece.is_asked);
+        asked.flat_map(|piece| piece.keys.iter().copied())
+    }
+
+    /// How many pages the operation is about.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        let asked = self.pieces.iter().filter(|piece| piece.is_asked);
+        asked.map(|piece| piece.keys.len()).sum()
+    }
+
+    /// Adds pieces of pages, asked or not, to the end.
+    pub fn extend(&mut self, pieces: impl IntoIterator<Item = &'a [PageKey]>, is_asked: bool) {
+        self.pieces.extend(pieces.into_iter().map(|keys| L3Piece { keys, is_asked }));
+    }
+}
+
+impl Scheduler {
+    /// The path of an operation with L3 that is in flight; `None` for any other, and for a probe whose
+    /// answer nobody waits for any more.
+    #[must_use]
+    pub fn l3_path(&self, op: OpId) -> Option<L3Path<'_>> {
+        let operation = self.operations.get(op)?;
+        let mut path = L3Path::default();
+        match &operation.work {
+            Work::Probe { start_page, .. } => {
+                let keys = self.requests.get(operation.owner?)?.sequence.keys();
+                let (start, pages) = (*start_page as usize, operation.pages as usize);
+                path.extend(keys.range(0..start), false);
+                path.extend(keys.range(start..start + pages), true);
+            }
+            Work::Prefetch { anchor, run, .. } => {
+                match anchor {
+                    Anchor::Pinned(pin) => {
+                        let none = Arrival::default();
+                        let before = self.cache.keys_along(pin, &none);
+                        path.extend(before.map(|(keys, _)| keys), false);
+                    }
+                    Anchor::Remembered(prefix) => {
+                        let keys = prefix.keys();
+                        path.extend([keys.prompt, keys.appended], false);
+                    }
+                }
+                let keys = run.keys();
+                path.extend([keys.prompt, keys.appended], true);
+            }
+            Work::Backup { source, arrival, .. } => {
+                for (keys, is_asked) in self.cache.keys_along(source, arrival) {
+                    path.extend([keys], is_asked);
+                }
+                let end = path.pieces.iter().rposition(|piece| piece.is_asked);
+                path.pieces.truncate(end.map_or(0, |last| last + 1));
+            }
+            Work::LoadBack { .. } | Work::WriteBack { .. } => return None,
+        }
+        Some(path)
+    }
+}

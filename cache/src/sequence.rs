@@ -96,8 +96,24 @@ impl Sequence {
     /// A sequence in the namespace whose digest is `root`.
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
-        let page_size = page_size as usize;
-        let prompt = Text::new(root, page_size, tokens);
+        Self::of(root, Text::new(root, page_size as usize, tokens))
+    }
+
+    /// The same for tokens that come in pieces; `tokens` says how many they are in all.
+    #[must_use]
+    pub fn from_pieces<P: IntoIterator<Item = Token>>(
+        root: PageKey,
+        page_size: u32,
+        tokens: usize,
+        pieces: impl IntoIterator<Item = P>,
+    ) -> Self {
+        Self::of(root, Text::from_pieces(root, page_size as usize, tokens, pieces))
+    }
+
+    fn of(root: PageKey, mut prompt: Text) -> Self {
+        // Nodes that share it go by its room: what the caller's vector had to spare must decide nothing.
+        prompt.shrink_to_fit();
+        let page_size = prompt.page_size();
         let border = prompt.keys().len() * page_size;
         let tail = Text::beginning(&prompt.tokens()[border..], page_size);
         Self { root, border, tail, prompt: Arc::new(prompt) }
@@ -113,6 +129,12 @@ impl Sequence {
     /// Makes room for `tokens` more tokens, so that appending them does not allocate.
     pub fn reserve(&mut self, tokens: usize) {
         self.tail.reserve(tokens);
+    }
+
+    /// Tokens in a page.
+    #[must_use]
+    pub fn page_size(&self) -> u32 {
+        self.tail.page_size() as u32
     }
 
     /// The digest of the namespace.
@@ -177,6 +199,18 @@ mod tests {
         }
         assert_eq!(whole.keys().to_vec(), grown.keys().to_vec());
         assert_eq!(whole.keys().len(), 5);
+    }
+
+    #[test]
+    fn a_prompt_may_come_in_pieces() {
+        let whole = Sequence::new(PageKey(7), 4, (0..23).collect());
+        for size in [1, 3, 4, 5, 8, 23, 30] {
+            let pieces = (0..23).step_by(size).map(|start| start..(start + size as Token).min(23));
+            let sequence = Sequence::from_pieces(PageKey(7), 4, 23, pieces);
+            assert_eq!(sequence.keys().to_vec(), whole.keys().to_vec());
+            assert_eq!(sequence.tokens().prompt, whole.tokens().prompt);
+            assert_eq!((sequence.root(), sequence.page_size()), (PageKey(7), 4));
+        }
     }
 
     #[test]

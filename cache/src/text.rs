@@ -38,6 +38,23 @@ impl Text {
         text
     }
 
+    /// Tokens that follow the page named by `before` and come in pieces, so many in all. Each piece is
+    /// hashed as it comes, while it is in the processor's cache and the next one's memory on its way there.
+    pub(crate) fn from_pieces<P: IntoIterator<Item = Token>>(
+        before: PageKey,
+        page_size: usize,
+        tokens: usize,
+        pieces: impl IntoIterator<Item = P>,
+    ) -> Self {
+        let (tokens, keys) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens / page_size));
+        let mut text = Self { page_size, tokens, keys };
+        for piece in pieces {
+            text.tokens.extend(piece);
+            text.hash(before);
+        }
+        text
+    }
+
     /// Tokens that do not fill a page yet, and room for a page more: short answers need no other.
     pub(crate) fn beginning(tokens: &[Token], page_size: usize) -> Self {
         let mut room = Vec::with_capacity(tokens.len() + page_size);
@@ -81,6 +98,12 @@ impl Text {
     pub(crate) fn reserve(&mut self, tokens: usize) {
         self.tokens.reserve(tokens);
         self.keys.reserve(tokens.div_ceil(self.page_size));
+    }
+
+    /// Gives back the room that it does not use.
+    pub(crate) fn shrink_to_fit(&mut self) {
+        self.tokens.shrink_to_fit();
+        self.keys.shrink_to_fit();
     }
 
     /// Appends whole pages to whole pages.

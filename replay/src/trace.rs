@@ -106,19 +106,18 @@ impl Trace {
         self.distinct_blocks * self.block_tokens
     }
 
-    /// Replaces `tokens` by a request's prompt.
+    /// A request's prompt, block by block.
     ///
     /// # Panics
     /// If the request belongs to another trace.
-    pub fn tokens_into(&self, request: &TraceRequest, tokens: &mut Vec<Token>) {
-        let blocks = self.blocks(request);
-        tokens.clear();
-        tokens.reserve(blocks.len() * self.block_tokens as usize);
-        for &block in blocks {
+    pub fn token_blocks(&self, request: &TraceRequest) -> impl Iterator<Item = Range<Token>> {
+        let mut rest = request.input_tokens;
+        self.blocks(request).iter().map(move |&block| {
             let first = block * self.block_tokens;
-            tokens.extend(first..first + self.block_tokens);
-        }
-        tokens.truncate(request.input_tokens as usize);
+            let here = rest.min(self.block_tokens);
+            rest -= here;
+            first..first + here
+        })
     }
 
     /// What an unlimited cache with pages of this size could reuse.
@@ -184,8 +183,7 @@ mod tests {
         let mut prompts: Vec<Vec<Token>> = Vec::new();
         let mut reusable = 0;
         for request in trace.requests() {
-            let mut tokens = Vec::new();
-            trace.tokens_into(request, &mut tokens);
+            let tokens: Vec<Token> = trace.token_blocks(request).flatten().collect();
             let common = |earlier: &Vec<Token>| {
                 earlier.iter().zip(&tokens).take_while(|(one, other)| one == other).count()
             };
@@ -199,11 +197,10 @@ mod tests {
     #[test]
     fn tokens_of_equal_blocks_are_equal_and_others_differ() {
         let trace = trace(4, &[(6, &[9, 7]), (8, &[9, u64::MAX])]);
-        let mut tokens = Vec::new();
-        trace.tokens_into(&trace.requests()[0], &mut tokens);
-        assert_eq!(tokens, [0, 1, 2, 3, 4, 5]);
-        trace.tokens_into(&trace.requests()[1], &mut tokens);
-        assert_eq!(tokens, [0, 1, 2, 3, 8, 9, 10, 11]);
+        let blocks =
+            |number: usize| trace.token_blocks(&trace.requests()[number]).collect::<Vec<_>>();
+        assert_eq!(blocks(0), [0..4, 4..6]);
+        assert_eq!(blocks(1), [0..4, 8..12]);
         assert_eq!(trace.token_bound(), 12);
     }
 

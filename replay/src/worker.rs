@@ -2,7 +2,7 @@
 
 use terrace_scheduler::{
     Config as SchedulerConfig, CopyDirection, Event, KvEvent, L3Kind, L3Path, OpId, Outcome, Plan,
-    Request, Scheduler, StateName, StepId, StepResult, SubmitError, Time, Token,
+    Request, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time, Token,
 };
 
 use crate::arrivals::Arrivals;
@@ -106,7 +106,11 @@ impl Worker {
 
     // ---- what happens ----
 
-    pub(crate) fn submit(&mut self, now_us: u64, request: Request) -> Result<(), SubmitError> {
+    pub(crate) fn submit(
+        &mut self,
+        now_us: u64,
+        request: Request<Sequence>,
+    ) -> Result<(), SubmitError> {
         self.scheduler.submit(Time(now_us), request)?;
         self.requests += 1;
         self.waiting += 1;

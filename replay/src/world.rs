@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 
-use terrace_cache::Sequence;
 use terrace_scheduler::{
-    Config as SchedulerConfig, PageKey, Plan, RateConfig, Request, SubmitError, Token,
+    Config as SchedulerConfig, PageKey, Plan, RateConfig, Request, Sequence, SubmitError,
 };
 
 use crate::arrivals::Arrivals;
@@ -16,7 +15,7 @@ use crate::router::{Route, Router};
 use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
-use crate::trace::{Ceiling, Trace};
+use crate::trace::{Ceiling, Trace, TraceRequest};
 use crate::worker::{Around, Worker};
 
 /// State changes that one plan may leave behind.
@@ -155,7 +154,7 @@ impl<'a> World<'a> {
         let page_size = self.config.scheduler.cache.page_size;
         let mut sequence = None;
         if self.router.wants_events() {
-            sequence = Some(Sequence::new(self.namespace, page_size, self.prompt(request)));
+            sequence = Some(self.prompt(traced));
         }
         let keys = sequence.as_ref().map_or(&[][..], |prompt| prompt.keys().prompt);
         let route = self.router.route(traced.input_tokens, page_size, keys);
@@ -164,18 +163,20 @@ impl<'a> World<'a> {
         self.feed(route.worker);
     }
 
-    fn prompt(&self, request: u32) -> Vec<Token> {
-        let mut prompt = Vec::new();
-        self.trace.tokens_into(&self.trace.requests()[request as usize], &mut prompt);
-        prompt
+    fn prompt(&self, request: &TraceRequest) -> Sequence {
+        let page_size = self.config.scheduler.cache.page_size;
+        let tokens = request.input_tokens as usize;
+        let blocks = self.trace.token_blocks(request);
+        Sequence::from_pieces(self.namespace, page_size, tokens, blocks)
     }
 
     /// Gives a worker those that wait before it, as long as few enough wait at its scheduler.
     fn feed(&mut self, number: usize) {
         while self.workers[number].waiting() < self.config.waiting_max {
             let Some((request, route)) = self.desks[number].pop_front() else { return };
-            let output_tokens = self.trace.requests()[request as usize].output_tokens;
-            let submitted = Request::new(request.into(), self.prompt(request), output_tokens);
+            let traced = &self.trace.requests()[request as usize];
+            let prompt = self.prompt(traced);
+            let submitted = Request::new(request.into(), prompt, traced.output_tokens);
             match self.workers[number].submit(self.now_us, submitted) {
                 Ok(()) => self.touch(number),
                 Err(

@@ -95,12 +95,12 @@ pub use l3_path::{L3Path, L3Piece};
 pub use plan::{
     Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange, StepId,
 };
-pub use request::Request;
+pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};
 pub use stats::{Hits, OperationStats, Stats};
 pub use terrace_cache::{
     CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, NodeView,
-    PageKey, TierName, TierUse, Token, Tokens, WritePolicy,
+    PageKey, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,

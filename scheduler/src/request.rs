@@ -1,17 +1,18 @@
 //! A request as the engine submits it.
 
 use serde::{Deserialize, Serialize};
-use terrace_cache::Token;
+use terrace_cache::{PageKey, Sequence, Token};
 use terrace_fsm::RequestId;
 
-/// What the engine wants done.
+/// What the engine wants done. The prompt is tokens, or a [`Sequence`] if whoever routes requests has
+/// hashed them already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct Request<P = Vec<Token>> {
     /// Its name, unique among live requests.
     pub id: RequestId,
     /// The tokens to start from.
-    pub prompt: Vec<Token>,
+    pub prompt: P,
     /// How many tokens it may produce.
     pub max_new_tokens: u32,
     /// Higher goes first where priorities count.
@@ -25,10 +26,10 @@ pub struct Request {
     pub salt: String,
 }
 
-impl Request {
+impl<P: Prompt> Request<P> {
     /// A request of plain priority, without adapter and salt.
     #[must_use]
-    pub fn new(id: u64, prompt: Vec<Token>, max_new_tokens: u32) -> Self {
+    pub fn new(id: u64, prompt: P, max_new_tokens: u32) -> Self {
         Self {
             id: RequestId(id),
             prompt,
@@ -36,6 +37,47 @@ impl Request {
             priority: 0,
             adapter: String::new(),
             salt: String::new(),
+        }
+    }
+}
+
+/// Tokens to start from, hashed or not.
+pub trait Prompt: sealed::Hashed {}
+
+impl Prompt for Vec<Token> {}
+impl Prompt for Sequence {}
+
+pub(crate) mod sealed {
+    use super::{PageKey, Sequence, Token};
+
+    pub trait Hashed {
+        /// How many tokens.
+        fn tokens(&self) -> usize;
+        /// Its sequence in a namespace.
+        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence;
+    }
+
+    impl Hashed for Vec<Token> {
+        fn tokens(&self) -> usize {
+            self.len()
+        }
+
+        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence {
+            Sequence::new(namespace, page_size, self)
+        }
+    }
+
+    impl Hashed for Sequence {
+        fn tokens(&self) -> usize {
+            self.len()
+        }
+
+        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence {
+            // Keys of another namespace must never name pages of this one.
+            if (self.root(), self.page_size()) == (namespace, page_size) {
+                return self;
+            }
+            Sequence::new(namespace, page_size, Sequence::tokens(&self).to_vec())
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::plan::{Ended, Plan, StepId};
 use crate::prefetch::Reading;
 use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
-use crate::request::Request;
+use crate::request::{Prompt, Request};
 use crate::requests::{Entry, Handle, Requests};
 use crate::stats::{Hits, Stats};
 use crate::store_health::Backoff;
@@ -120,14 +120,14 @@ impl Scheduler {
     ///
     /// # Errors
     /// Why it cannot be taken; nothing has changed then.
-    pub fn submit(&mut self, now: Time, request: Request) -> Result<(), SubmitError> {
-        self.check_request(&request)?;
+    pub fn submit<P: Prompt>(&mut self, now: Time, request: Request<P>) -> Result<(), SubmitError> {
+        let Request { id, prompt, max_new_tokens: max_new, priority, adapter, salt } = request;
+        self.check_request(id, prompt.tokens() as u64, max_new)?;
         self.now = self.now.max(now);
-        let namespace = self.namespace_of(&request.adapter, &request.salt);
-        let Request { id, prompt, max_new_tokens: max_new, priority, .. } = request;
+        let namespace = self.namespace_of(&adapter, &salt);
         let (page_size, now) = (self.config.cache.page_size, self.now);
         let handle = self.requests.insert(|handle| {
-            let sequence = Sequence::new(namespace, page_size, prompt);
+            let sequence = prompt.hashed(namespace, page_size);
             Entry::new(id, handle, priority, sequence, max_new, now)
         });
         if self.config.queue.start_timeout_ms > 0 {
@@ -143,16 +143,20 @@ impl Scheduler {
         Ok(())
     }
 
-    fn check_request(&self, request: &Request) -> Result<(), SubmitError> {
-        let id = request.id;
-        if request.prompt.is_empty() {
+    fn check_request(
+        &self,
+        id: RequestId,
+        prompt_tokens: u64,
+        max_new_tokens: u32,
+    ) -> Result<(), SubmitError> {
+        if prompt_tokens == 0 {
             return Err(SubmitError::EmptyPrompt(id));
         }
-        if request.max_new_tokens == 0 {
+        if max_new_tokens == 0 {
             return Err(SubmitError::NoNewTokens(id));
         }
         // The KV of the last token is never needed.
-        let tokens = request.prompt.len() as u64 + u64::from(request.max_new_tokens) - 1;
+        let tokens = prompt_tokens + u64::from(max_new_tokens) - 1;
         let needed_pages = tokens.div_ceil(self.config.cache.page_size.into());
         let device_pages = self.config.cache.device_pages;
         if needed_pages > device_pages.into() || tokens > u64::from(u32::MAX / 2) {

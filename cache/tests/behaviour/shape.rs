@@ -267,3 +267,26 @@ fn pages_are_not_passed_down_to_one_that_was_used_otherwise() {
     assert_eq!(depths(&cache, ALPHABET), (21, 23));
     end(cache);
 }
+
+#[test]
+fn what_a_prompts_vector_has_to_spare_decides_nothing() {
+    let nodes_with = |spare: usize| {
+        let mut cache = cache(8_000, 0);
+        let mut tokens: Vec<u32> = Vec::with_capacity(2_000 + spare);
+        tokens.extend(0..2_000);
+        let mut longer = tokens.clone();
+        longer.push(7);
+        let mut pin = cache.pin_device(root(), Cursor::START);
+        let mut pages = cache.take_device_pages(2_001).expect("room on device");
+        // The node alone has the prompt, once it is published.
+        cache.publish_device(&mut pin, Sequence::new(root(), 1, tokens).run(0, 2_000), &mut pages);
+        cache.publish_device(
+            &mut pin,
+            Sequence::new(root(), 1, longer).run(2_000, 2_001),
+            &mut pages,
+        );
+        cache.unpin_device(pin);
+        cache.memory().nodes
+    };
+    assert_eq!(nodes_with(0), nodes_with(1_000));
+}

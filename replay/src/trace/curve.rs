@@ -187,8 +187,7 @@ mod tests {
         let mut cached: Vec<Vec<Token>> = Vec::new();
         let mut reused = 0;
         for request in trace.requests() {
-            let mut tokens = Vec::new();
-            trace.tokens_into(request, &mut tokens);
+            let tokens: Vec<Token> = trace.token_blocks(request).flatten().collect();
             let pages: Vec<&[Token]> =
                 (1..=tokens.len() / page_size).map(|page| &tokens[..page * page_size]).collect();
             let usable = &pages[..(tokens.len() - 1) / page_size];

@@ -263,61 +263,43 @@ mod tests {
         index.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ index << 7
     }
 
-    fn keys(indices: impl Iterator<Item = u64>) -> Vec<PageKey> {
-        indices.map(|index| PageKey(u128::from(spread(index)) << 64)).collect()
+    /// The keys along a path of turns, left or right: each tells all turns up to its page.
+    fn keys_of(turns: &[bool]) -> Vec<PageKey> {
+        let prefixes = turns.iter().scan(1, |prefix, &turn| {
+            *prefix = *prefix * 2 + u64::from(turn);
+            Some(*prefix)
+        });
+        prefixes.map(|prefix| PageKey(u128::from(spread(prefix)) << 64)).collect()
     }
 
-    fn path<'a>(before: &'a [PageKey], asked: &'a [PageKey]) -> L3Path<'a> {
-        let mut path = L3Path::default();
-        path.extend([before], false);
-        path.extend([asked], true);
-        path
-    }
-
-    #[test]
-    fn a_page_is_found_wherever_a_path_is_entered() {
-        // Sequences that part from the first at different pages, put in piece by piece.
-        let sequence = |number: u64| {
-            keys((0..100).map(move |page| match page < number * 7 {
-                true => page,
-                false => number * 1_000 + page,
-            }))
-        };
-        let mut set = PageSet::default();
-        for number in [3, 0, 5, 9, 4] {
-            let keys = sequence(number);
-            set.insert(&path(&[], &keys[..40]));
-            set.insert(&path(&keys[..40], &keys[40..90]));
-            // Once more changes nothing.
-            set.insert(&path(&keys[..30], &keys[30..60]));
-        }
-        // All but what they have in common with the longest of those before them.
-        assert_eq!(set.len(), 90 + (90 - 21) + (90 - 35) + (90 - 63) + (90 - 28));
-        for number in [0, 3, 4, 5, 9] {
-            let keys = sequence(number);
-            for start in 0..100 {
-                let held = set.held(&path(&keys[..start], &keys[start..]));
-                assert_eq!(held, 90usize.saturating_sub(start), "{number} from {start}");
+    proptest::proptest! {
+        #[test]
+        fn it_holds_what_was_put_into_it_and_nothing_else(
+            operations in proptest::collection::vec(
+                (proptest::collection::vec(proptest::bool::ANY, 12),
+                 proptest::array::uniform4(0usize..13), proptest::bool::ANY), 1..40),
+        ) {
+            let mut set = PageSet::default();
+            let mut model = HashSet::new();
+            for (turns, mut borders, is_insertion) in operations {
+                let keys = keys_of(&turns);
+                borders.sort_unstable();
+                let [first, gap, second, end] = borders;
+                let mut path = L3Path::default();
+                path.extend([&keys[..first]], false);
+                path.extend([&keys[first..gap]], true);
+                if is_insertion {
+                    path.extend([&keys[gap..second]], false);
+                    path.extend([&keys[second..end]], true);
+                    set.insert(&path);
+                    model.extend(path.asked());
+                } else {
+                    let held = path.asked().take_while(|key| model.contains(key)).count();
+                    proptest::prop_assert_eq!(set.held(&path), held);
+                }
+                proptest::prop_assert_eq!(set.len(), model.len() as u64);
             }
         }
-        let unknown = sequence(8);
-        assert_eq!(set.held(&path(&[], &unknown)), 56);
-    }
-
-    #[test]
-    fn gaps_may_be_filled_later() {
-        let keys = keys(0..80);
-        let mut set = PageSet::default();
-        for piece in [40..60, 0..10, 70..80, 10..40] {
-            set.insert(&path(&keys[..piece.start], &keys[piece]));
-        }
-        assert_eq!(set.len(), 70);
-        assert_eq!(set.held(&path(&[], &keys)), 60);
-        assert_eq!(set.held(&path(&keys[..35], &keys[35..])), 25);
-        assert_eq!(set.held(&path(&keys[..60], &keys[60..])), 0);
-        assert_eq!(set.held(&path(&keys[..75], &keys[75..])), 5);
-        set.insert(&path(&[], &keys));
-        assert_eq!((set.len(), set.held(&path(&[], &keys))), (80, 80));
     }
 
     #[test]

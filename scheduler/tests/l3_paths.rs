@@ -1,0 +1,133 @@
+//! What comes before the pages of an operation with L3, and prompts that come with their keys.
+
+use terrace_scheduler::{
+    Config, Event, L3Config, L3Kind, L3Op, L3Path, OpId, Outcome, PageKey, Plan, Prompt, Request,
+    RequestId, Scheduler, Sequence, StepResult, Time, Token,
+};
+
+const PAGE_SIZE: u32 = 4;
+
+fn scheduler() -> Scheduler {
+    let config = Config::builder().page_size(PAGE_SIZE).device_pages(64).host_pages(64);
+    let mut config = config.build().expect("it can work");
+    config.l3 = Some(L3Config::default());
+    // Whatever L3 has is worth fetching.
+    config.rates.prefill_ns_per_token = 1_000_000_000;
+    Scheduler::new(config).expect("it can work")
+}
+
+fn tokens(range: std::ops::Range<Token>) -> Vec<Token> {
+    range.collect()
+}
+
+fn sequence(scheduler: &Scheduler, tokens: Vec<Token>) -> Sequence {
+    Sequence::new(scheduler.namespace_of("", ""), PAGE_SIZE, tokens)
+}
+
+/// All keys of a path.
+fn all(path: &L3Path<'_>) -> Vec<PageKey> {
+    path.pieces().iter().flat_map(|piece| piece.keys).copied().collect()
+}
+
+/// Checks that the path of a plan's only operation leads along a sequence to the last page that the plan
+/// is about, and tells where those pages begin.
+fn check_path<'p>(scheduler: &Scheduler, plan: &'p Plan, sequence: &Sequence) -> (&'p L3Op, usize) {
+    let [op] = &plan.l3[..] else { panic!("one operation, not {:?}", plan.l3) };
+    let path = scheduler.l3_path(op.op).expect("it is in flight");
+    assert_eq!(path.asked().collect::<Vec<_>>(), plan.l3_keys(op));
+    assert_eq!(path.pages(), plan.l3_keys(op).len());
+    let keys = all(&path);
+    assert_eq!(keys, sequence.keys().to_vec()[..keys.len()]);
+    (op, keys.len() - path.pages())
+}
+
+fn ended(scheduler: &mut Scheduler, op: OpId, outcome: Outcome) {
+    let event = Event::Operation { op, rank: 0, outcome };
+    scheduler.advance(Time(1), event).expect("it was planned");
+}
+
+/// Runs a request of one new token to its end, and its copies; L3 has nothing of it. Gives the backup.
+fn run(scheduler: &mut Scheduler, id: u64, prompt: Vec<Token>) -> Plan {
+    scheduler.submit(Time(1), Request::new(id, prompt, 1)).expect("a sound request");
+    loop {
+        let plan = scheduler.plan(Time(1));
+        match &plan.l3[..] {
+            [L3Op { op, kind: L3Kind::Probe, .. }] => ended(scheduler, *op, Outcome::Missing),
+            [L3Op { kind: L3Kind::Backup, .. }] => return plan,
+            _ => {}
+        }
+        plan.copies.iter().for_each(|copy| ended(scheduler, copy.op, Outcome::Done));
+        if let Some(step) = plan.step {
+            let results = [StepResult { request: RequestId(id), tokens: &[9], finished: true }];
+            scheduler
+                .advance(Time(1), Event::StepDone { step, results: &results })
+                .expect("it fits");
+        }
+    }
+}
+
+#[test]
+fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() {
+    let mut scheduler = scheduler();
+    let short = sequence(&scheduler, tokens(0..40));
+    let backup = run(&mut scheduler, 1, tokens(0..40));
+    let (op, start) = check_path(&scheduler, &backup, &short);
+    assert_eq!((op.kind, start, backup.l3_keys(op).len()), (L3Kind::Backup, 0, 10));
+    ended(&mut scheduler, op.op, Outcome::Done);
+    assert!(scheduler.l3_path(op.op).is_none(), "it is over");
+
+    // The cache has ten pages of it: L3 is asked for those behind.
+    let long = sequence(&scheduler, tokens(0..100));
+    scheduler.submit(Time(1), Request::new(2, tokens(0..100), 1)).expect("a sound request");
+    let probe = scheduler.plan(Time(1));
+    let (op, start) = check_path(&scheduler, &probe, &long);
+    assert_eq!((op.kind, start), (L3Kind::Probe, 10));
+    ended(&mut scheduler, op.op, Outcome::Partial(8));
+    let prefetch = scheduler.plan(Time(1));
+    let (op, start) = check_path(&scheduler, &prefetch, &long);
+    assert_eq!((op.kind, start, prefetch.l3_keys(op).len()), (L3Kind::Prefetch, 10, 8));
+    // Nobody waits for it any more: what it continues is not pinned, but remembered.
+    scheduler.abort(Time(1), RequestId(2)).expect("it is alive");
+    assert_eq!(check_path(&scheduler, &prefetch, &long).1, 10);
+    ended(&mut scheduler, op.op, Outcome::Done);
+
+    // What L3 has, came from it or was stored, is not stored again.
+    let other: Vec<Token> = (0..72).chain(500..540).collect();
+    let backup = run(&mut scheduler, 3, other.clone());
+    let (op, start) = check_path(&scheduler, &backup, &sequence(&scheduler, other));
+    assert_eq!((op.kind, start, backup.l3_keys(op).len()), (L3Kind::Backup, 18, 10));
+    scheduler.audit();
+}
+
+#[test]
+fn a_probe_that_nobody_waits_for_has_no_path() {
+    let mut scheduler = scheduler();
+    scheduler.submit(Time(1), Request::new(1, tokens(0..40), 1)).expect("a sound request");
+    let op = scheduler.plan(Time(1)).l3[0].op;
+    assert!(scheduler.l3_path(op).is_some());
+    scheduler.abort(Time(1), RequestId(1)).expect("it is alive");
+    assert!(scheduler.l3_path(op).is_none());
+    assert!(scheduler.l3_path(OpId(99)).is_none());
+}
+
+#[test]
+fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
+    fn asked<P: Prompt>(prompt: P) -> Vec<PageKey> {
+        let mut scheduler = scheduler();
+        scheduler.submit(Time(1), Request::new(1, prompt, 1)).expect("a sound request");
+        let plan = scheduler.plan(Time(1));
+        assert_eq!(scheduler.tokens(RequestId(1)).expect("it is alive").to_vec(), tokens(0..42));
+        plan.l3_keys(&plan.l3[0]).to_vec()
+    }
+    let plain = asked(tokens(0..42));
+    let namespace = scheduler().namespace_of("", "");
+    assert_eq!(asked(Sequence::new(namespace, PAGE_SIZE, tokens(0..42))), plain);
+    assert_eq!(asked(Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..42))), plain);
+    assert_eq!(asked(Sequence::new(namespace, 2 * PAGE_SIZE, tokens(0..42))), plain);
+    // Some of it was appended.
+    let mut appended = Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..19));
+    appended.extend(&tokens(19..42));
+    assert_eq!(asked(appended), plain);
+    let empty = Request::new(1, Sequence::new(namespace, PAGE_SIZE, Vec::new()), 1);
+    assert!(scheduler().submit(Time(1), empty).is_err());
+}

@@ -5,6 +5,7 @@ mod bench;
 mod config;
 mod decisions;
 mod features;
+mod heap;
 mod keys;
 mod node;
 mod replay;

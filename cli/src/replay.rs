@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use terrace_replay::{Axis, CostModel, Measurement, Setting, Sweep, Trace, html};
 
+use crate::heap;
 use crate::trace::Source;
 use settings::Settings;
 
@@ -77,6 +78,7 @@ struct WithRun<'a, T> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
+    heap::ask_for_huge_pages();
     let mut options = arguments.settings.options();
     if let Some(file) = &arguments.costs {
         options.cost = Some(costs(file)?);

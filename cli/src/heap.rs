@@ -1,34 +1,29 @@
 //! Huge pages for the heap of a long computation.
 
-/// Memory for which huge pages are asked for. None of it is taken before it is used.
-const ROOM: usize = 256 << 20;
-/// The size of a huge page, or a multiple of it.
+/// Asks for huge pages for what the main thread allocates from now on: with pages of four kilobytes, a
+/// replay spends a tenth of its time on them. Where the system has none to give, nothing changes.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const HUGE_PAGE: usize = 2 << 20;
-
-/// Asks for huge pages for what this thread allocates from now on. Going through tens of megabytes in
-/// pages of four kilobytes, a processor looks for pages a tenth of the time. Where the system has none
-/// to give, nothing changes.
-#[cfg(all(target_os = "linux", target_env = "gnu"))]
-#[expect(unsafe_code, reason = "the allocator's settings and the kernel's advice are C functions")]
+#[expect(unsafe_code, reason = "the allocator's settings and advice to the kernel are C functions")]
 pub(crate) fn ask_for_huge_pages() {
-    // What is large comes from the heap too, and what is given back to it stays there.
-    let kept = i32::MAX;
+    /// Nothing of it is in memory before it is used.
+    const ROOM: usize = 256 << 20;
+    const HUGE_PAGE: usize = 2 << 20;
+    // What is large comes from the heap too, and the heap gives nothing back.
     // SAFETY: both are settings of the allocator that may be changed at any time.
     let is_set = unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, kept) == 1
-            && libc::mallopt(libc::M_TRIM_THRESHOLD, kept) == 1
+        libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX) == 1
+            && libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) == 1
     };
     let mut room = Vec::<u8>::new();
     if !is_set || room.try_reserve_exact(ROOM + HUGE_PAGE).is_err() {
         return;
     }
-    let unaligned = room.as_ptr().align_offset(HUGE_PAGE);
-    let first = room.as_mut_ptr().wrapping_add(unaligned);
-    // SAFETY: the room reaches a huge page further than what is advised about, and so from `first` on it
-    // is all of that; the advice changes nothing about what is in memory.
+    let to_border = room.as_ptr().align_offset(HUGE_PAGE);
+    let first = room.as_mut_ptr().wrapping_add(to_border);
+    // SAFETY: the border is less than a huge page away, so that all of it lies in the room; and the
+    // advice does not change what is in memory.
     unsafe { libc::madvise(first.cast(), ROOM, libc::MADV_HUGEPAGE) };
-    // The room goes back to the heap here, and the heap keeps it.
+    // Here the room goes back to the heap, which keeps it.
 }
 
 /// There is nothing to ask for.

@@ -8,9 +8,14 @@ use terrace_scheduler::{
 const PAGE_SIZE: u32 = 4;
 
 fn scheduler() -> Scheduler {
+    scheduler_that_stores(64)
+}
+
+/// One that stores so many pages at a time.
+fn scheduler_that_stores(backup_pages_max: u32) -> Scheduler {
     let config = Config::builder().page_size(PAGE_SIZE).device_pages(64).host_pages(64);
     let mut config = config.build().expect("it can work");
-    config.l3 = Some(L3Config::default());
+    config.l3 = Some(L3Config { backup_pages_max, ..L3Config::default() });
     // Whatever L3 has is worth fetching.
     config.rates.prefill_ns_per_token = 1_000_000_000;
     Scheduler::new(config).expect("it can work")
@@ -97,6 +102,19 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
     let (op, start) = check_path(&scheduler, &backup, &sequence(&scheduler, other));
     assert_eq!((op.kind, start, backup.l3_keys(op).len()), (L3Kind::Backup, 18, 10));
     scheduler.audit();
+}
+
+#[test]
+fn a_path_ends_where_an_operation_does() {
+    let mut scheduler = scheduler_that_stores(6);
+    let sequence = sequence(&scheduler, tokens(0..40));
+    let first = run(&mut scheduler, 1, tokens(0..40));
+    let (op, start) = check_path(&scheduler, &first, &sequence);
+    assert_eq!((start, first.l3_keys(op).len()), (0, 6));
+    ended(&mut scheduler, op.op, Outcome::Done);
+    let second = scheduler.plan(Time(1));
+    let (op, start) = check_path(&scheduler, &second, &sequence);
+    assert_eq!((start, second.l3_keys(op).len()), (6, 4));
 }
 
 #[test]

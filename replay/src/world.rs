@@ -176,7 +176,7 @@ impl<'a> World<'a> {
             let Some((request, route)) = self.desks[number].pop_front() else { return };
             let traced = &self.trace.requests()[request as usize];
             let prompt = self.prompt(traced);
-            let submitted = Request::new(request.into(), prompt, traced.output_tokens);
+            let submitted = Request::hashed(request.into(), prompt, traced.output_tokens);
             match self.workers[number].submit(self.now_us, submitted) {
                 Ok(()) => self.touch(number),
                 Err(

@@ -26,10 +26,24 @@ pub struct Request<P = Vec<Token>> {
     pub salt: String,
 }
 
-impl<P: Prompt> Request<P> {
+impl Request {
     /// A request of plain priority, without adapter and salt.
     #[must_use]
-    pub fn new(id: u64, prompt: P, max_new_tokens: u32) -> Self {
+    pub fn new(id: u64, prompt: Vec<Token>, max_new_tokens: u32) -> Self {
+        Self::plain(id, prompt, max_new_tokens)
+    }
+}
+
+impl Request<Sequence> {
+    /// A request of plain priority, without adapter and salt, whose prompt is hashed already.
+    #[must_use]
+    pub fn hashed(id: u64, prompt: Sequence, max_new_tokens: u32) -> Self {
+        Self::plain(id, prompt, max_new_tokens)
+    }
+}
+
+impl<P> Request<P> {
+    fn plain(id: u64, prompt: P, max_new_tokens: u32) -> Self {
         Self {
             id: RequestId(id),
             prompt,

@@ -130,22 +130,23 @@ fn a_probe_that_nobody_waits_for_has_no_path() {
 
 #[test]
 fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
-    fn asked<P: Prompt>(prompt: P) -> Vec<PageKey> {
+    fn asked<P: Prompt>(request: Request<P>) -> Vec<PageKey> {
         let mut scheduler = scheduler();
-        scheduler.submit(Time(1), Request::new(1, prompt, 1)).expect("a sound request");
+        scheduler.submit(Time(1), request).expect("a sound request");
         let plan = scheduler.plan(Time(1));
         assert_eq!(scheduler.tokens(RequestId(1)).expect("it is alive").to_vec(), tokens(0..42));
         plan.l3_keys(&plan.l3[0]).to_vec()
     }
-    let plain = asked(tokens(0..42));
+    let plain = asked(Request::new(1, tokens(0..42), 1));
+    let hashed = |sequence: Sequence| asked(Request::hashed(1, sequence, 1));
     let namespace = scheduler().namespace_of("", "");
-    assert_eq!(asked(Sequence::new(namespace, PAGE_SIZE, tokens(0..42))), plain);
-    assert_eq!(asked(Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..42))), plain);
-    assert_eq!(asked(Sequence::new(namespace, 2 * PAGE_SIZE, tokens(0..42))), plain);
+    assert_eq!(hashed(Sequence::new(namespace, PAGE_SIZE, tokens(0..42))), plain);
+    assert_eq!(hashed(Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..42))), plain);
+    assert_eq!(hashed(Sequence::new(namespace, 2 * PAGE_SIZE, tokens(0..42))), plain);
     // Some of it was appended.
     let mut appended = Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..19));
     appended.extend(&tokens(19..42));
-    assert_eq!(asked(appended), plain);
-    let empty = Request::new(1, Sequence::new(namespace, PAGE_SIZE, Vec::new()), 1);
+    assert_eq!(hashed(appended), plain);
+    let empty = Request::hashed(1, Sequence::new(namespace, PAGE_SIZE, Vec::new()), 1);
     assert!(scheduler().submit(Time(1), empty).is_err());
 }

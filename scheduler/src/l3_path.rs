@@ -32,15 +32,17 @@ impl<'a> L3Path<'a> {
 
     /// The keys that the operation is about: those of the plan.
     pub fn asked(&self) -> impl DoubleEndedIterator<Item = PageKey> {
-        let asked = self.pieces.iter().filter(|piece| piece.is_asked);
-        asked.flat_map(|piece| piece.keys.iter().copied())
+        self.asked_pieces().flat_map(|piece| piece.keys.iter().copied())
     }
 
     /// How many pages the operation is about.
     #[must_use]
     pub fn pages(&self) -> usize {
-        let asked = self.pieces.iter().filter(|piece| piece.is_asked);
-        asked.map(|piece| piece.keys.len()).sum()
+        self.asked_pieces().map(|piece| piece.keys.len()).sum()
+    }
+
+    fn asked_pieces(&self) -> impl DoubleEndedIterator<Item = &L3Piece<'a>> {
+        self.pieces.iter().filter(|piece| piece.is_asked)
     }
 
     /// Adds pieces of pages, asked or not, to the end.

@@ -87,11 +87,14 @@ pub(crate) mod sealed {
         }
 
         fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence {
-            // Keys of another namespace must never name pages of this one.
-            if (self.root(), self.page_size()) == (namespace, page_size) {
+            // Keys of another namespace must never name pages of this one, and nodes share only what
+            // a sequence began with: the same tokens lead to the same plans, however they were put together.
+            let tokens = Sequence::tokens(&self);
+            let is_ours = (self.root(), self.page_size()) == (namespace, page_size);
+            if is_ours && tokens.appended.is_empty() {
                 return self;
             }
-            Sequence::new(namespace, page_size, Sequence::tokens(&self).to_vec())
+            Sequence::new(namespace, page_size, tokens.to_vec())
         }
     }
 }

@@ -134,7 +134,8 @@ fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
         let mut scheduler = scheduler();
         scheduler.submit(Time(1), request).expect("a sound request");
         let plan = scheduler.plan(Time(1));
-        assert_eq!(scheduler.tokens(RequestId(1)).expect("it is alive").to_vec(), tokens(0..42));
+        let taken = scheduler.tokens(RequestId(1)).expect("it is alive");
+        assert_eq!((taken.prompt, taken.appended), (&tokens(0..42)[..], &[][..]));
         plan.l3_keys(&plan.l3[0]).to_vec()
     }
     let plain = asked(Request::new(1, tokens(0..42), 1));
@@ -143,10 +144,12 @@ fn keys_that_come_with_a_prompt_are_believed_only_in_their_own_namespace() {
     assert_eq!(hashed(Sequence::new(namespace, PAGE_SIZE, tokens(0..42))), plain);
     assert_eq!(hashed(Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..42))), plain);
     assert_eq!(hashed(Sequence::new(namespace, 2 * PAGE_SIZE, tokens(0..42))), plain);
-    // Some of it was appended.
-    let mut appended = Sequence::new(PageKey(7), PAGE_SIZE, tokens(0..19));
-    appended.extend(&tokens(19..42));
-    assert_eq!(hashed(appended), plain);
+    // What was appended is part of the prompt like the rest.
+    for namespace in [namespace, PageKey(7)] {
+        let mut appended = Sequence::new(namespace, PAGE_SIZE, tokens(0..19));
+        appended.extend(&tokens(19..42));
+        assert_eq!(hashed(appended), plain);
+    }
     let empty = Request::hashed(1, Sequence::new(namespace, PAGE_SIZE, Vec::new()), 1);
     assert!(scheduler().submit(Time(1), empty).is_err());
 }

@@ -1,4 +1,4 @@
-//! Workloads that measure Terrace. `terrace bench` runs them and prints what they return; `cargo bench`
+//! Workloads that measure Terrace. `terrace-bench` runs them and prints what they return; `cargo bench`
 //! measures the [hot paths](hot_paths) alone.
 //!
 //! They measure time, so figures depend on the machine and on what else it does: only ratios within

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "")]
     dtype: String,
     /// Tokens in a page
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = terrace_replay::page_size)]
     page_size: u32,
     /// Tensor-parallel ranks
     #[arg(long, default_value_t = 1)]
@@ -46,7 +46,6 @@ struct Keys<'a> {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let page_size = arguments.page_size;
-    check_page_size(page_size)?;
     let namespace = Namespace {
         model: arguments.model.clone(),
         layout: arguments.layout.clone(),
@@ -76,14 +75,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
     }
     Ok(output)
-}
-
-/// Whether pages can have this size.
-pub(crate) fn check_page_size(page_size: u32) -> Result<(), String> {
-    if page_size.is_power_of_two() && page_size <= 256 {
-        return Ok(());
-    }
-    Err(format!("page size {page_size}: use a power of two from 1 to 256"))
 }
 
 fn tokens(text: &str) -> Result<Vec<Token>, String> {

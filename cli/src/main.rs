@@ -1,6 +1,5 @@
 //! The `terrace` program.
 
-mod allocations;
 mod bench;
 mod config;
 mod decisions;
@@ -27,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure the cache or the scheduler on this machine
+    /// Measure a server: many clients, and the first token by where its KV comes from
     Bench(bench::Arguments),
     /// Check a configuration, or print the default one
     Config(config::Arguments),

@@ -1,9 +1,12 @@
 //! What a replay found. All of it follows from trace and configuration; what depends on the machine
 //! that replays is the caller's to add.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::human;
 
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -105,6 +108,34 @@ pub struct Distribution {
     pub p99: f64,
     /// The largest.
     pub max: f64,
+}
+
+impl Distribution {
+    /// Of times in nanoseconds, in milliseconds; all of it is exact.
+    #[must_use]
+    pub fn of_ns(mut samples_ns: Vec<u64>) -> Self {
+        samples_ns.sort_unstable();
+        let Some(&max) = samples_ns.last() else { return Self::default() };
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let at = |percent: usize| ms(samples_ns[(samples_ns.len() * percent).div_ceil(100) - 1]);
+        let sum: u64 = samples_ns.iter().sum();
+        Self {
+            count: samples_ns.len() as u64,
+            mean: ms(sum) / samples_ns.len() as f64,
+            p50: at(50),
+            p90: at(90),
+            p99: at(99),
+            max: ms(max),
+        }
+    }
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [mean, p50, p90, p99, max] =
+            [self.mean, self.p50, self.p90, self.p99, self.max].map(human::milliseconds);
+        write!(f, "mean {mean}, p50 {p50}, p90 {p90}, p99 {p99}, max {max}")
+    }
 }
 
 /// A point of a cumulative distribution.
@@ -335,4 +366,20 @@ pub struct SlowRequest {
     pub e2e_ms: f64,
     /// Its phases, one after the other; of very many the first.
     pub spans: Vec<Span>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_make_a_distribution() {
+        let spread = Distribution::of_ns((1..=1000).rev().map(|n| n * 1_000_000).collect());
+        assert_eq!((spread.p50, spread.p90, spread.p99), (500.0, 900.0, 990.0));
+        assert_eq!((spread.count, spread.mean, spread.max), (1000, 500.5, 1000.0));
+        assert_eq!(Distribution::of_ns(vec![7]).p99, 7e-6);
+        assert_eq!(Distribution::of_ns(Vec::new()), Distribution::default());
+        let text = "mean 500 ms, p50 500 ms, p90 900 ms, p99 990 ms, max 1.00 s";
+        assert_eq!(spread.to_string(), text);
+    }
 }

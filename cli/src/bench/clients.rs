@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::{Value, json};
-use terrace_bench::Distribution;
+use terrace_replay::Distribution;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -42,8 +42,8 @@ pub(crate) struct Figures {
     errors: u64,
     tokens: u64,
     tokens_per_second: f64,
-    first_token_us: Distribution,
-    between_tokens_us: Distribution,
+    first_token_ms: Distribution,
+    between_tokens_ms: Distribution,
     /// What the server says of itself: overhead, hits, memory.
     server: BTreeMap<String, f64>,
     /// Its memory when half of the time was over, and at the end.
@@ -106,8 +106,8 @@ impl Workload {
             errors: notes.errors.load(Ordering::Relaxed),
             tokens,
             tokens_per_second: tokens as f64 / took.as_secs_f64(),
-            first_token_us: Distribution::of(std::mem::take(&mut notes.first_token_ns.lock())),
-            between_tokens_us: Distribution::of(std::mem::take(
+            first_token_ms: Distribution::of_ns(std::mem::take(&mut notes.first_token_ns.lock())),
+            between_tokens_ms: Distribution::of_ns(std::mem::take(
                 &mut notes.between_tokens_ns.lock(),
             )),
             server: differences(&before, &end),
@@ -256,8 +256,8 @@ impl fmt::Display for Figures {
             f,
             "{answers} answers, {errors} errors, {tokens} tokens, {tokens_per_second:.0}/s"
         )?;
-        writeln!(f, "first token:    {}", self.first_token_us)?;
-        writeln!(f, "between tokens: {}", self.between_tokens_us)?;
+        writeln!(f, "first token:    {}", self.first_token_ms)?;
+        writeln!(f, "between tokens: {}", self.between_tokens_ms)?;
         let server = |name: &str| self.server.get(name).copied().unwrap_or(0.0);
         writeln!(
             f,

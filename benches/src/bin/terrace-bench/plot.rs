@@ -1,10 +1,10 @@
-//! The figures of `terrace bench scaling` as a picture: an SVG on a light ground.
+//! The figures of `terrace-bench scaling` as a picture: an SVG on a light ground.
 
 use std::fmt::{Display, Write};
 
 use terrace_bench::{Cost, ScalingFigures, Sweep};
 
-use super::scaling::short;
+use crate::scaling::short;
 
 const STYLE: &str = "
   text { font: 12px -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; fill: #1f2328 }

@@ -1,4 +1,4 @@
-//! Counts the allocations of each thread of this program, for `terrace bench`.
+//! Counts the allocations of each thread of this program, for `terrace-bench`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

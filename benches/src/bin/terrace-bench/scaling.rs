@@ -1,4 +1,4 @@
-//! What `terrace bench scaling` prints.
+//! What `terrace-bench scaling` prints.
 
 use std::fmt::Write;
 

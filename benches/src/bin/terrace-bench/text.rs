@@ -1,0 +1,135 @@
+//! Figures as people read them.
+
+use bytesize::ByteSize;
+use terrace_bench::{
+    CacheFigures, FeaturesFigures, L3Figures, LifetimesFigures, MooncakeFigures, MooncakeOverhead,
+    NodesFigures, StepFigures,
+};
+
+pub(crate) fn cache_text(figures: &CacheFigures) -> String {
+    let CacheFigures { requests, tokens, hit_tokens, hit_ratio, us_per_request, .. } = figures;
+    let page = &figures.ns_per_page;
+    format!(
+        "{requests} requests, {tokens} tokens, {hit_tokens} found in the cache ({hit_ratio:.5})\n\
+         a request: {us_per_request}\n\
+         a page: hash {:.1}, match {:.1}, evict {:.1}, insert {:.1} ns\n\
+         memory: {:.1} bytes of bookkeeping and {:.1} bytes of tokens a page\n",
+        page.hash,
+        page.r#match,
+        page.evict,
+        page.insert,
+        figures.bytes_per_page,
+        figures.token_bytes_per_page
+    )
+}
+
+pub(crate) fn steps_text(figures: &StepFigures) -> String {
+    format!(
+        "a decode step: plan    {}\n               advance {}\n               {:.2} allocations\n\
+         a request: submitted in {:.2} us, prefilled in {:.2} us, ended in {:.2} us\n\
+         \x20          with all pages cached: admitted in {:.2} us, prefilled and ended in {:.2} us\n\
+         stats: {:.3} us\n",
+        figures.plan_us,
+        figures.advance_us,
+        figures.allocations_per_step,
+        figures.submit_us_per_request,
+        figures.admit_us_per_request,
+        figures.finish_us_per_request,
+        figures.full_hit_admission_us_per_request,
+        figures.rehit_us_per_request,
+        figures.stats_us
+    )
+}
+
+pub(crate) fn l3_text(figures: &L3Figures) -> String {
+    let L3Figures { put_gb_s, get_gb_s, raw_write_gb_s, raw_read_gb_s, .. } = figures;
+    let opening = match figures.open_s {
+        Some(seconds) => format!("opening {} objects: {seconds:.2} s\n", figures.open_objects),
+        None => String::new(),
+    };
+    format!(
+        "put {put_gb_s:.2} GB/s, {:.0} % of plain {raw_write_gb_s:.2}\n\
+         get {get_gb_s:.2} GB/s, {:.0} % of plain {raw_read_gb_s:.2}\n\
+         exists of 1,024 objects: {:.1} us\n\
+         index: {:.1} bytes an object\n{opening}",
+        100.0 * figures.put_share,
+        100.0 * figures.get_share,
+        figures.exists_us,
+        figures.bytes_per_object,
+    )
+}
+
+pub(crate) fn mooncake_text(run: &MooncakeFigures) -> String {
+    let size = ByteSize(run.object_bytes as u64).display().iec();
+    let line = |call: &str, us: f64, plain_us: f64, overhead: &MooncakeOverhead| {
+        format!(
+            "{} x {size}: {call} {us:.0} us, {:+.1} % on the library's {plain_us:.0}; checksums alone \
+             are {:+.1} %, the adapter without them {:+.1} %\n",
+            run.batch,
+            overhead.percent,
+            overhead.checksums_percent,
+            overhead.besides_checksums_percent
+        )
+    };
+    line("put", run.put_us, run.plain_put_us, &run.put_overhead)
+        + &line("get", run.get_us, run.plain_get_us, &run.get_overhead)
+}
+
+pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
+    let mut text = String::new();
+    for run in &figures.transfers {
+        text += &format!(
+            "{} x {}: stream {:.2} GB/s; put {:.2} GB/s, {:.0} % of it; get {:.2} GB/s, {:.0} % of it\n",
+            run.batch,
+            ByteSize(run.object_bytes as u64).display().iec(),
+            run.plain / 1e9,
+            run.put / 1e9,
+            100.0 * run.put_ratio,
+            run.get / 1e9,
+            100.0 * run.get_ratio
+        );
+    }
+    text + &format!(
+        "exists of {} objects over {} nodes: {}\n",
+        figures.exists, figures.nodes, figures.exists_us
+    )
+}
+
+pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    let mut text = format!(
+        "put {:.2} GB/s, {:.0} % of copying; get {:.2} GB/s, {:.0} % of copying; copying {:.2} GB/s\n",
+        figures.put_gb_s,
+        100.0 * figures.put_share,
+        figures.get_gb_s,
+        100.0 * figures.get_share,
+        figures.copy_gb_s
+    );
+    for run in &figures.residency {
+        text += &format!(
+            "leases of {} s: {} samples; held {} on average, {} at most, {} at the end; {} evicted\n",
+            run.lease_ttl_s,
+            run.samples,
+            size(run.mean_bytes),
+            size(run.max_bytes),
+            size(run.end_bytes),
+            run.evicted
+        );
+    }
+    text + &format!("residency differs by {:.1} %\n", 100.0 * figures.residency_spread)
+}
+
+pub(crate) fn lifetimes_text(run: &LifetimesFigures) -> String {
+    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    format!(
+        "leases of {} s: {} passed on in {} objects; held {} on average, {} at most, {} at the end; \
+         {} evicted\n",
+        run.lease_ttl_s,
+        size(run.bytes),
+        run.objects,
+        size(run.resident_mean_bytes),
+        size(run.resident_max_bytes),
+        size(run.resident_end_bytes),
+        run.evicted
+    )
+}

@@ -2,7 +2,7 @@
 
 // What the program's own tests use, and not all of it here.
 #[allow(dead_code)]
-#[path = "../../../../cli/tests/serve/process.rs"]
+#[path = "../../../../cli/tests/program/process.rs"]
 mod process;
 
 use std::process::Command;

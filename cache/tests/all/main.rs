@@ -1,0 +1,4 @@
+//! The cache from outside, as one program.
+
+mod behaviour;
+mod tree_against_model;

@@ -1,0 +1,90 @@
+//! `terrace features` as people run it: producers and consumers as processes of their own over one store,
+//! on disk or in a real Mooncake cluster.
+
+mod ground;
+mod soak;
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use self::ground::{Ground, TENSOR_BYTES, run};
+
+fn samples_are_passed_on(ground: &Ground) {
+    let mut producer = ground.produce(&["--samples", "60"]);
+    let producer = producer.stdout(Stdio::piped()).spawn().unwrap();
+    let consumed = run(ground.terrace("consume", &["--samples", "60", "--patience", "60s"]));
+    let produced = producer.wait_with_output().unwrap();
+    assert!(produced.status.success());
+    let produced: Value = serde_json::from_slice(&produced.stdout).unwrap();
+    for (totals, samples) in [(&produced, 60), (&consumed, 60)] {
+        assert_eq!(totals["samples"], samples, "{totals:#}");
+        assert_eq!(totals["bytes"], 60 * 2 * TENSOR_BYTES);
+    }
+    assert_eq!((&consumed["gone"], &consumed["wrong"]), (&0.into(), &0.into()));
+    let left = ground.gc(0, "1h");
+    assert_eq!((&left["objects"], &left["features"]["live"]), (&0.into(), &0.into()), "{left:#}");
+    assert_eq!(ground.used(), (0, 0));
+}
+
+#[test]
+fn samples_go_from_a_producer_to_a_consumer() {
+    samples_are_passed_on(&Ground::disk());
+}
+
+#[test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+fn samples_go_through_a_cluster() {
+    samples_are_passed_on(&Ground::mooncake());
+}
+
+/// A producer that is done leaves its samples for whoever comes.
+#[test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+fn samples_in_a_cluster_outlive_their_producer() {
+    let ground = Ground::mooncake();
+    run(ground.produce(&["--samples", "10"]));
+    let consumed = run(ground.terrace("consume", &["--patience", "500ms"]));
+    assert_eq!((&consumed["samples"], &consumed["gone"]), (&10.into(), &0.into()), "{consumed:#}");
+    ground.gc(0, "1h");
+    assert_eq!(ground.used(), (0, 0));
+}
+
+#[test]
+fn refs_without_the_secret_are_refused() {
+    let ground = Ground::disk();
+    let secret = ground.folder().join("secret");
+    std::fs::write(&secret, "of this run\n").unwrap();
+    run(ground.produce(&["--samples", "3"]));
+    let secret = secret.display().to_string();
+    let consumed =
+        run(ground.terrace("consume", &["--secret-file", &secret, "--patience", "100ms"]));
+    assert_eq!((&consumed["forged"], &consumed["samples"]), (&3.into(), &0.into()));
+}
+
+/// What `terrace features` says to arguments that make no sense.
+fn complaint(arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_terrace"));
+    command.arg("features").args(arguments).env_remove("TERRACE_MOONCAKE_LIBRARY");
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_store_that_is_none_is_explained() {
+    let errors = complaint(&["gc", "--store", "nowhere"]);
+    assert!(errors.contains("disk:FOLDER or mooncake://HOST:PORT"), "{errors}");
+}
+
+#[test]
+fn what_a_cluster_needs_is_explained() {
+    let place = ["--store", "mooncake://127.0.0.1:1"];
+    let errors = complaint(&[&["consume"], &place[..]].concat());
+    assert!(errors.contains("--refs FOLDER"), "{errors}");
+    let errors = complaint(&[&["gc"], &place[..]].concat());
+    assert!(errors.contains("--mooncake-library"), "{errors}");
+    let missing = ["--mooncake-library", "no/such.so"];
+    let errors = complaint(&[&["gc"], &place[..], &missing[..]].concat());
+    assert!(errors.contains("no/such.so"), "{errors}");
+}

@@ -1,0 +1,4 @@
+//! The lifecycle of a request, as one program.
+
+mod lifecycle;
+mod trace;

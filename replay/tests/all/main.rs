@@ -1,0 +1,4 @@
+//! Whole replays, as one program.
+
+mod conversation;
+mod replay;

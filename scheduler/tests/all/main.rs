@@ -1,0 +1,6 @@
+//! The scheduler as engines use it, as one program.
+
+mod bad_input;
+mod config;
+mod embedding;
+mod l3_paths;

@@ -1,0 +1,515 @@
+//! Hangs, stalls and the silent loss of the feature: waits without a bound, budgets that never come
+//! back, counters that do not tell.
+
+use std::time::{Duration, Instant};
+
+use terrace_cache::planted::Bug;
+use terrace_scheduler::{
+    AdmissionOrder, Config, OpId, Outcome, PrefetchPolicy, Request, RequestId, StateName,
+    SubmitError, Token,
+};
+use terrace_tests::World;
+
+use super::{Kind, Stage, only_fails_with, three_tiers, two_tiers, with_l3};
+
+/// A prompt is in L3 and nowhere else.
+fn only_in_l3(config: Config, prompt: impl IntoIterator<Item = Token>) -> Stage {
+    let mut stage = Stage::new(config);
+    stage.run(1, prompt);
+    stage.clear();
+    stage
+}
+
+/// Ranks disagreed about the length of a hit, each by its own free space or timeout, and waited for each
+/// other for ever. One scheduler decides for all, and the least that any rank reports counts.
+#[test]
+fn f20_least_of_the_ranks_counts() {
+    only_fails_with(&[Bug::BelieveBestRank, Bug::CountRankTwice], || {
+        let mut config = three_tiers(8, 8);
+        config.model.ranks = 3;
+        let mut stage = only_in_l3(config, 1..=17);
+        stage.submit(2, 1..=17, 1);
+        stage.plan();
+        let probe = stage.latest(Kind::Probe);
+        for (rank, found) in [(2, 4), (0, 3), (1, 4)] {
+            stage.report_rank(probe, rank, Outcome::Partial(found));
+        }
+        stage.plan();
+        let prefetch = stage.latest(Kind::Prefetch);
+        assert_eq!(stage.l3_keys(prefetch).len(), 3);
+        stage.report_rank(prefetch, 1, Outcome::Done);
+        stage.report_rank(prefetch, 1, Outcome::Done);
+        stage.report_rank(prefetch, 0, Outcome::Done);
+        assert_eq!(stage.state(2), Some(StateName::Prefetching), "one rank has not reported");
+        assert_eq!(stage.stats().ignored_outcomes, 1);
+        stage.report_rank(prefetch, 2, Outcome::Partial(2));
+        assert_eq!(stage.cached(1..=17), (0, 2));
+        stage.plan();
+        let load_back = stage.latest(Kind::LoadBack);
+        for (rank, loaded) in [(0, 2), (1, 1), (2, 2)] {
+            stage.report_rank(load_back, rank, Outcome::Partial(loaded));
+        }
+        stage.step();
+        assert_eq!(stage.prefill_start(2), Some(4), "one page on all ranks");
+        stage.finish();
+    });
+}
+
+/// A prefetch that was aborted never gave back its share, and in the end none could begin. An operation
+/// gives back its share when it ends, whoever waits for it.
+#[test]
+fn f21_aborted_prefetch_gives_back_its_share() {
+    only_fails_with(&[Bug::DropBudgetOfLateOperation], || {
+        let config = with_l3(16, 8, |l3| {
+            l3.prefetch_pages_max = 2;
+            l3.negative_ttl_ms = 0;
+            l3.backoff_base_ms = 0;
+        });
+        let mut stage = only_in_l3(config, 1..=9);
+        let ways_to_end = [Outcome::Done, Outcome::Missing, Outcome::Failed, Outcome::Corrupt];
+        for (id, outcome) in (2..).zip(ways_to_end.into_iter().cycle().take(20)) {
+            stage.submit(id, 1..=9, 1);
+            stage.plan();
+            stage.done(Kind::Probe);
+            stage.plan();
+            let prefetch = stage.latest(Kind::Prefetch);
+            stage.abort(id);
+            assert_eq!(stage.stats().prefetches.in_flight_pages, 2, "the driver is still at it");
+            stage.report(prefetch, outcome);
+            assert_eq!(stage.stats().prefetches.in_flight_pages, 0);
+            stage.clear();
+        }
+        stage.run(100, 1..=9);
+        assert_eq!((stage.stats().prefetches.started, stage.stats().l3_hit_tokens), (21, 8));
+        stage.finish();
+    });
+}
+
+/// That a prefetch had ended was noticed only when a scan of the queue came to its request. The outcome
+/// itself moves the request on, and who waits for L3 is in nobody's way.
+#[test]
+fn f22_finished_prefetch_is_noticed_at_once() {
+    let mut config = three_tiers(24, 16);
+    config.queue.window = 1;
+    config.queue.order = AdmissionOrder::Arrival;
+    let mut stage = Stage::new(config);
+    stage.run(1, 1..=9);
+    stage.run(2, 101..=109);
+    stage.clear();
+    stage.submit(3, 1..=9, 1);
+    stage.submit(4, 101..=109, 1);
+    stage.plan();
+    let probe_of_4 = stage.latest(Kind::Probe);
+    stage.report(OpId(probe_of_4.0 - 1), Outcome::Done);
+    stage.report(probe_of_4, Outcome::Done);
+    stage.plan();
+    // The later one's pages come first.
+    stage.done(Kind::Prefetch);
+    assert_eq!(stage.state(4), Some(StateName::PrefetchDone), "without a plan in between");
+    assert_eq!(stage.stats().prefetches.in_flight, 1);
+    stage.plan();
+    stage.done(Kind::LoadBack);
+    stage.step();
+    assert_eq!(stage.prefill_start(4), Some(8));
+    assert_eq!(stage.state(3), Some(StateName::Prefetching));
+    stage.finish();
+}
+
+/// The timeout of a prefetch did not count while another part of it was pending. There is one deadline
+/// for the request, and it counts whatever is in flight.
+#[test]
+fn f23_deadline_counts_whatever_is_pending() {
+    let mut config = with_l3(12, 16, |l3| {
+        l3.prefetch = PrefetchPolicy::Deadline { base_ms: 10, per_page_us: 1_000 };
+    });
+    config.model.ranks = 2;
+    let mut stage = only_in_l3(config, 1..=9);
+    stage.submit(2, 1..=9, 1);
+    stage.plan();
+    stage.done(Kind::Probe);
+    stage.plan();
+    let prefetch = stage.latest(Kind::Prefetch);
+    let begun = stage.world.now;
+    stage.report_rank(prefetch, 0, Outcome::Done);
+    assert!(stage.plan().step.is_none());
+    stage.wait_for_deadline();
+    assert_eq!(stage.world.now.0 - begun.0, 12_000);
+    stage.step();
+    assert_eq!(stage.prefill_start(2), Some(0), "it computes");
+    assert_eq!(stage.stats().prefetches.quarantined_pages, 2);
+    stage.report_rank(prefetch, 1, Outcome::Done);
+    assert_eq!(stage.stats().prefetches.quarantined_pages, 0);
+    stage.finish();
+}
+
+/// A store said that it had a page, did not deliver it, and every request tried again. A page that was
+/// not delivered is not asked for until some time has passed.
+#[test]
+fn f24_undelivered_pages_are_not_asked_for_again() {
+    for how in [Outcome::Missing, Outcome::Failed, Outcome::Corrupt, Outcome::TimedOut] {
+        let config = with_l3(16, 16, |l3| {
+            l3.negative_ttl_ms = 5_000;
+            l3.backoff_base_ms = 0;
+        });
+        let mut stage = only_in_l3(config, 1..=9);
+        stage.submit(2, 1..=9, 1);
+        stage.plan();
+        stage.done(Kind::Probe);
+        stage.plan();
+        stage.ends(Kind::Prefetch, how);
+        stage.abort(2);
+        let probes = stage.stats().probes.started;
+        for id in 3..10 {
+            stage.submit(id, 1..=9, 1);
+            stage.step();
+            assert_eq!(stage.prefill_start(id), Some(0), "it computes at once");
+            stage.abort(id);
+            stage.clear();
+        }
+        assert_eq!(stage.stats().probes.started, probes, "{how:?}");
+        assert_eq!(stage.stats().negative_hits, 14);
+        stage.wait_ms(5_000);
+        stage.submit(10, 1..=9, 1);
+        stage.plan();
+        assert_eq!(stage.stats().probes.started, probes + 1, "then L3 gets another chance");
+        stage.finish();
+    }
+}
+
+/// The first pages of a prompt were missing in the store: every prefetch was revoked, for ever, and only
+/// a debug log told. The probe's answer is counted, and what is computed instead is stored again.
+#[test]
+fn f25_missing_head_is_stored_again() {
+    let mut stage = only_in_l3(three_tiers(8, 8), 1..=9);
+    let head = stage.keys(1..=9)[0];
+    stage.world.l3.remove(&head);
+    let before = stage.stats().probes;
+    stage.run(2, 1..=9);
+    let after = stage.stats().probes;
+    assert_eq!(after.unsound_pages - before.unsound_pages, 2, "it can be seen");
+    assert!(stage.world.l3.contains_key(&head));
+    stage.clear();
+    stage.run(3, 1..=9);
+    assert_eq!(stage.stats().l3_hit_tokens, 8);
+    stage.finish();
+}
+
+/// A prefix survived as an entry of the index, without bytes, and passed for a match, so that L3 was never
+/// asked. A node without bytes does not exist.
+#[test]
+fn f26_no_bytes_no_match() {
+    let mut stage = Stage::new(three_tiers(6, 5));
+    stage.run(1, 1..=17);
+    // Both tiers need all their room for others.
+    stage.run(2, 101..=121);
+    assert_eq!(stage.cached(1..=17), (0, 0));
+    stage.submit(3, 1..=17, 1);
+    stage.plan();
+    let probe = stage.latest(Kind::Probe);
+    assert_eq!(stage.l3_keys(probe), stage.keys(1..=17), "L3 is asked from the first page on");
+    stage.settle();
+    assert_eq!(stage.stats().l3_hit_tokens, 16);
+    stage.finish();
+}
+
+/// A full hit in L3 was cut, silently, to what the host had free at that moment. Room is made for it
+/// first; what finds no room all the same is counted.
+#[test]
+fn f27_shortened_prefetch_is_counted() {
+    let mut stage = only_in_l3(three_tiers(12, 5), 1..=17);
+    // The host is full, but of pages that can go.
+    stage.run(2, 101..=121);
+    assert_eq!(stage.stats().cache.host.free_pages, 0);
+    stage.run(3, 1..=17);
+    assert_eq!((stage.stats().l3_hit_tokens, stage.stats().prefetch_shortened_pages), (16, 0));
+    // Now three of its five pages cannot go: they are being stored.
+    stage.clear();
+    stage.submit(4, 201..=213, 1);
+    stage.plan();
+    stage.done(Kind::Probe);
+    stage.step();
+    stage.plan();
+    stage.done(Kind::WriteBack);
+    stage.plan();
+    let backup = stage.latest(Kind::Backup);
+    stage.submit(5, 1..=17, 1);
+    stage.plan();
+    stage.done(Kind::Probe);
+    stage.plan();
+    let prefetch = stage.done(Kind::Prefetch);
+    assert_eq!(stage.l3_keys(prefetch).len(), 2);
+    assert_eq!(stage.stats().prefetch_shortened_pages, 2);
+    stage.plan();
+    stage.done(Kind::LoadBack);
+    stage.step();
+    assert_eq!(stage.prefill_start(5), Some(8), "the rest is computed");
+    stage.report(backup, Outcome::Done);
+    stage.finish();
+}
+
+/// A hit on a slow disk took forty seconds where computing took one. A prefetch is priced by what the
+/// last ones took, and nobody waits longer than the deadline.
+#[test]
+fn f28_slow_store_is_priced_out() {
+    let config = with_l3(12, 16, |l3| l3.prefetch = PrefetchPolicy::Wait { max_ms: 60_000 });
+    let mut stage = only_in_l3(config, 1..=17);
+    let mut prefetches = 0;
+    for id in 2..20 {
+        stage.clear();
+        stage.submit(id, 1..=17, 1);
+        stage.plan();
+        stage.done(Kind::Probe);
+        stage.plan();
+        if stage.state(id) == Some(StateName::Prefetching) {
+            prefetches += 1;
+            stage.wait_ms(40_000);
+            stage.done(Kind::Prefetch);
+        }
+        stage.settle();
+    }
+    assert!((1..=4).contains(&prefetches), "{prefetches} of 18 requests waited for 40 s");
+    assert_eq!(stage.stats().prefetches_priced_out, 18 - prefetches);
+    stage.finish();
+}
+
+/// A store that is slow from the start costs a request no more than its deadline.
+#[test]
+fn f28_nobody_waits_longer_than_the_deadline() {
+    let mut stage = only_in_l3(three_tiers(12, 16), 1..=17);
+    stage.submit(2, 1..=17, 1);
+    stage.plan();
+    stage.done(Kind::Probe);
+    stage.plan();
+    let begun = stage.world.now;
+    stage.wait_for_deadline();
+    stage.plan();
+    assert_eq!(stage.prefill_start(2), Some(0));
+    assert_eq!(stage.world.now.0 - begun.0, 502_000, "500 ms, and half of one for each page");
+    stage.compute();
+    stage.finish();
+}
+
+/// An object went away between the lookup and the read, and the request failed. What did not come is
+/// computed; what did is used.
+#[test]
+fn f29_gone_between_probe_and_prefetch() {
+    only_fails_with(&[Bug::BelieveWholePrefetch], || {
+        for gone_from in [0, 2, 3] {
+            let mut stage = only_in_l3(three_tiers(12, 16), 1..=17);
+            stage.submit(2, 1..=17, 1);
+            stage.plan();
+            stage.done(Kind::Probe);
+            let keys = stage.keys(1..=17);
+            keys[gone_from..].iter().for_each(|key| drop(stage.world.l3.remove(key)));
+            stage.plan();
+            stage.done(Kind::Prefetch);
+            assert_eq!(stage.cached(1..=17), (0, gone_from as u32));
+            stage.settle();
+            let stats = stage.stats();
+            assert_eq!((stats.finished, stats.failed), (2, 0));
+            assert_eq!(stats.l3_hit_tokens, 4 * gone_from as u64);
+            assert_eq!(stage.world.l3.len(), 4, "what was lost is stored again");
+            stage.finish();
+        }
+    });
+}
+
+/// The store's master was down and each call took seconds, with the scheduler's loop waiting. The
+/// scheduler only asks: a store that never answers costs a few requests a bounded time, then nothing.
+#[test]
+fn f30_dead_store_costs_a_bounded_time() {
+    let mut stage = Stage::new(with_l3(12, 8, |l3| l3.probe_timeout_ms = 50));
+    let mut waited_ms = 0;
+    for id in 1..=40 {
+        let first = id as Token * 100;
+        stage.submit(id, first..=first + 8, 1);
+        let asked = stage.world.now;
+        while stage.plan().step.is_none() {
+            stage.wait_for_deadline();
+        }
+        waited_ms += (stage.world.now.0 - asked.0) / 1000;
+        stage.compute();
+        // The host answers, L3 does not: neither probes nor backups.
+        stage.plan();
+        for copy in stage.world.last_plan().copies.clone() {
+            stage.report(copy.op, Outcome::Done);
+        }
+    }
+    let stats = stage.stats();
+    assert_eq!(stats.generated_tokens, 40, "every request got its token");
+    assert!(stats.probes.started <= 5, "{} probes", stats.probes.started);
+    assert!(waited_ms <= 250, "{waited_ms} ms");
+    assert!(stats.backups.in_flight_pages <= 8 && stats.probes.in_flight == 0);
+    stage.finish();
+}
+
+/// Probes renewed leases, and requests that waited probed again and again, so that the store could evict
+/// nothing. A request asks once, however long it waits to run.
+#[test]
+fn f31_one_probe_for_each_request() {
+    let mut config = three_tiers(32, 32);
+    config.batch.running_max = 1;
+    let mut stage = Stage::new(config);
+    stage.submit(1, 1..=4, 100);
+    for id in 2..=6 {
+        stage.submit(id, (id as Token * 100)..=(id as Token * 100 + 8), 1);
+    }
+    stage.plan();
+    stage.compute();
+    for probe in stage.world.transfers.keys().copied().collect::<Vec<_>>() {
+        stage.report(probe, Outcome::Missing);
+    }
+    for _ in 0..90 {
+        stage.step();
+    }
+    assert_eq!(stage.stats().probes.started, 5, "five wait, and each has asked once");
+    stage.finish();
+}
+
+/// Hits were counted again at each chunk and each time that a request was taken up again. They are
+/// counted once, and those that must be loaded when they have been.
+#[test]
+fn f32_hits_are_counted_once() {
+    let mut config = two_tiers(8, 64);
+    config.batch.running_max = 4;
+    config.batch.step_tokens_max = 4;
+    config.batch.decode_reserve_pages = 0;
+    let mut stage = Stage::new(config);
+    stage.run(1, 1..=9);
+    stage.submit(2, 1..=13, 10);
+    stage.submit(3, (1..=4).chain(51..=59), 10);
+    stage.settle();
+    let stats = stage.stats();
+    assert!(stats.retractions > 0, "nobody was taken up again");
+    assert!(stats.steps > 15, "there were no chunks: {} steps", stats.steps);
+    assert_eq!(stats.prompt_tokens, 9 + 13 + 13);
+    // The second found two pages, the third one.
+    assert_eq!((stats.device_hit_tokens, stats.host_hit_tokens, stats.l3_hit_tokens), (12, 0, 0));
+    // A load that brings nothing is no hit; one that brings three pages is three.
+    stage.run(4, 101..=129);
+    let before = stage.stats().host_hit_tokens;
+    stage.submit(5, 1..=13, 1);
+    stage.plan();
+    stage.ends(Kind::LoadBack, Outcome::Failed);
+    stage.settle();
+    assert_eq!(stage.stats().host_hit_tokens, before);
+    stage.run(6, 201..=229);
+    stage.run(7, 1..=13);
+    assert_eq!(stage.stats().host_hit_tokens - before, 12);
+    stage.finish();
+}
+
+/// A prompt that could never fit waited for ever, a second request of the same name was ignored, and
+/// names were served in the order of their spelling. The first two are refused with a reason, and
+/// requests are served as they come.
+#[test]
+fn f47_bad_requests_are_refused_and_order_is_arrival() {
+    let mut config = two_tiers(4, 0);
+    config.batch.running_max = 1;
+    let mut stage = Stage::new(config);
+    for (prompt, new) in [(17, 1), (16, 2), (1, 17)] {
+        let refused = stage.world.submit(Request::new(1, (1..=prompt).collect(), new));
+        assert!(matches!(refused, Err(SubmitError::NeverFits { .. })), "{refused:?}");
+    }
+    let arrivals = [9, 10, 2, 1];
+    for id in arrivals {
+        stage.submit(id, (id as Token * 10)..=(id as Token * 10 + 2), 1);
+        let again = stage.world.submit(Request::new(id, vec![1], 1));
+        assert_eq!(again, Err(SubmitError::DuplicateId(RequestId(id))));
+    }
+    let mut served = Vec::new();
+    for _ in arrivals {
+        served.extend(stage.plan().prefills.iter().map(|prefill| prefill.request.0));
+        stage.compute();
+    }
+    assert_eq!(served, arrivals);
+    stage.submit(20, 1..=16, 1);
+    stage.finish();
+}
+
+/// How long a plan takes that admits 64 requests to a full device of so many pages. Each of its pages
+/// belongs to a prompt of its own, so that each admission evicts something.
+fn plan_for_a_full_device(pages: u32) -> Duration {
+    let mut world = World::new(two_tiers(pages, 0)).expect("it can work");
+    let mut ids = 1..;
+    let mut quickest = Duration::MAX;
+    for round in 0..pages / 64 + 20 {
+        for id in ids.by_ref().take(64) {
+            let first = id as Token * 8;
+            let request = Request::new(id, (first..first + 5).collect(), 1);
+            world.submit(request).expect("a sound request");
+        }
+        let begun = Instant::now();
+        world.plan();
+        if round > pages / 64 {
+            quickest = quickest.min(begun.elapsed());
+        }
+        world.finish_step().expect("no wrong page");
+    }
+    assert!(world.scheduler.stats().cache.device.free_pages <= 64, "the device is not full");
+    world.scheduler.audit();
+    quickest
+}
+
+/// Once the pool was full each admission looked at all blocks, and a step took 0.8 s to plan. Evictable
+/// pages are kept in order and counted, so that the price does not depend on how many there are.
+#[test]
+fn f48_full_pool_plans_stay_cheap() {
+    let small = plan_for_a_full_device(1_000);
+    let large = plan_for_a_full_device(32_000);
+    assert!(large < small * 8, "32 times the pages: {small:?} became {large:?}");
+}
+
+/// Everything that a scheduler says in a life that is drawn from a seed.
+fn said(seed: u64) -> Vec<String> {
+    let mut config = three_tiers(12, 12);
+    config.cache.kv_event_keys_max = 10_000;
+    config.trace_max = 10_000;
+    let mut stage = Stage::new(config);
+    let mut state = seed;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 33) % below
+    };
+    let mut said = Vec::new();
+    let mut reported = 0;
+    for id in 1..400 {
+        let first = draw(3) as Token * 100;
+        let _ =
+            stage.world.submit(Request::new(id, (first..=first + draw(20) as Token).collect(), 3));
+        said.push(format!("{:?}", stage.plan()));
+        if stage.world.in_step() {
+            stage.compute();
+        }
+        let planned: Vec<_> = stage.world.transfers.keys().copied().skip(reported).collect();
+        reported += planned.len();
+        for op in planned {
+            let outcomes = [
+                Outcome::Done,
+                Outcome::Done,
+                Outcome::Failed,
+                Outcome::Missing,
+                Outcome::TimedOut,
+            ];
+            stage.report(op, outcomes[draw(5) as usize]);
+        }
+        stage.wait_ms(draw(50));
+        let events: Vec<_> = stage.world.scheduler.drain_kv_events().collect();
+        let transitions: Vec<_> = stage.world.scheduler.drain_trace().collect();
+        said.push(format!("{events:?} {transitions:?} {:?}", stage.stats()));
+    }
+    stage.finish();
+    said
+}
+
+/// Ranks that mirrored one scheduler listed things in the order of pointers or hash maps, and hung in a
+/// collective. Nothing that is decided or listed depends on either.
+#[test]
+fn f49_mirrored_schedulers_say_the_same() {
+    for seed in 1..=3 {
+        let mirrors: Vec<_> = (0..3).map(|_| std::thread::spawn(move || said(seed))).collect();
+        let mut heard = mirrors.into_iter().map(|mirror| mirror.join().expect("it goes well"));
+        let first = heard.next().expect("there are three");
+        assert!(heard.all(|other| other == first));
+    }
+}

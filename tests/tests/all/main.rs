@@ -1,0 +1,26 @@
+//! The tests across crates, as one program: linking many takes longer than most of them run.
+//!
+//! Some need what only a script provides, and are ignored otherwise; their part of the name says which:
+//! `mooncake::` is for `scripts/test-mooncake`.
+
+mod cost;
+mod determinism;
+mod engine;
+mod fail_the_nth;
+mod field_failures;
+mod l3_conformance;
+mod l3_crash;
+mod l3_faults;
+mod l3_features;
+mod l3_features_cycles;
+mod l3_features_model;
+mod l3_kill;
+mod l3_model;
+mod l3_node_wire;
+mod l3_nodes;
+mod l3_trouble;
+mod mooncake;
+mod purity;
+mod sameness;
+mod scenarios;
+mod simulation;

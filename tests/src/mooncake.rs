@@ -51,7 +51,7 @@ pub struct Cluster {
     nodes: Vec<Option<Child>>,
 }
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 impl Cluster {
     /// Starts a cluster beside the test.

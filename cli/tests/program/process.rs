@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The program under test, or, in what cargo does not run as its test, the one that is installed.
 pub(crate) fn terrace() -> Command {
@@ -25,7 +25,6 @@ pub(crate) struct Server {
     pub(crate) address: String,
     /// What it printed before it was ready.
     pub(crate) summary: String,
-    pub(crate) ready_after: Duration,
     /// What it printed since.
     log: Arc<Mutex<String>>,
 }
@@ -40,7 +39,6 @@ impl Server {
     }
 
     pub(crate) fn spawn(mut command: Command) -> Self {
-        let began = Instant::now();
         let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut summary = String::new();
@@ -59,7 +57,7 @@ impl Server {
                 lines.map_while(Result::ok).for_each(|line| *log.lock().unwrap() += &(line + "\n"))
             }
         });
-        Self { process, address, summary, ready_after: began.elapsed(), log }
+        Self { process, address, summary, log }
     }
 
     /// What it has printed since it was ready.

@@ -115,10 +115,9 @@ fn a_server_that_was_stopped_has_everything_in_l3() {
 }
 
 #[test]
-fn a_server_is_ready_soon_and_says_what_it_has() {
+fn a_server_says_what_it_has() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--device-memory", "64MiB"]);
-    assert!(server.ready_after < Duration::from_secs(10), "{:?}", server.ready_after);
     let summary = &server.summary;
     for said in ["64.0 MiB", "8,192 tokens", &folder.path().display().to_string()] {
         assert!(summary.contains(said), "{said} is missing:\n{summary}");

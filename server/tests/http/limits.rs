@@ -11,14 +11,15 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::client::{Response, complete, exchange, read_to_end, request, send};
 use crate::world::World;
 
-const SHORT: Duration = Duration::from_millis(200);
+/// Long enough for those who dawdle on a busy machine without meaning to.
+const SHORT: Duration = Duration::from_secs(1);
 
 async fn impatient() -> World {
     let limits = Limits {
         body_max: ByteSize::kib(8),
         header_timeout: SHORT,
         body_timeout: SHORT,
-        idle_timeout: SHORT * 3,
+        idle_timeout: SHORT * 10,
         write_timeout: SHORT,
         send_buffer: ByteSize::kib(8),
         ..Limits::default()
@@ -52,7 +53,7 @@ async fn a_head_must_come_in_time() {
         stream.write_all(sent.as_bytes()).await.unwrap();
         read_to_end(&mut stream).await;
         assert!(began.elapsed() >= SHORT, "{sent:?}");
-        assert!(began.elapsed() < SHORT * 3, "{sent:?} {:?}", began.elapsed());
+        assert!(began.elapsed() < SHORT * 10, "{sent:?} {:?}", began.elapsed());
     }
 }
 
@@ -67,7 +68,7 @@ async fn a_connection_may_be_idle_for_longer_than_a_head_may_take() {
     let began = Instant::now();
     let answers = String::from_utf8(read_to_end(&mut stream).await).unwrap();
     assert_eq!(answers.matches("200 OK").count(), 2, "{answers}");
-    assert!(began.elapsed() >= SHORT * 2, "{:?}", began.elapsed());
+    assert!(began.elapsed() >= SHORT * 9, "{:?}", began.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,7 +48,7 @@ impl Backend {
     /// The same with a guard in front, whose deadlines a slow machine does not reach.
     #[must_use]
     pub fn guarded(self) -> Self {
-        const PATIENCE_MS: u64 = 20_000;
+        const PATIENCE_MS: u64 = 120_000;
         let config = GuardConfig {
             exists_timeout_ms: PATIENCE_MS,
             put_timeout_ms: PATIENCE_MS,
@@ -127,7 +127,7 @@ checks! {
 /// When a check fails or does not end; all that fail are named.
 pub async fn all(make: impl Fn() -> Backend) {
     const AT_A_TIME: usize = 6;
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const PATIENCE: Duration = Duration::from_secs(300);
     let checks = CHECKS.iter().map(|(name, check)| (*name, check(Bench::new(make()))));
     checks::run(checks, AT_A_TIME, PATIENCE).await;
 }

@@ -110,7 +110,7 @@ checks! {
 /// When a check fails or does not end; all that fail are named.
 pub async fn all(make: impl Fn() -> FeatureBackend) {
     const AT_A_TIME: usize = 4;
-    const PATIENCE: Duration = Duration::from_secs(120);
+    const PATIENCE: Duration = Duration::from_secs(300);
     let only = std::env::var("TERRACE_FEATURE_CHECK").unwrap_or_default();
     let chosen = CHECKS.iter().filter(|(name, _)| name.contains(&only));
     let checks = chosen.map(|(name, check)| (*name, check(Stage::new(make()))));

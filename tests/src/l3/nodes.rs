@@ -56,7 +56,7 @@ pub fn secret() -> NodeSecret {
 /// Deadlines that a slow machine does not reach.
 #[must_use]
 pub fn patient(config: NodesConfig) -> NodesConfig {
-    const PATIENCE_MS: u64 = 20_000;
+    const PATIENCE_MS: u64 = 120_000;
     NodesConfig {
         connect_timeout_ms: PATIENCE_MS,
         exists_timeout_ms: PATIENCE_MS,

@@ -119,7 +119,7 @@ impl SimulatedDisk {
     /// # Panics
     /// When nobody comes.
     pub fn wait_for_held_sync(&self) {
-        const PATIENCE: Duration = Duration::from_secs(20);
+        const PATIENCE: Duration = Duration::from_secs(120);
         let free = |state: &mut State| state.waiting_syncs == 0;
         let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), PATIENCE, free);
         let (state, waited) = waited.expect("nobody panics while holding it");

@@ -17,7 +17,7 @@ use terrace_tests::engine::{
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn page_bytes() -> usize {
     ToyModel.kv_shape().page_bytes(PAGE_SIZE)
@@ -245,16 +245,13 @@ async fn a_hanging_store_holds_nobody_up() {
 
         faulty.set(call, Some(Fault::BeginsLate));
         let engine = start(device(64, 64), Some(faulty.clone()));
-        let began = Instant::now();
-        let (waits, other) = (ask(&engine, &stored, 4), async {
-            let other = prompt(9, 20);
-            assert_eq!(ask(&engine, &other, 50).await.tokens, toy_answer(&other, 50));
-            began.elapsed()
-        });
-        let (waits, other) = tokio::join!(waits, other);
+        let other = prompt(9, 20);
+        let asked = async { tokio::join!(ask(&engine, &stored, 4), ask(&engine, &other, 50)) };
+        // The store hangs until it is told not to, so an answer at all is one that did not wait for it.
+        let answers = tokio::time::timeout(PATIENCE, asked).await;
+        let (waits, other_answer) = answers.unwrap_or_else(|_| panic!("{call:?} held them up"));
         assert_eq!(waits.tokens, toy_answer(&stored, 4), "{call:?}");
-        assert!(other < Duration::from_millis(700), "{call:?} held up another for {other:?}");
-        assert!(began.elapsed() < Duration::from_secs(3), "{call:?}: {:?}", began.elapsed());
+        assert_eq!(other_answer.tokens, toy_answer(&other, 50), "{call:?}");
         faulty.set(call, None);
         figures_when(&engine, "the end of the transfers", |figures| {
             let stats = &figures.scheduler;
@@ -336,10 +333,9 @@ async fn a_shutdown_gives_up_on_a_store_that_hangs() {
     let engine = start(device(64, 64), Some(faulty.clone()));
     ask(&engine, &prompt(1, 100), 4).await;
     figures_when(&engine, "the backup", |figures| figures.scheduler.backups.in_flight == 1).await;
-    let began = Instant::now();
-    let drained = engine.shutdown(Duration::from_millis(100)).await;
+    let shutdown = engine.shutdown(Duration::from_millis(100));
+    let drained = tokio::time::timeout(PATIENCE, shutdown).await.expect("it gives up");
     assert_eq!(drained.abandoned_transfers, 1);
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 /// A device whose copies never end, or end the task that starts them.
@@ -414,16 +410,15 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
     let faulty = Arc::new(FaultyStore::new(memory_store()));
     faulty.set(Call::Exists, Some(Fault::BeginsLate));
     let mut config = config();
-    config.l3 = Some(L3Config { probe_timeout_ms: 60_000, ..L3Config::default() });
+    config.l3 = Some(L3Config { probe_timeout_ms: 3_600_000, ..L3Config::default() });
     let engine =
         Engine::start(config, ToyModel, Arc::new(device(64, 64)), Some(faulty.clone())).unwrap();
     let mut waiting = engine.submit(Generate::new(prompt(1, 100), 4)).await.unwrap();
     let shutdown = tokio::spawn(async move { engine.shutdown(Duration::from_secs(1)).await });
-    let began = Instant::now();
-    assert!(matches!(waiting.next().await, Some(Update::Ended(_))));
-    let told_after = began.elapsed();
+    // The probe that it waits for would take an hour.
+    let told = tokio::time::timeout(PATIENCE, waiting.next()).await.expect("it is told");
+    assert!(matches!(told, Some(Update::Ended(_))));
     assert_eq!(shutdown.await.unwrap().aborted, 1);
-    assert!(told_after < Duration::from_millis(1500), "it was told after {told_after:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

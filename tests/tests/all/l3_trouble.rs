@@ -25,7 +25,7 @@ const OBJECT_BYTES_MAX: usize = 4096;
 /// What a slot of such objects takes.
 const SLOT_BYTES: u64 = 8192;
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const DURABLE: PutOptions = PutOptions { pin: None, durable: true };
 
 fn config(path: &Path, slots: u64) -> DiskConfig {
@@ -373,7 +373,12 @@ async fn memory_goes_on_alone_when_its_disk_goes_away() {
 async fn a_store_that_another_process_has_open_is_refused_and_the_process_named() {
     let directory = tempfile::tempdir().unwrap();
     let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "l3_trouble::part_of_the_other_process", "--nocapture", "--include-ignored"])
+        .args([
+            "--exact",
+            "l3_trouble::part_of_the_other_process",
+            "--nocapture",
+            "--include-ignored",
+        ])
         .env(PART, directory.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -13,7 +13,7 @@ use terrace_l3::node::{NodeAddress, NodeSecret};
 
 use crate::process::{figure, terrace};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 const PORT: u16 = 7450;
 const FIGURES_PORT: u16 = 9450;
 pub(crate) const SECRET: &str = "known to the nodes of this farm and to their clients";
@@ -70,12 +70,12 @@ impl Farm {
         };
         let addresses = (0..self.nodes.len()).map(address).collect();
         NodesConfig {
-            connect_timeout_ms: 400,
-            exists_timeout_ms: 600,
-            get_timeout_ms: 800,
-            put_timeout_ms: 1_500,
-            control_timeout_ms: 800,
-            stall_timeout_ms: 500,
+            connect_timeout_ms: 1_500,
+            exists_timeout_ms: 2_000,
+            get_timeout_ms: 3_000,
+            put_timeout_ms: 5_000,
+            control_timeout_ms: 3_000,
+            stall_timeout_ms: 2_000,
             retry_max_ms: 500,
             ..NodesConfig::new(addresses, NodeSecret::new(SECRET.as_bytes()).unwrap())
         }

@@ -102,22 +102,47 @@ async fn work(client: Client, seed: u64, tally: Arc<Tally>, done: Arc<AtomicBool
                     }
                 }
                 if pin.is_some() {
-                    client.in_time("an unpin", 800, client.store.unpin(&ids, Pin::Soft)).await;
+                    client
+                        .in_time(
+                            "an unpin",
+                            client.config.control_timeout_ms,
+                            client.store.unpin(&ids, Pin::Soft),
+                        )
+                        .await;
                 }
             }
             15..18 => {
                 let options = ExistsOptions { prefetch_to_memory: true, lease: false };
-                client.in_time("an exists", 600, client.store.exists(&ids, options)).await;
+                client
+                    .in_time(
+                        "an exists",
+                        client.config.exists_timeout_ms,
+                        client.store.exists(&ids, options),
+                    )
+                    .await;
             }
             18 => {
-                client.in_time("a remove", 800, client.store.remove(&ids, Removal::Forced)).await;
+                client
+                    .in_time(
+                        "a remove",
+                        client.config.control_timeout_ms,
+                        client.store.remove(&ids, Removal::Forced),
+                    )
+                    .await;
             }
             _ => {
                 let pinned = client.store.pin(&ids, Pin::Hard);
-                let pinned = client.in_time("a pin", 800, pinned).await;
+                let pinned =
+                    client.in_time("a pin", client.config.control_timeout_ms, pinned).await;
                 let pairs = ids.iter().zip(&pinned).filter(|(_, it)| it.is_ok());
                 let ids: Vec<ObjectId> = pairs.map(|(id, _)| *id).collect();
-                client.in_time("an unpin", 800, client.store.unpin(&ids, Pin::Hard)).await;
+                client
+                    .in_time(
+                        "an unpin",
+                        client.config.control_timeout_ms,
+                        client.store.unpin(&ids, Pin::Hard),
+                    )
+                    .await;
             }
         }
         add(&tally.calls, 1);

@@ -4,9 +4,9 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use super::{CLIENTS, complaint, server_without_cache};
 use crate::cluster::{Cluster, Options, free_port, library};
 use crate::process::{Answer, Server, ask, figure, terrace, wait_for_backups};
-use super::{CLIENTS, complaint, server_without_cache};
 
 /// Memory for a third of the prompts, so that the rest must come from L3 or be computed.
 const TINY: [&str; 4] = ["--device-memory", "8MiB", "--host-memory", "6MiB"];

@@ -207,7 +207,12 @@ async fn f12_a_short_read_is_no_read() {
 async fn f13_another_process_reads_what_this_one_has_stored() {
     let directory = tempfile::tempdir().unwrap();
     let written = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "field_failures::store::f13_the_other_process", "--nocapture", "--include-ignored"])
+        .args([
+            "--exact",
+            "field_failures::store::f13_the_other_process",
+            "--nocapture",
+            "--include-ignored",
+        ])
         .env(F13_PATH, directory.path())
         .output()
         .unwrap();

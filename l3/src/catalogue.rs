@@ -418,9 +418,9 @@ impl Catalogue {
         self.free_count > 0 || self.fresh < self.usable
     }
 
-    /// Whether there are doomed slots that the backend has not been told of.
-    pub(crate) fn has_doomed(&self) -> bool {
-        !self.doomed.is_empty()
+    /// How many doomed slots there are that the backend has not been told of.
+    pub(crate) fn doomed(&self) -> usize {
+        self.doomed.len()
     }
 
     /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.

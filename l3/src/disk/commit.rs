@@ -144,14 +144,18 @@ impl Core {
     }
 
     /// Dooms objects while the store is too full, or when somebody waits for room.
+    /// What is gone but not yet out of the index leaves by itself: nobody has to go for its slot.
     fn make_room(&self, state: &mut State, now_ms: u64) {
-        let waited_for = std::mem::take(&mut state.wants_room) && !state.catalogue.has_free();
+        let leaving = state.tombs.len() + state.superseded.len() + state.catalogue.doomed();
+        let waited_for =
+            std::mem::take(&mut state.wants_room) && !state.catalogue.has_free() && leaving == 0;
         let slots = f64::from(state.slots_max.max(1));
         let low = (slots * self.config.watermark_low) as u32;
-        if !waited_for && f64::from(state.catalogue.used()) <= slots * self.config.watermark_high {
+        let staying = state.catalogue.used().saturating_sub(leaving as u32);
+        if !waited_for && f64::from(staying) <= slots * self.config.watermark_high {
             return;
         }
-        let excess = state.catalogue.used().saturating_sub(low).max(u32::from(waited_for));
+        let excess = staying.saturating_sub(low).max(u32::from(waited_for));
         for _ in 0..excess.min(EVICTIONS_PER_ROUND) {
             if !state.catalogue.evict(now_ms) {
                 break;

@@ -91,7 +91,7 @@ impl State {
         !self.fresh.is_empty()
             || !self.superseded.is_empty()
             || !self.tombs.is_empty()
-            || self.catalogue.has_doomed()
+            || self.catalogue.doomed() > 0
     }
 
     fn check_open(&self) -> Result<(), StoreError> {

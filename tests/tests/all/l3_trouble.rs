@@ -16,7 +16,7 @@ use std::time::Duration;
 use terrace_l3::disk::{IoEngine, OpenError};
 use terrace_l3::{
     Arena, DiskConfig, DiskStore, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Pin,
-    Presence, PutOptions, Store, StoreError, Stored, TieredConfig, TieredStore,
+    Presence, PutOptions, Removal, Store, StoreError, Stored, TieredConfig, TieredStore,
 };
 use terrace_tests::l3::objects::{get, page, put};
 use tokio::time::timeout;
@@ -92,6 +92,26 @@ async fn in_time<T>(call: impl Future<Output = T>) -> T {
 }
 
 // ---- the disk is full ----
+
+/// What was removed takes its slot until the next round. Nothing that lives has to go for it.
+#[tokio::test]
+async fn what_was_removed_makes_room_before_what_lives() {
+    const SLOTS: u64 = 16;
+    let directory = tempfile::tempdir().unwrap();
+    // No round but those that somebody waits for.
+    let config = DiskConfig { commit_interval_ms: 3_600_000, ..config(directory.path(), SLOTS) };
+    let bench = Bench::open(config);
+    for number in 0..SLOTS {
+        assert_eq!(bench.put(number).await, Ok(Stored::New));
+        if number > 0 {
+            let removed = in_time(bench.store.remove(&[page(number)], Removal::Plain)).await;
+            assert_eq!(removed, [Ok(())]);
+        }
+    }
+    assert_eq!(bench.put(SLOTS).await, Ok(Stored::New));
+    assert_eq!(bench.present(0..SLOTS + 1).await, [0, SLOTS]);
+    assert_eq!(bench.store.stats().disk.unwrap().evicted, 0);
+}
 
 /// A file system of its own for a part that a test plays, if this system lets us have one: a process
 /// that is allowed to mount, but only within itself.

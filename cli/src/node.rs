@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use serde::Deserialize;
 use terrace_cache::PageKey;
 use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RdmaChoice};
 use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
-use terrace_server::serve_node_figures;
+use terrace_server::{Size, serve_node_figures};
 
 use crate::serve::{duration, say, set, set_some, signal, start_log};
 
@@ -40,17 +39,17 @@ pub(crate) struct Arguments {
     listen: Option<String>,
     /// Memory to share [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_MEMORY")]
-    memory: Option<ByteSize>,
+    memory: Option<Size>,
     /// A folder on the disk to share [default: none]
     #[arg(long, value_name = "FOLDER", env = "TERRACE_NODE_DISK")]
     disk: Option<PathBuf>,
     /// What may be stored in that folder [default: 16GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_DISK_CAPACITY")]
-    disk_capacity: Option<ByteSize>,
+    disk_capacity: Option<Size>,
     /// The largest object; each takes a slot of this size, so it should be that of a page, which
     /// `terrace serve` prints [default: 1MiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_OBJECT_MAX")]
-    object_max: Option<ByteSize>,
+    object_max: Option<Size>,
     /// The file with the secret that all clients know
     #[arg(long, value_name = "FILE", env = "TERRACE_NODE_SECRET_FILE")]
     secret_file: Option<PathBuf>,
@@ -79,10 +78,10 @@ pub(crate) struct Arguments {
 #[serde(default, deny_unknown_fields)]
 struct Settings {
     listen: String,
-    memory: ByteSize,
+    memory: Size,
     disk: Option<PathBuf>,
-    disk_capacity: ByteSize,
-    object_max: ByteSize,
+    disk_capacity: Size,
+    object_max: Size,
     secret_file: Option<PathBuf>,
     metrics: Option<String>,
     connections_max: usize,
@@ -109,10 +108,10 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:7450".to_owned(),
-            memory: ByteSize::gib(1),
+            memory: Size::gib(1),
             disk: None,
-            disk_capacity: ByteSize::gib(16),
-            object_max: ByteSize::mib(1),
+            disk_capacity: Size::gib(16),
+            object_max: Size::mib(1),
             secret_file: None,
             metrics: None,
             connections_max: 512,
@@ -151,14 +150,10 @@ async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
         say(&format!("figures http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
-    let memory = settings.memory.display().iec();
+    let memory = settings.memory;
     let place = match &settings.disk {
         Some(disk) => {
-            format!(
-                "{memory} of memory over {} in {}",
-                settings.disk_capacity.display().iec(),
-                disk.display()
-            )
+            format!("{memory} of memory over {} in {}", settings.disk_capacity, disk.display())
         }
         None => format!("{memory} of memory"),
     };
@@ -274,7 +269,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let path = file.path().to_str().unwrap();
         let settings = settings(&["--config", path, "--memory", "3GiB"]).unwrap();
-        assert_eq!(settings.memory, ByteSize::gib(3));
+        assert_eq!(settings.memory, Size::gib(3));
         assert_eq!(settings.listen, "0.0.0.0:1");
         assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));

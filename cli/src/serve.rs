@@ -5,7 +5,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::builder::TypedValueParser;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -13,7 +12,7 @@ use serde_json::json;
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::RdmaChoice;
 use terrace_scheduler::AdmissionOrder;
-use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, launch};
+use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, Size, launch};
 use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
@@ -91,17 +90,17 @@ struct ModelArguments {
 struct CacheArguments {
     /// Memory for KV that steps compute with [default: 256MiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_DEVICE_MEMORY")]
-    device_memory: Option<ByteSize>,
+    device_memory: Option<Size>,
     /// Memory for KV that no step uses at the moment; 0 for none [default: 1GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_HOST_MEMORY")]
-    host_memory: Option<ByteSize>,
+    host_memory: Option<Size>,
     /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
     /// nodes://HOST:PORT,HOST:PORT or none [default: disk, in terrace/l3 of the user's cache folder]
     #[arg(long, value_name = "PLACE", env = "TERRACE_L3")]
     l3: Option<L3Choice>,
     /// What L3 on disk may grow to, or what this server may put into a cluster [default: 4GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_L3_SIZE")]
-    l3_size: Option<ByteSize>,
+    l3_size: Option<Size>,
     /// The libmooncake_store.so of your Mooncake installation, for --l3 mooncake://HOST:PORT
     #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
     mooncake_library: Option<PathBuf>,
@@ -180,7 +179,7 @@ struct LimitArguments {
     requests_max: Option<u32>,
     /// The longest body of a request [default: 4MiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_BODY_MAX")]
-    body_max: Option<ByteSize>,
+    body_max: Option<Size>,
     /// How long a client may take to send the head of a request [default: 10s]
     #[arg(long, value_name = "TIME", env = "TERRACE_HEADER_TIMEOUT", value_parser = duration)]
     header_timeout: Option<Duration>,
@@ -451,8 +450,8 @@ mod tests {
             "--api-key=bob=b=c",
             "--write-policy=selective_write_through:2",
         ]);
-        assert_eq!(config.device_memory, ByteSize::mib(64));
-        assert_eq!(config.l3, Some(L3Choice::Memory(ByteSize::gib(1))));
+        assert_eq!(config.device_memory, Size::mib(64));
+        assert_eq!(config.l3, Some(L3Choice::Memory(Size::gib(1))));
         assert_eq!(config.shutdown_patience, Duration::from_secs(60));
         assert_eq!(config.keys[1].key, Secret::from("b=c"));
         assert_eq!(config.write_policy, WritePolicy::SelectiveWriteThrough { hits: 2 });

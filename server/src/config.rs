@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::{NodeAddress, RdmaChoice};
 use terrace_scheduler::AdmissionOrder;
+
+use crate::size::Size;
 
 /// Everything that can be set about a server. The default serves the built-in model to this machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,13 +26,13 @@ pub struct Config {
     /// Threads that compute; all cores if not given.
     pub threads: Option<usize>,
     /// Memory for KV that steps compute with.
-    pub device_memory: ByteSize,
+    pub device_memory: Size,
     /// Memory for KV that no step uses at the moment; 0 for none.
-    pub host_memory: ByteSize,
+    pub host_memory: Size,
     /// Where KV outlives requests; on disk in the user's cache folder if not given.
     pub l3: Option<L3Choice>,
     /// What a store on disk may grow to, and what this server may put into a cluster.
-    pub l3_size: ByteSize,
+    pub l3_size: Size,
     /// The library of a Mooncake installation, `libmooncake_store.so`.
     pub mooncake_library: Option<PathBuf>,
     /// How bytes travel to and from a Mooncake cluster: tcp or rdma.
@@ -83,10 +84,10 @@ impl Default for Config {
             model: None,
             name: None,
             threads: None,
-            device_memory: ByteSize::mib(256),
-            host_memory: ByteSize::gib(1),
+            device_memory: Size::mib(256),
+            host_memory: Size::gib(1),
             l3: None,
-            l3_size: ByteSize::gib(4),
+            l3_size: Size::gib(4),
             mooncake_library: None,
             mooncake_protocol: "tcp".to_owned(),
             mooncake_device: String::new(),
@@ -196,7 +197,7 @@ pub enum L3Choice {
     /// In a folder on disk, where it outlives the server too.
     Disk(PathBuf),
     /// In so much memory.
-    Memory(ByteSize),
+    Memory(Size),
     /// In the Mooncake cluster whose master is at HOST:PORT, which other servers share.
     Mooncake(String),
     /// On these nodes, which other servers share: `[NAME=]HOST:PORT[*WEIGHT]`, separated by commas.
@@ -252,7 +253,7 @@ impl From<L3Choice> for String {
     fn from(choice: L3Choice) -> Self {
         match choice {
             L3Choice::Disk(folder) => format!("disk:{}", folder.display()),
-            L3Choice::Memory(size) => format!("memory:{}", size.display().iec()),
+            L3Choice::Memory(size) => format!("memory:{}", size.written()),
             L3Choice::Mooncake(address) => format!("mooncake://{address}"),
             L3Choice::Nodes(nodes) => format!("nodes://{nodes}"),
             L3Choice::None => "none".to_owned(),
@@ -269,9 +270,9 @@ pub struct Limits {
     /// Answers under way at a time, waiting ones included; more are refused.
     pub requests_max: u32,
     /// The longest body of a request.
-    pub body_max: ByteSize,
+    pub body_max: Size,
     /// Memory for the bodies of all requests together while they are read.
-    pub bodies_max: ByteSize,
+    pub bodies_max: Size,
     /// How long a client may take to send the head of a request.
     #[serde(with = "crate::duration")]
     pub header_timeout: Duration,
@@ -285,7 +286,7 @@ pub struct Limits {
     #[serde(with = "crate::duration")]
     pub write_timeout: Duration,
     /// How much of an answer the system keeps for a client that does not take it.
-    pub send_buffer: ByteSize,
+    pub send_buffer: Size,
     /// The longest stop string, in bytes.
     pub stop_bytes_max: usize,
     /// Prompts in one request.
@@ -301,13 +302,13 @@ impl Default for Limits {
         Self {
             connections_max: 1024,
             requests_max: 1024,
-            body_max: ByteSize::mib(4),
-            bodies_max: ByteSize::mib(64),
+            body_max: Size::mib(4),
+            bodies_max: Size::mib(64),
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(75),
             write_timeout: Duration::from_secs(30),
-            send_buffer: ByteSize::kib(256),
+            send_buffer: Size::kib(256),
             stop_bytes_max: 256,
             prompts_max: 64,
             n_max: 16,
@@ -338,7 +339,7 @@ impl Limits {
             return Err(ConfigError::new(setting, value, "use 1073741824 at the most"));
         }
         // What a semaphore can count.
-        if self.bodies_max < self.body_max || self.bodies_max > ByteSize::gib(1) {
+        if self.bodies_max < self.body_max || self.bodies_max > Size::gib(1) {
             let advice = "use at least limits.body_max, and 1 GiB at the most";
             return Err(ConfigError::new("limits.bodies_max", self.bodies_max, advice));
         }
@@ -381,7 +382,7 @@ mod tests {
     fn a_configuration_survives_its_file() {
         let config = Config {
             keys: vec!["alice=secret".parse().unwrap()],
-            l3: Some(L3Choice::Memory(ByteSize::mib(64))),
+            l3: Some(L3Choice::Memory(Size::mib(64))),
             write_policy: WritePolicy::SelectiveWriteThrough { hits: 2 },
             ..Config::default()
         };
@@ -394,7 +395,7 @@ mod tests {
     #[test]
     fn places_for_l3_are_written_in_one_way() {
         assert_eq!("disk:/x:y".parse(), Ok(L3Choice::Disk("/x:y".into())));
-        assert_eq!("memory:1GiB".parse(), Ok(L3Choice::Memory(ByteSize::gib(1))));
+        assert_eq!("memory:1GiB".parse(), Ok(L3Choice::Memory(Size::gib(1))));
         assert_eq!("none".parse(), Ok(L3Choice::None));
         let master = L3Choice::Mooncake("[::1]:50051".to_owned());
         assert_eq!("mooncake://[::1]:50051".parse(), Ok(master.clone()));

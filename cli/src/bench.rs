@@ -9,7 +9,6 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::{Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
@@ -21,6 +20,7 @@ use terrace_bench::{
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
+use terrace_server::Size;
 
 use crate::allocations;
 
@@ -94,10 +94,10 @@ enum Workload {
         path: PathBuf,
         /// The size of an object
         #[arg(long, default_value = "64KiB")]
-        object: ByteSize,
+        object: Size,
         /// How much to store and read in each round
         #[arg(long, default_value = "1GiB")]
-        total: ByteSize,
+        total: Size,
         /// Objects in flight at a time, on disk
         #[arg(long, default_value_t = 64)]
         depth: usize,
@@ -119,7 +119,7 @@ enum Workload {
         master: String,
         /// The size of an object; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
-        object: Vec<ByteSize>,
+        object: Vec<Size>,
         /// Objects in a batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
@@ -131,13 +131,13 @@ enum Workload {
     Nodes {
         /// The size of an object; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
-        object: Vec<ByteSize>,
+        object: Vec<Size>,
         /// Objects in a batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
         /// How much to move, each way, in each round
         #[arg(long, default_value = "512MiB")]
-        total: ByteSize,
+        total: Size,
         /// Rounds
         #[arg(long, default_value_t = 9)]
         rounds: u32,
@@ -161,16 +161,16 @@ enum Workload {
         concurrency: u32,
         /// The size of an object
         #[arg(long, default_value = "1MiB")]
-        object: ByteSize,
+        object: Size,
         /// The store's size
         #[arg(long, default_value = "1GiB")]
-        capacity: ByteSize,
+        capacity: Size,
     },
     /// The feature store: large tensors against copying memory, and residency whatever the leases
     Features {
         /// The size of a tensor
         #[arg(long, default_value = "64MiB")]
-        tensor: ByteSize,
+        tensor: Size,
         /// Tensors of a sample
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
         tensors: u32,
@@ -439,7 +439,7 @@ fn l3_text(figures: &L3Figures) -> String {
 }
 
 fn mooncake_text(run: &MooncakeFigures) -> String {
-    let size = ByteSize(run.object_bytes as u64).display().iec();
+    let size = Size(run.object_bytes as u64);
     let line = |call: &str, us: f64, plain_us: f64, overhead: &MooncakeOverhead| {
         format!(
             "{} x {size}: {call} {us:.0} us, {:+.1} % on the library's {plain_us:.0}; checksums alone \
@@ -460,7 +460,7 @@ fn nodes_text(figures: &NodesFigures) -> String {
         text += &format!(
             "{} x {}: stream {:.2} GB/s; put {:.2} GB/s, {:.0} % of it; get {:.2} GB/s, {:.0} % of it\n",
             run.batch,
-            ByteSize(run.object_bytes as u64).display().iec(),
+            Size(run.object_bytes as u64),
             run.plain / 1e9,
             run.put / 1e9,
             100.0 * run.put_ratio,
@@ -475,7 +475,6 @@ fn nodes_text(figures: &NodesFigures) -> String {
 }
 
 fn features_text(figures: &FeaturesFigures) -> String {
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
     let mut text = format!(
         "put {:.2} GB/s, {:.0} % of copying; get {:.2} GB/s, {:.0} % of copying; copying {:.2} GB/s\n",
         figures.put_gb_s,
@@ -489,9 +488,9 @@ fn features_text(figures: &FeaturesFigures) -> String {
             "leases of {} s: {} samples; held {} on average, {} at most, {} at the end; {} evicted\n",
             run.lease_ttl_s,
             run.samples,
-            size(run.mean_bytes),
-            size(run.max_bytes),
-            size(run.end_bytes),
+            Size(run.mean_bytes),
+            Size(run.max_bytes),
+            Size(run.end_bytes),
             run.evicted
         );
     }
@@ -499,16 +498,15 @@ fn features_text(figures: &FeaturesFigures) -> String {
 }
 
 fn lifetimes_text(run: &LifetimesFigures) -> String {
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
     format!(
         "leases of {} s: {} passed on in {} objects; held {} on average, {} at most, {} at the end; \
          {} evicted\n",
         run.lease_ttl_s,
-        size(run.bytes),
+        Size(run.bytes),
         run.objects,
-        size(run.resident_mean_bytes),
-        size(run.resident_max_bytes),
-        size(run.resident_end_bytes),
+        Size(run.resident_mean_bytes),
+        Size(run.resident_max_bytes),
+        Size(run.resident_end_bytes),
         run.evicted
     )
 }

@@ -10,8 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Subcommand, ValueEnum};
-use serde::de::IntoDeserializer;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use terrace_bench::{
     CacheFigures, CacheWorkload, FeaturesFigures, FeaturesWorkload, L3Backend, L3Figures,
     L3Workload, LifetimesFigures, LifetimesWorkload, MooncakeFigures, MooncakeOverhead,
@@ -51,7 +50,7 @@ enum Workload {
         #[arg(long)]
         device_pages: Option<u32>,
         /// Which pages go first
-        #[arg(long, default_value = "lru", value_parser = policy)]
+        #[arg(long, default_value = "lru")]
         policy: EvictionKind,
     },
     /// A whole scheduler under decode-heavy load
@@ -233,11 +232,6 @@ enum Io {
     Auto,
     Uring,
     Threads,
-}
-
-/// An eviction policy by its name in configuration files.
-fn policy(name: &str) -> Result<EvictionKind, serde::de::value::Error> {
-    EvictionKind::deserialize(name.into_deserializer())
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {

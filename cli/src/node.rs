@@ -12,7 +12,7 @@ use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, 
 use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
 use terrace_server::{Size, serve_node_figures};
 
-use crate::serve::{duration, say, set, set_some, signal, start_log};
+use crate::serve::{say, signal, start_log};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -228,6 +228,22 @@ impl Settings {
         let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {error}"))?;
         Ok(Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?))
     }
+}
+
+fn set<T: Clone>(setting: &mut T, given: &Option<T>) {
+    if let Some(given) = given {
+        setting.clone_from(given);
+    }
+}
+
+fn set_some<T: Clone>(setting: &mut Option<T>, given: &Option<T>) {
+    if given.is_some() {
+        setting.clone_from(given);
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 10s"))
 }
 
 fn read(file: &Path) -> Result<Settings, Box<dyn Error>> {

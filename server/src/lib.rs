@@ -12,7 +12,6 @@ mod body;
 mod config;
 mod connection;
 mod connections;
-mod duration;
 mod error;
 mod exposition;
 mod fields;
@@ -33,7 +32,9 @@ mod stop;
 mod stream;
 mod summary;
 
-pub use config::{Config, ConfigError, Key, L3Choice, Limits, Secret};
+pub use config::{
+    Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, Secret, Setting,
+};
 pub use launch::{LaunchError, Launched, launch};
 pub use node_figures::{node_figures, serve_node_figures};
 pub use served_model::ServedModel;

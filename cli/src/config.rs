@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use terrace_server::Config;
+use terrace_server::{Config, NodeSettings};
 
 use crate::settings::{Given, tables, written};
 
@@ -34,7 +34,9 @@ const INTRODUCTION: &str = "Settings of `terrace serve`, which takes this file b
 
 const PAGE: &str = "\
 <!-- `terrace config --markdown > docs/configuration.md` writes this page anew. -->
-# Settings of a server
+# Settings
+
+## Of a server
 
 Everything can be set in three ways: by a flag of `terrace serve`, by an environment variable, and in a TOML
 file that `--config FILE` or `TERRACE_CONFIG` names. Flags go before variables, and those before the file. The
@@ -53,10 +55,19 @@ Sizes are written like `512MiB`, `1.5GiB` or `4GB`, times like `10s` or `2m 30s`
 `-` and `_` are the same.
 ";
 
+const PAGE_OF_NODES: &str = "
+## Of a node
+
+Flags of `terrace node`, variables, and a file that `--config FILE` or `TERRACE_NODE_CONFIG` names. Variables
+begin with `TERRACE_NODE_`, but for `TERRACE_SHUTDOWN_PATIENCE` and `TERRACE_LOG`, which servers have too.
+[Nodes](nodes.md) says more.
+";
+
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let file = arguments.file.as_deref();
     if arguments.markdown {
-        return Ok(format!("{PAGE}{}", tables::<Config>()));
+        let (server, node) = (tables::<Config>(), tables::<NodeSettings>());
+        return Ok(format!("{PAGE}{server}{PAGE_OF_NODES}{node}"));
     }
     if arguments.scheduler {
         return scheduler(file, arguments.json);

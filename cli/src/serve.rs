@@ -143,7 +143,8 @@ const LOG_FILTER: &str = "warn,terrace_l3=info";
 
 pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
     let filter = match filter {
-        Some(filter) => EnvFilter::try_new(filter).map_err(|error| format!("--log: {error}"))?,
+        Some(filter) => EnvFilter::try_new(filter)
+            .map_err(|error| format!("log (--log, TERRACE_LOG): {error}"))?,
         None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
     };
     // Where nothing can be written, saying so would panic: in whichever task had something to say.

@@ -99,7 +99,7 @@ impl Origin {
 
 impl<C: Configuration + Default> Args for Given<C> {
     fn augment_args(command: Command) -> Command {
-        command.args(C::SETTINGS.iter().map(argument))
+        command.args(flags::<C>().map(argument))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -110,7 +110,7 @@ impl<C: Configuration + Default> Args for Given<C> {
 impl<C: Configuration> FromArgMatches for Given<C> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut given = Vec::new();
-        for setting in C::SETTINGS {
+        for setting in flags::<C>() {
             let flag = setting.flag();
             let origin = match matches.value_source(&flag) {
                 Some(ValueSource::CommandLine) => Origin::Flag,
@@ -130,6 +130,11 @@ impl<C: Configuration> FromArgMatches for Given<C> {
     }
 }
 
+/// The settings that have flags.
+fn flags<C: Configuration>() -> impl Iterator<Item = &'static Setting<C>> {
+    C::SETTINGS.iter().filter(|setting| setting.form != Form::Tables)
+}
+
 fn argument<C: Configuration + Default>(setting: &Setting<C>) -> Arg {
     let mut help = setting.description().trim_end_matches('.').to_owned();
     if let Some(default) = setting.default() {
@@ -143,7 +148,7 @@ fn argument<C: Configuration + Default>(setting: &Setting<C>) -> Arg {
         .help_heading(setting.heading)
         .help(help);
     match setting.form {
-        Form::Text | Form::Number => argument.action(ArgAction::Set),
+        Form::Text | Form::Number | Form::Tables => argument.action(ArgAction::Set),
         Form::List => argument.action(ArgAction::Append),
         Form::Switch => argument.num_args(0..=1).require_equals(true).default_missing_value("true"),
     }

@@ -2,6 +2,7 @@
 
 mod key;
 mod l3_choice;
+mod node;
 mod setting;
 pub(crate) mod value;
 
@@ -21,6 +22,7 @@ use value::Value;
 pub use key::{Key, Secret};
 pub use l3_choice::L3Choice;
 pub(crate) use l3_choice::parse_nodes;
+pub use node::{ClientSettings, NodeSettings};
 pub use setting::{Configuration, Form, Setting};
 
 settings! {

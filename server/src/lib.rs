@@ -33,7 +33,8 @@ mod stream;
 mod summary;
 
 pub use config::{
-    Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, Secret, Setting,
+    ClientSettings, Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, NodeSettings,
+    Secret, Setting,
 };
 pub use launch::{LaunchError, Launched, launch};
 pub use node_figures::{node_figures, serve_node_figures};

@@ -82,7 +82,9 @@ fn entry<C: Configuration + Default>(setting: &Setting<C>, config: &C) -> String
             let example = match (setting.example, form) {
                 (Some(example), _) => example.to_owned(),
                 (None, Form::Text) => quoted(setting.value_name),
-                (None, Form::Number | Form::Switch | Form::List) => setting.value_name.to_owned(),
+                (None, Form::Number | Form::Switch | Form::List | Form::Tables) => {
+                    setting.value_name.to_owned()
+                }
             };
             format!("{description}# {name} = {example}\n")
         }

@@ -51,6 +51,8 @@ pub enum Form {
     Switch,
     /// Several, by a flag each, or separated by commas; tables in the file.
     List,
+    /// Several tables, in the file only.
+    Tables,
 }
 
 impl<C: Configuration> Setting<C> {
@@ -144,14 +146,17 @@ macro_rules! settings {
                 )*
             })*
         }
-        $(#[$table_meta:meta])*
-        $table:ident: $table_type:ident, $table_heading:literal {
-            $(
-                $(#[doc = $table_doc:literal])+
-                $table_field:ident: $table_field_type:ty = $table_default:expr, $table_value_name:literal
-                $({ $($table_option:ident: $table_choice:expr),+ })?;
-            )*
-        }
+        $(
+            #[doc = $table_meta:literal]
+            $table:ident: $table_type:ident, $table_heading:literal {
+                $(
+                    $(#[doc = $table_doc:literal])+
+                    $table_field:ident: $table_field_type:ty = $table_default:expr,
+                    $table_value_name:literal
+                    $({ $($table_option:ident: $table_choice:expr),+ })?;
+                )*
+            }
+        )?
     ) => {
         $(#[$config_meta])*
         #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -162,30 +167,34 @@ macro_rules! settings {
                 #[serde(with = "crate::config::value")]
                 pub $field: $type,
             )*)*
-            $(#[$table_meta])*
-            pub $table: $table_type,
+            $(
+                #[doc = $table_meta]
+                pub $table: $table_type,
+            )?
         }
 
-        $(#[$table_meta])*
-        #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        pub struct $table_type {
-            $(
-                $(#[doc = $table_doc])+
-                #[serde(with = "crate::config::value")]
-                pub $table_field: $table_field_type,
-            )*
-        }
+        $(
+            #[doc = $table_meta]
+            #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+            #[serde(default, deny_unknown_fields)]
+            pub struct $table_type {
+                $(
+                    $(#[doc = $table_doc])+
+                    #[serde(with = "crate::config::value")]
+                    pub $table_field: $table_field_type,
+                )*
+            }
+
+            impl Default for $table_type {
+                fn default() -> Self {
+                    Self { $($table_field: $table_default,)* }
+                }
+            }
+        )?
 
         impl Default for $config {
             fn default() -> Self {
-                Self { $($($field: $default,)*)* $table: $table_type::default() }
-            }
-        }
-
-        impl Default for $table_type {
-            fn default() -> Self {
-                Self { $($table_field: $table_default,)* }
+                Self { $($($field: $default,)*)* $($table: $table_type::default())? }
             }
         }
 
@@ -203,7 +212,7 @@ macro_rules! settings {
                     $($($option: $choice,)+)?
                     ..Setting::PLAIN
                 },)*)*
-                $(Setting {
+                $($(Setting {
                     heading: $table_heading,
                     table: Some(stringify!($table)),
                     name: stringify!($table_field),
@@ -216,7 +225,7 @@ macro_rules! settings {
                     get: |config| Value::written(&config.$table.$table_field),
                     $($($table_option: $table_choice,)+)?
                     ..Setting::PLAIN
-                },)*
+                },)*)?
             ];
         }
     };

@@ -62,14 +62,14 @@ pub(crate) fn written<C: Configuration + Default>(introduction: &str, config: &C
 fn entry<C: Configuration + Default>(setting: &Setting<C>, config: &C) -> String {
     let name = setting.name;
     let mut description = setting.description();
-    let value = setting.get(config);
-    if setting.is_secret && value.is_some() {
-        description += " It is given, but not printed: give it again.";
-    }
     if let Some(default) = setting.default_in_words {
         description += &format!(" [default: {default}]");
     }
-    let description = comment(&description);
+    let mut description = comment(&description);
+    let value = setting.get(config);
+    if setting.is_secret && value.is_some() {
+        description += &comment("It is given, but not printed: give it again.");
+    }
     let quoted = |value: &str| toml::Value::from(value).to_string();
     match (value, setting.form) {
         (Some(value), Form::Text) if !setting.is_secret => {

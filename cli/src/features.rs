@@ -11,12 +11,12 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use bytesize::ByteSize;
 use clap::{Args, Subcommand};
 use terrace_l3::feature::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, Released, Secret, Tensor, TensorSpec, WhenFull,
 };
 use terrace_l3::{Arena, StoreError};
+use terrace_server::Size;
 
 use self::place::{MooncakeArguments, Place, Sizes, Turn};
 use self::refs::Refs;
@@ -49,7 +49,7 @@ enum Command {
         tensors: u32,
         /// How much may wait to be consumed
         #[arg(long, default_value = "64MiB")]
-        max_resident: ByteSize,
+        max_resident: Size,
         /// After how long unconsumed samples are freed, like 30m
         #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
         max_hold: Duration,
@@ -90,10 +90,10 @@ struct Common {
     mooncake: MooncakeArguments,
     /// How large it may grow, or what this process may put into a cluster
     #[arg(long, default_value = "1GiB")]
-    capacity: ByteSize,
+    capacity: Size,
     /// The size of a tensor, the same for all who use the store
     #[arg(long, default_value = "1MiB")]
-    tensor: ByteSize,
+    tensor: Size,
     /// The name that keys begin with
     #[arg(long, default_value = "features")]
     name: String,

@@ -9,6 +9,7 @@ mod keys;
 mod node;
 mod replay;
 mod serve;
+mod settings;
 mod trace;
 
 use std::io::Write;
@@ -28,7 +29,7 @@ struct Arguments {
 enum Command {
     /// Measure a server: many clients, and the first token by where its KV comes from
     Bench(bench::Arguments),
-    /// Check a configuration, or print the default one
+    /// Check the settings of a server, and print them as a file
     Config(config::Arguments),
     /// Do again what the scheduler of a server did, and compare
     Decisions(decisions::Arguments),

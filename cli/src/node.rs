@@ -2,18 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-use serde::Deserialize;
-use terrace_cache::PageKey;
-use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RdmaChoice};
+use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
 use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
-use terrace_server::serve_node_figures;
+use terrace_server::{ClientSettings, NodeSettings, serve_node_figures};
 
-use crate::serve::{duration, say, set, set_some, signal, start_log};
+use crate::serve::{say, signal, start_log};
+use crate::settings::Given;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,98 +33,12 @@ pub(crate) struct Arguments {
     /// Settings in TOML; what is given here or by variables goes before them
     #[arg(long, value_name = "FILE", env = "TERRACE_NODE_CONFIG")]
     config: Option<PathBuf>,
-    /// The address to listen at [default: 127.0.0.1:7450]
-    #[arg(long, value_name = "ADDRESS", env = "TERRACE_NODE_LISTEN")]
-    listen: Option<String>,
-    /// Memory to share [default: 1GiB]
-    #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_MEMORY")]
-    memory: Option<ByteSize>,
-    /// A folder on the disk to share [default: none]
-    #[arg(long, value_name = "FOLDER", env = "TERRACE_NODE_DISK")]
-    disk: Option<PathBuf>,
-    /// What may be stored in that folder [default: 16GiB]
-    #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_DISK_CAPACITY")]
-    disk_capacity: Option<ByteSize>,
-    /// The largest object; each takes a slot of this size, so it should be that of a page, which
-    /// `terrace serve` prints [default: 1MiB]
-    #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_OBJECT_MAX")]
-    object_max: Option<ByteSize>,
-    /// The file with the secret that all clients know
-    #[arg(long, value_name = "FILE", env = "TERRACE_NODE_SECRET_FILE")]
-    secret_file: Option<PathBuf>,
-    /// The address for figures, at /metrics [default: none]
-    #[arg(long, value_name = "ADDRESS", env = "TERRACE_NODE_METRICS")]
-    metrics: Option<String>,
-    /// Connections at a time; more are refused [default: 512]
-    #[arg(long, value_name = "NUMBER", env = "TERRACE_NODE_CONNECTIONS_MAX")]
-    connections_max: Option<usize>,
-    /// Which RDMA adapter to use, in builds that can: auto, never or its name [default: auto]
-    #[arg(long, value_name = "NAME", env = "TERRACE_NODE_RDMA")]
-    rdma: Option<RdmaChoice>,
-    /// How long objects stay pinned after the client that pinned them is gone [default: 10m]
-    #[arg(long, value_name = "TIME", env = "TERRACE_NODE_PINS_KEPT", value_parser = duration)]
-    pins_kept: Option<Duration>,
-    /// How long calls under way may take when the node is told to stop [default: 10s]
-    #[arg(long, value_name = "TIME", env = "TERRACE_SHUTDOWN_PATIENCE", value_parser = duration)]
-    shutdown_patience: Option<Duration>,
-    /// What to log, like `info` or `terrace_l3=debug`; RUST_LOG works too [default: warn]
-    #[arg(long, value_name = "FILTER", env = "TERRACE_LOG")]
-    log: Option<String>,
-}
-
-/// Everything that can be set about a node.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct Settings {
-    listen: String,
-    memory: ByteSize,
-    disk: Option<PathBuf>,
-    disk_capacity: ByteSize,
-    object_max: ByteSize,
-    secret_file: Option<PathBuf>,
-    metrics: Option<String>,
-    connections_max: usize,
-    rdma: RdmaChoice,
-    #[serde(deserialize_with = "written_duration")]
-    pins_kept: Duration,
-    #[serde(deserialize_with = "written_duration")]
-    shutdown_patience: Duration,
-    log: Option<String>,
-    clients: Vec<Client>,
-}
-
-/// Somebody who may use the node.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Client {
-    name: String,
-    secret_file: PathBuf,
-    /// All, if not given.
-    namespaces: Option<Vec<PageKey>>,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:7450".to_owned(),
-            memory: ByteSize::gib(1),
-            disk: None,
-            disk_capacity: ByteSize::gib(16),
-            object_max: ByteSize::mib(1),
-            secret_file: None,
-            metrics: None,
-            connections_max: 512,
-            rdma: RdmaChoice::Auto,
-            pins_kept: Duration::from_secs(600),
-            shutdown_patience: Duration::from_secs(10),
-            log: None,
-            clients: Vec::new(),
-        }
-    }
+    #[command(flatten)]
+    settings: Given<NodeSettings>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
-    let settings = arguments.settings()?;
+    let settings = arguments.settings.over(arguments.config.as_deref())?.config;
     start_log(settings.log.as_deref())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("terrace-node")
@@ -138,9 +50,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     served
 }
 
-async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
-    let config = settings.node_config()?;
-    let holding = settings.holding()?;
+async fn serve(settings: &NodeSettings) -> Result<String, Box<dyn Error>> {
+    let config = node_config(settings)?;
+    let holding = holding(settings)?;
     let node = NodeServer::bind(&settings.listen, holding, config)?.start()?;
     let (address, node) = (node.address(), Arc::new(node));
     if let Some(metrics) = &settings.metrics {
@@ -151,14 +63,10 @@ async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
         say(&format!("figures http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
-    let memory = settings.memory.display().iec();
+    let memory = settings.memory;
     let place = match &settings.disk {
         Some(disk) => {
-            format!(
-                "{memory} of memory over {} in {}",
-                settings.disk_capacity.display().iec(),
-                disk.display()
-            )
+            format!("{memory} of memory over {} in {}", settings.disk_capacity, disk.display())
         }
         None => format!("{memory} of memory"),
     };
@@ -175,82 +83,47 @@ async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
     Ok(String::new())
 }
 
-impl Arguments {
-    /// The file's settings, and before them what is given here.
-    fn settings(&self) -> Result<Settings, Box<dyn Error>> {
-        let mut settings = match &self.config {
-            Some(file) => read(file)?,
-            None => Settings::default(),
-        };
-        set(&mut settings.listen, &self.listen);
-        set(&mut settings.memory, &self.memory);
-        set_some(&mut settings.disk, &self.disk);
-        set(&mut settings.disk_capacity, &self.disk_capacity);
-        set(&mut settings.object_max, &self.object_max);
-        set_some(&mut settings.secret_file, &self.secret_file);
-        set_some(&mut settings.metrics, &self.metrics);
-        set(&mut settings.connections_max, &self.connections_max);
-        set(&mut settings.rdma, &self.rdma);
-        set(&mut settings.pins_kept, &self.pins_kept);
-        set(&mut settings.shutdown_patience, &self.shutdown_patience);
-        set_some(&mut settings.log, &self.log);
-        Ok(settings)
+fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
+    let mut clients = Vec::new();
+    if let Some(file) = &settings.secret_file {
+        let secret = NodeSecret::read(file)?;
+        clients.push(NodeClient { name: String::new(), secret, namespaces: None });
     }
-}
-
-impl Settings {
-    fn node_config(&self) -> Result<NodeConfig, Box<dyn Error>> {
-        let mut clients = Vec::new();
-        if let Some(file) = &self.secret_file {
-            let secret = NodeSecret::read(file)?;
-            clients.push(NodeClient { name: String::new(), secret, namespaces: None });
+    for ClientSettings { name, secret_file, namespaces } in &settings.clients {
+        if name.is_empty() {
+            return Err("a client in the list has no name".into());
         }
-        for Client { name, secret_file, namespaces } in &self.clients {
-            if name.is_empty() {
-                return Err("a client in the list has no name".into());
-            }
-            let namespaces = namespaces.as_ref().map(|list| BTreeSet::from_iter(list.clone()));
-            let secret = NodeSecret::read(secret_file)?;
-            clients.push(NodeClient { name: name.clone(), secret, namespaces });
-        }
-        let Some(first) = clients.first() else {
-            let advice = "make a secret with `head -c 32 /dev/urandom | base64 > FILE`, give it to all \
-                          servers, and name it by --secret-file";
-            return Err(format!("a node serves only those who know a secret: {advice}").into());
-        };
-        let defaults = NodeConfig::new(first.secret.clone());
-        let pins_kept_ms = u64::try_from(self.pins_kept.as_millis()).unwrap_or(u64::MAX);
-        let (connections_max, rdma) = (self.connections_max, self.rdma.clone());
-        Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
+        let namespaces = namespaces.as_ref().map(|list| BTreeSet::from_iter(list.clone()));
+        let secret = NodeSecret::read(secret_file)?;
+        clients.push(NodeClient { name: name.clone(), secret, namespaces });
     }
-
-    fn holding(&self) -> Result<Holding, Box<dyn Error>> {
-        let object_bytes_max = usize::try_from(self.object_max.as_u64())?;
-        let memory = MemoryConfig::new(self.memory.as_u64(), object_bytes_max);
-        let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
-        let Some(folder) = &self.disk else { return Ok(Holding::Memory(memory)) };
-        let disk = DiskConfig::new(folder, self.disk_capacity.as_u64(), object_bytes_max);
-        let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {error}"))?;
-        Ok(Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?))
-    }
+    let Some(first) = clients.first() else {
+        let advice = "make a secret with `head -c 32 /dev/urandom | base64 > FILE`, give it to all \
+                      servers, and name it by --secret-file";
+        return Err(format!("a node serves only those who know a secret: {advice}").into());
+    };
+    let defaults = NodeConfig::new(first.secret.clone());
+    let pins_kept_ms = u64::try_from(settings.pins_kept.as_millis()).unwrap_or(u64::MAX);
+    let (connections_max, rdma) = (settings.connections_max, settings.rdma.clone());
+    Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
 }
 
-fn read(file: &Path) -> Result<Settings, Box<dyn Error>> {
-    let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| named(&error))?;
-    Ok(toml::from_str(&text).map_err(|error| named(&error))?)
-}
-
-fn written_duration<'de, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    duration(&text).map_err(serde::de::Error::custom)
+fn holding(settings: &NodeSettings) -> Result<Holding, Box<dyn Error>> {
+    let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
+    let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
+    let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
+    let Some(folder) = &settings.disk else { return Ok(Holding::Memory(memory)) };
+    let disk = DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max);
+    let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {error}"))?;
+    Ok(Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?))
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use terrace_cache::PageKey;
+    use terrace_l3::node::RdmaChoice;
+    use terrace_server::Size;
 
     use super::*;
 
@@ -260,8 +133,9 @@ mod tests {
         node: Arguments,
     }
 
-    fn settings(line: &[&str]) -> Result<Settings, Box<dyn Error>> {
-        Line::try_parse_from([&["node"], line].concat())?.node.settings()
+    fn settings(line: &[&str]) -> Result<NodeSettings, Box<dyn Error>> {
+        let node = Line::try_parse_from([&["node"], line].concat())?.node;
+        Ok(node.settings.over(node.config.as_deref())?.config)
     }
 
     #[test]
@@ -274,7 +148,7 @@ mod tests {
         std::fs::write(&file, text).unwrap();
         let path = file.path().to_str().unwrap();
         let settings = settings(&["--config", path, "--memory", "3GiB"]).unwrap();
-        assert_eq!(settings.memory, ByteSize::gib(3));
+        assert_eq!(settings.memory, Size::gib(3));
         assert_eq!(settings.listen, "0.0.0.0:1");
         assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));
@@ -283,7 +157,7 @@ mod tests {
 
     #[test]
     fn without_a_secret_it_says_how_to_make_one() {
-        let error = settings(&[]).unwrap().node_config().unwrap_err().to_string();
+        let error = node_config(&settings(&[]).unwrap()).unwrap_err().to_string();
         assert!(error.contains("/dev/urandom") && error.contains("--secret-file"), "{error}");
     }
 }

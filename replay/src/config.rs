@@ -47,13 +47,15 @@ pub struct Config {
 
 /// Which worker a request goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Routing {
     /// One after the other.
     #[default]
+    #[serde(alias = "round_robin")]
     RoundRobin,
     /// Where most of its prompt is cached, as far as KV events tell, unless that worker has much
     /// more to do than the others.
+    #[serde(alias = "prefix_aware")]
     PrefixAware {
         /// How many tokens of cached prompt outweigh one token that a worker still has to compute:
         /// 0 looks at the prefix alone.

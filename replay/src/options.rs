@@ -4,10 +4,8 @@ mod quantity;
 
 use std::fmt;
 
-use serde::de::IntoDeserializer;
-use serde::de::value::Error as ValueError;
-use serde::{Deserialize, Serialize};
-use terrace_cache::{EvictionKind, WritePolicy};
+use serde::Serialize;
+use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
 use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
 
 use crate::config::{Arrival, Config, DEFAULT_GPUS, Routing, TIER_TOKENS_MAX};
@@ -73,7 +71,7 @@ macro_rules! settings {
             /// # Errors
             /// If there is none: which there are.
             pub fn named(name: &str) -> Result<Self, OptionError> {
-                match name {
+                match name.replace('_', "-").as_str() {
                     $($name $(| $other)? => Ok(Self::$variant),)*
                     _ => Err(OptionError::Unknown { name: name.to_owned() }),
                 }
@@ -320,9 +318,9 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         | Setting::Device
         | Setting::Host
         | Setting::L3 => {}
-        Setting::Policy => scheduler.cache.eviction = eviction(text)?,
-        Setting::WritePolicy => scheduler.cache.write_policy = write_policy(text)?,
-        Setting::Order => scheduler.queue.order = order(text)?,
+        Setting::Policy => scheduler.cache.eviction = text.parse::<EvictionKind>()?,
+        Setting::WritePolicy => scheduler.cache.write_policy = text.parse::<WritePolicy>()?,
+        Setting::Order => scheduler.queue.order = text.parse::<AdmissionOrder>()?,
         Setting::StepTokens => scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?,
         Setting::RunningMax => scheduler.batch.running_max = within(text, 1, 65_536)?,
         Setting::WaitingMax => config.waiting_max = within(text, 1, 1 << 24)?,
@@ -400,42 +398,11 @@ pub fn page_size(text: &str) -> Result<u32, String> {
     size.ok_or_else(|| "use a power of two from 1 to 256".to_owned())
 }
 
-fn named<T: for<'de> Deserialize<'de>>(name: &str, all: &str) -> Result<T, Problem> {
-    let name = match name {
-        // As papers write it.
-        "s3fifo" => "s3-fifo",
-        other => other,
-    };
-    let parsed = T::deserialize(name.into_deserializer());
-    parsed.map_err(|_: ValueError| format!("use one of {all}").into())
-}
-
-fn eviction(text: &str) -> Result<EvictionKind, Problem> {
-    named(text, "lru, lfu, slru, fifo, priority, s3-fifo")
-}
-
-fn order(text: &str) -> Result<AdmissionOrder, Problem> {
-    named(text, "arrival, priority, longest-prefix, tree-order")
-}
-
-fn write_policy(text: &str) -> Result<WritePolicy, Problem> {
-    let (name, hits) = match text.split_once(':') {
-        Some((name, hits)) => (name, Some(within(hits, 1, 1 << 20)?)),
-        None => (text, None),
-    };
-    match (name.replace('_', "-").as_str(), hits) {
-        ("write-through", None) => Ok(WritePolicy::WriteThrough),
-        ("write-back", None) => Ok(WritePolicy::WriteBack),
-        ("selective-write-through", Some(hits)) => Ok(WritePolicy::SelectiveWriteThrough { hits }),
-        _ => Err("use write-through, write-back or selective-write-through:HITS".into()),
-    }
-}
-
 fn routing(text: &str) -> Result<Routing, Problem> {
     match text.split_once(':') {
-        None if text == "round-robin" => Ok(Routing::RoundRobin),
-        None if text == "prefix-aware" => Ok(Routing::PrefixAware { load_weight: 1.0 }),
-        Some(("prefix-aware", weight)) => {
+        None if is_name_of(text, "round-robin") => Ok(Routing::RoundRobin),
+        None if is_name_of(text, "prefix-aware") => Ok(Routing::PrefixAware { load_weight: 1.0 }),
+        Some((name, weight)) if is_name_of(name, "prefix-aware") => {
             Ok(Routing::PrefixAware { load_weight: number(weight, 0.0, 1e6)? })
         }
         Some(_) | None => Err("use round-robin, prefix-aware or prefix-aware:LOAD_WEIGHT".into()),
@@ -443,14 +410,12 @@ fn routing(text: &str) -> Result<Routing, Problem> {
 }
 
 fn fetch_wait(text: &str) -> Result<PrefetchPolicy, Problem> {
-    match text {
-        "best-effort" => Ok(PrefetchPolicy::BestEffort),
-        time => {
-            let us = microseconds(time)
-                .map_err(|_| Problem::from("use best-effort, or a time like 500ms"))?;
-            Ok(PrefetchPolicy::Wait { max_ms: us.div_ceil(1000) })
-        }
+    if is_name_of(text, "best-effort") {
+        return Ok(PrefetchPolicy::BestEffort);
     }
+    let us =
+        microseconds(text).map_err(|_| Problem::from("use best-effort, or a time like 500ms"))?;
+    Ok(PrefetchPolicy::Wait { max_ms: us.div_ceil(1000) })
 }
 
 #[cfg(test)]
@@ -500,7 +465,8 @@ mod tests {
     fn other_choices_reach_their_setting() {
         let config = config(&[
             ("policy", "s3fifo"),
-            ("write-policy", "selective-write-through:3"),
+            ("write_policy", "selective_write_through:3"),
+            ("order", "tree_order"),
             ("routing", "prefix-aware:2"),
             ("workers", "4"),
             ("l3-latency", "2ms"),
@@ -511,6 +477,9 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(config.scheduler.cache.eviction, EvictionKind::S3Fifo);
+        let write_policy = WritePolicy::SelectiveWriteThrough { hits: 3 };
+        assert_eq!(config.scheduler.cache.write_policy, write_policy);
+        assert_eq!(config.scheduler.queue.order, AdmissionOrder::TreeOrder);
         assert_eq!(config.routing, Routing::PrefixAware { load_weight: 2.0 });
         assert_eq!((config.workers, config.store.read.latency_us), (4, 2000));
         assert_eq!(config.links.l3_to_host.bytes_per_second, 10_000_000_000);
@@ -529,7 +498,7 @@ mod tests {
             (&[("host", "many")], "host many: write tokens like"),
             (&[("host", "unlimited")], "only L3 can be without limit"),
             (&[("page", "48")], "page-size 48: use a power of two from 1 to 256"),
-            (&[("policy", "random")], "use one of lru"),
+            (&[("policy", "random")], "policy random: use lru, lfu"),
             (&[("workers", "0")], "use a number from 1 to 1024"),
             (&[("l3-failures", "7")], "l3-failures 7: use a number from 0 to 1"),
             (&[("host", "5")], "host 5: less than a page of 16 tokens; use 0 for none"),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{CacheConfig, EvictionKind, Namespace, WritePolicy};
 
+use crate::admission_order::AdmissionOrder;
 use crate::error::ConfigError;
 
 /// Everything that can be set. The default is a small device-only cache.
@@ -95,23 +96,6 @@ impl Default for BatchConfig {
     }
 }
 
-/// In which order waiting requests are admitted. Those who were submitted longer than `wait_max_ms`
-/// ago go first in any order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AdmissionOrder {
-    /// First come, first served.
-    #[default]
-    Arrival,
-    /// Highest priority first, then by arrival.
-    Priority,
-    /// Longest cached prefix first, after those that were retracted.
-    LongestPrefix,
-    /// Along the tree, most wanted branches first, so that those who share go together; after those
-    /// that were retracted.
-    TreeOrder,
-}
-
 /// Who waits, and in which order they are admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -173,9 +157,10 @@ impl Default for CopyConfig {
 
 /// How long a request waits for its prefetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PrefetchPolicy {
     /// Until there is room to run it.
+    #[serde(alias = "best_effort")]
     BestEffort,
     /// Until it is over, but no longer than this.
     Wait {
@@ -347,9 +332,9 @@ impl Config {
         match self.cache.write_policy {
             WritePolicy::SelectiveWriteThrough { hits: 0 } => {
                 return Err(ConfigError::new(
-                    "cache.write_policy.selective_write_through.hits",
+                    "cache.write_policy.selective-write-through.hits",
                     0,
-                    "use at least 1, or write_through",
+                    "use at least 1, or write-through",
                 ));
             }
             WritePolicy::SelectiveWriteThrough { .. }

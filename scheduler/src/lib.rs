@@ -65,6 +65,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod admission_order;
 mod audit;
 mod backup;
 mod config;
@@ -85,9 +86,10 @@ mod stats;
 mod store_health;
 mod witness;
 
+pub use admission_order::AdmissionOrder;
 pub use config::{
-    AdmissionOrder, BatchConfig, Config, ConfigBuilder, CopyConfig, L3Config, ModelConfig,
-    PrefetchPolicy, QueueConfig, RateConfig,
+    BatchConfig, Config, ConfigBuilder, CopyConfig, L3Config, ModelConfig, PrefetchPolicy,
+    QueueConfig, RateConfig,
 };
 pub use error::{ConfigError, EventError, SubmitError, UnknownRequest};
 pub use event::{Event, Outcome, StepResult};

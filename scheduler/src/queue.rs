@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use terrace_cache::Cache;
 use terrace_fsm::{StateName, Time};
 
-use crate::config::{AdmissionOrder, QueueConfig};
+use crate::admission_order::AdmissionOrder;
+use crate::config::QueueConfig;
 use crate::requests::{Handle, Requests};
 
 /// A request to be tried.

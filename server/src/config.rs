@@ -1,113 +1,140 @@
-//! What to serve, and how.
+//! What to serve, and how: every setting once, with all that is said about it.
+
+mod key;
+mod l3_choice;
+mod node;
+mod setting;
+pub(crate) mod value;
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
-use serde::{Deserialize, Serialize};
 use terrace_cache::{EvictionKind, WritePolicy};
-use terrace_l3::node::{NodeAddress, RdmaChoice};
+use terrace_l3::node::RdmaChoice;
 use terrace_scheduler::AdmissionOrder;
 
-/// Everything that can be set about a server. The default serves the built-in model to this machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Config {
-    /// The address to listen at.
-    pub listen: String,
-    /// The folder of the model; without it, the model that comes with the program.
-    pub model: Option<PathBuf>,
-    /// What clients call the model; the folder's name if not given.
-    pub name: Option<String>,
-    /// Threads that compute; all cores if not given.
-    pub threads: Option<usize>,
-    /// Memory for KV that steps compute with.
-    pub device_memory: ByteSize,
-    /// Memory for KV that no step uses at the moment; 0 for none.
-    pub host_memory: ByteSize,
-    /// Where KV outlives requests; on disk in the user's cache folder if not given.
-    pub l3: Option<L3Choice>,
-    /// What a store on disk may grow to, and what this server may put into a cluster.
-    pub l3_size: ByteSize,
-    /// The library of a Mooncake installation, `libmooncake_store.so`.
-    pub mooncake_library: Option<PathBuf>,
-    /// How bytes travel to and from a Mooncake cluster: tcp or rdma.
-    pub mooncake_protocol: String,
-    /// The network devices for rdma; the library's choice if empty.
-    pub mooncake_device: String,
-    /// The file with the secret that the nodes of `nodes://` know.
-    pub node_secret_file: Option<PathBuf>,
-    /// What this server calls itself, where the nodes have a list of clients.
-    pub node_client: String,
-    /// On how many nodes each page is kept: 1 or 2.
-    pub node_copies: usize,
-    /// Which RDMA adapter to use with nodes: auto, never or its name.
-    pub node_rdma: RdmaChoice,
-    /// Tokens in a page.
-    pub page_size: u32,
-    /// Tokens that one step computes at the most.
-    pub step_tokens: u32,
-    /// Requests that run at once.
-    pub running_max: u32,
-    /// Which pages go first.
-    pub eviction: EvictionKind,
-    /// When pages are copied from device to host.
-    pub write_policy: WritePolicy,
-    /// Who is admitted first.
-    pub admission: AdmissionOrder,
-    /// Who may ask; without any, everybody who can reach the address.
-    pub keys: Vec<Key>,
-    /// The key for figures and the page of the operator.
-    pub operator_key: Option<Secret>,
-    /// How long requests that run may take when the server is told to stop.
-    #[serde(with = "crate::duration")]
-    pub shutdown_patience: Duration,
-    /// What to log, as `RUST_LOG` has it.
-    pub log: Option<String>,
-    /// A new file for the traffic: times, lengths and page keys of all requests, as a trace that
-    /// replays accept.
-    pub record: Option<PathBuf>,
-    /// A new file for everything that the scheduler is told and plans, the tokens of prompts included.
-    pub decision_log: Option<PathBuf>,
-    /// What clients may take.
-    pub limits: Limits,
-}
+use crate::size::Size;
+use setting::settings;
+use value::Value;
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:8000".to_owned(),
-            model: None,
-            name: None,
-            threads: None,
-            device_memory: ByteSize::mib(256),
-            host_memory: ByteSize::gib(1),
-            l3: None,
-            l3_size: ByteSize::gib(4),
-            mooncake_library: None,
-            mooncake_protocol: "tcp".to_owned(),
-            mooncake_device: String::new(),
-            node_secret_file: None,
-            node_client: String::new(),
-            node_copies: 1,
-            node_rdma: RdmaChoice::Auto,
-            page_size: 16,
-            step_tokens: 512,
-            running_max: 64,
-            eviction: EvictionKind::default(),
-            write_policy: WritePolicy::WriteThrough,
-            admission: AdmissionOrder::Priority,
-            keys: Vec::new(),
-            operator_key: None,
-            shutdown_patience: Duration::from_secs(10),
-            log: None,
-            record: None,
-            decision_log: None,
-            limits: Limits::default(),
+pub use key::{Key, Secret};
+pub use l3_choice::L3Choice;
+pub(crate) use l3_choice::parse_nodes;
+pub use node::{ClientSettings, NodeSettings};
+pub use setting::{Configuration, Form, Setting};
+
+settings! {
+    /// Everything that can be set about a server. The default serves the built-in model to this machine.
+    Config, "TERRACE_" {
+        "Server" {
+            /// The address to listen at.
+            listen: String = "127.0.0.1:8000".to_owned(), "ADDRESS";
+            /// How long answers under way may take when the server is told to stop.
+            shutdown_patience: Duration = Duration::from_secs(10), "TIME";
+            /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too.
+            log: Option<String> = None, "FILTER" { default_in_words: Some("warn,terrace_l3=info") };
+            /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
+            /// accepts it.
+            record: Option<PathBuf> = None, "FILE";
+            /// Record everything that the scheduler is told and plans into a new file, the tokens of
+            /// prompts included; `terrace decisions` does it again.
+            decision_log: Option<PathBuf> = None, "FILE";
         }
+        "Model" {
+            /// The folder of a model, as Hugging Face lays it out.
+            model: Option<PathBuf> = None, "FOLDER"
+                { default_in_words: Some("the model that comes with the program") };
+            /// What clients call the model.
+            name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
+            /// Threads that compute.
+            threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
+        }
+        "Cache" {
+            /// Memory for KV that steps compute with.
+            device_memory: Size = Size::mib(256), "SIZE";
+            /// Memory for KV that no step uses at the moment; 0 for none.
+            host_memory: Size = Size::gib(1), "SIZE";
+            /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
+            /// nodes://HOST:PORT,HOST:PORT or none.
+            l3: Option<L3Choice> = None, "PLACE"
+                { default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
+            /// What L3 on disk may grow to, or what this server may put into a cluster.
+            l3_size: Size = Size::gib(4), "SIZE";
+            /// The libmooncake_store.so of your Mooncake installation, for L3 at mooncake://HOST:PORT.
+            mooncake_library: Option<PathBuf> = None, "PATH";
+            /// How bytes travel to and from the Mooncake cluster: tcp or rdma.
+            mooncake_protocol: String = "tcp".to_owned(), "NAME";
+            /// The network devices for rdma.
+            mooncake_device: String = String::new(), "NAMES"
+                { default_in_words: Some("the library's choice") };
+            /// The file with the secret that the nodes know, for L3 at nodes://HOST:PORT.
+            node_secret_file: Option<PathBuf> = None, "FILE";
+            /// What this server calls itself, where the nodes have a list of clients.
+            node_client: String = String::new(), "NAME";
+            /// On how many nodes each page is kept: 1, or 2 so that a node's death costs no hits.
+            node_copies: usize = 1, "NUMBER";
+            /// Which RDMA adapter to use with nodes, in builds that can: auto, never or its name.
+            node_rdma: RdmaChoice = RdmaChoice::Auto, "NAME";
+            /// Tokens in a page: a power of two up to 256.
+            page_size: u32 = 16, "TOKENS";
+            /// Which pages go first: lru, lfu, slru, fifo, priority or s3-fifo.
+            eviction: EvictionKind = EvictionKind::Lru, "POLICY";
+            /// When pages are copied to host: write-through, write-back, or selective-write-through:HITS
+            /// for those that so many requests have found in the cache.
+            write_policy: WritePolicy = WritePolicy::WriteThrough, "POLICY";
+        }
+        "Batching" {
+            /// Tokens that one step computes at the most.
+            step_tokens: u32 = 512, "TOKENS";
+            /// Requests that run at once.
+            running_max: u32 = 64, "REQUESTS";
+            /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
+            admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
+        }
+        "Security" {
+            /// A tenant and its key; without any, everybody who can reach the address may ask. Better in
+            /// TERRACE_API_KEYS, separated by commas, or in the file: others can see arguments.
+            keys: Vec<Key> = Vec::new(), "NAME=KEY"
+                {
+                    flag: Some("api-key"),
+                    variable: Some("TERRACE_API_KEYS"),
+                    example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
+                    is_secret: true
+                };
+            /// The key for /metrics and the page.
+            operator_key: Option<Secret> = None, "KEY" { is_secret: true };
+        }
+    }
+    /// What clients may take.
+    limits: Limits, "Limits" {
+        /// Connections at a time; more wait until one ends.
+        connections_max: usize = 1024, "NUMBER";
+        /// Answers under way at a time, waiting ones included; more are refused.
+        requests_max: u32 = 1024, "NUMBER";
+        /// The longest body of a request.
+        body_max: Size = Size::mib(4), "SIZE";
+        /// Memory for the bodies of all requests together while they are read; not less than one may have.
+        bodies_max: Size = Size::mib(64), "SIZE";
+        /// How long a client may take to send the head of a request.
+        header_timeout: Duration = Duration::from_secs(10), "TIME";
+        /// How long a client may take to send the body of a request.
+        body_timeout: Duration = Duration::from_secs(30), "TIME";
+        /// How long a connection may be idle.
+        idle_timeout: Duration = Duration::from_secs(75), "TIME";
+        /// How long a client may take nothing of its answer.
+        write_timeout: Duration = Duration::from_secs(30), "TIME";
+        /// How much of an answer the system keeps for a client that does not take it.
+        send_buffer: Size = Size::kib(256), "SIZE";
+        /// The longest stop string, in bytes.
+        stop_bytes_max: usize = 256, "BYTES";
+        /// Prompts in one request.
+        prompts_max: usize = 64, "NUMBER";
+        /// Answers to each prompt.
+        n_max: u32 = 16, "NUMBER";
+        /// Viewers of the page at a time.
+        viewers_max: usize = 16, "NUMBER";
     }
 }
 
@@ -124,9 +151,20 @@ impl Config {
         if !page_size.is_power_of_two() || page_size > 256 {
             return Err(ConfigError::new("page_size", page_size, "use a power of two up to 256"));
         }
+        if self.running_max == 0 {
+            return Err(ConfigError::new("running_max", 0, "use at least 1"));
+        }
         if self.step_tokens < self.running_max {
-            let advice = "raise it to running_max, so that all that run fit into a step";
+            let advice =
+                "raise it to running_max (--running-max), so that all that run fit into a step";
             return Err(ConfigError::new("step_tokens", self.step_tokens, advice));
+        }
+        if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
+            let advice = "use at least 1 for HITS, or write-through";
+            return Err(ConfigError::new("write_policy", self.write_policy, advice));
+        }
+        if !(1..=2).contains(&self.node_copies) {
+            return Err(ConfigError::new("node_copies", self.node_copies, "use 1 or 2"));
         }
         if self.shutdown_patience > WAIT_MAX {
             let patience = humantime::format_duration(self.shutdown_patience);
@@ -142,177 +180,13 @@ impl Config {
                 return Err(ConfigError::new("keys", name, "give everybody another key"));
             }
         }
-        if secrets.iter().any(|secret| secret.0.is_empty()) {
-            return Err(ConfigError::new("keys", "", "a key must not be empty"));
+        if self.operator_key.as_ref().is_some_and(|secret| secret.0.is_empty()) {
+            return Err(ConfigError::new("operator_key", "\"\"", "a key must not be empty"));
+        }
+        if let Some(Key { name, .. }) = self.keys.iter().find(|key| key.key.0.is_empty()) {
+            return Err(ConfigError::new("keys", name, "a key must not be empty"));
         }
         self.limits.check()
-    }
-}
-
-/// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(pub(crate) String);
-
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Self(text.to_owned())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a secret")
-    }
-}
-
-/// A client's key. Its name is a tenant's: tenants share no page of the cache.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Key {
-    /// The tenant.
-    pub name: String,
-    /// What the client sends.
-    pub key: Secret,
-}
-
-impl FromStr for Key {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('=') {
-            Some((name, key)) if !name.is_empty() && !key.is_empty() => {
-                Ok(Self { name: name.to_owned(), key: key.into() })
-            }
-            Some(_) | None => Err("write it as NAME=KEY".to_owned()),
-        }
-    }
-}
-
-/// Where KV outlives requests.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum L3Choice {
-    /// In a folder on disk, where it outlives the server too.
-    Disk(PathBuf),
-    /// In so much memory.
-    Memory(ByteSize),
-    /// In the Mooncake cluster whose master is at HOST:PORT, which other servers share.
-    Mooncake(String),
-    /// On these nodes, which other servers share: `[NAME=]HOST:PORT[*WEIGHT]`, separated by commas.
-    Nodes(String),
-    /// Nowhere.
-    None,
-}
-
-impl FromStr for L3Choice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            Some(("disk", folder)) if !folder.is_empty() => Ok(Self::Disk(folder.into())),
-            Some(("memory", size)) => size.parse().map(Self::Memory),
-            Some(("mooncake", address)) if is_address(address.strip_prefix("//")) => {
-                Ok(Self::Mooncake(address["//".len()..].to_owned()))
-            }
-            Some(("nodes", nodes)) if nodes.starts_with("//") => {
-                let nodes = &nodes["//".len()..];
-                parse_nodes(nodes).map(|_| Self::Nodes(nodes.to_owned()))
-            }
-            None if text == "none" => Ok(Self::None),
-            Some(_) | None => {
-                let places = "disk:FOLDER, memory:SIZE, mooncake://HOST:PORT, \
-                              nodes://HOST:PORT,HOST:PORT or none";
-                Err(format!("write it as {places}"))
-            }
-        }
-    }
-}
-
-/// The nodes of an [`L3Choice::Nodes`].
-pub(crate) fn parse_nodes(text: &str) -> Result<Vec<NodeAddress>, String> {
-    text.split(',').map(str::parse).collect()
-}
-
-/// Whether it is written as HOST:PORT.
-fn is_address(text: Option<&str>) -> bool {
-    text.and_then(|text| text.rsplit_once(':'))
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-}
-
-impl TryFrom<String> for L3Choice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<L3Choice> for String {
-    fn from(choice: L3Choice) -> Self {
-        match choice {
-            L3Choice::Disk(folder) => format!("disk:{}", folder.display()),
-            L3Choice::Memory(size) => format!("memory:{}", size.display().iec()),
-            L3Choice::Mooncake(address) => format!("mooncake://{address}"),
-            L3Choice::Nodes(nodes) => format!("nodes://{nodes}"),
-            L3Choice::None => "none".to_owned(),
-        }
-    }
-}
-
-/// What clients may take.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Limits {
-    /// Connections at a time; more wait until one ends.
-    pub connections_max: usize,
-    /// Answers under way at a time, waiting ones included; more are refused.
-    pub requests_max: u32,
-    /// The longest body of a request.
-    pub body_max: ByteSize,
-    /// Memory for the bodies of all requests together while they are read.
-    pub bodies_max: ByteSize,
-    /// How long a client may take to send the head of a request.
-    #[serde(with = "crate::duration")]
-    pub header_timeout: Duration,
-    /// How long a client may take to send the body of a request.
-    #[serde(with = "crate::duration")]
-    pub body_timeout: Duration,
-    /// How long a connection may be idle.
-    #[serde(with = "crate::duration")]
-    pub idle_timeout: Duration,
-    /// How long a client may take nothing of its answer.
-    #[serde(with = "crate::duration")]
-    pub write_timeout: Duration,
-    /// How much of an answer the system keeps for a client that does not take it.
-    pub send_buffer: ByteSize,
-    /// The longest stop string, in bytes.
-    pub stop_bytes_max: usize,
-    /// Prompts in one request.
-    pub prompts_max: usize,
-    /// Answers to each prompt.
-    pub n_max: u32,
-    /// Viewers of the page at a time.
-    pub viewers_max: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            connections_max: 1024,
-            requests_max: 1024,
-            body_max: ByteSize::mib(4),
-            bodies_max: ByteSize::mib(64),
-            header_timeout: Duration::from_secs(10),
-            body_timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(75),
-            write_timeout: Duration::from_secs(30),
-            send_buffer: ByteSize::kib(256),
-            stop_bytes_max: 256,
-            prompts_max: 64,
-            n_max: 16,
-            viewers_max: 16,
-        }
     }
 }
 
@@ -338,9 +212,9 @@ impl Limits {
             return Err(ConfigError::new(setting, value, "use 1073741824 at the most"));
         }
         // What a semaphore can count.
-        if self.bodies_max < self.body_max || self.bodies_max > ByteSize::gib(1) {
-            let advice = "use at least limits.body_max, and 1 GiB at the most";
-            return Err(ConfigError::new("limits.bodies_max", self.bodies_max, advice));
+        if self.bodies_max < self.body_max || self.bodies_max > Size::gib(1) {
+            let advice = "use at least limits.body_max (--body-max), and 1GiB at the most";
+            return Err(ConfigError::new("limits.bodies_max", self.bodies_max.written(), advice));
         }
         let waits = [
             ("limits.header_timeout", self.header_timeout),
@@ -362,9 +236,12 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{setting} = {value}: {advice}")]
 pub struct ConfigError {
-    setting: &'static str,
-    value: String,
-    advice: &'static str,
+    /// The setting, by its [`Setting::path`].
+    pub setting: &'static str,
+    /// What it was set to.
+    pub value: String,
+    /// What to change.
+    pub advice: &'static str,
 }
 
 impl ConfigError {
@@ -381,7 +258,7 @@ mod tests {
     fn a_configuration_survives_its_file() {
         let config = Config {
             keys: vec!["alice=secret".parse().unwrap()],
-            l3: Some(L3Choice::Memory(ByteSize::mib(64))),
+            l3: Some(L3Choice::Memory(Size::mib(64))),
             write_policy: WritePolicy::SelectiveWriteThrough { hits: 2 },
             ..Config::default()
         };
@@ -392,9 +269,71 @@ mod tests {
     }
 
     #[test]
+    fn every_setting_is_described_and_has_names_of_its_own() {
+        let mut names = BTreeSet::new();
+        for setting in Config::SETTINGS {
+            let description = setting.description();
+            assert!(description.ends_with('.') && description.len() > 10, "{setting:?}");
+            assert!(!setting.heading.is_empty() && !setting.value_name.is_empty(), "{setting:?}");
+            assert!(
+                names.insert(setting.flag()) && names.insert(setting.variable()),
+                "{setting:?}"
+            );
+            assert_eq!(Config::setting(&setting.path()).map(|same| same.name), Some(setting.name));
+        }
+        let described = |name| Config::setting(name).unwrap().description();
+        for kind in EvictionKind::ALL {
+            assert!(described("eviction").contains(kind.name()));
+        }
+        for order in AdmissionOrder::ALL {
+            assert!(described("admission").contains(order.name()));
+        }
+        assert_eq!(Config::setting("limits.body_max").unwrap().variable(), "TERRACE_BODY_MAX");
+        assert_eq!(Config::setting("keys").unwrap().flag(), "api-key");
+    }
+
+    #[test]
+    fn what_a_setting_says_it_is_it_can_be_set_to() {
+        let config = Config::default();
+        for setting in Config::SETTINGS.iter().filter(|setting| !setting.is_secret) {
+            let mut same = config.clone();
+            if let Some(value) = setting.get(&config) {
+                setting.set(&mut same, &value).unwrap();
+            }
+            assert_eq!(same, config, "{}", setting.name);
+        }
+        let mut config = config;
+        for (path, value) in [("threads", "3"), ("limits.idle_timeout", "5m"), ("l3", "none")] {
+            let setting = Config::setting(path).unwrap();
+            setting.set(&mut config, value).unwrap();
+            assert_eq!(setting.get(&config).as_deref(), Some(value));
+            assert!(
+                setting.form == Form::Text && path == "l3"
+                    || setting.set(&mut config, "x").is_err()
+            );
+        }
+        assert_eq!((config.threads, config.limits.idle_timeout.as_secs()), (Some(3), 300));
+    }
+
+    #[test]
+    fn policies_have_the_names_that_older_files_gave_them() {
+        let policy = |text: &str| {
+            let file = format!("write_policy = {text}");
+            toml::from_str::<Config>(&file).unwrap().write_policy
+        };
+        let selective = WritePolicy::SelectiveWriteThrough { hits: 2 };
+        assert_eq!(policy("\"write_through\""), WritePolicy::WriteThrough);
+        assert_eq!(policy("\"write-back\""), WritePolicy::WriteBack);
+        assert_eq!(policy("\"selective-write-through:2\""), selective);
+        assert_eq!(policy("{ selective_write_through = { hits = 2 } }"), selective);
+        let file = "[write_policy.selective_write_through]\nhits = 2\n";
+        assert_eq!(toml::from_str::<Config>(file).unwrap().write_policy, selective);
+    }
+
+    #[test]
     fn places_for_l3_are_written_in_one_way() {
         assert_eq!("disk:/x:y".parse(), Ok(L3Choice::Disk("/x:y".into())));
-        assert_eq!("memory:1GiB".parse(), Ok(L3Choice::Memory(ByteSize::gib(1))));
+        assert_eq!("memory:1GiB".parse(), Ok(L3Choice::Memory(Size::gib(1))));
         assert_eq!("none".parse(), Ok(L3Choice::None));
         let master = L3Choice::Mooncake("[::1]:50051".to_owned());
         assert_eq!("mooncake://[::1]:50051".parse(), Ok(master.clone()));
@@ -420,6 +359,28 @@ mod tests {
         }
         let patience = Duration::MAX;
         assert!(Config { shutdown_patience: patience, ..Config::default() }.check().is_err());
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_the_name_of_a_setting() {
+        let cases = [
+            "page_size = 17",
+            "running_max = 0",
+            "step_tokens = 8",
+            "node_copies = 3",
+            "shutdown_patience = \"9999years\"",
+            "write_policy = { selective_write_through = { hits = 0 } }",
+            "operator_key = \"\"",
+            "[limits]\nn_max = 0",
+            "[limits]\nviewers_max = 9000000000000000000",
+            "[limits]\nbodies_max = \"2GiB\"",
+            "[limits]\nbody_timeout = \"0s\"",
+        ];
+        for wrong in cases {
+            let error = toml::from_str::<Config>(wrong).unwrap().check().unwrap_err();
+            let setting = Config::setting(error.setting).expect("a setting");
+            assert!(wrong.contains(setting.name), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
@@ -20,6 +19,7 @@ use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig, Witness}
 
 use crate::config::{Config, ConfigError, L3Choice, parse_nodes};
 use crate::served_model::ServedModel;
+use crate::size::Size;
 use crate::summary::{Summary, Tier};
 
 /// A running engine and what is to be known about it.
@@ -50,15 +50,15 @@ pub enum LaunchError {
     )]
     DeviceMemory {
         /// What there is.
-        memory: ByteSize,
+        memory: Size,
         /// What it holds.
         tokens: u64,
         /// The size of a page.
-        page: ByteSize,
+        page: Size,
         /// Tokens in a page.
         page_size: u32,
         /// The least that is useful.
-        needed: ByteSize,
+        needed: Size,
     },
     /// More pages than can be counted.
     #[error(
@@ -66,9 +66,9 @@ pub enum LaunchError {
     )]
     TooManyPages {
         /// What there is.
-        memory: ByteSize,
+        memory: Size,
         /// The size of a page.
-        page: ByteSize,
+        page: Size,
     },
     /// L3 without host memory.
     #[error("L3 moves pages through host memory: raise --host-memory, or leave out --l3")]
@@ -80,9 +80,9 @@ pub enum LaunchError {
     )]
     Memory {
         /// For the device.
-        device: ByteSize,
+        device: Size,
         /// For the host.
-        host: ByteSize,
+        host: Size,
         /// What the system says.
         error: io::Error,
     },
@@ -248,8 +248,8 @@ impl Sizes {
         const DEVICE_PAGES_MIN: u32 = 8;
         let page_size = config.page_size;
         let page_bytes = loaded.model.kv_shape().page_bytes(page_size);
-        let page = ByteSize(page_bytes as u64);
-        let pages = |memory: ByteSize| {
+        let page = Size(page_bytes as u64);
+        let pages = |memory: Size| {
             let pages = memory.as_u64() / page.as_u64();
             u32::try_from(pages).map_err(|_| LaunchError::TooManyPages { memory, page })
         };
@@ -260,7 +260,7 @@ impl Sizes {
                 tokens: u64::from(device_pages) * u64::from(page_size),
                 page,
                 page_size,
-                needed: ByteSize(page.as_u64() * u64::from(DEVICE_PAGES_MIN)),
+                needed: Size(page.as_u64() * u64::from(DEVICE_PAGES_MIN)),
             });
         }
         Ok(Self { page_size, page_bytes, device_pages, host_pages: pages(config.host_memory)? })
@@ -274,7 +274,7 @@ impl Sizes {
     fn tier_of(&self, bytes: u64, pages: u64, warm_pages: u64, place: Option<String>) -> Tier {
         let page_size = u64::from(self.page_size);
         Tier {
-            size: ByteSize(bytes),
+            size: Size(bytes),
             tokens: pages * page_size,
             warm_tokens: warm_pages * page_size,
             place,

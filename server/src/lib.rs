@@ -12,7 +12,6 @@ mod body;
 mod config;
 mod connection;
 mod connections;
-mod duration;
 mod error;
 mod exposition;
 mod fields;
@@ -27,14 +26,19 @@ mod reply;
 mod salts;
 mod served_model;
 mod server;
+mod size;
 mod state;
 mod stop;
 mod stream;
 mod summary;
 
-pub use config::{Config, ConfigError, Key, L3Choice, Limits, Secret};
+pub use config::{
+    ClientSettings, Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, NodeSettings,
+    Secret, Setting,
+};
 pub use launch::{LaunchError, Launched, launch};
 pub use node_figures::{node_figures, serve_node_figures};
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};
+pub use size::Size;
 pub use summary::Summary;

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use bytesize::ByteSize;
 use terrace_replay::human::whole;
+
+use crate::size::Size;
 
 /// What an engine has to work with.
 #[derive(Clone, Debug)]
@@ -21,7 +22,7 @@ pub struct Summary {
 /// A tier's size.
 #[derive(Clone, Debug)]
 pub(crate) struct Tier {
-    pub(crate) size: ByteSize,
+    pub(crate) size: Size,
     pub(crate) tokens: u64,
     /// What it holds already.
     pub(crate) warm_tokens: u64,
@@ -32,7 +33,7 @@ pub(crate) struct Tier {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.is_built_in { ", built in: it says nothing sensible" } else { "" };
-        let kv = ByteSize(self.kv_bytes_per_token).display().iec();
+        let kv = Size(self.kv_bytes_per_token);
         writeln!(f, "model   {}{kind}", self.name)?;
         writeln!(
             f,
@@ -53,7 +54,7 @@ impl fmt::Display for Summary {
 
 impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = self.size.display().iec();
+        let size = self.size;
         write!(f, "{size}, room for {} tokens", whole(self.tokens))?;
         if let Some(place) = &self.place {
             write!(f, ", in {place}")?;

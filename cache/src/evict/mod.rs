@@ -13,9 +13,12 @@ mod ranked;
 mod s3fifo;
 mod slru;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::name::is_name_of;
 
 /// How a node has been used; the tree keeps it, policies read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +58,7 @@ pub(crate) trait EvictionPolicy: Debug + Send + Sync {
 }
 
 /// The eviction policies on offer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionKind {
     /// The least recently used goes first.
     #[default]
@@ -77,6 +79,19 @@ impl EvictionKind {
     /// Every policy, for those who want to try them all.
     pub const ALL: [EvictionKind; 6] =
         [Self::Lru, Self::Lfu, Self::Slru, Self::Fifo, Self::Priority, Self::S3Fifo];
+
+    /// What it is called in flags, files and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lru => "lru",
+            Self::Lfu => "lfu",
+            Self::Slru => "slru",
+            Self::Fifo => "fifo",
+            Self::Priority => "priority",
+            Self::S3Fifo => "s3-fifo",
+        }
+    }
 
     /// Whether nothing but the use of its node tells when a page goes. Then it does not matter in which
     /// of two nodes that were used alike it lies; to the others a node's age or number matters too.
@@ -99,9 +114,50 @@ impl EvictionKind {
     }
 }
 
+impl fmt::Display for EvictionKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for EvictionKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|kind| is_name_of(text, kind.name()));
+        named.ok_or_else(|| "use lru, lfu, slru, fifo, priority or s3-fifo".to_owned())
+    }
+}
+
+impl Serialize for EvictionKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for EvictionKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn every_policy_is_read_as_it_is_written_and_with_underscores() {
+        for kind in EvictionKind::ALL {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+            assert_eq!(kind.name().replace('-', "_").parse(), Ok(kind));
+            let json = serde_json::to_string(&kind).unwrap();
+            assert_eq!(json, format!("\"{kind}\""));
+            assert_eq!(serde_json::from_str::<EvictionKind>(&json).unwrap(), kind);
+            let advice = "random".parse::<EvictionKind>().unwrap_err();
+            assert!(advice.contains(kind.name()), "{advice}");
+        }
+        assert_eq!("s3fifo".parse(), Ok(EvictionKind::S3Fifo));
+    }
 
     pub(crate) fn usage(created: u64, last_used: u64, hits: u32) -> Usage {
         Usage { created, last_used, hits, priority: 0, fingerprint: created }

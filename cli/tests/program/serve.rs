@@ -1,6 +1,7 @@
 //! The whole program: a real `terrace serve` with the built-in model, over real sockets and a real
 //! disk, stopped, killed and started again.
 
+mod configuring;
 mod mooncake;
 mod recording;
 

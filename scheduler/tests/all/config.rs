@@ -39,7 +39,7 @@ fn what_cannot_work_is_refused_with_advice() {
         refused(|config| {
             config.cache.write_policy = WritePolicy::SelectiveWriteThrough { hits: 0 };
         }),
-        "cache.write_policy.selective_write_through.hits = 0: use at least 1, or write_through"
+        "cache.write_policy.selective-write-through.hits = 0: use at least 1, or write-through"
     );
 }
 

@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
-use terrace_server::{Config, Limits};
+use terrace_server::{Config, Limits, Size};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -164,7 +163,7 @@ fn nothing_that_comes_in_makes_the_server_fail() {
         header_timeout: Duration::from_millis(50),
         body_timeout: Duration::from_millis(50),
         idle_timeout: Duration::from_millis(100),
-        body_max: ByteSize::kib(4),
+        body_max: Size::kib(4),
         ..Limits::default()
     };
     let config = Config { limits, ..Config::default() };

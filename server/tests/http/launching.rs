@@ -1,8 +1,7 @@
 //! From a configuration to a server, with the built-in model and a store on disk.
 
-use bytesize::ByteSize;
 use serde_json::{Value, json};
-use terrace_server::{Config, L3Choice, LaunchError, Server, launch};
+use terrace_server::{Config, L3Choice, LaunchError, Server, Size, launch};
 use tokio::sync::oneshot;
 
 use crate::client::complete;
@@ -11,10 +10,10 @@ fn small(folder: &std::path::Path) -> Config {
     Config {
         listen: "127.0.0.1:0".to_owned(),
         threads: Some(1),
-        device_memory: ByteSize::mib(16),
-        host_memory: ByteSize::mib(16),
+        device_memory: Size::mib(16),
+        host_memory: Size::mib(16),
         l3: Some(L3Choice::Disk(folder.to_owned())),
-        l3_size: ByteSize::mib(64),
+        l3_size: Size::mib(64),
         ..Config::default()
     }
 }
@@ -63,8 +62,8 @@ async fn what_cannot_work_is_told_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let config = small(folder.path());
     let cases = [
-        (Config { device_memory: ByteSize::kib(64), ..config.clone() }, "--device-memory"),
-        (Config { host_memory: ByteSize(0), ..config.clone() }, "--host-memory"),
+        (Config { device_memory: Size::kib(64), ..config.clone() }, "--device-memory"),
+        (Config { host_memory: Size(0), ..config.clone() }, "--host-memory"),
         (Config { model: Some(folder.path().to_owned()), ..config.clone() }, "config.json"),
         (Config { page_size: 3, ..config.clone() }, "page_size"),
         (Config { running_max: 1024, ..config.clone() }, "step_tokens"),

@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use bytesize::ByteSize;
 use serde_json::json;
-use terrace_server::{Config, Limits};
+use terrace_server::{Config, Limits, Size};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -16,12 +15,12 @@ const SHORT: Duration = Duration::from_secs(1);
 
 async fn impatient() -> World {
     let limits = Limits {
-        body_max: ByteSize::kib(8),
+        body_max: Size::kib(8),
         header_timeout: SHORT,
         body_timeout: SHORT,
         idle_timeout: SHORT * 10,
         write_timeout: SHORT,
-        send_buffer: ByteSize::kib(8),
+        send_buffer: Size::kib(8),
         ..Limits::default()
     };
     World::new(Config { limits, ..Config::default() }, Duration::ZERO).await

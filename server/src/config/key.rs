@@ -1,0 +1,46 @@
+//! Who may ask.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(pub(crate) String);
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a secret")
+    }
+}
+
+/// A client's key. Its name is a tenant's: tenants share no page of the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    /// The tenant.
+    pub name: String,
+    /// What the client sends.
+    pub key: Secret,
+}
+
+impl FromStr for Key {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once('=') {
+            Some((name, key)) if !name.is_empty() && !key.is_empty() => {
+                Ok(Self { name: name.to_owned(), key: key.into() })
+            }
+            Some(_) | None => Err("write it as NAME=KEY".to_owned()),
+        }
+    }
+}

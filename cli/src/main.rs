@@ -10,6 +10,7 @@ mod keys;
 mod node;
 mod replay;
 mod serve;
+mod signals;
 mod trace;
 
 use std::io::Write;

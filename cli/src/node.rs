@@ -8,11 +8,16 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use terrace_cache::PageKey;
+use terrace_l3::disk::{OpenError, Opening, Shortage, usual_reserve_bytes};
 use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RdmaChoice};
-use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
+use terrace_l3::{
+    DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store, TieredConfig, TieredStore,
+};
+use terrace_replay::human::whole;
 use terrace_server::{Size, serve_node_figures};
 
-use crate::serve::{duration, say, set, set_some, signal, start_log};
+use crate::serve::{duration, say, set, set_some, start_log};
+use crate::signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,6 +28,9 @@ Examples:
       Memory over disk, with figures for Prometheus
   terrace serve --l3 nodes://10.0.0.1:7450,10.0.0.2:7450 --node-secret-file /etc/terrace/secret
       A server that uses two nodes
+
+Ctrl-C, SIGTERM and SIGHUP, which a terminal sends when it closes, stop the node once calls under way
+have ended; with nohup, SIGHUP is ignored.
 
 Everything can also be set in the file, where names have _ instead of -. There, tables [[clients]] with
 name, secret_file and namespaces say who may use what.";
@@ -46,6 +54,10 @@ pub(crate) struct Arguments {
     /// What may be stored in that folder [default: 16GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_DISK_CAPACITY")]
     disk_capacity: Option<Size>,
+    /// What is left free on the file system of that folder [default: a twentieth of it, between 1GiB and
+    /// 16GiB and no more than a quarter]
+    #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_DISK_RESERVE")]
+    disk_reserve: Option<Size>,
     /// The largest object; each takes a slot of this size, so it should be that of a page, which
     /// `terrace serve` prints [default: 1MiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_NODE_OBJECT_MAX")]
@@ -81,6 +93,7 @@ struct Settings {
     memory: Size,
     disk: Option<PathBuf>,
     disk_capacity: Size,
+    disk_reserve: Option<Size>,
     object_max: Size,
     secret_file: Option<PathBuf>,
     metrics: Option<String>,
@@ -111,6 +124,7 @@ impl Default for Settings {
             memory: Size::gib(1),
             disk: None,
             disk_capacity: Size::gib(16),
+            disk_reserve: None,
             object_max: Size::mib(1),
             secret_file: None,
             metrics: None,
@@ -139,7 +153,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 
 async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
     let config = settings.node_config()?;
-    let holding = settings.holding()?;
+    let (holding, place) = settings.holding()?;
     let node = NodeServer::bind(&settings.listen, holding, config)?.start()?;
     let (address, node) = (node.address(), Arc::new(node));
     if let Some(metrics) = &settings.metrics {
@@ -150,19 +164,12 @@ async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
         say(&format!("figures http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
-    let memory = settings.memory;
-    let place = match &settings.disk {
-        Some(disk) => {
-            format!("{memory} of memory over {} in {}", settings.disk_capacity, disk.display())
-        }
-        None => format!("{memory} of memory"),
-    };
     say(&format!("node    {address}, {place}\n\nCtrl-C stops it.\n"));
-    signal().await;
+    signals::told_to_stop().await;
     let patience = humantime::format_duration(settings.shutdown_patience);
     say(&format!("stopping: calls under way have {patience}; Ctrl-C again stops at once\n"));
     tokio::spawn(async {
-        signal().await;
+        signals::told_again().await;
         std::process::exit(130);
     });
     let all_ended = node.stop(settings.shutdown_patience).await?;
@@ -181,6 +188,7 @@ impl Arguments {
         set(&mut settings.memory, &self.memory);
         set_some(&mut settings.disk, &self.disk);
         set(&mut settings.disk_capacity, &self.disk_capacity);
+        set_some(&mut settings.disk_reserve, &self.disk_reserve);
         set(&mut settings.object_max, &self.object_max);
         set_some(&mut settings.secret_file, &self.secret_file);
         set_some(&mut settings.metrics, &self.metrics);
@@ -219,14 +227,63 @@ impl Settings {
         Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
     }
 
-    fn holding(&self) -> Result<Holding, Box<dyn Error>> {
+    /// What the node has to give, and the same in words.
+    fn holding(&self) -> Result<(Holding, String), Box<dyn Error>> {
         let object_bytes_max = usize::try_from(self.object_max.as_u64())?;
         let memory = MemoryConfig::new(self.memory.as_u64(), object_bytes_max);
         let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
-        let Some(folder) = &self.disk else { return Ok(Holding::Memory(memory)) };
-        let disk = DiskConfig::new(folder, self.disk_capacity.as_u64(), object_bytes_max);
-        let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {error}"))?;
-        Ok(Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?))
+        let place = format!("{} of memory", self.memory);
+        let Some(folder) = &self.disk else { return Ok((Holding::Memory(memory), place)) };
+        // Where the system does not tell how large it is, it does not tell what is free either.
+        let usual = || usual_reserve_bytes(folder).unwrap_or(0);
+        let disk = DiskConfig {
+            reserve_bytes: self.disk_reserve.map_or_else(usual, Size::as_u64),
+            ..DiskConfig::new(folder, self.disk_capacity.as_u64(), object_bytes_max)
+        };
+        let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
+        let place = format!("{place} over {}", self.told_of(&disk, folder));
+        Ok((Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?), place))
+    }
+
+    /// What the disk really has, and what became of what was there.
+    fn told_of(&self, disk: &DiskStore, folder: &Path) -> String {
+        let capacity = Size(disk.stats().disk.unwrap_or_default().capacity_bytes);
+        let mut told = format!("{capacity} in {}", folder.display());
+        let Opening { dropped, shortage } = disk.opening();
+        if let Some(Shortage { free_bytes, reserve_bytes }) = shortage {
+            told += &format!(
+                "\n        warning: it cannot grow to --disk-capacity {}, because the file system has {} \
+                 free, of which {} stay free (--disk-reserve)",
+                self.disk_capacity,
+                Size(free_bytes),
+                Size(reserve_bytes)
+            );
+        }
+        if dropped.objects > 0 {
+            told += &format!(
+                "\n        warning: it was larger; {} objects, the oldest, {}, were dropped to keep to \
+                 --disk-capacity {}",
+                whole(dropped.objects),
+                Size(dropped.bytes),
+                self.disk_capacity
+            );
+        }
+        told
+    }
+}
+
+/// What is wrong with the disk, and what to do.
+fn advised(error: OpenError) -> String {
+    match error {
+        OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes } => format!(
+            "there is no room in {}: the file system has {} free, of which {} stay free, and the least \
+             that is needed is {}; make room, lower --disk-reserve, or name another folder",
+            path.display(),
+            Size(free_bytes),
+            Size(reserve_bytes),
+            Size(needed_bytes)
+        ),
+        other => other.to_string(),
     }
 }
 

@@ -15,6 +15,8 @@ use terrace_scheduler::AdmissionOrder;
 use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, Size, launch};
 use tracing_subscriber::EnvFilter;
 
+use crate::signals;
+
 const EXAMPLES: &str = "\
 Examples:
   terrace serve
@@ -27,7 +29,8 @@ Examples:
       Settings from a file; flags and TERRACE_* variables go before it
 
 Everything can also be set in the file, where names have _ instead of -, and there is a table [limits]
-for what clients may take.";
+for what clients may take. Ctrl-C, SIGTERM and SIGHUP, which a terminal sends when it closes, stop the
+server once answers under way have ended; with nohup, SIGHUP is ignored.";
 
 /// Arguments of `terrace serve`.
 #[derive(clap::Args)]
@@ -50,11 +53,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILTER", env = "TERRACE_LOG")]
     log: Option<String>,
     /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
-    /// accepts it
+    /// accepts it. If there is such a file, a number is added to the name, as in traffic.2.jsonl
     #[arg(long, value_name = "FILE", env = "TERRACE_RECORD")]
     record: Option<PathBuf>,
     /// Record everything that the scheduler is told and plans into a new file, the tokens of prompts
-    /// included; `terrace decisions` does it again
+    /// included; `terrace decisions` does it again. Names are found as with --record
     #[arg(long, value_name = "FILE", env = "TERRACE_DECISION_LOG")]
     decision_log: Option<PathBuf>,
 
@@ -80,7 +83,7 @@ struct ModelArguments {
     /// What clients call the model [default: the folder's name]
     #[arg(long, env = "TERRACE_NAME")]
     name: Option<String>,
-    /// Threads that compute [default: all cores]
+    /// Threads that compute, four times as many as there are cores at the most [default: all cores]
     #[arg(long, env = "TERRACE_THREADS")]
     threads: Option<usize>,
 }
@@ -98,9 +101,14 @@ struct CacheArguments {
     /// nodes://HOST:PORT,HOST:PORT or none [default: disk, in terrace/l3 of the user's cache folder]
     #[arg(long, value_name = "PLACE", env = "TERRACE_L3")]
     l3: Option<L3Choice>,
-    /// What L3 on disk may grow to, or what this server may put into a cluster [default: 4GiB]
+    /// What the folder of L3 on disk may grow to, with the pages of all models, or what this server may
+    /// put into a cluster [default: 4GiB]
     #[arg(long, value_name = "SIZE", env = "TERRACE_L3_SIZE")]
     l3_size: Option<Size>,
+    /// What L3 on disk leaves free on its file system [default: a twentieth of it, between 1GiB and 16GiB
+    /// and no more than a quarter]
+    #[arg(long, value_name = "SIZE", env = "TERRACE_L3_RESERVE")]
+    l3_reserve: Option<Size>,
     /// The libmooncake_store.so of your Mooncake installation, for --l3 mooncake://HOST:PORT
     #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
     mooncake_library: Option<PathBuf>,
@@ -260,37 +268,15 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
     format!("{path} {key}\\\n  -H 'Content-Type: application/json' -d '{body}'")
 }
 
-/// Waits for Ctrl-C or a signal to end. Another one after that ends the program at once.
+/// Waits for a signal to end. Ctrl-C after that ends the program at once.
 async fn told_to_stop(patience: Duration) {
-    signal().await;
+    signals::told_to_stop().await;
     let patience = humantime::format_duration(patience);
     say(&format!("stopping: answers under way have {patience}; Ctrl-C again stops at once\n"));
     tokio::spawn(async {
-        signal().await;
+        signals::told_again().await;
         std::process::exit(130);
     });
-}
-
-#[cfg(unix)]
-pub(crate) async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Whoever cannot be told is ended by the system.
-        (Err(_), _) | (_, Err(_)) => std::future::pending().await,
-    }
-}
-
-#[cfg(not(unix))]
-pub(crate) async fn signal() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
-    }
 }
 
 /// What is wrong; and of L3, which comes and goes, also that all is well again, or whoever reads the
@@ -331,6 +317,7 @@ impl Arguments {
         set(&mut config.host_memory, &cache.host_memory);
         set_some(&mut config.l3, &cache.l3);
         set(&mut config.l3_size, &cache.l3_size);
+        set_some(&mut config.l3_reserve, &cache.l3_reserve);
         set_some(&mut config.mooncake_library, &cache.mooncake_library);
         set(&mut config.mooncake_protocol, &cache.mooncake_protocol);
         set(&mut config.mooncake_device, &cache.mooncake_device);

@@ -1,5 +1,6 @@
 //! What to serve, and how.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -31,8 +32,11 @@ pub struct Config {
     pub host_memory: Size,
     /// Where KV outlives requests; on disk in the user's cache folder if not given.
     pub l3: Option<L3Choice>,
-    /// What a store on disk may grow to, and what this server may put into a cluster.
+    /// What the folder of stores on disk may grow to, and what this server may put into a cluster.
     pub l3_size: Size,
+    /// What stays free on the file system of a store on disk; a twentieth of it, between 1 GiB and 16 GiB
+    /// and no more than a quarter, if not given.
+    pub l3_reserve: Option<Size>,
     /// The library of a Mooncake installation, `libmooncake_store.so`.
     pub mooncake_library: Option<PathBuf>,
     /// How bytes travel to and from a Mooncake cluster: tcp or rdma.
@@ -69,9 +73,10 @@ pub struct Config {
     /// What to log, as `RUST_LOG` has it.
     pub log: Option<String>,
     /// A new file for the traffic: times, lengths and page keys of all requests, as a trace that
-    /// replays accept.
+    /// replays accept. If there is one of that name, a number is added to the name.
     pub record: Option<PathBuf>,
-    /// A new file for everything that the scheduler is told and plans, the tokens of prompts included.
+    /// A new file for everything that the scheduler is told and plans, the tokens of prompts included;
+    /// named in the same way.
     pub decision_log: Option<PathBuf>,
     /// What clients may take.
     pub limits: Limits,
@@ -88,6 +93,7 @@ impl Default for Config {
             host_memory: Size::gib(1),
             l3: None,
             l3_size: Size::gib(4),
+            l3_reserve: None,
             mooncake_library: None,
             mooncake_protocol: "tcp".to_owned(),
             mooncake_device: String::new(),
@@ -125,6 +131,7 @@ impl Config {
         if !page_size.is_power_of_two() || page_size > 256 {
             return Err(ConfigError::new("page_size", page_size, "use a power of two up to 256"));
         }
+        self.check_threads(cores())?;
         if self.step_tokens < self.running_max {
             let advice = "raise it to running_max, so that all that run fit into a step";
             return Err(ConfigError::new("step_tokens", self.step_tokens, advice));
@@ -148,6 +155,30 @@ impl Config {
         }
         self.limits.check()
     }
+
+    /// Whether a machine with so many cores can compute on so many threads.
+    fn check_threads(&self, cores: usize) -> Result<(), ConfigError> {
+        let threads_max = (4 * cores).clamp(16, 1024);
+        match self.threads {
+            Some(0) => {
+                let advice = "use at least 1, or leave it out to use all cores";
+                Err(ConfigError::new("threads", 0, advice))
+            }
+            Some(threads) if threads > threads_max => {
+                let advice = format!(
+                    "this machine has {cores} cores, and more threads than cores make it slower: use \
+                     {threads_max} at the most, or leave it out to use all cores"
+                );
+                Err(ConfigError::new("threads", threads, advice))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// How many threads this machine can run at once.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
@@ -365,12 +396,16 @@ impl Limits {
 pub struct ConfigError {
     setting: &'static str,
     value: String,
-    advice: &'static str,
+    advice: Cow<'static, str>,
 }
 
 impl ConfigError {
-    fn new(setting: &'static str, value: impl fmt::Display, advice: &'static str) -> Self {
-        Self { setting, value: value.to_string(), advice }
+    fn new(
+        setting: &'static str,
+        value: impl fmt::Display,
+        advice: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { setting, value: value.to_string(), advice: advice.into() }
     }
 }
 
@@ -421,6 +456,23 @@ mod tests {
         }
         let patience = Duration::MAX;
         assert!(Config { shutdown_patience: patience, ..Config::default() }.check().is_err());
+    }
+
+    #[test]
+    fn threads_that_cannot_help_are_refused_with_what_can() {
+        let refused = |threads: usize, cores| {
+            let config = Config { threads: Some(threads), ..Config::default() };
+            config.check_threads(cores).err().map(|error| error.to_string())
+        };
+        for (threads, cores) in [(1, 1), (16, 1), (16, 2), (32, 8), (1024, 512)] {
+            assert_eq!(refused(threads, cores), None);
+        }
+        let none = refused(0, 8).unwrap();
+        assert!(none.contains("threads = 0: use at least 1"), "{none}");
+        let many = refused(1000, 8).unwrap();
+        assert!(many.contains("has 8 cores") && many.contains("use 32 at the most"), "{many}");
+        assert!(refused(1025, 512).is_some());
+        assert!(Config { threads: Some(0), ..Config::default() }.check().is_err());
     }
 
     #[test]

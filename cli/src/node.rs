@@ -17,7 +17,7 @@ use terrace_replay::human::whole;
 use terrace_server::{Size, serve_node_figures};
 
 use crate::serve::{duration, say, set, set_some, start_log};
-use crate::signals;
+use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -164,12 +164,13 @@ async fn serve(settings: &Settings) -> Result<String, Box<dyn Error>> {
         say(&format!("figures http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
+    let mut signals = Signals::listen();
     say(&format!("node    {address}, {place}\n\nCtrl-C stops it.\n"));
-    signals::told_to_stop().await;
+    signals.told_to_stop().await;
     let patience = humantime::format_duration(settings.shutdown_patience);
     say(&format!("stopping: calls under way have {patience}; Ctrl-C again stops at once\n"));
-    tokio::spawn(async {
-        signals::told_again().await;
+    tokio::spawn(async move {
+        signals.told_again().await;
         std::process::exit(130);
     });
     let all_ended = node.stop(settings.shutdown_patience).await?;

@@ -15,7 +15,7 @@ use terrace_scheduler::AdmissionOrder;
 use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, Size, launch};
 use tracing_subscriber::EnvFilter;
 
-use crate::signals;
+use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -226,13 +226,13 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
     let address = server.address();
-    let summary = launched.summary;
+    let (summary, signals) = (launched.summary, Signals::listen());
     say(&format!(
         "{summary}open    http://{address}/\n\ncurl http://{address}{example}\n\nCtrl-C stops it.\n"
     ));
     let mut is_told = false;
     let stop = async {
-        told_to_stop(config.shutdown_patience).await;
+        told_to_stop(signals, config.shutdown_patience).await;
         is_told = true;
     };
     let drained = server.run(stop).await;
@@ -269,12 +269,12 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
 }
 
 /// Waits for a signal to end. Ctrl-C after that ends the program at once.
-async fn told_to_stop(patience: Duration) {
-    signals::told_to_stop().await;
+async fn told_to_stop(mut signals: Signals, patience: Duration) {
+    signals.told_to_stop().await;
     let patience = humantime::format_duration(patience);
     say(&format!("stopping: answers under way have {patience}; Ctrl-C again stops at once\n"));
-    tokio::spawn(async {
-        signals::told_again().await;
+    tokio::spawn(async move {
+        signals.told_again().await;
         std::process::exit(130);
     });
 }

@@ -4,36 +4,53 @@
 //! started: whoever closes it wants the server gone, and gone in order, with its pages on disk. There is
 //! nothing to reload for which daemons use it otherwise. A server that was started with `nohup` ignores it.
 
-/// Waits for Ctrl-C, SIGTERM or SIGHUP.
 #[cfg(unix)]
-pub(crate) async fn told_to_stop() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let closing = async {
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals that end a program, listened to from the moment on that this exists. Those that cannot be
+/// listened to do what the system does with them.
+#[cfg(unix)]
+pub(crate) struct Signals {
+    interrupt: Option<Signal>,
+    terminate: Option<Signal>,
+    hangup: Option<Signal>,
+}
+
+#[cfg(unix)]
+impl Signals {
+    pub(crate) fn listen() -> Self {
         // Whoever listens to it would no longer ignore it.
-        match (!is_hangup_ignored()).then(|| signal(SignalKind::hangup())) {
-            Some(Ok(mut hangup)) => drop(hangup.recv().await),
-            Some(Err(_)) | None => std::future::pending().await,
+        let hangup = (!is_hangup_ignored()).then(|| signal(SignalKind::hangup()).ok()).flatten();
+        Self {
+            interrupt: signal(SignalKind::interrupt()).ok(),
+            terminate: signal(SignalKind::terminate()).ok(),
+            hangup,
         }
-    };
-    tokio::select! {
-        () = told_again() => {}
-        () = closing => {}
+    }
+
+    /// Waits for Ctrl-C, SIGTERM or SIGHUP.
+    pub(crate) async fn told_to_stop(&mut self) {
+        tokio::select! {
+            () = heard(&mut self.interrupt) => {}
+            () = heard(&mut self.terminate) => {}
+            () = heard(&mut self.hangup) => {}
+        }
+    }
+
+    /// Waits for Ctrl-C or SIGTERM. One terminal that closes may send several SIGHUPs.
+    pub(crate) async fn told_again(&mut self) {
+        tokio::select! {
+            () = heard(&mut self.interrupt) => {}
+            () = heard(&mut self.terminate) => {}
+        }
     }
 }
 
-/// Waits for Ctrl-C or SIGTERM. One terminal that closes may send several SIGHUPs.
 #[cfg(unix)]
-pub(crate) async fn told_again() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Whoever cannot be told is ended by the system.
-        (Err(_), _) | (_, Err(_)) => std::future::pending().await,
+async fn heard(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
     }
 }
 
@@ -47,12 +64,23 @@ fn is_hangup_ignored() -> bool {
     ignored.is_some_and(|mask| mask & HANGUP != 0)
 }
 
+/// Ctrl-C.
 #[cfg(not(unix))]
-pub(crate) async fn told_to_stop() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
-    }
-}
+pub(crate) struct Signals;
 
 #[cfg(not(unix))]
-pub(crate) use told_to_stop as told_again;
+impl Signals {
+    pub(crate) fn listen() -> Self {
+        Self
+    }
+
+    pub(crate) async fn told_to_stop(&mut self) {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    pub(crate) async fn told_again(&mut self) {
+        self.told_to_stop().await;
+    }
+}

@@ -74,9 +74,11 @@ fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime
     let mut notes = Vec::new();
     if let Some(shortage) = opening.shortage {
         let (free, reserve) = (Size(shortage.free_bytes), Size(shortage.reserve_bytes));
+        let has_idle = opened.others.iter().any(|other| other.owner.is_none());
+        let where_free = if has_idle { "free or in pages that nobody uses" } else { "free" };
         notes.push(format!(
-            "warning: it cannot grow to --l3-size {limit}, because the file system has {free} free, of \
-             which {reserve} stay free (--l3-reserve)"
+            "warning: it cannot grow to --l3-size {limit}, because the file system has {free} \
+             {where_free}, of which {reserve} stay free (--l3-reserve)"
         ));
     }
     if opening.dropped.objects > 0 {
@@ -170,8 +172,8 @@ mod tests {
         };
         let told = notes(&opened, opening, Size::mib(64), now);
         let expected = [
-            "warning: it cannot grow to --l3-size 64.0 MiB, because the file system has 12.0 MiB free, \
-             of which 3.0 MiB stay free (--l3-reserve)",
+            "warning: it cannot grow to --l3-size 64.0 MiB, because the file system has 12.0 MiB free \
+             or in pages that nobody uses, of which 3.0 MiB stay free (--l3-reserve)",
             "warning: it was larger; 1,234 pages, the oldest, 5.0 MiB, were dropped to keep to \
              --l3-size 64.0 MiB",
             "warning: pages of 32.0 KiB in pages-of-32768-bytes, 3.0 MiB, last used 3 days ago, were \

@@ -213,6 +213,12 @@ struct SharedDisk {
 }
 
 impl SharedDisk {
+    /// Whoever is opening the store has the turn already.
+    fn turn(&self) -> Option<Turn> {
+        let is_opening = self.removed.lock().is_some();
+        (!is_opening).then(|| Turn::wait(&self.folder.path))
+    }
+
     fn own_bytes(&self) -> io::Result<u64> {
         Ok(self.disk.length(DiskFile::Data)? + self.disk.length(DiskFile::Index)?)
     }
@@ -274,9 +280,7 @@ impl Disk for SharedDisk {
         if growth == 0 {
             return Ok(());
         }
-        // Whoever is opening the store has the turn.
-        let is_opening = self.removed.lock().is_some();
-        let _turn = (!is_opening).then(|| Turn::wait(&self.folder.path));
+        let _turn = self.turn();
         self.make_room(self.own_bytes()?, growth)?;
         self.disk.grow(file, bytes)
     }
@@ -291,6 +295,7 @@ impl Disk for SharedDisk {
 
     /// What idle stores have can be had.
     fn available(&self) -> Option<u64> {
+        let _turn = self.turn();
         let others = self.folder.others(&self.path).unwrap_or_default();
         let idle = others.iter().filter(|other| other.owner.is_none());
         Some(self.disk.available()?.saturating_add(idle.map(|other| other.bytes).sum()))

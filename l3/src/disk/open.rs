@@ -205,7 +205,7 @@ pub struct Opening {
 /// A file system with less room than a store may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// What is free.
+    /// What is free, or is in stores that nobody uses.
     pub free_bytes: u64,
     /// What of it stays free.
     pub reserve_bytes: u64,

@@ -92,7 +92,7 @@ pub(crate) fn resolve(
     }
     match resolved.config.check() {
         Ok(()) => Ok(resolved.config),
-        Err(error) => Err(resolved.complaint(error.setting, &error.value, error.advice).into()),
+        Err(error) => Err(resolved.complaint(error.setting, &error.value, &error.advice).into()),
     }
 }
 

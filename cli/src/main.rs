@@ -10,6 +10,7 @@ mod node;
 mod replay;
 mod serve;
 mod settings;
+mod signals;
 mod trace;
 
 use std::io::Write;

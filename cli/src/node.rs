@@ -2,16 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_l3::disk::{OpenError, Opening, Shortage, usual_reserve_bytes};
 use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
-use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
-use terrace_server::{ClientSettings, NodeSettings, serve_node_figures};
+use terrace_l3::{
+    DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store, TieredConfig, TieredStore,
+};
+use terrace_replay::human::whole;
+use terrace_server::{ClientSettings, NodeSettings, Size, serve_node_figures};
 
-use crate::serve::{say, signal, start_log};
+use crate::serve::{say, start_log};
 use crate::settings::Given;
+use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,6 +27,9 @@ Examples:
       Memory over disk, with figures for Prometheus
   terrace serve --l3 nodes://10.0.0.1:7450,10.0.0.2:7450 --node-secret-file /etc/terrace/secret
       A server that uses two nodes
+
+Ctrl-C, SIGTERM and SIGHUP, which a terminal sends when it closes, stop the node once calls under way
+have ended; with nohup, SIGHUP is ignored.
 
 Everything can also be set in the file, where names have _ instead of -. There, tables [[clients]] with
 name, secret_file and namespaces say who may use what.";
@@ -52,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 
 async fn serve(settings: &NodeSettings) -> Result<String, Box<dyn Error>> {
     let config = node_config(settings)?;
-    let holding = holding(settings)?;
+    let (holding, place) = holding(settings)?;
     let node = NodeServer::bind(&settings.listen, holding, config)?.start()?;
     let (address, node) = (node.address(), Arc::new(node));
     if let Some(metrics) = &settings.metrics {
@@ -63,19 +71,13 @@ async fn serve(settings: &NodeSettings) -> Result<String, Box<dyn Error>> {
         say(&format!("figures http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
-    let memory = settings.memory;
-    let place = match &settings.disk {
-        Some(disk) => {
-            format!("{memory} of memory over {} in {}", settings.disk_capacity, disk.display())
-        }
-        None => format!("{memory} of memory"),
-    };
+    let mut signals = Signals::listen();
     say(&format!("node    {address}, {place}\n\nCtrl-C stops it.\n"));
-    signal().await;
+    signals.told_to_stop().await;
     let patience = humantime::format_duration(settings.shutdown_patience);
     say(&format!("stopping: calls under way have {patience}; Ctrl-C again stops at once\n"));
-    tokio::spawn(async {
-        signal().await;
+    tokio::spawn(async move {
+        signals.told_again().await;
         std::process::exit(130);
     });
     let all_ended = node.stop(settings.shutdown_patience).await?;
@@ -108,14 +110,63 @@ fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
     Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
 }
 
-fn holding(settings: &NodeSettings) -> Result<Holding, Box<dyn Error>> {
+/// What the node has to give, and the same in words.
+fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>> {
     let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
-    let Some(folder) = &settings.disk else { return Ok(Holding::Memory(memory)) };
-    let disk = DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max);
-    let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {error}"))?;
-    Ok(Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?))
+    let place = format!("{} of memory", settings.memory);
+    let Some(folder) = &settings.disk else { return Ok((Holding::Memory(memory), place)) };
+    // Where the system does not tell how large it is, it does not tell what is free either.
+    let usual = || usual_reserve_bytes(folder).unwrap_or(0);
+    let disk = DiskConfig {
+        reserve_bytes: settings.disk_reserve.map_or_else(usual, Size::as_u64),
+        ..DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max)
+    };
+    let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
+    let place = format!("{place} over {}", told_of(settings, &disk, folder));
+    Ok((Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?), place))
+}
+
+/// What the disk really has, and what became of what was there.
+fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
+    let capacity = Size(disk.stats().disk.unwrap_or_default().capacity_bytes);
+    let mut told = format!("{capacity} in {}", folder.display());
+    let Opening { dropped, shortage } = disk.opening();
+    if let Some(Shortage { free_bytes, reserve_bytes }) = shortage {
+        told += &format!(
+            "\n        warning: it cannot grow to --disk-capacity {}, because the file system has {} \
+             free, of which {} stay free (--disk-reserve)",
+            settings.disk_capacity,
+            Size(free_bytes),
+            Size(reserve_bytes)
+        );
+    }
+    if dropped.objects > 0 {
+        told += &format!(
+            "\n        warning: it was larger; {} objects, the oldest, {}, were dropped to keep to \
+             --disk-capacity {}",
+            whole(dropped.objects),
+            Size(dropped.bytes),
+            settings.disk_capacity
+        );
+    }
+    told
+}
+
+/// What is wrong with the disk, and what to do.
+fn advised(error: OpenError) -> String {
+    match error {
+        OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes } => format!(
+            "there is no room in {}: the file system has {} free, of which {} stay free, and the least \
+             that is needed is {}; make room, lower --disk-reserve, or name another folder",
+            path.display(),
+            Size(free_bytes),
+            Size(reserve_bytes),
+            Size(needed_bytes)
+        ),
+        other => other.to_string(),
+    }
 }
 
 #[cfg(test)]

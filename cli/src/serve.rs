@@ -11,6 +11,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config;
 use crate::settings::Given;
+use crate::signals::Signals;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +25,8 @@ Examples:
       Settings from a file; flags and TERRACE_* variables go before it
 
 Everything can also be set in the file, where names have _ instead of -, and those under Limits are in
-the table [limits]. `terrace config` prints such a file.";
+the table [limits]. `terrace config` prints such a file. Ctrl-C, SIGTERM and SIGHUP, which a terminal sends
+when it closes, stop the server once answers under way have ended; with nohup, SIGHUP is ignored.";
 
 /// Arguments of `terrace serve`.
 #[derive(clap::Args)]
@@ -62,13 +64,13 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
     let address = server.address();
-    let summary = launched.summary;
+    let (summary, signals) = (launched.summary, Signals::listen());
     say(&format!(
         "{summary}open    http://{address}/\n\ncurl http://{address}{example}\n\nCtrl-C stops it.\n"
     ));
     let mut is_told = false;
     let stop = async {
-        told_to_stop(config.shutdown_patience).await;
+        told_to_stop(signals, config.shutdown_patience).await;
         is_told = true;
     };
     let drained = server.run(stop).await;
@@ -104,37 +106,15 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
     format!("{path} {key}\\\n  -H 'Content-Type: application/json' -d '{body}'")
 }
 
-/// Waits for Ctrl-C or a signal to end. Another one after that ends the program at once.
-async fn told_to_stop(patience: Duration) {
-    signal().await;
+/// Waits for a signal to end. Ctrl-C after that ends the program at once.
+async fn told_to_stop(mut signals: Signals, patience: Duration) {
+    signals.told_to_stop().await;
     let patience = humantime::format_duration(patience);
     say(&format!("stopping: answers under way have {patience}; Ctrl-C again stops at once\n"));
-    tokio::spawn(async {
-        signal().await;
+    tokio::spawn(async move {
+        signals.told_again().await;
         std::process::exit(130);
     });
-}
-
-#[cfg(unix)]
-pub(crate) async fn signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
-        (Ok(mut interrupt), Ok(mut terminate)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
-        }
-        // Whoever cannot be told is ended by the system.
-        (Err(_), _) | (_, Err(_)) => std::future::pending().await,
-    }
-}
-
-#[cfg(not(unix))]
-pub(crate) async fn signal() {
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending().await
-    }
 }
 
 /// What is wrong; and of L3, which comes and goes, also that all is well again, or whoever reads the

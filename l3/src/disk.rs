@@ -7,14 +7,18 @@
 //! only objects whose bytes are durable, and a slot is reused only when the index on disk has let go
 //! of it. So opening reads the index and nothing else, and nothing it finds there is a phantom.
 
+mod blocking;
 mod commit;
 mod engine;
 mod files;
+mod folder;
 mod in_flight;
 mod io;
 mod layout;
 mod open;
 mod plain;
+mod shrink;
+mod space;
 mod store;
 mod threads;
 mod transfer;
@@ -22,7 +26,10 @@ mod transfer;
 mod uring;
 
 pub use files::FileDisk;
+pub use folder::{OpenedInFolder, OtherStore, StoreFolder};
 pub use io::{BLOCK_BYTES, Direction, Disk, DiskFile, Transfer};
-pub use open::{DiskConfig, IoEngine, OpenError};
+pub use open::{DiskConfig, IoEngine, OpenError, Opening, Shortage};
 pub use plain::PlainFile;
+pub use shrink::Dropped;
+pub use space::usual_reserve_bytes;
 pub use store::DiskStore;

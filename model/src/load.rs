@@ -56,7 +56,27 @@ pub enum LoadError {
         /// What is wrong.
         problem: String,
     },
-    /// A model of a kind that is not supported.
+    /// A file that git-lfs has not fetched.
+    #[error(
+        "{path} is not the file but the pointer to it that git-lfs keeps: run `git lfs pull` in its \
+         folder, or download the file itself"
+    )]
+    LfsPointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A model of another architecture.
+    #[error(
+        "{path}: {problem}; models of the architectures LlamaForCausalLM, MistralForCausalLM and \
+         Qwen2ForCausalLM (model_type llama, mistral and qwen2) can be loaded"
+    )]
+    Architecture {
+        /// The file that says so.
+        path: PathBuf,
+        /// What is not supported.
+        problem: String,
+    },
+    /// A model that needs what is not supported.
     #[error(
         "{path}: {problem}; models of the kinds Llama, Mistral and Qwen2 can be loaded, with weights \
          in f32, f16 or bf16"
@@ -132,10 +152,17 @@ fn read_if_any(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
         Ok(_) | Err(_) => {}
     }
     match std::fs::read(path) {
+        Ok(bytes) if is_lfs_pointer(&bytes) => Err(LoadError::LfsPointer { path: path.to_owned() }),
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(LoadError::Read { path: path.to_owned(), error }),
     }
+}
+
+/// Whether a file has this instead of what it should have, because git-lfs was not there or was told not
+/// to fetch it.
+fn is_lfs_pointer(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"version https://git-lfs.github.com/spec/")
 }
 
 /// The bytes of a file that must exist.

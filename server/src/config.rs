@@ -6,6 +6,7 @@ mod node;
 mod setting;
 pub(crate) mod value;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
@@ -36,10 +37,10 @@ settings! {
             /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too.
             log: Option<String> = None, "FILTER" { default_in_words: Some("warn,terrace_l3=info") };
             /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
-            /// accepts it.
+            /// accepts it. If there is such a file, a number is added to the name, as in traffic.2.jsonl.
             record: Option<PathBuf> = None, "FILE";
             /// Record everything that the scheduler is told and plans into a new file, the tokens of
-            /// prompts included; `terrace decisions` does it again.
+            /// prompts included; `terrace decisions` does it again. Names are found as for `record`.
             decision_log: Option<PathBuf> = None, "FILE";
         }
         "Model" {
@@ -48,7 +49,7 @@ settings! {
                 { default_in_words: Some("the model that comes with the program") };
             /// What clients call the model.
             name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
-            /// Threads that compute.
+            /// Threads that compute, four times as many as there are cores at the most.
             threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
         }
         "Cache" {
@@ -60,8 +61,12 @@ settings! {
             /// nodes://HOST:PORT,HOST:PORT or none.
             l3: Option<L3Choice> = None, "PLACE"
                 { default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
-            /// What L3 on disk may grow to, or what this server may put into a cluster.
+            /// What the folder of L3 on disk may grow to, with the pages of all models, or what this server
+            /// may put into a cluster.
             l3_size: Size = Size::gib(4), "SIZE";
+            /// What L3 on disk leaves free on its file system.
+            l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
+                Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
             /// The libmooncake_store.so of your Mooncake installation, for L3 at mooncake://HOST:PORT.
             mooncake_library: Option<PathBuf> = None, "PATH";
             /// How bytes travel to and from the Mooncake cluster: tcp or rdma.
@@ -151,6 +156,7 @@ impl Config {
         if !page_size.is_power_of_two() || page_size > 256 {
             return Err(ConfigError::new("page_size", page_size, "use a power of two up to 256"));
         }
+        self.check_threads(cores())?;
         if self.running_max == 0 {
             return Err(ConfigError::new("running_max", 0, "use at least 1"));
         }
@@ -188,6 +194,30 @@ impl Config {
         }
         self.limits.check()
     }
+
+    /// Whether a machine with so many cores can compute on so many threads.
+    fn check_threads(&self, cores: usize) -> Result<(), ConfigError> {
+        let threads_max = (4 * cores).clamp(16, 1024);
+        match self.threads {
+            Some(0) => {
+                let advice = "use at least 1, or leave it out to use all cores";
+                Err(ConfigError::new("threads", 0, advice))
+            }
+            Some(threads) if threads > threads_max => {
+                let advice = format!(
+                    "this machine has {cores} cores, and more threads than cores make it slower: use \
+                     {threads_max} at the most, or leave it out to use all cores"
+                );
+                Err(ConfigError::new("threads", threads, advice))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// How many threads this machine can run at once.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl Limits {
@@ -241,18 +271,39 @@ pub struct ConfigError {
     /// What it was set to.
     pub value: String,
     /// What to change.
-    pub advice: &'static str,
+    pub advice: Cow<'static, str>,
 }
 
 impl ConfigError {
-    fn new(setting: &'static str, value: impl fmt::Display, advice: &'static str) -> Self {
-        Self { setting, value: value.to_string(), advice }
+    fn new(
+        setting: &'static str,
+        value: impl fmt::Display,
+        advice: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self { setting, value: value.to_string(), advice: advice.into() }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_that_cannot_help_are_refused_with_what_can() {
+        let refused = |threads: usize, cores| {
+            let config = Config { threads: Some(threads), ..Config::default() };
+            config.check_threads(cores).err().map(|error| error.to_string())
+        };
+        for (threads, cores) in [(1, 1), (16, 1), (16, 2), (32, 8), (1024, 512)] {
+            assert_eq!(refused(threads, cores), None);
+        }
+        let none = refused(0, 8).unwrap();
+        assert!(none.contains("threads = 0: use at least 1"), "{none}");
+        let many = refused(1000, 8).unwrap();
+        assert!(many.contains("has 8 cores") && many.contains("use 32 at the most"), "{many}");
+        assert!(refused(1025, 512).is_some());
+        assert!(Config { threads: Some(0), ..Config::default() }.check().is_err());
+    }
 
     #[test]
     fn a_configuration_survives_its_file() {

@@ -10,14 +10,15 @@ use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::disk::OpenError;
 use terrace_l3::node::{NodeSecret, NodesError, PeerStats, RdmaChoice, SecretError};
 use terrace_l3::{
-    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig,
-    MooncakeError, MooncakeStore, NodesConfig, NodesStore, Store, TierStats,
+    GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig, MooncakeError, MooncakeStore,
+    NodesConfig, NodesStore, Store, TierStats,
 };
 use terrace_model::{LoadError, Loaded};
-use terrace_replay::{DecisionRecorder, TrafficRecorder};
-use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig, Witness};
+use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
 
-use crate::config::{Config, ConfigError, L3Choice, parse_nodes};
+use crate::config::{Config, ConfigError, L3Choice, cores, parse_nodes};
+use crate::disk_tier::DiskTier;
+use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
 use crate::size::Size;
 use crate::summary::{Summary, Tier};
@@ -105,6 +106,39 @@ pub enum LaunchError {
     /// The store on disk cannot be opened.
     #[error("cannot open L3: {0}; --l3 disk:OTHER-FOLDER or --l3 none does without it")]
     L3Disk(OpenError),
+    /// The file system has no room for the store.
+    #[error(
+        "there is no room for L3 in {}: the file system has {free} free, of which {reserve} stay free, and \
+         the least that L3 needs is {needed}; make room, lower --l3-reserve, or use --l3 \
+         disk:OTHER-FOLDER or --l3 none",
+        path.display()
+    )]
+    L3NoRoom {
+        /// Where.
+        path: PathBuf,
+        /// What is free.
+        free: Size,
+        /// What of it stays free.
+        reserve: Size,
+        /// The least that would do.
+        needed: Size,
+    },
+    /// Other servers have all that the folder may take.
+    #[error(
+        "there is no room for L3 in {}: pages of other sizes beside it, in use by {owners}, have {taken} \
+         of the {limit} for all; raise --l3-size, or use --l3 disk:OTHER-FOLDER or --l3 none",
+        path.display()
+    )]
+    L3FolderFull {
+        /// Where.
+        path: PathBuf,
+        /// What all may take.
+        limit: Size,
+        /// What others have.
+        taken: Size,
+        /// Who.
+        owners: String,
+    },
     /// A recording that cannot be made.
     #[error("cannot record into {}: {error}; give the name of a new file", file.display())]
     Record {
@@ -148,8 +182,7 @@ pub enum LaunchError {
 /// What cannot work, and what to change.
 pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
     config.check()?;
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = config.threads.unwrap_or_else(cores).max(1);
+    let threads = config.threads.unwrap_or_else(cores);
     let loaded = match &config.model {
         Some(folder) => terrace_model::load(folder, threads)?,
         None => terrace_model::built_in(threads),
@@ -173,6 +206,7 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
         stop_tokens: stop_tokens.into(),
         tokens_max,
     };
+    let recordings = Recordings::begin(config)?;
     let summary = Summary {
         name: model_served.name.clone(),
         is_built_in: config.model.is_none(),
@@ -182,24 +216,12 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
         device: sizes.tier(sizes.device_pages),
         host: (sizes.host_pages > 0).then(|| sizes.tier(sizes.host_pages)),
         l3: opened.as_ref().map(|opened| opened.tier.clone()),
+        recordings: recordings.files,
     };
     let store = opened.map(|opened| opened.store);
     let (scheduler, device) = (scheduler_config(config), Arc::new(device));
-    let engine = Engine::start_watched(scheduler, model, device, store, witnesses(config)?)?;
+    let engine = Engine::start_watched(scheduler, model, device, store, recordings.witnesses)?;
     Ok(Launched { engine, model: model_served, summary })
-}
-
-/// Those who record what the scheduler does.
-fn witnesses(config: &Config) -> Result<Vec<Box<dyn Witness>>, LaunchError> {
-    let mut witnesses: Vec<Box<dyn Witness>> = Vec::new();
-    let cannot = |file: &Path, error| LaunchError::Record { file: file.to_owned(), error };
-    if let Some(file) = &config.record {
-        witnesses.push(Box::new(TrafficRecorder::create(file).map_err(|e| cannot(file, e))?));
-    }
-    if let Some(file) = &config.decision_log {
-        witnesses.push(Box::new(DecisionRecorder::create(file).map_err(|e| cannot(file, e))?));
-    }
-    Ok(witnesses)
 }
 
 /// What the scheduler is to do. What the engine knows better it fills in itself.
@@ -278,6 +300,7 @@ impl Sizes {
             tokens: pages * page_size,
             warm_tokens: warm_pages * page_size,
             place,
+            notes: Vec::new(),
         }
     }
 }
@@ -300,7 +323,12 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
         };
     }
     let mut guard = GuardConfig::default();
-    let mut on_nodes = None;
+    let (mut on_nodes, mut notes) = (None, Vec::new());
+    let mut on_disk = |folder: Option<&Path>| -> Result<Opened, LaunchError> {
+        let disk = DiskTier::open(folder, config, sizes.page_bytes)?;
+        notes = disk.notes;
+        Ok((disk.store, Some(disk.place)))
+    };
     let (store, place): (Arc<dyn Store>, _) = match &config.l3 {
         Some(L3Choice::None) => return Ok(None),
         Some(L3Choice::Memory(size)) => {
@@ -323,13 +351,14 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
             on_nodes = Some(all);
             opened
         }
-        Some(L3Choice::Disk(folder)) => open_disk(folder.clone(), config, sizes)?,
-        None => open_disk(default_folder().ok_or(LaunchError::NoCacheFolder)?, config, sizes)?,
+        Some(L3Choice::Disk(folder)) => on_disk(Some(folder))?,
+        None => on_disk(None)?,
     };
     let stats = store.stats();
     let lowest = on_nodes.or(stats.remote).or(stats.disk).or(stats.memory).unwrap_or_default();
     let pages = lowest.capacity_bytes / sizes.page_bytes as u64;
     let tier = sizes.tier_of(lowest.capacity_bytes, pages, lowest.objects, place);
+    let tier = Tier { notes, ..tier };
     let store = Arc::new(Guarded::new(store, guard));
     Ok(Some(OpenedL3 { store, tier }))
 }
@@ -405,22 +434,4 @@ fn look_at(nodes: NodesConfig) -> Result<Vec<PeerStats>, String> {
         Ok(store.stats().nodes.unwrap_or_default().nodes)
     };
     std::thread::spawn(look).join().map_err(|_| "looking for them failed".to_owned())?
-}
-
-/// A store has objects of one size, so each size of page has a folder of its own.
-fn open_disk(folder: PathBuf, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
-    let folder = folder.join(format!("pages-of-{}-bytes", sizes.page_bytes));
-    let disk = DiskConfig::new(&folder, config.l3_size.as_u64(), sizes.page_bytes);
-    let store = DiskStore::open(disk).map_err(|error| match error {
-        OpenError::InUse { path, owner } => LaunchError::L3InUse { path, owner },
-        other => LaunchError::L3Disk(other),
-    })?;
-    Ok((Arc::new(store), Some(folder.display().to_string())))
-}
-
-/// The user's folder for what can be lost.
-fn default_folder() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(caches.join("terrace").join("l3"))
 }

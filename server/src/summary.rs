@@ -4,6 +4,7 @@ use std::fmt;
 
 use terrace_replay::human::whole;
 
+use crate::recordings::Recording;
 use crate::size::Size;
 
 /// What an engine has to work with.
@@ -17,6 +18,7 @@ pub struct Summary {
     pub(crate) device: Tier,
     pub(crate) host: Option<Tier>,
     pub(crate) l3: Option<Tier>,
+    pub(crate) recordings: Vec<Recording>,
 }
 
 /// A tier's size.
@@ -28,6 +30,8 @@ pub(crate) struct Tier {
     pub(crate) warm_tokens: u64,
     /// Where it is, if not in this process.
     pub(crate) place: Option<String>,
+    /// What else there is to say, a line each.
+    pub(crate) notes: Vec<String>,
 }
 
 impl fmt::Display for Summary {
@@ -47,6 +51,13 @@ impl fmt::Display for Summary {
                 Some(tier) => writeln!(f, "{name:6}  {tier}")?,
                 None => writeln!(f, "{name:6}  none")?,
             }
+            for note in tier.iter().flat_map(|tier| &tier.notes) {
+                writeln!(f, "        {note}")?;
+            }
+        }
+        for Recording { what, file, is_renamed } in &self.recordings {
+            let why = if *is_renamed { ", a new file beside those that are there" } else { "" };
+            writeln!(f, "record  {what} to {}{why}", file.display())?;
         }
         Ok(())
     }

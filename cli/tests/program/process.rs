@@ -34,7 +34,9 @@ impl Server {
     pub(crate) fn start(store: &Path, arguments: &[&str]) -> Self {
         let store = format!("disk:{}", store.display());
         let mut command = terrace();
-        command.args(["serve", "--listen", "127.0.0.1:0", "--l3", &store]).args(arguments);
+        // Whatever else is on the disk of whoever runs this.
+        command.args(["serve", "--listen", "127.0.0.1:0", "--l3-reserve", "0", "--l3", &store]);
+        command.args(arguments);
         Self::spawn(command)
     }
 
@@ -60,15 +62,29 @@ impl Server {
         Self { process, address, summary, log }
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// What it has printed since it was ready.
     pub(crate) fn said(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
+    /// Sends it a signal, like `TERM`.
+    pub(crate) fn signal(&self, name: &str) {
+        let (name, pid) = (format!("-{name}"), self.process.id().to_string());
+        assert!(Command::new("kill").args([name, pid]).status().unwrap().success());
+    }
+
     /// Ends it as an operator would, and waits.
-    pub(crate) fn stop(mut self) {
-        let pid = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    pub(crate) fn stop(self) {
+        self.signal("TERM");
+        self.wait();
+    }
+
+    /// Waits until it has ended by itself, in order.
+    pub(crate) fn wait(mut self) {
         let until = Instant::now() + PATIENCE;
         while self.process.try_wait().unwrap().is_none() {
             assert!(Instant::now() < until, "it did not stop");

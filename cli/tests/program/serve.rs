@@ -4,6 +4,8 @@
 mod configuring;
 mod mooncake;
 mod recording;
+mod small_disk;
+mod stopping;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -140,6 +142,8 @@ fn what_cannot_work_is_said_clearly() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &[]);
     let store = format!("disk:{}", folder.path().display());
+    let settings = folder.path().join("terrace.toml").display().to_string();
+    std::fs::write(&settings, "host_memory = \"lots\"\n").unwrap();
     let cases = [
         (vec!["--listen", &*server.address, "--l3", "none"], "in use by another program"),
         (vec!["--listen", "127.0.0.1:0", "--l3", &*store], "stop it, or use --l3"),
@@ -148,6 +152,11 @@ fn what_cannot_work_is_said_clearly() {
         (vec!["--l3", "none", "--device-memory", "1KiB"], "raise --device-memory"),
         (vec!["--l3", "none", "--page-size", "17"], "power of two"),
         (vec!["--config", "/no/such/file.toml"], "/no/such/file.toml"),
+        (vec!["--device-memory", "foo"], "\"foo\" is no size: write a number and its unit, like"),
+        (vec!["--l3", "memory:much"], "\"much\" is no size"),
+        (vec!["--config", &*settings], "\"lots\" is no size"),
+        (vec!["--l3", "none", "--threads", "0"], "use at least 1"),
+        (vec!["--l3", "none", "--threads", "100000"], "cores"),
     ];
     for (arguments, expected) in cases {
         let said = complaint(&arguments);

@@ -10,11 +10,11 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::io::{Blocks, DiskFile, Part, Parts};
+use super::blocking::write_index;
+use super::io::{BLOCK_BYTES, Blocks, DiskFile, Parts};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
-use super::open::write_index;
 use super::store::{Core, State};
-use crate::catalogue::Slot;
+use crate::catalogue::{Catalogue, Slot};
 use crate::store::StoreError;
 
 /// How far the rounds have got.
@@ -127,18 +127,9 @@ impl Core {
                 blocks.insert(slot / ENTRIES_PER_BLOCK);
             }
         }
-        let mut entries = vec![0; super::BLOCK_BYTES];
         let render = |block: u32| {
-            entries.fill(0);
-            let first = block * ENTRIES_PER_BLOCK;
-            for slot in first..(first + ENTRIES_PER_BLOCK).min(catalogue.slots()) {
-                if let Some((id, length)) = catalogue.recorded(slot) {
-                    write_entry(&mut entries, slot, &id, length);
-                }
-            }
-            let mut parts = Parts::new();
-            parts.push(Part::blocks(Blocks::holding(&entries)));
-            (Layout::index_offset(block), parts)
+            let entries = Blocks::holding(&entries_of(catalogue, block));
+            (Layout::index_offset(block), super::blocking::blocks(entries))
         };
         blocks.into_iter().map(render).collect()
     }
@@ -178,8 +169,7 @@ impl Core {
         let usable = self.state.lock().catalogue.usable();
         let mut more = slots.saturating_sub(usable);
         loop {
-            let bytes = self.config.layout().slot_offset(usable + more);
-            let grown = self.disk.grow(DiskFile::Data, bytes);
+            let grown = self.grow_by(usable, more);
             let mut state = self.state.lock();
             match grown {
                 Ok(()) => return state.catalogue.set_usable(usable + more),
@@ -187,10 +177,40 @@ impl Core {
                     state.slots_max = usable;
                     state.growth_error = Some(StoreError::io("letting the store grow", &error));
                     self.disk_full.fetch_add(1, Ordering::Relaxed);
+                    let (path, objects) = (self.config.path.display(), usable);
+                    tracing::warn!("{path} stays at {objects} objects: {error}");
                     return;
                 }
                 Err(_) => more /= 2,
             }
         }
     }
+
+    fn grow_by(&self, usable: Slot, more: Slot) -> io::Result<()> {
+        let layout = self.config.layout();
+        let bytes = layout.slot_offset(usable + more);
+        let growth = bytes - layout.slot_offset(usable);
+        let reserve = self.config.reserve_bytes;
+        match self.disk.available() {
+            Some(free) if free.saturating_sub(reserve) < growth => {
+                let message = format!(
+                    "the file system has {free} bytes free, and {reserve} of them stay free"
+                );
+                Err(io::Error::new(io::ErrorKind::StorageFull, message))
+            }
+            Some(_) | None => self.disk.grow(DiskFile::Data, bytes),
+        }
+    }
+}
+
+/// The entries of a block of the index, as they must look on disk.
+pub(super) fn entries_of(catalogue: &Catalogue, block: u32) -> Vec<u8> {
+    let mut entries = vec![0; BLOCK_BYTES];
+    let first = block * ENTRIES_PER_BLOCK;
+    for slot in first..(first + ENTRIES_PER_BLOCK).min(catalogue.slots()) {
+        if let Some((id, length)) = catalogue.recorded(slot) {
+            write_entry(&mut entries, slot, &id, length);
+        }
+    }
+    entries
 }

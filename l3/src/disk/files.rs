@@ -4,12 +4,13 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use super::engine::Engine;
 use super::io::{Disk, DiskFile, Transfer};
+use super::space;
 use super::threads::Threads;
 use super::{IoEngine, OpenError};
 
@@ -31,6 +32,8 @@ struct Lock(File);
 
 impl Drop for Lock {
     fn drop(&mut self) {
+        // Whoever looks for what nobody needs any more goes by this.
+        let _ = self.0.set_modified(SystemTime::now());
         // Closing the file would not do while a child process that was just started has a copy of it.
         // If it cannot be unlocked, closing is what remains.
         let _ = self.0.unlock();
@@ -113,6 +116,10 @@ impl Disk for FileDisk {
 
     fn length(&self, file: DiskFile) -> io::Result<u64> {
         Ok(self.file(file).metadata()?.len())
+    }
+
+    fn available(&self) -> Option<u64> {
+        space::available(&self.data)
     }
 }
 

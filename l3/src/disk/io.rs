@@ -52,6 +52,11 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the system says.
     fn length(&self, file: DiskFile) -> io::Result<u64>;
+
+    /// How many bytes both files can still grow by, as far as anybody knows.
+    fn available(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// The direction of a transfer.

@@ -27,6 +27,11 @@ impl Layout {
         (BLOCK_BYTES + self.object_bytes_max.next_multiple_of(BLOCK_BYTES)) as u64
     }
 
+    /// What a slot takes in both files.
+    pub(super) fn slot_and_entry_bytes(self) -> u64 {
+        self.slot_bytes() + ENTRY_BYTES as u64
+    }
+
     pub(super) fn slot_offset(self, slot: Slot) -> u64 {
         u64::from(slot) * self.slot_bytes()
     }
@@ -39,6 +44,11 @@ impl Layout {
     /// The length of an index of so many slots.
     pub(super) fn index_bytes(slots: Slot) -> u64 {
         u64::from(slots.div_ceil(ENTRIES_PER_BLOCK) + 1) * BLOCK_BYTES as u64
+    }
+
+    /// How many slots an index of that length has entries for.
+    pub(super) fn slots_of_index(index_bytes: u64) -> u64 {
+        (index_bytes / BLOCK_BYTES as u64).saturating_sub(1) * u64::from(ENTRIES_PER_BLOCK)
     }
 
     /// Where the block with a slot's entry begins.

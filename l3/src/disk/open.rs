@@ -2,12 +2,14 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile, Part, Parts, Transfer};
+use super::blocking::{blocks, read_index as read, write_index};
+use super::io::{BLOCK_BYTES, Blocks, Disk, DiskFile};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
+use super::shrink::{Dropped, shrink};
 use crate::catalogue::{Catalogue, Slot, check_shares, slots_of};
 
 /// Where a disk store is, how large it may grow, and how it treats its disk.
@@ -18,6 +20,8 @@ pub struct DiskConfig {
     pub path: PathBuf,
     /// What the data file may grow to.
     pub capacity_bytes: u64,
+    /// What stays free on the file system: the store does not grow into it.
+    pub reserve_bytes: u64,
     /// The largest object; every object takes a slot of this size and one block. It is fixed when the
     /// store is created.
     pub object_bytes_max: usize,
@@ -61,6 +65,7 @@ impl DiskConfig {
         Self {
             path: path.into(),
             capacity_bytes,
+            reserve_bytes: 0,
             object_bytes_max,
             io: IoEngine::Auto,
             depth: 64,
@@ -148,6 +153,36 @@ pub enum OpenError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// The disk has no room that a store may use.
+    #[error(
+        "no room for the store in {path}: the file system has {free_bytes} bytes free, of which \
+         {reserve_bytes} stay free, and the least that it needs is {needed_bytes}"
+    )]
+    LittleFree {
+        /// The directory.
+        path: PathBuf,
+        /// What is free.
+        free_bytes: u64,
+        /// What is to stay free.
+        reserve_bytes: u64,
+        /// What a store of one object takes.
+        needed_bytes: u64,
+    },
+    /// Other stores have all that the stores in a folder may take together.
+    #[error(
+        "no room for the store in {path}: those beside it that are in use, by {owners}, have \
+         {taken_bytes} of the {limit_bytes} bytes that all together may take"
+    )]
+    FolderFull {
+        /// The directory.
+        path: PathBuf,
+        /// What all stores of the folder may take.
+        limit_bytes: u64,
+        /// What those have that are in use.
+        taken_bytes: u64,
+        /// Who uses them.
+        owners: String,
+    },
     /// The disk has no room for the least that a store needs.
     #[error("no room for the store in {path}: {error}")]
     NoRoom {
@@ -158,15 +193,33 @@ pub enum OpenError {
     },
 }
 
+/// What opening a store came to, besides the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// What had to go because the store may take less than it took before.
+    pub dropped: Dropped,
+    /// Why it cannot become as large as configured.
+    pub shortage: Option<Shortage>,
+}
+
+/// A file system with less room than a store may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What is free, or is in stores that nobody uses.
+    pub free_bytes: u64,
+    /// What of it stays free.
+    pub reserve_bytes: u64,
+}
+
 /// Reads the index and answers what is where. A new store gets its first block here.
 pub(super) fn read_index(
     disk: &Arc<dyn Disk>,
     config: &DiskConfig,
-) -> Result<Catalogue, OpenError> {
+) -> Result<(Catalogue, Opening), OpenError> {
     let unusable = |error| OpenError::Directory { path: config.path.clone(), error };
     let no_room = |error| OpenError::NoRoom { path: config.path.clone(), error };
     let layout = config.layout();
-    let slots = config.slots()?;
+    let wanted = config.slots()?;
     let index_bytes = disk.length(DiskFile::Index).map_err(unusable)?;
     if index_bytes < BLOCK_BYTES as u64 {
         disk.grow(DiskFile::Index, BLOCK_BYTES as u64).map_err(no_room)?;
@@ -178,9 +231,8 @@ pub(super) fn read_index(
     let found = if is_torn { None } else { Layout::read(&first).map_err(unreadable)? };
     match found {
         None => {
-            let mut parts = Parts::new();
-            parts.push(Part::blocks(Blocks::holding(&layout.describe())));
-            write_index(disk, vec![(0, parts)]).map_err(unusable)?;
+            let first = blocks(Blocks::holding(&layout.describe()));
+            write_index(disk, vec![(0, first)]).map_err(unusable)?;
             disk.sync(DiskFile::Index).map_err(unusable)?;
         }
         Some(found) if found.object_bytes_max != config.object_bytes_max => {
@@ -192,28 +244,73 @@ pub(super) fn read_index(
         }
         Some(_) => {}
     }
-    // A store that was larger before is cut: what lay beyond is gone.
+    let data_bytes = disk.length(DiskFile::Data).map_err(unusable)?;
+    let there = layout.slots_in(data_bytes).min(Layout::slots_of_index(index_bytes));
+    let mut opening = Opening::default();
+    if there > u64::from(wanted) {
+        // What cannot be counted cannot have been there.
+        let there = Slot::try_from(there).unwrap_or(Slot::MAX - 1);
+        opening.dropped = shrink(disk, config, there, wanted).map_err(unusable)?;
+    }
+    let usable = layout.slots_in(data_bytes).min(u64::from(wanted)) as Slot;
+    let slots = match fitting(disk, config, wanted, usable)? {
+        Fitting::All => wanted,
+        Fitting::Fewer(slots, shortage) => {
+            opening.shortage = Some(shortage);
+            slots
+        }
+    };
+    // What lay beyond a store that was larger is gone.
     disk.shrink(DiskFile::Index, Layout::index_bytes(slots)).map_err(unusable)?;
     disk.shrink(DiskFile::Data, layout.slot_offset(slots)).map_err(unusable)?;
     disk.grow(DiskFile::Index, Layout::index_bytes(slots)).map_err(no_room)?;
-    let data_bytes = disk.length(DiskFile::Data).map_err(unusable)?;
-    let usable = layout.slots_in(data_bytes).min(u64::from(slots)) as Slot;
     let mut catalogue = Catalogue::new(slots, usable);
     restore(disk, &mut catalogue, config.object_bytes_max).map_err(unusable)?;
-    Ok(catalogue)
+    Ok((catalogue, opening))
 }
 
-fn restore(
+/// How many of the slots that are wanted there can be.
+enum Fitting {
+    All,
+    Fewer(Slot, Shortage),
+}
+
+/// Looks how much of what a store may take is there to be had. What it has already, it keeps.
+fn fitting(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+    wanted: Slot,
+    usable: Slot,
+) -> Result<Fitting, OpenError> {
+    let Some(free_bytes) = disk.available() else { return Ok(Fitting::All) };
+    let reserve_bytes = config.reserve_bytes;
+    // The index begins with one block, and its last one need not be full.
+    let room = free_bytes.saturating_sub(reserve_bytes).saturating_sub(2 * BLOCK_BYTES as u64);
+    let more = room / config.layout().slot_and_entry_bytes();
+    let slots = u64::from(usable).saturating_add(more);
+    if slots >= u64::from(wanted) {
+        return Ok(Fitting::All);
+    }
+    if slots == 0 {
+        let needed_bytes = config.layout().slot_and_entry_bytes() + 2 * BLOCK_BYTES as u64;
+        let path = config.path.clone();
+        return Err(OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes });
+    }
+    Ok(Fitting::Fewer(slots as Slot, Shortage { free_bytes, reserve_bytes }))
+}
+
+/// Puts everything that the index names into the catalogue.
+pub(super) fn restore(
     disk: &Arc<dyn Disk>,
     catalogue: &mut Catalogue,
     object_bytes_max: usize,
 ) -> io::Result<()> {
     const BLOCKS_AT_A_TIME: u32 = 256;
-    let blocks = catalogue.slots().div_ceil(ENTRIES_PER_BLOCK);
+    let block_count = catalogue.slots().div_ceil(ENTRIES_PER_BLOCK);
     let mut block = 0;
     let mut cleared = Vec::new();
-    while block < blocks {
-        let count = BLOCKS_AT_A_TIME.min(blocks - block);
+    while block < block_count {
+        let count = BLOCKS_AT_A_TIME.min(block_count - block);
         let mut bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
         let mut beyond = Vec::new();
         for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
@@ -228,9 +325,8 @@ fn restore(
         // The data file has no such slots. When it grows again there must be nothing in them.
         for block_beyond in clear_entries(&mut bytes, block * ENTRIES_PER_BLOCK, &beyond) {
             let at = (block_beyond - block) as usize * BLOCK_BYTES;
-            let mut parts = Parts::new();
-            parts.push(Part::blocks(Blocks::holding(&bytes[at..at + BLOCK_BYTES])));
-            cleared.push((Layout::index_offset(block_beyond), parts));
+            let block = blocks(Blocks::holding(&bytes[at..at + BLOCK_BYTES]));
+            cleared.push((Layout::index_offset(block_beyond), block));
         }
         block += count;
     }
@@ -239,38 +335,4 @@ fn restore(
         disk.sync(DiskFile::Index)?;
     }
     Ok(())
-}
-
-/// Reads a range of the index and waits for it.
-fn read(disk: &Arc<dyn Disk>, offset: u64, bytes: usize) -> io::Result<Vec<u8>> {
-    let mut parts = Parts::new();
-    parts.push(Part::blocks(Blocks::for_bytes(bytes)));
-    let (answer, answered) = mpsc::channel();
-    let done = move |result: io::Result<()>, parts: Parts| {
-        // The receiver waits below.
-        let _ = answer.send(result.map(|()| parts[0].bytes().to_vec()));
-    };
-    disk.start(vec![Transfer::new(Direction::Read, DiskFile::Index, offset, parts, done)]);
-    answered.recv().map_err(io::Error::other)?
-}
-
-/// Writes blocks of the index and waits for all of them.
-pub(super) fn write_index(disk: &Arc<dyn Disk>, writes: Vec<(u64, Parts)>) -> io::Result<()> {
-    let (answer, answered) = mpsc::channel();
-    let transfer = |(offset, parts)| {
-        let answer = answer.clone();
-        let done = move |result: io::Result<()>, _: Parts| {
-            // The receiver waits below.
-            let _ = answer.send(result);
-        };
-        Transfer::new(Direction::Write, DiskFile::Index, offset, parts, done)
-    };
-    let count = writes.len();
-    disk.start(writes.into_iter().map(transfer).collect());
-    drop(answer);
-    let results: Vec<io::Result<()>> = answered.iter().collect();
-    if results.len() < count {
-        return Err(io::Error::other("the disk did not answer every write"));
-    }
-    results.into_iter().collect()
 }

@@ -16,7 +16,7 @@ use super::engine::join;
 use super::files::FileDisk;
 use super::in_flight::{InFlight, Ticket};
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
-use super::open::{DiskConfig, OpenError, read_index};
+use super::open::{DiskConfig, OpenError, Opening, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
 use crate::arena::Arena;
 use crate::catalogue::{Catalogue, Reserved, Slot};
@@ -59,6 +59,7 @@ pub(super) struct Core {
     traffic: Traffic,
     io_errors: AtomicU64,
     bounced_bytes: AtomicU64,
+    opening: Opening,
     born: Instant,
 }
 
@@ -126,7 +127,7 @@ impl DiskStore {
     /// # Errors
     /// When the disk cannot be used or holds a store of another kind.
     pub fn open_on(disk: Arc<dyn Disk>, config: DiskConfig) -> Result<Self, OpenError> {
-        let catalogue = read_index(&disk, &config)?;
+        let (catalogue, opening) = read_index(&disk, &config)?;
         let slots = catalogue.slots();
         let core = Arc::new(Core {
             disk,
@@ -147,11 +148,12 @@ impl DiskStore {
             progress: watch::Sender::new(Progress::default()),
             changed: Notify::new(),
             commits: AtomicU64::new(0),
-            disk_full: AtomicU64::new(0),
+            disk_full: AtomicU64::new(u64::from(opening.shortage.is_some())),
             registry: Registry::default(),
             traffic: Traffic::default(),
             io_errors: AtomicU64::new(0),
             bounced_bytes: AtomicU64::new(0),
+            opening,
             born: Instant::now(),
             config,
         });
@@ -177,6 +179,12 @@ impl DiskStore {
         let committer = Mutex::new(Some(commit.map_err(unusable)?));
         let in_flight = Arc::default();
         Ok(Self { handle: Arc::new(Handle { core, in_flight, committer }) })
+    }
+
+    /// What opening it came to.
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        self.core().opening
     }
 
     /// The payload's length, if the object is there.

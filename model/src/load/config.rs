@@ -18,13 +18,16 @@ pub(super) struct Config {
     pub(super) stop_tokens: Vec<Token>,
 }
 
+/// Which kind of model it is. Other kinds have other fields, so this is looked at before them.
+#[derive(Debug, Deserialize)]
+struct Kind {
+    architectures: Option<Vec<String>>,
+    model_type: Option<String>,
+}
+
 /// The fields that are looked at. Others do not change what is computed.
 #[derive(Debug, Deserialize)]
 struct Fields {
-    #[serde(default)]
-    architectures: Option<Vec<String>>,
-    #[serde(default)]
-    model_type: Option<String>,
     vocab_size: usize,
     hidden_size: usize,
     num_hidden_layers: usize,
@@ -90,10 +93,11 @@ enum Family {
 pub(super) fn read_config(folder: &Path) -> Result<Config, LoadError> {
     let path = folder.join("config.json");
     let advice = "the folder of a model has one; is this the right folder?";
-    let fields: Fields = parse(&path, &read(&path, advice)?)?;
+    let json = read(&path, advice)?;
+    let family = family(&parse(&path, &json)?)
+        .map_err(|problem| LoadError::Architecture { path: path.clone(), problem })?;
+    let fields: Fields = parse(&path, &json)?;
     let unsupported = |problem: String| LoadError::Unsupported { path: path.clone(), problem };
-
-    let family = family(&fields).map_err(unsupported)?;
     refuse(&fields, family).map_err(unsupported)?;
     let rope = rope(&fields).map_err(unsupported)?;
     let heads = fields.num_attention_heads;
@@ -116,13 +120,16 @@ pub(super) fn read_config(folder: &Path) -> Result<Config, LoadError> {
     Ok(Config { path, shape, stop_tokens })
 }
 
-fn family(fields: &Fields) -> Result<Family, String> {
-    let architecture = fields.architectures.as_deref().and_then(<[String]>::first);
-    match (architecture.map(String::as_str), fields.model_type.as_deref()) {
+fn family(kind: &Kind) -> Result<Family, String> {
+    let architecture = kind.architectures.as_deref().and_then(<[String]>::first);
+    match (architecture.map(String::as_str), kind.model_type.as_deref()) {
         (Some("LlamaForCausalLM"), _) | (None, Some("llama")) => Ok(Family::Llama),
         (Some("MistralForCausalLM"), _) | (None, Some("mistral")) => Ok(Family::Mistral),
         (Some("Qwen2ForCausalLM"), _) | (None, Some("qwen2")) => Ok(Family::Qwen2),
-        (Some(other), _) => Err(format!("the architecture {other} is not supported")),
+        (Some(other), Some(model_type)) => {
+            Err(format!("the architecture {other}, of model_type {model_type}, is not supported"))
+        }
+        (Some(other), None) => Err(format!("the architecture {other} is not supported")),
         (None, Some(other)) => Err(format!("the model_type {other} is not supported")),
         (None, None) => Err("neither architectures nor model_type is given".to_owned()),
     }

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 use serde::Deserialize;
 
-use super::{LoadError, parse, read_if_any};
+use super::{LoadError, is_lfs_pointer, parse, read_if_any};
 use crate::shape::Shape;
 use crate::weights::{LayerPart, Part, WeightSource};
 
@@ -144,6 +144,9 @@ impl TensorFile {
         // SAFETY: the mapping is read only while the model is being loaded. Whoever cuts a model's
         // file short meanwhile ends the program; nobody gets at memory through it.
         let bytes = unsafe { Mmap::map(&file) }.map_err(read)?;
+        if is_lfs_pointer(&bytes) {
+            return Err(LoadError::LfsPointer { path: path.to_owned() });
+        }
         let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
             return Err(malformed(format!("{} bytes are no safetensors file", bytes.len())));
         };

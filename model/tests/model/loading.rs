@@ -244,7 +244,7 @@ fn weights_of_another_size_are_refused() {
 
 #[test]
 fn models_of_other_kinds_are_refused() {
-    let other = json!({ "architectures": ["MixtralForCausalLM"] });
+    let other = json!({ "architectures": ["MixtralForCausalLM"], "model_type": null });
     refused_config(other, &["the architecture MixtralForCausalLM is not supported"]);
     let other = json!({ "architectures": null, "model_type": "gpt2" });
     refused_config(other, &["the model_type gpt2 is not supported"]);
@@ -263,6 +263,38 @@ fn models_of_other_kinds_are_refused() {
     let mut qwen2 = Folder::qwen2();
     qwen2.config["use_sliding_window"] = json!(true);
     refused(&qwen2.write(), "config.json", &["sliding window"]);
+}
+
+#[test]
+fn another_architecture_is_named_whatever_fields_it_has() {
+    let folder = Folder::llama().write();
+    let gpt2 = json!({ "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768 });
+    write_json(&folder.path().join("config.json"), &gpt2);
+    let words = [
+        "the architecture GPT2LMHeadModel, of model_type gpt2, is not supported",
+        "LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM",
+    ];
+    refused(&folder, "config.json", &words);
+}
+
+#[test]
+fn what_git_lfs_has_not_fetched_is_told_apart_from_damage() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\n\
+                   oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\n\
+                   size 268435456\n";
+    for file in ["model.safetensors", "tokenizer.json", "config.json", "tokenizer_config.json"] {
+        let folder = Folder::llama().write();
+        fs::write(folder.path().join(file), pointer).unwrap();
+        refused(&folder, file, &["git-lfs", "`git lfs pull`"]);
+    }
+    let mut sharded = Folder::llama();
+    sharded.shards = 2;
+    let folder = sharded.write();
+    let shards = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut shards: Vec<String> = shards.map(|name| name.into_string().unwrap()).collect();
+    shards.retain(|name| name.ends_with(".safetensors"));
+    fs::write(folder.path().join(&shards[0]), pointer).unwrap();
+    refused(&folder, &shards[0], &["`git lfs pull`"]);
 }
 
 #[test]

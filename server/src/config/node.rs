@@ -23,6 +23,9 @@ settings! {
             disk: Option<PathBuf> = None, "FOLDER" { default_in_words: Some("none") };
             /// What may be stored in that folder.
             disk_capacity: Size = Size::gib(16), "SIZE";
+            /// What is left free on the file system of that folder.
+            disk_reserve: Option<Size> = None, "SIZE" { default_in_words:
+                Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
             /// The largest object; each takes a slot of this size, so it should be that of a page, which
             /// `terrace serve` prints.
             object_max: Size = Size::mib(1), "SIZE";

@@ -14,6 +14,8 @@ fn small(folder: &std::path::Path) -> Config {
         host_memory: Size::mib(16),
         l3: Some(L3Choice::Disk(folder.to_owned())),
         l3_size: Size::mib(64),
+        // Whatever else is on the disk of whoever runs this.
+        l3_reserve: Some(Size(0)),
         ..Config::default()
     }
 }
@@ -67,6 +69,7 @@ async fn what_cannot_work_is_told_before_it_starts() {
         (Config { model: Some(folder.path().to_owned()), ..config.clone() }, "config.json"),
         (Config { page_size: 3, ..config.clone() }, "page_size"),
         (Config { running_max: 1024, ..config.clone() }, "step_tokens"),
+        (Config { threads: Some(0), ..config.clone() }, "threads"),
     ];
     for (config, hint) in cases {
         let error = launch(&config).unwrap_err().to_string();
@@ -77,4 +80,40 @@ async fn what_cannot_work_is_told_before_it_starts() {
     let config = Config { listen: taken.local_addr().unwrap().to_string(), ..config };
     let error = Server::bind(&config, launched.engine, launched.model).await.unwrap_err();
     assert!(error.to_string().contains("in use by another program"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_of_other_sizes_are_told_and_go_when_the_limit_needs_their_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    let request = json!({ "prompt": "x".repeat(255), "max_tokens": 1 });
+    ask_once(&config, &request).await;
+    let other_pages = Config { page_size: 32, ..config.clone() };
+    let told = launch(&other_pages).unwrap().summary.to_string();
+    assert!(told.contains("beside it pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
+    assert!(told.contains("last used just now, which go when it needs their room"), "{told}");
+    let no_room = Config { l3_size: Size::mib(4), ..other_pages };
+    let told = launch(&no_room).unwrap().summary.to_string();
+    assert!(told.contains("warning: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
+    assert!(told.contains("were removed to make room"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_smaller_store_says_how_many_pages_it_dropped() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = small(folder.path());
+    ask_once(&config, &json!({ "prompt": "x".repeat(700), "max_tokens": 1 })).await;
+    let smaller = Config { l3_size: Size::mib(2), ..config };
+    let told = launch(&smaller).unwrap().summary.to_string();
+    assert!(told.contains("pages, the oldest,"), "{told}");
+    assert!(told.contains("were dropped to keep to --l3-size 2.0 MiB"), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_without_room_is_told_with_what_would_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config { l3_reserve: Some(Size(1 << 62)), ..small(folder.path()) };
+    let error = launch(&config).unwrap_err();
+    assert!(matches!(error, LaunchError::L3NoRoom { .. }), "{error}");
+    assert!(error.to_string().contains("lower --l3-reserve"), "{error}");
 }

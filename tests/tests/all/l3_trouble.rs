@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::disk::{IoEngine, OpenError};
+use terrace_l3::disk::{IoEngine, OpenError, StoreFolder, usual_reserve_bytes};
 use terrace_l3::{
     Arena, DiskConfig, DiskStore, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Pin,
     Presence, PutOptions, Removal, Store, StoreError, Stored, TieredConfig, TieredStore,
@@ -200,12 +200,96 @@ async fn part_of_a_full_disk() {
         OpenError::NoRoom { error, .. } => {
             assert!(error.to_string().contains("No space left"), "{error}");
         }
+        OpenError::LittleFree { free_bytes, .. } => assert!(free_bytes < SLOT, "{free_bytes}"),
         // Not even for the directory itself.
         OpenError::Directory { error, .. } => {
             assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
         }
         other => panic!("{other}"),
     }
+}
+
+#[test]
+fn a_store_leaves_its_reserve_free() {
+    on_a_small_file_system("part_of_a_reserve");
+}
+
+#[tokio::test]
+#[ignore = "played by a_store_leaves_its_reserve_free"]
+async fn part_of_a_reserve() {
+    const BYTES: usize = 64 << 10;
+    const WANTED: u64 = 64 << 20;
+    let Some(directory) = stage() else { return };
+    let reserve_bytes = usual_reserve_bytes(&directory).unwrap();
+    assert_eq!(reserve_bytes, 2 << 20, "a quarter of so small a disk");
+    let path = directory.join("store");
+    let grow_bytes = 1 << 20;
+    let new = |path: &Path| DiskConfig::new(path, WANTED, BYTES);
+    let config = DiskConfig { reserve_bytes, grow_bytes, ..new(&path) };
+    let store = DiskStore::open(config.clone()).unwrap();
+    let shortage = store.opening().shortage.expect("the disk is smaller than what is wanted");
+    assert!((6 << 20..=8 << 20).contains(&shortage.free_bytes), "{shortage:?}");
+    let promised = store.stats().disk.unwrap().capacity_bytes;
+    assert!((5 << 20..=6 << 20).contains(&promised), "{promised}");
+    let bench = Bench::new(store, BYTES);
+    for number in 0..200 {
+        assert_eq!(bench.put(number).await, Ok(Stored::New), "page {number}");
+    }
+    let stats = bench.store.stats().disk.unwrap();
+    assert_eq!(stats.capacity_bytes, promised, "it became as large as it said");
+    assert!(stats.bytes > promised * 9 / 10, "{stats:?}");
+
+    // Others can use the reserve, and then all of it: what comes later replaces what is there.
+    let others = fs::File::create(directory.join("others")).unwrap();
+    let free = std::iter::repeat_with(|| std::io::Write::write(&mut &others, &[1; 4096]))
+        .take_while(Result::is_ok)
+        .count() as u64;
+    assert!(free * 4096 > reserve_bytes - (64 << 10), "only {free} blocks were free");
+    for number in 200..260 {
+        assert_eq!(bench.put(number).await, Ok(Stored::New), "page {number}");
+        bench.get(number).await.unwrap();
+    }
+    drop(bench);
+    let store = DiskStore::open(config.clone()).unwrap();
+    assert_eq!(store.stats().disk.unwrap().capacity_bytes, promised, "what it has, it keeps");
+    let another = DiskConfig { path: directory.join("another"), ..config };
+    match DiskStore::open(another).unwrap_err() {
+        OpenError::LittleFree { reserve_bytes: told, .. } => assert_eq!(told, reserve_bytes),
+        // Not even for the directory itself.
+        OpenError::Directory { error, .. } => {
+            assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn on_a_small_disk_a_store_takes_the_room_of_those_that_nobody_uses() {
+    on_a_small_file_system("part_of_a_small_folder");
+}
+
+#[tokio::test]
+#[ignore = "played by on_a_small_disk_a_store_takes_the_room_of_those_that_nobody_uses"]
+async fn part_of_a_small_folder() {
+    let Some(directory) = stage() else { return };
+    let folder =
+        StoreFolder { path: directory.clone(), limit_bytes: 256 << 20, reserve_bytes: 2 << 20 };
+    let mut promised = Vec::new();
+    for bytes in [16 << 10, 32 << 10, 64 << 10] {
+        let opened = folder.open(bytes).unwrap();
+        promised.push(opened.store.stats().disk.unwrap().capacity_bytes);
+        let bench = Bench::new(opened.store, bytes);
+        for number in 0..(8 << 20) / bytes as u64 {
+            assert_eq!(bench.put(number).await, Ok(Stored::New), "page {number}");
+        }
+        bench.store.flush().await.unwrap();
+        let stats = bench.store.stats().disk.unwrap();
+        assert_eq!(stats.capacity_bytes, *promised.last().unwrap(), "{stats:?}");
+        assert!(stats.bytes > stats.capacity_bytes * 9 / 10, "{stats:?}");
+    }
+    assert!(promised.iter().all(|bytes| *bytes > 4 << 20), "{promised:?}");
+    let left = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["pages-of-65536-bytes"]);
 }
 
 #[test]
@@ -536,6 +620,28 @@ async fn a_store_may_become_smaller_and_larger() {
         }
         let stats = bench.store.stats().disk.unwrap();
         assert_eq!((stats.corrupt, stats.io_errors), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_smaller_store_keeps_what_is_newest_and_says_what_it_dropped() {
+    let directory = tempfile::tempdir().unwrap();
+    let bench = Bench::open(config(directory.path(), 200));
+    for number in 0..150 {
+        assert_eq!(bench.put(number).await, Ok(Stored::New));
+    }
+    drop(bench);
+    for dropped in [101, 0] {
+        let store = DiskStore::open(config(directory.path(), 50)).unwrap();
+        let opening = store.opening();
+        assert_eq!(opening.dropped.objects, dropped);
+        assert_eq!(opening.dropped.bytes, dropped * OBJECT_BYTES_MAX as u64);
+        let bench = Bench::new(store, OBJECT_BYTES_MAX);
+        assert_eq!(bench.present(0..150).await, Vec::from_iter(101..150));
+        for number in 101..150 {
+            bench.get(number).await.unwrap();
+        }
+        assert_eq!(fs::metadata(directory.path().join("data")).unwrap().len(), 50 * SLOT_BYTES);
     }
 }
 

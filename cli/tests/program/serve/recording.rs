@@ -115,12 +115,23 @@ fn what_is_no_decision_log_is_not_called_the_same() {
 }
 
 #[test]
-fn a_recording_is_not_overwritten() {
+fn a_server_that_is_started_again_records_beside_what_is_there() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("traffic.jsonl");
-    fs::write(&file, "precious").unwrap();
-    let refused = run(&["serve", "--listen=127.0.0.1:0", "--l3=none", "--record"], &file);
-    assert!(!refused.status.success());
-    assert!(told(&refused).contains("give the name of a new file"), "{}", told(&refused));
-    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    let record = format!("--record={}", folder.path().join("traffic.jsonl").display());
+    let log = format!("--decision-log={}", folder.path().join("decisions.jsonl").display());
+    for files in [["traffic.jsonl", "decisions.jsonl"], ["traffic.2.jsonl", "decisions.2.jsonl"]] {
+        let mut command = terrace();
+        command.args(["serve", "--listen=127.0.0.1:0", "--l3=none", &record, &log]);
+        let server = Server::spawn(command);
+        for file in files {
+            let path = folder.path().join(file).display().to_string();
+            assert!(server.summary.contains(&path), "{path}: {}", server.summary);
+        }
+        ask(&server.address, "Hello", "").unwrap();
+        server.stop();
+    }
+    for file in ["traffic.jsonl", "traffic.2.jsonl"] {
+        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        assert_eq!(text.lines().count(), 1, "{file}");
+    }
 }

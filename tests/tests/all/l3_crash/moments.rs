@@ -234,3 +234,30 @@ async fn what_lay_beyond_a_smaller_store_does_not_come_back() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_crash_while_a_store_becomes_smaller_costs_nothing_that_was_to_stay() {
+    const LARGE: u64 = 128;
+    const SMALL: u64 = 16;
+    const OBJECTS: u64 = 96;
+    let bench = Bench::new(SimulatedDisk::new(), LARGE);
+    for number in 0..OBJECTS {
+        bench.put(objects::page(number), LATER).await;
+    }
+    let disk = bench.disk.clone();
+    drop(bench.history());
+    let bench = Bench::new(disk.copy(), SMALL);
+    let dropped = bench.store.opening().dropped.objects;
+    assert!((OBJECTS - SMALL..=OBJECTS - SMALL + 1).contains(&dropped), "{dropped}");
+    let history = bench.history();
+    for (time, disk) in (0..).zip(crashed(&history, 0, TIMES)) {
+        let bench = Bench::new(disk, [SMALL, LARGE][time % 2]);
+        for number in dropped..OBJECTS {
+            assert!(bench.has(objects::page(number)).await, "page {number} is gone");
+        }
+        // Whatever else is there is whole.
+        for number in 0..dropped {
+            bench.has(objects::page(number)).await;
+        }
+    }
+}

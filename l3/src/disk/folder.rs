@@ -1,0 +1,306 @@
+//! A folder of stores, one for each size of object, that keep to one limit together.
+//!
+//! A store has objects of one size, so a model or page size that was not used before begins a new store.
+//! The old ones stay as long as there is room for them. When a store that is in use wants their room, they
+//! go, the one that was used least recently first; one that somebody has open never does.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+
+use super::files::FileDisk;
+use super::io::{BLOCK_BYTES, Disk, DiskFile, Transfer};
+use super::store::DiskStore;
+use super::{DiskConfig, OpenError};
+
+/// A folder of stores, and what they may take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreFolder {
+    /// The folder; it is created if need be.
+    pub path: PathBuf,
+    /// What the files of all stores together may grow to.
+    pub limit_bytes: u64,
+    /// What stays free on the file system.
+    pub reserve_bytes: u64,
+}
+
+/// A store of a folder, and what became of the others.
+#[derive(Debug)]
+pub struct OpenedInFolder {
+    /// The store.
+    pub store: DiskStore,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Those beside it, the one that was used last before the others.
+    pub others: Vec<OtherStore>,
+    /// Those that had to go, in that order.
+    pub removed: Vec<OtherStore>,
+}
+
+/// A store beside the one that was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OtherStore {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its largest object.
+    pub object_bytes_max: usize,
+    /// The length of its files.
+    pub bytes: u64,
+    /// When somebody opened it, wrote to it or closed it.
+    pub last_used: SystemTime,
+    /// Who has it open.
+    pub owner: Option<String>,
+}
+
+impl StoreFolder {
+    /// Opens the store for objects of `object_bytes_max`, or creates it.
+    ///
+    /// # Errors
+    /// When the store cannot be opened, or when those that are in use leave no room for it.
+    pub fn open(&self, object_bytes_max: usize) -> Result<OpenedInFolder, OpenError> {
+        let path = self.path.join(name_of(object_bytes_max));
+        let unusable = |error| OpenError::Directory { path: self.path.clone(), error };
+        fs::create_dir_all(&self.path).map_err(unusable)?;
+        let _turn = Turn::wait(&self.path);
+        let config = self.config(&path, object_bytes_max)?;
+        let disk = FileDisk::open(&path, config.io, config.depth)?;
+        let removed = Mutex::new(Some(Vec::new()));
+        let disk = Arc::new(SharedDisk { disk, folder: self.clone(), path: path.clone(), removed });
+        // A store that is larger than it may be is cut when it is opened.
+        let own_bytes = disk.own_bytes().map_err(unusable)?.min(self.limit_bytes);
+        disk.make_room(own_bytes, 0).map_err(unusable)?;
+        let store = DiskStore::open_on(disk.clone(), config)?;
+        let others = self.others(&path).map_err(unusable)?;
+        let removed = disk.removed.lock().take().unwrap_or_default();
+        Ok(OpenedInFolder { store, path, others, removed })
+    }
+
+    /// What a store may take beside those that are in use.
+    fn config(&self, path: &Path, object_bytes_max: usize) -> Result<DiskConfig, OpenError> {
+        let unusable = |error| OpenError::Directory { path: self.path.clone(), error };
+        let others = self.others(path).map_err(unusable)?;
+        let in_use = others.iter().filter(|other| other.owner.is_some());
+        let taken_bytes = in_use.clone().map(|other| other.bytes).sum();
+        let rest = self.limit_bytes.saturating_sub(taken_bytes);
+        let config = DiskConfig::new(path, rest, object_bytes_max);
+        // The index begins with one block, and its last one need not be full.
+        let slots = rest.saturating_sub(2 * BLOCK_BYTES as u64)
+            / config.layout().slot_and_entry_bytes().max(1);
+        if slots == 0 && taken_bytes > 0 {
+            let owners: Vec<&str> = in_use.filter_map(|other| other.owner.as_deref()).collect();
+            let (path, limit_bytes) = (path.to_owned(), self.limit_bytes);
+            let owners = owners.join(" and ");
+            return Err(OpenError::FolderFull { path, limit_bytes, taken_bytes, owners });
+        }
+        Ok(DiskConfig {
+            // One that is too small even for one object is refused with its size.
+            capacity_bytes: if slots == 0 { rest } else { slots * config.layout().slot_bytes() },
+            reserve_bytes: self.reserve_bytes,
+            // Small steps where the limit is small: nobody takes room long before it is needed.
+            grow_bytes: (self.limit_bytes / 16).clamp(64 << 10, 256 << 20),
+            ..config
+        })
+    }
+
+    /// The stores besides the one at `own`, the one that was used last before the others.
+    fn others(&self, own: &Path) -> io::Result<Vec<OtherStore>> {
+        let mut others = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let named = path.file_name().and_then(|name| object_bytes_of(name.to_str()?));
+            if let Some(object_bytes_max) = named
+                && path != own
+                && let Some(other) = OtherStore::look_at(path, object_bytes_max)
+            {
+                others.push(other);
+            }
+        }
+        others.sort_by(|a, b| (b.last_used, &a.path).cmp(&(a.last_used, &b.path)));
+        Ok(others)
+    }
+}
+
+fn name_of(object_bytes_max: usize) -> String {
+    format!("pages-of-{object_bytes_max}-bytes")
+}
+
+fn object_bytes_of(name: &str) -> Option<usize> {
+    name.strip_prefix("pages-of-")?.strip_suffix("-bytes")?.parse().ok()
+}
+
+/// The files of a store.
+const FILES: [&str; 3] = ["index", "lock", "data"];
+
+impl OtherStore {
+    /// What is in a folder, if it is a store.
+    fn look_at(path: PathBuf, object_bytes_max: usize) -> Option<Self> {
+        let mut bytes = 0;
+        let mut last_used = SystemTime::UNIX_EPOCH;
+        let owner = owner_of(&path)?;
+        for file in FILES.iter().filter_map(|name| fs::metadata(path.join(name)).ok()) {
+            bytes += file.len();
+            last_used = last_used.max(file.modified().unwrap_or(SystemTime::UNIX_EPOCH));
+        }
+        let owner = owner.err();
+        Some(Self { path, object_bytes_max, bytes, last_used, owner })
+    }
+
+    /// Deletes the store, unless somebody has opened it meanwhile. What is not a store's stays.
+    fn remove(&self) -> io::Result<()> {
+        let Some(Ok(_lock)) = owner_of(&self.path) else {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "it is in use"));
+        };
+        for name in FILES {
+            match fs::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        // Somebody's own files may be there.
+        let _ = fs::remove_dir(&self.path);
+        Ok(())
+    }
+}
+
+/// The lock of the store in a folder, or who has it; nothing if there is no store.
+fn owner_of(path: &Path) -> Option<Result<File, String>> {
+    let data = OpenOptions::new().read(true).write(true).open(path.join("data"));
+    let unknown = "somebody".to_owned();
+    match data {
+        Ok(data) if data.try_lock().is_ok() => Some(Ok(data)),
+        Ok(_) => match fs::read_to_string(path.join("lock")) {
+            Ok(owner) if !owner.trim().is_empty() => Some(Err(owner.trim().to_owned())),
+            Ok(_) | Err(_) => Some(Err(unknown)),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        // What may not be opened cannot be removed either.
+        Err(_) => Some(Err(unknown)),
+    }
+}
+
+/// The only one who opens or removes stores in a folder, as long as it lives.
+struct Turn(Option<File>);
+
+impl Turn {
+    /// Waits for those before it. Where folders cannot be locked, nobody waits.
+    fn wait(folder: &Path) -> Self {
+        let folder = File::open(folder).ok();
+        Self(folder.filter(|folder| folder.lock().is_ok()))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.0 {
+            // Closing it does the same, unless a child process that was just started has a copy.
+            let _ = folder.unlock();
+        }
+    }
+}
+
+/// The disk of one store, which makes others go when it grows.
+#[derive(Debug)]
+struct SharedDisk {
+    disk: FileDisk,
+    folder: StoreFolder,
+    path: PathBuf,
+    /// What was removed while the store was being opened. Later removals are logged.
+    removed: Mutex<Option<Vec<OtherStore>>>,
+}
+
+impl SharedDisk {
+    /// Whoever is opening the store has the turn already.
+    fn turn(&self) -> Option<Turn> {
+        let is_opening = self.removed.lock().is_some();
+        (!is_opening).then(|| Turn::wait(&self.folder.path))
+    }
+
+    fn own_bytes(&self) -> io::Result<u64> {
+        Ok(self.disk.length(DiskFile::Data)? + self.disk.length(DiskFile::Index)?)
+    }
+
+    /// Removes other stores until this one can grow from `own_bytes` by `growth`.
+    fn make_room(&self, own_bytes: u64, growth: u64) -> io::Result<()> {
+        let StoreFolder { limit_bytes, reserve_bytes, .. } = self.folder;
+        let mut others = self.folder.others(&self.path)?;
+        loop {
+            let taken = own_bytes + others.iter().map(|other| other.bytes).sum::<u64>();
+            let is_over = taken + growth > limit_bytes;
+            let free = self.disk.available().unwrap_or(u64::MAX);
+            let is_crowded = growth > 0 && free.saturating_sub(reserve_bytes) < growth;
+            if !is_over && !is_crowded {
+                return Ok(());
+            }
+            let Some(oldest) = others.iter().rposition(|other| other.owner.is_none()) else {
+                let message = format!(
+                    "the stores in {} have {taken} of the {limit_bytes} bytes that they may take",
+                    self.folder.path.display()
+                );
+                let full = || Err(io::Error::new(io::ErrorKind::StorageFull, message));
+                return if growth > 0 && is_over { full() } else { Ok(()) };
+            };
+            match others[oldest].remove() {
+                Ok(()) => self.tell(others.remove(oldest)),
+                Err(error) => {
+                    let path = others[oldest].path.display();
+                    tracing::warn!("{path} cannot be removed to make room: {error}");
+                    others[oldest].owner = Some(error.to_string());
+                }
+            }
+        }
+    }
+
+    fn tell(&self, gone: OtherStore) {
+        match &mut *self.removed.lock() {
+            Some(removed) => removed.push(gone),
+            None => tracing::info!(
+                "{} was removed, {} bytes: the store in use needs their room",
+                gone.path.display(),
+                gone.bytes
+            ),
+        }
+    }
+}
+
+impl Disk for SharedDisk {
+    fn start(&self, transfers: Vec<Transfer>) {
+        self.disk.start(transfers);
+    }
+
+    fn sync(&self, file: DiskFile) -> io::Result<()> {
+        self.disk.sync(file)
+    }
+
+    fn grow(&self, file: DiskFile, bytes: u64) -> io::Result<()> {
+        let growth = bytes.saturating_sub(self.disk.length(file)?);
+        if growth == 0 {
+            return Ok(());
+        }
+        let _turn = self.turn();
+        self.make_room(self.own_bytes()?, growth)?;
+        self.disk.grow(file, bytes)
+    }
+
+    fn shrink(&self, file: DiskFile, bytes: u64) -> io::Result<()> {
+        self.disk.shrink(file, bytes)
+    }
+
+    fn length(&self, file: DiskFile) -> io::Result<u64> {
+        self.disk.length(file)
+    }
+
+    /// What idle stores have can be had.
+    fn available(&self) -> Option<u64> {
+        let _turn = self.turn();
+        let others = self.folder.others(&self.path).unwrap_or_default();
+        let idle = others.iter().filter(|other| other.owner.is_none());
+        Some(self.disk.available()?.saturating_add(idle.map(|other| other.bytes).sum()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -46,6 +46,9 @@ pub(crate) struct Arguments {
     /// How long answers under way may take when the server is told to stop [default: 10s]
     #[arg(long, value_name = "TIME", env = "TERRACE_SHUTDOWN_PATIENCE", value_parser = duration)]
     shutdown_patience: Option<Duration>,
+    /// Also tell metrics by the names that dashboards made for vLLM ask for
+    #[arg(long, env = "TERRACE_METRICS_VLLM_NAMES")]
+    metrics_vllm_names: bool,
     /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too [default:
     /// warn,terrace_l3=info]
     #[arg(long, value_name = "FILTER", env = "TERRACE_LOG")]
@@ -320,6 +323,7 @@ impl Arguments {
             None => Config::default(),
         };
         let Arguments { listen, shutdown_patience, log, model, cache, batch, security, .. } = self;
+        config.metrics_vllm_names |= self.metrics_vllm_names;
         set_some(&mut config.record, &self.record);
         set_some(&mut config.decision_log, &self.decision_log);
         set(&mut config.listen, listen);

@@ -65,6 +65,8 @@ pub struct Config {
     /// How long requests that run may take when the server is told to stop.
     #[serde(with = "crate::duration")]
     pub shutdown_patience: Duration,
+    /// Whether metrics have the names that dashboards made for vLLM ask for as well.
+    pub metrics_vllm_names: bool,
     /// What to log, as `RUST_LOG` has it.
     pub log: Option<String>,
     /// A new file for the traffic: times, lengths and page keys of all requests, as a trace that
@@ -103,6 +105,7 @@ impl Default for Config {
             keys: Vec::new(),
             operator_key: None,
             shutdown_patience: Duration::from_secs(10),
+            metrics_vllm_names: false,
             log: None,
             record: None,
             decision_log: None,

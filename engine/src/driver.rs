@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use terrace_l3::Store;
 use terrace_scheduler::{
-    Config, Copy, Decode, Event, OpId, Outcome, PageKey, Plan, Prefill, Request, RequestId, Slot,
-    StepId, StepResult, Time, WatchedScheduler, Witness,
+    Config, Copy, Decode, Event, EventName, OpId, Outcome, PageKey, Plan, Prefill, Request,
+    RequestId, Slot, StateName, StepId, StepResult, Time, Transition, WatchedScheduler, Witness,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -18,6 +18,7 @@ use crate::device::{CopyJob, Device};
 use crate::engine::{Drained, StartError, SubmitError};
 use crate::generation::{EndReason, Generate, Generation};
 use crate::happening::{Happening, Happenings};
+use crate::histogram::TimeHistogram;
 use crate::live::Live;
 use crate::model::Model;
 use crate::stepper::{StepJob, Stepper};
@@ -49,6 +50,7 @@ pub(crate) struct Driver<D> {
     /// Since when the next step could have begun.
     could_begin_at: Instant,
     steps: StepFigures,
+    queue: TimeHistogram,
     started: Instant,
     closing: Option<Closing>,
 }
@@ -116,6 +118,7 @@ impl<D: Device> Driver<D> {
             last_step_ended: None,
             could_begin_at: Instant::now(),
             steps: StepFigures::default(),
+            queue: TimeHistogram::default(),
             started: Instant::now(),
             closing: None,
         })
@@ -291,6 +294,9 @@ impl<D: Device> Driver<D> {
         self.scheduler.plan_into(now, &mut plan);
         for transition in self.scheduler.drain_trace() {
             if let Some(live) = self.live.get_mut(&transition.request) {
+                if is_first_admission(&transition) {
+                    self.queue.observe(live.view.age_us(transition.at));
+                }
                 live.view.enter(transition.to, transition.at);
             }
         }
@@ -378,6 +384,7 @@ impl<D: Device> Driver<D> {
             scheduler: self.scheduler.stats(),
             store: self.transfers.as_ref().map(|transfers| transfers.store().stats()),
             steps: self.steps,
+            queue: self.queue,
             page_size: self.scheduler.config().cache.page_size,
             page_bytes: self.page_bytes,
         }
@@ -443,4 +450,9 @@ impl<D: Device> Driver<D> {
             let _ = reply.send(closing.drained);
         }
     }
+}
+
+/// One that was retracted is admitted again, and has not waited from the beginning.
+fn is_first_admission(transition: &Transition) -> bool {
+    transition.event == EventName::Admitted && transition.from != StateName::Retracted
 }

@@ -1,7 +1,6 @@
 //! A request that has not ended, as the driver knows it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use terrace_scheduler::{Hits, RequestId, StateName, Time, Token};
 use tokio::sync::mpsc;
@@ -24,8 +23,6 @@ pub(crate) struct Live {
     checksum: Option<u64>,
     wants_no_more: bool,
     is_answered: bool,
-    submitted_at: Instant,
-    last_token_at: Option<Instant>,
 }
 
 impl Live {
@@ -45,8 +42,6 @@ impl Live {
             checksum: generate.logits_checksum.then_some(0),
             wants_no_more: false,
             is_answered: false,
-            submitted_at: Instant::now(),
-            last_token_at: None,
         };
         (live, receiver)
     }
@@ -64,7 +59,6 @@ impl Live {
 
     /// It has another token.
     pub(crate) fn produce(&mut self, chosen: &Chosen) {
-        self.measure();
         self.view.new_tokens += 1;
         if let Some(checksum) = &mut self.checksum {
             *checksum = xxh3_64_with_seed(&chosen.checksum.to_le_bytes(), *checksum);
@@ -103,19 +97,6 @@ impl Live {
     /// Whether its asker has the whole answer.
     pub(crate) fn is_answered(&self) -> bool {
         self.is_answered
-    }
-
-    fn measure(&mut self) {
-        let now = Instant::now();
-        match self.last_token_at.replace(now) {
-            Some(before) => {
-                metrics::histogram!("terrace_inter_token_seconds").record(now - before);
-            }
-            None => {
-                metrics::histogram!("terrace_time_to_first_token_seconds")
-                    .record(now - self.submitted_at);
-            }
-        }
     }
 
     fn answer(&mut self, reason: EndReason) {

@@ -6,6 +6,8 @@ use serde::Serialize;
 use terrace_l3::StoreStats;
 use terrace_scheduler::{Hits, NodeView, RequestId, StateName, Stats, Time};
 
+use crate::histogram::TimeHistogram;
+
 /// Figures, all kept up to date, so that asking for them costs nothing.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
@@ -15,6 +17,8 @@ pub struct Figures {
     pub store: Option<StoreStats>,
     /// What steps have cost.
     pub steps: StepFigures,
+    /// How long requests waited until they were first admitted, what L3 was asked for included.
+    pub queue: TimeHistogram,
     /// Tokens in a page.
     pub page_size: u32,
     /// Bytes in a page.
@@ -97,6 +101,11 @@ impl RequestView {
             hits: Hits::default(),
             timeline: vec![Moment { at_us: now.0, state: StateName::Submitted }],
         }
+    }
+
+    /// How long ago it was taken.
+    pub(crate) fn age_us(&self, now: Time) -> u64 {
+        self.timeline.first().map_or(0, |first| now.0.saturating_sub(first.at_us))
     }
 
     /// Takes down a change of state. A life with very many keeps its beginning and the latest.

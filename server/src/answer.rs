@@ -7,6 +7,7 @@ use terrace_engine::{EndReason, Generation, Update};
 use terrace_model::Decoder;
 use terrace_scheduler::Hits;
 
+use crate::metrics::AnswerClock;
 use crate::stop::StopMatcher;
 
 /// An answer under way. Dropping it calls the request off.
@@ -18,6 +19,7 @@ pub(crate) struct Answer {
     tokens: u32,
     hits: Hits,
     first_token_at: Option<Instant>,
+    clock: AnswerClock,
     /// The end, once the text before it has been handed out.
     ending: Option<Piece>,
 }
@@ -61,7 +63,12 @@ impl Finish {
 }
 
 impl Answer {
-    pub(crate) fn new(generation: Generation, decoder: Decoder, stops: Vec<String>) -> Self {
+    pub(crate) fn new(
+        generation: Generation,
+        decoder: Decoder,
+        stops: Vec<String>,
+        clock: AnswerClock,
+    ) -> Self {
         Self {
             generation: Some(generation),
             decoder: Some(decoder),
@@ -69,6 +76,7 @@ impl Answer {
             tokens: 0,
             hits: Hits::default(),
             first_token_at: None,
+            clock,
             ending: None,
         }
     }
@@ -90,6 +98,7 @@ impl Answer {
                 Update::Started(hits) => self.hits = hits,
                 Update::Token(token) => {
                     self.tokens += 1;
+                    self.clock.token();
                     self.first_token_at.get_or_insert_with(Instant::now);
                     let text = self.decoder.as_mut()?.push(token);
                     let (text, has_stopped) = self.stops.push(&text);
@@ -123,6 +132,7 @@ impl Answer {
     }
 
     fn end(&mut self, text: String, finish: Finish, logits_checksum: Option<u64>) -> Piece {
+        self.clock.complete(finish, self.tokens);
         let complete = Piece::Complete(Complete {
             finish,
             tokens: self.tokens,

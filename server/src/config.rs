@@ -42,6 +42,8 @@ settings! {
             /// Record everything that the scheduler is told and plans into a new file, the tokens of
             /// prompts included; `terrace decisions` does it again. Names are found as for `record`.
             decision_log: Option<PathBuf> = None, "FILE";
+            /// Tell metrics also by the names that dashboards made for vLLM ask for.
+            metrics_vllm_names: bool = false, "SWITCH";
         }
         "Model" {
             /// The folder of a model, as Hugging Face lays it out.

@@ -15,6 +15,7 @@ use crate::answer::{Answer, Complete, Piece};
 use crate::auth::Caller;
 use crate::body::{self, Received};
 use crate::error::{ApiError, json_response};
+use crate::metrics::AnswerClock;
 use crate::parameters::{Input, Kind, Parameters, Prompt};
 use crate::reply::{Reply, Usage};
 use crate::served_model::ServedModel;
@@ -145,7 +146,8 @@ async fn submit(
             };
             // If one is refused, dropping the others calls them off.
             let generation = state.engine.submit(generate).await?;
-            let answer = Answer::new(generation, decoder, parameters.stops.clone());
+            let clock = AnswerClock::new(state.metrics.latency(), asked_at, prompt.len());
+            let answer = Answer::new(generation, decoder, parameters.stops.clone(), clock);
             let place = index;
             answers.pieces.push(answer.pieces().map(move |piece| (place, piece)).boxed());
             index += 1;

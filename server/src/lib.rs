@@ -14,13 +14,10 @@ mod connection;
 mod connections;
 mod disk_tier;
 mod error;
-mod exposition;
 mod fields;
-mod figures;
 mod generate;
 mod launch;
-mod metrics_page;
-mod node_figures;
+mod metrics;
 mod page;
 mod parameters;
 mod recordings;
@@ -39,7 +36,7 @@ pub use config::{
     Secret, Setting,
 };
 pub use launch::{LaunchError, Launched, launch};
-pub use node_figures::{node_figures, serve_node_figures};
+pub use metrics::serve_node_figures;
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};
 pub use size::Size;

@@ -24,7 +24,7 @@ use crate::config::{Config, ConfigError};
 use crate::connections;
 use crate::error::{ApiError, json_response};
 use crate::generate;
-use crate::metrics_page;
+use crate::metrics;
 use crate::page;
 use crate::parameters::Kind;
 use crate::served_model::ServedModel;
@@ -113,7 +113,6 @@ impl Server {
         let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
         tokio::select! {
             () = stop => {}
-            () = keep_up(&state) => {}
             () = state.engine.ended() => tracing::error!("the engine has died: nothing can be answered"),
         }
         state.close();
@@ -126,21 +125,10 @@ impl Server {
     }
 }
 
-/// Takes in what was recorded, so that it does not pile up while nobody looks. Never ends.
-async fn keep_up(state: &State) {
-    const PERIOD: Duration = Duration::from_secs(5);
-    loop {
-        tokio::time::sleep(PERIOD).await;
-        if let Some(histograms) = &state.histograms {
-            histograms.run_upkeep();
-        }
-    }
-}
-
 fn router(state: Arc<State>) -> Router {
     page::add_files(Router::new())
         .route("/ui/events", get(events))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics_page))
         .route("/health", get(health))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -196,10 +184,11 @@ fn described(model: &ServedModel) -> Value {
     })
 }
 
-async fn metrics(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
+async fn metrics_page(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
     state.gate.operator(&headers, None)?;
-    let text = metrics_page::render(&state).await?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response())
+    let figures = state.engine.figures().await.ok_or_else(ApiError::shutting_down)?;
+    let page = state.metrics.render(figures);
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response())
 }
 
 /// What the page's event source says in its address.

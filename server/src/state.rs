@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::Mutex;
 use terrace_engine::Engine;
 use tokio::sync::Semaphore;
@@ -11,7 +10,7 @@ use tokio::sync::Semaphore;
 use crate::auth::Gate;
 use crate::config::{Config, Limits};
 use crate::error::ApiError;
-use crate::metrics_page;
+use crate::metrics::Metrics;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
 
@@ -31,7 +30,7 @@ pub(crate) struct State {
     pub(crate) viewers: Arc<Semaphore>,
     /// Whether only names of this machine are answered to.
     pub(crate) local_names_only: bool,
-    pub(crate) histograms: Option<PrometheusHandle>,
+    pub(crate) metrics: Metrics,
     closing: AtomicBool,
 }
 
@@ -45,6 +44,7 @@ impl State {
         const PARSERS: usize = 4;
         let limits = config.limits.clone();
         Self {
+            metrics: Metrics::new(&model.name, config.metrics_vllm_names),
             engine,
             model,
             gate: Gate::new(config),
@@ -54,7 +54,6 @@ impl State {
             viewers: Arc::new(Semaphore::new(limits.viewers_max)),
             limits,
             local_names_only,
-            histograms: metrics_page::histograms(),
             closing: AtomicBool::new(false),
         }
     }

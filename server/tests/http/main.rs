@@ -2,11 +2,13 @@
 
 mod answers;
 mod client;
+mod dashboard;
 mod errors;
 mod fuzz;
 mod launching;
 mod limits;
 mod metrics;
+mod scrape;
 mod tenants;
 mod toy;
 mod world;

@@ -1,40 +1,39 @@
 //! The engine's figures as metrics.
 
+use std::fmt;
+
 use terrace_engine::Figures;
 use terrace_l3::node::{NodesStats, PeerStats};
 use terrace_l3::{BreakerState, GuardStats, MooncakeStats, StoreStats, TierStats};
 use terrace_scheduler::{OperationStats, Stats};
 
-use crate::exposition::Exposition;
-use crate::exposition::Kind::{Counter, Gauge};
+use super::exposition::Exposition;
+use super::exposition::Kind::{Counter, Gauge};
 
-/// All figures, and the memory of the process if that is known.
-pub(crate) fn render(figures: &Figures, resident_bytes: Option<u64>) -> String {
-    let mut text = Exposition::default();
+/// All figures.
+pub(crate) fn write(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let stats = &figures.scheduler;
-    requests(&mut text, stats);
-    tokens(&mut text, stats);
-    operations(&mut text, stats, figures.page_bytes as u64);
-    pages(&mut text, stats);
-    steps(&mut text, figures);
-    if let Some(store) = &figures.store {
-        self::store(&mut text, store);
+    requests(text, figures)?;
+    tokens(text, stats)?;
+    operations(text, stats, figures.page_bytes as u64)?;
+    pages(text, stats)?;
+    steps(text, figures)?;
+    match &figures.store {
+        Some(store) => self::store(text, store),
+        None => Ok(()),
     }
-    if let Some(bytes) = resident_bytes {
-        text.gauge("process_resident_memory_bytes", "Memory that the process has.", bytes);
-    }
-    text.finish()
 }
 
-fn requests(text: &mut Exposition, stats: &Stats) {
-    text.counter("terrace_requests_submitted_total", "Requests taken.", stats.submitted);
+fn requests(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
+    let stats = &figures.scheduler;
+    text.counter("terrace_requests_submitted_total", "Requests taken.", stats.submitted)?;
     text.metric(
         Counter,
         "terrace_requests_ended_total",
         "Requests that have ended, by how.",
         &[("finished", stats.finished), ("aborted", stats.aborted), ("failed", stats.failed)],
         "end",
-    );
+    )?;
     text.metric(
         Gauge,
         "terrace_requests",
@@ -42,25 +41,30 @@ fn requests(text: &mut Exposition, stats: &Stats) {
          only wait for their write-back.",
         &[("waiting", stats.waiting), ("running", stats.running), ("draining", stats.draining)],
         "state",
-    );
+    )?;
     text.counter(
         "terrace_retractions_total",
         "Running requests that had to give up their device memory.",
         stats.retractions,
-    );
+    )?;
     text.counter(
         "terrace_stalls_total",
         "Times that a decode sat out a step for want of memory.",
         stats.stalls,
-    );
+    )?;
     text.counter(
         "terrace_shared_waits_total",
         "Requests that waited for another that computed or loaded their prefix.",
         stats.shared_waits,
-    );
+    )?;
+    text.histogram(
+        "terrace_queue_seconds",
+        "From when a request was taken until it was first admitted, in seconds.",
+        &figures.queue,
+    )
 }
 
-fn tokens(text: &mut Exposition, stats: &Stats) {
+fn tokens(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
     let hits = stats.device_hit_tokens + stats.host_hit_tokens + stats.l3_hit_tokens;
     text.metric(
         Counter,
@@ -73,16 +77,17 @@ fn tokens(text: &mut Exposition, stats: &Stats) {
             ("computed", stats.prompt_tokens.saturating_sub(hits)),
         ],
         "tier",
-    );
+    )?;
     text.counter(
         "terrace_prefilled_tokens_total",
         "Tokens of prompts, and of retracted requests again, that were computed.",
         stats.prefilled_tokens,
-    );
-    text.counter("terrace_generated_tokens_total", "Tokens produced.", stats.generated_tokens);
+    )?;
+    text.counter("terrace_generated_tokens_total", "Tokens produced.", stats.generated_tokens)?;
+    Ok(())
 }
 
-fn operations(text: &mut Exposition, stats: &Stats, page_bytes: u64) {
+fn operations(text: &mut Exposition<'_>, stats: &Stats, page_bytes: u64) -> fmt::Result {
     let transfers = [
         ("prefetch", stats.prefetches),
         ("load_back", stats.load_backs),
@@ -95,184 +100,180 @@ fn operations(text: &mut Exposition, stats: &Stats, page_bytes: u64) {
         "Bytes of KV that arrived sound, by the kind of transfer.",
         &transfers.map(|(kind, stats)| (kind, stats.sound_pages * page_bytes)),
         "kind",
-    );
+    )?;
     let [prefetch, load_back, write_back, backup] = transfers;
     let all = [("probe", stats.probes), prefetch, load_back, write_back, backup];
     let mut each = |kind, name, help, figure: fn(&OperationStats) -> u64| {
-        text.metric(kind, name, help, &all.map(|(of, stats)| (of, figure(&stats))), "kind");
+        text.metric(kind, name, help, &all.map(|(of, stats)| (of, figure(&stats))), "kind")
     };
-    each(Counter, "terrace_operations_total", "Operations begun.", |stats| stats.started);
+    each(Counter, "terrace_operations_total", "Operations begun.", |stats| stats.started)?;
     each(
         Counter,
         "terrace_operation_failures_total",
         "Outcomes that said failed, corrupt or timed out.",
         |stats| stats.failures,
-    );
+    )?;
     each(
         Counter,
         "terrace_operation_sound_pages_total",
         "Pages that arrived sound; for probes, pages found.",
         |stats| stats.sound_pages,
-    );
+    )?;
     each(
         Counter,
         "terrace_operation_unsound_pages_total",
         "Pages that did not arrive sound; for probes, pages not found.",
         |stats| stats.unsound_pages,
-    );
+    )?;
     each(Gauge, "terrace_operations_in_flight", "Operations under way.", |stats| {
         stats.in_flight.into()
-    });
+    })?;
     text.counter(
         "terrace_prefetches_priced_out_total",
         "Prefetches that were not begun because computing is faster.",
         stats.prefetches_priced_out,
-    );
+    )?;
     text.counter(
         "terrace_negative_hits_total",
         "Pages that L3 was not asked for because it failed to deliver them lately.",
         stats.negative_hits,
-    );
+    )?;
     text.counter(
         "terrace_write_backs_skipped_pages_total",
         "Pages that were to be copied to host and found no room, or gave way.",
         stats.write_backs_skipped_pages,
-    );
-    text.counter("terrace_backups_skipped_total", "Backups that gave way.", stats.backups_skipped);
+    )?;
+    text.counter("terrace_backups_skipped_total", "Backups that gave way.", stats.backups_skipped)?;
     text.gauge(
         "terrace_backups_waiting",
         "Backups that wait for their turn.",
         stats.backups_waiting,
-    );
+    )?;
+    Ok(())
 }
 
-fn pages(text: &mut Exposition, stats: &Stats) {
+fn pages(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
     let tiers = [("device", stats.cache.device), ("host", stats.cache.host)];
     let mut each = |name, help, figure: fn(&terrace_cache::TierUse) -> usize| {
-        text.metric(Gauge, name, help, &tiers.map(|(tier, pages)| (tier, figure(&pages))), "tier");
+        text.metric(Gauge, name, help, &tiers.map(|(tier, pages)| (tier, figure(&pages))), "tier")
     };
-    each("terrace_pages", "Pages of a tier.", |pages| pages.total_pages);
-    each("terrace_pages_free", "Pages of a tier that nobody owns.", |pages| pages.free_pages);
+    each("terrace_pages", "Pages of a tier.", |pages| pages.total_pages)?;
+    each("terrace_pages_free", "Pages of a tier that nobody owns.", |pages| pages.free_pages)?;
     each("terrace_pages_evictable", "Cached pages of a tier that could be evicted.", |pages| {
         pages.evictable_pages
-    });
+    })?;
     text.metric(
         Counter,
         "terrace_evicted_pages_total",
         "Pages that were evicted to make room for others.",
         &tiers.map(|(tier, pages)| (tier, pages.evicted_pages)),
         "tier",
-    );
+    )?;
+    Ok(())
 }
 
-fn steps(text: &mut Exposition, figures: &Figures) {
+fn steps(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let steps = &figures.steps;
     let seconds = |us: u64| us as f64 / 1e6;
-    text.counter("terrace_steps_total", "Forward steps that have ended.", steps.steps);
-    text.counter("terrace_steps_failed_total", "Steps that came to nothing.", steps.failed);
+    text.counter("terrace_steps_total", "Forward steps that have ended.", steps.steps)?;
+    text.counter("terrace_steps_failed_total", "Steps that came to nothing.", steps.failed)?;
     text.counter(
         "terrace_model_seconds_total",
         "Time that the model took.",
         seconds(steps.model_us),
-    );
+    )?;
     text.counter(
         "terrace_busy_seconds_total",
         "From when a step could have begun until it had ended, added up.",
         seconds(steps.busy_us),
-    );
+    )?;
     text.gauge(
         "terrace_engine_overhead_ratio",
         "The share of busy time that was not spent in the model.",
         steps.overhead_ratio(),
-    );
+    )?;
+    Ok(())
 }
 
-pub(crate) fn store(text: &mut Exposition, store: &StoreStats) {
+pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Result {
     let tiers = [("memory", store.memory), ("disk", store.disk), ("cluster", store.remote)];
     let tiers: Vec<(&str, TierStats)> =
         tiers.into_iter().filter_map(|(tier, stats)| Some((tier, stats?))).collect();
     let mut each = |kind, name, help, figure: fn(&TierStats) -> u64| {
         let values: Vec<_> = tiers.iter().map(|(tier, stats)| (*tier, figure(stats))).collect();
-        text.metric(kind, name, help, &values, "place");
+        text.metric(kind, name, help, &values, "place")
     };
-    each(Gauge, "terrace_l3_objects", "Objects in L3.", |tier| tier.objects);
-    each(Gauge, "terrace_l3_bytes", "Payload in L3.", |tier| tier.bytes);
-    each(Gauge, "terrace_l3_capacity_bytes", "What L3 could hold.", |tier| tier.capacity_bytes);
+    each(Gauge, "terrace_l3_objects", "Objects in L3.", |tier| tier.objects)?;
+    each(Gauge, "terrace_l3_bytes", "Payload in L3.", |tier| tier.bytes)?;
+    each(Gauge, "terrace_l3_capacity_bytes", "What L3 could hold.", |tier| tier.capacity_bytes)?;
     each(Gauge, "terrace_l3_hard_pinned_objects", "Objects that are never evicted.", |tier| {
         tier.hard_pinned
-    });
+    })?;
     each(Gauge, "terrace_l3_soft_pinned_objects", "Objects that are evicted last.", |tier| {
         tier.soft_pinned
-    });
+    })?;
     let help = "Puts refused because nothing could be evicted.";
-    each(Counter, "terrace_l3_puts_full_total", help, |tier| tier.puts_full);
-    each(Counter, "terrace_l3_evicted_total", "Objects evicted from L3.", |tier| tier.evicted);
-    each(Counter, "terrace_l3_corrupt_total", "Objects that did not verify.", |tier| tier.corrupt);
+    each(Counter, "terrace_l3_puts_full_total", help, |tier| tier.puts_full)?;
+    each(Counter, "terrace_l3_evicted_total", "Objects evicted from L3.", |tier| tier.evicted)?;
+    each(Counter, "terrace_l3_corrupt_total", "Objects that did not verify.", |tier| tier.corrupt)?;
     each(Counter, "terrace_l3_io_errors_total", "Transfers that the medium failed.", |tier| {
         tier.io_errors
-    });
+    })?;
     if let Some(mooncake) = &store.mooncake {
-        self::mooncake(text, mooncake);
+        self::mooncake(text, mooncake)?;
     }
     if let Some(nodes) = &store.nodes {
-        self::nodes(text, nodes);
+        self::nodes(text, nodes)?;
     }
     if let Some(guard) = &store.guard {
-        self::guard(text, guard);
+        self::guard(text, guard)?;
     }
+    Ok(())
 }
 
-fn mooncake(text: &mut Exposition, mooncake: &MooncakeStats) {
+fn mooncake(text: &mut Exposition<'_>, mooncake: &MooncakeStats) -> fmt::Result {
     let is_connected = u32::from(mooncake.is_connected);
     let help = "1 once the Mooncake cluster has been reached.";
-    text.metric(Gauge, "terrace_mooncake_connected", help, &[("", is_connected)], "");
+    text.metric(Gauge, "terrace_mooncake_connected", help, &[("", is_connected)], "")?;
     let help = "Calls that wait for a thread.";
-    text.metric(Gauge, "terrace_mooncake_waiting", help, &[("", mooncake.waiting)], "");
+    text.metric(Gauge, "terrace_mooncake_waiting", help, &[("", mooncake.waiting)], "")?;
     let help = "Objects that are gone here and that the cluster has not let go.";
-    text.metric(Gauge, "terrace_mooncake_leaving", help, &[("", mooncake.leaving)], "");
+    text.metric(Gauge, "terrace_mooncake_leaving", help, &[("", mooncake.leaving)], "")?;
     for call in ["put", "get", "exists", "remove"] {
         let of_call = mooncake.outcomes.iter().filter(|it| it.call == call);
         let values: Vec<_> = of_call.map(|it| (it.outcome, it.count)).collect();
         let name = format!("terrace_mooncake_{call}_total");
         let help = format!("Objects of {call} calls, by what the cluster answered.");
-        text.metric(Counter, &name, &help, &values, "outcome");
+        text.metric(Counter, &name, &help, &values, "outcome")?;
     }
+    Ok(())
 }
 
-fn nodes(text: &mut Exposition, nodes: &NodesStats) {
+fn nodes(text: &mut Exposition<'_>, nodes: &NodesStats) -> fmt::Result {
     let mut each = |kind, name, help, figure: fn(&PeerStats) -> u64| {
-        // Names come from the operator, who may have chosen anything.
-        let names: Vec<String> = nodes.nodes.iter().map(|node| escaped(&node.name)).collect();
-        let values: Vec<_> = names
-            .iter()
-            .zip(&nodes.nodes)
-            .map(|(name, node)| (name.as_str(), figure(node)))
-            .collect();
-        text.metric(kind, name, help, &values, "node");
+        let of = nodes.nodes.iter();
+        let values: Vec<_> = of.map(|node| (node.name.as_str(), figure(node))).collect();
+        text.metric(kind, name, help, &values, "node")
     };
-    each(Gauge, "terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up));
+    each(Gauge, "terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up))?;
     each(Counter, "terrace_node_failures_total", "Calls that the node did not answer.", |node| {
         node.failures
-    });
-    each(Gauge, "terrace_node_objects", "Objects on the node.", |node| node.objects);
-    each(Gauge, "terrace_node_bytes", "Payload on the node.", |node| node.bytes);
+    })?;
+    each(Gauge, "terrace_node_objects", "Objects on the node.", |node| node.objects)?;
+    each(Gauge, "terrace_node_bytes", "Payload on the node.", |node| node.bytes)?;
     each(Gauge, "terrace_node_capacity_bytes", "What the node could hold.", |node| {
         node.capacity_bytes
-    });
+    })?;
     each(
         Counter,
         "terrace_node_direct_bytes_total",
         "Payload to and from the node that went by RDMA.",
         |node| node.direct_bytes,
-    );
+    )?;
+    Ok(())
 }
 
-/// The value of a label, as Prometheus wants it.
-fn escaped(text: &str) -> String {
-    text.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
-}
-
-fn guard(text: &mut Exposition, guard: &GuardStats) {
+fn guard(text: &mut Exposition<'_>, guard: &GuardStats) -> fmt::Result {
     let is = |state| u32::from(guard.breaker == state);
     text.metric(
         Gauge,
@@ -284,12 +285,13 @@ fn guard(text: &mut Exposition, guard: &GuardStats) {
             ("half_open", is(BreakerState::HalfOpen)),
         ],
         "state",
-    );
-    text.counter("terrace_l3_breaker_opened_total", "Times that it opened.", guard.opened);
-    text.counter("terrace_l3_refused_total", "Calls that the breaker refused.", guard.refused);
+    )?;
+    text.counter("terrace_l3_breaker_opened_total", "Times that it opened.", guard.opened)?;
+    text.counter("terrace_l3_refused_total", "Calls that the breaker refused.", guard.refused)?;
     text.counter(
         "terrace_l3_timed_out_total",
         "Calls that ran into their deadline.",
         guard.timed_out,
-    );
+    )?;
+    Ok(())
 }

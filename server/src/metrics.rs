@@ -1,0 +1,111 @@
+//! What operators measure: one registry, read at `GET /metrics`.
+//!
+//! What happens to an answer is measured as it happens ([`Latency`]). Everything else is counted by
+//! whoever does it, the engine and the store, and read when the page is asked for.
+
+mod exposition;
+mod figures;
+mod latency;
+mod node;
+mod vllm;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::registry::Registry;
+use terrace_engine::Figures;
+
+pub(crate) use self::latency::AnswerClock;
+pub use self::node::serve_node_figures;
+
+use self::exposition::Exposition;
+use self::latency::Latency;
+use self::vllm::VllmNames;
+
+/// What the page is.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The engine's figures as they were when the page was asked for.
+type Latest = Arc<Mutex<Option<Figures>>>;
+
+/// The metrics of a server.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    latest: Latest,
+    latency: Arc<Latency>,
+}
+
+impl Metrics {
+    /// With the names that dashboards of vLLM know as well, if they are wanted.
+    pub(crate) fn new(model_name: &str, vllm_names: bool) -> Self {
+        let (latest, latency) = (Latest::default(), Arc::new(Latency::default()));
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(EngineFigures(latest.clone())));
+        registry.register_collector(Box::new(Process));
+        latency.register(&mut registry);
+        if vllm_names {
+            let model_name = (Cow::Borrowed("model_name"), Cow::Owned(model_name.to_owned()));
+            let registry = registry.sub_registry_with_label(model_name);
+            VllmNames::new(latest.clone(), latency.clone()).register(registry);
+        }
+        Self { registry, latest, latency }
+    }
+
+    /// Measures an answer.
+    pub(crate) fn latency(&self) -> Arc<Latency> {
+        self.latency.clone()
+    }
+
+    /// The page.
+    pub(crate) fn render(&self, figures: Figures) -> String {
+        *self.latest.lock() = Some(figures);
+        page(&self.registry)
+    }
+}
+
+/// Everything in a registry, as Prometheus reads it.
+fn page(registry: &Registry) -> String {
+    let mut page = String::new();
+    text::encode(&mut page, registry).expect("writing to a string does not fail");
+    page
+}
+
+/// What the engine and its store have counted.
+#[derive(Debug)]
+struct EngineFigures(Latest);
+
+impl Collector for EngineFigures {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        match &*self.0.lock() {
+            Some(figures) => figures::write(&mut Exposition::new(encoder), figures),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What the system says about this process.
+#[derive(Debug)]
+struct Process;
+
+impl Collector for Process {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(bytes) = resident_bytes() else { return Ok(()) };
+        let help = "Memory that the process has.";
+        Exposition::new(encoder).gauge("process_resident_memory_bytes", help, bytes)
+    }
+}
+
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
-use terrace_engine::{Batch, CpuMemory, Model, ModelError, PageTable, Span};
+use terrace_engine::{Batch, CpuMemory, Logits, Model, ModelError, PageTable, Span};
 use terrace_model::Llama;
 use terrace_scheduler::{Slot, Token};
 
@@ -107,9 +107,11 @@ impl World {
     ) -> Result<Vec<Vec<f32>>, ModelError> {
         let (spans, tokens) = self.spans(parts, true);
         let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-        let mut logits = Vec::new();
-        model.forward(&self.memory, &batch, &mut logits)?;
-        Ok(logits.chunks(model.vocabulary()).map(<[f32]>::to_vec).collect())
+        let (mut logits, mut rows) = (Vec::new(), Vec::new());
+        let mut take = |row: &[f32]| logits.push(row.to_vec());
+        let mut taken = Logits::new(model.vocabulary(), &mut rows, &mut take);
+        model.forward(&self.memory, &batch, &mut taken)?;
+        Ok(logits)
     }
 
     fn spans(&self, parts: &[(usize, Range<usize>)], logits: bool) -> (Vec<Span>, Vec<Token>) {
@@ -121,7 +123,7 @@ impl World {
                 slot: Slot(*slot as u32),
                 start: positions.start as u32,
                 tokens: first..tokens.len(),
-                wants_logits: logits,
+                logits: usize::from(logits),
             });
         }
         (spans, tokens)

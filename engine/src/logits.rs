@@ -16,7 +16,9 @@ pub struct Logits<'a> {
 impl std::fmt::Debug for Logits<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut out = formatter.debug_struct("Logits");
-        out.field("vocabulary", &self.vocabulary).field("taken", &self.taken).finish_non_exhaustive()
+        out.field("vocabulary", &self.vocabulary)
+            .field("taken", &self.taken)
+            .finish_non_exhaustive()
     }
 }
 

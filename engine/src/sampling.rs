@@ -222,9 +222,9 @@ mod tests {
     #[test]
     fn a_share_of_many_equals_is_found_without_ordering_all() {
         let logits = [0.0; 1_000];
-        let sampling = Sampling { temperature: 1.0, top_p: 0.3, ..Sampling::GREEDY };
+        let sampling = Sampling { temperature: 1.0, top_p: 0.25, ..Sampling::GREEDY };
         let counts = drawn(&logits, sampling);
-        assert!(counts[300..].iter().all(|count| *count == 0), "the lowest 300 have the share");
-        assert!(counts[..300].iter().filter(|count| **count > 0).count() > 290);
+        assert!(counts[250..].iter().all(|count| *count == 0), "the lowest 250 have the share");
+        assert!(counts[..250].iter().all(|count| *count > 0));
     }
 }

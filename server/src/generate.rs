@@ -129,7 +129,8 @@ async fn compile(
     };
     let compiled = tokio::task::spawn_blocking(work).await;
     drop(permit);
-    let failed = |_| Err(ApiError::invalid("the rule that the answer is to follow cannot be compiled"));
+    let failed =
+        |_| Err(ApiError::invalid("the rule that the answer is to follow cannot be compiled"));
     compiled.unwrap_or_else(failed).map(Some)
 }
 

@@ -70,9 +70,8 @@ impl Scoring {
                     Some(logprob) => {
                         let own = (scored.token, logprob);
                         let all = scored.top.iter().chain([&own]);
-                        let entry = |(token, logprob): &(Token, f32)| {
-                            (name(*token), number(*logprob))
-                        };
+                        let entry =
+                            |(token, logprob): &(Token, f32)| (name(*token), number(*logprob));
                         all.map(entry).collect::<Map<_, _>>().into()
                     }
                 };
@@ -185,7 +184,8 @@ mod tests {
         let three = json!({ "logprobs": true, "top_logprobs": 3 });
         assert_eq!(parse(Kind::Chat, three), Ok(Some(3)));
         assert_eq!(parse(Kind::Chat, json!({ "logprobs": 3 })), Err("logprobs".to_owned()));
-        for wrong in [json!({ "top_logprobs": 3 }), json!({ "logprobs": true, "top_logprobs": 21 })] {
+        for wrong in [json!({ "top_logprobs": 3 }), json!({ "logprobs": true, "top_logprobs": 21 })]
+        {
             assert_eq!(parse(Kind::Chat, wrong), Err("top_logprobs".to_owned()));
         }
     }

@@ -235,7 +235,9 @@ fn include_usage(options: Option<Value>, stream: bool) -> Result<bool, ApiError>
         Some(Value::Object(_)) if !stream => {
             Err(ApiError::field("stream_options", "`stream_options` is for streams only"))
         }
-        Some(Value::Object(options)) if options.get("continuous_usage_stats") == Some(&true.into()) => {
+        Some(Value::Object(options))
+            if options.get("continuous_usage_stats") == Some(&true.into()) =>
+        {
             Err(ApiError::unsupported("stream_options.continuous_usage_stats"))
         }
         Some(Value::Object(options)) => match options.get("include_usage") {

@@ -74,8 +74,9 @@ impl Choosing {
         let biased: Vec<Token> = self.shaping.bias.iter().map(|(token, _)| *token).collect();
         for (name, tokens) in [("logit_bias", &biased), ("stop_token_ids", &self.stop_tokens)] {
             if let Some(token) = tokens.iter().find(is_unknown) {
-                let message =
-                    format!("`{name}` names token {token}, which is none of the model's {vocabulary}");
+                let message = format!(
+                    "`{name}` names token {token}, which is none of the model's {vocabulary}"
+                );
                 return Err(ApiError::field(name, message));
             }
         }

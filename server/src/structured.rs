@@ -65,7 +65,8 @@ impl Structure {
 
     /// What a field of this kind asks for.
     fn of(kind: &str, field: String, value: Value) -> Result<Option<Self>, ApiError> {
-        let wrong = |what: &str| ApiError::field(field.clone(), format!("`{field}` must be {what}"));
+        let wrong =
+            |what: &str| ApiError::field(field.clone(), format!("`{field}` must be {what}"));
         let rule = match (kind, value) {
             ("json", Value::String(schema)) => {
                 let schema = serde_json::from_str(&schema);
@@ -93,7 +94,10 @@ impl Structure {
 
     /// An error that names the field which asked for the rule.
     fn wrong(&self, message: impl std::fmt::Display) -> ApiError {
-        ApiError::field(self.field.clone(), format!("`{}` cannot be followed: {message}", self.field))
+        ApiError::field(
+            self.field.clone(),
+            format!("`{}` cannot be followed: {message}", self.field),
+        )
     }
 }
 
@@ -104,7 +108,9 @@ fn any_object() -> Value {
 fn response_format(value: Option<Value>) -> Result<Option<Structure>, ApiError> {
     const NAME: &str = "response_format";
     let Some(value) = value else { return Ok(None) };
-    let found = |field: &str, schema| Some(Structure { field: field.to_owned(), rule: Rule::Schema(schema) });
+    let found = |field: &str, schema| {
+        Some(Structure { field: field.to_owned(), rule: Rule::Schema(schema) })
+    };
     match value["type"].as_str() {
         Some("text") => Ok(None),
         Some("json_object") => Ok(found(NAME, any_object())),
@@ -149,7 +155,8 @@ mod tests {
     fn every_way_to_ask_is_understood() {
         let schema = json!({ "type": "integer" });
         let is_schema = Ok(Some(Rule::Schema(schema.clone())));
-        let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+        let format =
+            json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
         assert_eq!(parse(json!({ "response_format": format })), is_schema);
         assert_eq!(parse(json!({ "guided_json": schema })), is_schema);
         assert_eq!(parse(json!({ "guided_json": schema.to_string() })), is_schema);
@@ -159,7 +166,10 @@ mod tests {
         assert_eq!(parse(json!({ "structured_outputs": { "json_object": true } })), any);
         let regex = Ok(Some(Rule::Regex("a+".to_owned())));
         assert_eq!(parse(json!({ "guided_regex": "a+" })), regex);
-        assert_eq!(parse(json!({ "structured_outputs": { "regex": "a+", "choice": null } })), regex);
+        assert_eq!(
+            parse(json!({ "structured_outputs": { "regex": "a+", "choice": null } })),
+            regex
+        );
         let choice = Ok(Some(Rule::Choice(vec!["a".to_owned()])));
         assert_eq!(parse(json!({ "guided_choice": ["a"] })), choice);
         let lark = Ok(Some(Rule::Lark("start: \"a\"".to_owned())));
@@ -180,8 +190,14 @@ mod tests {
             (json!({ "guided_choice": [1] }), "guided_choice"),
             (json!({ "guided_grammar": {} }), "guided_grammar"),
             (json!({ "structured_outputs": 7 }), "structured_outputs"),
-            (json!({ "structured_outputs": { "structural_tag": "x" } }), "structured_outputs.structural_tag"),
-            (json!({ "guided_regex": "a", "structured_outputs": { "regex": "a" } }), "structured_outputs.regex"),
+            (
+                json!({ "structured_outputs": { "structural_tag": "x" } }),
+                "structured_outputs.structural_tag",
+            ),
+            (
+                json!({ "guided_regex": "a", "structured_outputs": { "regex": "a" } }),
+                "structured_outputs.regex",
+            ),
         ];
         for (fields, name) in wrong {
             assert_eq!(parse(fields), Err(name.to_owned()));

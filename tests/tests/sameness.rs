@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use terrace_cache::{Cache, CacheConfig};
 use terrace_engine::{
-    Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Logits, Model, PageTable,
-    Sampler, Sampling, Span, Update,
+    Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Logits, Model,
+    PageTable, Sampler, Sampling, Span, Update,
 };
 use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_model::{Llama, built_in};
@@ -149,7 +149,7 @@ async fn check(
             return None;
         }
         match generation.next().await.unwrap() {
-            Update::Started(_) => {}
+            Update::Started(_) | Update::Prompt(_) | Update::Logprobs(_) => {}
             Update::Token(token) => answer.push(token),
             Update::Ended(ending) => match ending.reason {
                 EndReason::Length => {
@@ -159,7 +159,9 @@ async fn check(
                     return Some(());
                 }
                 EndReason::Failed(_) => return None,
-                EndReason::Stop | EndReason::Aborted => panic!("it ended as {:?}", ending.reason),
+                EndReason::Stop | EndReason::Aborted | EndReason::Grammar => {
+                    panic!("it ended as {:?}", ending.reason)
+                }
             },
         }
     }

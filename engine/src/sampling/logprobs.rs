@@ -25,8 +25,8 @@ pub(crate) struct Scorer {
 impl Scorer {
     /// How likely `token` was, and the `top` likeliest ones.
     pub(crate) fn score(&mut self, logits: &[f32], token: Token, top: u32) -> Logprobs {
-        let normaliser = log_sum_exp(logits);
-        let logprob = |logit: f32| (f64::from(logit) - normaliser) as f32;
+        let (highest, total) = log_sum_exp(logits);
+        let logprob = |logit: f32| (f64::from(logit) - highest - total) as f32;
         let top = (top as usize).min(logits.len());
         self.candidates.clear();
         if top > 0 {
@@ -56,8 +56,9 @@ pub(super) fn by_likelihood(a: &(f32, Token), b: &(f32, Token)) -> std::cmp::Ord
     key(b.0).total_cmp(&key(a.0)).then(a.1.cmp(&b.1))
 }
 
-/// The logarithm of the sum of the exponentials of all logits, summed up in their order.
-fn log_sum_exp(logits: &[f32]) -> f64 {
+/// The highest of all logits, and how much more the logarithm of the sum of their exponentials is, summed
+/// up in their order.
+fn log_sum_exp(logits: &[f32]) -> (f64, f64) {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let highest = f64::from(highest);
     let sum: f64 = logits
@@ -65,7 +66,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
         .map(|&logit| (f64::from(logit) - highest).exp())
         .filter(|weight| weight.is_finite())
         .sum();
-    highest + sum.ln()
+    (highest, sum.ln())
 }
 
 /// The log-probabilities of a prompt's own tokens, as they are collected step by step.

@@ -29,7 +29,8 @@ pub(super) enum Spelling {
 impl Spelling {
     /// How the vocabulary of a tokenizer is written, which its decoder tells.
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
-        let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+        let decoder =
+            tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
         let (mut space, mut single_bytes) = (None, false);
         let mut parts = Vec::from_iter(decoder);
         while let Some(part) = parts.pop() {
@@ -121,7 +122,10 @@ mod tests {
         let mut bytes: Vec<u8> = ('\0'..'\u{200}').filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
-        assert_eq!((byte_of('Ġ'), byte_of('Ċ'), byte_of('A')), (Some(b' '), Some(b'\n'), Some(b'A')));
+        assert_eq!(
+            (byte_of('Ġ'), byte_of('Ċ'), byte_of('A')),
+            (Some(b' '), Some(b'\n'), Some(b'A'))
+        );
         assert_eq!((byte_of(' '), byte_of('▁')), (None, None));
     }
 

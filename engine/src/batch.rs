@@ -13,8 +13,9 @@ pub struct Span {
     pub start: u32,
     /// Where the tokens are in [`Batch::tokens`].
     pub tokens: Range<usize>,
-    /// Whether the logits after the last token are wanted.
-    pub wants_logits: bool,
+    /// After how many of its tokens logits are wanted, counted from the last: usually after that one, or
+    /// after none.
+    pub logits: usize,
 }
 
 impl Span {

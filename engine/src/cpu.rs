@@ -304,7 +304,7 @@ mod tests {
         let pages = pages(3).0;
         let mut table = PageTable::new(1, PAGE_SIZE);
         table.set(Slot(0), 0, pages.as_slice());
-        let span = Span { slot: Slot(0), start: 6, tokens: 0..4, wants_logits: false };
+        let span = Span { slot: Slot(0), start: 6, tokens: 0..4, logits: 0 };
         let batch = Batch { spans: &[span], tokens: &[0; 4], table: &table };
         let [read, first, second] = *pages.as_slice() else { panic!("three pages") };
 

@@ -204,7 +204,7 @@ impl<D: Device> Driver<D> {
         closing.replies.push(reply);
     }
 
-    fn submit(&mut self, generate: Generate) -> Result<Generation, SubmitError> {
+    fn submit(&mut self, mut generate: Generate) -> Result<Generation, SubmitError> {
         if self.closing.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
@@ -220,11 +220,13 @@ impl<D: Device> Driver<D> {
         }
         let id = RequestId(self.next_request);
         let now = self.now();
-        let (live, updates) = Live::new(id, &generate, now);
+        let (live, updates) = Live::new(id, &mut generate, now);
         let request = Request {
             id,
             prompt: generate.prompt,
-            max_new_tokens,
+            // A step always chooses a token, wanted or not.
+            max_new_tokens: max_new_tokens.max(1),
+            computes_prompt: generate.prompt_logprobs,
             priority: generate.priority,
             adapter: String::new(),
             salt: generate.salt,
@@ -247,15 +249,20 @@ impl<D: Device> Driver<D> {
         self.scheduler.advance(now, event).expect("only planned operations are reported");
     }
 
-    fn step_ended(&mut self, job: Box<StepJob>) {
+    fn step_ended(&mut self, mut job: Box<StepJob>) {
         let now = self.now();
         self.last_step_ended = Some(job.step);
         self.could_begin_at = job.ended_at;
         self.steps.steps += 1;
         self.steps.busy_us += (job.ended_at - job.could_begin_at).as_micros() as u64;
         self.steps.model_us += job.model_time.as_micros() as u64;
+        for wanted in &mut job.wanted {
+            if let Some(live) = self.live.get_mut(&wanted.request) {
+                live.take_back(wanted);
+            }
+        }
         match &job.result {
-            Ok(()) => self.tokens_came(&job, now),
+            Ok(()) => self.tokens_came(&mut job, now),
             Err(error) => {
                 tracing::error!("{error}");
                 self.steps.failed += 1;
@@ -267,23 +274,28 @@ impl<D: Device> Driver<D> {
     }
 
     /// Reports the tokens of a step to the scheduler, and then to those who asked for them.
-    fn tokens_came(&mut self, job: &StepJob, now: Time) {
-        let produced = job.wanted.iter().zip(&job.chosen);
-        let results = produced.clone().filter_map(|(wanted, chosen)| {
-            let finished = self.live.get(&wanted.request)?.ends_with(chosen.token);
+    fn tokens_came(&mut self, job: &mut StepJob, now: Time) {
+        let results = job.wanted.iter().filter_map(|wanted| {
+            let chosen = wanted.chosen.as_ref()?;
+            let finished = self.live.get(&wanted.request)?.ends_with(chosen);
             let tokens = std::slice::from_ref(&chosen.token);
             Some(StepResult { request: wanted.request, tokens, finished })
         });
         let results: Vec<_> = results.collect();
-        for (wanted, chosen) in produced {
+        for wanted in job.wanted.iter().filter(|wanted| wanted.produces && wanted.index == 0) {
             let Some(live) = self.live.get_mut(&wanted.request) else { continue };
-            if wanted.index == 0 {
-                live.start(self.scheduler.hits(wanted.request).unwrap_or_default());
-            }
-            live.produce(chosen);
+            live.start(self.scheduler.hits(wanted.request).unwrap_or_default());
         }
         let event = Event::StepDone { step: job.step, results: &results };
         self.scheduler.advance(now, event).expect("every request that was to produce has a token");
+        drop(results);
+        for wanted in &mut job.wanted {
+            if let (Some(live), Some(chosen)) =
+                (self.live.get_mut(&wanted.request), wanted.chosen.take())
+            {
+                live.produce(chosen);
+            }
+        }
     }
 
     // ---- what is to be done ----
@@ -357,12 +369,12 @@ impl<D: Device> Driver<D> {
     }
 
     fn add_span(
-        &self,
+        &mut self,
         job: &mut StepJob,
         request: RequestId,
         slot: Slot,
         places: Range<u32>,
-        wants_logits: bool,
+        produces: bool,
     ) {
         let first = job.tokens.len();
         let tokens = self.scheduler.tokens(request).expect("whoever computes is alive");
@@ -370,11 +382,11 @@ impl<D: Device> Driver<D> {
             job.tokens.extend_from_slice(part);
         }
         let tokens = first..job.tokens.len();
-        job.spans.push(Span { slot, start: places.start, tokens, wants_logits });
-        if wants_logits {
-            let live = self.live.get(&request).expect("whoever computes is alive");
-            job.wanted.push(live.wanted());
-        }
+        let live = self.live.get_mut(&request).expect("whoever computes is alive");
+        let wanted = live.wanted(places.start, tokens.len(), produces);
+        let logits = wanted.as_ref().map_or(0, |wanted| wanted.rows);
+        job.spans.push(Span { slot, start: places.start, tokens, logits });
+        job.wanted.extend(wanted);
     }
 
     // ---- what there is to see ----

@@ -8,18 +8,32 @@ use tokio::sync::mpsc;
 
 use crate::happening::{Happening, Happenings};
 use crate::sampling::Sampling;
+use crate::sampling::grammar::Grammar;
+use crate::sampling::logprobs::Logprobs;
+use crate::sampling::shaping::Shaping;
 
 /// What to generate.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Generate {
     /// The tokens to start from.
     pub prompt: Vec<Token>,
-    /// How many tokens to produce at the most.
+    /// How many tokens to produce at the most. With none the prompt is all that there is to know about.
     pub max_new_tokens: u32,
     /// How they are chosen.
     pub sampling: Sampling,
-    /// Tokens that end the answer; they are not part of it.
+    /// What changes their logits before.
+    pub shaping: Shaping,
+    /// How the answer may go on; in any way without.
+    pub grammar: Option<Box<dyn Grammar>>,
+    /// Tokens that end the answer.
     pub stop_tokens: Arc<[Token]>,
+    /// Whether the token that ends the answer is part of it.
+    pub keeps_stop_token: bool,
+    /// Whether to tell the log-probability of each token, and of how many of the likeliest in its place.
+    pub logprobs: Option<u32>,
+    /// Whether to tell the same of the prompt's tokens. All of the prompt is computed then, whatever the
+    /// cache holds of it.
+    pub prompt_logprobs: bool,
     /// Higher goes first where priorities count.
     pub priority: i32,
     /// Whose cache it uses: requests of different salts never share a page. Empty for everybody's.
@@ -36,7 +50,12 @@ impl Generate {
             prompt,
             max_new_tokens,
             sampling: Sampling::GREEDY,
+            shaping: Shaping::default(),
+            grammar: None,
             stop_tokens: Arc::new([]),
+            keeps_stop_token: false,
+            logprobs: None,
+            prompt_logprobs: false,
             priority: 0,
             salt: String::new(),
             logits_checksum: false,
@@ -54,10 +73,15 @@ pub struct Generation {
 }
 
 /// Something new about an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The prompt is computed or loaded: where its KV came from. Comes once, before the first token.
     Started(Hits),
+    /// How likely the prompt's tokens were, from the second on, if that was asked for. Comes after the
+    /// start.
+    Prompt(Vec<Logprobs>),
+    /// How likely the next token was, if that was asked for. Comes right before it.
+    Logprobs(Box<Logprobs>),
     /// The next token.
     Token(Token),
     /// Nothing more comes.
@@ -77,12 +101,15 @@ pub struct Ending {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
-    /// The model produced a stop token, or the asker had what it needed ([`Generation::finish`]).
+    /// The model produced a stop token, the grammar is complete, or the asker had what it needed
+    /// ([`Generation::finish`]).
     Stop,
     /// It has all the tokens that it may have.
     Length,
     /// It was called off, by its asker or because the engine shuts down.
     Aborted,
+    /// Its grammar came to its limits.
+    Grammar,
     /// It could not go on.
     Failed(FailReason),
 }

@@ -1,6 +1,7 @@
 //! What the engine asks of a model.
 
 use crate::batch::Batch;
+use crate::logits::Logits;
 
 /// Computes forward steps. It runs on a thread of its own and may take as long as it needs.
 ///
@@ -23,8 +24,9 @@ pub trait Model: Send + 'static {
     /// Names model and weights: different weights have different fingerprints.
     fn fingerprint(&self) -> String;
 
-    /// Computes the spans of a batch: writes the KV of their tokens to their pages, and appends to
-    /// `logits` one row of [`Model::vocabulary`] values for each span that wants logits, in order.
+    /// Computes the spans of a batch: writes the KV of their tokens to their pages, and gives to
+    /// `logits` one row of [`Model::vocabulary`] values for each token after which a span wants logits,
+    /// in order.
     ///
     /// # Errors
     /// When the step came to nothing. It may be tried again.
@@ -32,7 +34,7 @@ pub trait Model: Send + 'static {
         &mut self,
         memory: &Self::Memory,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) -> Result<(), ModelError>;
 }
 

@@ -11,7 +11,11 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::batch::{Batch, PageTable, Span};
 use crate::device::Device;
 use crate::happening::{Happening, Happenings};
+use crate::logits::Logits;
 use crate::model::{Model, ModelError};
+use crate::sampling::grammar::Preparer;
+use crate::sampling::logprobs::{Logprobs, PromptScores, Scorer};
+use crate::sampling::shaping::{GoesOn, Shaper};
 use crate::sampling::{Sampler, Sampling};
 
 /// A step on its way to the model and back. Its memory is used again for the next one.
@@ -22,32 +26,45 @@ pub(crate) struct StepJob {
     pub(crate) plan: Plan,
     pub(crate) spans: Vec<Span>,
     pub(crate) tokens: Vec<Token>,
-    /// Who gets a token, in the order of the spans that want logits.
+    /// What the logits are for, in the order of the spans that want some.
     pub(crate) wanted: Vec<Wanted>,
-    /// What came of it; then one token for each that was wanted.
+    /// What came of it; if all went well, every token that was to be chosen is.
     pub(crate) result: Result<(), ModelError>,
-    pub(crate) chosen: Vec<Chosen>,
     pub(crate) could_begin_at: Instant,
     pub(crate) model_time: Duration,
     pub(crate) ended_at: Instant,
 }
 
-/// A token that is to be chosen.
-#[derive(Clone, Copy, Debug)]
+/// What the logits of a request are for.
+#[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) request: RequestId,
+    /// How many rows of logits there are.
+    pub(crate) rows: usize,
+    /// Whether a token is to be chosen by the last of them.
+    pub(crate) produces: bool,
     pub(crate) sampling: Sampling,
     /// How many the request has produced before.
     pub(crate) index: u32,
     pub(crate) checksum: bool,
+    /// Of how many of the likeliest tokens to tell the log-probability, if it is wanted at all.
+    pub(crate) logprobs: Option<u32>,
+    /// What changes logits before a token is chosen by them; lent by the request.
+    pub(crate) shaper: Option<Box<Shaper>>,
+    /// What the prompt's tokens are scored in; lent by the request.
+    pub(crate) prompt_scores: Option<Box<PromptScores>>,
+    /// What came of it.
+    pub(crate) chosen: Option<Chosen>,
 }
 
 /// A token that was chosen.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Chosen {
     pub(crate) token: Token,
     /// Of the logits, if it was wanted.
     pub(crate) checksum: u64,
+    pub(crate) logprobs: Option<Box<Logprobs>>,
+    pub(crate) goes_on: GoesOn,
 }
 
 impl StepJob {
@@ -60,7 +77,6 @@ impl StepJob {
             tokens: Vec::new(),
             wanted: Vec::new(),
             result: Ok(()),
-            chosen: Vec::new(),
             could_begin_at: now,
             model_time: Duration::ZERO,
             ended_at: now,
@@ -86,8 +102,8 @@ impl Stepper {
         M: Model<Memory = D::Memory>,
     {
         let (jobs, receiver) = mpsc::channel::<Box<StepJob>>();
-        let mut thread =
-            ModelThread { model, device, table, sampler: Sampler::default(), logits: Vec::new() };
+        let (chooser, preparer, rows) = Default::default();
+        let mut thread = ModelThread { model, device, table, chooser, preparer, rows };
         std::thread::Builder::new().name("terrace-model".to_owned()).spawn(move || {
             for mut job in receiver {
                 thread.run(&mut job);
@@ -106,8 +122,51 @@ struct ModelThread<M, D> {
     model: M,
     device: Arc<D>,
     table: PageTable,
+    chooser: Chooser,
+    preparer: Preparer,
+    /// Memory for logits.
+    rows: Vec<f32>,
+}
+
+/// Makes of logits what is wanted.
+#[derive(Debug, Default)]
+struct Chooser {
     sampler: Sampler,
-    logits: Vec<f32>,
+    scorer: Scorer,
+    /// Memory for logits that are changed.
+    shaped: Vec<f32>,
+}
+
+impl Chooser {
+    /// Takes a row of logits, the last of a request's or one before it.
+    fn take(&mut self, wanted: &mut Wanted, is_last: bool, logits: &[f32]) {
+        if let Some(scores) = &mut wanted.prompt_scores {
+            scores.take(&mut self.scorer, logits);
+        }
+        if wanted.produces && is_last {
+            wanted.chosen = Some(self.choose(wanted, logits));
+        }
+    }
+
+    fn choose(&mut self, wanted: &Wanted, logits: &[f32]) -> Chosen {
+        let (shaped, goes_on) = match &wanted.shaper {
+            Some(shaper) => {
+                self.shaped.clear();
+                self.shaped.extend_from_slice(logits);
+                let goes_on = shaper.apply(&mut self.shaped);
+                (&*self.shaped, goes_on)
+            }
+            None => (logits, GoesOn::Yes),
+        };
+        let token = self.sampler.choose(shaped, &wanted.sampling, wanted.index);
+        Chosen {
+            token,
+            checksum: if wanted.checksum { checksum(logits) } else { 0 },
+            // Of what the model said, not of what was made of it.
+            logprobs: wanted.logprobs.map(|top| Box::new(self.scorer.score(logits, token, top))),
+            goes_on,
+        }
+    }
 }
 
 impl<M, D> ModelThread<M, D>
@@ -124,27 +183,38 @@ where
     }
 
     fn compute(&mut self, job: &mut StepJob) -> Result<(), ModelError> {
-        self.table.apply(&job.plan);
-        self.logits.clear();
-        job.chosen.clear();
-        let batch = Batch { spans: &job.spans, tokens: &job.tokens, table: &self.table };
+        let Self { model, device, table, chooser, preparer, rows } = self;
+        let StepJob { plan, spans, tokens, wanted, model_time, .. } = job;
+        table.apply(plan);
+        for wanted in wanted.iter_mut() {
+            wanted.chosen = None;
+            if let Some(shaper) = wanted.shaper.as_ref().filter(|_| wanted.produces) {
+                shaper.prepare(preparer);
+            }
+        }
+        let rows_wanted: usize = wanted.iter().map(|wanted| wanted.rows).sum();
+        let mut next = wanted.iter_mut();
+        let mut current = next.next();
+        let mut taken = 0;
+        let mut take = |logits: &[f32]| {
+            let Some(wanted) = &mut current else { return };
+            taken += 1;
+            let is_last = taken == wanted.rows;
+            chooser.take(wanted, is_last, logits);
+            if is_last {
+                (current, taken) = (next.next(), 0);
+            }
+        };
+        let mut logits = Logits::new(model.vocabulary(), rows, &mut take);
+        let batch = Batch { spans, tokens, table };
         let began = Instant::now();
-        let computed = self.model.forward(self.device.memory(), &batch, &mut self.logits);
-        job.model_time = began.elapsed();
+        let computed = model.forward(device.memory(), &batch, &mut logits);
+        *model_time = began.elapsed().saturating_sub(logits.time_taking());
         computed?;
-
-        let (vocabulary, rows) = (self.model.vocabulary(), job.wanted.len());
-        if self.logits.len() != rows * vocabulary {
-            let found = self.logits.len();
-            return Err(ModelError(format!("{found} logits for {rows} x {vocabulary}")));
+        match logits.taken() {
+            found if found == rows_wanted => Ok(()),
+            found => Err(ModelError(format!("{found} rows of logits instead of {rows_wanted}"))),
         }
-        for (wanted, logits) in job.wanted.iter().zip(self.logits.chunks_exact(vocabulary)) {
-            job.chosen.push(Chosen {
-                token: self.sampler.choose(logits, &wanted.sampling, wanted.index),
-                checksum: if wanted.checksum { checksum(logits) } else { 0 },
-            });
-        }
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
-use terrace_engine::{Batch, CpuMemory, Model, PageTable, Span};
+use terrace_engine::{Batch, CpuMemory, Logits, Model, PageTable, Span};
 use terrace_model::Llama;
 use terrace_scheduler::Slot;
 
@@ -67,7 +67,7 @@ struct Bench {
     memory: CpuMemory,
     table: PageTable,
     sequences: u32,
-    logits: Vec<f32>,
+    rows: Vec<f32>,
 }
 
 impl Bench {
@@ -83,7 +83,7 @@ impl Bench {
             table.set(Slot(slot), 0, row);
         }
         let memory = CpuMemory::new(device_pages, model.kv_shape().page_bytes(PAGE_SIZE));
-        Self { memory: memory.expect("memory"), table, sequences, logits: Vec::new() }
+        Self { memory: memory.expect("memory"), table, sequences, rows: Vec::new() }
     }
 
     /// Computes the same positions of all sequences.
@@ -94,15 +94,16 @@ impl Bench {
                 slot: Slot(slot),
                 start: positions.start,
                 tokens: slot as usize * span_tokens..(slot as usize + 1) * span_tokens,
-                wants_logits: true,
+                logits: 1,
             })
             .collect();
         let tokens: Vec<u32> = (0..self.sequences)
             .flat_map(|slot| positions.clone().map(move |position| (position * 7 + slot) % 256))
             .collect();
         let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-        self.logits.clear();
-        model.forward(&self.memory, &batch, &mut self.logits).expect("a step");
+        let vocabulary = model.vocabulary();
+        let mut logits = Logits::new(vocabulary, &mut self.rows, &mut |_| {});
+        model.forward(&self.memory, &batch, &mut logits).expect("a step");
     }
 }
 

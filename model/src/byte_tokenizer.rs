@@ -54,6 +54,18 @@ impl ByteTokenizer {
         tokens
     }
 
+    /// What a mark is called where marks are shown.
+    pub(crate) fn mark(token: Token) -> Option<&'static str> {
+        match token {
+            BEGIN => Some("<|begin|>"),
+            END | END_OF_MESSAGE => Some("<|end|>"),
+            SYSTEM => Some("<|system|>"),
+            USER => Some("<|user|>"),
+            ASSISTANT => Some("<|assistant|>"),
+            _ => None,
+        }
+    }
+
     /// The byte that a token is; none for a mark.
     pub(crate) fn byte(token: Token) -> Option<u8> {
         u8::try_from(token).ok()

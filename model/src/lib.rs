@@ -29,4 +29,4 @@ pub use built_in::built_in;
 pub use chat::{ChatError, ChatTemplate, Message};
 pub use llama::Llama;
 pub use load::{LoadError, Loaded, load};
-pub use tokenizer::{Decoder, EncodeError, Tokenizer};
+pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError, Span, StepPages};
+use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError, Span, StepPages};
 
 use crate::attention::Attention;
 use crate::math::{rms_norm, swiglu};
@@ -94,6 +94,9 @@ impl Llama {
         if batch.spans.iter().any(|span| span.tokens.is_empty()) {
             return Err(ModelError("a span has no tokens".to_owned()));
         }
+        if batch.spans.iter().any(|span| span.logits > span.tokens.len()) {
+            return Err(ModelError("a span wants more logits than it has tokens".to_owned()));
+        }
         Ok(())
     }
 }
@@ -127,7 +130,7 @@ impl Model for Llama {
         &mut self,
         memory: &CpuMemory,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         self.check(batch)?;
         let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
@@ -247,25 +250,29 @@ impl Scratch {
         }
     }
 
-    /// Appends the logits after the last token of each span that wants them.
+    /// Gives the logits after the tokens for which spans want them.
     fn logits(
         &mut self,
         shape: &Shape,
         weights: &Weights,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) {
         let mut rows = 0;
-        for span in batch.spans.iter().filter(|span| span.wants_logits) {
-            let x = &self.x[(span.tokens.end - 1) * shape.dim..][..shape.dim];
+        for token in batch.spans.iter().flat_map(|span| {
+            let end = span.tokens.end;
+            end - span.logits..end
+        }) {
+            let x = &self.x[token * shape.dim..][..shape.dim];
             let normed = &mut self.normed[rows * shape.dim..][..shape.dim];
             rms_norm(x, &weights.final_norm, shape.norm_epsilon, normed);
             rows += 1;
         }
-        let start = logits.len();
-        logits.resize(start + rows * weights.head.outputs(), 0.0);
         let normed = &self.normed[..rows * shape.dim];
-        weights.head.multiply(normed, &mut logits[start..], Before::Replaced);
+        for normed in normed.chunks(Logits::ROWS_MAX * shape.dim) {
+            let rows = normed.len() / shape.dim;
+            logits.add(rows, |out| weights.head.multiply(normed, out, Before::Replaced));
+        }
     }
 }
 

@@ -33,10 +33,6 @@ impl Matrix {
         Self { inputs, outputs, weights }
     }
 
-    pub(crate) fn outputs(&self) -> usize {
-        self.outputs
-    }
-
     /// Multiplies rows of inputs and writes, or adds to, rows of outputs, in the current pool.
     pub(crate) fn multiply(&self, x: &[f32], out: &mut [f32], before: Before) {
         let rows = x.len() / self.inputs;

@@ -1,8 +1,13 @@
 //! From text to tokens and back.
 
+mod token_bytes;
+
 use std::sync::Arc;
 
 use terrace_cache::Token;
+
+use token_bytes::Spelling;
+pub use token_bytes::TokenBytes;
 
 use crate::byte_tokenizer::ByteTokenizer;
 use crate::chat::{ChatError, ChatTemplate, Message};
@@ -18,6 +23,7 @@ enum Kind {
         tokenizer: Arc<tokenizers::Tokenizer>,
         /// One more than the highest token.
         vocabulary: usize,
+        spelling: Spelling,
     },
 }
 
@@ -43,7 +49,8 @@ impl Tokenizer {
         tokenizer.with_padding(None);
         let highest = tokenizer.get_vocab(true).into_values().max();
         let vocabulary = highest.map_or(0, |highest| highest as usize + 1);
-        Ok(Self(Kind::File { tokenizer: Arc::new(tokenizer), vocabulary }))
+        let spelling = Spelling::of(&tokenizer);
+        Ok(Self(Kind::File { tokenizer: Arc::new(tokenizer), vocabulary, spelling }))
     }
 
     /// The tokens of a text, with those that a model wants at the beginning or end of every text.
@@ -101,11 +108,12 @@ impl Tokenizer {
         // As many tokens as may be needed for the last one to be whole.
         const CONTEXT: usize = 8;
         match &self.0 {
-            Kind::Bytes => Decoder(Decoding::Bytes { incomplete: Vec::new() }),
+            Kind::Bytes => Decoder(Decoding::Bytes { incomplete: Vec::new(), shows_marks: false }),
             Kind::File { tokenizer, .. } => {
                 let window = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
                 let told = window.len();
-                Decoder(Decoding::File { tokenizer: tokenizer.clone(), window, told })
+                let tokenizer = tokenizer.clone();
+                Decoder(Decoding::File { tokenizer, window, told, skips_special: true })
             }
         }
     }
@@ -157,6 +165,7 @@ enum Decoding {
     Bytes {
         /// The beginning of a character.
         incomplete: Vec<u8>,
+        shows_marks: bool,
     },
     File {
         tokenizer: Arc<tokenizers::Tokenizer>,
@@ -165,23 +174,39 @@ enum Decoding {
         window: Vec<Token>,
         /// How many of them were told.
         told: usize,
+        skips_special: bool,
     },
 }
 
 impl Decoder {
+    /// The same, but the names of special tokens are part of the text.
+    #[must_use]
+    pub fn showing_special(mut self) -> Self {
+        match &mut self.0 {
+            Decoding::Bytes { shows_marks, .. } => *shows_marks = true,
+            Decoding::File { skips_special, .. } => *skips_special = false,
+        }
+        self
+    }
+
     /// Adds a token and returns the text that is complete with it; often none.
     pub fn push(&mut self, token: Token) -> String {
         match &mut self.0 {
-            Decoding::Bytes { incomplete } => {
+            Decoding::Bytes { incomplete, shows_marks } => {
+                if let Some(mark) = ByteTokenizer::mark(token).filter(|_| *shows_marks) {
+                    // What a mark cuts short never becomes a character.
+                    let before = std::mem::take(incomplete);
+                    return String::from_utf8_lossy(&before).into_owned() + mark;
+                }
                 incomplete.extend(ByteTokenizer::byte(token));
                 complete(incomplete)
             }
-            Decoding::File { tokenizer, window, told } => {
+            Decoding::File { tokenizer, window, told, skips_special } => {
                 // A character has four bytes at most. What has not become one after so many tokens
                 // never will.
                 const KEPT_MAX: usize = 16;
                 window.push(token);
-                let text = new_text(tokenizer, window, *told);
+                let text = new_text(tokenizer, window, *told, *skips_special);
                 let kept = window.len() - *told;
                 if (text.is_empty() || text.ends_with(char::REPLACEMENT_CHARACTER))
                     && kept < KEPT_MAX
@@ -198,17 +223,24 @@ impl Decoder {
     /// Returns what was kept back, with U+FFFD for what is no character.
     pub fn finish(self) -> String {
         match self.0 {
-            Decoding::Bytes { incomplete } => String::from_utf8_lossy(&incomplete).into_owned(),
-            Decoding::File { tokenizer, window, told } => new_text(&tokenizer, &window, told),
+            Decoding::Bytes { incomplete, .. } => String::from_utf8_lossy(&incomplete).into_owned(),
+            Decoding::File { tokenizer, window, told, skips_special } => {
+                new_text(&tokenizer, &window, told, skips_special)
+            }
         }
     }
 }
 
 /// What the tokens from `told` on add to the text of those before them.
-fn new_text(tokenizer: &tokenizers::Tokenizer, window: &[Token], told: usize) -> String {
+fn new_text(
+    tokenizer: &tokenizers::Tokenizer,
+    window: &[Token],
+    told: usize,
+    skips_special: bool,
+) -> String {
     // Decoding fails for no decoder that a tokenizer.json can have; if one did, silence is all that
     // is left.
-    let decode = |tokens| tokenizer.decode(tokens, true).unwrap_or_default();
+    let decode = |tokens| tokenizer.decode(tokens, skips_special).unwrap_or_default();
     let (old, all) = (decode(&window[..told]), decode(window));
     let common = old.char_indices().zip(all.chars()).take_while(|((_, a), b)| a == b);
     let common = common.last().map_or(0, |((at, a), _)| at + a.len_utf8());

@@ -224,6 +224,9 @@ impl Scheduler {
             return false;
         }
         let entry = &self.requests[handle];
+        if !entry.takes_hits() {
+            return false;
+        }
         let bound = ms(self.config.queue.share_wait_max_ms);
         let since = entry.sharing_since.unwrap_or(self.now);
         if entry.sharing_since.is_none() {

@@ -98,7 +98,11 @@ impl Scheduler {
     /// Pages of the request that may come from the cache. At least one token is computed, for there
     /// must be something to produce the next from.
     pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
-        (self.requests[handle].tokens() - 1) / self.config.cache.page_size
+        let entry = &self.requests[handle];
+        if !entry.takes_hits() {
+            return 0;
+        }
+        (entry.tokens() - 1) / self.config.cache.page_size
     }
 
     fn decide_probe(&mut self, handle: Handle) -> Decision {
@@ -109,6 +113,9 @@ impl Scheduler {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
+        if end == 0 {
+            return Decision::Skip;
+        }
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.lookup(sequence, end).host.depth;
         if self.is_coming(handle, start_page) {

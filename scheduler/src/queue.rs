@@ -93,7 +93,9 @@ impl Queue {
 }
 
 fn cached_pages(requests: &Requests, cache: &Cache, handle: Handle) -> u32 {
-    cache.lookup(&requests[handle].sequence, u32::MAX).host.depth
+    let entry = &requests[handle];
+    let pages_max = if entry.takes_hits() { u32::MAX } else { 0 };
+    cache.lookup(&entry.sequence, pages_max).host.depth
 }
 
 /// Orders requests along the tree: where paths part, the branch that more of them take goes first,

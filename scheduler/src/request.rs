@@ -24,6 +24,16 @@ pub struct Request<P = Vec<Token>> {
     /// The tenant's salt; empty for none.
     #[serde(default)]
     pub salt: String,
+    /// Whether every token of the prompt is to be computed, whatever the cache holds, because the engine
+    /// needs more of it than KV. What it computes is cached like that of any other request, and what it
+    /// has computed may serve it after a retraction once it has produced a token.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub computes_prompt: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
 }
 
 impl Request {
@@ -51,6 +61,7 @@ impl<P> Request<P> {
             priority: 0,
             adapter: String::new(),
             salt: String::new(),
+            computes_prompt: false,
         }
     }
 }

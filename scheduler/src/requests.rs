@@ -41,6 +41,8 @@ pub(crate) struct Entry {
     pub(crate) sequence: Sequence,
     pub(crate) prompt_tokens: u32,
     pub(crate) max_new_tokens: u32,
+    /// Whether its whole prompt is computed, whatever the cache holds.
+    pub(crate) computes_prompt: bool,
     pub(crate) life: Lifecycle,
 
     pub(crate) submitted_at: Time,
@@ -104,6 +106,7 @@ impl Entry {
             prompt_tokens: sequence.len() as u32,
             sequence,
             max_new_tokens,
+            computes_prompt: false,
             life: Lifecycle::new(),
             submitted_at: now,
             queued: false,
@@ -135,6 +138,11 @@ impl Entry {
 
     pub(crate) fn tokens(&self) -> u32 {
         self.sequence.len() as u32
+    }
+
+    /// Whether what the cache holds of it may serve it.
+    pub(crate) fn takes_hits(&self) -> bool {
+        !self.computes_prompt || self.tokens() > self.prompt_tokens
     }
 
     /// How many tokens it may still produce.

@@ -121,14 +121,17 @@ impl Scheduler {
     /// # Errors
     /// Why it cannot be taken; nothing has changed then.
     pub fn submit<P: Prompt>(&mut self, now: Time, request: Request<P>) -> Result<(), SubmitError> {
-        let Request { id, prompt, max_new_tokens: max_new, priority, adapter, salt } = request;
+        let Request { id, prompt, max_new_tokens: max_new, .. } = request;
+        let Request { priority, adapter, salt, computes_prompt, .. } = request;
         self.check_request(id, prompt.tokens() as u64, max_new)?;
         self.now = self.now.max(now);
         let namespace = self.namespace_of(&adapter, &salt);
         let (page_size, now) = (self.config.cache.page_size, self.now);
         let handle = self.requests.insert(|handle| {
             let sequence = prompt.hashed(namespace, page_size);
-            Entry::new(id, handle, priority, sequence, max_new, now)
+            let mut entry = Entry::new(id, handle, priority, sequence, max_new, now);
+            entry.computes_prompt = computes_prompt;
+            entry
         });
         if self.config.queue.start_timeout_ms > 0 {
             let start_by = now.after(ms(self.config.queue.start_timeout_ms));

@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use futures_util::stream::{self, Stream};
-use terrace_engine::{EndReason, Generation, Update};
+use terrace_engine::{EndReason, Generation, Logprobs, Update};
 use terrace_model::Decoder;
 use terrace_scheduler::Hits;
 
+use crate::echo::Echo;
+use crate::logprobs::{Scored, Scribe};
 use crate::metrics::AnswerClock;
 use crate::stop::StopMatcher;
 
@@ -16,6 +18,16 @@ pub(crate) struct Answer {
     generation: Option<Generation>,
     decoder: Option<Decoder>,
     stops: StopMatcher,
+    /// Stop strings are not looked for in so many tokens.
+    min_tokens: u32,
+    /// The prompt, until it is told.
+    echo: Option<Echo>,
+    /// Whether log-probabilities of the prompt come.
+    scores_prompt: bool,
+    /// Tells log-probabilities, if they were asked for.
+    scribe: Option<Scribe>,
+    /// Those of the next token.
+    logprobs: Option<Box<Logprobs>>,
     tokens: u32,
     hits: Hits,
     first_token_at: Option<Instant>,
@@ -28,11 +40,42 @@ pub(crate) struct Answer {
 #[derive(Clone, Debug)]
 pub(crate) enum Piece {
     /// More text, never none.
-    Text(String),
+    Text(Fragment),
     /// It is complete.
     Complete(Complete),
     /// It came to no end.
     Unfinished(EndReason),
+}
+
+/// Some text of an answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fragment {
+    pub(crate) text: String,
+    /// The tokens that begin in it and how likely they were, if that was asked for.
+    pub(crate) scored: Vec<Scored>,
+}
+
+impl Fragment {
+    pub(crate) fn push(&mut self, mut more: Fragment) {
+        self.text.push_str(&more.text);
+        self.scored.append(&mut more.scored);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.scored.is_empty()
+    }
+}
+
+/// What an answer is besides the model's next tokens.
+#[derive(Debug)]
+pub(crate) struct Manner {
+    pub(crate) stops: Vec<String>,
+    pub(crate) keeps_stop: bool,
+    pub(crate) min_tokens: u32,
+    /// The prompt, if it is part of the answer.
+    pub(crate) echo: Option<Echo>,
+    /// Whether log-probabilities are told.
+    pub(crate) is_scored: bool,
 }
 
 /// What there is to know about a complete answer.
@@ -66,13 +109,19 @@ impl Answer {
     pub(crate) fn new(
         generation: Generation,
         decoder: Decoder,
-        stops: Vec<String>,
+        manner: Manner,
         clock: AnswerClock,
     ) -> Self {
+        let Manner { stops, keeps_stop, min_tokens, echo, is_scored } = manner;
         Self {
             generation: Some(generation),
             decoder: Some(decoder),
-            stops: StopMatcher::new(stops),
+            stops: StopMatcher::new(stops).keeping_stop(keeps_stop),
+            min_tokens,
+            scores_prompt: is_scored && echo.is_some(),
+            echo,
+            scribe: is_scored.then(Scribe::default),
+            logprobs: None,
             tokens: 0,
             hits: Hits::default(),
             first_token_at: None,
@@ -95,19 +144,38 @@ impl Answer {
         }
         loop {
             match self.generation.as_mut()?.next().await? {
-                Update::Started(hits) => self.hits = hits,
+                Update::Started(hits) => {
+                    self.hits = hits;
+                    if !self.scores_prompt
+                        && let Some(prompt) = self.tell_prompt(Vec::new())
+                    {
+                        return Some(prompt);
+                    }
+                }
+                Update::Prompt(logprobs) => {
+                    if let Some(prompt) = self.tell_prompt(logprobs) {
+                        return Some(prompt);
+                    }
+                }
+                Update::Logprobs(logprobs) => self.logprobs = Some(logprobs),
                 Update::Token(token) => {
                     self.tokens += 1;
                     self.clock.token();
                     self.first_token_at.get_or_insert_with(Instant::now);
                     let text = self.decoder.as_mut()?.push(token);
-                    let (text, has_stopped) = self.stops.push(&text);
+                    let logprobs = self.logprobs.take();
+                    if let Some(scribe) = &mut self.scribe {
+                        scribe.add(token, logprobs.map(|logprobs| *logprobs), &text);
+                    }
+                    let (text, has_stopped) = self.look_for_stops(text);
                     if has_stopped {
                         self.generation.take()?.finish();
-                        return Some(self.end(text, Finish::Stop, None));
+                        let last = self.fragment(text);
+                        return Some(self.end(last, Finish::Stop, None));
                     }
-                    if !text.is_empty() {
-                        return Some(Piece::Text(text));
+                    let fragment = self.fragment(text);
+                    if !fragment.is_empty() {
+                        return Some(Piece::Text(fragment));
                     }
                 }
                 Update::Ended(ending) => {
@@ -115,23 +183,46 @@ impl Answer {
                     let finish = match ending.reason {
                         EndReason::Stop => Finish::Stop,
                         EndReason::Length => Finish::Length,
-                        EndReason::Aborted | EndReason::Failed(_) => {
+                        EndReason::Aborted | EndReason::Grammar | EndReason::Failed(_) => {
                             return Some(Piece::Unfinished(ending.reason));
                         }
                     };
                     let rest = self.decoder.take()?.finish();
-                    let (mut text, has_stopped) = self.stops.push(&rest);
+                    let (mut text, has_stopped) = self.look_for_stops(rest);
                     if has_stopped {
-                        return Some(self.end(text, Finish::Stop, ending.logits_checksum));
+                        let last = self.fragment(text);
+                        return Some(self.end(last, Finish::Stop, ending.logits_checksum));
                     }
                     text.push_str(&self.stops.finish());
-                    return Some(self.end(text, finish, ending.logits_checksum));
+                    let mut last = self.fragment(text);
+                    last.scored.extend(self.scribe.iter_mut().flat_map(Scribe::rest));
+                    return Some(self.end(last, finish, ending.logits_checksum));
                 }
             }
         }
     }
 
-    fn end(&mut self, text: String, finish: Finish, logits_checksum: Option<u64>) -> Piece {
+    /// The prompt, if it is part of the answer.
+    fn tell_prompt(&mut self, logprobs: Vec<Logprobs>) -> Option<Piece> {
+        let text = self.echo.take()?.tell(logprobs, self.scribe.as_mut());
+        let fragment = self.fragment(text);
+        (!fragment.is_empty()).then_some(Piece::Text(fragment))
+    }
+
+    /// What of a text is certainly before any stop string, and whether one has come.
+    fn look_for_stops(&mut self, text: String) -> (String, bool) {
+        match self.tokens <= self.min_tokens {
+            true => (text, false),
+            false => self.stops.push(&text),
+        }
+    }
+
+    fn fragment(&mut self, text: String) -> Fragment {
+        let scored = self.scribe.as_mut().map(|scribe| scribe.told(&text)).unwrap_or_default();
+        Fragment { text, scored }
+    }
+
+    fn end(&mut self, last: Fragment, finish: Finish, logits_checksum: Option<u64>) -> Piece {
         self.clock.complete(finish, self.tokens);
         let complete = Piece::Complete(Complete {
             finish,
@@ -140,10 +231,10 @@ impl Answer {
             logits_checksum,
             first_token_at: self.first_token_at,
         });
-        if text.is_empty() {
+        if last.is_empty() {
             return complete;
         }
         self.ending = Some(complete);
-        Piece::Text(text)
+        Piece::Text(last)
     }
 }

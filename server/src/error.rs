@@ -108,6 +108,11 @@ impl ApiError {
             EndReason::Aborted | EndReason::Stop | EndReason::Length => {
                 return Self::shutting_down();
             }
+            EndReason::Grammar => {
+                return Self::invalid(
+                    "the rule that the answer follows is too costly for every token: make it simpler",
+                );
+            }
             EndReason::Failed(FailReason::TimedOut) => {
                 let message = "the request waited too long for its turn: ask again later";
                 return Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);

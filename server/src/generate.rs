@@ -11,9 +11,10 @@ use futures_util::stream::{BoxStream, SelectAll};
 use terrace_engine::Generate;
 use terrace_scheduler::Token;
 
-use crate::answer::{Answer, Complete, Piece};
+use crate::answer::{Answer, Complete, Fragment, Manner, Piece};
 use crate::auth::Caller;
 use crate::body::{self, Received};
+use crate::echo::Echo;
 use crate::error::{ApiError, json_response};
 use crate::metrics::AnswerClock;
 use crate::parameters::{Input, Kind, Parameters, Prompt};
@@ -21,6 +22,7 @@ use crate::reply::{Reply, Usage};
 use crate::served_model::ServedModel;
 use crate::state::State;
 use crate::stream;
+use crate::structured::Compiled;
 
 /// The answers to one request, under way.
 pub(crate) struct Answers {
@@ -53,7 +55,8 @@ pub(crate) async fn handle(
     let received = body::receive(&headers, body, &state.limits, &state.bodies).await?;
     let asked = parse(kind, &state, received).await?;
     let (is_stream, include_usage) = (asked.parameters.stream, asked.parameters.include_usage);
-    let answers = submit(kind, &state, &caller, asked, asked_at).await?;
+    let rule = compile(&state, &asked.parameters).await?;
+    let answers = submit(kind, &state, &caller, asked, rule, asked_at).await?;
     if is_stream {
         return Ok(stream::respond(answers, include_usage).into_response());
     }
@@ -64,6 +67,8 @@ pub(crate) async fn handle(
 struct Asked {
     parameters: Parameters,
     prompts: Vec<Vec<Token>>,
+    /// The prompts as parts of their answers, if they are.
+    echoes: Vec<Option<Echo>>,
 }
 
 /// Understands a request. Long ones take a while, and are kept away from the threads that serve
@@ -103,7 +108,31 @@ fn understand(kind: Kind, state: &State, received: &Received) -> Result<Asked, A
             tokens.map_err(|error| ApiError::field("prompt", error.to_string()))?
         }
     };
-    Ok(Asked { parameters, prompts })
+    let echo = |prompt: &Vec<Token>| {
+        let shows_special = parameters.choosing.shows_special;
+        parameters.echo.then(|| Echo::new(&model.tokenizer, prompt, shows_special))
+    };
+    let echoes = prompts.iter().map(echo).collect();
+    Ok(Asked { parameters, prompts, echoes })
+}
+
+/// Compiles the rule that the answers have to follow, if there is one, away from the threads that serve
+/// everybody else.
+async fn compile(
+    state: &Arc<State>,
+    parameters: &Parameters,
+) -> Result<Option<Compiled>, ApiError> {
+    let Some(structure) = parameters.structure.clone() else { return Ok(None) };
+    let permit = state.parsers.acquire().await;
+    let work = {
+        let state = state.clone();
+        move || state.grammars.compile(&state.model.tokenizer, &structure)
+    };
+    let compiled = tokio::task::spawn_blocking(work).await;
+    drop(permit);
+    let failed =
+        |_| Err(ApiError::invalid("the rule that the answer is to follow cannot be compiled"));
+    compiled.unwrap_or_else(failed).map(Some)
 }
 
 async fn submit(
@@ -111,35 +140,47 @@ async fn submit(
     state: &State,
     caller: &Caller,
     asked: Asked,
+    rule: Option<Compiled>,
     asked_at: Instant,
 ) -> Result<Answers, ApiError> {
-    let Asked { parameters, prompts } = asked;
+    let Asked { parameters, prompts, echoes } = asked;
+    let choosing = &parameters.choosing;
     let model = &state.model;
     let salt = caller.salt(&parameters.cache_salt);
     state.salts.lock().used(&salt);
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let mut answers = Answers {
         pieces: SelectAll::new(),
-        reply: Reply::new(kind, model.name.clone()),
+        reply: Reply::new(kind, model.name.clone()).scored(parameters.scoring, &model.tokenizer),
         usage: Usage::new(asked_at, prompt_tokens),
         count: prompts.len() * parameters.n as usize,
         n: parameters.n as usize,
     };
+    let stop_tokens = stop_tokens(&parameters, model);
     let mut index = 0;
-    for prompt in prompts {
+    for (prompt, echo) in prompts.into_iter().zip(echoes) {
+        let max_new_tokens = max_new_tokens(kind, &parameters, model, prompt.len());
+        choosing.check(max_new_tokens, model.tokenizer.vocabulary())?;
         for choice in 0..parameters.n {
-            let decoder = match kind {
-                Kind::Completion => model.tokenizer.decoder_after(&prompt),
-                Kind::Chat => model.tokenizer.decoder(),
+            let decoder = match (kind, &echo) {
+                (_, Some(echo)) => echo.decoder(),
+                (Kind::Completion, None) => model.tokenizer.decoder_after(&prompt),
+                (Kind::Chat, None) => model.tokenizer.decoder(),
+            };
+            let decoder = match choosing.shows_special {
+                true => decoder.showing_special(),
+                false => decoder,
             };
             let generate = Generate {
-                max_new_tokens: max_new_tokens(kind, &parameters, model, prompt.len()),
+                max_new_tokens,
                 prompt: prompt.clone(),
                 sampling: parameters.sampling(choice),
-                stop_tokens: match parameters.ignore_eos {
-                    true => Arc::new([]),
-                    false => model.stop_tokens.clone(),
-                },
+                shaping: choosing.shaping.clone(),
+                grammar: rule.as_ref().map(|rule| rule.grammar(stop_tokens.clone())),
+                stop_tokens: stop_tokens.clone(),
+                keeps_stop_token: choosing.keeps_stop,
+                logprobs: parameters.scoring.map(|scoring| scoring.top),
+                prompt_logprobs: parameters.scoring.is_some() && parameters.echo,
                 priority: parameters.priority,
                 salt: salt.clone(),
                 logits_checksum: parameters.logits_checksum,
@@ -147,13 +188,30 @@ async fn submit(
             // If one is refused, dropping the others calls them off.
             let generation = state.engine.submit(generate).await?;
             let clock = AnswerClock::new(state.metrics.latency(), asked_at, prompt.len());
-            let answer = Answer::new(generation, decoder, parameters.stops.clone(), clock);
+            let manner = Manner {
+                stops: parameters.stops.clone(),
+                keeps_stop: choosing.keeps_stop,
+                min_tokens: choosing.shaping.min_tokens,
+                echo: echo.clone(),
+                is_scored: parameters.scoring.is_some(),
+            };
+            let answer = Answer::new(generation, decoder, manner, clock);
             let place = index;
             answers.pieces.push(answer.pieces().map(move |piece| (place, piece)).boxed());
             index += 1;
         }
     }
     Ok(answers)
+}
+
+/// The tokens that end an answer: the model's, unless they are to be ignored, and those asked for.
+fn stop_tokens(parameters: &Parameters, model: &ServedModel) -> Arc<[Token]> {
+    let asked_for = &parameters.choosing.stop_tokens;
+    match (parameters.ignore_eos, asked_for.is_empty()) {
+        (true, _) => asked_for.as_slice().into(),
+        (false, true) => model.stop_tokens.clone(),
+        (false, false) => model.stop_tokens.iter().chain(asked_for).copied().collect(),
+    }
 }
 
 /// As many as were asked for. Without a wish it is what is usual for the kind of request, in a chat
@@ -176,11 +234,11 @@ fn max_new_tokens(
 
 /// Waits for all answers and sends them at once.
 async fn whole(mut answers: Answers) -> Result<Response, ApiError> {
-    let mut texts = vec![String::new(); answers.count];
+    let mut texts = vec![Fragment::default(); answers.count];
     let mut choices = vec![serde_json::Value::Null; answers.count];
     while let Some((index, piece)) = answers.pieces.next().await {
         match piece {
-            Piece::Text(text) => texts[index].push_str(&text),
+            Piece::Text(fragment) => texts[index].push(fragment),
             Piece::Complete(complete) => {
                 choices[index] = answers.reply.choice(index, &texts[index], &complete);
                 answers.add(index, &complete);

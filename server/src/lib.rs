@@ -13,22 +13,27 @@ mod config;
 mod connection;
 mod connections;
 mod disk_tier;
+mod echo;
 mod error;
 mod fields;
 mod generate;
 mod launch;
+mod logprobs;
 mod metrics;
 mod page;
 mod parameters;
 mod recordings;
+mod refused;
 mod reply;
 mod salts;
+mod sampling_fields;
 mod served_model;
 mod server;
 mod size;
 mod state;
 mod stop;
 mod stream;
+mod structured;
 mod summary;
 
 pub use config::{

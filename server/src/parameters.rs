@@ -9,6 +9,10 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::logprobs::Scoring;
+use crate::refused::refuse_the_rest;
+use crate::sampling_fields::Choosing;
+use crate::structured::Structure;
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
@@ -17,8 +21,7 @@ pub(crate) struct Parameters {
     pub(crate) input: Input,
     /// How many tokens at the most; what is usual for the kind of request if not given.
     pub(crate) max_tokens: Option<u32>,
-    pub(crate) temperature: f32,
-    pub(crate) top_p: f32,
+    pub(crate) choosing: Choosing,
     pub(crate) seed: u64,
     pub(crate) stops: Vec<String>,
     /// Answers to each prompt.
@@ -29,6 +32,12 @@ pub(crate) struct Parameters {
     pub(crate) priority: i32,
     pub(crate) logits_checksum: bool,
     pub(crate) ignore_eos: bool,
+    /// What log-probabilities to tell.
+    pub(crate) scoring: Option<Scoring>,
+    /// Whether the prompt is part of the answer.
+    pub(crate) echo: bool,
+    /// What the answer has to follow.
+    pub(crate) structure: Option<Structure>,
 }
 
 /// What to start from.
@@ -63,16 +72,19 @@ impl Parameters {
             Kind::Chat => Input::Chat(messages(fields.take("messages"))?),
         };
         let stream = fields.flag("stream")?;
-        let whole = 1..=i64::from(u32::MAX);
+        let echo = match kind {
+            Kind::Completion => fields.flag("echo")?,
+            Kind::Chat => false,
+        };
+        // With nothing but the prompt to answer there may be nothing new.
+        let whole = i64::from(!echo)..=i64::from(u32::MAX);
         let max_tokens = fields.integer("max_tokens", whole.clone())?;
         let max_completion_tokens = fields.integer("max_completion_tokens", whole)?;
-        let sampling = Sampling::GREEDY;
-        Ok(Self {
+        let parameters = Self {
             model: fields.text("model")?,
             input,
             max_tokens: max_completion_tokens.or(max_tokens).map(|max| max as u32),
-            temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(1.0) as f32,
-            top_p: fields.number("top_p", 0.0..=1.0)?.map_or(sampling.top_p, |top_p| top_p as f32),
+            choosing: Choosing::parse(&mut fields)?,
             seed: match fields.integer("seed", i64::MIN..=i64::MAX)? {
                 Some(seed) => seed.cast_unsigned(),
                 None => random(),
@@ -87,13 +99,17 @@ impl Parameters {
                 .unwrap_or(0) as i32,
             logits_checksum: fields.flag("logits_checksum")?,
             ignore_eos: fields.flag("ignore_eos")?,
-        })
+            scoring: Scoring::parse(kind, &mut fields)?,
+            echo,
+            structure: Structure::parse(&mut fields)?,
+        };
+        refuse_the_rest(&mut fields, parameters.n)?;
+        Ok(parameters)
     }
 
     /// How the tokens of one of the answers to a prompt are chosen.
     pub(crate) fn sampling(&self, choice: u32) -> Sampling {
-        let seed = xxh3_64_with_seed(&choice.to_le_bytes(), self.seed);
-        Sampling { temperature: self.temperature, top_p: self.top_p, seed }
+        self.choosing.sampling(xxh3_64_with_seed(&choice.to_le_bytes(), self.seed))
     }
 }
 
@@ -105,33 +121,20 @@ pub(crate) fn random() -> u64 {
 
 /// Refuses what would change the answer and is not there.
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    let is_zero = |value: &Value| value.as_f64() == Some(0.0);
-    let is_one = |value: &Value| value.as_f64() == Some(1.0);
-    let is_false = |value: &Value| *value == Value::Bool(false);
     let is_empty = |value: &Value| match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(items) => items.is_empty(),
         Value::String(text) => text.is_empty(),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     };
-    fields.refuse_unless("logprobs", is_false)?;
-    fields.refuse_unless("top_logprobs", is_zero)?;
-    fields.refuse_unless("echo", is_false)?;
-    fields.refuse_unless("best_of", is_one)?;
-    for name in ["suffix", "tools", "functions", "logit_bias"] {
+    for name in ["tools", "functions"] {
         fields.refuse_unless(name, is_empty)?;
     }
     for name in ["tool_choice", "function_call"] {
         fields.refuse_unless(name, |value| *value == "none")?;
     }
-    fields.refuse_unless("response_format", |value| value["type"] == "text")?;
     fields.refuse_unless("modalities", |value| *value == serde_json::json!(["text"]))?;
-    fields.refuse_unless("audio", |_| false)?;
-    for name in ["presence_penalty", "frequency_penalty", "min_p"] {
-        fields.refuse_unless(name, is_zero)?;
-    }
-    fields.refuse_unless("repetition_penalty", is_one)?;
-    fields.refuse_unless("top_k", |value| matches!(value.as_i64(), Some(-1 | 0)))
+    fields.refuse_unless("audio", |_| false)
 }
 
 fn prompts(value: Option<Value>, limits: &Limits) -> Result<Vec<Prompt>, ApiError> {
@@ -232,6 +235,11 @@ fn include_usage(options: Option<Value>, stream: bool) -> Result<bool, ApiError>
         Some(Value::Object(_)) if !stream => {
             Err(ApiError::field("stream_options", "`stream_options` is for streams only"))
         }
+        Some(Value::Object(options))
+            if options.get("continuous_usage_stats") == Some(&true.into()) =>
+        {
+            Err(ApiError::unsupported("stream_options.continuous_usage_stats"))
+        }
         Some(Value::Object(options)) => match options.get("include_usage") {
             None | Some(Value::Null) => Ok(false),
             Some(Value::Bool(include)) => Ok(*include),
@@ -277,7 +285,8 @@ mod tests {
     #[test]
     fn defaults_are_those_of_openai() {
         let parameters = completion(json!({ "prompt": "x", "unknown": {}, "n": null })).unwrap();
-        assert_eq!((parameters.temperature, parameters.top_p, parameters.n), (1.0, 1.0, 1));
+        let sampling = parameters.sampling(0);
+        assert_eq!((sampling.temperature, sampling.top_p, parameters.n), (1.0, 1.0, 1));
         assert_eq!((parameters.max_tokens, parameters.stream), (None, false));
         let other = completion(json!({ "prompt": "x" })).unwrap();
         assert_ne!(parameters.seed, other.seed, "no seed is a new one each time");
@@ -346,18 +355,11 @@ mod tests {
     #[test]
     fn what_would_change_the_answer_is_refused_and_nothing_else() {
         let refused = [
-            ("logprobs", json!(1)),
             ("logprobs", json!(true)),
             ("tools", json!([{}])),
             ("tool_choice", json!("auto")),
-            ("response_format", json!({ "type": "json_object" })),
-            ("logit_bias", json!({ "1": 2 })),
             ("best_of", json!(2)),
-            ("echo", json!(true)),
             ("suffix", json!("x")),
-            ("presence_penalty", json!(0.5)),
-            ("frequency_penalty", json!(-1)),
-            ("top_k", json!(40)),
         ];
         for (name, value) in refused {
             let error = completion(with(name, value)).unwrap_err();
@@ -377,6 +379,17 @@ mod tests {
         for (name, value) in harmless {
             assert!(completion(with(name, value)).is_ok(), "{name}");
         }
+    }
+
+    #[test]
+    fn only_an_echo_may_have_nothing_new() {
+        let none = json!({ "prompt": "x", "max_tokens": 0 });
+        assert_eq!(completion(none.clone()).unwrap_err().param(), Some("max_tokens"));
+        let mut echo = none;
+        echo["echo"] = true.into();
+        assert_eq!(completion(echo).unwrap().max_tokens, Some(0));
+        let chat = json!({ "messages": [{ "role": "user", "content": "x" }], "echo": true });
+        assert_eq!(parse(Kind::Chat, &chat).unwrap_err().param(), Some("echo"));
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
+use terrace_model::Tokenizer;
 use terrace_scheduler::Hits;
 
-use crate::answer::Complete;
+use crate::answer::{Complete, Fragment};
+use crate::logprobs::{Scored, Scoring};
 use crate::parameters::{Kind, random};
 
 /// What all JSON of one request has in common.
@@ -15,6 +17,7 @@ pub(crate) struct Reply {
     id: String,
     created: u64,
     model: String,
+    scoring: Option<(Scoring, Tokenizer)>,
 }
 
 impl Reply {
@@ -24,7 +27,12 @@ impl Reply {
             Kind::Chat => "chatcmpl",
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { kind, id: format!("{prefix}-{:016x}", random()), created, model }
+        Self { kind, id: format!("{prefix}-{:016x}", random()), created, model, scoring: None }
+    }
+
+    /// The same, but with log-probabilities of the tokens.
+    pub(crate) fn scored(self, scoring: Option<Scoring>, tokenizer: &Tokenizer) -> Self {
+        Self { scoring: scoring.map(|scoring| (scoring, tokenizer.clone())), ..self }
     }
 
     /// The whole answer at once.
@@ -40,7 +48,8 @@ impl Reply {
     }
 
     /// One of the answers, complete.
-    pub(crate) fn choice(&self, index: usize, text: &str, complete: &Complete) -> Value {
+    pub(crate) fn choice(&self, index: usize, whole: &Fragment, complete: &Complete) -> Value {
+        let text = &whole.text;
         let mut choice = match self.kind {
             Kind::Completion => json!({ "text": text }),
             Kind::Chat => json!({
@@ -48,6 +57,7 @@ impl Reply {
             }),
         };
         finish(&mut choice, index, Some(complete));
+        choice["logprobs"] = self.logprobs(&whole.scored);
         choice
     }
 
@@ -64,12 +74,14 @@ impl Reply {
     }
 
     /// A chunk with more text.
-    pub(crate) fn text_chunk(&self, index: usize, text: &str) -> Value {
+    pub(crate) fn text_chunk(&self, index: usize, fragment: &Fragment) -> Value {
+        let text = &fragment.text;
         let mut choice = match self.kind {
             Kind::Completion => json!({ "text": text }),
             Kind::Chat => json!({ "delta": { "content": text } }),
         };
         finish(&mut choice, index, None);
+        choice["logprobs"] = self.logprobs(&fragment.scored);
         self.chunk(vec![choice])
     }
 
@@ -89,6 +101,14 @@ impl Reply {
         chunk["usage"] = usage.json();
         chunk["terrace"] = usage.extras();
         chunk
+    }
+
+    /// The log-probabilities of some tokens, if they were asked for.
+    fn logprobs(&self, scored: &[Scored]) -> Value {
+        match &self.scoring {
+            Some((scoring, tokenizer)) => scoring.json(self.kind, tokenizer, scored),
+            None => Value::Null,
+        }
     }
 
     fn chunk(&self, choices: Vec<Value>) -> Value {

@@ -13,12 +13,14 @@ use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
+use crate::structured::Grammars;
 
 /// What all requests share.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) model: ServedModel,
+    pub(crate) grammars: Grammars,
     pub(crate) gate: Gate,
     pub(crate) limits: Limits,
     pub(crate) salts: Mutex<RecentSalts>,
@@ -47,6 +49,7 @@ impl State {
             metrics: Metrics::new(&model.name, config.metrics_vllm_names),
             engine,
             model,
+            grammars: Grammars::default(),
             gate: Gate::new(config),
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),

@@ -5,13 +5,20 @@
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
     kept: String,
+    /// Whether a stop string that has come is part of the text.
+    keeps_stop: bool,
 }
 
 impl StopMatcher {
     /// Stop strings are not empty.
     pub(crate) fn new(stops: Vec<String>) -> Self {
         debug_assert!(stops.iter().all(|stop| !stop.is_empty()));
-        Self { stops, kept: String::new() }
+        Self { stops, kept: String::new(), keeps_stop: false }
+    }
+
+    /// The same, but the stop string that has come is part of the text.
+    pub(crate) fn keeping_stop(self, keeps_stop: bool) -> Self {
+        Self { keeps_stop, ..self }
     }
 
     /// Adds text and returns what is certainly before any stop string, and whether one has come.
@@ -20,8 +27,8 @@ impl StopMatcher {
         // The stop string that is complete first counts, whatever the pieces; of two that end together
         // the longer one.
         let found = |stop: &String| self.kept.find(stop).map(|at| (at + stop.len(), at));
-        if let Some((_, at)) = self.stops.iter().filter_map(found).min() {
-            self.kept.truncate(at);
+        if let Some((end, at)) = self.stops.iter().filter_map(found).min() {
+            self.kept.truncate(if self.keeps_stop { end } else { at });
             return (std::mem::take(&mut self.kept), true);
         }
         let kept = self.kept.split_off(self.certain());
@@ -76,6 +83,13 @@ mod tests {
         assert_eq!(stops.push("a"), went("a"));
         assert_eq!(stops.finish(), "aa");
         assert_eq!(matcher(&[]).push("all of it"), went("all of it"));
+    }
+
+    #[test]
+    fn a_stop_string_may_be_part_of_the_text() {
+        let mut stops = matcher(&["END"]).keeping_stop(true);
+        assert_eq!(stops.push("the E"), went("the "));
+        assert_eq!(stops.push("ND of it"), ("END".to_owned(), true));
     }
 
     #[test]

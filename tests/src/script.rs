@@ -9,7 +9,7 @@
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
-//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`; TOKENS like `1-8+100-103` |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`; TOKENS like `1-8+100-103` |
 //! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
 //! | `last ID` | its next tokens are its last |
@@ -188,6 +188,7 @@ impl Player {
                 ("priority", value) => request.priority = parse(value)?,
                 ("adapter", value) => value.clone_into(&mut request.adapter),
                 ("salt", value) => value.clone_into(&mut request.salt),
+                ("computes_prompt", value) => request.computes_prompt = parse(value)?,
                 (key, _) => return Err(format!("unknown key {key}")),
             }
         }

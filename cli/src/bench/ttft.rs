@@ -122,6 +122,7 @@ async fn first_token(
     while let Some(update) = generation.next().await {
         match update {
             Update::Started(hits) => found = hits,
+            Update::Prompt(_) | Update::Logprobs(_) => {}
             Update::Token(_) => {
                 let took = began.elapsed();
                 wait_for_copies(engine).await;

@@ -170,6 +170,19 @@ fn a_repeated_step_writes_the_same() {
 }
 
 #[test]
+fn logits_are_the_same_whether_a_span_wants_one_row_or_all() {
+    for mut model in [terrace_model::built_in(2).model, Folder::qwen2().load().unwrap().model] {
+        // More rows than are computed together.
+        let tokens = Dice(12).tokens(150, 256);
+        let mut world = World::new(&model, 16, vec![tokens.clone()], |_| {});
+        let all = world.step_by_token(&mut model, 0, 0..150);
+        let mut world = World::new(&model, 16, vec![tokens], |_| {});
+        let one_by_one = (0..150).map(|at| world.step(&mut model, &[(0, at..at + 1)]).remove(0));
+        assert!(one_by_one.eq(all));
+    }
+}
+
+#[test]
 fn a_step_with_nonsense_in_it_is_refused() {
     let mut folder = Folder::llama();
     folder.config["max_position_embeddings"] = 32.into();

@@ -85,6 +85,40 @@ fn special_tokens_have_no_text() {
 }
 
 #[test]
+fn special_tokens_have_names_for_those_who_want_to_see_them() {
+    let show = |tokenizer: &Tokenizer, tokens: &[u32]| {
+        let mut decoder = tokenizer.decoder().showing_special();
+        let mut text: String = tokens.iter().map(|token| decoder.push(*token)).collect();
+        text.push_str(&decoder.finish());
+        text
+    };
+    assert_eq!(show(&from_folder(), &[261, 259, 262]), "<|begin|>hello<|end|>");
+    let shown = show(&Tokenizer::bytes(), &[256, 104, 0xc3, 261, 105]);
+    assert_eq!(shown, "<|begin|>h\u{fffd}<|end|>i");
+}
+
+#[test]
+fn tokens_are_the_bytes_that_they_stand_for() {
+    let bytes = |tokenizer: &Tokenizer, token| {
+        tokenizer.token_bytes(token).map(|token| (token.bytes, token.is_special))
+    };
+    let text = |text: &str| Some((text.as_bytes().to_vec(), false));
+    let special = |name: &str| Some((name.as_bytes().to_vec(), true));
+    let folder = from_folder();
+    assert_eq!((bytes(&folder, 259), bytes(&folder, 260)), (text("hello"), text(" w")));
+    assert_eq!(bytes(&folder, 0xc3), Some((vec![0xc3], false)));
+    assert_eq!((bytes(&folder, 261), bytes(&folder, 263)), (special("<|begin|>"), None));
+    let words = with_marked_words();
+    assert_eq!((bytes(&words, 260), bytes(&words, 0xc4)), (text(" a"), Some((vec![0xc3], false))));
+    let built_in = Tokenizer::bytes();
+    assert_eq!(
+        (bytes(&built_in, 0xc3), bytes(&built_in, 259)),
+        (Some((vec![0xc3], false)), special("<|user|>"))
+    );
+    assert_eq!(bytes(&built_in, 262), None);
+}
+
+#[test]
 fn an_answer_goes_on_where_its_prompt_ends() {
     let tokenizer = from_folder();
     let prompt = tokenizer.encode("hello").unwrap();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
-use terrace_engine::{Batch, CpuMemory, Model, ModelError, PageTable, Span};
+use terrace_engine::{Batch, CpuMemory, Logits, Model, ModelError, PageTable, Span};
 use terrace_model::Llama;
 use terrace_scheduler::{Slot, Token};
 
@@ -105,14 +105,37 @@ impl World {
         model: &mut Llama,
         parts: &[(usize, Range<usize>)],
     ) -> Result<Vec<Vec<f32>>, ModelError> {
-        let (spans, tokens) = self.spans(parts, true);
-        let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-        let mut logits = Vec::new();
-        model.forward(&self.memory, &batch, &mut logits)?;
-        Ok(logits.chunks(model.vocabulary()).map(<[f32]>::to_vec).collect())
+        let (spans, tokens) = self.spans(parts, 1);
+        self.try_forward(model, &spans, &tokens)
     }
 
-    fn spans(&self, parts: &[(usize, Range<usize>)], logits: bool) -> (Vec<Span>, Vec<Token>) {
+    /// Computes positions of one sequence, and returns the logits after each of them.
+    pub(crate) fn step_by_token(
+        &mut self,
+        model: &mut Llama,
+        slot: usize,
+        positions: Range<usize>,
+    ) -> Vec<Vec<f32>> {
+        let logits = positions.len();
+        let (spans, tokens) = self.spans(&[(slot, positions)], logits);
+        self.try_forward(model, &spans, &tokens).expect("a step")
+    }
+
+    fn try_forward(
+        &mut self,
+        model: &mut Llama,
+        spans: &[Span],
+        tokens: &[Token],
+    ) -> Result<Vec<Vec<f32>>, ModelError> {
+        let batch = Batch { spans, tokens, table: &self.table };
+        let (mut logits, mut rows) = (Vec::new(), Vec::new());
+        let mut take = |row: &[f32]| logits.push(row.to_vec());
+        let mut taken = Logits::new(model.vocabulary(), &mut rows, &mut take);
+        model.forward(&self.memory, &batch, &mut taken)?;
+        Ok(logits)
+    }
+
+    fn spans(&self, parts: &[(usize, Range<usize>)], logits: usize) -> (Vec<Span>, Vec<Token>) {
         let (mut spans, mut tokens) = (Vec::new(), Vec::new());
         for (slot, positions) in parts {
             let first = tokens.len();
@@ -121,7 +144,7 @@ impl World {
                 slot: Slot(*slot as u32),
                 start: positions.start as u32,
                 tokens: first..tokens.len(),
-                wants_logits: logits,
+                logits,
             });
         }
         (spans, tokens)
@@ -131,7 +154,7 @@ impl World {
     pub(crate) fn kv(&self, model: &Llama, slot: usize) -> Vec<Vec<u32>> {
         let (shape, page_size) = (model.kv_shape(), self.table.page_size());
         let len = self.sequences[slot].len();
-        let (spans, tokens) = self.spans(&[(slot, 0..len)], false);
+        let (spans, tokens) = self.spans(&[(slot, 0..len)], 0);
         let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
         let pages = self.memory.lend(&batch).unwrap();
         let row = self.table.row(Slot(slot as u32));

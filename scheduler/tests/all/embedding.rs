@@ -133,3 +133,63 @@ fn a_step_is_not_repeated_while_somebody_waits_for_a_plan() {
     assert_eq!(crowded.repeats_max, 0);
     assert_eq!(scheduler.stats().steps, 3);
 }
+
+/// Plans and performs one step in which everybody who is to produces a token.
+fn step(scheduler: &mut Scheduler, now: Time) -> Plan {
+    let plan = scheduler.plan(now);
+    let last_chunks = plan.prefills.iter().filter(|prefill| prefill.produces_token);
+    let decodes = plan.decodes.iter().map(|decode| decode.request);
+    let requests = last_chunks.map(|prefill| prefill.request).chain(decodes);
+    let results: Vec<_> =
+        requests.map(|request| StepResult { request, tokens: &[9], finished: false }).collect();
+    let event = Event::StepDone { step: plan.step.expect("a step"), results: &results };
+    scheduler.advance(now, event).expect("it fits");
+    scheduler.audit();
+    plan
+}
+
+#[test]
+fn a_request_that_computes_its_prompt_takes_no_hits_and_leaves_the_cache_as_it_was() {
+    let mut scheduler = scheduler();
+    let prompt: Vec<u32> = (1..=14).collect();
+    let computes_prompt =
+        |id| Request { computes_prompt: true, ..Request::new(id, (1..=14).collect(), 1) };
+    scheduler.submit(Time(0), Request::new(1, prompt.clone(), 1)).expect("a sound request");
+    step(&mut scheduler, Time(0));
+    scheduler.plan(Time(1));
+    let cached = scheduler.cached(&prompt, "", "");
+    let before = scheduler.stats().cache;
+    assert_eq!(cached.device_pages, 3);
+
+    scheduler.submit(Time(2), computes_prompt(2)).expect("a sound request");
+    let plan = step(&mut scheduler, Time(2));
+    assert_eq!((plan.prefills[0].start, plan.prefills[0].tokens), (0, 14), "all of it");
+    scheduler.plan(Time(3));
+    assert_eq!(scheduler.stats().device_hit_tokens, 0);
+    assert_eq!(scheduler.stats().cache, before, "its pages were there already");
+
+    scheduler.submit(Time(4), Request::new(3, prompt.clone(), 1)).expect("a sound request");
+    let plan = step(&mut scheduler, Time(4));
+    assert_eq!((plan.prefills[0].start, plan.prefills[0].tokens), (12, 2));
+
+    // Where it comes first, others take what it computed; and it waits for nobody.
+    scheduler.plan(Time(5));
+    scheduler.clear_cache();
+    scheduler.submit(Time(6), Request::new(4, prompt.clone(), 1)).expect("a sound request");
+    scheduler.submit(Time(6), computes_prompt(5)).expect("a sound request");
+    let plan = step(&mut scheduler, Time(6));
+    assert_eq!(plan.prefills.iter().map(|prefill| prefill.tokens).collect::<Vec<_>>(), [14, 14]);
+    scheduler.plan(Time(7));
+    assert_eq!(scheduler.stats().cache, before);
+    assert_eq!(scheduler.cached(&prompt, "", ""), cached);
+}
+
+#[test]
+fn whether_a_request_computes_its_prompt_is_written_only_where_it_does() {
+    let plain = Request::new(1, vec![1], 1);
+    let written = serde_json::to_string(&plain).expect("it can be written");
+    assert!(!written.contains("computes_prompt"), "{written}");
+    let computes = Request { computes_prompt: true, ..plain };
+    let written = serde_json::to_string(&computes).expect("it can be written");
+    assert_eq!(serde_json::from_str::<Request>(&written).expect("it can be read"), computes);
+}

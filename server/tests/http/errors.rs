@@ -20,7 +20,7 @@ async fn an_error_says_which_field_is_wrong() {
         (json!({ "prompt": "x", "max_tokens": 0 }), "max_tokens"),
         (json!({ "prompt": "x", "max_tokens": 100_000 }), "max_tokens"),
         (json!({ "prompt": "x", "max_tokens": 90_000 }), "max_tokens"),
-        (json!({ "prompt": "x", "logprobs": 2 }), "logprobs"),
+        (json!({ "prompt": "x", "logprobs": 21 }), "logprobs"),
         (json!({ "prompt": "x", "n": 0 }), "n"),
     ];
     for (request, param) in wrong {

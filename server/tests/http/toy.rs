@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError};
+use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError};
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
 const END: usize = 257;
@@ -39,7 +39,7 @@ impl Model for Toy {
         &mut self,
         memory: &CpuMemory,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         std::thread::sleep(self.step);
         let page_size = batch.table.page_size();
@@ -54,14 +54,19 @@ impl Model for Toy {
                 let (page, element) = place(position);
                 pages.write(table[page])[element] = *token as f32;
             }
-            if span.wants_logits {
-                let read = |position| {
-                    let (page, element) = place(position);
-                    pages.read(table[page])[element] as u64
-                };
-                let hash = (0..span.end()).fold(7, |hash, position| mix(hash ^ read(position)));
-                let ends = read(span.end() - 1) == u64::from(b'!');
-                logits.extend((0..VOCABULARY).map(|token| logit(hash, token, ends)));
+            let read = |position| {
+                let (page, element) = place(position);
+                pages.read(table[page])[element] as u64
+            };
+            let mut hash = 7;
+            for position in 0..span.end() {
+                hash = mix(hash ^ read(position));
+                if (span.end() - position) as usize <= span.logits {
+                    let ends = read(position) == u64::from(b'!');
+                    logits.add(1, |row| {
+                        (0..).zip(row).for_each(|(token, out)| *out = logit(hash, token, ends));
+                    });
+                }
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use terrace_engine::{Batch, CopyError, CopyJob, Device, Model, ModelError};
+use terrace_engine::{Batch, CopyError, CopyJob, Device, Logits, Model, ModelError};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
@@ -127,7 +127,7 @@ impl<M: Model> Model for FlakyModel<M> {
         &mut self,
         memory: &M::Memory,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         self.inner.forward(memory, batch, logits)?;
         if self.chance.once_in(self.once_in) {

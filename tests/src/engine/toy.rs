@@ -1,7 +1,7 @@
 //! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
 //! the one it should be, and whose answers anybody can work out from the prompt alone.
 
-use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError};
+use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError};
 use terrace_scheduler::Token;
 
 /// Tokens in a page.
@@ -78,7 +78,7 @@ impl Model for ToyModel {
         &mut self,
         memory: &CpuMemory,
         batch: &Batch<'_>,
-        logits: &mut Vec<f32>,
+        logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         let mut kv = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
         for span in batch.spans {
@@ -99,10 +99,12 @@ impl Model for ToyModel {
                 let page = kv.write(pages[(position / PAGE_SIZE) as usize]);
                 let elements = Entry { token, digest }.to_elements();
                 page[offset(position)..][..3].copy_from_slice(&elements);
-            }
-            if span.wants_logits {
-                let likeliest = next_token(digest);
-                logits.extend((0..VOCABULARY as Token).map(|token| f32::from(token == likeliest)));
+                if (span.end() - position) as usize <= span.logits {
+                    logits.add(1, |row| {
+                        row.fill(0.0);
+                        row[next_token(digest) as usize] = 1.0;
+                    });
+                }
             }
         }
         Ok(())

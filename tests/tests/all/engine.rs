@@ -70,6 +70,7 @@ async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
     loop {
         match generation.next().await.unwrap() {
             Update::Started(hits) => assert!(found.replace(hits).is_none(), "started twice"),
+            Update::Prompt(_) | Update::Logprobs(_) => {}
             Update::Token(token) => tokens.push(token),
             Update::Ended(ending) => {
                 let (reason, checksum) = (ending.reason, ending.logits_checksum);
@@ -522,7 +523,7 @@ async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
             return false;
         }
         match generation.next().await.unwrap() {
-            Update::Started(_) => {}
+            Update::Started(_) | Update::Prompt(_) | Update::Logprobs(_) => {}
             Update::Token(token) => answer.push(token),
             Update::Ended(ending) => match ending.reason {
                 EndReason::Length => {

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use terrace_cache::{Cache, CacheConfig};
 use terrace_engine::{
-    Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Model, PageTable,
-    Sampler, Sampling, Span, Update,
+    Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Logits, Model,
+    PageTable, Sampler, Sampling, Span, Update,
 };
 use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_model::{Llama, built_in};
@@ -92,10 +92,12 @@ impl Alone {
         let (mut start, mut tokens) = (0, prompt.clone());
         let (mut answer, mut checksum) = (Vec::new(), 0);
         while answer.len() < NEW_TOKENS as usize {
-            let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), wants_logits: true };
+            let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), logits: 1 };
             let batch = Batch { spans: &[span], tokens: &tokens, table: &self.table };
             logits.clear();
-            self.model.forward(&self.memory, &batch, &mut logits).unwrap();
+            let (mut rows, mut take) = (Vec::new(), |row: &[f32]| logits.extend_from_slice(row));
+            let mut taken = Logits::new(self.model.vocabulary(), &mut rows, &mut take);
+            self.model.forward(&self.memory, &batch, &mut taken).unwrap();
             let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
             checksum = xxh3_64_with_seed(&xxh3_64(&bytes).to_le_bytes(), checksum);
             start += tokens.len() as u32;
@@ -147,7 +149,7 @@ async fn check(
             return None;
         }
         match generation.next().await.unwrap() {
-            Update::Started(_) => {}
+            Update::Started(_) | Update::Prompt(_) | Update::Logprobs(_) => {}
             Update::Token(token) => answer.push(token),
             Update::Ended(ending) => match ending.reason {
                 EndReason::Length => {
@@ -157,7 +159,9 @@ async fn check(
                     return Some(());
                 }
                 EndReason::Failed(_) => return None,
-                EndReason::Stop | EndReason::Aborted => panic!("it ended as {:?}", ending.reason),
+                EndReason::Stop | EndReason::Aborted | EndReason::Grammar => {
+                    panic!("it ended as {:?}", ending.reason)
+                }
             },
         }
     }

@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use bytesize::ByteSize;
 use serde_json::{Value, json};
 use terrace_l3::node::{Holding, NodeConfig, NodeSecret, NodeServer};
 use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
-use terrace_server::{Config, L3Choice, Server, launch, serve_node_figures};
+use terrace_server::{Config, L3Choice, Server, Size, launch, serve_node_figures};
 
 use crate::client::complete;
 use crate::scrape::Scrape;
@@ -88,8 +87,8 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     let config = Config {
         listen: "127.0.0.1:0".to_owned(),
         threads: Some(1),
-        device_memory: ByteSize::mib(16),
-        host_memory: ByteSize::mib(16),
+        device_memory: Size::mib(16),
+        host_memory: Size::mib(16),
         l3: Some(L3Choice::Nodes(format!("one={}", node.address()))),
         node_secret_file: Some(secret_file),
         metrics_vllm_names: true,

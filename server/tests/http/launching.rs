@@ -1,5 +1,7 @@
 //! From a configuration to a server, with the built-in model and a store on disk.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use terrace_server::{Config, L3Choice, LaunchError, Server, Size, launch};
 use tokio::sync::oneshot;
@@ -89,10 +91,14 @@ async fn pages_of_other_sizes_are_told_and_go_when_the_limit_needs_their_room() 
     let request = json!({ "prompt": "x".repeat(255), "max_tokens": 1 });
     ask_once(&config, &request).await;
     let other_pages = Config { page_size: 32, ..config.clone() };
-    let told = launch(&other_pages).unwrap().summary.to_string();
+    let launched = launch(&other_pages).unwrap();
+    launched.engine.shutdown(Duration::from_secs(60)).await;
+    let told = launched.summary.to_string();
+    drop(launched);
     assert!(told.contains("beside it pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
     assert!(told.contains("last used just now, which go when it needs their room"), "{told}");
-    let no_room = Config { l3_size: Size::mib(4), ..other_pages };
+    // Another size again, so that nobody need wait until the store is closed.
+    let no_room = Config { l3_size: Size::mib(9), page_size: 64, ..other_pages };
     let told = launch(&no_room).unwrap().summary.to_string();
     assert!(told.contains("warning: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
     assert!(told.contains("were removed to make room"), "{told}");

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
+use terrace_replay::human;
 
 /// How samples are spread, in microseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -34,7 +35,8 @@ impl Distribution {
 impl fmt::Display for Distribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mean, p50, p99, max } = self;
-        write!(f, "mean {mean:.1}, p50 {p50:.1}, p99 {p99:.1}, max {max:.1} us")
+        let [mean, p50, p99, max] = [mean, p50, p99, max].map(|us| human::milliseconds(us / 1e3));
+        write!(f, "mean {mean}, p50 {p50}, p99 {p99}, max {max}")
     }
 }
 
@@ -59,5 +61,8 @@ mod tests {
         let spread = Distribution::of((1..=1000).map(|n| n * 1000).collect());
         assert_eq!((spread.p50, spread.p99, spread.max), (500.0, 990.0, 1000.0));
         assert!((spread.mean - 500.5).abs() < 1e-9);
+        assert_eq!(spread.to_string(), "mean 500 µs, p50 500 µs, p99 990 µs, max 1.00 ms");
+        let long = Distribution::of(vec![3_126_541_800]);
+        assert_eq!(long.to_string(), "mean 3.13 s, p50 3.13 s, p99 3.13 s, max 3.13 s");
     }
 }

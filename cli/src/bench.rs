@@ -457,16 +457,16 @@ fn mooncake_text(run: &MooncakeFigures) -> String {
 fn nodes_text(figures: &NodesFigures) -> String {
     let mut text = String::new();
     for run in &figures.transfers {
-        text += &format!(
-            "{} x {}: stream {:.2} GB/s; put {:.2} GB/s, {:.0} % of it; get {:.2} GB/s, {:.0} % of it\n",
-            run.batch,
-            ByteSize(run.object_bytes as u64).display().iec(),
-            run.plain / 1e9,
-            run.put / 1e9,
-            100.0 * run.put_ratio,
-            run.get / 1e9,
-            100.0 * run.get_ratio
-        );
+        let size = ByteSize(run.object_bytes as u64).display().iec();
+        for (way, of) in [("put", &run.put), ("get", &run.get)] {
+            text += &format!(
+                "{} x {size}: {way} {:.2} GB/s, {:.0} % of the {:.2} GB/s of plain bytes\n",
+                run.batch,
+                of.bytes_per_s / 1e9,
+                100.0 * of.ratio,
+                of.plain_bytes_per_s / 1e9
+            );
+        }
     }
     text + &format!(
         "exists of {} objects over {} nodes: {}\n",

@@ -128,7 +128,7 @@ impl Question {
                 let (labels, after) = after_space[1..].split_once(')').unwrap();
                 question.grouped_by.extend(labels.split(',').map(|it| it.trim().to_owned()));
                 rest = after;
-            } else if next.is_ascii_alphabetic() && after_space.starts_with('(') {
+            } else if ["(", "by ", "without "].iter().any(|it| after_space.starts_with(it)) {
                 rest = after_space;
             } else if next.is_ascii_alphabetic() {
                 let (labels, after) = match after.strip_prefix('{') {

@@ -1,6 +1,5 @@
 //! Figures of many samples.
 
-use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -28,13 +27,6 @@ impl Distribution {
         let at = |share: f64| us(samples_ns[((samples_ns.len() - 1) as f64 * share) as usize]);
         let sum: u64 = samples_ns.iter().sum();
         Self { mean: us(sum) / samples_ns.len() as f64, p50: at(0.5), p99: at(0.99), max: us(max) }
-    }
-}
-
-impl fmt::Display for Distribution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mean, p50, p99, max } = self;
-        write!(f, "mean {mean:.1}, p50 {p50:.1}, p99 {p99:.1}, max {max:.1} us")
     }
 }
 

@@ -22,7 +22,7 @@ pub use figures::Distribution;
 pub use l3::{L3Backend, L3Figures, L3Workload};
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
 pub use mooncake::{MooncakeFigures, MooncakeOverhead, MooncakeWorkload};
-pub use nodes::{NodesFigures, NodesWorkload, TransferFigures};
+pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };

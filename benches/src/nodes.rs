@@ -1,7 +1,6 @@
-//! Nodes over the loopback interface, against a plain stream of bytes over it in the same run.
+//! Nodes over the loopback interface, against plain bytes over it in the same run.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -10,9 +9,11 @@ use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore,
     ObjectId, Put, PutOptions, Removal, Store,
 };
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::figures::{Distribution, median, nanos};
+use crate::figures::{Distribution, nanos};
 use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -47,23 +48,43 @@ pub struct NodesFigures {
     pub exists_us: Distribution,
 }
 
-/// How fast objects of one size moved between one client and one node, in bytes a second: medians.
+/// How fast objects of one size moved between one client and one node.
 #[derive(Clone, Debug, Serialize)]
 pub struct TransferFigures {
     /// The size of an object.
     pub object_bytes: usize,
     /// Objects in a batch.
     pub batch: u32,
-    /// A plain stream, from one thread to another.
-    pub plain: f64,
     /// Batches of puts, one after the other.
-    pub put: f64,
+    pub put: Comparison,
     /// Batches of gets, one after the other.
-    pub get: f64,
-    /// Of puts to the stream: the median over the rounds.
-    pub put_ratio: f64,
-    /// Of gets to the stream: the median over the rounds.
-    pub get_ratio: f64,
+    pub get: Comparison,
+}
+
+/// One way, beside plain bytes that went the same way in the same round: over one connection between
+/// the same threads, a batch at a time, each acknowledged or asked for by one byte. Of all rounds it is
+/// the one whose ratio is in the middle.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Comparison {
+    /// Objects, in bytes a second.
+    pub bytes_per_s: f64,
+    /// Plain bytes, in bytes a second.
+    pub plain_bytes_per_s: f64,
+    /// The one to the other.
+    pub ratio: f64,
+}
+
+impl Comparison {
+    fn new(bytes: f64, seconds: f64, plain_seconds: f64) -> Self {
+        let (bytes_per_s, plain_bytes_per_s) = (bytes / seconds, bytes / plain_seconds);
+        Self { bytes_per_s, plain_bytes_per_s, ratio: bytes_per_s / plain_bytes_per_s }
+    }
+
+    /// The round whose ratio is in the middle.
+    fn middle(mut rounds: Vec<Self>) -> Option<Self> {
+        rounds.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        rounds.get(rounds.len() / 2).copied()
+    }
 }
 
 impl NodesWorkload {
@@ -90,24 +111,23 @@ impl NodesWorkload {
         let _registration = setup.store.register(&arena)?;
         let batches = (self.total_bytes / (u64::from(self.batch) * object_bytes as u64)).max(1);
         let bytes = (batches * u64::from(self.batch) * object_bytes as u64) as f64;
-        let mut stream = Stream::new(self.batch, object_bytes)?;
-        let mut rounds = Vec::new();
-        for _ in 0..=self.rounds {
-            let plain = stream.move_pages(batches)?;
-            let (put, get) = setup.runtime.block_on(self.batches(&setup.store, &arena, batches))?;
-            rounds.push([plain, put, get].map(|seconds| bytes / seconds));
-        }
+        let mut plain = setup.plain(self.batch as usize * object_bytes)?;
+        let (mut puts, mut gets) = (Vec::new(), Vec::new());
         // The first round makes connections and touches memory.
-        rounds.remove(0);
-        let over = |figure: fn(&[f64; 3]) -> f64| median(rounds.iter().map(figure));
+        for round in 0..=self.rounds {
+            let (plain_put, plain_get) = setup.runtime.block_on(plain.batches(batches))?;
+            let (put, get) = setup.runtime.block_on(self.batches(&setup.store, &arena, batches))?;
+            if round > 0 {
+                puts.push(Comparison::new(bytes, put, plain_put));
+                gets.push(Comparison::new(bytes, get, plain_get));
+            }
+        }
+        let none = "nothing was measured: ask for at least one round";
         Ok(TransferFigures {
             object_bytes,
             batch: self.batch,
-            plain: over(|round| round[0]),
-            put: over(|round| round[1]),
-            get: over(|round| round[2]),
-            put_ratio: over(|round| round[1] / round[0]),
-            get_ratio: over(|round| round[2] / round[0]),
+            put: Comparison::middle(puts).ok_or(none)?,
+            get: Comparison::middle(gets).ok_or(none)?,
         })
     }
 
@@ -168,7 +188,7 @@ struct Setup {
     store: NodesStore,
     runtime: Runtime,
     _nodes: Vec<RunningNode>,
-    _node_runtime: Runtime,
+    node_runtime: Runtime,
 }
 
 impl Setup {
@@ -196,7 +216,18 @@ impl Setup {
             ..NodesConfig::new(addresses, secret)
         };
         let store = NodesStore::new(patient)?;
-        Ok(Self { store, runtime: runtime(1)?, _nodes: running, _node_runtime: node_runtime })
+        Ok(Self { store, runtime: runtime(1)?, _nodes: running, node_runtime })
+    }
+
+    /// A connection between the threads of the client and of the nodes.
+    fn plain(&self, batch_bytes: usize) -> Result<Plain, Failure> {
+        let listener = self.node_runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
+        let stream = self.runtime.block_on(TcpStream::connect(listener.local_addr()?))?;
+        stream.set_nodelay(true)?;
+        let (other, _) = self.node_runtime.block_on(listener.accept())?;
+        other.set_nodelay(true)?;
+        self.node_runtime.spawn(Plain::serve(other, vec![2; batch_bytes]));
+        Ok(Plain { stream, batch: vec![1; batch_bytes] })
     }
 }
 
@@ -204,38 +235,85 @@ fn runtime(threads: usize) -> std::io::Result<Runtime> {
     Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
-/// A connection over which one thread sends as fast as another receives.
-struct Stream {
-    sender: TcpStream,
-    receiver: TcpStream,
-    /// As many as in a batch: bytes that never leave the processor's cache would be no yardstick.
-    pages: Vec<Vec<u8>>,
-    targets: Vec<Vec<u8>>,
+/// Bytes over one connection, and nothing else: the yardstick. It is used as those of nodes are, or it
+/// would be none: a batch at a time, between the same threads, and read in pieces of the same size.
+struct Plain {
+    stream: TcpStream,
+    batch: Vec<u8>,
 }
 
-impl Stream {
-    fn new(pages: u32, page_bytes: usize) -> Result<Self, Failure> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        let receiver = TcpStream::connect(listener.local_addr()?)?;
-        let (sender, _) = listener.accept()?;
-        let memory = |byte| vec![vec![byte; page_bytes]; pages as usize];
-        Ok(Self { sender, receiver, pages: memory(1), targets: memory(2) })
+impl Plain {
+    const PUT: u8 = 1;
+    const GET: u8 = 2;
+    /// What a link reads at a time.
+    const PIECE_BYTES: usize = 256 << 10;
+
+    /// The other end, until the connection ends.
+    async fn serve(mut stream: TcpStream, mut batch: Vec<u8>) -> std::io::Result<()> {
+        loop {
+            match stream.read_u8().await? {
+                Self::PUT => {
+                    Self::read(&mut stream, &mut batch).await?;
+                    stream.write_u8(Self::PUT).await?;
+                }
+                _ => stream.write_all(&batch).await?,
+            }
+        }
     }
 
-    /// Seconds of moving all pages so many times.
-    fn move_pages(&mut self, times: u64) -> Result<f64, Failure> {
-        let Self { sender, receiver, pages, targets } = self;
-        let began = Instant::now();
-        std::thread::scope(|scope| {
-            let sending = scope.spawn(|| {
-                (0..times)
-                    .try_for_each(|_| pages.iter().try_for_each(|page| sender.write_all(page)))
-            });
-            let received = (0..times)
-                .try_for_each(|_| targets.iter_mut().try_for_each(|it| receiver.read_exact(it)));
-            let sent = sending.join().unwrap_or_else(|_| Err(std::io::Error::other("it died")));
-            sent.and(received)
-        })?;
-        Ok(began.elapsed().as_secs_f64())
+    /// Seconds of sending and of receiving so many batches.
+    async fn batches(&mut self, batches: u64) -> Result<(f64, f64), Failure> {
+        let Self { stream, batch } = self;
+        let (mut put_seconds, mut get_seconds) = (0.0, 0.0);
+        for _ in 0..batches {
+            let began = Instant::now();
+            stream.write_u8(Self::PUT).await?;
+            stream.write_all(batch).await?;
+            stream.read_u8().await?;
+            put_seconds += began.elapsed().as_secs_f64();
+            let began = Instant::now();
+            stream.write_u8(Self::GET).await?;
+            Self::read(stream, batch).await?;
+            get_seconds += began.elapsed().as_secs_f64();
+        }
+        Ok((put_seconds, get_seconds))
+    }
+
+    async fn read(stream: &mut TcpStream, batch: &mut [u8]) -> std::io::Result<()> {
+        for piece in batch.chunks_mut(Self::PIECE_BYTES) {
+            stream.read_exact(piece).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_and_ratios_are_of_one_round() {
+        let rounds = [(2.0, 1.0), (1.0, 4.0), (3.0, 3.0)];
+        let rounds = rounds.map(|(seconds, plain)| Comparison::new(12.0, seconds, plain));
+        let middle = Comparison::middle(rounds.to_vec()).unwrap();
+        assert_eq!((middle.bytes_per_s, middle.plain_bytes_per_s, middle.ratio), (4.0, 4.0, 1.0));
+    }
+
+    #[test]
+    fn objects_and_plain_bytes_go_both_ways() {
+        let workload = NodesWorkload {
+            object_bytes: vec![4096],
+            batch: 2,
+            total_bytes: 64 << 10,
+            rounds: 1,
+            exists: 4,
+            nodes: 1,
+        };
+        let figures = workload.run().unwrap();
+        let TransferFigures { put, get, .. } = &figures.transfers[0];
+        for it in [put, get] {
+            assert!(it.bytes_per_s > 0.0 && it.plain_bytes_per_s > 0.0, "{it:?}");
+            assert!((it.ratio * it.plain_bytes_per_s / it.bytes_per_s - 1.0).abs() < 1e-9);
+        }
     }
 }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use terrace_replay::Distribution;
+use terrace_replay::{Distribution, human};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -51,6 +51,36 @@ pub(crate) struct Figures {
     memory_end_bytes: f64,
     /// The first thing that went wrong.
     first_error: Option<String>,
+}
+
+/// A piece of an answer, as far as it matters when it came. The last one says why the answer ended and
+/// has no text; nothing was produced for it.
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    error: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    #[serde(default)]
+    text: String,
+}
+
+impl Chunk {
+    fn parse(event: &str) -> Result<Self, String> {
+        let chunk: Self =
+            serde_json::from_str(event).map_err(|error| format!("{error}: {event}"))?;
+        match chunk.error {
+            Some(_) => Err(event.to_owned()),
+            None => Ok(chunk),
+        }
+    }
+
+    fn has_text(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.text.is_empty())
+    }
 }
 
 /// What all clients write down.
@@ -137,20 +167,20 @@ impl Workload {
         });
         let began = Instant::now();
         let mut lines = self.send("POST", "/v1/completions", &body.to_string()).await?.lines();
-        let (mut tokens, mut last, mut is_done) = (0, began, false);
+        let (mut is_first, mut last, mut is_done) = (true, began, false);
         while let Some(line) = tokio::time::timeout(SILENCE_MAX, lines.next_line()).await?? {
             let Some(event) = line.strip_prefix("data: ") else { continue };
             is_done = event == "[DONE]";
             if is_done {
                 break;
             }
-            if event.contains("\"error\"") {
-                return Err(event.to_owned().into());
+            if !Chunk::parse(event)?.has_text() {
+                continue;
             }
             let now = Instant::now();
-            let list = if tokens == 0 { &notes.first_token_ns } else { &notes.between_tokens_ns };
+            let list = if is_first { &notes.first_token_ns } else { &notes.between_tokens_ns };
             list.lock().push((now - last).as_nanos() as u64);
-            (tokens, last) = (tokens + 1, now);
+            (is_first, last) = (false, now);
         }
         if !is_done {
             return Err("a stream broke off".into());
@@ -261,9 +291,9 @@ impl fmt::Display for Figures {
         let server = |name: &str| self.server.get(name).copied().unwrap_or(0.0);
         writeln!(
             f,
-            "server: {:.0} steps of {:.1} ms, overhead {:.2} %",
+            "server: {:.0} steps of {}, overhead {:.2} %",
             server("steps"),
-            server("step_ms"),
+            human::milliseconds(server("step_ms")),
             100.0 * server("overhead_ratio")
         )?;
         writeln!(
@@ -284,5 +314,21 @@ impl fmt::Display for Figures {
             Some(error) => writeln!(f, "first error: {error}"),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_chunks_with_text_are_tokens() {
+        let has_text = |event: &str| Chunk::parse(event).map(|chunk| chunk.has_text());
+        assert_eq!(has_text(r#"{"choices":[{"text":"an \"error\"","index":0}]}"#), Ok(true));
+        let last = r#"{"choices":[{"text":"","index":0,"finish_reason":"length"}]}"#;
+        assert_eq!(has_text(last), Ok(false));
+        assert_eq!(has_text(r#"{"choices":[],"usage":{"completion_tokens":8}}"#), Ok(false));
+        assert!(has_text(r#"{"error":{"message":"no"}}"#).is_err());
+        assert!(has_text("nonsense").is_err());
     }
 }

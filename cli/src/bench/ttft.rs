@@ -5,8 +5,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use terrace_engine::{Engine, Generate, Update};
+use terrace_replay::human;
 use terrace_scheduler::{Hits, Token};
 use terrace_server::{Config, L3Choice, launch};
 
@@ -21,7 +23,7 @@ pub(crate) struct Workload {
     pub(crate) rounds: usize,
 }
 
-/// Times to the first token, in milliseconds.
+/// Times to the first token, in milliseconds: medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Figures {
     tokens: usize,
@@ -31,7 +33,7 @@ pub(crate) struct Figures {
     host_ms: f64,
     /// From disk, after a restart.
     l3_ms: f64,
-    /// How much of the time of computing the fetch from disk took: the median over the rounds.
+    /// How much of the time of computing the fetch from disk took.
     l3_share: f64,
 }
 
@@ -46,31 +48,38 @@ impl Workload {
     pub(crate) fn run(&self) -> Result<Figures, Box<dyn Error>> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         let mut rounds = Vec::new();
+        let progress = Progress::new(self.rounds)?;
         for round in 0..self.rounds {
-            eprintln!("round {} of {}", round + 1, self.rounds);
-            rounds.push(runtime.block_on(self.round(round))?);
+            rounds.push(runtime.block_on(self.round(round, &progress))?);
         }
+        progress.end();
         let median_of = |of: fn(&Round) -> f64| median(rounds.iter().map(of).collect());
+        let (computed_ms, l3_ms) =
+            (median_of(|round| ms(round.computed)), median_of(|round| ms(round.l3)));
         Ok(Figures {
             tokens: self.tokens,
             rounds: self.rounds,
-            computed_ms: median_of(|round| ms(round.computed)),
+            computed_ms,
             device_ms: median_of(|round| ms(round.device)),
             host_ms: median_of(|round| ms(round.host)),
-            l3_ms: median_of(|round| ms(round.l3)),
-            l3_share: median_of(|round| ms(round.l3) / ms(round.computed)),
+            l3_ms,
+            l3_share: l3_ms / computed_ms,
         })
     }
 
-    async fn round(&self, round: usize) -> Result<Round, Box<dyn Error>> {
+    async fn round(&self, round: usize, progress: &Progress) -> Result<Round, Box<dyn Error>> {
         let folder = tempfile::tempdir()?;
         let prompt = self.prompt(round);
+        progress.begin(round, 0);
         let engine = start(folder.path())?;
         let (computed, hits) = first_token(&engine, &prompt).await?;
         expect(hits.total() == 0, "computed", hits)?;
+        progress.begin(round, 1);
         let (device, hits) = first_token(&engine, &prompt).await?;
         expect(hits.device_tokens > 0, "found on device", hits)?;
+        progress.begin(round, 2);
         let host = self.push_off_device(&engine, &prompt).await?;
+        progress.begin(round, 3);
         engine.shutdown(PATIENCE).await;
         let engine = start(folder.path())?;
         let (l3, hits) = first_token(&engine, &prompt).await?;
@@ -103,6 +112,44 @@ impl Workload {
         let head = format!("{seed:08} ");
         let text = head.bytes().chain("a long document about caches, ".bytes().cycle());
         text.take(self.tokens).map(Token::from).collect()
+    }
+}
+
+/// What is being done: a bar where somebody looks, lines where they are kept.
+struct Progress {
+    bar: ProgressBar,
+    rounds: usize,
+}
+
+impl Progress {
+    /// The parts of a round.
+    const PARTS: [&str; 4] = [
+        "computing the prompt",
+        "finding it on device",
+        "pushing it off the device, then finding it on host",
+        "restarting, then finding it on disk",
+    ];
+
+    fn new(rounds: usize) -> Result<Self, Box<dyn Error>> {
+        let parts = (rounds * Self::PARTS.len()) as u64;
+        let bar = ProgressBar::with_draw_target(Some(parts), ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template("{bar:20} {elapsed} {msg}")?);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Ok(Self { bar, rounds })
+    }
+
+    fn begin(&self, round: usize, part: usize) {
+        let text = format!("round {} of {}: {}", round + 1, self.rounds, Self::PARTS[part]);
+        // Indicatif draws nothing where there is no terminal.
+        if self.bar.is_hidden() {
+            eprintln!("{text}");
+        }
+        self.bar.set_position((round * Self::PARTS.len() + part) as u64);
+        self.bar.set_message(text);
+    }
+
+    fn end(self) {
+        self.bar.finish_and_clear();
     }
 }
 
@@ -162,10 +209,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tokens, computed_ms, device_ms, host_ms, l3_ms, l3_share, .. } = self;
+        let line = |place: &str, ms: f64| format!("  {place:<26}{:>9}", human::milliseconds(ms));
         writeln!(f, "first token of a prompt of {tokens} tokens, with its KV")?;
-        writeln!(f, "  computed                    {computed_ms:8.1} ms")?;
-        writeln!(f, "  on device                   {device_ms:8.1} ms")?;
-        writeln!(f, "  on host                     {host_ms:8.1} ms")?;
-        writeln!(f, "  on disk, after a restart    {l3_ms:8.1} ms, {:.1} %", 100.0 * l3_share)
+        writeln!(f, "{}", line("computed", *computed_ms))?;
+        writeln!(f, "{}", line("on device", *device_ms))?;
+        writeln!(f, "{}", line("on host", *host_ms))?;
+        let disk = line("on disk, after a restart", *l3_ms);
+        writeln!(f, "{disk}, {} of computing it", human::percent(*l3_share))
     }
 }

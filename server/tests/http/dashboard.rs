@@ -127,7 +127,7 @@ impl Question {
                 let (labels, after) = after_space[1..].split_once(')').unwrap();
                 question.grouped_by.extend(labels.split(',').map(|it| it.trim().to_owned()));
                 rest = after;
-            } else if next.is_ascii_alphabetic() && after_space.starts_with('(') {
+            } else if next.is_ascii_alphabetic() && is_function(after_space) {
                 rest = after_space;
             } else if next.is_ascii_alphabetic() {
                 let (labels, after) = match after.strip_prefix('{') {
@@ -179,6 +179,11 @@ impl Question {
                 .iter()
                 .any(|(name, _)| samples(name).iter().any(|labels| labels.contains_key(label)))
     }
+}
+
+/// Whether a name before this is a function's or an aggregation's.
+fn is_function(after: &str) -> bool {
+    ["(", "by (", "without ("].iter().any(|it| after.starts_with(it))
 }
 
 fn is_added(label: &str) -> bool {

@@ -2,18 +2,26 @@
 
 use bytesize::ByteSize;
 use terrace_bench::{
-    CacheFigures, FeaturesFigures, L3Figures, LifetimesFigures, MooncakeFigures, MooncakeOverhead,
-    NodesFigures, StepFigures,
+    CacheFigures, Distribution, FeaturesFigures, L3Figures, LifetimesFigures, MooncakeFigures,
+    MooncakeOverhead, NodesFigures, StepFigures,
 };
+use terrace_replay::human;
+
+fn spread(distribution: &Distribution) -> String {
+    let Distribution { mean, p50, p99, max } = distribution;
+    let [mean, p50, p99, max] = [mean, p50, p99, max].map(|us| human::milliseconds(us / 1e3));
+    format!("mean {mean}, p50 {p50}, p99 {p99}, max {max}")
+}
 
 pub(crate) fn cache_text(figures: &CacheFigures) -> String {
-    let CacheFigures { requests, tokens, hit_tokens, hit_ratio, us_per_request, .. } = figures;
+    let CacheFigures { requests, tokens, hit_tokens, hit_ratio, .. } = figures;
     let page = &figures.ns_per_page;
     format!(
         "{requests} requests, {tokens} tokens, {hit_tokens} found in the cache ({hit_ratio:.5})\n\
-         a request: {us_per_request}\n\
+         a request: {}\n\
          a page: hash {:.1}, match {:.1}, evict {:.1}, insert {:.1} ns\n\
          memory: {:.1} bytes of bookkeeping and {:.1} bytes of tokens a page\n",
+        spread(&figures.us_per_request),
         page.hash,
         page.r#match,
         page.evict,
@@ -29,8 +37,8 @@ pub(crate) fn steps_text(figures: &StepFigures) -> String {
          a request: submitted in {:.2} us, prefilled in {:.2} us, ended in {:.2} us\n\
          \x20          with all pages cached: admitted in {:.2} us, prefilled and ended in {:.2} us\n\
          stats: {:.3} us\n",
-        figures.plan_us,
-        figures.advance_us,
+        spread(&figures.plan_us),
+        spread(&figures.advance_us),
         figures.allocations_per_step,
         figures.submit_us_per_request,
         figures.admit_us_per_request,
@@ -78,20 +86,22 @@ pub(crate) fn mooncake_text(run: &MooncakeFigures) -> String {
 pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
     let mut text = String::new();
     for run in &figures.transfers {
-        text += &format!(
-            "{} x {}: stream {:.2} GB/s; put {:.2} GB/s, {:.0} % of it; get {:.2} GB/s, {:.0} % of it\n",
-            run.batch,
-            ByteSize(run.object_bytes as u64).display().iec(),
-            run.plain / 1e9,
-            run.put / 1e9,
-            100.0 * run.put_ratio,
-            run.get / 1e9,
-            100.0 * run.get_ratio
-        );
+        let size = ByteSize(run.object_bytes as u64).display().iec();
+        for (way, of) in [("put", &run.put), ("get", &run.get)] {
+            text += &format!(
+                "{} x {size}: {way} {:.2} GB/s, {:.0} % of the {:.2} GB/s of plain bytes\n",
+                run.batch,
+                of.bytes_per_s / 1e9,
+                100.0 * of.ratio,
+                of.plain_bytes_per_s / 1e9
+            );
+        }
     }
     text + &format!(
         "exists of {} objects over {} nodes: {}\n",
-        figures.exists, figures.nodes, figures.exists_us
+        figures.exists,
+        figures.nodes,
+        spread(&figures.exists_us)
     )
 }
 
@@ -132,4 +142,17 @@ pub(crate) fn lifetimes_text(run: &LifetimesFigures) -> String {
         size(run.resident_end_bytes),
         run.evicted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_fits() {
+        let spread = |samples_ns| spread(&Distribution::of(samples_ns));
+        let text = spread((1..=1000).map(|n| n * 1000).collect());
+        assert_eq!(text, "mean 500 µs, p50 500 µs, p99 990 µs, max 1.00 ms");
+        assert!(spread(vec![3_126_541_800]).ends_with("max 3.13 s"));
+    }
 }

@@ -29,6 +29,7 @@ mod record;
 mod report;
 mod router;
 mod series;
+mod size;
 mod store;
 pub mod sweep;
 mod tally;
@@ -51,6 +52,7 @@ pub use report::{
     BytesMoved, CurvePoint, Distribution, LinkName, LinkUse, Phase, Report, Reuse, ReuseTokens,
     Series, SlowRequest, Span, StoreUse, WorkerUse,
 };
+pub use size::Size;
 pub use sweep::{Axis, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
 pub use world::replay;

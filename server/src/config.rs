@@ -16,8 +16,8 @@ use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::RdmaChoice;
 use terrace_scheduler::AdmissionOrder;
 
-use crate::size::Size;
 use setting::settings;
+use terrace_replay::Size;
 use value::Value;
 
 pub use key::{Key, Secret};

@@ -12,7 +12,7 @@ use terrace_replay::human::whole;
 
 use crate::config::Config;
 use crate::launch::LaunchError;
-use crate::size::Size;
+use terrace_replay::Size;
 
 /// A store on disk, with what is to be said about it.
 pub(crate) struct DiskTier {

@@ -20,8 +20,8 @@ use crate::config::{Config, ConfigError, L3Choice, cores, parse_nodes};
 use crate::disk_tier::DiskTier;
 use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
-use crate::size::Size;
 use crate::summary::{Summary, Tier};
+use terrace_replay::Size;
 
 /// A running engine and what is to be known about it.
 #[derive(Debug)]

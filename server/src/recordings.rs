@@ -96,7 +96,7 @@ mod tests {
             let wanted = folder.path().join(name);
             let made: Vec<String> = (0..3)
                 .map(|_| {
-                    let (file, _) = create_beside(&wanted, File::create_new).unwrap();
+                    let (file, _) = create_beside(&wanted, |path| File::create_new(path)).unwrap();
                     fs::write(&file, "precious").unwrap();
                     file.file_name().unwrap().to_str().unwrap().to_owned()
                 })
@@ -116,8 +116,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let within = folder.path().join("records");
         fs::create_dir(&within).unwrap();
-        assert!(create_beside(&within, File::create_new).is_err());
-        assert!(create_beside(&within.join("no/such/folder"), File::create_new).is_err());
+        assert!(create_beside(&within, |path| File::create_new(path)).is_err());
+        assert!(
+            create_beside(&within.join("no/such/folder"), |path| File::create_new(path)).is_err()
+        );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

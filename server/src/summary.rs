@@ -5,7 +5,7 @@ use std::fmt;
 use terrace_replay::human::whole;
 
 use crate::recordings::Recording;
-use crate::size::Size;
+use terrace_replay::Size;
 
 /// What an engine has to work with.
 #[derive(Clone, Debug)]

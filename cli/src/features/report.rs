@@ -4,9 +4,9 @@ use std::error::Error;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use bytesize::ByteSize;
 use serde::Serialize;
 use terrace_l3::feature::{FeatureStats, GcReport};
+use terrace_replay::Size;
 
 type Failure = Box<dyn Error>;
 
@@ -86,7 +86,7 @@ impl Progress {
 
     fn speed(&self, totals: &Totals) -> String {
         let seconds = self.began.elapsed().as_secs_f64().max(1e-9);
-        let size = ByteSize(totals.bytes).display().iec();
+        let size = Size(totals.bytes);
         format!("{size} in {seconds:.1} s, {:.2} GB/s", totals.bytes as f64 / seconds / 1e9)
     }
 }
@@ -120,7 +120,7 @@ impl GcOutcome {
             features.live,
             features.resident_bytes,
             features.parked,
-            ByteSize(*stored_bytes).display().iec()
+            Size(*stored_bytes)
         ))
     }
 }

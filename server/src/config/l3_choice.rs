@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use terrace_l3::node::NodeAddress;
 
-use crate::size::Size;
+use terrace_replay::Size;
 
 /// Where KV outlives requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use terrace_l3::node::RdmaChoice;
 
 use super::setting::{Configuration, Form, Setting, settings};
 use super::value::Value;
-use crate::size::Size;
+use terrace_replay::Size;
 
 settings! {
     /// Everything that can be set about a node.

@@ -12,7 +12,7 @@ use terrace_scheduler::AdmissionOrder;
 use super::key::{Key, Secret};
 use super::l3_choice::L3Choice;
 use super::setting::Form;
-use crate::size::Size;
+use terrace_replay::Size;
 
 /// What a setting can be set to.
 pub(crate) trait Value: Serialize + DeserializeOwned {

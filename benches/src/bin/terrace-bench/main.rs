@@ -12,7 +12,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bytesize::ByteSize;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
@@ -22,6 +21,7 @@ use terrace_bench::{
 };
 use terrace_cache::EvictionKind;
 use terrace_l3::disk::IoEngine;
+use terrace_replay::Size;
 
 use crate::text::{
     cache_text, features_text, l3_text, lifetimes_text, mooncake_text, nodes_text, steps_text,
@@ -98,10 +98,10 @@ enum Workload {
         path: PathBuf,
         /// The size of an object
         #[arg(long, default_value = "64KiB")]
-        object: ByteSize,
+        object: Size,
         /// How much to store and read in each round
         #[arg(long, default_value = "1GiB")]
-        total: ByteSize,
+        total: Size,
         /// Objects in flight at a time, on disk
         #[arg(long, default_value_t = 64)]
         depth: usize,
@@ -123,7 +123,7 @@ enum Workload {
         master: String,
         /// The size of an object; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
-        object: Vec<ByteSize>,
+        object: Vec<Size>,
         /// Objects in a batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
@@ -135,13 +135,13 @@ enum Workload {
     Nodes {
         /// The size of an object; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
-        object: Vec<ByteSize>,
+        object: Vec<Size>,
         /// Objects in a batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
         /// How much to move, each way, in each round
         #[arg(long, default_value = "512MiB")]
-        total: ByteSize,
+        total: Size,
         /// Rounds
         #[arg(long, default_value_t = 9)]
         rounds: u32,
@@ -165,16 +165,16 @@ enum Workload {
         concurrency: u32,
         /// The size of an object
         #[arg(long, default_value = "1MiB")]
-        object: ByteSize,
+        object: Size,
         /// The store's size
         #[arg(long, default_value = "1GiB")]
-        capacity: ByteSize,
+        capacity: Size,
     },
     /// The feature store: large tensors against copying memory, and residency whatever the leases
     Features {
         /// The size of a tensor
         #[arg(long, default_value = "64MiB")]
-        tensor: ByteSize,
+        tensor: Size,
         /// Tensors of a sample
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
         tensors: u32,

@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use bytesize::ByteSize;
 use terrace_bench::{Cost, FullPoolFigures, PageEnds, ScalingFigures, StepCost, StepWork, Sweep};
+use terrace_replay::Size;
 
 const NAME_WIDTH: usize = 54;
 const FIGURE_WIDTH: usize = 8;
@@ -61,7 +61,7 @@ fn pool_text(pool: &FullPoolFigures, text: &mut String) {
              {pages_taken:>3} taken {pages_evicted:>3} evicted \
              {pages_published:>3} published {nodes:>4} nodes {:>9} allocated",
             digits(*us),
-            ByteSize(work.allocated_bytes).display().iec_short().to_string(),
+            Size(work.allocated_bytes).to_string(),
         );
     };
     line("median step", median, "");

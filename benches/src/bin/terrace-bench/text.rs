@@ -1,10 +1,10 @@
 //! Figures as people read them.
 
-use bytesize::ByteSize;
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, L3Figures, LifetimesFigures, MooncakeFigures,
     MooncakeOverhead, NodesFigures, StepFigures,
 };
+use terrace_replay::Size;
 use terrace_replay::human;
 
 fn spread(distribution: &Distribution) -> String {
@@ -68,7 +68,7 @@ pub(crate) fn l3_text(figures: &L3Figures) -> String {
 }
 
 pub(crate) fn mooncake_text(run: &MooncakeFigures) -> String {
-    let size = ByteSize(run.object_bytes as u64).display().iec();
+    let size = Size(run.object_bytes as u64);
     let line = |call: &str, us: f64, plain_us: f64, overhead: &MooncakeOverhead| {
         format!(
             "{} x {size}: {call} {us:.0} us, {:+.1} % on the library's {plain_us:.0}; checksums alone \
@@ -86,7 +86,7 @@ pub(crate) fn mooncake_text(run: &MooncakeFigures) -> String {
 pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
     let mut text = String::new();
     for run in &figures.transfers {
-        let size = ByteSize(run.object_bytes as u64).display().iec();
+        let size = Size(run.object_bytes as u64);
         for (way, of) in [("put", &run.put), ("get", &run.get)] {
             text += &format!(
                 "{} x {size}: {way} {:.2} GB/s, {:.0} % of the {:.2} GB/s of plain bytes\n",
@@ -106,7 +106,7 @@ pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
 }
 
 pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    let size = |bytes: u64| Size(bytes);
     let mut text = format!(
         "put {:.2} GB/s, {:.0} % of copying; get {:.2} GB/s, {:.0} % of copying; copying {:.2} GB/s\n",
         figures.put_gb_s,
@@ -130,7 +130,7 @@ pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
 }
 
 pub(crate) fn lifetimes_text(run: &LifetimesFigures) -> String {
-    let size = |bytes: u64| ByteSize(bytes).display().iec();
+    let size = |bytes: u64| Size(bytes);
     format!(
         "leases of {} s: {} passed on in {} objects; held {} on average, {} at most, {} at the end; \
          {} evicted\n",

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// A number of bytes, written like `512MiB`, `1.5GiB` or `4GB`.
 ///
 /// ```
-/// use terrace_server::Size;
+/// use terrace_replay::Size;
 ///
 /// assert_eq!("1.5GiB".parse(), Ok(Size::mib(1536)));
 /// assert_eq!(Size::mib(1536).written(), "1536MiB");

@@ -10,6 +10,7 @@ mod limits;
 mod logprobs;
 mod metrics;
 mod sampling;
+#[cfg(feature = "structured-outputs")]
 mod structured;
 mod tenants;
 mod toy;

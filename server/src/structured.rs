@@ -1,10 +1,16 @@
 //! Structured outputs: answers that follow a JSON schema, a regular expression, a list of choices or a
 //! grammar.
 
+#[cfg(not(feature = "structured-outputs"))]
+mod absent;
+#[cfg(feature = "structured-outputs")]
 mod grammars;
 
 use serde_json::{Map, Value, json};
 
+#[cfg(not(feature = "structured-outputs"))]
+pub(crate) use absent::{Compiled, Grammars};
+#[cfg(feature = "structured-outputs")]
 pub(crate) use grammars::{Compiled, Grammars};
 
 use crate::error::ApiError;
@@ -19,6 +25,7 @@ pub(crate) struct Structure {
 }
 
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "structured-outputs"), expect(dead_code, reason = "no rule is followed"))]
 enum Rule {
     /// JSON that a schema describes.
     Schema(Value),

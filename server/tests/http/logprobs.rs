@@ -169,8 +169,8 @@ async fn an_echo_without_scores_takes_what_is_cached() {
         assert!(choice["text"].as_str().unwrap().starts_with(expected));
         assert!(choice["logprobs"].is_null());
     }
-    let request = json!({ "prompt": prompt, "echo": true, "max_tokens": 0 });
-    let again = complete(world.address, &request).await;
+    let echo_only = json!({ "prompt": prompt, "echo": true, "max_tokens": 0 });
+    let again = complete(world.address, &echo_only).await;
     assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 80);
     assert_eq!(again["choices"][0]["text"], json!(prompt));
 }

@@ -12,6 +12,7 @@ mod logprobs;
 mod metrics;
 mod sampling;
 mod scrape;
+#[cfg(feature = "structured-outputs")]
 mod structured;
 mod tenants;
 mod toy;

@@ -13,7 +13,7 @@ use serde_json::json;
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::RdmaChoice;
 use terrace_scheduler::AdmissionOrder;
-use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, launch};
+use terrace_server::{Config, Key, L3Choice, Secret, ServedModel, Server, ToolFormat, launch};
 use tracing_subscriber::EnvFilter;
 
 const EXAMPLES: &str = "\
@@ -81,6 +81,10 @@ struct ModelArguments {
     /// What clients call the model [default: the folder's name]
     #[arg(long, env = "TERRACE_NAME")]
     name: Option<String>,
+    /// How the model writes calls of functions: hermes, llama or mistral [default: as its chat template
+    /// says]
+    #[arg(long, value_name = "FORMAT", env = "TERRACE_TOOL_FORMAT")]
+    tool_format: Option<ToolFormat>,
     /// Threads that compute [default: all cores]
     #[arg(long, env = "TERRACE_THREADS")]
     threads: Option<usize>,
@@ -254,7 +258,8 @@ pub(crate) fn say(text: &str) {
 fn example(model: &ServedModel, has_keys: bool) -> String {
     let key = if has_keys { "-H 'Authorization: Bearer KEY' " } else { "" };
     let (path, body) = if model.chat.exists() {
-        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "Hello" }] }))
+        let messages = json!([{ "role": "user", "content": "Hello" }]);
+        ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 64 }))
     } else {
         ("/v1/completions", json!({ "prompt": "Hello" }))
     };
@@ -327,6 +332,7 @@ impl Arguments {
         set_some(&mut config.log, log);
         set_some(&mut config.model, &model.model);
         set_some(&mut config.name, &model.name);
+        set_some(&mut config.tool_format, &model.tool_format);
         set_some(&mut config.threads, &model.threads);
         set(&mut config.device_memory, &cache.device_memory);
         set(&mut config.host_memory, &cache.host_memory);

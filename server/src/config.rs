@@ -12,6 +12,8 @@ use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::{NodeAddress, RdmaChoice};
 use terrace_scheduler::AdmissionOrder;
 
+use crate::tool_calls::ToolFormat;
+
 /// Everything that can be set about a server. The default serves the built-in model to this machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,6 +24,9 @@ pub struct Config {
     pub model: Option<PathBuf>,
     /// What clients call the model; the folder's name if not given.
     pub name: Option<String>,
+    /// How the model writes calls of functions: hermes, llama or mistral; as its chat template says if
+    /// not given.
+    pub tool_format: Option<ToolFormat>,
     /// Threads that compute; all cores if not given.
     pub threads: Option<usize>,
     /// Memory for KV that steps compute with.
@@ -82,6 +87,7 @@ impl Default for Config {
             listen: "127.0.0.1:8000".to_owned(),
             model: None,
             name: None,
+            tool_format: None,
             threads: None,
             device_memory: ByteSize::mib(256),
             host_memory: ByteSize::gib(1),
@@ -134,7 +140,15 @@ impl Config {
         }
         let mut names = BTreeSet::new();
         let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
-        for Key { name, key } in &self.keys {
+        for Key { name, key, requests_max, priority_min, priority_max } in &self.keys {
+            if *requests_max == Some(0) {
+                return Err(ConfigError::new("keys.requests_max", 0, "use at least 1"));
+            }
+            if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
+                let advice =
+                    "lower keys.priority_min, or raise keys.priority_max, which is 0 if not given";
+                return Err(ConfigError::new("keys", name, advice));
+            }
             if name.is_empty() || !names.insert(name) {
                 return Err(ConfigError::new("keys", name, "give every key a name of its own"));
             }
@@ -174,6 +188,15 @@ pub struct Key {
     pub name: String,
     /// What the client sends.
     pub key: Secret,
+    /// Answers that the tenant may have under way; an equal share of limits.requests_max if not given.
+    #[serde(default)]
+    pub requests_max: Option<u32>,
+    /// The lowest priority that the tenant may ask for; any if not given.
+    #[serde(default)]
+    pub priority_min: Option<i32>,
+    /// The highest; 0, which is everybody's, if not given.
+    #[serde(default)]
+    pub priority_max: Option<i32>,
 }
 
 impl FromStr for Key {
@@ -181,9 +204,13 @@ impl FromStr for Key {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
-            Some((name, key)) if !name.is_empty() && !key.is_empty() => {
-                Ok(Self { name: name.to_owned(), key: key.into() })
-            }
+            Some((name, key)) if !name.is_empty() && !key.is_empty() => Ok(Self {
+                name: name.to_owned(),
+                key: key.into(),
+                requests_max: None,
+                priority_min: None,
+                priority_max: None,
+            }),
             Some(_) | None => Err("write it as NAME=KEY".to_owned()),
         }
     }
@@ -292,6 +319,8 @@ pub struct Limits {
     pub prompts_max: usize,
     /// Answers to each prompt.
     pub n_max: u32,
+    /// Answers to one request: prompts times answers to each.
+    pub answers_max: u32,
     /// Viewers of the page at a time.
     pub viewers_max: usize,
 }
@@ -311,6 +340,7 @@ impl Default for Limits {
             stop_bytes_max: 256,
             prompts_max: 64,
             n_max: 16,
+            answers_max: 256,
             viewers_max: 16,
         }
     }
@@ -325,6 +355,7 @@ impl Limits {
             ("limits.send_buffer", self.send_buffer.as_u64()),
             ("limits.prompts_max", self.prompts_max as u64),
             ("limits.n_max", u64::from(self.n_max)),
+            ("limits.answers_max", u64::from(self.answers_max)),
         ];
         if let Some((setting, _)) = sizes.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::new(setting, 0, "use at least 1"));

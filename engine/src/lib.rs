@@ -26,7 +26,7 @@ pub use batch::{Batch, PageTable, Span};
 pub use cpu::{CpuDevice, CpuMemory, StepPages};
 pub use device::{CopyError, CopyJob, Device};
 pub use engine::{Drained, Engine, StartError, SubmitError};
-pub use generation::{EndReason, Ending, Generate, Generation, Update};
+pub use generation::{EndReason, Ending, Generate, Generation, Ticket, Update};
 pub use model::{KvShape, Model, ModelError};
 pub use sampling::{Sampler, Sampling};
 pub use view::{Figures, Moment, RequestView, StepFigures, View};

@@ -7,7 +7,7 @@ use terrace_scheduler::{Hits, RequestId, StateName, Time, Token};
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::generation::{EndReason, Ending, Generate, Update};
+use crate::generation::{EndReason, Ending, Generate, Ticket, Update};
 use crate::sampling::Sampling;
 use crate::stepper::{Chosen, Wanted};
 use crate::view::RequestView;
@@ -26,6 +26,7 @@ pub(crate) struct Live {
     is_answered: bool,
     submitted_at: Instant,
     last_token_at: Option<Instant>,
+    _ticket: Option<Ticket>,
 }
 
 impl Live {
@@ -47,6 +48,7 @@ impl Live {
             is_answered: false,
             submitted_at: Instant::now(),
             last_token_at: None,
+            _ticket: generate.ticket.clone(),
         };
         (live, receiver)
     }

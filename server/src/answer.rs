@@ -5,9 +5,10 @@ use std::time::Instant;
 use futures_util::stream::{self, Stream};
 use terrace_engine::{EndReason, Generation, Update};
 use terrace_model::Decoder;
-use terrace_scheduler::Hits;
+use terrace_scheduler::{Hits, Token};
 
 use crate::stop::StopMatcher;
+use crate::tool_calls::Call;
 
 /// An answer under way. Dropping it calls the request off.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct Answer {
     generation: Option<Generation>,
     decoder: Option<Decoder>,
     stops: StopMatcher,
+    /// Tokens that mark calls, and their text.
+    marks: Vec<(Token, &'static str)>,
     tokens: u32,
     hits: Hits,
     first_token_at: Option<Instant>,
@@ -27,6 +30,8 @@ pub(crate) struct Answer {
 pub(crate) enum Piece {
     /// More text, never none.
     Text(String),
+    /// A call of a function.
+    Call(Call),
     /// It is complete.
     Complete(Complete),
     /// It came to no end.
@@ -49,6 +54,7 @@ pub(crate) struct Complete {
 pub(crate) enum Finish {
     Stop,
     Length,
+    ToolCalls,
 }
 
 impl Finish {
@@ -56,16 +62,23 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
         }
     }
 }
 
 impl Answer {
-    pub(crate) fn new(generation: Generation, decoder: Decoder, stops: Vec<String>) -> Self {
+    pub(crate) fn new(
+        generation: Generation,
+        decoder: Decoder,
+        stops: Vec<String>,
+        marks: Vec<(Token, &'static str)>,
+    ) -> Self {
         Self {
             generation: Some(generation),
             decoder: Some(decoder),
             stops: StopMatcher::new(stops),
+            marks,
             tokens: 0,
             hits: Hits::default(),
             first_token_at: None,
@@ -91,7 +104,10 @@ impl Answer {
                 Update::Token(token) => {
                     self.tokens += 1;
                     self.first_token_at.get_or_insert_with(Instant::now);
-                    let text = self.decoder.as_mut()?.push(token);
+                    let text = match self.marks.iter().find(|(mark, _)| *mark == token) {
+                        Some((_, text)) => (*text).to_owned(),
+                        None => self.decoder.as_mut()?.push(token),
+                    };
                     let (text, has_stopped) = self.stops.push(&text);
                     if has_stopped {
                         self.generation.take()?.finish();

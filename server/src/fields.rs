@@ -35,8 +35,12 @@ impl Fields {
     }
 
     pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
+        self.flag_or(name, false)
+    }
+
+    pub(crate) fn flag_or(&mut self, name: &str, absent: bool) -> Result<bool, ApiError> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(absent),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(_) => Err(ApiError::field(name, format!("`{name}` must be true or false"))),
         }

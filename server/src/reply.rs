@@ -7,6 +7,8 @@ use terrace_scheduler::Hits;
 
 use crate::answer::Complete;
 use crate::parameters::{Kind, random};
+use crate::served_model::ServedModel;
+use crate::tool_calls::Call;
 
 /// What all JSON of one request has in common.
 #[derive(Clone, Debug)]
@@ -15,16 +17,23 @@ pub(crate) struct Reply {
     id: String,
     created: u64,
     model: String,
+    system_fingerprint: String,
 }
 
 impl Reply {
-    pub(crate) fn new(kind: Kind, model: String) -> Self {
+    pub(crate) fn new(kind: Kind, model: &ServedModel) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { kind, id: format!("{prefix}-{:016x}", random()), created, model }
+        Self {
+            kind,
+            id: format!("{prefix}-{:016x}", random()),
+            created,
+            model: model.name.clone(),
+            system_fingerprint: model.system_fingerprint(),
+        }
     }
 
     /// The whole answer at once.
@@ -51,16 +60,25 @@ impl Reply {
         choice
     }
 
-    /// A chunk of a stream that says who speaks, for kinds of answers that begin with it.
-    pub(crate) fn first_chunk(&self, index: usize) -> Option<Value> {
+    /// Has the first chunk of an answer say who speaks, in kinds of answers that say so.
+    pub(crate) fn begin(&self, chunk: &mut Value) {
         match self.kind {
-            Kind::Completion => None,
+            Kind::Completion => {}
             Kind::Chat => {
-                let mut choice = json!({ "delta": { "role": "assistant", "content": "" } });
-                finish(&mut choice, index, None);
-                Some(self.chunk(vec![choice]))
+                let delta = &mut chunk["choices"][0]["delta"];
+                delta["role"] = "assistant".into();
+                if delta["content"].is_null() {
+                    delta["content"] = "".into();
+                }
             }
         }
+    }
+
+    /// A chunk with a call of a function.
+    pub(crate) fn call_chunk(&self, index: usize, call: &Call) -> Value {
+        let mut choice = json!({ "delta": { "tool_calls": [call.delta()] } });
+        finish(&mut choice, index, None);
+        self.chunk(vec![choice])
     }
 
     /// A chunk with more text.
@@ -105,6 +123,7 @@ impl Reply {
             "object": object,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
             "choices": choices,
         })
     }

@@ -14,6 +14,7 @@ use crate::error::ApiError;
 use crate::metrics_page;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
+use crate::share::Shares;
 
 /// What all requests share.
 #[derive(Debug)]
@@ -21,6 +22,7 @@ pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) model: ServedModel,
     pub(crate) gate: Gate,
+    pub(crate) shares: Shares,
     pub(crate) limits: Limits,
     pub(crate) salts: Mutex<RecentSalts>,
     /// A permit for each byte of a body that is being read.
@@ -48,6 +50,7 @@ impl State {
             engine,
             model,
             gate: Gate::new(config),
+            shares: Shares::new(config),
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
             parsers: Semaphore::new(PARSERS),

@@ -4,16 +4,37 @@
 use std::time::Duration;
 
 use terrace_engine::{Batch, CpuMemory, KvShape, Model, ModelError};
+use terrace_scheduler::Token;
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
 const END: usize = 257;
 const VOCABULARY: usize = 262;
 const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 4 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Toy {
     /// How long a step takes.
     pub(crate) step: Duration,
+    /// What it says, if that is decided.
+    pub(crate) speech: Option<Speech>,
+}
+
+/// An answer that is always the same.
+#[derive(Debug)]
+pub(crate) struct Speech {
+    /// The token that a prompt ends with, which is nowhere in the answer.
+    pub(crate) after: Token,
+    /// The answer, with what ends it.
+    pub(crate) tokens: Vec<Token>,
+}
+
+impl Speech {
+    /// What comes after so many tokens.
+    fn next(&self, read: impl Fn(u32) -> u64, end: u32) -> Token {
+        let is_prompt = |place: &u32| read(end - 1 - place) == u64::from(self.after);
+        let said = (0..end).find(is_prompt).expect("the prompt ends with its mark");
+        self.tokens[said as usize]
+    }
 }
 
 impl Model for Toy {
@@ -59,6 +80,12 @@ impl Model for Toy {
                     let (page, element) = place(position);
                     pages.read(table[page])[element] as u64
                 };
+                if let Some(speech) = &self.speech {
+                    let next = speech.next(read, span.end());
+                    let logit = |token| if token == next as usize { 100.0 } else { -100.0 };
+                    logits.extend((0..VOCABULARY).map(logit));
+                    continue;
+                }
                 let hash = (0..span.end()).fold(7, |hash, position| mix(hash ^ read(position)));
                 let ends = read(span.end() - 1) == u64::from(b'!');
                 logits.extend((0..VOCABULARY).map(|token| logit(hash, token, ends)));

@@ -68,6 +68,15 @@ pub struct Victim {
     pub is_last_copy: bool,
 }
 
+/// Pages that were given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Freed {
+    /// On device.
+    pub device_pages: usize,
+    /// On host.
+    pub host_pages: usize,
+}
+
 /// How full one tier is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierUse {
@@ -425,7 +434,8 @@ impl Cache {
     }
 
     /// Forgets everything that nobody has pinned, and tells routers to forget all.
-    pub fn clear(&mut self) {
+    pub fn clear(&mut self) -> Freed {
+        let (device_free, host_free) = (self.device.free(), self.host.free());
         let evicted = (self.device_evicted_pages, self.host_evicted_pages);
         self.free_host_pages(usize::MAX);
         self.free_device_pages(usize::MAX);
@@ -433,6 +443,10 @@ impl Cache {
         (self.device_evicted_pages, self.host_evicted_pages) = evicted;
         if self.tree.events.enabled() {
             self.tree.events.clear();
+        }
+        Freed {
+            device_pages: self.device.free() - device_free,
+            host_pages: self.host.free() - host_free,
         }
     }
 

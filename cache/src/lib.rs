@@ -48,7 +48,9 @@ mod view;
 mod write_policy;
 
 pub use audit::{Claims, Fault};
-pub use cache::{Arrival, Cache, CacheConfig, CacheMemory, CacheUse, Published, TierUse, Victim};
+pub use cache::{
+    Arrival, Cache, CacheConfig, CacheMemory, CacheUse, Freed, Published, TierUse, Victim,
+};
 pub use events::{KvEvent, KvEventLog};
 pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};

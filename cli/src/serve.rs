@@ -99,7 +99,8 @@ pub(crate) fn say(text: &str) {
 fn example(model: &ServedModel, has_keys: bool) -> String {
     let key = if has_keys { "-H 'Authorization: Bearer KEY' " } else { "" };
     let (path, body) = if model.chat.exists() {
-        ("/v1/chat/completions", json!({ "messages": [{ "role": "user", "content": "Hello" }] }))
+        let messages = json!([{ "role": "user", "content": "Hello" }]);
+        ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 64 }))
     } else {
         ("/v1/completions", json!({ "prompt": "Hello" }))
     };

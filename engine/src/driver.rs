@@ -185,8 +185,7 @@ impl<D: Device> Driver<D> {
             }
             Happening::ClearCache(reply) => {
                 let now = self.now();
-                self.scheduler.clear_cache(now);
-                let _ = reply.send(());
+                let _ = reply.send(self.scheduler.clear_cache(now));
             }
             Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{Store, StoreError};
-use terrace_scheduler::{Config, ConfigError, Witness};
+use terrace_scheduler::{Config, ConfigError, Freed, Witness};
 use tokio::sync::oneshot;
 
 use crate::device::Device;
@@ -84,9 +84,10 @@ impl Engine {
         self.ask(|reply| Happening::View { salts, nodes_max, reply }).await
     }
 
-    /// Forgets everything that device and host hold and nobody uses. L3 keeps what it has.
-    pub async fn clear_cache(&self) {
-        self.ask(Happening::ClearCache).await;
+    /// Forgets everything that device and host hold and nobody uses, and says how much that was; nothing
+    /// once the engine has ended. L3 keeps what it has.
+    pub async fn clear_cache(&self) -> Option<Freed> {
+        self.ask(Happening::ClearCache).await
     }
 
     /// Takes no more requests, lets those that run finish as far as `patience` goes, stores in L3 what

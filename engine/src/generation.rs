@@ -1,5 +1,6 @@
 //! Requests as the engine's users see them: what they ask for, and what they get back.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -40,7 +41,13 @@ pub struct Generate {
     pub salt: String,
     /// Whether to sum up the logits that the answer came from.
     pub logits_checksum: bool,
+    /// Dropped when the engine has forgotten the request.
+    pub ticket: Option<Ticket>,
 }
+
+/// Something that a request holds for as long as it takes a place in the engine, which is longer than
+/// its answer takes: what it computed may still be on its way to the host.
+pub type Ticket = Arc<dyn Any + Send + Sync>;
 
 impl Generate {
     /// The likeliest continuation of a prompt.
@@ -59,6 +66,7 @@ impl Generate {
             priority: 0,
             salt: String::new(),
             logits_checksum: false,
+            ticket: None,
         }
     }
 }

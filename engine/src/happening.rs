@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use terrace_scheduler::{OpId, Outcome, RequestId};
+use terrace_scheduler::{Freed, OpId, Outcome, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::{Drained, SubmitError};
@@ -20,7 +20,7 @@ pub(crate) enum Happening {
     Operation { op: OpId, outcome: Outcome },
     Figures(oneshot::Sender<Figures>),
     View { salts: Vec<String>, nodes_max: usize, reply: oneshot::Sender<View> },
-    ClearCache(oneshot::Sender<()>),
+    ClearCache(oneshot::Sender<Freed>),
     Shutdown { patience: Duration, reply: oneshot::Sender<Drained> },
 }
 

@@ -28,7 +28,7 @@ pub use batch::{Batch, PageTable, Span};
 pub use cpu::{CpuDevice, CpuMemory, StepPages};
 pub use device::{CopyError, CopyJob, Device};
 pub use engine::{Drained, Engine, StartError, SubmitError};
-pub use generation::{EndReason, Ending, Generate, Generation, Update};
+pub use generation::{EndReason, Ending, Generate, Generation, Ticket, Update};
 pub use histogram::TimeHistogram;
 pub use logits::Logits;
 pub use model::{KvShape, Model, ModelError};

@@ -6,7 +6,7 @@ use terrace_scheduler::{Hits, RequestId, StateName, Time, Token};
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::generation::{EndReason, Ending, Generate, Update};
+use crate::generation::{EndReason, Ending, Generate, Ticket, Update};
 use crate::sampling::Sampling;
 use crate::sampling::logprobs::PromptScores;
 use crate::sampling::shaping::{GoesOn, Shaper};
@@ -31,6 +31,7 @@ pub(crate) struct Live {
     checksum: Option<u64>,
     wants_no_more: bool,
     is_answered: bool,
+    _ticket: Option<Ticket>,
 }
 
 impl Live {
@@ -60,6 +61,7 @@ impl Live {
             checksum: generate.logits_checksum.then_some(0),
             wants_no_more: false,
             is_answered: false,
+            _ticket: generate.ticket.clone(),
         };
         (live, receiver)
     }

@@ -2,7 +2,7 @@
 
 use terrace_cache::Token;
 
-use crate::chat::Message;
+use crate::conversation::{Conversation, PromptEnd};
 
 /// Begins every text.
 pub(crate) const BEGIN: Token = 256;
@@ -31,11 +31,19 @@ impl ByteTokenizer {
         text.bytes().map(Token::from)
     }
 
-    /// The tokens of a conversation, up to where the assistant answers. Marks are put between
-    /// messages here, and nothing that a message says can become one.
-    pub(crate) fn encode_chat(messages: &[Message]) -> Vec<Token> {
+    /// The tokens of a conversation. Marks are put between messages here, and nothing that a message
+    /// says can become one.
+    pub(crate) fn encode_chat(conversation: &Conversation) -> Vec<Token> {
         let mut tokens = vec![BEGIN];
-        for message in messages {
+        if conversation.special_tokens {
+            tokens.push(BEGIN);
+        }
+        if let Some(tools) = conversation.tools_in_words() {
+            tokens.push(SYSTEM);
+            tokens.extend(Self::encode_plain(&tools));
+            tokens.push(END_OF_MESSAGE);
+        }
+        for message in &conversation.messages {
             match message.role.as_str() {
                 "system" | "developer" => tokens.push(SYSTEM),
                 "assistant" => tokens.push(ASSISTANT),
@@ -47,10 +55,14 @@ impl ByteTokenizer {
                     tokens.extend(Self::encode_plain(": "));
                 }
             }
-            tokens.extend(Self::encode_plain(&message.content));
+            tokens.extend(Self::encode_plain(&message.in_words()));
             tokens.push(END_OF_MESSAGE);
         }
-        tokens.push(ASSISTANT);
+        match conversation.end {
+            PromptEnd::Answer => tokens.push(ASSISTANT),
+            PromptEnd::LastMessage => {}
+            PromptEnd::Continued => drop(tokens.pop()),
+        }
         tokens
     }
 
@@ -64,6 +76,25 @@ impl ByteTokenizer {
             ASSISTANT => Some("<|assistant|>"),
             _ => None,
         }
+    }
+
+    /// What a token is called.
+    pub(crate) fn name(token: Token) -> Option<String> {
+        let mark = match token {
+            BEGIN => "<|begin|>",
+            END | END_OF_MESSAGE => "<|end|>",
+            SYSTEM => "<|system|>",
+            USER => "<|user|>",
+            ASSISTANT => "<|assistant|>",
+            other => {
+                let byte = u8::try_from(other).ok()?;
+                return Some(match byte.is_ascii() {
+                    true => char::from(byte).to_string(),
+                    false => format!("<0x{byte:02X}>"),
+                });
+            }
+        };
+        Some(mark.to_owned())
     }
 
     /// The byte that a token is; none for a mark.

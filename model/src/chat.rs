@@ -5,18 +5,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use crate::conversation::{Conversation, Message, PromptEnd};
 use crate::tokenizer::EncodeError;
-
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who says it: `system`, `user` or `assistant`, or whatever else a model's template knows.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-}
 
 /// Why a conversation could not be written as a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +28,24 @@ pub enum ChatError {
         "the model's chat template failed: {0}; a chat_template.jinja in its folder replaces it"
     )]
     Failed(String),
+    /// There are functions, and the template has no place for them.
+    #[error(
+        "the model's chat template knows nothing of tools: leave `tools` out, or put a \
+         chat_template.jinja that writes them into the model's folder"
+    )]
+    NoTools,
+    /// A message calls functions, and the template does not write that.
+    #[error(
+        "the model's chat template knows nothing of `tool_calls`: write the calls as text, or put a \
+         chat_template.jinja that writes them into the model's folder"
+    )]
+    NoToolCalls,
+    /// The last message is to be continued, and there is none or it is empty.
+    #[error("`continue_final_message` needs a last message that says something")]
+    NothingToContinue,
+    /// The last message is to be continued, and the template does not write it as it is.
+    #[error("the model's chat template changes the last message, so that it cannot be continued")]
+    CannotContinue,
     /// The model has no tokens for it.
     #[error(transparent)]
     Encode(#[from] EncodeError),
@@ -49,11 +59,23 @@ pub struct ChatTemplate(Kind);
 enum Kind {
     BuiltIn,
     Missing,
-    Jinja { environment: Box<Environment<'static>>, begin: String, end: String },
+    Jinja(Box<Jinja>),
 }
 
-/// The name of the only template of an environment.
+#[derive(Clone, Debug)]
+struct Jinja {
+    environment: Environment<'static>,
+    begin: String,
+    end: String,
+    /// What is written in it, to see what it knows.
+    source: String,
+    has_one_for_tools: bool,
+}
+
+/// The template of an environment.
 const TEMPLATE: &str = "chat";
+/// The one for conversations with tools, where a folder has one of its own for them.
+const TEMPLATE_FOR_TOOLS: &str = "chat with tools";
 /// What a template may do before it counts as endless: some hundred instructions a message are usual.
 const FUEL: u64 = 10_000_000;
 
@@ -68,9 +90,14 @@ impl ChatTemplate {
         Self(Kind::Missing)
     }
 
-    /// A template in the language of model folders. `begin` and `end` are the strings of the special
-    /// tokens that begin and end a text.
-    pub(crate) fn jinja(source: String, begin: String, end: String) -> Result<Self, String> {
+    /// A template in the language of model folders, and perhaps another for conversations with tools.
+    /// `begin` and `end` are the strings of the special tokens that begin and end a text.
+    pub(crate) fn jinja(
+        source: String,
+        for_tools: Option<String>,
+        begin: String,
+        end: String,
+    ) -> Result<Self, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| error.to_string())?);
@@ -82,48 +109,127 @@ impl ChatTemplate {
         });
         environment.add_function("strftime_now", |format: &str| format_time(format, now()));
         environment.add_filter("tojson", to_json);
-        let parsed = environment.add_template_owned(TEMPLATE, source);
-        parsed.map_err(|error| error.to_string())?;
-        Ok(Self(Kind::Jinja { environment: Box::new(environment), begin, end }))
+        let mut jinja =
+            Jinja { environment, begin, end, source, has_one_for_tools: for_tools.is_some() };
+        jinja.add(TEMPLATE, jinja.source.clone())?;
+        if let Some(for_tools) = for_tools {
+            jinja.source.push_str(&for_tools);
+            jinja.add(TEMPLATE_FOR_TOOLS, for_tools)?;
+        }
+        Ok(Self(Kind::Jinja(Box::new(jinja))))
     }
 
     /// Whether there is a template.
     #[must_use]
     pub fn exists(&self) -> bool {
         match &self.0 {
-            Kind::BuiltIn | Kind::Jinja { .. } => true,
+            Kind::BuiltIn | Kind::Jinja(_) => true,
             Kind::Missing => false,
         }
     }
 
-    /// A conversation as the text of a prompt, up to where the assistant answers. For tokens use
+    /// Whether the template has this text in it, which says what it knows and how it writes it.
+    #[must_use]
+    pub fn mentions(&self, text: &str) -> bool {
+        match &self.0 {
+            Kind::BuiltIn => ["tools", "tool_calls", "<tool_call>"].contains(&text),
+            Kind::Missing => false,
+            Kind::Jinja(jinja) => jinja.source.contains(text),
+        }
+    }
+
+    /// A conversation as the text of a prompt. For tokens use
     /// [`Tokenizer::encode_chat`](crate::Tokenizer::encode_chat), which keeps the built-in model's
     /// marks apart from what messages say.
     ///
     /// # Errors
-    /// When there is no template, or it refuses the messages.
-    pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
+    /// When there is no template, or it cannot write the conversation.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
+        self.check(conversation)?;
         match &self.0 {
             Kind::Missing => Err(ChatError::NoTemplate),
-            Kind::BuiltIn => {
-                let message = |m: &Message| format!("<|{}|>{}<|end|>", m.role, m.content);
-                let said: String = messages.iter().map(message).collect();
-                Ok(format!("<|begin|>{said}<|assistant|>"))
-            }
-            Kind::Jinja { environment, begin, end } => {
-                let template = environment.get_template(TEMPLATE).map_err(failure)?;
-                let rendered = template.render(context! {
-                    messages => Value::from(Serde(messages)),
-                    add_generation_prompt => true,
-                    bos_token => begin,
-                    eos_token => end,
-                    // Templates ask whether these are none, not whether they are defined.
-                    tools => Value::from(()),
-                    documents => Value::from(()),
-                });
-                rendered.map_err(failure)
-            }
+            Kind::BuiltIn => Ok(render_built_in(conversation)),
+            Kind::Jinja(jinja) => jinja.render(conversation),
         }
+    }
+
+    /// Whether everything in the conversation has a place in its prompt.
+    pub(crate) fn check(&self, conversation: &Conversation) -> Result<(), ChatError> {
+        let Conversation { messages, tools, end, .. } = conversation;
+        if !self.exists() {
+            return Err(ChatError::NoTemplate);
+        }
+        if !tools.is_empty() && !self.mentions("tools") {
+            return Err(ChatError::NoTools);
+        }
+        let calls = messages.iter().any(|message| !message.tool_calls.is_empty());
+        if calls && !self.mentions("tool_calls") {
+            return Err(ChatError::NoToolCalls);
+        }
+        let last_says = messages.last().is_some_and(|last| !last.content.trim().is_empty());
+        if *end == PromptEnd::Continued && !last_says {
+            return Err(ChatError::NothingToContinue);
+        }
+        Ok(())
+    }
+}
+
+impl Jinja {
+    fn add(&mut self, name: &'static str, source: String) -> Result<(), String> {
+        self.environment.add_template_owned(name, source).map_err(|error| error.to_string())
+    }
+
+    fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
+        let Conversation { messages, tools, variables, end, .. } = conversation;
+        // Templates ask whether these are none, not whether they are defined.
+        let none = Value::from(());
+        let (name, tools) = match tools.is_empty() {
+            true => (TEMPLATE, none.clone()),
+            false if self.has_one_for_tools => (TEMPLATE_FOR_TOOLS, Value::from(Serde(tools))),
+            false => (TEMPLATE, Value::from(Serde(tools))),
+        };
+        let template = self.environment.get_template(name).map_err(failure)?;
+        let rendered = template.render(context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => *end == PromptEnd::Answer,
+            bos_token => &self.begin,
+            eos_token => &self.end,
+            tools => tools,
+            documents => none,
+            ..Value::from(Serde(variables))
+        });
+        let text = rendered.map_err(failure)?;
+        match (end, messages.last()) {
+            (PromptEnd::Continued, Some(last)) => cut_within(text, &last.content),
+            (PromptEnd::Answer | PromptEnd::LastMessage | PromptEnd::Continued, _) => Ok(text),
+        }
+    }
+}
+
+/// The text up to the end of what the last message says. Templates write that with or without the
+/// blanks around it.
+fn cut_within(mut text: String, last: &str) -> Result<String, ChatError> {
+    let said = last.trim();
+    let at = text.rfind(said).ok_or(ChatError::CannotContinue)?;
+    let blanks = &last[last.trim_end().len()..];
+    let mut end = at + said.len();
+    if text[end..].starts_with(blanks) {
+        end += blanks.len();
+    }
+    text.truncate(end);
+    Ok(text)
+}
+
+fn render_built_in(conversation: &Conversation) -> String {
+    let tools = conversation.tools_in_words();
+    let tools = tools.map(|tools| format!("<|system|>{tools}<|end|>")).unwrap_or_default();
+    let message = |m: &Message| format!("<|{}|>{}<|end|>", m.role, m.in_words());
+    let said: String = conversation.messages.iter().map(message).collect();
+    let text = format!("<|begin|>{tools}{said}");
+    match conversation.end {
+        PromptEnd::Answer => text + "<|assistant|>",
+        PromptEnd::LastMessage => text,
+        PromptEnd::Continued => text.strip_suffix("<|end|>").unwrap_or(&text).to_owned(),
     }
 }
 
@@ -267,14 +373,21 @@ fn date(mut days: u64) -> (u64, u64, u64) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::conversation::{FunctionCall, ToolCall, ToolKind};
 
     fn says(role: &str, content: &str) -> Message {
-        Message { role: role.to_owned(), content: content.to_owned() }
+        Message::new(role, content)
     }
 
     fn template(source: &str) -> ChatTemplate {
-        ChatTemplate::jinja(source.to_owned(), "<s>".to_owned(), "</s>".to_owned()).unwrap()
+        ChatTemplate::jinja(source.to_owned(), None, "<s>".to_owned(), "</s>".to_owned()).unwrap()
+    }
+
+    fn render(chat: &ChatTemplate, messages: &[Message]) -> Result<String, ChatError> {
+        chat.render(&Conversation::new(messages.to_vec()))
     }
 
     #[test]
@@ -284,7 +397,7 @@ mod tests {
              [{{ message.content.strip() | upper }}]{% else %}({{ message['content'] }}){{ eos_token }}\
              {% endif %}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}",
         );
-        let text = chat.render(&[says("user", " hi "), says("assistant", "<b>")]).unwrap();
+        let text = render(&chat, &[says("user", " hi "), says("assistant", "<b>")]).unwrap();
         assert_eq!(text, "<s>[HI](<b>)</s>>");
     }
 
@@ -303,15 +416,15 @@ mod tests {
              {% endif %}\n{%- endfor %}\n{{- ns.last }}{{ date_string | length }}",
         );
         let messages = [says("system", " be nice\n"), says("user", "a"), says("user", "#\nb")];
-        assert_eq!(chat.render(&messages).unwrap(), "<s>be nice|<user>b<user>a14");
+        assert_eq!(render(&chat, &messages).unwrap(), "<s>be nice|<user>b<user>a14");
     }
 
     #[test]
     fn a_template_can_refuse_messages() {
         let chat = template("{{ raise_exception('roles must alternate') }}");
         let refused = Err(ChatError::Refused("roles must alternate".to_owned()));
-        assert_eq!(chat.render(&[]), refused);
-        assert_eq!(ChatTemplate::missing().render(&[]), Err(ChatError::NoTemplate));
+        assert_eq!(render(&chat, &[]), refused);
+        assert_eq!(render(&ChatTemplate::missing(), &[]), Err(ChatError::NoTemplate));
     }
 
     #[test]
@@ -319,14 +432,86 @@ mod tests {
         let chat = template(
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         );
-        assert!(matches!(chat.render(&[]), Err(ChatError::Failed(_))));
+        assert!(matches!(render(&chat, &[]), Err(ChatError::Failed(_))));
     }
 
     #[test]
     fn json_is_written_as_python_does() {
         let chat = template("{{ messages[0] | tojson }}");
-        let text = chat.render(&[says("user", "<ä> \"x\"")]).unwrap();
+        let text = render(&chat, &[says("user", "<ä> \"x\"")]).unwrap();
         assert_eq!(text, r#"{"role": "user", "content": "<ä> \"x\""}"#);
+    }
+
+    /// As Qwen2 and its kin write tools and calls.
+    const WITH_TOOLS: &str = "{%- if tools %}\n{{- '<tools>' }}{%- for tool in tools %}{{- tool | \
+        tojson }}{%- endfor %}{{- '</tools>' }}\n{%- endif %}\n{%- for message in messages %}\n{{- '<' + \
+        message.role + '>' }}{%- if message.content %}{{- message.content }}{%- endif %}{%- for call in \
+        message.tool_calls %}\n{%- if call.function is defined %}{%- set call = call.function %}\
+        {%- endif %}{{- '<tool_call>' + call.name + call.arguments.city + (call.arguments | tojson) }}\
+        {%- endfor %}{%- if message.tool_call_id %}{{- '#' + message.tool_call_id }}{%- endif %}\
+        {%- endfor %}{%- if add_generation_prompt %}{{- '>' }}{%- endif %}\
+        {%- if mood is defined %}{{- mood }}{%- endif %}";
+
+    #[test]
+    fn tools_and_calls_reach_a_template_as_it_expects_them() {
+        let tool = json!({ "type": "function", "function": { "name": "f", "description": "d" } });
+        let mut calls = says("assistant", "");
+        calls.tool_calls.push(ToolCall {
+            id: Some("1".to_owned()),
+            kind: ToolKind::Function,
+            function: FunctionCall { name: "f".to_owned(), arguments: json!({ "city": "x" }) },
+        });
+        let mut result = says("tool", "42");
+        result.more.insert("tool_call_id".to_owned(), json!("1"));
+        let conversation = Conversation {
+            tools: vec![tool],
+            variables: [("mood".to_owned(), json!("!"))].into_iter().collect(),
+            ..Conversation::new(vec![says("user", "q"), calls, result])
+        };
+        let text = template(WITH_TOOLS).render(&conversation).unwrap();
+        assert_eq!(
+            text,
+            "<tools>{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\"}}\
+             </tools><user>q<assistant><tool_call>fx{\"city\": \"x\"}<tool>42#1>!"
+        );
+        let silent = template("{{ messages[0].content }}");
+        assert_eq!(silent.render(&conversation), Err(ChatError::NoTools));
+        let no_tools = Conversation { tools: Vec::new(), ..conversation.clone() };
+        assert_eq!(silent.render(&no_tools), Err(ChatError::NoToolCalls));
+        let two = ChatTemplate::jinja(
+            "one tool_calls".to_owned(),
+            Some("other tools".to_owned()),
+            String::new(),
+            String::new(),
+        );
+        let two = two.unwrap();
+        assert_eq!(two.render(&conversation).unwrap(), "other tools");
+        assert_eq!(two.render(&no_tools).unwrap(), "one tool_calls");
+    }
+
+    #[test]
+    fn a_prompt_ends_where_it_is_told_to() {
+        let chat = template(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}\
+             {% if add_generation_prompt %}<assistant>{% endif %}",
+        );
+        let until = |chat: &ChatTemplate, end, last: &str| {
+            let messages = vec![says("user", "a b"), says("assistant", last)];
+            chat.render(&Conversation { end, ..Conversation::new(messages) })
+        };
+        let said = "<user>a b</><assistant>b";
+        let whole = format!("{said}</><assistant>");
+        assert_eq!(until(&chat, PromptEnd::Answer, " b ").unwrap(), whole);
+        assert_eq!(until(&chat, PromptEnd::LastMessage, " b ").unwrap(), format!("{said}</>"));
+        assert_eq!(until(&chat, PromptEnd::Continued, " b ").unwrap(), said);
+        let kept = template("{% for m in messages %}<{{ m.content }}>{% endfor %}");
+        assert_eq!(until(&kept, PromptEnd::Continued, " b ").unwrap(), "<a b>< b ");
+        let nothing = until(&chat, PromptEnd::Continued, " ");
+        assert_eq!(nothing, Err(ChatError::NothingToContinue));
+        let changed = until(&template("{{ messages | length }}"), PromptEnd::Continued, "b");
+        assert_eq!(changed, Err(ChatError::CannotContinue));
+        let built_in = until(&ChatTemplate::built_in(), PromptEnd::Continued, "b ").unwrap();
+        assert_eq!(built_in, "<|begin|><|user|>a b<|end|><|assistant|>b ");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod attention;
 mod built_in;
 mod byte_tokenizer;
 mod chat;
+mod conversation;
 mod llama;
 mod load;
 mod math;
@@ -26,7 +27,8 @@ mod tokenizer;
 mod weights;
 
 pub use built_in::built_in;
-pub use chat::{ChatError, ChatTemplate, Message};
+pub use chat::{ChatError, ChatTemplate};
+pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
 pub use load::{LoadError, Loaded, load};
 pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};

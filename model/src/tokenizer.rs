@@ -10,7 +10,8 @@ use token_bytes::Spelling;
 pub use token_bytes::TokenBytes;
 
 use crate::byte_tokenizer::ByteTokenizer;
-use crate::chat::{ChatError, ChatTemplate, Message};
+use crate::chat::{ChatError, ChatTemplate};
+use crate::conversation::Conversation;
 
 /// Turns text into a model's tokens and back. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -76,22 +77,28 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a conversation, up to where the assistant answers.
+    /// The tokens of a conversation.
     ///
     /// The byte tokenizer keeps its marks apart from what messages say. Folders' templates write both
     /// into one text, so a message that names a special token has it, as with everybody else who
     /// serves such a model.
     ///
     /// # Errors
-    /// When the template refuses the messages, or the model has no tokens for them.
+    /// When the template refuses the conversation, or the model has no tokens for it.
     pub fn encode_chat(
         &self,
         chat: &ChatTemplate,
-        messages: &[Message],
+        conversation: &Conversation,
     ) -> Result<Vec<Token>, ChatError> {
         match &self.0 {
-            Kind::Bytes => Ok(ByteTokenizer::encode_chat(messages)),
-            Kind::File { .. } => Ok(self.encode_plain(&chat.render(messages)?)?),
+            Kind::Bytes => {
+                chat.check(conversation)?;
+                Ok(ByteTokenizer::encode_chat(conversation))
+            }
+            Kind::File { tokenizer, .. } => {
+                let text = chat.render(conversation)?;
+                Ok(encode(tokenizer, &text, conversation.special_tokens)?)
+            }
         }
     }
 
@@ -127,6 +134,38 @@ impl Tokenizer {
         text
     }
 
+    /// The text of tokens, with the names of special ones.
+    #[must_use]
+    pub fn decode_with_marks(&self, tokens: &[Token]) -> String {
+        match &self.0 {
+            Kind::Bytes => {
+                let (mut text, mut decoder) = (String::new(), self.decoder());
+                for token in tokens {
+                    match ByteTokenizer::byte(*token) {
+                        Some(_) => text.push_str(&decoder.push(*token)),
+                        None => {
+                            let before = std::mem::replace(&mut decoder, self.decoder());
+                            text.push_str(&before.finish());
+                            text.push_str(&ByteTokenizer::name(*token).unwrap_or_default());
+                        }
+                    }
+                }
+                text + &decoder.finish()
+            }
+            // As for answers: no decoder that a tokenizer.json can have fails.
+            Kind::File { tokenizer, .. } => tokenizer.decode(tokens, false).unwrap_or_default(),
+        }
+    }
+
+    /// What the tokenizer calls a token; nothing for one that it does not have.
+    #[must_use]
+    pub fn token_name(&self, token: Token) -> Option<String> {
+        match &self.0 {
+            Kind::Bytes => ByteTokenizer::name(token),
+            Kind::File { tokenizer, .. } => tokenizer.id_to_token(token),
+        }
+    }
+
     /// How many tokens there are: one more than the highest.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
@@ -137,7 +176,8 @@ impl Tokenizer {
     }
 
     /// The token that a special string stands for.
-    pub(crate) fn token_of(&self, text: &str) -> Option<Token> {
+    #[must_use]
+    pub fn token_of(&self, text: &str) -> Option<Token> {
         match &self.0 {
             Kind::Bytes => None,
             Kind::File { tokenizer, .. } => tokenizer.token_to_id(text),

@@ -101,8 +101,8 @@ pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};
 pub use stats::{Hits, OperationStats, Stats};
 pub use terrace_cache::{
-    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, HostPage, KvEvent, Namespace, NodeView,
-    PageKey, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
+    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, Freed, HostPage, KvEvent, Namespace,
+    NodeView, PageKey, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Cache, DevicePage, HashedMap, KvEvent, Namespace, NodeView, PageKey, Sequence, Token, Tokens,
+    Cache, DevicePage, Freed, HashedMap, KvEvent, Namespace, NodeView, PageKey, Sequence, Token,
+    Tokens,
 };
 use terrace_fsm::{
     Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
@@ -398,9 +399,10 @@ impl Scheduler {
         self.trace.drain(..)
     }
 
-    /// Forgets every cached page that no request and no operation holds.
-    pub fn clear_cache(&mut self) {
-        self.cache.clear();
+    /// Forgets every cached page that no request and no operation holds, and says how many that were.
+    /// What is held stays, and may be found again when it is let go.
+    pub fn clear_cache(&mut self) -> Freed {
+        self.cache.clear()
     }
 
     // ---- the life of a request ----

@@ -5,6 +5,7 @@
 
 use std::ops::Deref;
 
+use terrace_cache::Freed;
 use terrace_fsm::{RequestId, Time, Transition};
 
 use crate::config::Config;
@@ -98,9 +99,10 @@ impl WatchedScheduler {
     }
 
     /// See [`Scheduler::clear_cache`].
-    pub fn clear_cache(&mut self, now: Time) {
-        self.scheduler.clear_cache();
+    pub fn clear_cache(&mut self, now: Time) -> Freed {
+        let freed = self.scheduler.clear_cache();
         self.tell(now, Seen::CacheCleared);
+        freed
     }
 
     /// See [`Scheduler::drain_trace`].

@@ -5,12 +5,13 @@ use std::time::Instant;
 use futures_util::stream::{self, Stream};
 use terrace_engine::{EndReason, Generation, Logprobs, Update};
 use terrace_model::Decoder;
-use terrace_scheduler::Hits;
+use terrace_scheduler::{Hits, Token};
 
 use crate::echo::Echo;
 use crate::logprobs::{Scored, Scribe};
 use crate::metrics::AnswerClock;
 use crate::stop::StopMatcher;
+use crate::tool_calls::Call;
 
 /// An answer under way. Dropping it calls the request off.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Answer {
     scribe: Option<Scribe>,
     /// Those of the next token.
     logprobs: Option<Box<Logprobs>>,
+    /// Tokens that mark calls, and their text.
+    marks: Vec<(Token, &'static str)>,
     tokens: u32,
     hits: Hits,
     first_token_at: Option<Instant>,
@@ -41,6 +44,8 @@ pub(crate) struct Answer {
 pub(crate) enum Piece {
     /// More text, never none.
     Text(Fragment),
+    /// A call of a function.
+    Call(Call),
     /// It is complete.
     Complete(Complete),
     /// It came to no end.
@@ -76,6 +81,7 @@ pub(crate) struct Manner {
     pub(crate) echo: Option<Echo>,
     /// Whether log-probabilities are told.
     pub(crate) is_scored: bool,
+    pub(crate) marks: Vec<(Token, &'static str)>,
 }
 
 /// What there is to know about a complete answer.
@@ -94,6 +100,7 @@ pub(crate) struct Complete {
 pub(crate) enum Finish {
     Stop,
     Length,
+    ToolCalls,
 }
 
 impl Finish {
@@ -101,6 +108,7 @@ impl Finish {
         match self {
             Self::Stop => "stop",
             Self::Length => "length",
+            Self::ToolCalls => "tool_calls",
         }
     }
 }
@@ -112,12 +120,13 @@ impl Answer {
         manner: Manner,
         clock: AnswerClock,
     ) -> Self {
-        let Manner { stops, keeps_stop, min_tokens, echo, is_scored } = manner;
+        let Manner { stops, keeps_stop, min_tokens, echo, is_scored, marks } = manner;
         Self {
             generation: Some(generation),
             decoder: Some(decoder),
             stops: StopMatcher::new(stops).keeping_stop(keeps_stop),
             min_tokens,
+            marks,
             scores_prompt: is_scored && echo.is_some(),
             echo,
             scribe: is_scored.then(Scribe::default),
@@ -162,7 +171,10 @@ impl Answer {
                     self.tokens += 1;
                     self.clock.token();
                     self.first_token_at.get_or_insert_with(Instant::now);
-                    let text = self.decoder.as_mut()?.push(token);
+                    let text = match self.marks.iter().find(|(mark, _)| *mark == token) {
+                        Some((_, text)) => (*text).to_owned(),
+                        None => self.decoder.as_mut()?.push(token),
+                    };
                     let logprobs = self.logprobs.take();
                     if let Some(scribe) = &mut self.scribe {
                         scribe.add(token, logprobs.map(|logprobs| *logprobs), &text);

@@ -61,20 +61,15 @@ impl Gate {
         self.find(key).ok_or_else(ApiError::key_wrong)
     }
 
-    /// Whether this is somebody who may see what everybody does. A page cannot send a header with
-    /// its event source, so the key may be part of the address.
+    /// Whether this is somebody who may see what everybody does.
     ///
     /// # Errors
     /// When only the operator may, and this is somebody else.
-    pub(crate) fn operator(
-        &self,
-        headers: &HeaderMap,
-        in_query: Option<&str>,
-    ) -> Result<(), ApiError> {
+    pub(crate) fn operator(&self, headers: &HeaderMap) -> Result<(), ApiError> {
         if self.tenants.is_empty() && self.operator.is_none() {
             return Ok(());
         }
-        let key = bearer(headers).or(in_query).ok_or_else(ApiError::key_missing)?;
+        let key = bearer(headers).ok_or_else(ApiError::key_missing)?;
         match self.find(key) {
             Some(Caller::Operator) => Ok(()),
             Some(Caller::Tenant(_) | Caller::Anyone) => Err(ApiError::operator_only()),
@@ -142,12 +137,11 @@ mod tests {
     #[test]
     fn only_the_operator_sees_everybody() {
         let gate = gate(&["alice=a-key"], Some("o-key"));
-        let status = |text, query| gate.operator(&says(text), query).map_err(|e| e.status());
-        assert_eq!(status("Bearer o-key", None), Ok(()));
-        assert_eq!(status("", Some("o-key")), Ok(()));
-        assert_eq!(status("Bearer a-key", None), Err(StatusCode::FORBIDDEN));
-        assert_eq!(status("", None), Err(StatusCode::UNAUTHORIZED));
-        assert_eq!(status("", Some("x")), Err(StatusCode::UNAUTHORIZED));
+        let status = |text| gate.operator(&says(text)).map_err(|e| e.status());
+        assert_eq!(status("Bearer o-key"), Ok(()));
+        assert_eq!(status("Bearer a-key"), Err(StatusCode::FORBIDDEN));
+        assert_eq!(status(""), Err(StatusCode::UNAUTHORIZED));
+        assert_eq!(status("Bearer x"), Err(StatusCode::UNAUTHORIZED));
     }
 
     #[test]
@@ -155,7 +149,7 @@ mod tests {
         let gate = gate(&[], None);
         assert_eq!(gate.client(&says("")).unwrap(), Caller::Anyone);
         assert_eq!(gate.client(&says("Bearer whatever")).unwrap(), Caller::Anyone);
-        assert!(gate.operator(&says(""), None).is_ok());
+        assert!(gate.operator(&says("")).is_ok());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::Limits;
 use crate::error::ApiError;
+use crate::state::State;
 
 /// A body, and the memory that it takes until this is dropped.
 #[derive(Debug)]
@@ -38,6 +39,30 @@ pub(crate) async fn receive(
     }
     let reading = tokio::time::timeout(limits.body_timeout, read(body, limits, memory));
     reading.await.unwrap_or_else(|_| Err(ApiError::body_too_slow()))
+}
+
+/// Makes something of a body. Long ones take a while, and are kept away from the threads that serve
+/// everybody else.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) async fn understand<T: Send + 'static>(
+    state: &Arc<State>,
+    received: Received,
+    make: impl FnOnce(&State, &[u8]) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    const QUICK_BYTES: usize = 16 << 10;
+    if received.bytes.len() <= QUICK_BYTES {
+        return make(state, &received.bytes);
+    }
+    let permit = state.parsers.acquire().await;
+    let work = {
+        let state = state.clone();
+        move || make(&state, &received.bytes)
+    };
+    let made = tokio::task::spawn_blocking(work).await;
+    drop(permit);
+    made.unwrap_or_else(|_| Err(ApiError::invalid("the request could not be understood")))
 }
 
 async fn read(body: Body, limits: &Limits, memory: &Arc<Semaphore>) -> Result<Received, ApiError> {

@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::RdmaChoice;
+use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
 
+use crate::tool_calls::ToolFormat;
 use setting::settings;
-use terrace_replay::Size;
 use value::Value;
 
 pub use key::{Key, Secret};
@@ -51,6 +52,9 @@ settings! {
                 { default_in_words: Some("the model that comes with the program") };
             /// What clients call the model.
             name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
+            /// How the model writes calls of functions: hermes, llama or mistral.
+            tool_format: Option<ToolFormat> = None, "FORMAT"
+                { default_in_words: Some("as its chat template says") };
             /// Threads that compute, four times as many as there are cores at the most.
             threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
         }
@@ -140,6 +144,8 @@ settings! {
         prompts_max: usize = 64, "NUMBER";
         /// Answers to each prompt.
         n_max: u32 = 16, "NUMBER";
+        /// Answers to one request: prompts times answers to each.
+        answers_max: u32 = 256, "NUMBER";
         /// Viewers of the page at a time.
         viewers_max: usize = 16, "NUMBER";
     }
@@ -180,7 +186,15 @@ impl Config {
         }
         let mut names = BTreeSet::new();
         let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
-        for Key { name, key } in &self.keys {
+        for Key { name, key, requests_max, priority_min, priority_max } in &self.keys {
+            if *requests_max == Some(0) {
+                return Err(ConfigError::new("keys", name, "use at least 1 for its requests_max"));
+            }
+            if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
+                let advice =
+                    "lower its priority_min, or raise its priority_max, which is 0 if not given";
+                return Err(ConfigError::new("keys", name, advice));
+            }
             if name.is_empty() || !names.insert(name) {
                 return Err(ConfigError::new("keys", name, "give every key a name of its own"));
             }
@@ -231,6 +245,7 @@ impl Limits {
             ("limits.send_buffer", self.send_buffer.as_u64()),
             ("limits.prompts_max", self.prompts_max as u64),
             ("limits.n_max", u64::from(self.n_max)),
+            ("limits.answers_max", u64::from(self.answers_max)),
         ];
         if let Some((setting, _)) = sizes.iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::new(setting, 0, "use at least 1"));

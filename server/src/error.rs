@@ -61,6 +61,11 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
+    pub(crate) fn foreign_origin() -> Self {
+        let message = "a page of another site may not ask for this";
+        Self::new(StatusCode::FORBIDDEN, "permission_error", message)
+    }
+
     pub(crate) fn no_such_path(path: &str) -> Self {
         let message =
             format!("there is nothing at {path}: see /v1/models and /v1/chat/completions");
@@ -74,7 +79,8 @@ impl ApiError {
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        let message = "this path has another method: POST completions, GET everything else";
+        let message =
+            "this path has another method: POST what has a body and resets, GET everything else";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message)
     }
 
@@ -192,7 +198,12 @@ impl From<SubmitError> for ApiError {
 
 impl From<ChatError> for ApiError {
     fn from(error: ChatError) -> Self {
-        Self::field("messages", error.to_string())
+        let param = match error {
+            ChatError::NoTools => "tools",
+            ChatError::NothingToContinue | ChatError::CannotContinue => "continue_final_message",
+            _ => "messages",
+        };
+        Self::field(param, error.to_string())
     }
 }
 

@@ -9,11 +9,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
 use terrace_engine::Generate;
+use terrace_model::PromptEnd;
 use terrace_scheduler::Token;
 
 use crate::answer::{Answer, Complete, Fragment, Manner, Piece};
 use crate::auth::Caller;
-use crate::body::{self, Received};
+use crate::body;
 use crate::echo::Echo;
 use crate::error::{ApiError, json_response};
 use crate::metrics::AnswerClock;
@@ -23,6 +24,8 @@ use crate::served_model::ServedModel;
 use crate::state::State;
 use crate::stream;
 use crate::structured::Compiled;
+use crate::tool_calls::{self, CallReader, ToolFormat};
+use crate::tools::Offer;
 
 /// The answers to one request, under way.
 pub(crate) struct Answers {
@@ -31,6 +34,8 @@ pub(crate) struct Answers {
     pub(crate) reply: Reply,
     pub(crate) usage: Usage,
     pub(crate) count: usize,
+    /// What is logged about them is logged in here.
+    pub(crate) span: tracing::Span,
     /// How many answers each prompt has.
     n: usize,
 }
@@ -53,7 +58,9 @@ pub(crate) async fn handle(
     state.check_open()?;
     let caller = state.gate.client(&headers)?;
     let received = body::receive(&headers, body, &state.limits, &state.bodies).await?;
-    let asked = parse(kind, &state, received).await?;
+    let asked =
+        body::understand(&state, received, move |state, bytes| understand(kind, state, bytes));
+    let asked = asked.await?;
     let (is_stream, include_usage) = (asked.parameters.stream, asked.parameters.include_usage);
     let rule = compile(&state, &asked.parameters).await?;
     let answers = submit(kind, &state, &caller, asked, rule, asked_at).await?;
@@ -69,51 +76,53 @@ struct Asked {
     prompts: Vec<Vec<Token>>,
     /// The prompts as parts of their answers, if they are.
     echoes: Vec<Option<Echo>>,
+    /// What the answers may call, and how the model writes that.
+    calls: Option<(ToolFormat, Offer)>,
+    /// Whether the answers go on with a message that has begun.
+    continues: bool,
 }
 
-/// Understands a request. Long ones take a while, and are kept away from the threads that serve
-/// everybody else.
-async fn parse(kind: Kind, state: &Arc<State>, received: Received) -> Result<Asked, ApiError> {
-    const QUICK_BYTES: usize = 16 << 10;
-    if received.bytes.len() <= QUICK_BYTES {
-        return understand(kind, state, &received);
-    }
-    let permit = state.parsers.acquire().await;
-    let work = {
-        let state = state.clone();
-        move || understand(kind, &state, &received)
-    };
-    let asked = tokio::task::spawn_blocking(work).await;
-    drop(permit);
-    asked.unwrap_or_else(|_| Err(ApiError::invalid("the request could not be understood")))
-}
-
-fn understand(kind: Kind, state: &State, received: &Received) -> Result<Asked, ApiError> {
-    let mut parameters = Parameters::parse(kind, &received.bytes, &state.limits)?;
+fn understand(kind: Kind, state: &State, bytes: &[u8]) -> Result<Asked, ApiError> {
+    let mut parameters = Parameters::parse(kind, bytes, &state.limits)?;
     let model = &state.model;
-    if let Some(asked) = &parameters.model
-        && *asked != model.name
-    {
-        return Err(ApiError::no_such_model(asked, &model.name));
+    if let Some(asked) = &parameters.model {
+        model.check_name(asked)?;
     }
     let input = std::mem::replace(&mut parameters.input, Input::Prompts(Vec::new()));
-    let prompts = match input {
-        Input::Chat(messages) => vec![model.tokenizer.encode_chat(&model.chat, &messages)?],
+    let (mut calls, mut continues) = (None, false);
+    let mut prompts = match input {
+        Input::Chat(chat) => {
+            let prompt = chat.encode(model)?;
+            continues = chat.conversation.end == PromptEnd::Continued;
+            calls = model.tool_format.zip(chat.offer);
+            vec![prompt]
+        }
         Input::Prompts(prompts) => {
             let tokens = prompts.into_iter().map(|prompt| match prompt {
                 Prompt::Tokens(tokens) => Ok(tokens),
-                Prompt::Text(text) => model.tokenizer.encode(&text),
+                Prompt::Text(text) if parameters.add_special_tokens => {
+                    model.tokenizer.encode(&text)
+                }
+                Prompt::Text(text) => model.tokenizer.encode_plain(&text),
             });
             let tokens: Result<_, _> = tokens.collect();
             tokens.map_err(|error| ApiError::field("prompt", error.to_string()))?
         }
     };
+    let answer_tokens = parameters.max_tokens.unwrap_or(match kind {
+        Kind::Completion => COMPLETION_TOKENS,
+        Kind::Chat => 1,
+    });
+    for prompt in &mut prompts {
+        let room = model.tokens_max.saturating_sub(answer_tokens);
+        parameters.truncation.apply(prompt, room as usize);
+    }
     let echo = |prompt: &Vec<Token>| {
         let shows_special = parameters.choosing.shows_special;
         parameters.echo.then(|| Echo::new(&model.tokenizer, prompt, shows_special))
     };
     let echoes = prompts.iter().map(echo).collect();
-    Ok(Asked { parameters, prompts, echoes })
+    Ok(Asked { parameters, prompts, echoes, calls, continues })
 }
 
 /// Compiles the rule that the answers have to follow, if there is one, away from the threads that serve
@@ -143,17 +152,22 @@ async fn submit(
     rule: Option<Compiled>,
     asked_at: Instant,
 ) -> Result<Answers, ApiError> {
-    let Asked { parameters, prompts, echoes } = asked;
+    let Asked { parameters, prompts, echoes, calls, continues } = asked;
     let choosing = &parameters.choosing;
     let model = &state.model;
+    state.shares.check_priority(caller, parameters.priority)?;
+    let count = prompts.len() * parameters.n as usize;
+    let mut places = state.shares.take(caller, count)?;
+    let marks = calls.as_ref().map(|(format, _)| model.marks_of(*format)).unwrap_or_default();
     let salt = caller.salt(&parameters.cache_salt);
     state.salts.lock().used(&salt);
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let mut answers = Answers {
         pieces: SelectAll::new(),
-        reply: Reply::new(kind, model.name.clone()).scored(parameters.scoring, &model.tokenizer),
+        reply: Reply::new(kind, model).scored(parameters.scoring, &model.tokenizer),
         usage: Usage::new(asked_at, prompt_tokens),
-        count: prompts.len() * parameters.n as usize,
+        count,
+        span: tracing::Span::current(),
         n: parameters.n as usize,
     };
     let stop_tokens = stop_tokens(&parameters, model);
@@ -165,6 +179,7 @@ async fn submit(
             let decoder = match (kind, &echo) {
                 (_, Some(echo)) => echo.decoder(),
                 (Kind::Completion, None) => model.tokenizer.decoder_after(&prompt),
+                (Kind::Chat, None) if continues => model.tokenizer.decoder_after(&prompt),
                 (Kind::Chat, None) => model.tokenizer.decoder(),
             };
             let decoder = match choosing.shows_special {
@@ -184,6 +199,7 @@ async fn submit(
                 priority: parameters.priority,
                 salt: salt.clone(),
                 logits_checksum: parameters.logits_checksum,
+                ticket: places.one(),
             };
             // If one is refused, dropping the others calls them off.
             let generation = state.engine.submit(generate).await?;
@@ -194,10 +210,13 @@ async fn submit(
                 min_tokens: choosing.shaping.min_tokens,
                 echo: echo.clone(),
                 is_scored: parameters.scoring.is_some(),
+                marks: marks.clone(),
             };
             let answer = Answer::new(generation, decoder, manner, clock);
+            let reader = calls.clone().map(|(format, offer)| CallReader::new(format, offer));
+            let pieces = tool_calls::apart(answer.pieces(), reader);
             let place = index;
-            answers.pieces.push(answer.pieces().map(move |piece| (place, piece)).boxed());
+            answers.pieces.push(pieces.map(move |piece| (place, piece)).boxed());
             index += 1;
         }
     }
@@ -214,36 +233,43 @@ fn stop_tokens(parameters: &Parameters, model: &ServedModel) -> Arc<[Token]> {
     }
 }
 
-/// As many as were asked for. Without a wish it is what is usual for the kind of request, in a chat
-/// no more than there is room for.
+/// What a completion has if nobody says how many.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// As many as were asked for. Without a wish a completion has a few, and a chat goes on to the end of
+/// the context.
 fn max_new_tokens(
     kind: Kind,
     parameters: &Parameters,
     model: &ServedModel,
     prompt_tokens: usize,
 ) -> u32 {
-    const COMPLETION_TOKENS: u32 = 16;
-    const CHAT_TOKENS: u32 = 256;
     let room = u64::from(model.tokens_max).saturating_sub(prompt_tokens as u64);
     parameters.max_tokens.unwrap_or(match kind {
         Kind::Completion => COMPLETION_TOKENS,
         // No room at all is for the engine to refuse.
-        Kind::Chat => CHAT_TOKENS.min(room as u32).max(1),
+        Kind::Chat => (room as u32).max(1),
     })
 }
 
 /// Waits for all answers and sends them at once.
 async fn whole(mut answers: Answers) -> Result<Response, ApiError> {
     let mut texts = vec![Fragment::default(); answers.count];
+    let mut calls = vec![Vec::new(); answers.count];
     let mut choices = vec![serde_json::Value::Null; answers.count];
     while let Some((index, piece)) = answers.pieces.next().await {
         match piece {
             Piece::Text(fragment) => texts[index].push(fragment),
+            Piece::Call(call) => calls[index].push(call),
             Piece::Complete(complete) => {
                 choices[index] = answers.reply.choice(index, &texts[index], &complete);
+                tool_calls::add_to_message(&mut choices[index], &calls[index]);
                 answers.add(index, &complete);
             }
-            Piece::Unfinished(reason) => return Err(ApiError::unfinished(reason)),
+            Piece::Unfinished(reason) => {
+                tracing::warn!("an answer came to no end: {reason:?}");
+                return Err(ApiError::unfinished(reason));
+            }
         }
     }
     Ok(json_response(StatusCode::OK, &answers.reply.whole(choices, &answers.usage)))

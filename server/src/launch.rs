@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
@@ -21,6 +21,7 @@ use crate::disk_tier::DiskTier;
 use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
 use crate::summary::{Summary, Tier};
+use crate::tool_calls::ToolFormat;
 use terrace_replay::Size;
 
 /// A running engine and what is to be known about it.
@@ -200,11 +201,15 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
     // The KV of the last token is never needed.
     let tokens_max = (device_tokens + 1).min(u64::from(model.positions_max())) as u32;
     let model_served = ServedModel {
-        name: config.name.clone().unwrap_or(name),
+        name: config.name.clone().unwrap_or_else(|| name.clone()),
         tokenizer,
-        chat,
         stop_tokens: stop_tokens.into(),
         tokens_max,
+        tool_format: config.tool_format.or_else(|| ToolFormat::of(&chat)),
+        root: config.model.as_ref().map_or(name, |folder| folder.display().to_string()),
+        created: config.model.as_deref().and_then(last_written).unwrap_or_else(now),
+        fingerprint: model.fingerprint(),
+        chat,
     };
     let recordings = Recordings::begin(config)?;
     let summary = Summary {
@@ -222,6 +227,21 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
     let (scheduler, device) = (scheduler_config(config), Arc::new(device));
     let engine = Engine::start_watched(scheduler, model, device, store, recordings.witnesses)?;
     Ok(Launched { engine, model: model_served, summary })
+}
+
+/// When the latest of a folder's files was written.
+fn last_written(folder: &Path) -> Option<u64> {
+    let files = std::fs::read_dir(folder).ok()?;
+    let written = files.filter_map(|file| file.ok()?.metadata().ok()?.modified().ok());
+    written.max().map(seconds)
+}
+
+fn now() -> u64 {
+    seconds(SystemTime::now())
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// What the scheduler is to do. What the engine knows better it fills in itself.

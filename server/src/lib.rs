@@ -9,6 +9,7 @@
 mod answer;
 mod auth;
 mod body;
+mod cache_reset;
 mod config;
 mod connection;
 mod connections;
@@ -19,21 +20,28 @@ mod fields;
 mod generate;
 mod launch;
 mod logprobs;
+mod messages;
 mod metrics;
 mod page;
 mod parameters;
 mod recordings;
 mod refused;
 mod reply;
+mod request_id;
 mod salts;
 mod sampling_fields;
 mod served_model;
 mod server;
+mod share;
 mod state;
 mod stop;
 mod stream;
 mod structured;
 mod summary;
+mod tokens;
+mod tool_calls;
+mod tools;
+mod truncation;
 
 pub use config::{
     ClientSettings, Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, NodeSettings,
@@ -45,3 +53,4 @@ pub use served_model::ServedModel;
 pub use server::{BindError, Server};
 pub use summary::Summary;
 pub use terrace_replay::Size;
+pub use tool_calls::ToolFormat;

@@ -2,7 +2,6 @@
 
 use serde_json::Value;
 use terrace_engine::Sampling;
-use terrace_model::Message;
 use terrace_scheduler::Token;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -10,9 +9,11 @@ use crate::config::Limits;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::logprobs::Scoring;
+use crate::messages::{self, Chat};
 use crate::refused::refuse_the_rest;
 use crate::sampling_fields::Choosing;
 use crate::structured::Structure;
+use crate::truncation::Truncation;
 
 /// What a request asks for.
 #[derive(Clone, Debug)]
@@ -38,13 +39,16 @@ pub(crate) struct Parameters {
     pub(crate) echo: bool,
     /// What the answer has to follow.
     pub(crate) structure: Option<Structure>,
+    /// Whether prompts have the tokens that a model wants around every text.
+    pub(crate) add_special_tokens: bool,
+    pub(crate) truncation: Truncation,
 }
 
 /// What to start from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Input {
     Prompts(Vec<Prompt>),
-    Chat(Vec<Message>),
+    Chat(Box<Chat>),
 }
 
 /// One prompt of a completion.
@@ -68,8 +72,11 @@ impl Parameters {
         let mut fields = Fields::parse(json)?;
         refuse_unsupported(&mut fields)?;
         let input = match kind {
-            Kind::Completion => Input::Prompts(prompts(fields.take("prompt"), limits)?),
-            Kind::Chat => Input::Chat(messages(fields.take("messages"))?),
+            Kind::Completion => {
+                messages::refuse_chat_fields(&mut fields)?;
+                Input::Prompts(prompts(fields.take("prompt"), limits)?)
+            }
+            Kind::Chat => Input::Chat(Box::new(Chat::parse(&mut fields)?)),
         };
         let stream = fields.flag("stream")?;
         let echo = match kind {
@@ -102,6 +109,8 @@ impl Parameters {
             scoring: Scoring::parse(kind, &mut fields)?,
             echo,
             structure: Structure::parse(&mut fields)?,
+            add_special_tokens: fields.flag_or("add_special_tokens", true)?,
+            truncation: Truncation::parse(&mut fields)?,
         };
         refuse_the_rest(&mut fields, parameters.n)?;
         Ok(parameters)
@@ -127,12 +136,8 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         Value::String(text) => text.is_empty(),
         Value::Null | Value::Bool(_) | Value::Number(_) => false,
     };
-    for name in ["tools", "functions"] {
-        fields.refuse_unless(name, is_empty)?;
-    }
-    for name in ["tool_choice", "function_call"] {
-        fields.refuse_unless(name, |value| *value == "none")?;
-    }
+    fields.refuse_unless("functions", is_empty)?;
+    fields.refuse_unless("function_call", |value| *value == "none")?;
     fields.refuse_unless("modalities", |value| *value == serde_json::json!(["text"]))?;
     fields.refuse_unless("audio", |_| false)
 }
@@ -165,43 +170,8 @@ fn prompts(value: Option<Value>, limits: &Limits) -> Result<Vec<Prompt>, ApiErro
     Ok(prompts)
 }
 
-fn tokens(items: &[Value]) -> Option<Vec<Token>> {
+pub(crate) fn tokens(items: &[Value]) -> Option<Vec<Token>> {
     items.iter().map(|item| item.as_u64().and_then(|token| Token::try_from(token).ok())).collect()
-}
-
-fn messages(value: Option<Value>) -> Result<Vec<Message>, ApiError> {
-    let Some(Value::Array(items)) = value else {
-        return Err(ApiError::field("messages", "`messages` must be a list of messages"));
-    };
-    if items.is_empty() {
-        return Err(ApiError::field("messages", "`messages` is empty: say something"));
-    }
-    items.into_iter().enumerate().map(|(place, item)| message(place, item)).collect()
-}
-
-fn message(place: usize, item: Value) -> Result<Message, ApiError> {
-    let wrong = |part: &str, message: &str| {
-        ApiError::field(format!("messages[{place}]{part}"), message.to_owned())
-    };
-    let Value::Object(mut item) = item else {
-        return Err(wrong("", "a message must be an object with `role` and `content`"));
-    };
-    let Some(Value::String(role)) = item.remove("role") else {
-        return Err(wrong(".role", "a message must say its `role`, like \"user\""));
-    };
-    let not_text = || wrong(".content", "`content` must be a string or a list of text parts");
-    let content = match item.remove("content") {
-        Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => {
-            let text = |part: &Value| match (&part["type"], &part["text"]) {
-                (Value::String(kind), Value::String(text)) if kind == "text" => Some(text.clone()),
-                _ => None,
-            };
-            parts.iter().map(text).collect::<Option<String>>().ok_or_else(not_text)?
-        }
-        Some(_) | None => return Err(not_text()),
-    };
-    Ok(Message { role, content })
 }
 
 fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError> {
@@ -306,24 +276,6 @@ mod tests {
             assert_eq!(prompts(wrong.clone()).unwrap_err().param(), Some("prompt"), "{wrong}");
         }
         assert!(prompts(json!(vec!["a"; 65])).is_err());
-    }
-
-    #[test]
-    fn content_is_a_string_or_text_parts() {
-        let input = |content: Value| {
-            let request = json!({ "messages": [{ "role": "user", "content": content }] });
-            parse(Kind::Chat, &request).map(|parameters| parameters.input)
-        };
-        let says = |content: &str| {
-            Input::Chat(vec![Message { role: "user".to_owned(), content: content.to_owned() }])
-        };
-        assert_eq!(input(json!("hi")).unwrap(), says("hi"));
-        let parts = json!([{ "type": "text", "text": "h" }, { "type": "text", "text": "i" }]);
-        assert_eq!(input(parts).unwrap(), says("hi"));
-        let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
-        assert_eq!(input(image).unwrap_err().param(), Some("messages[0].content"));
-        assert!(parse(Kind::Chat, &json!({ "messages": [] })).is_err());
-        assert!(parse(Kind::Chat, &json!({ "prompt": "x" })).is_err());
     }
 
     #[test]

@@ -9,6 +9,8 @@ use terrace_scheduler::Hits;
 use crate::answer::{Complete, Fragment};
 use crate::logprobs::{Scored, Scoring};
 use crate::parameters::{Kind, random};
+use crate::served_model::ServedModel;
+use crate::tool_calls::Call;
 
 /// What all JSON of one request has in common.
 #[derive(Clone, Debug)]
@@ -18,16 +20,24 @@ pub(crate) struct Reply {
     created: u64,
     model: String,
     scoring: Option<(Scoring, Tokenizer)>,
+    system_fingerprint: String,
 }
 
 impl Reply {
-    pub(crate) fn new(kind: Kind, model: String) -> Self {
+    pub(crate) fn new(kind: Kind, model: &ServedModel) -> Self {
         let prefix = match kind {
             Kind::Completion => "cmpl",
             Kind::Chat => "chatcmpl",
         };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { kind, id: format!("{prefix}-{:016x}", random()), created, model, scoring: None }
+        Self {
+            kind,
+            id: format!("{prefix}-{:016x}", random()),
+            created,
+            model: model.name.clone(),
+            scoring: None,
+            system_fingerprint: model.system_fingerprint(),
+        }
     }
 
     /// The same, but with log-probabilities of the tokens.
@@ -61,16 +71,25 @@ impl Reply {
         choice
     }
 
-    /// A chunk of a stream that says who speaks, for kinds of answers that begin with it.
-    pub(crate) fn first_chunk(&self, index: usize) -> Option<Value> {
+    /// Has the first chunk of an answer say who speaks, in kinds of answers that say so.
+    pub(crate) fn begin(&self, chunk: &mut Value) {
         match self.kind {
-            Kind::Completion => None,
+            Kind::Completion => {}
             Kind::Chat => {
-                let mut choice = json!({ "delta": { "role": "assistant", "content": "" } });
-                finish(&mut choice, index, None);
-                Some(self.chunk(vec![choice]))
+                let delta = &mut chunk["choices"][0]["delta"];
+                delta["role"] = "assistant".into();
+                if delta["content"].is_null() {
+                    delta["content"] = "".into();
+                }
             }
         }
+    }
+
+    /// A chunk with a call of a function.
+    pub(crate) fn call_chunk(&self, index: usize, call: &Call) -> Value {
+        let mut choice = json!({ "delta": { "tool_calls": [call.delta()] } });
+        finish(&mut choice, index, None);
+        self.chunk(vec![choice])
     }
 
     /// A chunk with more text.
@@ -125,6 +144,7 @@ impl Reply {
             "object": object,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
             "choices": choices,
         })
     }

@@ -14,12 +14,12 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use terrace_engine::{Drained, Engine};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::cache_reset;
 use crate::config::{Config, ConfigError};
 use crate::connections;
 use crate::error::{ApiError, json_response};
@@ -27,8 +27,10 @@ use crate::generate;
 use crate::metrics;
 use crate::page;
 use crate::parameters::Kind;
+use crate::request_id;
 use crate::served_model::ServedModel;
 use crate::state::State;
+use crate::tokens;
 
 /// A server that has its address.
 #[derive(Debug)]
@@ -134,9 +136,13 @@ fn router(state: Arc<State>) -> Router {
         .route("/v1/models/{*id}", get(model))
         .route("/v1/completions", post(complete))
         .route("/v1/chat/completions", post(chat))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(middleware::from_fn_with_state(state.clone(), check_host))
+        .layer(middleware::from_fn(request_id::name))
         .with_state(state)
 }
 
@@ -150,6 +156,23 @@ async fn chat(Shared(state): AppState, headers: HeaderMap, body: Body) -> Respon
     generate::handle(Kind::Chat, state, headers, body).await.into_response()
 }
 
+async fn tokenize(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
+    tokens::tokenize(state, headers, body).await.into_response()
+}
+
+async fn detokenize(Shared(state): AppState, headers: HeaderMap, body: Body) -> Response {
+    tokens::detokenize(state, headers, body).await.into_response()
+}
+
+async fn reset_prefix_cache(
+    Shared(state): AppState,
+    headers: HeaderMap,
+    wish: Result<Query<cache_reset::Wish>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(wish) = wish.map_err(|error| ApiError::invalid(error.body_text()))?;
+    cache_reset::reset(state, &headers, wish).await
+}
+
 async fn health(Shared(state): AppState) -> Result<Response, ApiError> {
     state.check_open()?;
     Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })))
@@ -157,7 +180,7 @@ async fn health(Shared(state): AppState) -> Result<Response, ApiError> {
 
 async fn models(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
     state.gate.client(&headers)?;
-    let list = json!({ "object": "list", "data": [described(&state.model)] });
+    let list = json!({ "object": "list", "data": [state.model.json()] });
     Ok(json_response(StatusCode::OK, &list))
 }
 
@@ -168,42 +191,19 @@ async fn model(
 ) -> Result<Response, ApiError> {
     state.gate.client(&headers)?;
     let Path(id) = id.map_err(|error| ApiError::invalid(error.body_text()))?;
-    if id != state.model.name {
-        return Err(ApiError::no_such_model(&id, &state.model.name));
-    }
-    Ok(json_response(StatusCode::OK, &described(&state.model)))
-}
-
-fn described(model: &ServedModel) -> Value {
-    json!({
-        "id": model.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "terrace",
-        "max_model_len": model.tokens_max,
-    })
+    state.model.check_name(&id)?;
+    Ok(json_response(StatusCode::OK, &state.model.json()))
 }
 
 async fn metrics_page(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
-    state.gate.operator(&headers, None)?;
+    state.gate.operator(&headers)?;
     let figures = state.engine.figures().await.ok_or_else(ApiError::shutting_down)?;
     let page = state.metrics.render(figures);
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response())
 }
 
-/// What the page's event source says in its address.
-#[derive(Deserialize)]
-struct Viewer {
-    key: Option<String>,
-}
-
-async fn events(
-    Shared(state): AppState,
-    headers: HeaderMap,
-    viewer: Result<Query<Viewer>, QueryRejection>,
-) -> Result<Response, ApiError> {
-    let Query(viewer) = viewer.map_err(|error| ApiError::invalid(error.body_text()))?;
-    state.gate.operator(&headers, viewer.key.as_deref())?;
+async fn events(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
+    state.gate.operator(&headers)?;
     state.check_open()?;
     page::events(state)
 }

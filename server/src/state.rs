@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::metrics::Metrics;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
+use crate::share::Shares;
 use crate::structured::Grammars;
 
 /// What all requests share.
@@ -22,6 +23,7 @@ pub(crate) struct State {
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
     pub(crate) gate: Gate,
+    pub(crate) shares: Shares,
     pub(crate) limits: Limits,
     pub(crate) salts: Mutex<RecentSalts>,
     /// A permit for each byte of a body that is being read.
@@ -51,6 +53,7 @@ impl State {
             model,
             grammars: Grammars::default(),
             gate: Gate::new(config),
+            shares: Shares::new(config),
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),
             parsers: Semaphore::new(PARSERS),

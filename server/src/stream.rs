@@ -23,12 +23,9 @@ pub(crate) fn respond(
     answers: Answers,
     include_usage: bool,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let first = (0..answers.count).filter_map(|index| answers.reply.first_chunk(index));
-    let mut chunks = Chunks { ready: VecDeque::new(), answers: None, include_usage };
-    for chunk in first {
-        chunks.add(chunk);
-    }
-    chunks.answers = Some(answers);
+    let has_begun = vec![false; answers.count];
+    let (ready, answers) = (VecDeque::new(), Some(answers));
+    let chunks = Chunks { ready, answers, has_begun, include_usage };
     let events = stream::unfold(chunks, |mut chunks| async {
         let event = chunks.next().await?;
         Some((Ok(event), chunks))
@@ -41,6 +38,8 @@ struct Chunks {
     ready: VecDeque<Event>,
     /// What further ones come from.
     answers: Option<Answers>,
+    /// Which answers have had a chunk.
+    has_begun: Vec<bool>,
     include_usage: bool,
 }
 
@@ -54,14 +53,21 @@ impl Chunks {
             match answers.pieces.next().await {
                 Some((index, Piece::Text(text))) => {
                     let chunk = answers.reply.text_chunk(index, &text);
-                    self.add(chunk);
+                    self.add(index, chunk);
+                }
+                Some((index, Piece::Call(call))) => {
+                    let chunk = answers.reply.call_chunk(index, &call);
+                    self.add(index, chunk);
                 }
                 Some((index, Piece::Complete(complete))) => {
                     answers.add(index, &complete);
                     let chunk = answers.reply.last_chunk(index, &complete);
-                    self.add(chunk);
+                    self.add(index, chunk);
                 }
                 Some((_, Piece::Unfinished(reason))) => {
+                    answers
+                        .span
+                        .in_scope(|| tracing::warn!("an answer came to no end: {reason:?}"));
                     self.answers = None;
                     let error = ApiError::unfinished(reason).json();
                     self.ready.push_back(Event::default().data(error.to_string()));
@@ -78,9 +84,15 @@ impl Chunks {
         }
     }
 
-    /// Adds a chunk of an answer. Where the last one says what the answers took, the others say that
-    /// they do not.
-    fn add(&mut self, mut chunk: Value) {
+    /// Adds a chunk of an answer. The first says who speaks: sent earlier, it would be taken for the
+    /// first token by those who measure. Where the last one says what the answers took, the others say
+    /// that they do not.
+    fn add(&mut self, index: usize, mut chunk: Value) {
+        if !std::mem::replace(&mut self.has_begun[index], true)
+            && let Some(answers) = &self.answers
+        {
+            answers.reply.begin(&mut chunk);
+        }
         if self.include_usage {
             chunk["usage"] = Value::Null;
         }

@@ -121,7 +121,9 @@ impl Player {
             "accept" => self.world.accepted_tokens = number(&words, 0)?,
             "forget" if words.is_empty() => self.world.l3.clear(),
             "forget" => self.forget(words[0])?,
-            "clear" => self.world.scheduler.clear_cache(),
+            "clear" => {
+                self.world.scheduler.clear_cache();
+            }
             "deadline" => match self.world.scheduler.deadline() {
                 Some(at) => {
                     let (now, at) = (self.world.now.0 / 1000, at.0.div_ceil(1000));

@@ -9,8 +9,8 @@ mod shape;
 mod transfers;
 
 use terrace_cache::{
-    Cache, CacheConfig, Claims, DevicePage, DevicePin, EvictionKind, HostPin, Namespace, PageKey,
-    Published, Sequence,
+    Cache, CacheConfig, Claims, DevicePage, DevicePin, EvictionKind, Freed, HostPin, Namespace,
+    PageKey, Published, Sequence,
 };
 
 fn root() -> PageKey {

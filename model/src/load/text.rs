@@ -71,8 +71,10 @@ pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadErro
     let end = settings.eos_token.map(SpecialToken::into_text).unwrap_or_default();
     let stop_tokens = read_stop_tokens(folder, config, tokenizer.token_of(&end))?;
     let chat = match template(folder, path, settings.chat_template)? {
-        Some((path, source)) => ChatTemplate::jinja(source, begin, end)
-            .map_err(|problem| LoadError::ChatTemplate { path, problem })?,
+        Some(Template { path, source, for_tools }) => {
+            ChatTemplate::jinja(source, for_tools, begin, end)
+                .map_err(|problem| LoadError::ChatTemplate { path, problem })?
+        }
         None => ChatTemplate::missing(),
     };
     Ok(Text { tokenizer, chat, stop_tokens })
@@ -92,28 +94,39 @@ fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> 
     Ok(tokenizer)
 }
 
-/// The template with the path of its file. A file of its own comes before a setting.
+/// A template, and perhaps another for conversations with tools.
+struct Template {
+    path: PathBuf,
+    source: String,
+    for_tools: Option<String>,
+}
+
+/// The template that a folder has. A file of its own comes before a setting.
 fn template(
     folder: &Path,
     settings_path: PathBuf,
     setting: Option<Templates>,
-) -> Result<Option<(PathBuf, String)>, LoadError> {
+) -> Result<Option<Template>, LoadError> {
     let path = folder.join("chat_template.jinja");
     if let Some(source) = read_if_any(&path)? {
         return match String::from_utf8(source) {
-            Ok(source) => Ok(Some((path, source))),
+            Ok(source) => Ok(Some(Template { path, source, for_tools: None })),
             Err(error) => Err(LoadError::ChatTemplate { path, problem: error.to_string() }),
         };
     }
-    let source = match setting {
+    let path = settings_path;
+    Ok(match setting {
         None => None,
-        Some(Templates::One(source)) => Some(source),
-        Some(Templates::Named(named)) => {
-            let default = named.into_iter().find(|named| named.name == "default");
-            default.map(|named| named.template)
+        Some(Templates::One(source)) => Some(Template { path, source, for_tools: None }),
+        Some(Templates::Named(mut named)) => {
+            let mut take = |name: &str| {
+                let place = named.iter().position(|named| named.name == name)?;
+                Some(named.swap_remove(place).template)
+            };
+            let for_tools = take("tool_use");
+            take("default").map(|source| Template { path, source, for_tools })
         }
-    };
-    Ok(source.map(|source| (settings_path, source)))
+    })
 }
 
 /// The tokens that end an answer: as `generation_config.json` says, else as `config.json` says, else

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use terrace_engine::Model;
-use terrace_model::load;
+use terrace_model::{Conversation, load};
 
 use crate::folder::{Dtype, Folder, write_json};
 
@@ -367,7 +367,8 @@ fn files_that_are_something_else_are_refused() {
 fn a_chat_template_is_found_where_folders_have_it() {
     let folder = Folder::llama().write();
     let settings = folder.path().join("tokenizer_config.json");
-    let rendered = || load(folder.path(), 1).unwrap().chat.render(&[]).unwrap();
+    let rendered =
+        || load(folder.path(), 1).unwrap().chat.render(&Conversation::default()).unwrap();
     let begin = json!({ "content": "<|begin|>", "lstrip": false });
     write_json(&settings, &json!({ "bos_token": begin, "chat_template": "{{ bos_token }}one" }));
     assert_eq!(rendered(), "<|begin|>one");

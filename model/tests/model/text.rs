@@ -1,7 +1,7 @@
 //! Text to tokens and back.
 
 use serde_json::json;
-use terrace_model::{ChatError, Message, Tokenizer, built_in};
+use terrace_model::{ChatError, Conversation, Message, PromptEnd, Tokenizer, built_in};
 
 use crate::folder::Folder;
 
@@ -12,8 +12,8 @@ fn from_folder() -> Tokenizer {
     Folder::llama().load().unwrap().tokenizer
 }
 
-fn says(role: &str, content: &str) -> Message {
-    Message { role: role.to_owned(), content: content.to_owned() }
+fn says(role: &str, content: &str) -> Conversation {
+    Conversation::new(vec![Message::new(role, content)])
 }
 
 #[test]
@@ -133,10 +133,10 @@ fn an_answer_goes_on_where_its_prompt_ends() {
 fn what_a_message_says_never_becomes_a_mark() {
     let loaded = built_in(1);
     let (tokenizer, chat) = (&loaded.tokenizer, &loaded.chat);
-    let forged = chat.render(&[says("assistant", "yes")]).unwrap();
-    let tokens = tokenizer.encode_chat(chat, &[says("user", &forged)]).unwrap();
+    let forged = chat.render(&says("assistant", "yes")).unwrap();
+    let tokens = tokenizer.encode_chat(chat, &says("user", &forged)).unwrap();
     let marks: Vec<u32> = tokens.iter().copied().filter(|token| *token > 255).collect();
-    let plain = tokenizer.encode_chat(chat, &[says("user", "no")]).unwrap();
+    let plain = tokenizer.encode_chat(chat, &says("user", "no")).unwrap();
     let expected: Vec<u32> = plain.into_iter().filter(|token| *token > 255).collect();
     assert_eq!(marks, expected);
     assert!(tokenizer.encode_plain(&forged).unwrap().iter().all(|token| *token < 256));
@@ -145,11 +145,10 @@ fn what_a_message_says_never_becomes_a_mark() {
 #[test]
 fn roles_have_marks_of_their_own() {
     let loaded = built_in(1);
-    let encode =
-        |messages: &[Message]| loaded.tokenizer.encode_chat(&loaded.chat, messages).unwrap();
+    let encode = |said: &Conversation| loaded.tokenizer.encode_chat(&loaded.chat, said).unwrap();
     let mut all: Vec<Vec<u32>> = ["system", "user", "assistant", "tool"]
         .into_iter()
-        .map(|role| encode(&[says(role, "x")]))
+        .map(|role| encode(&says(role, "x")))
         .collect();
     assert!(all.iter().all(|tokens| tokens.iter().all(|token| *token < 262)));
     all.sort_unstable();
@@ -158,9 +157,38 @@ fn roles_have_marks_of_their_own() {
 }
 
 #[test]
+fn the_built_in_model_is_told_what_it_may_call_and_where_to_go_on() {
+    let loaded = built_in(1);
+    let encode = |said: &Conversation| {
+        let tokens = loaded.tokenizer.encode_chat(&loaded.chat, said).unwrap();
+        loaded.tokenizer.decode_with_marks(&tokens)
+    };
+    let with_tools = Conversation { tools: vec![json!({ "name": "f" })], ..says("user", "hi") };
+    let text = encode(&with_tools);
+    assert!(text.starts_with("<|begin|><|system|>Functions"), "{text}");
+    assert!(text.ends_with("{\"name\":\"f\"}<|end|><|user|>hi<|end|><|assistant|>"), "{text}");
+    let continued = Conversation { end: PromptEnd::Continued, ..says("assistant", "Well,") };
+    assert_eq!(encode(&continued), "<|begin|><|assistant|>Well,");
+    let ended = Conversation { end: PromptEnd::LastMessage, ..says("user", "hi") };
+    assert_eq!(encode(&ended), "<|begin|><|user|>hi<|end|>");
+}
+
+#[test]
+fn tokens_have_names_and_texts_with_marks() {
+    let folder = from_folder();
+    assert_eq!(folder.decode_with_marks(&[261, 259, 262]), "<|begin|>hello<|end|>");
+    assert_eq!(folder.token_name(259).as_deref(), Some("hello"));
+    assert_eq!(folder.token_name(263), None);
+    let bytes = Tokenizer::bytes();
+    assert_eq!(bytes.decode_with_marks(&[256, 0xc3, 0x9f, 261]), "<|begin|>ß<|end|>");
+    assert_eq!(bytes.token_name(0xc3).as_deref(), Some("<0xC3>"));
+    assert_eq!(bytes.token_name(300), None);
+}
+
+#[test]
 fn a_folder_without_a_template_refuses_conversations() {
     let loaded = Folder::llama().load().unwrap();
-    let refused = loaded.tokenizer.encode_chat(&loaded.chat, &[says("user", "hi")]);
+    let refused = loaded.tokenizer.encode_chat(&loaded.chat, &says("user", "hi"));
     assert_eq!(refused, Err(ChatError::NoTemplate));
 }
 

@@ -275,7 +275,9 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
         Call::Advanced(Happened::Operation { op, rank, outcome }) => {
             scheduler.advance(at, Event::Operation { op, rank, outcome })?;
         }
-        Call::CacheCleared(()) => scheduler.clear_cache(),
+        Call::CacheCleared(()) => {
+            scheduler.clear_cache();
+        }
         Call::Began(_) | Call::Planned(_) => unreachable!("the caller does these itself"),
     }
     Ok(())

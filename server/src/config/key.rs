@@ -30,6 +30,15 @@ pub struct Key {
     pub name: String,
     /// What the client sends.
     pub key: Secret,
+    /// Answers that the tenant may have under way; an equal share of limits.requests_max if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_max: Option<u32>,
+    /// The lowest priority that the tenant may ask for; any if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority_min: Option<i32>,
+    /// The highest; 0, which is everybody's, if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority_max: Option<i32>,
 }
 
 impl FromStr for Key {
@@ -37,9 +46,13 @@ impl FromStr for Key {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
-            Some((name, key)) if !name.is_empty() && !key.is_empty() => {
-                Ok(Self { name: name.to_owned(), key: key.into() })
-            }
+            Some((name, key)) if !name.is_empty() && !key.is_empty() => Ok(Self {
+                name: name.to_owned(),
+                key: key.into(),
+                requests_max: None,
+                priority_min: None,
+                priority_max: None,
+            }),
             Some(_) | None => Err("write it as NAME=KEY".to_owned()),
         }
     }

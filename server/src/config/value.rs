@@ -7,12 +7,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3::node::RdmaChoice;
+use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
 
 use super::key::{Key, Secret};
 use super::l3_choice::L3Choice;
 use super::setting::Form;
-use terrace_replay::Size;
+use crate::tool_calls::ToolFormat;
 
 /// What a setting can be set to.
 pub(crate) trait Value: Serialize + DeserializeOwned {
@@ -106,7 +107,7 @@ macro_rules! texts {
     )*};
 }
 
-texts! { AdmissionOrder EvictionKind L3Choice WritePolicy }
+texts! { AdmissionOrder EvictionKind L3Choice ToolFormat WritePolicy }
 
 macro_rules! numbers {
     ($($type:ty)*) => {$(

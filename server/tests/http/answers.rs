@@ -146,7 +146,10 @@ async fn the_model_can_be_asked_for_by_its_name() {
     let world = World::quick().await;
     let list = get(world.address, "/v1/models").await.json();
     assert_eq!(list["data"][0]["id"], NAME);
-    assert_eq!(get(world.address, "/v1/models/toy").await.json()["id"], NAME);
+    let toy = get(world.address, "/v1/models/toy").await.json();
+    assert_eq!(toy, list["data"][0]);
+    assert_eq!((&toy["root"], &toy["created"]), (&json!("nowhere"), &json!(1_700_000_000)));
+    assert_eq!(toy["max_model_len"], 65_536);
     assert_eq!(get(world.address, "/v1/models/an/other").await.status, 404);
     assert_eq!(get(world.address, "/health").await.status, 200);
     complete(world.address, &json!({ "prompt": "x", "model": NAME })).await;

@@ -13,9 +13,12 @@ use tokio::net::TcpStream;
 use crate::client::{Response, complete};
 use crate::world::World;
 
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 11] = [
     "/v1/completions",
     "/v1/chat/completions",
+    "/tokenize",
+    "/detokenize",
+    "/reset_prefix_cache?l3=%ff",
     "/v1/models",
     "/v1/models/x%20y",
     "/health",
@@ -71,6 +74,13 @@ fn name() -> impl Strategy<Value = String> {
         "logprobs",
         "tools",
         "tool_choice",
+        "tool_calls",
+        "tool_call_id",
+        "tokens",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "add_generation_prompt",
+        "truncate_prompt_tokens",
         "response_format",
         "logit_bias",
         "best_of",
@@ -114,6 +124,9 @@ fn body() -> impl Strategy<Value = Vec<u8>> {
         // What is asked for in earnest is bounded: an answer is to be waited for.
         if body["max_tokens"].as_i64().is_some_and(|max| max > 40) {
             body["max_tokens"] = json!(40);
+        }
+        if body["max_tokens"].is_null() {
+            body["max_tokens"] = json!(3);
         }
         if body["max_completion_tokens"].as_i64().is_some_and(|max| max > 40) {
             body["max_completion_tokens"] = json!(40);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrace_engine::{CpuDevice, Drained, Engine, Figures, Model};
 use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
-use terrace_server::{Config, ServedModel, Server};
+use terrace_server::{Config, ServedModel, Server, ToolFormat};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -30,8 +30,16 @@ impl World {
 
     /// A server whose steps take so long.
     pub(crate) async fn new(config: Config, step: Duration) -> Self {
+        Self::with(config, Toy { step, speech: None }, |_| {}).await
+    }
+
+    /// A server of a toy that clients may see as something else.
+    pub(crate) async fn with(
+        config: Config,
+        model: Toy,
+        change: impl FnOnce(&mut ServedModel),
+    ) -> Self {
         let device_pages = 4096;
-        let model = Toy { step };
         let page_bytes = model.kv_shape().page_bytes(config.page_size);
         let scheduler = terrace_scheduler::Config {
             cache: CacheConfig { page_size: config.page_size, ..CacheConfig::default() },
@@ -45,13 +53,18 @@ impl World {
         let device = Arc::new(CpuDevice::new(device_pages, 0, page_bytes).unwrap());
         let engine = Engine::start(scheduler, model, device, None).unwrap();
         let built_in = terrace_model::built_in(1);
-        let model = ServedModel {
+        let mut model = ServedModel {
             name: NAME.to_owned(),
             tokenizer: built_in.tokenizer,
+            tool_format: ToolFormat::of(&built_in.chat),
             chat: built_in.chat,
             stop_tokens: built_in.stop_tokens.into(),
             tokens_max: device_pages * config.page_size,
+            root: "nowhere".to_owned(),
+            created: 1_700_000_000,
+            fingerprint: "toy".to_owned(),
         };
+        change(&mut model);
         let config = Config { listen: "127.0.0.1:0".to_owned(), ..config };
         let server = Server::bind(&config, engine.clone(), model).await.unwrap();
         let address = server.address();

@@ -133,7 +133,9 @@ impl Stage {
                 }
             }
             Action::Wait(us) => self.world.now.0 += us,
-            Action::Clear => self.world.scheduler.clear_cache(),
+            Action::Clear => {
+                self.world.scheduler.clear_cache();
+            }
             Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
         }
         if !matches!(action, Action::Wait(_)) {

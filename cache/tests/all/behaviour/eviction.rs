@@ -151,7 +151,7 @@ fn clearing_spares_what_is_pinned() {
     let on_device = pin_device(&mut cache, "ab");
     fetch(&mut cache, "xyz");
     let on_host = pin_host(&mut cache, "xy");
-    cache.clear();
+    assert_eq!(cache.clear(), Freed { device_pages: 2, host_pages: 5 });
     assert_eq!((depths(&cache, "abcd"), depths(&cache, "xyz")), ((2, 2), (0, 2)));
     audit(&cache, &[&on_device], &[&on_host]);
     cache.unpin_device(on_device);

@@ -198,7 +198,11 @@ impl World {
             Op::EvictHost { pages } => {
                 self.free_host(pages);
             }
-            Op::Clear => self.cache.clear(),
+            Op::Clear => {
+                let evictable = self.cache.usage().device.evictable_pages;
+                let freed = self.cache.clear();
+                assert!(freed.device_pages >= evictable, "{freed:?} of {evictable}");
+            }
         }
         self.check();
     }

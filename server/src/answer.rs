@@ -71,6 +71,12 @@ impl Fragment {
     }
 }
 
+impl From<String> for Fragment {
+    fn from(text: String) -> Self {
+        Self { text, scored: Vec::new() }
+    }
+}
+
 /// What an answer is besides the model's next tokens.
 #[derive(Debug)]
 pub(crate) struct Manner {

@@ -95,6 +95,11 @@ fn understand(kind: Kind, state: &State, bytes: &[u8]) -> Result<Asked, ApiError
             let prompt = chat.encode(model)?;
             continues = chat.conversation.end == PromptEnd::Continued;
             calls = model.tool_format.zip(chat.offer);
+            // What of a call's text would be scored, nobody could say.
+            if calls.is_some() && parameters.scoring.is_some() {
+                let message = "`logprobs` cannot be had beside `tools`: leave one of them out";
+                return Err(ApiError::field("logprobs", message));
+            }
             vec![prompt]
         }
         Input::Prompts(prompts) => {

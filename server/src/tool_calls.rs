@@ -174,7 +174,8 @@ impl CallReader {
     fn take(&mut self, piece: Piece) -> Vec<Piece> {
         let mut pieces = Vec::new();
         match piece {
-            Piece::Text(text) => self.push(&text, &mut pieces),
+            // Nobody asks for scores beside tools.
+            Piece::Text(fragment) => self.push(&fragment.text, &mut pieces),
             Piece::Complete(mut complete) => {
                 self.finish(&mut pieces);
                 if self.calls > 0 && complete.finish == Finish::Stop {
@@ -295,7 +296,7 @@ impl CallReader {
     fn say(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         if !text.is_empty() {
             self.has_begun = true;
-            pieces.push(Piece::Text(text.to_owned()));
+            pieces.push(Piece::Text(text.to_owned().into()));
         }
     }
 }
@@ -390,8 +391,10 @@ mod tests {
         size: usize,
     ) -> (String, Vec<(String, String)>, Finish) {
         let letters: Vec<char> = text.chars().collect();
-        let mut pieces: Vec<Piece> =
-            letters.chunks(size).map(|part| Piece::Text(part.iter().collect())).collect();
+        let mut pieces: Vec<Piece> = letters
+            .chunks(size)
+            .map(|part| Piece::Text(part.iter().collect::<String>().into()))
+            .collect();
         pieces.push(Piece::Complete(Complete {
             finish: Finish::Stop,
             tokens: 0,
@@ -403,9 +406,9 @@ mod tests {
         for piece in pieces.into_iter().flat_map(|piece| reader.take(piece)) {
             assert_eq!(finish, None, "nothing comes after the end");
             match piece {
-                Piece::Text(text) => {
-                    assert!(!text.is_empty());
-                    said.push_str(&text);
+                Piece::Text(fragment) => {
+                    assert!(!fragment.text.is_empty());
+                    said.push_str(&fragment.text);
                 }
                 Piece::Call(call) => {
                     assert_eq!(call.index, calls.len());

@@ -142,7 +142,7 @@ impl AnswerClock {
         latency.prompt_tokens.observe(self.prompt_tokens as f64);
         latency.generated_tokens.observe(f64::from(tokens));
         match finish {
-            Finish::Stop => latency.stopped.inc(),
+            Finish::Stop | Finish::ToolCalls => latency.stopped.inc(),
             Finish::Length => latency.cut_at_length.inc(),
         };
     }

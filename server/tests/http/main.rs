@@ -1,6 +1,7 @@
 //! The server over real sockets, with a toy model.
 
 mod answers;
+mod chats;
 mod client;
 mod dashboard;
 mod errors;
@@ -10,10 +11,13 @@ mod launching;
 mod limits;
 mod logprobs;
 mod metrics;
+mod operators;
 mod sampling;
 mod scrape;
 #[cfg(feature = "structured-outputs")]
 mod structured;
 mod tenants;
+mod tokens;
+mod tools;
 mod toy;
 mod world;

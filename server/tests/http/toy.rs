@@ -4,16 +4,37 @@
 use std::time::Duration;
 
 use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError};
+use terrace_scheduler::Token;
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
 const END: usize = 257;
 const VOCABULARY: usize = 262;
 const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 4 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Toy {
     /// How long a step takes.
     pub(crate) step: Duration,
+    /// What it says, if that is decided.
+    pub(crate) speech: Option<Speech>,
+}
+
+/// An answer that is always the same.
+#[derive(Debug)]
+pub(crate) struct Speech {
+    /// The token that a prompt ends with, which is nowhere in the answer.
+    pub(crate) after: Token,
+    /// The answer, with what ends it.
+    pub(crate) tokens: Vec<Token>,
+}
+
+impl Speech {
+    /// What comes after so many tokens.
+    fn next(&self, read: impl Fn(u32) -> u64, end: u32) -> Token {
+        let is_prompt = |place: &u32| read(end - 1 - place) == u64::from(self.after);
+        let said = (0..end).find(is_prompt).expect("the prompt ends with its mark");
+        self.tokens[said as usize]
+    }
 }
 
 impl Model for Toy {
@@ -63,8 +84,14 @@ impl Model for Toy {
                 hash = mix(hash ^ read(position));
                 if (span.end() - position) as usize <= span.logits {
                     let ends = read(position) == u64::from(b'!');
+                    let said = self.speech.as_ref().map(|speech| speech.next(read, position + 1));
+                    let logit = |token: usize| match said {
+                        Some(said) if said as usize == token => 100.0,
+                        Some(_) => -100.0,
+                        None => logit(hash, token, ends),
+                    };
                     logits.add(1, |row| {
-                        (0..).zip(row).for_each(|(token, out)| *out = logit(hash, token, ends));
+                        (0..).zip(row).for_each(|(token, out)| *out = logit(token));
                     });
                 }
             }

@@ -105,11 +105,13 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     pages
 }
 
+/// Labels that a metric must have, and their values where they are exact.
+type Matchers = Vec<(String, Option<String>)>;
+
 /// What is asked of Prometheus, as far as it names something.
 #[derive(Debug, Default)]
 struct Question {
-    /// Metrics, each with the labels that it must have, and their values where they are exact.
-    metrics: Vec<(String, Vec<(String, Option<String>)>)>,
+    metrics: Vec<(String, Matchers)>,
     /// Labels by which something is summed up.
     grouped_by: BTreeSet<String>,
 }
@@ -191,7 +193,7 @@ fn is_added(label: &str) -> bool {
 }
 
 /// What stands in braces: each label, and its value if it must be equal to one.
-fn matchers(text: &str) -> Vec<(String, Option<String>)> {
+fn matchers(text: &str) -> Matchers {
     let one = |matcher: &str| {
         let (label, value) = matcher.split_once('=').unwrap();
         let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));

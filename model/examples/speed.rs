@@ -101,8 +101,8 @@ impl Bench {
             .flat_map(|slot| positions.clone().map(move |position| (position * 7 + slot) % 256))
             .collect();
         let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-        let vocabulary = model.vocabulary();
-        let mut logits = Logits::new(vocabulary, &mut self.rows, &mut |_| {});
+        let mut ignore = |_: &[f32]| {};
+        let mut logits = Logits::new(model.vocabulary(), &mut self.rows, &mut ignore);
         model.forward(&self.memory, &batch, &mut logits).expect("a step");
     }
 }

@@ -25,7 +25,6 @@ pub(crate) struct Structure {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-#[cfg_attr(not(feature = "structured-outputs"), expect(dead_code, reason = "no rule is followed"))]
 enum Rule {
     /// JSON that a schema describes.
     Schema(Value),

@@ -77,7 +77,7 @@ impl World {
     fn spoil(&mut self) {
         for slot in 0..self.sequences.len() {
             let whole = 0..self.sequences[slot].len();
-            let (spans, tokens) = self.spans(&[(slot, whole)], false);
+            let (spans, tokens) = self.spans(&[(slot, whole)], 0);
             let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
             let mut pages = self.memory.lend(&batch).unwrap();
             for page in self.table.row(Slot(slot as u32)) {

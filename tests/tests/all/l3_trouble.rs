@@ -211,7 +211,7 @@ async fn part_of_a_full_disk() {
 
 #[test]
 fn a_store_leaves_its_reserve_free() {
-    on_a_small_file_system("part_of_a_reserve");
+    on_a_small_file_system("l3_trouble::part_of_a_reserve");
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn part_of_a_reserve() {
 
 #[test]
 fn on_a_small_disk_a_store_takes_the_room_of_those_that_nobody_uses() {
-    on_a_small_file_system("part_of_a_small_folder");
+    on_a_small_file_system("l3_trouble::part_of_a_small_folder");
 }
 
 #[tokio::test]

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use terrace_server::{Config, ServedModel, Server, launch};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config;
 use crate::settings::Given;
@@ -123,16 +125,19 @@ async fn told_to_stop(mut signals: Signals, patience: Duration) {
 const LOG_FILTER: &str = "warn,terrace_l3=info";
 
 pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
-    let filter = match filter {
-        Some(filter) => EnvFilter::try_new(filter)
-            .map_err(|error| format!("log (--log, TERRACE_LOG): {error}"))?,
-        None => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
+    let filter: Targets = match filter {
+        Some(filter) => {
+            filter.parse().map_err(|error| format!("log (--log, TERRACE_LOG): {error}"))?
+        }
+        None => {
+            let asked = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse().ok());
+            asked.unwrap_or_else(|| LOG_FILTER.parse().expect("it is written as it should be"))
+        }
     };
     // Where nothing can be written, saying so would panic: in whichever task had something to say.
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let to_stderr = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(to_stderr).with(filter).init();
     Ok(())
 }

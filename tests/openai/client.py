@@ -1,6 +1,7 @@
 """OpenAI's own client against the real server: what people already have works as it is."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -127,7 +128,37 @@ def errors(client, model):
     expect(openai.NotFoundError, lambda: create(model="no-such", prompt="x"))
     expect(openai.BadRequestError, lambda: create(model=model, prompt="x" * 100_000))
     expect(openai.BadRequestError, lambda: create(model=model, prompt="x", temperature=-1))
-    expect(openai.BadRequestError, lambda: create(model=model, prompt="x", logprobs=2))
+    expect(openai.BadRequestError, lambda: create(model=model, prompt="x", best_of=2))
+
+
+def scores(client, model):
+    def scored(prompt):
+        answer = client.completions.create(
+            model=model, prompt=prompt, max_tokens=4, temperature=0, logprobs=2
+        )
+        return answer.choices[0].logprobs, answer.usage.prompt_tokens_details.cached_tokens
+
+    (computed, none), (cached, some) = scored("Score this. " * 20), scored("Score this. " * 20)
+    assert none == 0 and some > 0
+    assert computed == cached, "found in the cache or computed, they are the same"
+    assert all(score <= 0 for score in computed.token_logprobs)
+    assert all(len(top) == 2 for top in computed.top_logprobs)
+
+
+def structured(client, model):
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": "Is it?"}],
+        max_tokens=64,
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content)["ok"], bool)
 
 
 def tenants(program):
@@ -160,7 +191,7 @@ def main():
     with server(program) as address:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="unused", max_retries=0)
         model = client.models.list().data[0].id
-        for part in (completions, chat, sampling, errors):
+        for part in (completions, chat, sampling, scores, structured, errors):
             part(client, model)
             print(f"{part.__name__}: as OpenAI's client expects")
     tenants(program)

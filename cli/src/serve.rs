@@ -135,9 +135,8 @@ pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
         }
     };
     // Where nothing can be written, saying so would panic: in whichever task had something to say.
-    let to_stderr = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
+    let to_stderr =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     tracing_subscriber::registry().with(to_stderr).with(filter).init();
     Ok(())
 }

@@ -58,10 +58,13 @@ pub(crate) struct Fragment {
     pub(crate) text: String,
     /// The tokens that begin in it and how likely they were, if that was asked for.
     pub(crate) scored: Vec<Scored>,
+    /// How many tokens the answer has had when this was said.
+    pub(crate) tokens: u32,
 }
 
 impl Fragment {
     pub(crate) fn push(&mut self, mut more: Fragment) {
+        self.tokens = self.tokens.max(more.tokens);
         self.text.push_str(&more.text);
         self.scored.append(&mut more.scored);
     }
@@ -73,7 +76,7 @@ impl Fragment {
 
 impl From<String> for Fragment {
     fn from(text: String) -> Self {
-        Self { text, scored: Vec::new() }
+        Self { text, ..Self::default() }
     }
 }
 
@@ -237,7 +240,7 @@ impl Answer {
 
     fn fragment(&mut self, text: String) -> Fragment {
         let scored = self.scribe.as_mut().map(|scribe| scribe.told(&text)).unwrap_or_default();
-        Fragment { text, scored }
+        Fragment { text, scored, tokens: self.tokens }
     }
 
     fn end(&mut self, last: Fragment, finish: Finish, logits_checksum: Option<u64>) -> Piece {

@@ -61,11 +61,11 @@ pub(crate) async fn handle(
     let asked =
         body::understand(&state, received, move |state, bytes| understand(kind, state, bytes));
     let asked = asked.await?;
-    let (is_stream, include_usage) = (asked.parameters.stream, asked.parameters.include_usage);
+    let (is_stream, tells_usage) = (asked.parameters.stream, asked.parameters.tells_usage);
     let rule = compile(&state, &asked.parameters).await?;
     let answers = submit(kind, &state, &caller, asked, rule, asked_at).await?;
     if is_stream {
-        return Ok(stream::respond(answers, include_usage).into_response());
+        return Ok(stream::respond(answers, tells_usage).into_response());
     }
     whole(answers).await
 }

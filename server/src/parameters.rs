@@ -28,7 +28,7 @@ pub(crate) struct Parameters {
     /// Answers to each prompt.
     pub(crate) n: u32,
     pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
+    pub(crate) tells_usage: TellsUsage,
     pub(crate) cache_salt: String,
     pub(crate) priority: i32,
     pub(crate) logits_checksum: bool,
@@ -42,6 +42,16 @@ pub(crate) struct Parameters {
     /// Whether prompts have the tokens that a model wants around every text.
     pub(crate) add_special_tokens: bool,
     pub(crate) truncation: Truncation,
+}
+
+/// When a stream says what the answers have taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TellsUsage {
+    Never,
+    /// In a chunk after all others.
+    AtTheEnd,
+    /// In every chunk, as far as it is known, and at the end.
+    AllAlong,
 }
 
 /// What to start from.
@@ -99,7 +109,7 @@ impl Parameters {
             stops: stops(fields.take("stop"), limits)?,
             n: fields.integer("n", 1..=i64::from(limits.n_max))?.unwrap_or(1) as u32,
             stream,
-            include_usage: include_usage(fields.take("stream_options"), stream)?,
+            tells_usage: tells_usage(fields.take("stream_options"), stream)?,
             cache_salt: cache_salt(&mut fields)?,
             priority: fields
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
@@ -199,27 +209,30 @@ fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError>
     Ok(stops)
 }
 
-fn include_usage(options: Option<Value>, stream: bool) -> Result<bool, ApiError> {
-    match options {
-        None => Ok(false),
+fn tells_usage(options: Option<Value>, stream: bool) -> Result<TellsUsage, ApiError> {
+    let options = match options {
+        None => return Ok(TellsUsage::Never),
         Some(Value::Object(_)) if !stream => {
-            Err(ApiError::field("stream_options", "`stream_options` is for streams only"))
+            return Err(ApiError::field("stream_options", "`stream_options` is for streams only"));
         }
-        Some(Value::Object(options))
-            if options.get("continuous_usage_stats") == Some(&true.into()) =>
-        {
-            Err(ApiError::unsupported("stream_options.continuous_usage_stats"))
+        Some(Value::Object(options)) => options,
+        Some(_) => {
+            return Err(ApiError::field("stream_options", "`stream_options` must be an object"));
         }
-        Some(Value::Object(options)) => match options.get("include_usage") {
-            None | Some(Value::Null) => Ok(false),
-            Some(Value::Bool(include)) => Ok(*include),
-            Some(_) => {
-                let name = "stream_options.include_usage";
-                Err(ApiError::field(name, format!("`{name}` must be true or false")))
-            }
-        },
-        Some(_) => Err(ApiError::field("stream_options", "`stream_options` must be an object")),
-    }
+    };
+    let flag = |name: &str| match options.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::Bool(flag)) => Ok(*flag),
+        Some(_) => {
+            let name = format!("stream_options.{name}");
+            Err(ApiError::field(name.clone(), format!("`{name}` must be true or false")))
+        }
+    };
+    Ok(match (flag("include_usage")?, flag("continuous_usage_stats")?) {
+        (false, _) => TellsUsage::Never,
+        (true, false) => TellsUsage::AtTheEnd,
+        (true, true) => TellsUsage::AllAlong,
+    })
 }
 
 fn cache_salt(fields: &mut Fields) -> Result<String, ApiError> {

@@ -189,6 +189,15 @@ impl Usage {
         }
     }
 
+    /// What is known while answers are under way that have so many tokens together.
+    pub(crate) fn so_far(&self, completion_tokens: u64) -> Value {
+        json!({
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens as u64 + completion_tokens,
+        })
+    }
+
     fn json(&self) -> Value {
         let Hits { device_tokens, host_tokens, l3_tokens } = self.hits;
         json!({

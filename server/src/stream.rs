@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::answer::Piece;
 use crate::error::ApiError;
 use crate::generate::Answers;
+use crate::parameters::TellsUsage;
 
 /// Something is sent so often even if there is nothing to say, so that a client that is gone is
 /// noticed while its request waits.
@@ -21,11 +22,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Sends the pieces of answers as they come.
 pub(crate) fn respond(
     answers: Answers,
-    include_usage: bool,
+    tells_usage: TellsUsage,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let has_begun = vec![false; answers.count];
+    let (has_begun, tokens) = (vec![false; answers.count], vec![0; answers.count]);
     let (ready, answers) = (VecDeque::new(), Some(answers));
-    let chunks = Chunks { ready, answers, has_begun, include_usage };
+    let chunks = Chunks { ready, answers, has_begun, tokens, tells_usage };
     let events = stream::unfold(chunks, |mut chunks| async {
         let event = chunks.next().await?;
         Some((Ok(event), chunks))
@@ -40,7 +41,9 @@ struct Chunks {
     answers: Option<Answers>,
     /// Which answers have had a chunk.
     has_begun: Vec<bool>,
-    include_usage: bool,
+    /// How many tokens each answer has had.
+    tokens: Vec<u32>,
+    tells_usage: TellsUsage,
 }
 
 impl Chunks {
@@ -51,8 +54,9 @@ impl Chunks {
             }
             let answers = self.answers.as_mut()?;
             match answers.pieces.next().await {
-                Some((index, Piece::Text(text))) => {
-                    let chunk = answers.reply.text_chunk(index, &text);
+                Some((index, Piece::Text(fragment))) => {
+                    self.tokens[index] = self.tokens[index].max(fragment.tokens);
+                    let chunk = answers.reply.text_chunk(index, &fragment);
                     self.add(index, chunk);
                 }
                 Some((index, Piece::Call(call))) => {
@@ -61,6 +65,7 @@ impl Chunks {
                 }
                 Some((index, Piece::Complete(complete))) => {
                     answers.add(index, &complete);
+                    self.tokens[index] = complete.tokens;
                     let chunk = answers.reply.last_chunk(index, &complete);
                     self.add(index, chunk);
                 }
@@ -73,7 +78,7 @@ impl Chunks {
                     self.ready.push_back(Event::default().data(error.to_string()));
                 }
                 None => {
-                    if self.include_usage {
+                    if self.tells_usage != TellsUsage::Never {
                         let chunk = answers.reply.usage_chunk(&answers.usage);
                         self.ready.push_back(Event::default().data(chunk.to_string()));
                     }
@@ -85,16 +90,20 @@ impl Chunks {
     }
 
     /// Adds a chunk of an answer. The first says who speaks: sent earlier, it would be taken for the
-    /// first token by those who measure. Where the last one says what the answers took, the others say
-    /// that they do not.
+    /// first token by those who measure. Where only the last one says what the answers took, the others
+    /// say that they do not.
     fn add(&mut self, index: usize, mut chunk: Value) {
-        if !std::mem::replace(&mut self.has_begun[index], true)
-            && let Some(answers) = &self.answers
-        {
+        let Some(answers) = &self.answers else { return };
+        if !std::mem::replace(&mut self.has_begun[index], true) {
             answers.reply.begin(&mut chunk);
         }
-        if self.include_usage {
-            chunk["usage"] = Value::Null;
+        match self.tells_usage {
+            TellsUsage::Never => {}
+            TellsUsage::AtTheEnd => chunk["usage"] = Value::Null,
+            TellsUsage::AllAlong => {
+                let tokens = self.tokens.iter().map(|tokens| u64::from(*tokens)).sum();
+                chunk["usage"] = answers.usage.so_far(tokens);
+            }
         }
         self.ready.push_back(Event::default().data(chunk.to_string()));
     }

@@ -53,6 +53,16 @@ async fn plain_and_streamed_answers_agree() {
         }
         assert!(last["terrace"]["time_to_first_token_ms"].as_f64().unwrap() >= 0.0);
         assert!(events[..events.len() - 1].iter().all(|event| event["usage"].is_null()));
+
+        request["stream_options"] =
+            json!({ "include_usage": true, "continuous_usage_stats": true });
+        let events = post(world.address, path, &request).await.events();
+        let told: Vec<u64> = events
+            .iter()
+            .map(|event| event["usage"]["completion_tokens"].as_u64().unwrap())
+            .collect();
+        assert!(told.is_sorted() && told[0] < told[told.len() - 1], "{told:?}");
+        assert_eq!(told.last().copied(), usage["completion_tokens"].as_u64());
     }
 }
 

@@ -47,8 +47,8 @@ async fn a_body_that_is_too_long_is_refused() {
 async fn a_head_must_come_in_time() {
     let world = impatient().await;
     for sent in ["", "POST /v1/comple"] {
-        let mut stream = TcpStream::connect(world.address).await.unwrap();
         let began = Instant::now();
+        let mut stream = TcpStream::connect(world.address).await.unwrap();
         stream.write_all(sent.as_bytes()).await.unwrap();
         read_to_end(&mut stream).await;
         assert!(began.elapsed() >= SHORT, "{sent:?}");

@@ -107,7 +107,7 @@ async fn pass(
                         return Ok(());
                     }
                     to.write_all(&[*byte]).await?;
-                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
         }

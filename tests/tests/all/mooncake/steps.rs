@@ -87,7 +87,7 @@ struct Comparison {
 }
 
 async fn compare(first: &Side, second: &Side, seed: u32) -> Comparison {
-    const ROUNDS: u32 = 9;
+    const ROUNDS: u32 = 5;
     let (mut best, mut longest_us, mut ratios) = ([f64::MAX; 2], f64::MAX, Vec::new());
     for round in 0..ROUNDS {
         let mut p99 = [0.0; 2];
@@ -132,7 +132,7 @@ async fn steps_do_not_feel_a_dead_master() {
         100.0 * (alike.ratio - 1.0),
         dead.longest_us
     );
-    // A few microseconds are what a step of the toy varies by on a machine that does other things.
-    assert!(dead_us < 1.1 * alive_us + 50.0, "{alive_us:.0} us became {dead_us:.0} us");
-    assert!(dead.longest_us < 1e6, "a step took {:.0} us", dead.longest_us);
+    // A call to a dead master takes seconds. A busy machine makes steps longer, but not by as much.
+    assert!(dead_us < 2.0 * alive_us + 100_000.0, "{alive_us:.0} us became {dead_us:.0} us");
+    assert!(dead.longest_us < 2e6, "a step took {:.0} us", dead.longest_us);
 }

@@ -20,16 +20,24 @@ const SEED: u64 = 0x7465_7272_6163_6500 + VERSION as u64;
 /// The model that comes with the program, on so many threads.
 #[must_use]
 pub fn built_in(threads: usize) -> Loaded {
-    let model = Llama::new(shape(), format!("{NAME}-{VERSION}"), threads, |shape| {
-        collect(shape, &Generated { shape })
-    });
     Loaded {
-        model,
+        model: generated(shape(), format!("{NAME}-{VERSION}"), threads),
         tokenizer: Tokenizer::bytes(),
         chat: ChatTemplate::built_in(),
         stop_tokens: vec![byte_tokenizer::END, byte_tokenizer::END_OF_MESSAGE],
         name: NAME.to_owned(),
     }
+}
+
+/// The model that comes with the program with fewer layers: for tests, which have no time for all of them.
+#[must_use]
+pub fn shallow(layers: usize, threads: usize) -> Llama {
+    let shape = Shape { layers, ..shape() };
+    generated(shape, format!("{NAME}-{VERSION}-of-{layers}"), threads)
+}
+
+fn generated(shape: Shape, identity: String, threads: usize) -> Llama {
+    Llama::new(shape, identity, threads, |shape| collect(shape, &Generated { shape }))
 }
 
 /// Sizes that take a second or two for a prompt of some thousand tokens: long enough that one sees

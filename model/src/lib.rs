@@ -26,7 +26,7 @@ mod shape;
 mod tokenizer;
 mod weights;
 
-pub use built_in::built_in;
+pub use built_in::{built_in, shallow};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;

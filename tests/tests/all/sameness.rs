@@ -14,7 +14,7 @@ use terrace_engine::{
     PageTable, Sampler, Sampling, Span, Update,
 };
 use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
-use terrace_model::{Llama, built_in};
+use terrace_model::Llama;
 use terrace_scheduler::{Config, L3Config, RateConfig, Slot, Token};
 use terrace_tests::engine::{Chance, FlakyDevice, FlakyModel, FlakyStore};
 use tokio::sync::Mutex;
@@ -70,6 +70,11 @@ fn text(seed: usize, length: usize) -> Vec<Token> {
     (0..length).map(|_| 32 + chance.below(95) as Token).collect()
 }
 
+/// Two layers suffice: what is wrong in the KV of the first is seen in that of the second.
+fn model() -> Llama {
+    terrace_model::shallow(2, 2)
+}
+
 /// The model without engine and cache.
 struct Alone {
     model: Llama,
@@ -79,7 +84,7 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let model = built_in(2).model;
+        let model = model();
         let pages = Cache::new(&CacheConfig::default()).take_device_pages(40).unwrap();
         let mut table = PageTable::new(1, PAGE_SIZE);
         table.set(Slot(0), 0, pages.as_slice());
@@ -125,7 +130,7 @@ fn config() -> Config {
 
 fn start(device_pages: u32, host_pages: u32, store: Option<Arc<dyn Store>>) -> Engine {
     let device = CpuDevice::new(device_pages, host_pages, page_bytes()).unwrap();
-    Engine::start(config(), built_in(2).model, Arc::new(device), store).unwrap()
+    Engine::start(config(), model(), Arc::new(device), store).unwrap()
 }
 
 fn memory_store() -> Arc<dyn Store> {
@@ -314,7 +319,7 @@ async fn with_parts_that_fail_at_random() {
     let device = CpuDevice::new(40, 128, page_bytes()).unwrap();
     let device = FlakyDevice::new(device, chance.clone(), 10);
     assert!(device.host().is_some());
-    let model = FlakyModel::new(built_in(2).model, chance.clone(), 100);
+    let model = FlakyModel::new(model(), chance.clone(), 100);
     let mut config = config();
     config.l3 = Some(L3Config {
         prefetch_threshold_pages: 1,

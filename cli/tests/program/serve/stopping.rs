@@ -4,11 +4,21 @@ use std::process::Command;
 
 use crate::process::{Server, ask, request, terrace};
 
+/// The program as a terminal starts it, whoever runs this test, and with whatever signals ignored.
+fn in_a_terminal() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal=HUP", "NO_COLOR=1"]).arg(terrace().get_program());
+    command
+}
+
 #[test]
 fn a_terminal_that_closes_stops_a_server_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let prompt = "A text that is long enough for several pages. ".repeat(8);
-    let server = Server::start(folder.path(), &[]);
+    let mut command = in_a_terminal();
+    command.args(["serve", "--listen", "127.0.0.1:0", "--l3-reserve", "0", "--l3"]);
+    command.arg(format!("disk:{}", folder.path().display()));
+    let server = Server::spawn(command);
     let (computed, _) = ask(&server.address, &prompt, "").unwrap();
     // The shell and the system may each send one.
     server.signal("HUP");
@@ -40,7 +50,7 @@ fn a_terminal_that_closes_stops_a_node_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let secret = folder.path().join("secret");
     std::fs::write(&secret, "a secret that is long enough").unwrap();
-    let mut command = terrace();
+    let mut command = in_a_terminal();
     command.args(["node", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]);
     command.args(["--memory", "16MiB", "--secret-file"]).arg(&secret);
     let node = Server::spawn(command);

@@ -88,7 +88,8 @@ impl Lane {
         let found = self.store.exists(ids, options).await;
         let found = found.into_iter().map(|presence| match presence {
             Ok(presence) if presence.is_present() => Ok(()),
-            Ok(_) => Err(StoreError::Missing),
+            // What a node that is away may have is computed.
+            Ok(_) | Err(StoreError::HolderAway) => Err(StoreError::Missing),
             Err(error) => Err(error),
         });
         outcome(&found.collect::<Results<()>>())

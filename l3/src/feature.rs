@@ -256,7 +256,7 @@ impl FeatureStore {
         let entry = shared.entry(&reference.sample, shared.tensor_ids(&reference));
         let note = shared.keys.revocation(&reference.sample, reference.generation);
         // If that cannot be told, it is not known to be gone.
-        let revoked = shared.notes.are_there(&[note]).await.is_ok_and(|there| there == [true]);
+        let revoked = shared.notes.is_there(note).await == Ok(true);
         let freed = shared.end(reference.generation, entry).await;
         if !freed.found || revoked {
             return Ok(Released::AlreadyGone);
@@ -345,9 +345,8 @@ impl Shared {
         let ids = self.tensor_ids(reference);
         let gets: Vec<Get> =
             ids.iter().zip(targets).map(|(id, target)| Get::new(*id, target)).collect();
-        let revocation = [self.keys.revocation(sample, *generation)];
         let (revoked, results) = crate::tiered::join(
-            self.notes.are_there(&revocation),
+            self.notes.is_there(self.keys.revocation(sample, *generation)),
             self.store.get_into(gets, GetOptions::default()),
         )
         .await;
@@ -367,8 +366,8 @@ impl Shared {
             }
         }
         match revoked {
-            Ok(revoked) if revoked.contains(&true) => Err(gone()),
-            Ok(_) => failure.map_or(Ok(()), Err),
+            Ok(true) => Err(gone()),
+            Ok(false) => failure.map_or(Ok(()), Err),
             Err(error) => Err(failure.unwrap_or_else(|| self.failed(error))),
         }
     }

@@ -11,6 +11,7 @@ mod client;
 mod codec;
 mod config;
 mod direct;
+mod door;
 mod handshake;
 mod holder;
 mod holds;

@@ -82,6 +82,8 @@ pub struct TierStats {
     pub commits: u64,
     /// Times that the disk had no room for more slots.
     pub disk_full: u64,
+    /// 1 when changes cannot be made durable any more, and so none are taken.
+    pub broken: u64,
 }
 
 /// How a Mooncake cluster answers.

@@ -33,7 +33,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// When the arena is registered already, or the transport cannot take it.
     fn register(&self, arena: &Arena) -> Result<Registration, StoreError>;
 
-    /// Which of the objects could be had.
+    /// Which of the objects could be had. [`Presence::Absent`] means that the object is known not to be
+    /// there; where that cannot be told, as while its holder is away, the answer is an error.
     fn exists<'a>(
         &'a self,
         ids: &'a [ObjectId],

@@ -222,7 +222,7 @@ impl Shared {
                 // These bytes were not looked at, so they are not what memory may hand out.
                 Ok(Stored::AlreadyThere) => false,
                 // Without the disk, lower generations could still be read from there.
-                Err(error) => !options.durable && id.generation == 0 && memory_can_stand_in(error),
+                Err(error) => memory_may_stand_in(&id, options, error),
             };
             // A put that only failed to become durable has replaced them just the same.
             if id.generation > 0 && (results[number].is_ok() || self.disk.length(&id).is_some()) {
@@ -435,14 +435,18 @@ async fn take_back(tier: &dyn Store, id: &ObjectId, pin: Option<Pin>) {
     let _ = tier.remove(id, Removal::Forced).await;
 }
 
-/// Whether an object that the disk could not take is better kept in memory alone than not at all.
-fn memory_can_stand_in(error: &StoreError) -> bool {
+/// Whether an object that the disk could not take is better kept in memory alone than not at all. With a
+/// higher generation in memory, lower ones could still be read from disk; and what somebody pins for good is
+/// not left to memory without a word when the disk fails.
+fn memory_may_stand_in(id: &ObjectId, options: PutOptions, error: &StoreError) -> bool {
+    if options.durable || id.generation > 0 {
+        return false;
+    }
     match error {
-        StoreError::Full
-        | StoreError::TooLarge { .. }
-        | StoreError::Io { .. }
-        | StoreError::TimedOut(_)
-        | StoreError::Unavailable { .. } => true,
+        StoreError::Full | StoreError::TooLarge { .. } => true,
+        StoreError::Io { .. } | StoreError::TimedOut(_) | StoreError::Unavailable { .. } => {
+            options.pin != Some(Pin::Hard)
+        }
         StoreError::NotRegistered { .. }
         | StoreError::AlreadyRegistered { .. }
         | StoreError::Missing

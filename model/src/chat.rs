@@ -1,11 +1,14 @@
 //! Conversations as the text that a model was trained on.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+#[cfg(not(feature = "folders"))]
+mod absent;
+#[cfg(feature = "folders")]
+mod jinja;
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
-use serde::Serialize;
+#[cfg(not(feature = "folders"))]
+use absent::Jinja;
+#[cfg(feature = "folders")]
+use jinja::Jinja;
 
 use crate::conversation::{Conversation, Message, PromptEnd};
 use crate::tokenizer::EncodeError;
@@ -62,23 +65,6 @@ enum Kind {
     Jinja(Box<Jinja>),
 }
 
-#[derive(Clone, Debug)]
-struct Jinja {
-    environment: Environment<'static>,
-    begin: String,
-    end: String,
-    /// What is written in it, to see what it knows.
-    source: String,
-    has_one_for_tools: bool,
-}
-
-/// The template of an environment.
-const TEMPLATE: &str = "chat";
-/// The one for conversations with tools, where a folder has one of its own for them.
-const TEMPLATE_FOR_TOOLS: &str = "chat with tools";
-/// What a template may do before it counts as endless: some hundred instructions a message are usual.
-const FUEL: u64 = 10_000_000;
-
 impl ChatTemplate {
     /// The built-in model's template.
     pub(crate) fn built_in() -> Self {
@@ -98,24 +84,7 @@ impl ChatTemplate {
         begin: String,
         end: String,
     ) -> Result<Self, String> {
-        let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| error.to_string())?);
-        environment.set_fuel(Some(FUEL));
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Refusal))
-        });
-        environment.add_function("strftime_now", |format: &str| format_time(format, now()));
-        environment.add_filter("tojson", to_json);
-        let mut jinja =
-            Jinja { environment, begin, end, source, has_one_for_tools: for_tools.is_some() };
-        jinja.add(TEMPLATE, jinja.source.clone())?;
-        if let Some(for_tools) = for_tools {
-            jinja.source.push_str(&for_tools);
-            jinja.add(TEMPLATE_FOR_TOOLS, for_tools)?;
-        }
+        let jinja = Jinja::new(source, for_tools, begin, end)?;
         Ok(Self(Kind::Jinja(Box::new(jinja))))
     }
 
@@ -134,7 +103,7 @@ impl ChatTemplate {
         match &self.0 {
             Kind::BuiltIn => ["tools", "tool_calls", "<tool_call>"].contains(&text),
             Kind::Missing => false,
-            Kind::Jinja(jinja) => jinja.source.contains(text),
+            Kind::Jinja(jinja) => jinja.mentions(text),
         }
     }
 
@@ -174,52 +143,6 @@ impl ChatTemplate {
     }
 }
 
-impl Jinja {
-    fn add(&mut self, name: &'static str, source: String) -> Result<(), String> {
-        self.environment.add_template_owned(name, source).map_err(|error| error.to_string())
-    }
-
-    fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
-        let Conversation { messages, tools, variables, end, .. } = conversation;
-        // Templates ask whether these are none, not whether they are defined.
-        let none = Value::from(());
-        let (name, tools) = match tools.is_empty() {
-            true => (TEMPLATE, none.clone()),
-            false if self.has_one_for_tools => (TEMPLATE_FOR_TOOLS, Value::from(Serde(tools))),
-            false => (TEMPLATE, Value::from(Serde(tools))),
-        };
-        let template = self.environment.get_template(name).map_err(failure)?;
-        let rendered = template.render(context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => *end == PromptEnd::Answer,
-            bos_token => &self.begin,
-            eos_token => &self.end,
-            tools => tools,
-            documents => none,
-            ..Value::from(Serde(variables))
-        });
-        let text = rendered.map_err(failure)?;
-        match (end, messages.last()) {
-            (PromptEnd::Continued, Some(last)) => cut_within(text, &last.content),
-            (PromptEnd::Answer | PromptEnd::LastMessage | PromptEnd::Continued, _) => Ok(text),
-        }
-    }
-}
-
-/// The text up to the end of what the last message says. Templates write that with or without the
-/// blanks around it.
-fn cut_within(mut text: String, last: &str) -> Result<String, ChatError> {
-    let said = last.trim();
-    let at = text.rfind(said).ok_or(ChatError::CannotContinue)?;
-    let blanks = &last[last.trim_end().len()..];
-    let mut end = at + said.len();
-    if text[end..].starts_with(blanks) {
-        end += blanks.len();
-    }
-    text.truncate(end);
-    Ok(text)
-}
-
 fn render_built_in(conversation: &Conversation) -> String {
     let tools = conversation.tools_in_words();
     let tools = tools.map(|tools| format!("<|system|>{tools}<|end|>")).unwrap_or_default();
@@ -231,144 +154,6 @@ fn render_built_in(conversation: &Conversation) -> String {
         PromptEnd::LastMessage => text,
         PromptEnd::Continued => text.strip_suffix("<|end|>").unwrap_or(&text).to_owned(),
     }
-}
-
-/// Marks the errors that a template raises itself.
-#[derive(Debug, thiserror::Error)]
-#[error("raised by the template")]
-struct Refusal;
-
-fn failure(error: Error) -> ChatError {
-    let source = std::error::Error::source(&error);
-    match source.is_some_and(|source| source.is::<Refusal>()) {
-        true => ChatError::Refused(error.detail().unwrap_or_default().to_owned()),
-        false => ChatError::Failed(error.to_string()),
-    }
-}
-
-/// JSON as Python writes it, which is what models were shown: with blanks after commas and colons.
-fn to_json(value: &Value, options: minijinja::value::Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // What else Python's function can be told makes no difference to templates.
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    let _: Option<bool> = options.get("sort_keys")?;
-    options.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let written = match indent {
-        Some(indent) => {
-            let indent = vec![b' '; indent.min(16)];
-            let formatter = serde_json::ser::PrettyFormatter::with_indent(&indent);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, formatter))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
-    };
-    let invalid = |error: String| Error::new(ErrorKind::BadSerialization, error);
-    written.map_err(|error| invalid(error.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|error| invalid(error.to_string()))?;
-    Ok(Value::from_safe_string(text))
-}
-
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// A time, in universal time, as `strftime` writes it. Templates ask for dates; codes that none of
-/// them uses stay as they are.
-fn format_time(format: &str, seconds: u64) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    const DAYS: [&str; 7] =
-        ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date(days);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[(days % 7) as usize]);
-    let mut text = String::new();
-    let mut rest = format.chars();
-    while let Some(next) = rest.next() {
-        if next != '%' {
-            text.push(next);
-            continue;
-        }
-        match rest.next() {
-            Some('Y') => text.push_str(&year.to_string()),
-            Some('y') => text.push_str(&format!("{:02}", year % 100)),
-            Some('m') => text.push_str(&format!("{month:02}")),
-            Some('d') => text.push_str(&format!("{day:02}")),
-            Some('B') => text.push_str(month_name),
-            Some('b') => text.push_str(&month_name[..3]),
-            Some('A') => text.push_str(day_name),
-            Some('a') => text.push_str(&day_name[..3]),
-            Some('H') => text.push_str(&format!("{:02}", second / 3600)),
-            Some('M') => text.push_str(&format!("{:02}", second / 60 % 60)),
-            Some('S') => text.push_str(&format!("{:02}", second % 60)),
-            Some('%') => text.push('%'),
-            Some(other) => text.extend(['%', other]),
-            None => text.push('%'),
-        }
-    }
-    text
-}
-
-/// Year, month and day of a number of days since 1970.
-fn date(mut days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    (year, month, days + 1)
 }
 
 #[cfg(test)]

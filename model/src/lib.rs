@@ -11,13 +11,18 @@
 //! assert_eq!(loaded.tokenizer.decode(&tokens), "Hi");
 //! ```
 
+// What only models from folders need is not used without them.
+#![cfg_attr(not(feature = "folders"), allow(dead_code))]
+
 mod attention;
 mod built_in;
 mod byte_tokenizer;
 mod chat;
 mod conversation;
 mod llama;
+#[cfg_attr(not(feature = "folders"), path = "load/absent.rs")]
 mod load;
+mod loaded;
 mod math;
 mod matrix;
 mod product;
@@ -30,5 +35,6 @@ pub use built_in::{built_in, shallow};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
-pub use load::{LoadError, Loaded, load};
+pub use load::{LoadError, load};
+pub use loaded::Loaded;
 pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};

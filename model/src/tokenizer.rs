@@ -1,11 +1,17 @@
 //! From text to tokens and back.
 
+#[cfg(not(feature = "folders"))]
+mod absent;
+#[cfg(feature = "folders")]
+mod file;
 mod token_bytes;
-
-use std::sync::Arc;
 
 use terrace_cache::Token;
 
+#[cfg(not(feature = "folders"))]
+use absent::FileTokenizer;
+#[cfg(feature = "folders")]
+use file::FileTokenizer;
 use token_bytes::Spelling;
 pub use token_bytes::TokenBytes;
 
@@ -21,7 +27,7 @@ pub struct Tokenizer(Kind);
 enum Kind {
     Bytes,
     File {
-        tokenizer: Arc<tokenizers::Tokenizer>,
+        tokenizer: FileTokenizer,
         /// One more than the highest token.
         vocabulary: usize,
         spelling: Spelling,
@@ -43,15 +49,10 @@ impl Tokenizer {
     }
 
     /// The tokenizer of a `tokenizer.json`.
-    pub(crate) fn from_json(json: &[u8]) -> Result<Self, tokenizers::Error> {
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json)?;
-        // How long a prompt may be is not the tokenizer's to decide.
-        tokenizer.with_truncation(None)?;
-        tokenizer.with_padding(None);
-        let highest = tokenizer.get_vocab(true).into_values().max();
-        let vocabulary = highest.map_or(0, |highest| highest as usize + 1);
-        let spelling = Spelling::of(&tokenizer);
-        Ok(Self(Kind::File { tokenizer: Arc::new(tokenizer), vocabulary, spelling }))
+    pub(crate) fn from_json(json: &[u8]) -> Result<Self, String> {
+        let tokenizer = FileTokenizer::from_json(json)?;
+        let (vocabulary, spelling) = (tokenizer.vocabulary(), Spelling::of(&tokenizer));
+        Ok(Self(Kind::File { tokenizer, vocabulary, spelling }))
     }
 
     /// The tokens of a text, with those that a model wants at the beginning or end of every text.
@@ -61,7 +62,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
         match &self.0 {
             Kind::Bytes => Ok(ByteTokenizer::encode(text)),
-            Kind::File { tokenizer, .. } => encode(tokenizer, text, true),
+            Kind::File { tokenizer, .. } => tokenizer.encode(text, true).map_err(EncodeError),
         }
     }
 
@@ -73,7 +74,7 @@ impl Tokenizer {
     pub fn encode_plain(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
         match &self.0 {
             Kind::Bytes => Ok(ByteTokenizer::encode_plain(text).collect()),
-            Kind::File { tokenizer, .. } => encode(tokenizer, text, false),
+            Kind::File { tokenizer, .. } => tokenizer.encode(text, false).map_err(EncodeError),
         }
     }
 
@@ -97,7 +98,8 @@ impl Tokenizer {
             }
             Kind::File { tokenizer, .. } => {
                 let text = chat.render(conversation)?;
-                Ok(encode(tokenizer, &text, conversation.special_tokens)?)
+                let tokens = tokenizer.encode(&text, conversation.special_tokens);
+                Ok(tokens.map_err(EncodeError)?)
             }
         }
     }
@@ -152,8 +154,7 @@ impl Tokenizer {
                 }
                 text + &decoder.finish()
             }
-            // As for answers: no decoder that a tokenizer.json can have fails.
-            Kind::File { tokenizer, .. } => tokenizer.decode(tokens, false).unwrap_or_default(),
+            Kind::File { tokenizer, .. } => tokenizer.decode(tokens, false),
         }
     }
 
@@ -162,7 +163,7 @@ impl Tokenizer {
     pub fn token_name(&self, token: Token) -> Option<String> {
         match &self.0 {
             Kind::Bytes => ByteTokenizer::name(token),
-            Kind::File { tokenizer, .. } => tokenizer.id_to_token(token),
+            Kind::File { tokenizer, .. } => tokenizer.token_name(token),
         }
     }
 
@@ -180,19 +181,8 @@ impl Tokenizer {
     pub fn token_of(&self, text: &str) -> Option<Token> {
         match &self.0 {
             Kind::Bytes => None,
-            Kind::File { tokenizer, .. } => tokenizer.token_to_id(text),
+            Kind::File { tokenizer, .. } => tokenizer.token_of(text),
         }
-    }
-}
-
-fn encode(
-    tokenizer: &tokenizers::Tokenizer,
-    text: &str,
-    add_special_tokens: bool,
-) -> Result<Vec<Token>, EncodeError> {
-    match tokenizer.encode_fast(text, add_special_tokens) {
-        Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-        Err(error) => Err(EncodeError(error.to_string())),
     }
 }
 
@@ -208,7 +198,7 @@ enum Decoding {
         shows_marks: bool,
     },
     File {
-        tokenizer: Arc<tokenizers::Tokenizer>,
+        tokenizer: FileTokenizer,
         /// The tokens whose text was told last, since what a token says may depend on those before
         /// it, and then those that are kept back.
         window: Vec<Token>,
@@ -273,14 +263,12 @@ impl Decoder {
 
 /// What the tokens from `told` on add to the text of those before them.
 fn new_text(
-    tokenizer: &tokenizers::Tokenizer,
+    tokenizer: &FileTokenizer,
     window: &[Token],
     told: usize,
     skips_special: bool,
 ) -> String {
-    // Decoding fails for no decoder that a tokenizer.json can have; if one did, silence is all that
-    // is left.
-    let decode = |tokens| tokenizer.decode(tokens, skips_special).unwrap_or_default();
+    let decode = |tokens| tokenizer.decode(tokens, skips_special);
     let (old, all) = (decode(&window[..told]), decode(window));
     let common = old.char_indices().zip(all.chars()).take_while(|((_, a), b)| a == b);
     let common = common.last().map_or(0, |((at, a), _)| at + a.len_utf8());

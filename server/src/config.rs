@@ -47,7 +47,7 @@ settings! {
             metrics_vllm_names: bool = false, "SWITCH";
         }
         "Model" {
-            /// The folder of a model, as Hugging Face lays it out.
+            /// The folder of a model, as Hugging Face lays it out; for programs built with `--features models`.
             model: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("the model that comes with the program") };
             /// What clients call the model.

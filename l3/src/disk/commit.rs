@@ -65,16 +65,25 @@ impl Core {
                 self.grow(slots);
             }
             let result = self.round();
-            self.progress.send_modify(|progress| {
-                progress.rounds += 1;
-                if let Err(error) = &result {
-                    progress.broken = Some(StoreError::io("making changes durable", error));
-                }
-            });
+            self.progress.send_modify(|progress| progress.rounds += 1);
+            if let Err(error) = &result {
+                self.break_down(error);
+            }
             if closing || result.is_err() {
                 return;
             }
         }
+    }
+
+    /// What was written since the last sync is in doubt for good: there will be no more rounds.
+    pub(super) fn break_down(&self, error: &io::Error) {
+        let path = self.config.path.display();
+        tracing::error!(
+            "{path} takes nothing more, because changes cannot be made durable: {error}; what is there \
+             can still be read. See to the disk, then start again"
+        );
+        let broken = Some(StoreError::io("making changes durable", error));
+        self.progress.send_modify(|progress| progress.broken = broken);
     }
 
     fn round(&self) -> io::Result<()> {

@@ -169,9 +169,7 @@ impl DiskStore {
             move || {
                 // Whoever waits for a round must hear that there will be none.
                 if catch_unwind(AssertUnwindSafe(|| core.commit_rounds())).is_err() {
-                    let error = io::Error::other("the thread that does it has panicked");
-                    let broken = Some(StoreError::io("making changes durable", &error));
-                    core.progress.send_modify(|progress| progress.broken = broken);
+                    core.break_down(&io::Error::other("the thread that does it has panicked"));
                 }
             }
         });
@@ -580,6 +578,7 @@ impl Store for DiskStore {
             bounced_bytes: read(&core.bounced_bytes),
             commits: read(&core.commits),
             disk_full: read(&core.disk_full),
+            broken: u64::from(core.progress.borrow().broken.is_some()),
             ..stats
         });
         StoreStats { disk: Some(stats), ..StoreStats::default() }

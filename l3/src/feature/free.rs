@@ -23,6 +23,14 @@ pub(super) struct Freed {
     error: Option<StoreError>,
 }
 
+/// What a look for samples that others have ended has found.
+#[derive(Debug, Default)]
+struct Reaped {
+    consumed: u64,
+    /// Why not all could be told.
+    error: Option<StoreError>,
+}
+
 /// Generations in hand. What is still there when it is dropped is put down.
 struct InHand {
     shared: Arc<Shared>,
@@ -115,7 +123,7 @@ impl Shared {
     /// that it is over.
     async fn revoke(&self, generation: u64, entry: &mut Entry) -> Result<(), StoreError> {
         // A note about what is gone already would be nobody's to remove.
-        if self.notes.are_there(&entry.tensors).await?.contains(&false) {
+        if self.notes.are_there(&entry.tensors).await.contains(&Ok(false)) {
             return Ok(());
         }
         // Even if it fails it may be there.
@@ -205,19 +213,13 @@ impl Shared {
 
     pub(super) async fn gc(self: &Arc<Self>) -> Result<GcReport, FeatureError> {
         let mut report = GcReport::default();
-        let mut result = Ok(());
+        let mut unknown = None;
         let mut from = 0;
         loop {
-            match self.reap(from).await {
-                Ok((consumed, next)) => {
-                    report.consumed += consumed;
-                    from = next;
-                }
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
+            let (reaped, next) = self.reap(from).await;
+            report.consumed += reaped.consumed;
+            unknown = reaped.error.or(unknown);
+            from = next;
             if from == 0 {
                 break;
             }
@@ -225,22 +227,23 @@ impl Shared {
         report.expired = self.expire().await;
         report.freed = self.retry().await;
         report.parked = self.ledger.lock().stats().parked;
-        result.map(|()| report)
+        unknown.map_or(Ok(report), |error| Err(self.failed(error)))
     }
 
     /// A little gc, for a put that waits.
     pub(super) async fn make_room(self: &Arc<Self>) {
         let from = *self.reap_from.lock();
-        // A store that cannot be asked frees nothing; the put waits on.
-        let next = self.reap(from).await.map_or(0, |(_, next)| next);
+        // Where the store cannot be asked nothing is freed; the put waits on.
+        let (_, next) = self.reap(from).await;
         *self.reap_from.lock() = next;
         self.expire().await;
         self.retry().await;
     }
 
     /// Looks which of this producer's samples others have ended, from one of them on, and where to go on.
-    /// One whose claim is lost is ended, since nobody else could find it to supersede it.
-    async fn reap(self: &Arc<Self>, from: u64) -> Result<(u64, u64), FeatureError> {
+    /// One whose claim is lost is ended, since nobody else could find it to supersede it. What cannot be
+    /// told ends nothing.
+    async fn reap(self: &Arc<Self>, from: u64) -> (Reaped, u64) {
         const SAMPLES: usize = 64;
         let (live, next) = self.ledger.lock().live(from, SAMPLES);
         let mut ids = Vec::new();
@@ -249,22 +252,28 @@ impl Shared {
             ids.extend(self.claim_of(entry));
             ids.extend_from_slice(&entry.tensors);
         }
-        let there = self.notes.are_there(&ids).await.map_err(|error| self.failed(error))?;
-        let mut there = there.into_iter();
+        let mut there = self.notes.are_there(&ids).await.into_iter();
+        let mut reaped = Reaped::default();
         let mut ended = Vec::new();
         for Burial { generation, entry } in &live {
-            let revoked = there.next() == Some(true);
             let wanted = self.claim_of(entry).iter().len() + entry.tensors.len();
-            let missing = there.by_ref().take(wanted).filter(|there| !there).count();
-            if revoked || missing > 0 {
+            let mut is_over = false;
+            for (number, there) in there.by_ref().take(1 + wanted).enumerate() {
+                match there {
+                    // The first is the note that it is revoked; all others it needs.
+                    Ok(there) => is_over |= there == (number == 0),
+                    Err(error) => reaped.error = Some(error),
+                }
+            }
+            if is_over {
                 ended.push(*generation);
             }
         }
         let consumed = self.doom_all(&ended);
-        self.ledger.lock().stats.consumed_elsewhere += consumed.len() as u64;
-        let count = consumed.len() as u64;
+        reaped.consumed = consumed.len() as u64;
+        self.ledger.lock().stats.consumed_elsewhere += reaped.consumed;
         self.free(consumed).await;
-        Ok((count, next))
+        (reaped, next)
     }
 
     async fn expire(self: &Arc<Self>) -> u64 {

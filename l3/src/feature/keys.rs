@@ -67,12 +67,19 @@ impl Keys {
 
     /// Which generation of the sample is a producer's current one.
     pub(super) fn claim(&self, sample: &str, owner: u16, cell: u8) -> ObjectId {
-        self.note(&["claim", &owner.to_string(), &cell.to_string(), sample])
+        self.note_beside(sample, &["claim", &owner.to_string(), &cell.to_string(), sample])
     }
 
     /// That a generation may not be read any more although none of its bytes could be removed.
     pub(super) fn revocation(&self, sample: &str, generation: u64) -> ObjectId {
-        self.note(&["revoked", &generation.to_string(), sample])
+        self.note_beside(sample, &["revoked", &generation.to_string(), sample])
+    }
+
+    /// A note that is kept where the sample's other notes are, so that whoever asks for all of them asks
+    /// one holder: the lower half of a key decides about that.
+    fn note_beside(&self, sample: &str, parts: &[&str]) -> ObjectId {
+        let (name, place) = (digest(parts).0 >> 64 << 64, digest(&[sample]).0 as u64);
+        ObjectId::page(self.notes, PageKey(name | u128::from(place)))
     }
 
     fn note(&self, parts: &[&str]) -> ObjectId {

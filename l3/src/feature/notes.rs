@@ -12,8 +12,8 @@ use crate::guard::one_each;
 use crate::object::{Mismatch, ObjectId};
 use crate::registry::Registration;
 use crate::store::{
-    ExistsOptions, Get, GetOptions, Pin, Put, PutOptions, Removal, Results, Store, StoreError,
-    Stored,
+    ExistsOptions, Get, GetOptions, Pin, Presence, Put, PutOptions, Removal, Results, Store,
+    StoreError, Stored,
 };
 
 /// How many notes are on their way at a time.
@@ -142,27 +142,34 @@ impl Notes {
         Ok(results.into_iter().zip(&pages).map(decode).collect())
     }
 
-    /// Which objects are there; fails if any cannot be told.
-    pub(super) async fn are_there(&self, ids: &[ObjectId]) -> Result<Vec<bool>, StoreError> {
+    /// Which objects are there, as far as it can be told.
+    pub(super) async fn are_there(&self, ids: &[ObjectId]) -> Results<bool> {
         let mut found = Vec::with_capacity(ids.len());
         for ids in ids.chunks(ASK_BATCH) {
             let results = self.store.exists(ids, ExistsOptions::default()).await;
-            for result in one_each(results, ids.len()) {
-                found.push(result?.is_present());
-            }
+            let results = one_each(results, ids.len()).into_iter();
+            found.extend(results.map(|result| result.map(Presence::is_present)));
         }
-        Ok(found)
+        found
     }
 
-    /// The records among `ids` that are there, each with its id. One that cannot be read says nothing, so
-    /// the whole answer fails.
+    /// Whether one object is there.
+    pub(super) async fn is_there(&self, id: ObjectId) -> Result<bool, StoreError> {
+        self.are_there(&[id]).await.remove(0)
+    }
+
+    /// The records among `ids` that are there, each with its id. One that cannot be asked for or read says
+    /// nothing, so the whole answer fails.
     pub(super) async fn find(
         &self,
         ids: &[ObjectId],
     ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
-        let there = self.are_there(ids).await?;
-        let there = ids.iter().zip(there).filter(|(_, there)| *there);
-        let there: Vec<ObjectId> = there.map(|(id, _)| *id).collect();
+        let mut there = Vec::new();
+        for (id, is_there) in ids.iter().zip(self.are_there(ids).await) {
+            if is_there? {
+                there.push(*id);
+            }
+        }
         let mut found = Vec::new();
         for (id, result) in there.iter().zip(self.read(&there).await) {
             match result {

@@ -293,18 +293,13 @@ impl Shared {
                 }
             }
             for (number, found) in self.scatter(shares, ask).await {
-                // That one copy is not there says more than that nobody answers for the other.
-                if copy == 0 || found.is_ok() {
+                // That one holder has not got it says nothing while it may be where nobody answers.
+                if copy == 0 || found != Ok(Presence::Absent) {
                     results[number] = found;
                 }
             }
         }
-        let results = self.unless_all_away(results);
-        let absent = |found| match found {
-            Err(StoreError::HolderAway) => Ok(Presence::Absent),
-            found => found,
-        };
-        results.into_iter().map(absent).collect()
+        self.unless_all_away(results)
     }
 
     async fn get(
@@ -339,7 +334,9 @@ impl Shared {
                 if may_be_elsewhere && copy + 1 < self.config.copies && job.target.is_some() {
                     left.push(Part::new(number, job));
                 }
-                if copy == 0 || result.is_ok() {
+                let not_known = result == Err(StoreError::HolderAway)
+                    && results[number] == Err(StoreError::Missing);
+                if copy == 0 || result.is_ok() || not_known {
                     results[number] = result;
                 }
             }

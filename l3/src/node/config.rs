@@ -15,7 +15,8 @@ pub struct NodeConfig {
     pub clients: Vec<NodeClient>,
     /// Connections at a time.
     pub connections_max: usize,
-    /// Connections at a time that have not proved anything yet; others are closed at once.
+    /// Connections at a time that have not proved anything yet. When there are more, the oldest are closed,
+    /// of the address that has the most.
     pub strangers_max: usize,
     /// How long a handshake may take.
     pub handshake_timeout_ms: u64,

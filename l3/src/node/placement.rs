@@ -2,7 +2,8 @@
 //!
 //! Every node has a score for every object, and the highest one holds it. A node that comes or goes
 //! changes no other node's scores, so only its own share moves. Generations do not count, because a
-//! higher one must find the lower ones.
+//! higher one must find the lower ones; nor does the upper half of a key, so that those who make keys can
+//! have objects of a namespace kept together.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -24,9 +25,9 @@ impl Placement {
 
     /// The node that holds the object, and the one that holds its second copy.
     pub(super) fn holders(&self, id: &ObjectId) -> (usize, Option<usize>) {
-        let mut bytes = [0; 32];
+        let mut bytes = [0; 24];
         bytes[..16].copy_from_slice(&id.namespace.0.to_le_bytes());
-        bytes[16..].copy_from_slice(&id.key.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&(id.key.0 as u64).to_le_bytes());
         let mut best = (f64::MIN, 0);
         let mut second: Option<(f64, usize)> = None;
         for (number, (seed, weight)) in self.nodes.iter().enumerate() {
@@ -105,8 +106,17 @@ mod tests {
         let placement = Placement::new(&nodes("a=h:1,b=h:2*2,c=h:3,d=h:4"));
         let holders: String =
             ids().take(32).map(|id| ["a", "b", "c", "d"][placement.holders(&id).0]).collect();
-        assert_eq!(holders, "cbabcbbdbbadbbbcaabbadbcbdacbbac");
+        assert_eq!(holders, "bbbbcbcacbddbcbbadbdaabdacbdbdbc");
         let id = ObjectId::page(PageKey(1 << 100), PageKey(u128::MAX));
         assert_eq!(placement.holders(&id), placement.holders(&id.with_generation(9)));
+    }
+
+    #[test]
+    fn what_agrees_in_the_lower_half_of_its_key_is_kept_together() {
+        let placement = Placement::new(&nodes("a:1,b:1,c:1"));
+        for id in ids().take(100) {
+            let beside = ObjectId::page(id.namespace, PageKey(id.key.0 | 7 << 64));
+            assert_eq!(placement.holders(&id), placement.holders(&beside));
+        }
     }
 }

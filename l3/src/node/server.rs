@@ -1,6 +1,7 @@
 //! A node: accepts connections and serves its store to those who prove that they may use it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use tokio::time::{Instant, interval, sleep, timeout};
 
 use super::config::{NodeClient, NodeConfig};
 use super::direct::{Adapter, Region};
+use super::door::{Door, SparingWarning};
 use super::handshake::{Hello, NodeSecret};
 use super::holder::{Holder, Holding};
 use super::holds::{Holds, Instance};
@@ -275,7 +277,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
     const PAUSE: Duration = Duration::from_millis(100);
     /// How often pins of clients that are gone are looked for.
     const SWEEP: Duration = Duration::from_secs(1);
-    let strangers = Arc::new(Semaphore::new(shared.config.strangers_max));
+    let door = Door::new(shared.config.strangers_max);
+    let refusals = Arc::new(SparingWarning::default());
     let connections = Arc::new(Semaphore::new(shared.config.connections_max));
     let mut sessions = JoinSet::new();
     let mut sweep = interval(SWEEP);
@@ -298,18 +301,23 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                 continue;
             }
         };
-        let Ok(stranger) = strangers.clone().try_acquire_owned() else {
-            shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-            continue;
-        };
+        let mut place = door.enter(peer.ip());
         let (shared, drain, connections) = (shared.clone(), drain.clone(), connections.clone());
+        let refusals = refusals.clone();
         sessions.spawn(async move {
-            let known = greet(stream, &shared).await;
-            drop(stranger);
-            let Ok(_place) = connections.try_acquire_owned() else {
+            let refused = |why: fmt::Arguments<'_>| {
                 shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("{peer} was refused: there are as many connections as allowed");
-                return;
+                refusals.say(format_args!("{peer} was refused: {why}"));
+            };
+            let known = tokio::select! {
+                known = greet(stream, &shared) => known,
+                () = place.lost() => {
+                    return refused(format_args!("it said nothing while others waited at the door"));
+                }
+            };
+            drop(place);
+            let Ok(_place) = connections.try_acquire_owned() else {
+                return refused(format_args!("there are as many connections as allowed"));
             };
             match known {
                 Ok((link, client, instance)) => {
@@ -327,10 +335,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                         tracing::debug!("the connection of {peer} ended: {error}");
                     }
                 }
-                Err(error) => {
-                    shared.counters.refused.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!("{peer} was refused: {error}");
-                }
+                Err(error) => refused(format_args!("{error}")),
             }
         });
     }

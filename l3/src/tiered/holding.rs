@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::{TieredStore, memory_can_stand_in, take_back};
+use super::{TieredStore, memory_may_stand_in, take_back};
 use crate::arena::{Arena, Source, Target};
 use crate::memory::{Reservation, SlotLoan};
 use crate::object::{HEADER_BYTES, Header, ObjectId};
@@ -315,9 +315,8 @@ impl TieredStore {
                     }
                 }
                 Ok(Stored::AlreadyThere) => {}
-                // Without the disk, lower generations could still be read from there.
                 Err(error) => {
-                    if !options.durable && id.generation == 0 && memory_can_stand_in(error) {
+                    if memory_may_stand_in(&id, options, error) {
                         slot.publish(&header, false);
                         *result = Ok(Stored::New);
                         self.shared.memory.count_put(result, length);

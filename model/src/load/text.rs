@@ -82,10 +82,8 @@ pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadErro
 
 fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> {
     let json = read(path, "models need one; other kinds of tokenizer files are not supported")?;
-    let tokenizer = Tokenizer::from_json(&json).map_err(|error| LoadError::Malformed {
-        path: path.to_owned(),
-        problem: error.to_string(),
-    })?;
+    let tokenizer = Tokenizer::from_json(&json)
+        .map_err(|problem| LoadError::Malformed { path: path.to_owned(), problem })?;
     let (tokens, vocabulary) = (tokenizer.vocabulary(), config.shape.vocabulary);
     if tokens > vocabulary {
         let problem = format!("it has {tokens} tokens, but the model knows only {vocabulary}");

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use terrace_cache::Token;
 
-use super::{Kind, Tokenizer};
+use super::{FileTokenizer, Kind, Tokenizer};
 use crate::byte_tokenizer::ByteTokenizer;
 
 /// What a token stands for.
@@ -28,11 +28,9 @@ pub(super) enum Spelling {
 
 impl Spelling {
     /// How the vocabulary of a tokenizer is written, which its decoder tells.
-    pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
-        let decoder =
-            tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+    pub(super) fn of(tokenizer: &FileTokenizer) -> Self {
         let (mut space, mut single_bytes) = (None, false);
-        let mut parts = Vec::from_iter(decoder);
+        let mut parts = Vec::from_iter(tokenizer.decoder());
         while let Some(part) = parts.pop() {
             match part["type"].as_str() {
                 Some("Sequence") => {
@@ -101,12 +99,10 @@ impl Tokenizer {
                 }
             },
             Kind::File { tokenizer, spelling, .. } => {
-                let added = tokenizer.get_added_vocabulary();
-                if let Some(content) = added.simple_id_to_token(token) {
-                    let is_special = added.is_special_token(&content);
+                if let Some((content, is_special)) = tokenizer.added(token) {
                     return Some(TokenBytes { bytes: content.into_bytes(), is_special });
                 }
-                let bytes = spelling.bytes(&tokenizer.id_to_token(token)?)?;
+                let bytes = spelling.bytes(&tokenizer.token_name(token)?)?;
                 Some(TokenBytes { bytes, is_special: false })
             }
         }

@@ -219,6 +219,8 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
     each(Counter, "terrace_l3_io_errors_total", "Transfers that the medium failed.", |tier| {
         tier.io_errors
     })?;
+    let help = "1 when changes cannot be made durable any more, and so none are taken.";
+    each(Gauge, "terrace_l3_broken", help, |tier| tier.broken)?;
     if let Some(mooncake) = &store.mooncake {
         self::mooncake(text, mooncake)?;
     }

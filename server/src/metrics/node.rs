@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::routing::get;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -17,20 +17,38 @@ use tokio::net::TcpListener;
 use super::exposition::{Exposition, Kind};
 use super::{CONTENT_TYPE, Process, figures, page};
 
-/// Answers `GET /metrics` with the figures of a node until the task is dropped.
+/// Answers `GET /metrics` with the figures of a node, and `GET /health` with whether all is well, until the
+/// task is dropped.
 ///
 /// # Errors
 /// When the listener fails.
 pub async fn serve_node_figures(listener: TcpListener, node: Arc<RunningNode>) -> io::Result<()> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(NodeFigures(node)));
+    registry.register_collector(Box::new(NodeFigures(node.clone())));
     registry.register_collector(Box::new(Process));
     let registry = Arc::new(registry);
     let render = move || {
         let page = page(&registry);
         async move { ([(header::CONTENT_TYPE, CONTENT_TYPE)], page) }
     };
-    axum::serve(listener, Router::new().route("/metrics", get(render))).await
+    let health = move || {
+        let health = health(&node.store_stats());
+        async move { health }
+    };
+    let routes = Router::new().route("/metrics", get(render)).route("/health", get(health));
+    axum::serve(listener, routes).await
+}
+
+/// A node whose disk takes nothing more serves what it has, and its clients put what they pin elsewhere.
+fn health(store: &StoreStats) -> (StatusCode, &'static str) {
+    match store.disk {
+        Some(disk) if disk.broken > 0 => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the disk takes nothing more, because changes cannot be made durable: the log says why. See to \
+             the disk, then restart the node\n",
+        ),
+        Some(_) | None => (StatusCode::OK, "ok\n"),
+    }
 }
 
 #[derive(Debug)]
@@ -93,4 +111,21 @@ pub(super) fn write(
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrace_l3::TierStats;
+
+    #[test]
+    fn a_node_whose_disk_takes_nothing_more_is_not_well() {
+        let with = |broken| StoreStats {
+            disk: Some(TierStats { broken, ..TierStats::default() }),
+            ..StoreStats::default()
+        };
+        assert_eq!(health(&StoreStats::default()).0, StatusCode::OK);
+        assert_eq!(health(&with(0)).0, StatusCode::OK);
+        assert_eq!(health(&with(1)).0, StatusCode::SERVICE_UNAVAILABLE);
+    }
 }

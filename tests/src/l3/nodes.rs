@@ -1,7 +1,15 @@
 //! Nodes on this machine, in this process.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
 use terrace_l3::node::{Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, RunningNode};
 use terrace_l3::{NodesConfig, NodesStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
 
 /// Several nodes that serve, and how to use them.
 #[derive(Debug)]
@@ -34,6 +42,14 @@ impl LocalNodes {
         Self { nodes, config: patient(NodesConfig::new(addresses, secret)) }
     }
 
+    /// Has clients reach a node through a gate.
+    pub async fn put_gate_before(&mut self, number: usize) -> Arc<Gate> {
+        let address = &mut self.config.nodes[number].address;
+        let gate = Gate::before(address.clone()).await;
+        address.clone_from(&gate.address);
+        gate
+    }
+
     /// A client of all of them.
     ///
     /// # Panics
@@ -41,6 +57,59 @@ impl LocalNodes {
     #[must_use]
     pub fn store(&self) -> NodesStore {
         NodesStore::new(self.config.clone()).expect("a configuration that works")
+    }
+}
+
+/// Stands between clients and a node. Connections below a number are open and nothing gets through.
+#[derive(Debug)]
+pub struct Gate {
+    address: String,
+    accepted: AtomicU64,
+    frozen_below: AtomicU64,
+}
+
+impl Gate {
+    async fn before(node: String) -> Arc<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("the loopback interface works").to_string();
+        let (accepted, frozen_below) = (AtomicU64::new(0), AtomicU64::new(0));
+        let gate = Arc::new(Self { address, accepted, frozen_below });
+        tokio::spawn({
+            let gate = gate.clone();
+            async move {
+                loop {
+                    let client = listener.accept().await.expect("the loopback interface works").0;
+                    let number = gate.accepted.fetch_add(1, Ordering::SeqCst);
+                    let node =
+                        TcpStream::connect(&node).await.expect("the loopback interface works");
+                    let (from_client, to_client) = client.into_split();
+                    let (from_node, to_node) = node.into_split();
+                    tokio::spawn(gate.clone().pass(number, from_client, to_node));
+                    tokio::spawn(gate.clone().pass(number, from_node, to_client));
+                }
+            }
+        });
+        gate
+    }
+
+    async fn pass(self: Arc<Self>, number: u64, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes).await {
+            while number < self.frozen_below.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(10)).await;
+            }
+            let _ = to.write_all(&bytes[..length]).await;
+        }
+    }
+
+    /// Nothing gets through any more.
+    pub fn freeze_all(&self) {
+        self.frozen_below.store(u64::MAX, Ordering::SeqCst);
+    }
+
+    /// Connections that are made from now on work.
+    pub fn let_others_through(&self) {
+        self.frozen_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 }
 

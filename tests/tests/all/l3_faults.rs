@@ -224,6 +224,7 @@ async fn a_sync_that_fails_ends_all_writing_and_no_reading() {
         let bench = Bench::new(SimulatedDisk::new(), 32);
         bench.put(objects::page(1), DURABLE).await.unwrap();
         bench.put(objects::page(2), LATER).await.unwrap();
+        assert_eq!(bench.stats().broken, 0);
         bench.fail(Operation::Sync, file, Failure::Error(Errno::Io));
         let waiting = {
             let store = bench.store.clone();
@@ -236,6 +237,7 @@ async fn a_sync_that_fails_ends_all_writing_and_no_reading() {
         assert!(refused.is_unwell());
         assert_eq!(waiting.await.unwrap(), Err(refused.clone()));
         assert_eq!(bench.flush().await, Err(refused.clone()));
+        assert_eq!(bench.stats().broken, 1);
         for number in [1, 2, 4] {
             let again = bench.put(objects::page(number), LATER).await;
             assert_eq!(again, Err(refused.clone()), "the store takes nothing more");

@@ -2,19 +2,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
 use terrace_l3::{
     Arena, ExistsOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore, ObjectId, Pin,
-    PutOptions, Registration, Removal, Store, StoreError, Stored,
+    Presence, PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 use terrace_tests::l3::nodes::{LocalNodes, secret};
 use terrace_tests::l3::objects::{self, page};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
 
 const OBJECT_BYTES: usize = 3000;
@@ -76,7 +72,14 @@ impl Client {
     async fn present(&self) -> usize {
         let ids: Vec<ObjectId> = (0..OBJECTS).map(page).collect();
         let found = self.store.exists(&ids, ExistsOptions::default()).await;
-        found.into_iter().filter(|it| it.as_ref().unwrap().is_present()).count()
+        let is_present = |found: &Result<Presence, _>| match found {
+            Ok(found) => found.is_present(),
+            Err(error) => {
+                assert_eq!(*error, StoreError::HolderAway);
+                false
+            }
+        };
+        found.iter().filter(|found| is_present(found)).count()
     }
 
     /// Whether the holder of an object answers.
@@ -144,6 +147,36 @@ async fn with_two_copies_a_dead_node_costs_nothing() {
     assert_eq!(client.put(OBJECTS + 1).await, Ok(Stored::New));
 }
 
+/// What was never put may have been put where nobody answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_what_an_absent_node_may_hold_nobody_says_that_it_is_not_there() {
+    for copies in [1, 2] {
+        let mut nodes = nodes();
+        nodes.config.copies = copies;
+        let client = Client::new(&nodes.config);
+        let never_put: Vec<ObjectId> = (0..OBJECTS).map(page).collect();
+        let absent = |known: &Results<Presence>| {
+            known.iter().filter(|it| **it == Ok(Presence::Absent)).count()
+        };
+        let found = client.store.exists(&never_put, ExistsOptions::default()).await;
+        assert_eq!(absent(&found), never_put.len());
+        drop(nodes.nodes.remove(0));
+        let asked = async |it: &Client| it.store.exists(&never_put, ExistsOptions::default()).await;
+        client.until("it is away", async |it| absent(&asked(it).await) < never_put.len()).await;
+        let not_known = never_put.len() - absent(&asked(&client).await);
+        let share = never_put.len() * copies / 3;
+        assert!(not_known.abs_diff(share) < 12, "{not_known} of {copies} copies");
+        for (id, found) in never_put.iter().zip(asked(&client).await) {
+            let read = objects::get(&client.store, &client.arena, *id, OBJECT_BYTES).await;
+            let expected = match found {
+                Ok(_) => StoreError::Missing,
+                Err(error) => error,
+            };
+            assert_eq!(read, Err(expected));
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_several_who_put_two_copies_one_is_first() {
     let mut nodes = nodes();
@@ -205,61 +238,10 @@ async fn a_node_that_says_nothing_is_waited_for_once() {
     assert!(others < first / 10, "{others:?} a call, the first took {first:?}");
 }
 
-/// Stands between clients and a node. Connections below a number are open and nothing gets through.
-struct Gate {
-    address: String,
-    accepted: AtomicU64,
-    frozen_below: AtomicU64,
-}
-
-impl Gate {
-    async fn before(node: String) -> Arc<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let (accepted, frozen_below) = (AtomicU64::new(0), AtomicU64::new(0));
-        let gate = Arc::new(Self { address, accepted, frozen_below });
-        tokio::spawn({
-            let gate = gate.clone();
-            async move {
-                loop {
-                    let client = listener.accept().await.unwrap().0;
-                    let number = gate.accepted.fetch_add(1, Ordering::SeqCst);
-                    let node = TcpStream::connect(&node).await.unwrap();
-                    let (from_client, to_client) = client.into_split();
-                    let (from_node, to_node) = node.into_split();
-                    tokio::spawn(gate.clone().pass(number, from_client, to_node));
-                    tokio::spawn(gate.clone().pass(number, from_node, to_client));
-                }
-            }
-        });
-        gate
-    }
-
-    async fn pass(self: Arc<Self>, number: u64, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
-        let mut bytes = [0; 4096];
-        while let Ok(length @ 1..) = from.read(&mut bytes).await {
-            while number < self.frozen_below.load(Ordering::SeqCst) {
-                sleep(Duration::from_millis(10)).await;
-            }
-            let _ = to.write_all(&bytes[..length]).await;
-        }
-    }
-
-    fn freeze_all(&self) {
-        self.frozen_below.store(u64::MAX, Ordering::SeqCst);
-    }
-
-    /// Connections that are made from now on work.
-    fn let_others_through(&self) {
-        self.frozen_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
     let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
-    let gate = Gate::before(nodes.config.nodes[0].address.clone()).await;
-    nodes.config.nodes[0].address.clone_from(&gate.address);
+    let gate = nodes.put_gate_before(0).await;
     let config = NodesConfig {
         connect_timeout_ms: 500,
         exists_timeout_ms: 100,

@@ -12,6 +12,7 @@ mod l3_conformance;
 mod l3_crash;
 mod l3_faults;
 mod l3_features;
+mod l3_features_away;
 mod l3_features_cycles;
 mod l3_features_model;
 mod l3_kill;

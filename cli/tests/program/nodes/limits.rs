@@ -181,7 +181,7 @@ async fn a_crowd_of_silent_strangers_does_not_disturb_those_who_are_in() {
     for _ in 0..50 {
         assert!(all_ok(&client.get(&ids).await));
     }
-    // Others wait until the node has lost its patience with the silent ones.
+    // Others are let in before the silent ones.
     let other = Client::new(farm.config());
     println!("a new client is in after {:?}", other.hits_come_back(&ids).await);
     assert!(farm.figure(0, "terrace_node_refused_total") > 200.0);

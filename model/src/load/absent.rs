@@ -1,0 +1,21 @@
+//! What stands for models from folders where the program was built without them.
+
+use std::path::Path;
+
+use crate::Loaded;
+
+/// Why a model could not be loaded from its folder.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "this program knows the built-in model only. One that reads models from folders takes longer to build: \
+     `cargo build --release --features models`, or `--features full` with all that is optional"
+)]
+pub struct LoadError(());
+
+/// Refuses to load the model of a folder.
+///
+/// # Errors
+/// Always.
+pub fn load(_folder: &Path, _threads: usize) -> Result<Loaded, LoadError> {
+    Err(LoadError(()))
+}

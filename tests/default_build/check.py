@@ -1,0 +1,68 @@
+"""Asks a program without optional parts for what it has and for what it has not."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+
+
+def ask(address, **body):
+    request = urllib.request.Request(
+        f"{address}/v1/completions",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def address_of(server):
+    for line in server.stderr:
+        for word in line.split():
+            if word.startswith("http://"):
+                return word.rstrip("/").removesuffix("/v1")
+    sys.exit("the server has ended without a word about its address")
+
+
+def serves(program):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            address = address_of(server)
+            prompt = "The same words once more. " * 20
+            answers = [ask(address, prompt=prompt, max_tokens=8, temperature=0) for _ in range(2)]
+            assert [status for status, _ in answers] == [200, 200], answers
+            texts = [answer["choices"][0]["text"] for _, answer in answers]
+            assert texts[0] == texts[1], texts
+            cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for _, answer in answers]
+            assert cached[0] == 0 < cached[1], cached
+            status, refusal = ask(address, prompt=prompt, guided_regex="a+")
+            assert status == 400 and "structured-outputs" in refusal["error"]["message"], refusal
+        finally:
+            server.terminate()
+            server.communicate(timeout=120)
+
+
+def refuses_folders(program):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "serve", "--model", folder]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert refused.returncode != 0 and "--features models" in refused.stderr, refused
+
+
+def main():
+    program = sys.argv[1]
+    serves(program)
+    print("it serves, and finds again what it has computed")
+    refuses_folders(program)
+    print("it says what models from folders and structured outputs need")
+
+
+if __name__ == "__main__":
+    main()

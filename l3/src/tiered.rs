@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
 
-pub(crate) use self::holding::{Filled, Lent, Offered, Room, Scratch};
+pub(crate) use self::holding::{Filled, Lent, Offered, Room, Scratch, Share};
 use crate::arena::Arena;
 use crate::disk::DiskStore;
 use crate::memory::MemoryStore;

@@ -46,9 +46,15 @@ impl Core {
             let mut state = self.state.lock();
             let mut since = None;
             while !(state.wants_round || state.closing) {
+                #[cfg(test)]
+                {
+                    state.committer_looks += 1;
+                }
                 if !state.is_dirty() {
                     since = None;
+                    state.committer_sleeps = true;
                     self.round_wanted.wait(&mut state);
+                    state.committer_sleeps = false;
                     continue;
                 }
                 let interval = Duration::from_millis(self.config.commit_interval_ms);

@@ -129,7 +129,12 @@ fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<B
     };
     match io {
         IoEngine::Threads => threads(),
-        IoEngine::Auto => uring(data, index, depth).or_else(|_| threads()),
+        IoEngine::Auto => uring(data, index, depth).or_else(|error| {
+            tracing::warn!(
+                "there is no io_uring here, so threads do the IO, which is slower: {error}"
+            );
+            threads()
+        }),
         IoEngine::Uring => uring(data, index, depth),
     }
 }

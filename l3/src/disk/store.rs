@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
@@ -85,6 +85,11 @@ pub(super) struct State {
     closed: bool,
     /// The number of rounds that have begun.
     pub(super) rounds_begun: u64,
+    /// The committer has nothing to do and has not been told otherwise.
+    pub(super) committer_sleeps: bool,
+    /// How often it has looked whether there is something to do.
+    #[cfg(test)]
+    pub(super) committer_looks: u64,
 }
 
 impl State {
@@ -143,6 +148,9 @@ impl DiskStore {
                 closing: false,
                 closed: false,
                 rounds_begun: 0,
+                committer_sleeps: false,
+                #[cfg(test)]
+                committer_looks: 0,
             }),
             round_wanted: Condvar::new(),
             progress: watch::Sender::new(Progress::default()),
@@ -370,8 +378,7 @@ impl Core {
             }
             state.superseded.extend(replaced);
         }
-        drop(state);
-        self.note_change();
+        self.note_change(state);
     }
 
     fn end_get(&self, slot: Slot, id: &ObjectId, result: &Result<Header, StoreError>) {
@@ -382,14 +389,19 @@ impl Core {
             Err(StoreError::Corrupt(_)) => state.catalogue.doom_if(slot, id),
             Err(_) => Traffic::count(&self.io_errors, 1),
         }
-        drop(state);
-        self.note_change();
+        self.note_change(state);
     }
 
-    /// Tells the committer and whoever waits for room that something is different. Wakers may run
-    /// anything, so it happens outside of the lock.
-    fn note_change(&self) {
-        self.round_wanted.notify_all();
+    /// Tells whoever waits for room that something is different, and the committer if it sleeps and has
+    /// something to do. Wakers may run anything, so it happens outside of the lock.
+    fn note_change(&self, mut state: MutexGuard<'_, State>) {
+        let wakes = state.committer_sleeps && state.is_dirty();
+        // Once is enough.
+        state.committer_sleeps &= !wakes;
+        drop(state);
+        if wakes {
+            self.round_wanted.notify_all();
+        }
         self.changed.notify_waiters();
     }
 
@@ -437,13 +449,11 @@ impl Core {
         mut change: impl FnMut(&mut State, &ObjectId) -> Result<T, StoreError> + Send + 'a,
     ) -> Answer<'a, Results<T>> {
         Box::pin(async move {
-            let results = {
-                let state = &mut *self.state.lock();
-                let open = state.check_open();
-                let change = |id| open.clone().and_then(|()| change(state, id));
-                ids.iter().map(change).collect()
-            };
-            self.note_change();
+            let mut state = self.state.lock();
+            let open = state.check_open();
+            let change = |id| open.clone().and_then(|()| change(&mut state, id));
+            let results = ids.iter().map(change).collect();
+            self.note_change(state);
             results
         })
     }
@@ -601,5 +611,39 @@ impl Drop for Handle {
         if let Some(committer) = self.committer.lock().take() {
             join(committer);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use terrace_cache::PageKey;
+
+    /// Whoever only asks has nothing for the committer to do.
+    #[tokio::test]
+    async fn questions_let_the_committer_sleep() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = DiskStore::open(DiskConfig::new(folder.path(), 1 << 20, 4096)).unwrap();
+        let arena = Arena::new(1, 4096).unwrap();
+        let _registration = store.register(&arena).unwrap();
+        let id = ObjectId::page(PageKey(1), PageKey(2));
+        let put = Put::new(id, arena.source(0).unwrap());
+        store.put_from(vec![put], PutOptions::default()).await.remove(0).unwrap();
+        store.flush().await.unwrap();
+        let core = store.core();
+        while !core.state.lock().committer_sleeps {
+            tokio::task::yield_now().await;
+        }
+        let looks = core.state.lock().committer_looks;
+        for _ in 0..1000 {
+            let there = store.exists(&[id], ExistsOptions::default()).await.remove(0).unwrap();
+            assert!(there.is_present());
+            let get = Get::new(id, arena.target(0).unwrap());
+            store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+        }
+        assert_eq!(core.state.lock().committer_looks, looks);
+        store.remove(&[id], Removal::Forced).await.remove(0).unwrap();
+        store.flush().await.unwrap();
+        assert!(core.state.lock().committer_looks > looks);
     }
 }

@@ -11,7 +11,9 @@ use crate::memory::MemoryStore;
 use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{GetOptions, Pin, PutOptions, Results, Store, StoreError, Stored};
-use crate::tiered::{Filled, Lent, Offered, Room, Scratch, TieredStore};
+use crate::tiered::{Filled, Lent, Offered, Room, Scratch, Share, TieredStore};
+
+const SHARED: &str = "whoever uses tiers has a share of their scratch memory";
 
 /// What a node keeps objects in.
 #[derive(Clone, Debug)]
@@ -42,6 +44,14 @@ impl Holder {
         })
     }
 
+    /// What one client may have at a time of the memory for transfers, where there is such.
+    pub(super) fn share(&self) -> Option<Share> {
+        match self {
+            Self::Memory { .. } => None,
+            Self::Tiers { scratch, .. } => Some(scratch.share()),
+        }
+    }
+
     pub(super) fn store(&self) -> &dyn Store {
         match self {
             Self::Memory { store, .. } => store,
@@ -69,6 +79,7 @@ impl Holder {
         &self,
         wanted: &[(ObjectId, usize)],
         options: GetOptions,
+        share: Option<&Share>,
     ) -> Results<Option<Lent>> {
         match self {
             Self::Memory { store, .. } => {
@@ -77,7 +88,9 @@ impl Holder {
                 };
                 wanted.iter().map(lend).collect()
             }
-            Self::Tiers { store, scratch, .. } => store.lend(wanted, options, scratch).await,
+            Self::Tiers { store, scratch, .. } => {
+                store.lend(wanted, options, scratch, share.expect(SHARED)).await
+            }
         }
     }
 
@@ -88,13 +101,14 @@ impl Holder {
         length: usize,
         pin: Option<Pin>,
         deadline: Instant,
+        share: Option<&Share>,
     ) -> Result<Offered, StoreError> {
         /// Leases end without telling anybody.
         const LEASE_CHECK: Duration = Duration::from_millis(20);
         loop {
             let mut changed = std::pin::pin!(self.changed().notified());
             changed.as_mut().enable();
-            match self.try_offer(id, length, pin).await? {
+            match self.try_offer(id, length, pin, share).await? {
                 Offered::NoRoom if Instant::now() < deadline && !self.is_stuck() => {}
                 offered => return Ok(offered),
             }
@@ -107,6 +121,7 @@ impl Holder {
         id: &ObjectId,
         length: usize,
         pin: Option<Pin>,
+        share: Option<&Share>,
     ) -> Result<Offered, StoreError> {
         match self {
             Self::Memory { store, .. } => match store.reserve(*id, length, pin) {
@@ -118,7 +133,9 @@ impl Holder {
                 Err(StoreError::Full) => Ok(Offered::NoRoom),
                 Err(error) => Err(error),
             },
-            Self::Tiers { store, scratch, .. } => store.offer(id, length, pin, scratch).await,
+            Self::Tiers { store, scratch, .. } => {
+                store.offer(id, length, pin, scratch, share.expect(SHARED)).await
+            }
         }
     }
 

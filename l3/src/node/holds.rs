@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::object::ObjectId;
+use crate::tiered::Share;
 
 /// Which process a connection belongs to.
 pub(super) type Instance = [u8; 16];
@@ -25,15 +26,23 @@ struct Client {
     /// Since when there are none.
     gone_since: Option<Instant>,
     pins: BTreeMap<ObjectId, u32>,
+    /// What it may have of the memory for transfers.
+    share: Option<Share>,
 }
 
 impl Holds {
-    /// A client has one more connection.
-    pub(super) fn enter(&self, instance: Instance) {
+    /// A client has one more connection. All that it has use the same share of the memory for transfers.
+    pub(super) fn enter(
+        &self,
+        instance: Instance,
+        share: impl FnOnce() -> Option<Share>,
+    ) -> Option<Share> {
         let mut clients = self.clients.lock();
         let client = clients.entry(instance).or_default();
         client.connections += 1;
         client.gone_since = None;
+        client.share = client.share.take().or_else(share);
+        client.share.clone()
     }
 
     /// A client has one connection less.
@@ -112,8 +121,8 @@ mod tests {
     #[test]
     fn pins_of_the_gone_are_given_up_after_a_while_and_not_before() {
         let (holds, now) = (Holds::default(), Instant::now());
-        holds.enter([1; 16]);
-        holds.enter([1; 16]);
+        holds.enter([1; 16], || None);
+        holds.enter([1; 16], || None);
         holds.pinned([1; 16], id(1));
         holds.pinned([1; 16], id(1));
         holds.pinned([1; 16], id(2));
@@ -123,7 +132,7 @@ mod tests {
         holds.leave([1; 16], now);
         assert!(holds.has_pins([1; 16]));
         assert_eq!(holds.take_abandoned(now + PATIENCE / 2, PATIENCE), []);
-        holds.enter([1; 16]);
+        holds.enter([1; 16], || None);
         assert_eq!(holds.take_abandoned(now + 2 * PATIENCE, PATIENCE), [], "it came back");
         holds.leave([1; 16], now);
         assert_eq!(holds.take_abandoned(now + PATIENCE, PATIENCE), [id(1), id(1)]);
@@ -135,7 +144,7 @@ mod tests {
     fn a_consumer_takes_back_the_pin_of_a_producer() {
         let (holds, now) = (Holds::default(), Instant::now());
         for client in [[1; 16], [2; 16]] {
-            holds.enter(client);
+            holds.enter(client, || None);
             holds.pinned(client, id(7));
         }
         holds.unpinned([2; 16], &id(7));

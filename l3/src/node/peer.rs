@@ -2,11 +2,12 @@
 //!
 //! A node that fails a call is away from then on: calls about its share end at once, and a task in the
 //! background tries to reach it until it answers. So a dead node costs a bounded time once and then
-//! nothing.
+//! nothing. One that only takes too long over a call may be well and busy: if it welcomes a new connection
+//! it stays, unless that happens again and again.
 
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -44,6 +45,10 @@ pub(super) struct Peer {
     turns: AtomicU64,
     closed: AtomicBool,
     failures: AtomicU64,
+    /// Calls since the last one that ended well which were not answered in time.
+    late: AtomicU32,
+    /// When it last welcomed somebody who doubted that it is there. They ask one after the other.
+    seen: tokio::sync::Mutex<Option<Instant>>,
     /// The largest object that it takes, once it has said so.
     object_bytes_max: AtomicU64,
     latest: Mutex<Gauges>,
@@ -132,6 +137,8 @@ impl Peer {
             turns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             failures: AtomicU64::new(0),
+            late: AtomicU32::new(0),
+            seen: tokio::sync::Mutex::default(),
             object_bytes_max: AtomicU64::new(0),
             latest: Mutex::default(),
             adapter,
@@ -196,7 +203,7 @@ impl Peer {
                     return Ok(answer);
                 }
                 Err(error) if repeatable && call.is_stale(&error) => {}
-                Err(error) => return Err(call.failed(&error)),
+                Err(error) => return Err(call.failed(&error).await),
             }
         }
     }
@@ -240,6 +247,27 @@ impl Peer {
             tokio::spawn(reach(Arc::downgrade(self), retry));
         }
         Away
+    }
+
+    /// Whether a node that was late with an answer is there all the same.
+    async fn is_only_late(&self) -> bool {
+        /// Whoever is late so often is of no use.
+        const LATE_MAX: u32 = 8;
+        let doubted = Instant::now();
+        if self.late.fetch_add(1, Ordering::Relaxed) >= LATE_MAX {
+            return false;
+        }
+        let mut seen = self.seen.lock().await;
+        if self.is_away() || seen.is_some_and(|seen| seen > doubted) {
+            return !self.is_away();
+        }
+        match self.connect().await {
+            Ok(link) => self.idle.lock().push(link),
+            Err(LinkError::Crowded) => {}
+            Err(_) => return false,
+        }
+        *seen = Some(Instant::now());
+        true
     }
 
     /// Closes all connections and makes no more.
@@ -424,7 +452,11 @@ impl Call<'_> {
     }
 
     /// The node did not do its part.
-    pub(super) fn failed(&self, error: &LinkError) -> Away {
+    pub(super) async fn failed(&self, error: &LinkError) -> Away {
+        if matches!(error, LinkError::Stalled(_)) && self.peer.is_only_late().await {
+            self.peer.failures.fetch_add(1, Ordering::Relaxed);
+            return Away;
+        }
         self.peer.failed(self.began, error)
     }
 
@@ -447,6 +479,7 @@ impl Call<'_> {
     /// All has been said: somebody else may use the connection.
     pub(super) fn end(self) {
         let Call { peer, link, .. } = self;
+        peer.late.store(0, Ordering::Relaxed);
         if !peer.is_away() {
             peer.idle.lock().push(link);
             peer.returned.notify_one();

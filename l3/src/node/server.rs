@@ -323,8 +323,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                 Ok((link, client, instance)) => {
                     shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
                     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-                    shared.holds.enter(instance);
-                    let session = Session::new(shared.clone(), link, client, instance);
+                    let share = shared.holds.enter(instance, || shared.holder.share());
+                    let session = Session::new(shared.clone(), link, client, instance, share);
                     let ended = session.run(drain).await;
                     shared.holds.leave(instance, Instant::now());
                     shared.counters.connections.fetch_sub(1, Ordering::Relaxed);

@@ -20,13 +20,15 @@ use crate::arena::Target;
 use crate::guard::{merge, split};
 use crate::object::{Header, Mismatch, ObjectId};
 use crate::store::{GetOptions, Pin, PutOptions, Results, StoreError, Stored};
-use crate::tiered::{Filled, Lent, Offered, Room};
+use crate::tiered::{Filled, Lent, Offered, Room, Share};
 
 pub(super) struct Session {
     shared: Arc<Shared>,
     link: Link,
     client: Arc<NodeClient>,
     instance: Instance,
+    /// What the client may have of the memory for transfers, on all of its connections.
+    share: Option<Share>,
     /// The way around the connection, if the client has asked for one.
     direct: Option<Arc<Direct>>,
 }
@@ -45,8 +47,9 @@ impl Session {
         link: Link,
         client: Arc<NodeClient>,
         instance: Instance,
+        share: Option<Share>,
     ) -> Self {
-        Self { shared, link, client, instance, direct: None }
+        Self { shared, link, client, instance, share, direct: None }
     }
 
     /// Serves until the client goes away or the node is told to stop.
@@ -114,7 +117,11 @@ impl Session {
             }
             Request::Suspect(ids) => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
-                allowed.iter().for_each(|id| shared.holder.inspect(id));
+                for id in &allowed {
+                    shared.holder.inspect(id);
+                    // Each is read as a whole, and others are served by the same thread.
+                    tokio::task::yield_now().await;
+                }
                 Answer::Done(vec![Ok(()); skipped.len()])
             }
             Request::Flush => Answer::Done(vec![store.flush().await]),
@@ -152,7 +159,7 @@ impl Session {
         };
         let at_once: Vec<_> =
             allowed.iter().take_while(fits).map(|item| (item.id, clamp(item.length))).collect();
-        let mut lent = shared.holder.lend(&at_once, options).await;
+        let mut lent = shared.holder.lend(&at_once, options, self.share.as_ref()).await;
         lent.resize_with(allowed.len(), || Ok(None));
         let mut next = lent.iter();
         let parcels = skipped.iter().map(|skipped| match skipped {
@@ -234,7 +241,8 @@ impl Session {
         if length > max {
             return Err(StoreError::TooLarge { bytes: length, max });
         }
-        self.shared.holder.offer(id, length, options.pin, deadline).await
+        let share = self.share.as_ref();
+        self.shared.holder.offer(id, length, options.pin, deadline, share).await
     }
 
     /// Receives payloads, and the checksums that the client has sent and those that we have seen.

@@ -107,7 +107,7 @@ impl Peer {
                     return Ok(());
                 }
                 Err(error) if call.is_stale(&error) => {}
-                Err(error) => return Err(call.failed(&error)),
+                Err(error) => return Err(call.failed(&error).await),
             }
         }
     }
@@ -146,7 +146,7 @@ impl Peer {
                 }
                 // A second pin would be one too many.
                 Err(error) if options.pin.is_none() && call.is_stale(&error) => {}
-                Err(error) => return Err(call.failed(&error)),
+                Err(error) => return Err(call.failed(&error).await),
             }
         }
     }

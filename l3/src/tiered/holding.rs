@@ -46,33 +46,46 @@ impl Scratch {
         &self.arena
     }
 
+    /// What one of those who use the pages may have of them at a time: a part, so that whoever takes them
+    /// and does nothing keeps nobody else from reading.
+    pub(crate) fn share(&self) -> Share {
+        Share(Arc::new(Semaphore::new((self.arena.pages() as usize / 4).max(1))))
+    }
+
     /// At least one page, for which it waits, and up to `most` if there are so many.
-    async fn take(&self, most: usize) -> Vec<ScratchPage> {
+    async fn take(&self, most: usize, share: &Share) -> Vec<ScratchPage> {
+        const OPEN: &str = "it is never closed";
         let mut pages = Vec::new();
         if most > 0 {
-            let permit = self.permits.clone().acquire_owned().await;
-            pages.push(self.page(permit.expect("it is never closed")));
+            let own = share.0.clone().acquire_owned().await.expect(OPEN);
+            let permit = self.permits.clone().acquire_owned().await.expect(OPEN);
+            pages.push(self.page(permit, own));
         }
-        pages.extend((1..most).map_while(|_| self.try_take()));
+        pages.extend((1..most).map_while(|_| self.try_take(share)));
         pages
     }
 
-    fn try_take(&self) -> Option<ScratchPage> {
-        Some(self.page(self.permits.clone().try_acquire_owned().ok()?))
+    fn try_take(&self, share: &Share) -> Option<ScratchPage> {
+        let own = share.0.clone().try_acquire_owned().ok()?;
+        Some(self.page(self.permits.clone().try_acquire_owned().ok()?, own))
     }
 
-    fn page(&self, permit: OwnedSemaphorePermit) -> ScratchPage {
+    fn page(&self, permit: OwnedSemaphorePermit, own: OwnedSemaphorePermit) -> ScratchPage {
         let page = self.free.lock().pop().expect("there are as many as permits");
-        ScratchPage { scratch: self.clone(), page, _permit: permit }
+        ScratchPage { scratch: self.clone(), page, _permits: [permit, own] }
     }
 }
+
+/// Somebody's part of the pages. Clones are the same part.
+#[derive(Clone, Debug)]
+pub(crate) struct Share(Arc<Semaphore>);
 
 /// A page of scratch memory; dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct ScratchPage {
     scratch: Scratch,
     page: u32,
-    _permit: OwnedSemaphorePermit,
+    _permits: [OwnedSemaphorePermit; 2],
 }
 
 impl ScratchPage {
@@ -89,7 +102,7 @@ impl ScratchPage {
 
 impl Drop for ScratchPage {
     fn drop(&mut self) {
-        // Before the permit is given back.
+        // Before the permits are given back.
         self.scratch.free.lock().push(self.page);
     }
 }
@@ -181,6 +194,7 @@ impl TieredStore {
         wanted: &[(ObjectId, usize)],
         options: GetOptions,
         scratch: &Scratch,
+        share: &Share,
     ) -> Results<Option<Lent>> {
         let mut results: Results<Option<Lent>> = Vec::with_capacity(wanted.len());
         let mut left = Vec::new();
@@ -212,7 +226,7 @@ impl TieredStore {
                 is_left
             });
         }
-        self.lend_from_disk(wanted, left, scratch, &mut results).await;
+        self.lend_from_disk(wanted, left, (scratch, share), &mut results).await;
         results
     }
 
@@ -229,7 +243,7 @@ impl TieredStore {
         &self,
         wanted: &[(ObjectId, usize)],
         mut numbers: Vec<usize>,
-        scratch: &Scratch,
+        (scratch, share): (&Scratch, &Share),
         results: &mut Results<Option<Lent>>,
     ) {
         let max = self.shared.memory.object_bytes_max();
@@ -245,7 +259,7 @@ impl TieredStore {
             matches!(results[*number], Ok(None))
         });
         // Those for which there is no page stay `None`.
-        let pages = scratch.take(numbers.len()).await;
+        let pages = scratch.take(numbers.len(), share).await;
         let get = |(number, page): (&usize, &ScratchPage)| {
             let (id, length) = wanted[*number];
             Get::new(id, page.target(length))
@@ -269,6 +283,7 @@ impl TieredStore {
         length: usize,
         pin: Option<Pin>,
         scratch: &Scratch,
+        share: &Share,
     ) -> Result<Offered, StoreError> {
         let is_there = match pin {
             Some(pin) => match self.pin(std::slice::from_ref(id), pin).await.remove(0) {
@@ -283,7 +298,7 @@ impl TieredStore {
         match self.shared.memory.reserve(*id, length, pin) {
             Ok(Some(slot)) => Ok(Offered::Room(Room::Slot(slot))),
             Ok(None) => Ok(Offered::There),
-            Err(StoreError::Full) => Ok(match scratch.try_take() {
+            Err(StoreError::Full) => Ok(match scratch.try_take(share) {
                 Some(page) => Offered::Room(Room::Scratch(page)),
                 None => Offered::NoRoom,
             }),

@@ -10,7 +10,7 @@ use super::Structure;
 use crate::error::ApiError;
 
 #[derive(Debug, Default)]
-pub(crate) struct Grammars;
+pub(crate) struct Grammars {}
 
 /// There is none.
 #[derive(Debug)]

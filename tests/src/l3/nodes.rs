@@ -1,7 +1,7 @@
 //! Nodes on this machine, in this process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::node::{Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, RunningNode};
@@ -66,14 +66,19 @@ pub struct Gate {
     address: String,
     accepted: AtomicU64,
     frozen_below: AtomicU64,
+    answers_frozen: AtomicBool,
 }
 
 impl Gate {
     async fn before(node: String) -> Arc<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("the loopback interface works").to_string();
-        let (accepted, frozen_below) = (AtomicU64::new(0), AtomicU64::new(0));
-        let gate = Arc::new(Self { address, accepted, frozen_below });
+        let gate = Arc::new(Self {
+            address,
+            accepted: AtomicU64::new(0),
+            frozen_below: AtomicU64::new(0),
+            answers_frozen: AtomicBool::new(false),
+        });
         tokio::spawn({
             let gate = gate.clone();
             async move {
@@ -84,22 +89,37 @@ impl Gate {
                         TcpStream::connect(&node).await.expect("the loopback interface works");
                     let (from_client, to_client) = client.into_split();
                     let (from_node, to_node) = node.into_split();
-                    tokio::spawn(gate.clone().pass(number, from_client, to_node));
-                    tokio::spawn(gate.clone().pass(number, from_node, to_client));
+                    tokio::spawn(gate.clone().pass(number, from_client, to_node, false));
+                    tokio::spawn(gate.clone().pass(number, from_node, to_client, true));
                 }
             }
         });
         gate
     }
 
-    async fn pass(self: Arc<Self>, number: u64, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+    async fn pass(
+        self: Arc<Self>,
+        number: u64,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        is_answer: bool,
+    ) {
         let mut bytes = [0; 4096];
         while let Ok(length @ 1..) = from.read(&mut bytes).await {
-            while number < self.frozen_below.load(Ordering::SeqCst) {
+            let is_frozen = || {
+                number < self.frozen_below.load(Ordering::SeqCst)
+                    || (is_answer && self.answers_frozen.load(Ordering::SeqCst))
+            };
+            while is_frozen() {
                 sleep(Duration::from_millis(10)).await;
             }
             let _ = to.write_all(&bytes[..length]).await;
         }
+    }
+
+    /// What clients say gets through, and nothing of what they are answered.
+    pub fn freeze_answers(&self) {
+        self.answers_frozen.store(true, Ordering::SeqCst);
     }
 
     /// Nothing gets through any more.
@@ -107,7 +127,7 @@ impl Gate {
         self.frozen_below.store(u64::MAX, Ordering::SeqCst);
     }
 
-    /// Connections that are made from now on work.
+    /// Connections that are made from now on work, and those that there are do not.
     pub fn let_others_through(&self) {
         self.frozen_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }

@@ -1,15 +1,17 @@
 //! Nodes that die, freeze, return and forget: each costs its share and nothing else.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
 use terrace_l3::{
-    Arena, ExistsOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore, ObjectId, Pin,
-    Presence, PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
+    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
+    NodesConfig, NodesStore, ObjectId, Pin, Presence, PutOptions, Registration, Removal, Results,
+    Store, StoreError, Stored, TieredConfig, TieredStore,
 };
-use terrace_tests::l3::nodes::{LocalNodes, secret};
+use terrace_tests::l3::nodes::{LocalNodes, patient, secret};
 use terrace_tests::l3::objects::{self, page};
 use tokio::time::{Instant, sleep};
 
@@ -268,6 +270,83 @@ async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
     assert!(node(&client).is_up);
 }
 
+/// A node of which most is on disk, with memory for so many transfers at a time.
+fn mostly_on_disk(folder: &Path, scratch_pages: u32, object_bytes: usize) -> RunningNode {
+    let memory = MemoryConfig::new(object_bytes as u64, object_bytes);
+    let disk = DiskConfig::new(folder, 64 * object_bytes as u64, object_bytes);
+    let (memory, disk) = (MemoryStore::new(memory).unwrap(), DiskStore::open(disk).unwrap());
+    let tiers = TieredStore::new(memory, disk, TieredConfig::default()).unwrap();
+    let config = NodeConfig {
+        scratch_pages,
+        // Longer than any test takes.
+        stall_timeout_ms: 3_600_000,
+        ..NodeConfig::new(secret())
+    };
+    NodeServer::bind("127.0.0.1:0", Holding::Tiers(tiers), config).unwrap().start().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_freezes_in_mid_get_keeps_nobody_else_from_reading() {
+    /// More than a connection takes without anybody reading.
+    const BYTES: usize = 4 << 20;
+    const PAGES: u32 = 8;
+    let folder = tempfile::tempdir().unwrap();
+    let node = mostly_on_disk(folder.path(), PAGES, BYTES);
+    let address = node.address().to_string();
+    let mut nodes = LocalNodes { config: one_node(&address), nodes: vec![node] };
+    let well = NodesStore::new(nodes.config.clone()).unwrap();
+    let gate = nodes.put_gate_before(0).await;
+    let frozen = NodesStore::new(nodes.config.clone()).unwrap();
+    let arena = Arena::new(2 * PAGES, BYTES).unwrap();
+    let _registrations = [well.register(&arena).unwrap(), frozen.register(&arena).unwrap()];
+    for number in 0..u64::from(PAGES) {
+        let options = PutOptions::default();
+        objects::put(&well, &arena, page(number), BYTES, options).await.unwrap();
+    }
+    let get = |page_from: u32| {
+        let get =
+            |number: u32| Get::new(page(number.into()), arena.target(page_from + number).unwrap());
+        (0..PAGES).map(get).collect::<Vec<_>>()
+    };
+    assert_eq!(frozen.reach().await, 1);
+    gate.freeze_answers();
+    let never_ends = tokio::spawn({
+        let gets = get(0);
+        async move { frozen.get_into(gets, GetOptions::default()).await }
+    });
+    let from_disk = || nodes.nodes[0].store_stats().promotion.unwrap().gets_from_disk;
+    let patience = Instant::now() + Duration::from_secs(60);
+    while from_disk() == 0 {
+        assert!(Instant::now() < patience, "the node has begun to answer");
+        sleep(Duration::from_millis(5)).await;
+    }
+    let read = well.get_into(get(PAGES), GetOptions::default());
+    let read = tokio::time::timeout(Duration::from_secs(60), read).await.expect("nobody waits");
+    assert!(read.iter().all(Result::is_ok), "{read:?}");
+    assert!(!never_ends.is_finished());
+    never_ends.abort();
+}
+
+fn one_node(address: &str) -> NodesConfig {
+    patient(NodesConfig::new(vec![address.parse().unwrap()], secret()))
+}
+
+/// A node that is late with one answer and welcomes others is not away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_costs_a_call_and_not_the_node() {
+    let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
+    let gate = nodes.put_gate_before(0).await;
+    let config =
+        NodesConfig { exists_timeout_ms: 100, stall_timeout_ms: 100, ..nodes.config.clone() };
+    let client = Client::new(&config);
+    client.put(0).await.unwrap();
+    let node = || client.store.stats().nodes.unwrap().nodes.remove(0);
+    gate.let_others_through();
+    assert_eq!(client.asks().await, Err(StoreError::HolderAway));
+    assert!(node().is_up && node().failures == 1, "{:?}", node());
+    client.asks().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_any_node_the_store_is_unwell_as_a_whole() {
     let nodes = nodes();
@@ -287,8 +366,7 @@ async fn pins_of_a_client_that_is_gone_are_taken_back() {
     let config = NodeConfig { pins_kept_ms: 500, ..NodeConfig::new(secret()) };
     let holding = Holding::Memory(memory_store());
     let node = NodeServer::bind("127.0.0.1:0", holding, config).unwrap().start().unwrap();
-    let address = vec![node.address().to_string().parse().unwrap()];
-    let config = terrace_tests::l3::nodes::patient(NodesConfig::new(address, secret()));
+    let config = one_node(&node.address().to_string());
     let (gone, stays) = (Client::new(&config), Client::new(&config));
     gone.put(1).await.unwrap();
     stays.put(2).await.unwrap();

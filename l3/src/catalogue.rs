@@ -45,7 +45,11 @@ pub(crate) struct Catalogue {
     fresh: Slot,
     /// Slots from here on cannot be used yet.
     usable: Slot,
-    /// Where the search for a victim goes on.
+    /// The row of present objects, in which they stand as they came, and its ends.
+    row: Vec<Neighbours>,
+    oldest: Slot,
+    newest: Slot,
+    /// Where in that row the search for a victim goes on; from the oldest, if nowhere.
     hand: Slot,
     /// Doomed slots that the backend has not been told of.
     doomed: Vec<Slot>,
@@ -84,7 +88,7 @@ enum State {
     Leaving,
 }
 
-/// 48 bytes: with its share of the table an object costs less than 64.
+/// 48 bytes: with its neighbours and its share of the table an object costs less than 72.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: PageKey,
@@ -104,6 +108,13 @@ struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 48);
+
+/// Those beside a present object in the order in which they came.
+#[derive(Clone, Copy, Debug)]
+struct Neighbours {
+    older: Slot,
+    newer: Slot,
+}
 
 /// What came of a wish for a slot.
 #[derive(Debug, PartialEq, Eq)]
@@ -139,7 +150,10 @@ impl Catalogue {
             free_count: 0,
             fresh: 0,
             usable,
-            hand: 0,
+            row: vec![Neighbours { older: NO_SLOT, newer: NO_SLOT }; slots as usize],
+            oldest: NO_SLOT,
+            newest: NO_SLOT,
+            hand: NO_SLOT,
             doomed: Vec::new(),
             leases: Leases::default(),
             barren_until_ms: 0,
@@ -197,6 +211,7 @@ impl Catalogue {
         let entry = &mut self.entries[slot as usize];
         assert_eq!(entry.state, State::Writing);
         entry.state = State::Present;
+        self.stand_in_row(slot);
         self.present += 1;
         self.bytes += u64::from(self.entries[slot as usize].length);
         if let Some(pin) = pin {
@@ -445,6 +460,7 @@ impl Catalogue {
 
     fn index_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
+            + self.row.capacity() * size_of::<Neighbours>()
             + self.table.allocation_size()
             + self.leases.bytes()
             + self.doomed.capacity() * size_of::<Slot>()
@@ -496,6 +512,7 @@ impl Catalogue {
         self.pinned -= u32::from(entry.hard_pins > 0);
         self.soft_pinned -= u32::from(entry.soft_pin);
         self.bytes -= u64::from(entry.length);
+        self.leave_row(slot);
     }
 
     fn forget(&mut self, slot: Slot) {

@@ -340,6 +340,38 @@ impl Model {
     }
 }
 
+/// A slot that is free again may be anywhere, and what is new in it is the newest all the same.
+#[test]
+fn the_newest_does_not_go_before_older_ones_that_nobody_asked_for() {
+    const OLD: u128 = 100;
+    let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
+    let mut catalogue = Catalogue::new(OLD as u32, OLD as u32);
+    let put = |catalogue: &mut Catalogue, number| {
+        let Ok(Reserved::Slot(slot)) = catalogue.reserve(&id(number), 1, None) else { panic!() };
+        catalogue.publish(slot, None);
+    };
+    (0..OLD).for_each(|number| put(&mut catalogue, number));
+    for _ in 0..10 {
+        assert!(catalogue.evict(0));
+    }
+    catalogue.release_doomed();
+    for number in [30, 50, 70, 90] {
+        catalogue.remove(&id(number), Removal::Forced, 0).unwrap();
+    }
+    catalogue.release_doomed();
+    let asked_for = catalogue.begin_read(&id(20)).unwrap().0;
+    catalogue.end_read(asked_for);
+    (OLD..OLD + 14).for_each(|number| put(&mut catalogue, number));
+    let there = |catalogue: &Catalogue, number| catalogue.find(&id(number)).is_some();
+    for _ in 0..OLD - 15 {
+        assert!(catalogue.evict(0));
+        assert!((OLD..OLD + 14).all(|number| there(&catalogue, number)));
+    }
+    assert!(there(&catalogue, 20), "and what was asked for is spared once");
+    assert!((0..OLD).all(|number| number == 20 || !there(&catalogue, number)));
+    assert!(catalogue.evict(0) && !there(&catalogue, OLD), "the oldest of the new ones is next");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -49,8 +49,6 @@ pub(crate) struct Catalogue {
     row: Vec<Neighbours>,
     oldest: Slot,
     newest: Slot,
-    /// Where in that row the search for a victim goes on; from the oldest, if nowhere.
-    hand: Slot,
     /// Doomed slots that the backend has not been told of.
     doomed: Vec<Slot>,
     leases: Leases,
@@ -101,7 +99,7 @@ struct Entry {
     readers: u16,
     state: State,
     soft_pin: bool,
-    /// Asked for since the hand came by.
+    /// Asked for since it was last the oldest.
     visited: bool,
     /// The disk's index names this object, or is about to.
     recorded: bool,
@@ -153,7 +151,6 @@ impl Catalogue {
             row: vec![Neighbours { older: NO_SLOT, newer: NO_SLOT }; slots as usize],
             oldest: NO_SLOT,
             newest: NO_SLOT,
-            hand: NO_SLOT,
             doomed: Vec::new(),
             leases: Leases::default(),
             barren_until_ms: 0,

@@ -1,8 +1,8 @@
 //! Which object goes when there is no room.
 //!
-//! Objects stand in a row as they came. A hand goes along it, from the oldest to the newest and then from the
-//! oldest again: it passes over what is protected, spares once what was asked for since it came by, and
-//! takes the first of the others. So nothing goes before something older that nobody has asked for.
+//! Objects stand in a row as they came, and the oldest goes. If it is protected, or was asked for meanwhile, it
+//! stands at the end of the row again instead. So nothing goes before something older that nobody has asked
+//! for.
 
 use super::{Catalogue, NO_SLOT, Neighbours, Slot, State};
 
@@ -33,25 +33,22 @@ impl Catalogue {
         !self.has_free() && all_is_still && nothing_goes
     }
 
-    /// Two rounds of the hand: the first may clear `visited` everywhere, the second then finds a
-    /// victim.
+    /// Looks at all twice: the first time may clear `visited` everywhere, the second then finds a victim.
     fn evict_one(&mut self, now_ms: u64, soft_pinned: bool) -> bool {
         for _ in 0..2 * u64::from(self.present) {
-            let slot = if self.hand == NO_SLOT { self.oldest } else { self.hand };
-            self.hand = self.row[slot as usize].newer;
+            let slot = self.oldest;
             let entry = &mut self.entries[slot as usize];
-            if entry.hard_pins > 0 || entry.readers > 0 {
-                continue;
+            let is_protected = entry.hard_pins > 0
+                || entry.readers > 0
+                || entry.leased_until_ms > now_ms
+                || (entry.soft_pin && !soft_pinned);
+            if !is_protected && !std::mem::take(&mut entry.visited) {
+                self.counts.evicted += 1;
+                self.doom(slot);
+                return true;
             }
-            if entry.leased_until_ms > now_ms || (entry.soft_pin && !soft_pinned) {
-                continue;
-            }
-            if std::mem::take(&mut entry.visited) {
-                continue;
-            }
-            self.counts.evicted += 1;
-            self.doom(slot);
-            return true;
+            self.leave_row(slot);
+            self.stand_in_row(slot);
         }
         false
     }
@@ -76,9 +73,6 @@ impl Catalogue {
         match newer {
             NO_SLOT => self.newest = older,
             newer => self.row[newer as usize].older = older,
-        }
-        if self.hand == slot {
-            self.hand = newer;
         }
     }
 

@@ -71,10 +71,11 @@ impl Core {
                 self.grow(slots);
             }
             let result = self.round();
-            self.progress.send_modify(|progress| progress.rounds += 1);
+            // Whoever waits for the round must hear how it went.
             if let Err(error) = &result {
                 self.break_down(error);
             }
+            self.progress.send_modify(|progress| progress.rounds += 1);
             if closing || result.is_err() {
                 return;
             }

@@ -123,9 +123,15 @@ impl Shared {
     /// that it is over.
     async fn revoke(&self, generation: u64, entry: &mut Entry) -> Result<(), StoreError> {
         // A note about what is gone already would be nobody's to remove.
-        if self.notes.are_there(&entry.tensors).await.contains(&Ok(false)) {
-            return Ok(());
+        let mut unknown = Ok(());
+        for there in self.notes.are_there(&entry.tensors).await {
+            match there {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => unknown = Err(error),
+            }
         }
+        unknown?;
         // Even if it fails it may be there.
         entry.revoked = true;
         let note = self.keys.revocation(&entry.sample, generation);

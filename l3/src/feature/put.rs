@@ -183,8 +183,7 @@ impl Shared {
     }
 
     /// Notes what is about to be put. A former life of this producer may have died while it wrote to a
-    /// slot, and a store may keep such a place for a while, or its holder may be away: then another one
-    /// does.
+    /// slot, and a store may keep such a place for a while: then another one does.
     async fn write_record(
         &self,
         owner: u16,
@@ -195,7 +194,7 @@ impl Shared {
         for _ in 0..SLOTS_TRIED {
             let id = self.keys.record(owner, slot);
             match self.notes.write(id, record, self.config.durable).await {
-                Err(StoreError::BeingWritten | StoreError::HolderAway) => {}
+                Err(StoreError::BeingWritten) => {}
                 written => return written,
             }
             let other = self.ledger.lock().other_slot(record.generation);

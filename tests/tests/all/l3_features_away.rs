@@ -34,9 +34,9 @@ impl Farm {
         let gate = nodes.put_gate_before(1).await;
         let config = NodesConfig {
             copies,
-            connect_timeout_ms: 1_000,
-            exists_timeout_ms: 1_000,
-            control_timeout_ms: 1_000,
+            connect_timeout_ms: 3_000,
+            exists_timeout_ms: 3_000,
+            control_timeout_ms: 3_000,
             retry_ms: 100,
             ..nodes.config.clone()
         };
@@ -94,7 +94,7 @@ fn producer() -> FeatureConfig {
 }
 
 async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
+    let patience = Instant::now() + Duration::from_secs(120);
     while !is_so().await {
         assert!(Instant::now() < patience, "{what}");
         sleep(Duration::from_millis(20)).await;

@@ -336,9 +336,7 @@ fn one_node(address: &str) -> NodesConfig {
 async fn a_late_answer_costs_a_call_and_not_the_node() {
     let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
     let gate = nodes.put_gate_before(0).await;
-    let config =
-        NodesConfig { exists_timeout_ms: 100, stall_timeout_ms: 100, ..nodes.config.clone() };
-    let client = Client::new(&config);
+    let client = Client::new(&NodesConfig { exists_timeout_ms: 3_000, ..nodes.config.clone() });
     client.put(0).await.unwrap();
     let node = || client.store.stats().nodes.unwrap().nodes.remove(0);
     gate.let_others_through();

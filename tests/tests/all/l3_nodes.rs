@@ -245,10 +245,10 @@ async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
     let mut nodes = LocalNodes::start(1, || Holding::Memory(memory_store()));
     let gate = nodes.put_gate_before(0).await;
     let config = NodesConfig {
-        connect_timeout_ms: 500,
-        exists_timeout_ms: 100,
-        stall_timeout_ms: 100,
-        get_timeout_ms: 6_000,
+        connect_timeout_ms: 3_000,
+        exists_timeout_ms: 1_000,
+        stall_timeout_ms: 3_000,
+        get_timeout_ms: 15_000,
         ..nodes.config.clone()
     };
     let client = Arc::new(Client::new(&config));

@@ -130,6 +130,7 @@ impl Gate {
     /// Connections that are made from now on work, and those that there are do not.
     pub fn let_others_through(&self) {
         self.frozen_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.answers_frozen.store(false, Ordering::SeqCst);
     }
 }
 

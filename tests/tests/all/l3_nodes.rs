@@ -254,11 +254,15 @@ async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
     let client = Arc::new(Client::new(&config));
     let node = |client: &Client| client.store.stats().nodes.unwrap().nodes.remove(0);
     client.put(0).await.unwrap();
-    gate.freeze_all();
+    let requests = || nodes.nodes[0].stats().requests;
+    let before = requests();
+    gate.freeze_answers();
     let late = tokio::spawn({
         let client = client.clone();
         async move { objects::get(&client.store, &client.arena, page(0), OBJECT_BYTES).await }
     });
+    client.until("it is under way", async |_| requests() > before).await;
+    gate.freeze_all();
     client.until("a question goes unanswered", async |it| it.asks().await.is_err()).await;
     assert!(!node(&client).is_up);
     gate.let_others_through();

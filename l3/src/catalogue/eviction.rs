@@ -63,7 +63,7 @@ impl Catalogue {
         }
     }
 
-    /// The object in `slot` is not present any more.
+    /// The object in `slot` is not present any more, or about to stand at the end again.
     pub(super) fn leave_row(&mut self, slot: Slot) {
         let Neighbours { older, newer } = self.row[slot as usize];
         match older {

@@ -293,7 +293,9 @@ fn mostly_on_disk(folder: &Path, scratch_pages: u32, object_bytes: usize) -> Run
 async fn a_client_that_freezes_in_mid_get_keeps_nobody_else_from_reading() {
     /// More than a connection takes without anybody reading.
     const BYTES: usize = 4 << 20;
-    const PAGES: u32 = 8;
+    const OBJECTS: u32 = 8;
+    /// So many that one call could take them all.
+    const PAGES: u32 = OBJECTS / 2;
     let folder = tempfile::tempdir().unwrap();
     let node = mostly_on_disk(folder.path(), PAGES, BYTES);
     let address = node.address().to_string();
@@ -301,16 +303,16 @@ async fn a_client_that_freezes_in_mid_get_keeps_nobody_else_from_reading() {
     let well = NodesStore::new(nodes.config.clone()).unwrap();
     let gate = nodes.put_gate_before(0).await;
     let frozen = NodesStore::new(nodes.config.clone()).unwrap();
-    let arena = Arena::new(2 * PAGES, BYTES).unwrap();
+    let arena = Arena::new(2 * OBJECTS, BYTES).unwrap();
     let _registrations = [well.register(&arena).unwrap(), frozen.register(&arena).unwrap()];
-    for number in 0..u64::from(PAGES) {
+    for number in 0..u64::from(OBJECTS) {
         let options = PutOptions::default();
         objects::put(&well, &arena, page(number), BYTES, options).await.unwrap();
     }
     let get = |page_from: u32| {
         let get =
             |number: u32| Get::new(page(number.into()), arena.target(page_from + number).unwrap());
-        (0..PAGES).map(get).collect::<Vec<_>>()
+        (0..OBJECTS).map(get).collect::<Vec<_>>()
     };
     assert_eq!(frozen.reach().await, 1);
     gate.freeze_answers();
@@ -324,7 +326,7 @@ async fn a_client_that_freezes_in_mid_get_keeps_nobody_else_from_reading() {
         assert!(Instant::now() < patience, "the node has begun to answer");
         sleep(Duration::from_millis(5)).await;
     }
-    let read = well.get_into(get(PAGES), GetOptions::default());
+    let read = well.get_into(get(OBJECTS), GetOptions::default());
     let read = tokio::time::timeout(Duration::from_secs(60), read).await.expect("nobody waits");
     assert!(read.iter().all(Result::is_ok), "{read:?}");
     assert!(!never_ends.is_finished());

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, SamplingMode};
-use terrace_bench::hot_paths::{
-    Admission, DecodeStepAtFirstPageEnd, DecodeStepAtPageEnd, DecodeStepInPage, EvictInsert,
-    Exists, Hash, HotPath, Insert, Lookup, Stats,
-};
+use terrace_bench::hot_paths::{HotPath, Visitor, visit_all};
 
 fn main() {
     let mut criterion = Criterion::default()
@@ -19,23 +16,17 @@ fn main() {
     let mut group = criterion.benchmark_group("hot");
     // Preparing takes longer than most paths, so all samples are of the same, small size.
     group.sampling_mode(SamplingMode::Flat);
-    measure::<Hash>(&mut group, "cache_hash");
-    measure::<Lookup>(&mut group, "cache_lookup");
-    measure::<Insert>(&mut group, "cache_insert");
-    measure::<EvictInsert>(&mut group, "cache_evict_insert");
-    measure::<DecodeStepInPage>(&mut group, "scheduler_decode_step");
-    let first_page_end = "scheduler_decode_step_at_first_page_end";
-    measure::<DecodeStepAtFirstPageEnd>(&mut group, first_page_end);
-    measure::<DecodeStepAtPageEnd>(&mut group, "scheduler_decode_step_at_page_end");
-    measure::<Admission>(&mut group, "scheduler_admission");
-    measure::<Stats>(&mut group, "scheduler_stats");
-    measure::<Exists>(&mut group, "l3_exists");
+    visit_all(&mut Measure(&mut group));
     group.finish();
     criterion.final_summary();
 }
 
-fn measure<P: HotPath>(group: &mut BenchmarkGroup<'_, WallTime>, name: &str) {
-    group.bench_function(name, |bencher| {
-        bencher.iter_batched_ref(P::prepare, P::run, BatchSize::PerIteration);
-    });
+struct Measure<'a, 'b>(&'a mut BenchmarkGroup<'b, WallTime>);
+
+impl Visitor for Measure<'_, '_> {
+    fn visit<P: HotPath>(&mut self, name: &str) {
+        self.0.bench_function(name, |bencher| {
+            bencher.iter_batched_ref(P::prepare, P::run, BatchSize::PerIteration);
+        });
+    }
 }

@@ -1,4 +1,5 @@
-//! The paths that every request or step goes through, each alone: what `cargo bench` counts and times.
+//! The paths that every request or step goes through, each alone: what `scripts/instructions` counts and
+//! `cargo bench` times.
 //!
 //! A path's preparation is not measured, and whatever it leaves behind is dropped later, so figures
 //! are about nothing but the path.
@@ -23,6 +24,26 @@ pub trait HotPath {
 
     /// Lets it happen, once for each preparation.
     fn run(&mut self);
+}
+
+/// What is done with hot paths.
+pub trait Visitor {
+    /// Does it with one of them.
+    fn visit<P: HotPath>(&mut self, name: &str);
+}
+
+/// Shows all hot paths to `visitor`.
+pub fn visit_all(visitor: &mut impl Visitor) {
+    visitor.visit::<Hash>("cache_hash");
+    visitor.visit::<Lookup>("cache_lookup");
+    visitor.visit::<Insert>("cache_insert");
+    visitor.visit::<EvictInsert>("cache_evict_insert");
+    visitor.visit::<DecodeStepInPage>("scheduler_decode_step");
+    visitor.visit::<DecodeStepAtFirstPageEnd>("scheduler_decode_step_at_first_page_end");
+    visitor.visit::<DecodeStepAtPageEnd>("scheduler_decode_step_at_page_end");
+    visitor.visit::<Admission>("scheduler_admission");
+    visitor.visit::<Stats>("scheduler_stats");
+    visitor.visit::<Exists>("l3_exists");
 }
 
 const PAGE_SIZE: u32 = 16;

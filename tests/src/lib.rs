@@ -8,5 +8,11 @@ mod script;
 pub mod sim;
 mod world;
 
+/// Whether tests that sample should sample more: `scripts/test --everything` asks for it.
+#[must_use]
+pub fn thorough() -> bool {
+    std::env::var_os("TERRACE_THOROUGH").is_some()
+}
+
 pub use script::run;
 pub use world::{Damage, Object, Transfer, World, WrongPage};

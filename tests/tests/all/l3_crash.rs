@@ -19,8 +19,10 @@ use workload::{Plan, Record, work};
 /// Rounds come on demand only.
 const ON_DEMAND_MS: u64 = 3_600_000;
 
-/// How often each event is interrupted.
-const TIMES: u64 = 3;
+/// How often each event is interrupted. What of the unsynced writes survives differs from time to time.
+fn times() -> u64 {
+    if terrace_tests::thorough() { 3 } else { 1 }
+}
 
 /// A store that is always full, and asked for one thing after the other.
 fn plan(seed: u64) -> Plan {
@@ -44,11 +46,12 @@ fn roomy(seed: u64) -> Plan {
 /// Works on a new disk and crashes everywhere.
 async fn live_and_crash(plan: &Plan) -> Record {
     let record = work(plan, SimulatedDisk::new(), BTreeSet::new()).await;
-    let examined = examine(plan, &record, TIMES).await.unwrap();
+    let examined = examine(plan, &record, times()).await.unwrap();
     assert!(record.calls >= 2000 && record.superseded > 60, "{}", record.superseded);
     // The test would be worthless if little was promised.
     let per_crash = examined.kept / examined.crashes;
-    assert!(examined.crashes > 4000 && per_crash > 20, "{examined:?}");
+    let crashes_min = 1400 * times() as usize;
+    assert!(examined.crashes > crashes_min && per_crash > 20, "{examined:?}");
     record
 }
 
@@ -88,7 +91,7 @@ async fn life_goes_on_after_a_crash() {
             let disk = SimulatedDisk::after_crash(&record.history, at, dice);
             let plan = Plan { seed: 100 + life, calls: 60, ..first.clone() };
             record = work(&plan, disk, record.ids).await;
-            examine(&plan, &record, TIMES).await.unwrap();
+            examine(&plan, &record, times()).await.unwrap();
         }
     }
 }
@@ -100,7 +103,7 @@ async fn a_disk_that_lies_is_found_out() {
         for plan in [plan(6), roomy(6)] {
             let plan = Plan { calls: 200, lie: Some(lie), ..plan };
             let record = work(&plan, SimulatedDisk::new(), BTreeSet::new()).await;
-            let examined = examine(&plan, &record, TIMES).await;
+            let examined = examine(&plan, &record, times()).await;
             assert!(examined.is_err(), "syncs of {lie:?} were not missed: {examined:?}");
         }
     }

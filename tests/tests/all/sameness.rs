@@ -21,7 +21,7 @@ use tokio::sync::Mutex;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 const PAGE_SIZE: u32 = 16;
-const NEW_TOKENS: u32 = 6;
+const NEW_TOKENS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A prompt and what the model alone makes of it.

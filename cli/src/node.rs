@@ -125,7 +125,8 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
     let place = format!("{place} over {}", told_of(settings, &disk, folder));
-    Ok((Holding::Tiers(TieredStore::new(memory, disk, TieredConfig::default())?), place))
+    let tiers = TieredConfig { promotion: settings.promotion() };
+    Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))
 }
 
 /// What the disk really has, and what became of what was there.

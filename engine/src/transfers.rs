@@ -131,16 +131,18 @@ impl Lane {
         self.settle(&stored, pages, report).await
     }
 
-    /// The outcome of a transfer, once the store has let go of its pages: one that was given up may
-    /// still touch them.
+    /// The outcome of a transfer, once the store has let go of its pages: one that has failed or was
+    /// given up may still touch them.
     async fn settle<T>(
         &self,
         results: &[Result<T, StoreError>],
         pages: &[HostPage],
         report: impl Fn(Outcome),
     ) -> Outcome {
-        let given_up = |result: &Result<T, _>| matches!(result, Err(StoreError::TimedOut(_)));
-        if results.iter().any(given_up) {
+        let is_touched = |(result, page): (&Result<T, _>, &HostPage)| {
+            result.is_err() && self.host.is_lent(page.slot())
+        };
+        if results.iter().zip(pages).any(is_touched) {
             report(Outcome::TimedOut);
             for page in pages {
                 self.host.returned(page.slot()).await;

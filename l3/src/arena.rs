@@ -165,13 +165,19 @@ impl Arena {
         Ok(Target(Loan { inner: self.inner.clone(), page, length: self.inner.page_bytes }))
     }
 
+    /// Whether somebody uses the page.
+    #[must_use]
+    pub fn is_lent(&self, page: u32) -> bool {
+        !self.inner.lending[page as usize].is_idle()
+    }
+
     /// Waits until nobody uses the page: after a transfer that was given up, the moment from which
     /// its page may be used again.
     pub async fn returned(&self, page: u32) {
         loop {
             let mut returned = std::pin::pin!(self.inner.returned.notified());
             returned.as_mut().enable();
-            if self.inner.lending[page as usize].is_idle() {
+            if !self.is_lent(page) {
                 return;
             }
             returned.await;

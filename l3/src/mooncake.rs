@@ -18,6 +18,9 @@ mod ledger;
 mod library;
 mod plain;
 mod put;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+mod worker;
 
 use std::ffi::CString;
 use std::io;
@@ -38,6 +41,7 @@ use self::ledger::{Ledger, Seen};
 pub use self::library::LibraryError;
 use self::library::{Client, Endpoint, Library};
 pub use self::plain::PlainCalls;
+use self::worker::Worker;
 use crate::arena::Arena;
 use crate::catalogue::slots_of;
 use crate::object::{HEADER_BYTES, ObjectId};
@@ -91,6 +95,9 @@ pub struct MooncakeConfig {
     pub keep_interval_ms: u64,
     /// How long to wait between tries to connect.
     pub connect_retry_ms: u64,
+    /// How long pages of transfers that have failed are kept back, before another connection takes the
+    /// place of the one that may still touch them.
+    pub quarantine_ms: u64,
     /// Hard-pinned objects belong to all who use the cluster: they stay when this client is shut down,
     /// and only a removal ends them. Otherwise they go with the client, and one that is unpinned
     /// becomes like any other.
@@ -125,6 +132,7 @@ impl MooncakeConfig {
             part_objects_min: if cores() < CORES_FOR_PARTS { u32::MAX } else { 4 },
             keep_interval_ms: 1_000,
             connect_retry_ms: 2_000,
+            quarantine_ms: 2_000,
             pinned_stay: false,
         }
     }
@@ -172,30 +180,12 @@ struct Shared {
     closed: AtomicBool,
 }
 
-/// What a thread of the crew has for itself: memory for objects whose page has no room for a header.
-#[derive(Debug)]
-struct Worker {
-    bounce: Arena,
-    _registration: Registration,
-}
-
 /// A batch is cut into so many parts at the most: twice as many as there are threads by default, so that
 /// some compute while others wait for bytes.
 const PARTS_MAX: usize = 8;
 
 /// With fewer cores no batch is cut into parts, unless so configured.
 const CORES_FOR_PARTS: usize = 8;
-
-/// How many objects go through a thread's own memory at a time.
-const BOUNCE_PAGES: u32 = 8;
-
-impl Worker {
-    fn new(connection: &Connection, object_bytes_max: usize) -> Result<Self, MooncakeError> {
-        let bounce = Arena::new(BOUNCE_PAGES, HEADER_BYTES + object_bytes_max)?;
-        let registration = connection.register(&bounce).map_err(io::Error::other)?;
-        Ok(Self { bounce, _registration: registration })
-    }
-}
 
 impl MooncakeStore {
     /// Opens the library and begins to connect. Until that has succeeded every call fails at once, and
@@ -204,15 +194,19 @@ impl MooncakeStore {
     /// # Errors
     /// When the library cannot be used or a setting makes no sense.
     pub fn open(config: MooncakeConfig) -> Result<Self, MooncakeError> {
+        let library = Library::open(&config.library)?;
+        Self::with_library(config, library)
+    }
+
+    fn with_library(config: MooncakeConfig, library: Library) -> Result<Self, MooncakeError> {
         let slots = slots_of(config.capacity_bytes, config.object_bytes_max as u64);
         let slots = slots.map_err(MooncakeError::Setting)?;
         let endpoint = endpoint(&config)?;
-        let library = Arc::new(Library::open(&config.library)?);
         let retry = Duration::from_millis(config.connect_retry_ms);
-        let connection = Connection::new(library, endpoint, retry)?;
+        let connection = Connection::new(Arc::new(library), endpoint, retry)?;
         let worker = || Worker::new(&connection, config.object_bytes_max);
         let workers: Vec<Worker> =
-            (0..config.threads.max(1)).map(|_| worker()).collect::<Result<_, _>>()?;
+            (0..config.threads.max(1)).map(|_| worker()).collect::<io::Result<_>>()?;
         let keeper = worker()?;
         let seen = Seen::new(Duration::from_millis(config.seen_ttl_ms), config.seen_max as usize);
         let shared = Arc::new(Shared {
@@ -418,6 +412,7 @@ impl Store for MooncakeStore {
         let stats = state.catalogue.stats(config.object_bytes_max);
         let mooncake = MooncakeStats {
             is_connected: connection.is_connected(),
+            quarantined: connection.client().map_or(0, |client| client.kept() as u64),
             leaving: state.leaving.len() as u64,
             waiting: crew.waiting() as u64,
             outcomes: outcomes.read(),
@@ -485,17 +480,4 @@ fn local_host(master: &str) -> String {
         Ok(socket.local_addr()?.ip().to_string())
     };
     route().unwrap_or_else(|_| "127.0.0.1".to_owned())
-}
-
-#[cfg(all(test, not(feature = "loom")))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
-        let parts = |objects| parts_of(objects, 4, 4);
-        assert_eq!([0, 1, 7, 8, 32, 1024].map(parts), [0, 1, 1, 2, PARTS_MAX, PARTS_MAX]);
-        assert_eq!(parts_of(32, u32::MAX, 4), 1);
-        assert_eq!((parts_of(32, 4, 1), parts_of(32, 0, 2)), (1, PARTS_MAX));
-    }
 }

@@ -95,6 +95,8 @@ pub struct MooncakeStats {
     pub leaving: u64,
     /// Calls that wait for a thread.
     pub waiting: u64,
+    /// Pages of failed transfers that the library may still touch, and that nobody gets meanwhile.
+    pub quarantined: u64,
     /// How often which call came to what.
     pub outcomes: Vec<OutcomeCount>,
 }

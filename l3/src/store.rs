@@ -25,7 +25,9 @@ pub type Results<T> = Vec<Result<T, StoreError>>;
 /// A store of objects, in batches.
 ///
 /// Memory that objects are written from and read into must be registered first, on every backend. A
-/// backend answers for each object by itself: one that fails does not fail its neighbours.
+/// backend answers for each object by itself: one that fails does not fail its neighbours. A page whose
+/// transfer has failed may stay lent for a while, as long as the backend cannot exclude that it is still
+/// touched ([`Arena::is_lent`], [`Arena::returned`]).
 pub trait Store: Send + Sync + fmt::Debug {
     /// Lets the store use the arena until the registration is dropped.
     ///
@@ -113,7 +115,8 @@ impl Get {
 /// How to look for objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExistsOptions {
-    /// Start moving objects that are only on SSD to memory, and do not wait for it.
+    /// Start moving objects that are only on SSD to memory, and do not wait for it. A hint: stores without
+    /// memory over their SSD do nothing, and neither does a Mooncake cluster.
     pub prefetch_to_memory: bool,
     /// Protect what is found from eviction for the store's lease time. Asking without it never
     /// protects anything.

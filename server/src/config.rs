@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use terrace_cache::{EvictionKind, WritePolicy};
+use terrace_l3::PromotionConfig;
 use terrace_l3::node::RdmaChoice;
 use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
@@ -73,6 +74,18 @@ settings! {
             /// What L3 on disk leaves free on its file system.
             l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
                 Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
+            /// Memory over L3 on disk: pages that a request asks about are moved there before they are read; 0
+            /// for none.
+            l3_memory: Size = Size(0), "SIZE";
+            /// How many pages are moved from disk to memory at a time.
+            promotion_workers: u32 = 4, "NUMBER";
+            /// How many pages are looked for at a time: the moves of some begin before the others are
+            /// looked for.
+            promotion_chunk: u32 = 128, "PAGES";
+            /// How long nothing is moved to memory after there was no room in it.
+            promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
+            /// How long a read waits for pages that are being moved to memory.
+            promotion_wait: Duration = Duration::from_millis(10), "TIME";
             /// The libmooncake_store.so of your Mooncake installation, for L3 at mooncake://HOST:PORT.
             mooncake_library: Option<PathBuf> = None, "PATH";
             /// How bytes travel to and from the Mooncake cluster: tcp or rdma.
@@ -177,6 +190,11 @@ impl Config {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));
         }
+        let is_on_disk = matches!(self.l3, Some(L3Choice::Disk(_)) | None);
+        if self.l3_memory != Size(0) && !is_on_disk {
+            let advice = "it lies over L3 on disk: use it with disk:FOLDER for l3 (--l3)";
+            return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
+        }
         if !(1..=2).contains(&self.node_copies) {
             return Err(ConfigError::new("node_copies", self.node_copies, "use 1 or 2"));
         }
@@ -211,6 +229,16 @@ impl Config {
         self.limits.check()
     }
 
+    /// How pages move from disk to memory over it.
+    pub(crate) fn promotion(&self) -> PromotionConfig {
+        promotion(
+            self.promotion_workers,
+            self.promotion_chunk,
+            self.promotion_cooldown,
+            self.promotion_wait,
+        )
+    }
+
     /// Whether a machine with so many cores can compute on so many threads.
     fn check_threads(&self, cores: usize) -> Result<(), ConfigError> {
         let threads_max = (4 * cores).clamp(16, 1024);
@@ -228,6 +256,18 @@ impl Config {
             }
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// How objects move from disk to memory, where it is set.
+fn promotion(workers: u32, chunk: u32, cooldown: Duration, wait: Duration) -> PromotionConfig {
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    PromotionConfig {
+        workers,
+        chunk_keys: chunk.max(1),
+        cooldown_ms: ms(cooldown),
+        get_wait_ms: ms(wait),
+        ..PromotionConfig::default()
     }
 }
 
@@ -435,6 +475,7 @@ mod tests {
             "page_size = 17",
             "running_max = 0",
             "step_tokens = 8",
+            "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
             "node_copies = 3",
             "shutdown_patience = \"9999years\"",
             "write_policy = { selective_write_through = { hits = 0 } }",

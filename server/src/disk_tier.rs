@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use terrace_l3::Store;
 use terrace_l3::disk::{
     OpenError, OpenedInFolder, Opening, OtherStore, StoreFolder, usual_reserve_bytes,
 };
+use terrace_l3::{DiskStore, MemoryConfig, MemoryStore, Store, TieredConfig, TieredStore};
 use terrace_replay::human::whole;
 
 use crate::config::Config;
@@ -45,9 +45,26 @@ impl DiskTier {
         };
         let opened = folder.open(page_bytes).map_err(refusal)?;
         let notes = notes(&opened, opened.store.opening(), config.l3_size, SystemTime::now());
-        let place = opened.path.display().to_string();
-        Ok(Self { store: Arc::new(opened.store), place, notes })
+        let mut place = opened.path.display().to_string();
+        let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
+            Arc::new(opened.store)
+        } else {
+            place = format!("{place}, under {} of memory", config.l3_memory);
+            Arc::new(under_memory(opened.store, config, page_bytes)?)
+        };
+        Ok(Self { store, place, notes })
     }
+}
+
+fn under_memory(
+    disk: DiskStore,
+    config: &Config,
+    page_bytes: usize,
+) -> Result<TieredStore, LaunchError> {
+    let memory = MemoryConfig::new(config.l3_memory.as_u64(), page_bytes);
+    let memory = MemoryStore::new(memory).map_err(LaunchError::L3Memory)?;
+    let tiers = TieredConfig { promotion: config.promotion() };
+    Ok(TieredStore::new(memory, disk, tiers).expect("they are new"))
 }
 
 fn refusal(error: OpenError) -> LaunchError {

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::process::{Answer, Server, ask, request, terrace};
+use crate::process::{Answer, Server, ask, figure, request, terrace};
 
 /// A device too small for the load, and a host too.
 const SMALL: [&str; 4] = ["--device-memory", "24MiB", "--host-memory", "16MiB"];
@@ -115,6 +115,27 @@ fn a_server_that_was_stopped_has_everything_in_l3() {
     assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());
     let (_, other) = ask(&server.address, &prompt, "salted").unwrap();
     assert_eq!(other, 0, "another salt has another cache");
+}
+
+/// Asking about pages moves them to the memory over the disk before they are read.
+#[test]
+fn memory_over_the_disk_is_filled_ahead_of_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = "A long text about nothing in particular. ".repeat(40);
+    let server = Server::start(folder.path(), &[]);
+    let (computed, _) = ask(&server.address, &prompt, "").unwrap();
+    server.stop();
+    let patient = ["--l3-memory", "64MiB", "--promotion-workers", "2", "--promotion-wait", "30s"];
+    let server = Server::start(folder.path(), &patient);
+    assert!(server.summary.contains("under 64.0 MiB of memory"), "{}", server.summary);
+    let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
+    assert_eq!(fetched, computed);
+    assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());
+    let figure = |name: &str| figure(&server.address, name);
+    assert!(figure("terrace_l3_promotions_total{outcome=\"done\"}") > 90.0);
+    assert!(figure("terrace_l3_gets_total{source=\"memory") > 90.0);
+    assert_eq!(figure("terrace_l3_gets_total{source=\"disk\"}"), 0.0);
+    server.stop();
 }
 
 #[test]

@@ -51,6 +51,12 @@ impl Outcome {
         let known = OUTCOMES.iter().find(|(_, known, _)| *known == Some(code.min(0)));
         known.map_or(Self::Other, |(outcome, _, _)| *outcome)
     }
+
+    /// Whether bytes may still be on their way although the call has ended: the library stops waiting
+    /// for a transfer when it has taken too long, and says no more than that it has failed.
+    pub(crate) fn may_go_on(self) -> bool {
+        matches!(self, Self::TransferFailed | Self::Other)
+    }
 }
 
 /// The calls that are counted.

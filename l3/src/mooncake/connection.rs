@@ -1,9 +1,11 @@
 //! The way to the cluster: made in the background, since a master that is not there is waited for a
-//! minute and a half, and made again until it succeeds.
+//! minute and a half, and made again until it succeeds. A client that keeps memory is replaced by another,
+//! since nothing but its end ends the transfers that it has given up.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::library::{Client, Endpoint, Library};
 use crate::arena::Arena;
 use crate::registry::Registration;
-use crate::store::StoreError;
+use crate::store::{Results, StoreError};
 
 /// A client as soon as there is one, and the arenas that it must know.
 #[derive(Clone, Debug)]
@@ -22,6 +24,9 @@ pub(crate) struct Connection {
 
 #[derive(Debug)]
 struct Shared {
+    library: Arc<Library>,
+    endpoint: Endpoint,
+    retry: Duration,
     master: String,
     state: Mutex<State>,
     changed: Condvar,
@@ -32,6 +37,8 @@ struct State {
     client: Option<Arc<Client>>,
     /// Why the last try to connect failed.
     trouble: Option<String>,
+    /// Whether somebody is connecting.
+    connecting: bool,
     arenas: BTreeMap<u64, Arc<Buffer>>,
     closed: bool,
 }
@@ -41,20 +48,39 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Buffer {
     arena: Arena,
-    known_to: Mutex<Option<Arc<Client>>>,
+    /// One client, and while it is being replaced two.
+    known_to: Mutex<Vec<Weak<Client>>>,
 }
 
-/// What is to be done with an object, and the arena that it uses, if it may.
+/// What is to be done with an object, and the arena that it uses, which stays registered until this is
+/// dropped.
+#[derive(Debug)]
 pub(crate) struct Buffered<J> {
-    pub(crate) job: J,
-    pub(crate) buffer: Result<Arc<Buffer>, StoreError>,
+    job: J,
+    _buffer: Arc<Buffer>,
+}
+
+impl<J> Deref for Buffered<J> {
+    type Target = J;
+
+    fn deref(&self) -> &J {
+        &self.job
+    }
+}
+
+impl<J> DerefMut for Buffered<J> {
+    fn deref_mut(&mut self) -> &mut J {
+        &mut self.job
+    }
 }
 
 impl Buffer {
     fn make_known(&self, client: &Arc<Client>) -> Result<(), StoreError> {
         match client.register(&self.arena) {
             0 => {
-                *self.known_to.lock() = Some(client.clone());
+                let mut known_to = self.known_to.lock();
+                known_to.retain(|client| client.strong_count() > 0);
+                known_to.push(Arc::downgrade(client));
                 Ok(())
             }
             code => {
@@ -67,7 +93,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(client) = self.known_to.get_mut().take() {
+        for client in self.known_to.get_mut().iter().filter_map(Weak::upgrade) {
             client.unregister(&self.arena);
         }
     }
@@ -80,17 +106,33 @@ impl Connection {
         endpoint: Endpoint,
         retry: Duration,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            master: endpoint.master.to_string_lossy().into_owned(),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let weak = Arc::downgrade(&shared);
-        let name = "terrace-mooncake-connect".to_owned();
+        let connection = Self {
+            shared: Arc::new(Shared {
+                master: endpoint.master.to_string_lossy().into_owned(),
+                library,
+                endpoint,
+                retry,
+                state: Mutex::default(),
+                changed: Condvar::new(),
+            }),
+        };
+        connection.connect()?;
+        Ok(connection)
+    }
+
+    /// Has a thread connect, if none is at it. Until it has, a client that is there already is used.
+    pub(crate) fn connect(&self) -> io::Result<()> {
+        let mut state = self.shared.state.lock();
+        if state.connecting || state.closed {
+            return Ok(());
+        }
+        let (library, endpoint) = (self.shared.library.clone(), self.shared.endpoint.clone());
+        let (weak, retry) = (Arc::downgrade(&self.shared), self.shared.retry);
         std::thread::Builder::new()
-            .name(name)
+            .name("terrace-mooncake-connect".to_owned())
             .spawn(move || keep_trying(&weak, &library, &endpoint, retry))?;
-        Ok(Self { shared })
+        state.connecting = true;
+        Ok(())
     }
 
     /// The client, or that there is none yet.
@@ -146,8 +188,12 @@ impl Connection {
 
     /// A batch with its arenas. They are looked up when a call is made: a registration that ends
     /// afterwards does not end the call.
-    pub(crate) fn buffered<J>(&self, jobs: Vec<J>, arena: impl Fn(&J) -> u64) -> Vec<Buffered<J>> {
-        let with_buffer = |job| Buffered { buffer: self.buffer(arena(&job)), job };
+    pub(crate) fn buffered<J>(
+        &self,
+        jobs: Vec<J>,
+        arena: impl Fn(&J) -> u64,
+    ) -> Results<Buffered<J>> {
+        let with_buffer = |job| Ok(Buffered { _buffer: self.buffer(arena(&job))?, job });
         jobs.into_iter().map(with_buffer).collect()
     }
 
@@ -214,7 +260,9 @@ fn keep_trying(
                 let unknown = state.arenas.values().map(|buffer| buffer.make_known(&client));
                 match unknown.collect::<Result<(), _>>() {
                     Ok(()) => {
-                        state.client = Some(client);
+                        let former = state.client.replace(client);
+                        state.connecting = false;
+                        drop(state);
                         shared.changed.notify_all();
                         if tries > 0 {
                             tracing::info!(
@@ -222,6 +270,8 @@ fn keep_trying(
                                 shared.master
                             );
                         }
+                        // Its end may take a while. If calls are under way, the last of them ends it.
+                        drop(former);
                         return;
                     }
                     Err(error) => error.to_string(),

@@ -8,7 +8,7 @@ use super::codes::{Call, Outcome};
 use super::ledger::Departure;
 use super::library::Client;
 use crate::catalogue::Reserved;
-use crate::object::{HEADER_BYTES, ObjectId};
+use crate::object::ObjectId;
 use crate::store::{ExistsOptions, Pin, Place, Presence, Removal, Results, StoreError};
 
 impl Shared {
@@ -80,10 +80,7 @@ impl Shared {
                 (Ok(true), Some(_)) => state.catalogue.pin(id, pin)?,
                 (Ok(true), None) => {
                     drop(state);
-                    let size = client.size(&self.key(id));
-                    let length =
-                        usize::try_from(size).ok().and_then(|it| it.checked_sub(HEADER_BYTES));
-                    let length = length.ok_or(StoreError::Missing)?;
+                    let length = self.length(client.size(&self.key(id)))?;
                     state = self.ledger.lock();
                     match state.catalogue.reserve(id, length as u32, Some(pin))? {
                         Reserved::Slot(slot) => {

@@ -1,13 +1,14 @@
 //! Reading objects, and verifying them.
 
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
+use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
 use super::library::{Client, Writable};
-use super::{BOUNCE_PAGES, Shared, Worker};
+use super::worker::{BOUNCE_PAGES, Worker};
 use crate::arena::Headroom;
 use crate::catalogue::Slot;
 use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, payload_checksums};
@@ -17,7 +18,7 @@ use crate::store::{Get, Place, Results, Served, StoreError};
 struct Reading {
     /// Its place in the batch.
     place: usize,
-    get: Get,
+    get: Buffered<Get>,
     /// Its slot, if this client has put it.
     slot: Option<Slot>,
 }
@@ -27,13 +28,14 @@ impl Shared {
         &self,
         worker: &mut Worker,
         client: &Client,
-        gets: Vec<Buffered<Get>>,
+        gets: Results<Buffered<Get>>,
     ) -> Results<Served> {
-        let lengths: Vec<usize> = gets.iter().map(|get| get.job.target.len()).collect();
+        let length = |get: &Result<Buffered<Get>, _>| get.as_ref().map_or(0, |it| it.target.len());
+        let lengths: Vec<usize> = gets.iter().map(length).collect();
         let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
         let mut batch = Vec::with_capacity(gets.len());
-        for (place, Buffered { job: get, buffer }) in gets.into_iter().enumerate() {
-            match buffer.and_then(|_| self.begin(place, get)) {
+        for (place, get) in gets.into_iter().enumerate() {
+            match get.and_then(|get| self.begin(place, get)) {
                 Ok(reading) => batch.push(reading),
                 Err(error) => results[place] = Err(error),
             }
@@ -51,7 +53,7 @@ impl Shared {
         results
     }
 
-    fn begin(&self, place: usize, get: Get) -> Result<Reading, StoreError> {
+    fn begin(&self, place: usize, get: Buffered<Get>) -> Result<Reading, StoreError> {
         let mut state = self.ledger.lock();
         if state.is_leaving(&get.id) {
             return Err(StoreError::Missing);
@@ -121,6 +123,9 @@ impl Shared {
                 Header::verify(&header, &get.id, get.target.len() as u64)?.verify_checksum(sum)
             });
             results[reading.place] = self.end(client, key, &reading, verified);
+            if Outcome::of(code).may_go_on() {
+                client.keep((reading.get, headroom));
+            }
         }
     }
 
@@ -132,13 +137,16 @@ impl Shared {
         results: &mut Results<Served>,
     ) {
         let keys = self.keys(batch.iter().map(|reading| &reading.get.id));
-        let mut copies: Vec<_> = (0..)
-            .zip(&batch)
-            .map(|(page, reading)| {
-                let target = worker.bounce.target(page).expect("this thread's own");
-                target.first(HEADER_BYTES + reading.get.target.len())
-            })
-            .collect();
+        let bytes = batch.iter().map(|reading| HEADER_BYTES + reading.get.target.len());
+        let mut copies = match worker.copies(bytes) {
+            Ok(copies) => copies,
+            Err(error) => {
+                for (reading, key) in batch.iter().zip(&keys) {
+                    results[reading.place] = self.end(client, key, reading, Err(error.clone()));
+                }
+                return;
+            }
+        };
         let mut pieces: Vec<_> = copies.iter_mut().map(|copy| Writable::bytes(copy)).collect();
         let codes = client.get(&keys, &mut pieces);
         drop(pieces);
@@ -150,7 +158,11 @@ impl Shared {
             }
         }
         let headers: Vec<[u8; HEADER_BYTES]> = copies.iter().map(|copy| header_of(copy)).collect();
-        drop(copies);
+        for (copy, code) in copies.into_iter().zip(&codes) {
+            if Outcome::of(*code).may_go_on() {
+                client.keep(copy);
+            }
+        }
         for (((reading, header), key), code) in batch.into_iter().zip(headers).zip(&keys).zip(codes)
         {
             let get = &reading.get;
@@ -178,14 +190,8 @@ impl Shared {
             // Of another length: it is the object's if its header says so.
             Outcome::Done | Outcome::BadLength => {
                 let size = if code >= 0 { code } else { client.size(key) };
-                match self.outcome(Call::Get, size) {
-                    Outcome::Done => {}
-                    Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
-                    other => return Err(failure("reading an object", other)),
-                }
-                let found = (size as usize).checked_sub(HEADER_BYTES);
-                let found = found.ok_or(StoreError::Corrupt(Mismatch::Length))?;
-                if self.is_sound(worker, client, key, &get.id, found) {
+                let found = self.length(size)?;
+                if self.is_sound(worker, client, key, &get.id, found)? {
                     Err(StoreError::Length { expected, found })
                 } else if client.size(key) < 0 {
                     Err(StoreError::Missing)
@@ -196,11 +202,10 @@ impl Shared {
             // The bytes came, but the cluster was free to overwrite them meanwhile. If they verify, it
             // did not.
             Outcome::LeaseLapsed => verify().map_err(|_| StoreError::Missing),
-            // One whose node has died reads as missing as well: the rest of the cluster is well.
-            Outcome::Absent | Outcome::Unfinished | Outcome::TransferFailed => {
-                Err(StoreError::Missing)
-            }
-            other @ (Outcome::Full
+            Outcome::Absent | Outcome::Unfinished => Err(StoreError::Missing),
+            // It may well be there: its node does not answer, or memory is not registered as it should.
+            other @ (Outcome::TransferFailed
+            | Outcome::Full
             | Outcome::AlreadyThere
             | Outcome::Leased
             | Outcome::MasterGone
@@ -218,12 +223,25 @@ impl Shared {
         get: &Get,
         mismatch: Mismatch,
     ) -> StoreError {
-        let is_there = client.size(key) == (HEADER_BYTES + get.target.len()) as i64;
-        if is_there && !self.is_sound(worker, client, key, &get.id, get.target.len()) {
-            StoreError::Corrupt(mismatch)
-        } else {
-            StoreError::Missing
+        if client.size(key) != (HEADER_BYTES + get.target.len()) as i64 {
+            return StoreError::Missing;
         }
+        match self.is_sound(worker, client, key, &get.id, get.target.len()) {
+            Ok(true) => StoreError::Missing,
+            Ok(false) => StoreError::Corrupt(mismatch),
+            Err(error) => error,
+        }
+    }
+
+    /// The length of an object whose size is this, which may be a code.
+    pub(super) fn length(&self, size: i64) -> Result<usize, StoreError> {
+        match self.outcome(Call::Get, size) {
+            Outcome::Done => {}
+            Outcome::Absent | Outcome::Unfinished => return Err(StoreError::Missing),
+            other => return Err(failure("reading an object", other)),
+        }
+        let length = (size as usize).checked_sub(HEADER_BYTES);
+        length.ok_or(StoreError::Corrupt(Mismatch::Length))
     }
 
     /// Notes how reading ended, and removes what does not verify.
@@ -271,22 +289,30 @@ impl Shared {
         key: &CStr,
         id: &ObjectId,
         length: usize,
-    ) -> bool {
-        let bytes = HEADER_BYTES + length;
-        if bytes > worker.bounce.page_bytes() {
-            return false;
+    ) -> Result<bool, StoreError> {
+        if length > self.config.object_bytes_max {
+            return Ok(false);
         }
-        let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
-        let keys: [CString; 1] = [key.to_owned()];
-        let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
-        self.outcome(Call::Get, codes[0]);
-        codes[0] == bytes as i64 && verify(&header_of(&copy), id, &copy[HEADER_BYTES..]).is_ok()
+        let (code, copy) = worker.read(client, key, HEADER_BYTES + length)?;
+        match self.outcome(Call::Get, code) {
+            Outcome::Done
+            | Outcome::LeaseLapsed
+            | Outcome::BadLength
+            | Outcome::Absent
+            | Outcome::Unfinished => Ok(copy.is_some_and(|copy| is_whole(&copy, id))),
+            other => Err(failure("reading an object", other)),
+        }
     }
 }
 
 /// Whether bytes were read, be they right or not.
 fn came(code: i64) -> bool {
     code >= 0 || Outcome::of(code) == Outcome::LeaseLapsed
+}
+
+/// Whether these bytes are the object, header and payload.
+pub(super) fn is_whole(object: &[u8], id: &ObjectId) -> bool {
+    verify(&header_of(object), id, &object[HEADER_BYTES..]).is_ok()
 }
 
 fn verify(header: &[u8; HEADER_BYTES], id: &ObjectId, payload: &[u8]) -> Result<(), Mismatch> {

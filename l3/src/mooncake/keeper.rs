@@ -5,10 +5,12 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::codes::Call;
-use super::library::{Client, Protection, Readable, Writable};
-use super::{HEADER_BYTES, Shared, Worker};
-use crate::object::{Header, ObjectId};
+use super::codes::{Call, Outcome};
+use super::get::is_whole;
+use super::library::{Client, Protection, Readable};
+use super::worker::Worker;
+use super::{HEADER_BYTES, Shared};
+use crate::object::ObjectId;
 
 /// So long somebody who has unpinned an object has time to remove it.
 const GRACE: Duration = Duration::from_secs(1);
@@ -37,6 +39,10 @@ pub(super) fn start(shared: &Arc<Shared>, mut worker: Worker) -> io::Result<()> 
 
 impl Shared {
     fn keep(&self, worker: &mut Worker, client: &Client) {
+        if client.has_kept_for(Duration::from_millis(self.config.quarantine_ms)) {
+            // If there is no thread for it now, there may be one next time.
+            let _ = self.connection.connect();
+        }
         self.expel_stuck(client);
         self.renew(client);
         if self.config.pinned_stay {
@@ -85,13 +91,17 @@ impl Shared {
     fn soften(&self, worker: &mut Worker, client: &Client, id: &ObjectId) {
         let Some((slot, length)) = self.ledger.lock().catalogue.begin_read(id) else { return };
         let keys = [self.key(id)];
-        let bytes = HEADER_BYTES + length as usize;
-        let mut copy = worker.bounce.target(0).expect("this thread's own").first(bytes);
-        let codes = client.get(&keys, &mut [Writable::bytes(&mut copy)]);
-        let is_whole = codes[0] == bytes as i64 && is_sound(&copy, id);
+        let read = worker.read(client, &keys[0], HEADER_BYTES + length as usize);
+        let copy = read.ok().and_then(|(_, copy)| copy).filter(|copy| is_whole(copy, id));
         // What another client has removed meanwhile stays removed.
-        let taken = is_whole && client.remove(&keys[0], true) == 0;
-        let put = taken.then(|| client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0]);
+        let taken = copy.filter(|_| client.remove(&keys[0], true) == 0);
+        let put = taken.map(|copy| {
+            let code = client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0];
+            if Outcome::of(code.into()).may_go_on() {
+                client.keep(copy);
+            }
+            code
+        });
         let mut state = self.ledger.lock();
         state.catalogue.end_read(slot);
         match put {
@@ -125,11 +135,4 @@ impl Shared {
             self.outcome(Call::Remove, code.into());
         }
     }
-}
-
-fn is_sound(object: &[u8], id: &ObjectId) -> bool {
-    let (header, payload) = object.split_at(HEADER_BYTES);
-    let header = header.try_into().expect("so many bytes");
-    Header::verify(header, id, payload.len() as u64)
-        .is_ok_and(|header| header.verify_payload(payload).is_ok())
 }

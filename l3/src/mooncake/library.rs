@@ -1,11 +1,16 @@
 //! The store's library, opened at run time, and the only place that talks to it.
 //!
-//! Its C interface has one rule that everything here rests on: memory whose address goes into a call
-//! is used until that call returns, and not afterwards. So borrowing for the length of the call is
-//! enough, and the types below make a caller borrow.
+//! Memory whose address goes into a call of its C interface is used until that call returns, so the types
+//! below make a caller borrow. Afterwards it is not used any more, unless the transfer has failed: one
+//! that the library has stopped waiting for may still be under way. The memory of such a one belongs to
+//! the [`Client`] from then on ([`Client::keep`]), and is given back when the client is gone.
 
 #![allow(unsafe_code)]
 
+#[cfg(all(test, not(feature = "loom")))]
+pub(super) mod scripted;
+
+use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,8 +18,10 @@ use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library as Shared, RTLD_LAZY, RTLD_LOCAL};
+use parking_lot::Mutex;
 
 use crate::arena::{Arena, Headroom, Source, Target};
 use crate::object::HEADER_BYTES;
@@ -155,6 +162,18 @@ pub(crate) enum Protection {
 pub(crate) struct Client {
     library: Arc<Library>,
     handle: NonNull<c_void>,
+    // What the library may touch is dropped after `drop` has ended the client.
+    /// The arenas that were made known to it, and how often: one that is registered again while transfers
+    /// of before are under way is known once.
+    known: Mutex<Vec<(Arena, usize)>>,
+    kept: Mutex<Kept>,
+}
+
+/// Memory that the library may touch although no call is under way.
+#[derive(Default)]
+struct Kept {
+    since: Option<Instant>,
+    memory: Vec<Box<dyn Any + Send>>,
 }
 
 // SAFETY: the library's clients are made for being called from many threads at once, and are bound to
@@ -176,7 +195,12 @@ impl Client {
         const METADATA: &CStr = c"P2PHANDSHAKE";
         // SAFETY: it takes nothing, and what it answers is checked.
         let handle = unsafe { (library.functions.create)() };
-        let client = Self { library: library.clone(), handle: NonNull::new(handle).ok_or(-1)? };
+        let client = Self {
+            library: library.clone(),
+            handle: NonNull::new(handle).ok_or(-1)?,
+            known: Mutex::default(),
+            kept: Mutex::default(),
+        };
         // SAFETY: the handle is one that was just made; the strings end with a zero and live until
         // the call returns.
         let code = unsafe {
@@ -283,28 +307,60 @@ impl Client {
         }
     }
 
-    /// Makes an arena's memory known to the transport. The caller keeps the arena until it has been
-    /// unregistered.
+    /// Makes an arena's memory known to the transport.
     pub(crate) fn register(&self, arena: &Arena) -> c_int {
-        // SAFETY: it notes an address and, on hardware that needs it, pins its memory. Nothing is
-        // read or written until a call names a piece of it.
-        unsafe {
+        let mut known = self.known.lock();
+        if let Some((_, times)) = known.iter_mut().find(|(known, _)| known.id() == arena.id()) {
+            *times += 1;
+            return 0;
+        }
+        // SAFETY: it notes an address and, on hardware that needs it, pins its memory, which lives
+        // until it is unregistered or the client is gone. Nothing is read or written until a call names
+        // a piece of it.
+        let code = unsafe {
             (self.library.functions.register_buffer)(
                 self.handle.as_ptr(),
                 arena.base().as_ptr().cast(),
                 arena.bytes(),
             )
+        };
+        if code == 0 {
+            known.push((arena.clone(), 1));
+        }
+        code
+    }
+
+    /// Takes back one registration.
+    pub(crate) fn unregister(&self, arena: &Arena) {
+        let mut known = self.known.lock();
+        let Some(place) = known.iter().position(|(known, _)| known.id() == arena.id()) else {
+            return;
+        };
+        known[place].1 -= 1;
+        if known[place].1 == 0 {
+            let base = arena.base().as_ptr().cast();
+            // SAFETY: it forgets an address that it knows.
+            unsafe { (self.library.functions.unregister_buffer)(self.handle.as_ptr(), base) };
+            known.swap_remove(place);
         }
     }
 
-    pub(crate) fn unregister(&self, arena: &Arena) -> c_int {
-        // SAFETY: it forgets an address.
-        unsafe {
-            (self.library.functions.unregister_buffer)(
-                self.handle.as_ptr(),
-                arena.base().as_ptr().cast(),
-            )
-        }
+    /// Takes memory whose transfer has failed and may be under way all the same, until the client is
+    /// gone.
+    pub(crate) fn keep(&self, memory: impl Any + Send) {
+        let mut kept = self.kept.lock();
+        kept.since.get_or_insert_with(Instant::now);
+        kept.memory.push(Box::new(memory));
+    }
+
+    /// How many pieces of memory it keeps.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.lock().memory.len()
+    }
+
+    /// Whether it has kept memory for so long.
+    pub(crate) fn has_kept_for(&self, time: Duration) -> bool {
+        self.kept.lock().since.is_some_and(|since| since.elapsed() >= time)
     }
 }
 

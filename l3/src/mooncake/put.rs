@@ -8,22 +8,29 @@
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
+use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
 use super::library::{Client, Protection, Readable};
-use super::{BOUNCE_PAGES, Shared, Worker};
+use super::worker::{BOUNCE_PAGES, Worker};
 use crate::arena::Headroom;
 use crate::catalogue::{Reserved, Slot};
 use crate::object::{HEADER_BYTES, Header, ObjectId, payload_checksums};
 use crate::store::{Pin, Put, PutOptions, Results, StoreError, Stored};
 
-/// An object that has its slot and is about to be written.
-struct Writing {
+/// An object that has its slot.
+struct Claimed {
     /// Its place in the batch.
     place: usize,
-    put: Put,
+    id: ObjectId,
     slot: Slot,
+}
+
+/// One that is about to be written.
+struct Writing {
+    claimed: Claimed,
+    put: Buffered<Put>,
 }
 
 /// What came of the wish to put an object.
@@ -39,16 +46,17 @@ impl Shared {
         &self,
         worker: &mut Worker,
         client: &Client,
-        puts: Vec<Buffered<Put>>,
+        puts: Results<Buffered<Put>>,
         options: PutOptions,
     ) -> Results<Stored> {
-        let lengths: Vec<usize> = puts.iter().map(|put| put.job.source.len()).collect();
+        let length = |put: &Result<Buffered<Put>, _>| put.as_ref().map_or(0, |it| it.source.len());
+        let lengths: Vec<usize> = puts.iter().map(length).collect();
         let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); puts.len()];
         let mut batch =
             Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
-        for (place, Buffered { job: put, buffer }) in puts.into_iter().enumerate() {
-            match buffer {
-                Ok(_) => batch.add(worker, place, put, &mut results),
+        for (place, put) in puts.into_iter().enumerate() {
+            match put {
+                Ok(put) => batch.add(worker, place, put, &mut results),
                 Err(error) => results[place] = Err(error),
             }
         }
@@ -153,16 +161,23 @@ struct Batch<'a> {
     options: PutOptions,
     round: Vec<Writing>,
     /// Objects that are there already, as far as this client knows.
-    there: Vec<(usize, Put)>,
+    there: Vec<(usize, Buffered<Put>)>,
 }
 
 impl Batch<'_> {
-    fn add(&mut self, worker: &mut Worker, place: usize, put: Put, results: &mut Results<Stored>) {
+    fn add(
+        &mut self,
+        worker: &mut Worker,
+        place: usize,
+        put: Buffered<Put>,
+        results: &mut Results<Stored>,
+    ) {
         loop {
             let has_slots = !self.round.is_empty();
             match self.shared.claim(self.client, &put, self.options.pin, has_slots) {
                 Ok(Claim::Mine(slot)) => {
-                    self.round.push(Writing { place, put, slot });
+                    let claimed = Claimed { place, id: put.id, slot };
+                    self.round.push(Writing { claimed, put });
                     return;
                 }
                 Ok(Claim::There) => {
@@ -217,35 +232,59 @@ impl Batch<'_> {
         let keys = self.shared.keys(round.iter().map(|(writing, _)| &writing.put.id));
         let pieces = round.iter().map(|(it, headroom)| Readable::page(headroom, &it.put.source));
         let outcomes = self.shared.send(self.client, &keys, pieces.collect(), self.protection());
-        let round = round.into_iter().map(|(writing, _)| writing).collect();
+        let end = |((writing, headroom), outcome): ((Writing, Headroom), &Outcome)| {
+            if outcome.may_go_on() {
+                self.client.keep((writing.put, headroom));
+            }
+            writing.claimed
+        };
+        let round = round.into_iter().zip(&outcomes).map(end).collect();
         self.settle(&keys, round, outcomes, results);
     }
 
-    fn write_bounced(&self, worker: &Worker, round: Vec<Writing>, results: &mut Results<Stored>) {
+    fn write_bounced(
+        &self,
+        worker: &mut Worker,
+        round: Vec<Writing>,
+        results: &mut Results<Stored>,
+    ) {
         let keys = self.shared.keys(round.iter().map(|writing| &writing.put.id));
-        let copied: Vec<_> = (0..)
-            .zip(&round)
-            .map(|(page, Writing { put, .. })| {
-                let bytes = HEADER_BYTES + put.source.len();
-                let target = worker.bounce.target(page).expect("this thread's own");
-                let mut target = target.first(bytes);
-                target[..HEADER_BYTES].copy_from_slice(&Header::new(put.id, &put.source).encode());
-                target[HEADER_BYTES..].copy_from_slice(&put.source);
-                self.shared.bounced(put.source.len());
-                target
-            })
-            .collect();
-        let pieces = copied.iter().map(|copied| Readable::bytes(copied)).collect();
+        let bytes = round.iter().map(|writing| HEADER_BYTES + writing.put.source.len());
+        let mut copies = match worker.copies(bytes) {
+            Ok(copies) => copies,
+            Err(error) => {
+                round.iter().for_each(|it| self.give_up(&it.claimed, error.clone(), results));
+                return;
+            }
+        };
+        for (copy, Writing { put, .. }) in copies.iter_mut().zip(&round) {
+            copy[..HEADER_BYTES].copy_from_slice(&Header::new(put.id, &put.source).encode());
+            copy[HEADER_BYTES..].copy_from_slice(&put.source);
+            self.shared.bounced(put.source.len());
+        }
+        let pieces = copies.iter().map(|copy| Readable::bytes(copy)).collect();
         let outcomes = self.shared.send(self.client, &keys, pieces, self.protection());
-        drop(copied);
+        for (copy, outcome) in copies.into_iter().zip(&outcomes) {
+            if outcome.may_go_on() {
+                self.client.keep(copy);
+            }
+        }
+        let round = round.into_iter().map(|writing| writing.claimed).collect();
         self.settle(&keys, round, outcomes, results);
+    }
+
+    /// The object is not stored after all.
+    fn give_up(&self, claimed: &Claimed, error: StoreError, results: &mut Results<Stored>) {
+        results[claimed.place] = Err(error);
+        self.shared.ledger.lock().catalogue.abandon(claimed.slot);
+        self.shared.ledger.notify();
     }
 
     /// Publishes what was written and gives up what was not.
     fn settle(
         &self,
         keys: &[CString],
-        round: Vec<Writing>,
+        round: Vec<Claimed>,
         outcomes: Vec<Outcome>,
         results: &mut Results<Stored>,
     ) {
@@ -255,30 +294,28 @@ impl Batch<'_> {
         } else {
             vec![true; keys.len()]
         };
-        for ((writing, outcome), is_there) in round.into_iter().zip(outcomes).zip(is_there) {
-            let Writing { place, put, slot } = writing;
-            results[place] = match outcome {
+        for ((claimed, outcome), is_there) in round.into_iter().zip(outcomes).zip(is_there) {
+            let error = match outcome {
                 Outcome::Done | Outcome::AlreadyThere if is_there => {
-                    self.publish(&put.id, slot, self.options.pin == Some(Pin::Hard));
-                    Ok(Stored::New)
+                    let is_stiff = self.options.pin == Some(Pin::Hard);
+                    self.publish(&claimed.id, claimed.slot, is_stiff);
+                    results[claimed.place] = Ok(Stored::New);
+                    continue;
                 }
                 // Somebody else's put of the key has not ended, and may never.
                 Outcome::Done | Outcome::AlreadyThere | Outcome::Unfinished => {
-                    Err(StoreError::BeingWritten)
+                    StoreError::BeingWritten
                 }
-                Outcome::Full => Err(StoreError::Full),
+                Outcome::Full => StoreError::Full,
                 Outcome::BadLength
                 | Outcome::Absent
                 | Outcome::Leased
                 | Outcome::LeaseLapsed
                 | Outcome::TransferFailed
                 | Outcome::MasterGone
-                | Outcome::Other => Err(failure("putting an object", outcome)),
+                | Outcome::Other => failure("putting an object", outcome),
             };
-            if results[place].is_err() {
-                self.shared.ledger.lock().catalogue.abandon(slot);
-                self.shared.ledger.notify();
-            }
+            self.give_up(&claimed, error, results);
         }
     }
 
@@ -312,15 +349,21 @@ impl Batch<'_> {
         let present = self.client.exist(&keys);
         let mut rest = Vec::with_capacity(round.len());
         for ((writing, key), present) in round.into_iter().zip(&keys).zip(present) {
-            let Writing { put, slot, place } = &writing;
+            let Writing { claimed, put } = &writing;
             if present != 1 {
                 rest.push(writing);
-            } else if self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {
-                self.publish(&put.id, *slot, false);
-                results[*place] = Ok(Stored::AlreadyThere);
-            } else {
-                self.client.remove(key, true);
-                rest.push(writing);
+                continue;
+            }
+            match self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {
+                Ok(true) => {
+                    self.publish(&put.id, claimed.slot, false);
+                    results[claimed.place] = Ok(Stored::AlreadyThere);
+                }
+                Ok(false) => {
+                    self.client.remove(key, true);
+                    rest.push(writing);
+                }
+                Err(error) => self.give_up(claimed, error, results),
             }
         }
         rest
@@ -328,7 +371,7 @@ impl Batch<'_> {
 
     /// Those of the objects that are there which the cluster has lost; nobody has them any more. Where it
     /// does not say, the put has failed.
-    fn gone(&mut self, results: &mut Results<Stored>) -> Vec<(usize, Put)> {
+    fn gone(&mut self, results: &mut Results<Stored>) -> Vec<(usize, Buffered<Put>)> {
         let there = std::mem::take(&mut self.there);
         let (seen, unsure): (Vec<_>, Vec<_>) = {
             let state = self.shared.ledger.lock();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use terrace_cache::PageKey;
+use terrace_l3::PromotionConfig;
 use terrace_l3::node::RdmaChoice;
 
 use super::setting::{Configuration, Form, Setting, settings};
@@ -26,6 +27,15 @@ settings! {
             /// What is left free on the file system of that folder.
             disk_reserve: Option<Size> = None, "SIZE" { default_in_words:
                 Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
+            /// How many objects are moved from disk to memory at a time.
+            promotion_workers: u32 = 4, "NUMBER";
+            /// How many objects are looked for at a time: the moves of some begin before the others are
+            /// looked for.
+            promotion_chunk: u32 = 128, "OBJECTS";
+            /// How long nothing is moved to memory after there was no room in it.
+            promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
+            /// How long a read waits for objects that are being moved to memory.
+            promotion_wait: Duration = Duration::from_millis(10), "TIME";
             /// The largest object; each takes a slot of this size, so it should be that of a page, which
             /// `terrace serve` prints.
             object_max: Size = Size::mib(1), "SIZE";
@@ -49,6 +59,19 @@ settings! {
             /// `namespaces`.
             clients: Vec<ClientSettings> = Vec::new(), "CLIENTS";
         }
+    }
+}
+
+impl NodeSettings {
+    /// How objects move from disk to memory.
+    #[must_use]
+    pub fn promotion(&self) -> PromotionConfig {
+        super::promotion(
+            self.promotion_workers,
+            self.promotion_chunk,
+            self.promotion_cooldown,
+            self.promotion_wait,
+        )
     }
 }
 

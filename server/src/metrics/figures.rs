@@ -4,7 +4,7 @@ use std::fmt;
 
 use terrace_engine::Figures;
 use terrace_l3::node::{NodesStats, PeerStats};
-use terrace_l3::{BreakerState, GuardStats, MooncakeStats, StoreStats, TierStats};
+use terrace_l3::{BreakerState, GuardStats, MooncakeStats, PromotionStats, StoreStats, TierStats};
 use terrace_scheduler::{OperationStats, Stats};
 
 use super::exposition::Exposition;
@@ -221,6 +221,9 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
     })?;
     let help = "1 when changes cannot be made durable any more, and so none are taken.";
     each(Gauge, "terrace_l3_broken", help, |tier| tier.broken)?;
+    if let Some(promotion) = &store.promotion {
+        self::promotion(text, promotion)?;
+    }
     if let Some(mooncake) = &store.mooncake {
         self::mooncake(text, mooncake)?;
     }
@@ -233,12 +236,62 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
     Ok(())
 }
 
+fn promotion(text: &mut Exposition<'_>, promotion: &PromotionStats) -> fmt::Result {
+    text.metric(
+        Counter,
+        "terrace_l3_gets_total",
+        "Objects read, by where they were; some that were in memory had to be waited for.",
+        &[
+            ("memory", promotion.gets_from_memory - promotion.gets_after_waiting),
+            ("memory, awaited", promotion.gets_after_waiting),
+            ("disk", promotion.gets_from_disk),
+        ],
+        "source",
+    )?;
+    text.counter(
+        "terrace_l3_waits_expired_total",
+        "Reads that waited for moves to memory until they had waited long enough.",
+        promotion.waits_expired,
+    )?;
+    text.metric(
+        Counter,
+        "terrace_l3_promotions_asked_total",
+        "Moves from disk to memory that were asked for, by whether they began.",
+        &[
+            ("begun", promotion.triggered),
+            ("under way or just done", promotion.deduplicated),
+            ("cooling down", promotion.cooled_down),
+            ("queue full", promotion.queue_full),
+        ],
+        "outcome",
+    )?;
+    text.metric(
+        Counter,
+        "terrace_l3_promotions_total",
+        "Moves from disk to memory that have ended, by what became of them.",
+        &[
+            ("done", promotion.done),
+            ("in memory already", promotion.already_resident),
+            ("gone from disk", promotion.vanished),
+            ("no memory", promotion.no_memory),
+            ("failed", promotion.failed),
+        ],
+        "outcome",
+    )?;
+    let help = "Moves from disk to memory that wait or are under way.";
+    text.gauge("terrace_l3_promotions_active", help, promotion.active)?;
+    let help = "Moves that have ended and are remembered, so that they do not begin again at once.";
+    text.gauge("terrace_l3_promotions_remembered", help, promotion.remembered)
+}
+
 fn mooncake(text: &mut Exposition<'_>, mooncake: &MooncakeStats) -> fmt::Result {
     let is_connected = u32::from(mooncake.is_connected);
     let help = "1 once the Mooncake cluster has been reached.";
     text.metric(Gauge, "terrace_mooncake_connected", help, &[("", is_connected)], "")?;
     let help = "Calls that wait for a thread.";
     text.metric(Gauge, "terrace_mooncake_waiting", help, &[("", mooncake.waiting)], "")?;
+    let help = "Pages of failed transfers that the library may still touch.";
+    text.metric(Gauge, "terrace_mooncake_quarantined", help, &[("", mooncake.quarantined)], "")?;
     let help = "Objects that are gone here and that the cluster has not let go.";
     text.metric(Gauge, "terrace_mooncake_leaving", help, &[("", mooncake.leaving)], "")?;
     for call in ["put", "get", "exists", "remove"] {

@@ -95,22 +95,7 @@ pub(super) fn write(
         &[("sent", node.sent_bytes), ("received", node.received_bytes)],
         "direction",
     )?;
-    figures::store(text, store)?;
-    if let Some(promotion) = &store.promotion {
-        text.metric(
-            Kind::Counter,
-            "terrace_node_gets_total",
-            "Objects read, by where they were.",
-            &[("memory", promotion.gets_from_memory), ("disk", promotion.gets_from_disk)],
-            "place",
-        )?;
-        text.counter(
-            "terrace_node_promotions_total",
-            "Objects moved from disk to memory.",
-            promotion.done,
-        )?;
-    }
-    Ok(())
+    figures::store(text, store)
 }
 
 #[cfg(test)]

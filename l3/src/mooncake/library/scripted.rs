@@ -1,0 +1,281 @@
+//! A library that does as it is told, and notices memory that it should not have been given.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::*;
+
+/// What the clients of one master have in common. The master's name finds it.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    objects: BTreeMap<CString, Vec<u8>>,
+    /// Calls that move bytes wait while it is closed.
+    is_gate_closed: bool,
+    /// How many calls wait.
+    waiting: usize,
+    /// Transfers fail with this, and go on.
+    failing_with: Option<c_int>,
+    /// Transfers that go on: whose, where, how many bytes.
+    going_on: Vec<(usize, usize, usize)>,
+    /// Calls with memory that their client did not know.
+    unregistered: usize,
+    clients: usize,
+}
+
+/// A handle.
+#[derive(Default)]
+struct Fake {
+    script: Mutex<Option<Arc<Script>>>,
+    registered: Mutex<Vec<(usize, usize)>>,
+}
+
+static SCRIPTS: Mutex<BTreeMap<CString, Arc<Script>>> = Mutex::new(BTreeMap::new());
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Script {
+    /// The script of a master.
+    pub(crate) fn of(master: &str) -> Arc<Self> {
+        let master = CString::new(master).unwrap();
+        locked(&SCRIPTS).entry(master).or_default().clone()
+    }
+
+    pub(crate) fn close_gate(&self) {
+        locked(&self.state).is_gate_closed = true;
+    }
+
+    pub(crate) fn open_gate(&self) {
+        locked(&self.state).is_gate_closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a call waits at the gate.
+    pub(crate) fn wait_for_call(&self) {
+        let mut state = locked(&self.state);
+        while state.waiting == 0 {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+
+    pub(crate) fn fail_with(&self, code: Option<c_int>) {
+        locked(&self.state).failing_with = code;
+    }
+
+    /// Lets transfers that go on write to their memory. Answers how many places that are.
+    pub(crate) fn go_on(&self) -> usize {
+        let state = locked(&self.state);
+        let places: BTreeSet<usize> = state.going_on.iter().map(|(_, start, _)| *start).collect();
+        for (_, start, bytes) in &state.going_on {
+            // SAFETY: that somebody keeps this memory is what is tested.
+            unsafe { std::ptr::write_bytes(*start as *mut u8, 0xEE, *bytes) };
+        }
+        places.len()
+    }
+
+    pub(crate) fn objects(&self) -> usize {
+        locked(&self.state).objects.len()
+    }
+
+    pub(crate) fn clients(&self) -> usize {
+        locked(&self.state).clients
+    }
+
+    pub(crate) fn unregistered(&self) -> usize {
+        locked(&self.state).unregistered
+    }
+}
+
+impl Fake {
+    fn of<'a>(handle: Handle) -> &'a Self {
+        // SAFETY: handles come from `create`, and are used until `destroy`.
+        unsafe { &*handle.cast::<Self>() }
+    }
+
+    fn script(&self) -> Arc<Script> {
+        locked(&self.script).clone().expect("it was set up")
+    }
+
+    /// Waits at the gate, sees whether the memory is known, and whether the transfer is to fail.
+    fn transfer(&self, start: *mut c_void, bytes: usize, writes: bool) -> Option<c_int> {
+        let script = self.script();
+        let mut state = locked(&script.state);
+        state.waiting += 1;
+        script.changed.notify_all();
+        while state.is_gate_closed {
+            state = script.changed.wait(state).unwrap();
+        }
+        state.waiting -= 1;
+        let start = start.addr();
+        let is_known =
+            |(from, known): &(usize, usize)| *from <= start && start + bytes <= from + known;
+        if !locked(&self.registered).iter().any(is_known) {
+            state.unregistered += 1;
+        }
+        let failing_with = state.failing_with;
+        if failing_with.is_some() && writes {
+            state.going_on.push((std::ptr::from_ref(self).addr(), start, bytes));
+        }
+        failing_with
+    }
+}
+
+/// A library whose masters have scripts.
+pub(crate) fn library() -> Library {
+    Library {
+        functions: Functions {
+            create,
+            destroy,
+            setup,
+            batch_put_from,
+            batch_get_into,
+            batch_is_exist,
+            object_size,
+            remove,
+            register_buffer,
+            unregister_buffer,
+        },
+        _library: ManuallyDrop::new(Shared::this()),
+    }
+}
+
+unsafe extern "C" fn create() -> Handle {
+    Box::into_raw(Box::<Fake>::default()).cast()
+}
+
+unsafe extern "C" fn destroy(handle: Handle) {
+    // SAFETY: it is given back once.
+    let fake = unsafe { Box::from_raw(handle.cast::<Fake>()) };
+    let script = locked(&fake.script).take();
+    if let Some(script) = script {
+        let mut state = locked(&script.state);
+        state.clients -= 1;
+        state.going_on.retain(|(client, _, _)| *client != handle.addr());
+    }
+}
+
+unsafe extern "C" fn setup(
+    handle: Handle,
+    _: *const c_char,
+    _: *const c_char,
+    _: u64,
+    _: u64,
+    _: *const c_char,
+    _: *const c_char,
+    master: *const c_char,
+) -> c_int {
+    // SAFETY: a string that ends with a zero.
+    let master = unsafe { CStr::from_ptr(master) };
+    let script = locked(&SCRIPTS).entry(master.to_owned()).or_default().clone();
+    locked(&script.state).clients += 1;
+    *locked(&Fake::of(handle).script) = Some(script);
+    0
+}
+
+/// The keys of a batch.
+fn keys(names: *mut *const c_char, count: usize) -> Vec<CString> {
+    // SAFETY: an array of so many strings that end with a zero.
+    unsafe { (0..count).map(|at| CStr::from_ptr(*names.add(at)).to_owned()).collect() }
+}
+
+unsafe extern "C" fn batch_put_from(
+    handle: Handle,
+    names: *mut *const c_char,
+    starts: *mut *mut c_void,
+    sizes: *const usize,
+    count: usize,
+    _: *const Replication,
+    codes: *mut c_int,
+) -> c_int {
+    let fake = Fake::of(handle);
+    for (at, key) in keys(names, count).into_iter().enumerate() {
+        // SAFETY: arrays of `count` elements, each naming memory that can be read.
+        unsafe {
+            let (start, bytes) = (*starts.add(at), *sizes.add(at));
+            let failed = fake.transfer(start, bytes, false);
+            if failed.is_none() {
+                let object = std::slice::from_raw_parts(start.cast::<u8>(), bytes).to_vec();
+                locked(&fake.script().state).objects.entry(key).or_insert(object);
+            }
+            *codes.add(at) = failed.unwrap_or(0);
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn batch_get_into(
+    handle: Handle,
+    names: *mut *const c_char,
+    starts: *mut *mut c_void,
+    sizes: *const usize,
+    count: usize,
+    codes: *mut i64,
+) -> c_int {
+    let fake = Fake::of(handle);
+    for (at, key) in keys(names, count).into_iter().enumerate() {
+        // SAFETY: arrays of `count` elements, each naming memory that can be written to.
+        unsafe {
+            let (start, bytes) = (*starts.add(at), *sizes.add(at));
+            let failed = fake.transfer(start, bytes, true);
+            let object = locked(&fake.script().state).objects.get(&key).cloned();
+            *codes.add(at) = match (failed, object) {
+                (Some(code), _) => code.into(),
+                (None, None) => -704,
+                (None, Some(object)) if object.len() > bytes => -600,
+                (None, Some(object)) => {
+                    std::ptr::copy_nonoverlapping(object.as_ptr(), start.cast(), object.len());
+                    object.len() as i64
+                }
+            };
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn batch_is_exist(
+    handle: Handle,
+    names: *mut *const c_char,
+    count: usize,
+    codes: *mut c_int,
+) -> c_int {
+    let script = Fake::of(handle).script();
+    let state = locked(&script.state);
+    for (at, key) in keys(names, count).into_iter().enumerate() {
+        // SAFETY: an array of `count` elements.
+        unsafe { *codes.add(at) = c_int::from(state.objects.contains_key(&key)) };
+    }
+    0
+}
+
+unsafe extern "C" fn object_size(handle: Handle, key: *const c_char) -> i64 {
+    // SAFETY: a string that ends with a zero.
+    let key = unsafe { CStr::from_ptr(key) };
+    let script = Fake::of(handle).script();
+    let state = locked(&script.state);
+    state.objects.get(key).map_or(-704, |object| object.len() as i64)
+}
+
+unsafe extern "C" fn remove(handle: Handle, key: *const c_char, _: c_int) -> c_int {
+    // SAFETY: a string that ends with a zero.
+    let key = unsafe { CStr::from_ptr(key) };
+    let script = Fake::of(handle).script();
+    let removed = locked(&script.state).objects.remove(key);
+    if removed.is_some() { 0 } else { -704 }
+}
+
+unsafe extern "C" fn register_buffer(handle: Handle, start: *mut c_void, bytes: usize) -> c_int {
+    locked(&Fake::of(handle).registered).push((start.addr(), bytes));
+    0
+}
+
+unsafe extern "C" fn unregister_buffer(handle: Handle, start: *mut c_void) -> c_int {
+    locked(&Fake::of(handle).registered).retain(|(known, _)| *known != start.addr());
+    0
+}

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrace_l3::feature::{Dtype, FeatureConfig, FeatureRef, FeatureStore, Tensor, TensorSpec};
 use terrace_l3::{Arena, ExistsOptions, MemoryConfig, MemoryStore, Store};
+use terrace_l3_features::{Dtype, FeatureConfig, FeatureRef, FeatureStore, Tensor, TensorSpec};
 
 /// What to measure.
 #[derive(Clone, Debug)]

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_cache::PageKey;
-use terrace_l3::disk::{IoEngine, PlainFile};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
-    ObjectId, Put, PutOptions, Removal, Results, Store, StoreStats,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Put, PutOptions,
+    Removal, Results, Store, StoreStats,
 };
+use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine, PlainFile};
 
 /// What to measure.
 #[derive(Clone, Debug)]

@@ -5,23 +5,33 @@
 //! one run travel.
 
 mod cache;
+#[cfg(feature = "program")]
 mod features;
 mod figures;
 pub mod hot_paths;
+#[cfg(feature = "program")]
 mod l3;
+#[cfg(feature = "program")]
 mod lifetimes;
+#[cfg(feature = "program")]
 mod mooncake;
+#[cfg(feature = "program")]
 mod nodes;
 mod scaling;
 mod steps;
 mod trace;
 
 pub use cache::{CacheFigures, CacheWorkload, PerPage};
+#[cfg(feature = "program")]
 pub use features::{FeaturesFigures, FeaturesWorkload, Residency};
 pub use figures::Distribution;
+#[cfg(feature = "program")]
 pub use l3::{L3Backend, L3Figures, L3Workload};
+#[cfg(feature = "program")]
 pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
+#[cfg(feature = "program")]
 pub use mooncake::{MooncakeFigures, MooncakeOverhead, MooncakeWorkload};
+#[cfg(feature = "program")]
 pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,

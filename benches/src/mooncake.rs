@@ -4,11 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrace_l3::mooncake::PlainCalls;
-use terrace_l3::{
-    Arena, Get, GetOptions, MooncakeConfig, MooncakeStore, ObjectId, Put, PutOptions, Removal,
-    Store,
-};
+use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore, PlainCalls};
 
 use crate::figures::median;
 use crate::l3::{all, id};

@@ -4,10 +4,12 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use serde::Serialize;
-use terrace_l3::node::{Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, RunningNode};
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, NodesConfig, NodesStore,
-    ObjectId, Put, PutOptions, Removal, Store,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Put, PutOptions,
+    Removal, Store,
+};
+use terrace_l3_nodes::{
+    Holding, NodeAddress, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

@@ -12,10 +12,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use terrace_l3::feature::{
+use terrace_l3::{Arena, StoreError};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, Released, Secret, Tensor, TensorSpec, WhenFull,
 };
-use terrace_l3::{Arena, StoreError};
 use terrace_server::Size;
 
 use self::place::{MooncakeArguments, Place, Sizes, Turn};

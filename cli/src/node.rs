@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::disk::{OpenError, Opening, Shortage, usual_reserve_bytes};
-use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
-use terrace_l3::{
-    DiskConfig, DiskStore, MemoryConfig, MemoryStore, Store, TieredConfig, TieredStore,
+use terrace_l3::{MemoryConfig, MemoryStore, Store};
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, OpenError, Opening, Shortage, TieredConfig, TieredStore,
+    usual_reserve_bytes,
 };
+use terrace_l3_nodes::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
 use terrace_replay::human::whole;
 use terrace_server::{ClientSettings, NodeSettings, Size, serve_node_figures};
 
@@ -174,7 +175,7 @@ fn advised(error: OpenError) -> String {
 mod tests {
     use clap::Parser;
     use terrace_cache::PageKey;
-    use terrace_l3::node::RdmaChoice;
+    use terrace_l3_nodes::RdmaChoice;
     use terrace_server::Size;
 
     use super::*;

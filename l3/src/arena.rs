@@ -23,7 +23,7 @@ use crate::object::HEADER_BYTES;
 use crate::sync::{AtomicU32, Ordering};
 
 /// What direct IO wants memory to be aligned to.
-pub(crate) const ALIGNMENT: usize = 4096;
+pub const ALIGNMENT: usize = 4096;
 
 /// Pages of memory, all of one size. Clones are the same memory.
 #[derive(Clone)]
@@ -210,7 +210,7 @@ impl Arena {
     }
 
     /// Distinguishes arenas within the process.
-    pub(crate) fn id(&self) -> u64 {
+    pub fn id(&self) -> u64 {
         self.inner.id
     }
 }
@@ -267,33 +267,41 @@ impl Loan {
 }
 
 /// The [`HEADER_BYTES`] right before a page on loan. Dropping it lets others have them.
-pub(crate) struct Headroom {
+pub struct Headroom {
     inner: Arc<Inner>,
     page: u32,
 }
 
 impl Headroom {
     /// Where it begins; the page follows without a gap.
-    pub(crate) fn start(&self) -> *mut u8 {
+    pub fn start(&self) -> *mut u8 {
         let page = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
         // SAFETY: an arena with headroom has at least so many bytes of it before each page, and
         // `page` was checked when the page was lent.
         unsafe { self.inner.base.as_ptr().add(page - HEADER_BYTES) }
     }
 
-    pub(crate) fn write(&mut self, header: &[u8; HEADER_BYTES]) {
+    /// Writes a header.
+    pub fn write(&mut self, header: &[u8; HEADER_BYTES]) {
         // SAFETY: the bytes lie in the allocation, before the page and behind the one before it, so
         // no loan reaches them; `in_use` keeps all other headrooms of the page away.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.start(), HEADER_BYTES) }
     }
 
-    pub(crate) fn read(&self) -> [u8; HEADER_BYTES] {
+    /// What is written there.
+    pub fn read(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         // SAFETY: as for writing.
         unsafe {
             std::ptr::copy_nonoverlapping(self.start(), header.as_mut_ptr(), HEADER_BYTES);
         }
         header
+    }
+}
+
+impl fmt::Debug for Headroom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Headroom of page {}", self.page)
     }
 }
 
@@ -335,17 +343,18 @@ macro_rules! loan {
                 self.0.page
             }
 
-            pub(crate) fn arena_id(&self) -> u64 {
+            /// The [`Arena::id`] of its arena.
+            pub fn arena_id(&self) -> u64 {
                 self.0.inner.id
             }
 
             /// Where the bytes are, for transfers that the kernel performs.
-            pub(crate) fn start(&self) -> *mut u8 {
+            pub fn start(&self) -> *mut u8 {
                 self.0.start()
             }
 
             /// The room for a header right before the page, if there is any and nobody uses it.
-            pub(crate) fn headroom(&self) -> Option<Headroom> {
+            pub fn headroom(&self) -> Option<Headroom> {
                 self.0.headroom()
             }
         }

@@ -19,18 +19,19 @@ use terrace_cache::PageKey;
 
 use self::leases::Leases;
 use self::namespaces::Namespaces;
-pub(crate) use self::sizes::{check_shares, slots_of};
+pub use self::sizes::{check_shares, slots_of};
 use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{Pin, Removal, StoreError};
 
 /// The number of a slot.
-pub(crate) type Slot = u32;
+pub type Slot = u32;
 
 const NO_SLOT: Slot = Slot::MAX;
 
+/// Which object is in which slot, and which may go.
 #[derive(Debug)]
-pub(crate) struct Catalogue {
+pub struct Catalogue {
     entries: Vec<Entry>,
     table: HashTable<Slot>,
     namespaces: Namespaces,
@@ -62,12 +63,12 @@ pub(crate) struct Catalogue {
     pinned: u32,
     soft_pinned: u32,
     bytes: u64,
-    pub(crate) counts: Counts,
+    counts: Counts,
 }
 
 /// What happened to objects, as far as the catalogue sees it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counts {
+struct Counts {
     evicted: u64,
     removed: u64,
     superseded: u64,
@@ -116,8 +117,10 @@ struct Neighbours {
 
 /// What came of a wish for a slot.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Reserved {
+pub enum Reserved {
+    /// This one; the object is written to it.
     Slot(Slot),
+    /// The object is there already.
     AlreadyThere,
     /// Nothing is free: evict.
     NoSlot,
@@ -125,7 +128,7 @@ pub(crate) enum Reserved {
 
 impl Catalogue {
     /// A catalogue of `slots` slots, of which the first `usable` can be used.
-    pub(crate) fn new(slots: Slot, usable: Slot) -> Self {
+    pub fn new(slots: Slot, usable: Slot) -> Self {
         let empty = Entry {
             key: PageKey(0),
             generation: 0,
@@ -166,7 +169,7 @@ impl Catalogue {
 
     /// Takes a slot for an object that is about to be written. One that is there already gets the pin
     /// that the new one would have had.
-    pub(crate) fn reserve(
+    pub fn reserve(
         &mut self,
         id: &ObjectId,
         length: u32,
@@ -204,7 +207,7 @@ impl Catalogue {
 
     /// The object in `slot` is complete and can be found from now on; it replaces lower generations,
     /// whose slots are answered. If a higher one has come meanwhile, it is doomed itself.
-    pub(crate) fn publish(&mut self, slot: Slot, pin: Option<Pin>) -> SmallVec<[Slot; 2]> {
+    pub fn publish(&mut self, slot: Slot, pin: Option<Pin>) -> SmallVec<[Slot; 2]> {
         let entry = &mut self.entries[slot as usize];
         assert_eq!(entry.state, State::Writing);
         entry.state = State::Present;
@@ -228,7 +231,7 @@ impl Catalogue {
     }
 
     /// The write came to nothing: the slot is free again.
-    pub(crate) fn abandon(&mut self, slot: Slot) {
+    pub fn abandon(&mut self, slot: Slot) {
         assert_eq!(self.entries[slot as usize].state, State::Writing);
         self.forget(slot);
         self.make_free(slot);
@@ -238,7 +241,7 @@ impl Catalogue {
 
     /// Puts an object where the disk's index says it is. False if another one of the same name and at
     /// least this generation is there already.
-    pub(crate) fn restore(&mut self, slot: Slot, id: &ObjectId, length: u32) -> bool {
+    pub fn restore(&mut self, slot: Slot, id: &ObjectId, length: u32) -> bool {
         assert!(slot >= self.fresh, "restored in the order of slots");
         while self.fresh < slot {
             let unused = self.fresh;
@@ -264,7 +267,7 @@ impl Catalogue {
     }
 
     /// Begins to read an object: its slot is not reused before [`Catalogue::end_read`].
-    pub(crate) fn begin_read(&mut self, id: &ObjectId) -> Option<(Slot, u32)> {
+    pub fn begin_read(&mut self, id: &ObjectId) -> Option<(Slot, u32)> {
         let slot = self.find(id)?;
         let entry = &mut self.entries[slot as usize];
         entry.readers = entry.readers.checked_add(1)?;
@@ -273,7 +276,8 @@ impl Catalogue {
         Some((slot, entry.length))
     }
 
-    pub(crate) fn end_read(&mut self, slot: Slot) {
+    /// The reading is over.
+    pub fn end_read(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
         entry.readers -= 1;
         self.reads -= 1;
@@ -284,20 +288,20 @@ impl Catalogue {
     }
 
     /// Makes an object impossible to find.
-    pub(crate) fn doom(&mut self, slot: Slot) {
+    pub fn doom(&mut self, slot: Slot) {
         self.leave(slot);
         self.doomed.push(slot);
     }
 
     /// Makes the object in `slot` impossible to find, if it is still this one.
-    pub(crate) fn doom_if(&mut self, slot: Slot, id: &ObjectId) {
+    pub fn doom_if(&mut self, slot: Slot, id: &ObjectId) {
         if self.find(id) == Some(slot) {
             self.doom(slot);
         }
     }
 
     /// Makes all lower generations of an object impossible to find.
-    pub(crate) fn doom_lower(&mut self, id: &ObjectId) {
+    pub fn doom_lower(&mut self, id: &ObjectId) {
         for slot in self.generations(id) {
             let entry = &self.entries[slot as usize];
             if entry.state == State::Present && entry.generation < id.generation {
@@ -308,12 +312,12 @@ impl Catalogue {
     }
 
     /// Slots that were doomed since the last call.
-    pub(crate) fn take_doomed(&mut self) -> Vec<Slot> {
+    pub fn take_doomed(&mut self) -> Vec<Slot> {
         std::mem::take(&mut self.doomed)
     }
 
     /// Nothing refers to this doomed slot any more but, perhaps, its readers.
-    pub(crate) fn release(&mut self, slot: Slot) {
+    pub fn release(&mut self, slot: Slot) {
         let entry = &mut self.entries[slot as usize];
         assert_eq!(entry.state, State::Doomed);
         entry.state = State::Leaving;
@@ -323,14 +327,14 @@ impl Catalogue {
     }
 
     /// Releases all doomed slots at once, for a backend whose slots nothing else refers to.
-    pub(crate) fn release_doomed(&mut self) {
+    pub fn release_doomed(&mut self) {
         while let Some(slot) = self.doomed.pop() {
             self.release(slot);
         }
     }
 
     /// Whether a removal would be refused, and why.
-    pub(crate) fn check_removal(
+    pub fn check_removal(
         &self,
         id: &ObjectId,
         removal: Removal,
@@ -353,7 +357,8 @@ impl Catalogue {
         }
     }
 
-    pub(crate) fn remove(
+    /// Makes an object impossible to find, unless something keeps it.
+    pub fn remove(
         &mut self,
         id: &ObjectId,
         removal: Removal,
@@ -366,17 +371,17 @@ impl Catalogue {
     }
 
     /// Lets more slots be used.
-    pub(crate) fn set_usable(&mut self, usable: Slot) {
+    pub fn set_usable(&mut self, usable: Slot) {
         self.usable = usable.min(self.slots());
     }
 
     /// Says whether the disk's index names the object in `slot`, or is about to.
-    pub(crate) fn set_recorded(&mut self, slot: Slot, recorded: bool) {
+    pub fn set_recorded(&mut self, slot: Slot, recorded: bool) {
         self.entries[slot as usize].recorded = recorded;
     }
 
     /// The slot of a present object.
-    pub(crate) fn find(&self, id: &ObjectId) -> Option<Slot> {
+    pub fn find(&self, id: &ObjectId) -> Option<Slot> {
         let (namespace, key, generation) = (self.namespaces.find(id)?, id.key, id.generation);
         let same = |slot: &Slot| {
             let entry = &self.entries[*slot as usize];
@@ -387,56 +392,60 @@ impl Catalogue {
     }
 
     /// The name of the object in a slot that is not free.
-    pub(crate) fn id(&self, slot: Slot) -> ObjectId {
+    pub fn id(&self, slot: Slot) -> ObjectId {
         let entry = &self.entries[slot as usize];
         let namespace = self.namespaces.digest(entry.namespace);
         ObjectId { namespace, key: entry.key, generation: entry.generation }
     }
 
     /// The object in `slot`, if the disk's index names it, and its length.
-    pub(crate) fn recorded(&self, slot: Slot) -> Option<(ObjectId, u32)> {
+    pub fn recorded(&self, slot: Slot) -> Option<(ObjectId, u32)> {
         let entry = &self.entries[slot as usize];
         (entry.recorded && entry.state != State::Free).then(|| (self.id(slot), entry.length))
     }
 
     /// Whether somebody is reading what is, or was, in the slot.
-    pub(crate) fn has_readers(&self, slot: Slot) -> bool {
+    pub fn has_readers(&self, slot: Slot) -> bool {
         self.entries[slot as usize].readers > 0
     }
 
-    pub(crate) fn is_present(&self, slot: Slot) -> bool {
+    /// Whether the slot has an object that can be found.
+    pub fn is_present(&self, slot: Slot) -> bool {
         self.entries[slot as usize].state == State::Present
     }
 
-    pub(crate) fn length(&self, slot: Slot) -> u32 {
+    /// The length of the object in the slot.
+    pub fn length(&self, slot: Slot) -> u32 {
         self.entries[slot as usize].length
     }
 
-    pub(crate) fn slots(&self) -> Slot {
+    /// How many slots there are.
+    pub fn slots(&self) -> Slot {
         self.entries.len() as Slot
     }
 
-    pub(crate) fn usable(&self) -> Slot {
+    /// How many of them can be used.
+    pub fn usable(&self) -> Slot {
         self.usable
     }
 
     /// Slots that are not free, of those that can be used.
-    pub(crate) fn used(&self) -> Slot {
+    pub fn used(&self) -> Slot {
         self.fresh - self.free_count
     }
 
     /// Whether a slot could be taken without evicting.
-    pub(crate) fn has_free(&self) -> bool {
+    pub fn has_free(&self) -> bool {
         self.free_count > 0 || self.fresh < self.usable
     }
 
     /// How many doomed slots there are that the backend has not been told of.
-    pub(crate) fn doomed(&self) -> usize {
+    pub fn doomed(&self) -> usize {
         self.doomed.len()
     }
 
     /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.
-    pub(crate) fn stats(&self, slot_bytes: usize) -> TierStats {
+    pub fn stats(&self, slot_bytes: usize) -> TierStats {
         let slot_bytes = slot_bytes as u64;
         TierStats {
             objects: u64::from(self.present),

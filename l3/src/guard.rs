@@ -23,7 +23,7 @@ use crate::store::{
     Served, Store, StoreError, Stored,
 };
 
-pub(crate) use self::batch::{died, merge, one_each, split};
+pub use self::batch::{died, merge, one_each, split};
 
 /// When a store counts as unwell, and how long it is left alone then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -414,7 +414,7 @@ fn is_futile(result: &Result<Served, StoreError>) -> bool {
 }
 
 /// A time after `now`, or, if the clock cannot tell so far ahead, one that nobody lives to see.
-pub(crate) fn after(now: Instant, pause: Duration) -> Instant {
+pub fn after(now: Instant, pause: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now + pause.min(FAR)
 }

@@ -2,9 +2,9 @@
 //!
 //! Every backend is a [`Store`]: batches of objects go from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
-//! keeps them in memory, [`DiskStore`] on a local SSD, [`TieredStore`] in both, [`MooncakeStore`] in a
-//! cluster and [`NodesStore`] on nodes that many servers share; [`Guarded`] bounds
-//! what an unwell backend can cost, and [`Releases`] sees to it that what is consumed is freed.
+//! keeps them in memory; other backends are crates of their own: on a local SSD, on nodes that many servers
+//! share, in a Mooncake cluster. [`Guarded`] bounds what an unwell backend can cost, and [`Releases`] sees to it
+//! that what is consumed is freed. Whoever writes a backend finds what it is built with in [`backend`].
 //!
 //! A store never hands out bytes that are not exactly those stored under the id in hand. Every
 //! object carries a [`Header`] that its reader verifies; what does not verify is removed and reads as
@@ -30,41 +30,29 @@
 //! ```
 
 mod arena;
+pub mod backend;
 mod catalogue;
-pub mod disk;
-pub mod feature;
 mod guard;
 mod memory;
-pub mod mooncake;
-pub mod node;
 mod object;
-mod promotion;
-#[cfg(feature = "rdma")]
-pub mod rdma;
 mod registry;
 mod release;
 mod share_out;
 mod stats;
 mod store;
 mod sync;
-mod tiered;
 mod traffic;
 
 pub use arena::{Arena, Lent, Source, Target};
-pub use disk::{DiskConfig, DiskStore};
 pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
-pub use mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
-pub use node::{NodesConfig, NodesStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};
-pub use promotion::PromotionConfig;
 pub use registry::Registration;
 pub use release::{ReleaseConfig, Releases};
 pub use stats::{
-    BreakerState, GuardStats, MooncakeStats, PromotionStats, ReleaseStats, StoreStats, TierStats,
+    BreakerState, Figure, FigureKind, GuardStats, ReleaseStats, StoreStats, TierStats,
 };
 pub use store::{
     Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,
 };
-pub use tiered::{TieredConfig, TieredStore};

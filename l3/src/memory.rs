@@ -117,7 +117,7 @@ impl MemoryStore {
     }
 
     /// Takes a slot for an object that the caller will write; `None` if the object is there already.
-    pub(crate) fn reserve(
+    pub fn reserve(
         &self,
         id: ObjectId,
         length: usize,
@@ -151,13 +151,13 @@ impl MemoryStore {
     }
 
     /// The memory that the objects are in, one slot a page.
-    pub(crate) fn arena(&self) -> &Arena {
+    pub fn arena(&self) -> &Arena {
         &self.shared.arena
     }
 
     /// Lends the slot of an object for reading, with the header that its bytes were stored under. They
     /// are not verified: whoever reads them does that.
-    pub(crate) fn lend(&self, id: &ObjectId, length: usize) -> Result<SlotLoan, StoreError> {
+    pub fn lend(&self, id: &ObjectId, length: usize) -> Result<SlotLoan, StoreError> {
         let lent = self.try_lend(id, length);
         self.shared.traffic.get(&lent, length);
         lent
@@ -179,7 +179,7 @@ impl MemoryStore {
     }
 
     /// Looks at an object that somebody could not verify, and removes it if it is damaged.
-    pub(crate) fn inspect(&self, id: &ObjectId) {
+    pub fn inspect(&self, id: &ObjectId) {
         let Some(length) = self.length(id) else { return };
         let Ok(loan) = self.try_lend(id, length) else { return };
         let verified = Header::verify(&loan.header, id, length as u64);
@@ -193,19 +193,19 @@ impl MemoryStore {
     }
 
     /// Whether nothing is free and nothing can be evicted unless something changes.
-    pub(crate) fn is_stuck(&self) -> bool {
+    pub fn is_stuck(&self) -> bool {
         let mut state = self.shared.state.lock();
         self.reclaim(&mut state);
         state.catalogue.is_stuck(self.now_ms())
     }
 
     /// The largest object.
-    pub(crate) fn object_bytes_max(&self) -> usize {
+    pub fn object_bytes_max(&self) -> usize {
         self.shared.config.object_bytes_max
     }
 
     /// Counts a put whose bytes came straight into a slot.
-    pub(crate) fn count_put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
+    pub fn count_put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
         self.shared.traffic.put(result, bytes);
     }
 
@@ -215,19 +215,19 @@ impl MemoryStore {
     }
 
     /// Whether the object is there. Unlike [`Store::exists`] it is not counted.
-    pub(crate) fn contains(&self, id: &ObjectId) -> bool {
+    pub fn contains(&self, id: &ObjectId) -> bool {
         self.shared.state.lock().catalogue.find(id).is_some()
     }
 
     /// Removes all lower generations of the object, which need not be here itself.
-    pub(crate) fn supersede(&self, id: &ObjectId) {
+    pub fn supersede(&self, id: &ObjectId) {
         let catalogue = &mut self.shared.state.lock().catalogue;
         catalogue.doom_lower(id);
         catalogue.release_doomed();
     }
 
     /// Whether a removal would be refused, and why.
-    pub(crate) fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
+    pub fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
         let state = self.shared.state.lock();
         state.catalogue.check_removal(id, removal, self.now_ms()).map(drop)
     }
@@ -412,7 +412,7 @@ impl Store for MemoryStore {
 
     fn stats(&self) -> StoreStats {
         let stats = self.shared.state.lock().catalogue.stats(self.shared.config.object_bytes_max);
-        let memory = TierStats { arenas: self.shared.registry.len() as u64, ..stats };
+        let memory = TierStats { arenas: self.shared.registry.arenas() as u64, ..stats };
         StoreStats { memory: Some(self.shared.traffic.fill(memory)), ..StoreStats::default() }
     }
 
@@ -435,7 +435,7 @@ async fn take_turns(copied_bytes: &mut usize, more_bytes: usize) {
 
 /// A slot of a memory store that is being written. Dropping it gives the slot back.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub struct Reservation {
     store: MemoryStore,
     slot: Slot,
     pin: Option<Pin>,
@@ -445,18 +445,18 @@ pub(crate) struct Reservation {
 
 impl Reservation {
     /// Where the object's bytes go. There is only one.
-    pub(crate) fn target(&mut self) -> Target {
+    pub fn target(&mut self) -> Target {
         self.target.take().expect("a reservation has one target")
     }
 
     /// What was written, for others to read; its target must have been given back.
-    pub(crate) fn source(&self, length: usize) -> Source {
+    pub fn source(&self, length: usize) -> Source {
         let source = self.store.shared.arena.source(self.slot);
         source.expect("its target was given back").first(length)
     }
 
     /// The bytes are there and are those that `header` describes.
-    pub(crate) fn publish(mut self, header: &Header, lease: bool) {
+    pub fn publish(mut self, header: &Header, lease: bool) {
         self.published = true;
         let mut state = self.store.shared.state.lock();
         let slot = self.slot;
@@ -483,7 +483,7 @@ impl Drop for Reservation {
 
 /// A slot of a memory store that is being read: it is not reused meanwhile.
 #[derive(Debug)]
-pub(crate) struct SlotLoan {
+pub struct SlotLoan {
     store: MemoryStore,
     slot: Slot,
     /// Until it is given back.
@@ -492,11 +492,13 @@ pub(crate) struct SlotLoan {
 }
 
 impl SlotLoan {
-    pub(crate) fn source(&self) -> &Source {
+    /// The payload.
+    pub fn source(&self) -> &Source {
         self.source.as_ref().expect("it is lent until the loan ends")
     }
 
-    pub(crate) fn header(&self) -> &[u8; HEADER_BYTES] {
+    /// What it is verified by.
+    pub fn header(&self) -> &[u8; HEADER_BYTES] {
         &self.header
     }
 }

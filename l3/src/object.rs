@@ -53,7 +53,6 @@ pub struct Header {
 
 /// Which part of an object did not verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum Mismatch {
     /// The first eight bytes are not an object's.
     #[error("no object begins here")]
@@ -89,7 +88,7 @@ impl Header {
     }
 
     /// The header of `payload` under `id`, whose checksum is known.
-    pub(crate) fn with_checksum(id: ObjectId, payload: &[u8], checksum: u64) -> Self {
+    pub fn with_checksum(id: ObjectId, payload: &[u8], checksum: u64) -> Self {
         Self { id, length: payload.len() as u64, checksum }
     }
 
@@ -143,7 +142,7 @@ impl Header {
     }
 
     /// Checks a payload whose checksum was computed already.
-    pub(crate) fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
+    pub fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
         if checksum == self.checksum { Ok(()) } else { Err(Mismatch::Payload) }
     }
 }
@@ -151,12 +150,12 @@ impl Header {
 const CHECKSUM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
 /// CRC-64/NVME of the bytes.
-pub(crate) fn payload_checksum(bytes: &[u8]) -> u64 {
+pub fn payload_checksum(bytes: &[u8]) -> u64 {
     checksum(CHECKSUM, bytes)
 }
 
 /// The checksums of payloads, in their order. They take as long as reading the memory does.
-pub(crate) fn payload_checksums(payloads: &[&[u8]]) -> Vec<u64> {
+pub fn payload_checksums(payloads: &[&[u8]]) -> Vec<u64> {
     let bytes = payloads.iter().map(|payload| payload.len()).sum();
     share_out(threads_for(bytes), payloads.iter(), |payload| payload_checksum(payload))
 }

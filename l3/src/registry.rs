@@ -32,12 +32,13 @@ impl fmt::Debug for Registration {
 
 /// The arenas registered with one store.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Registry {
+pub struct Registry {
     arenas: Arc<RwLock<BTreeSet<u64>>>,
 }
 
 impl Registry {
-    pub(crate) fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+    /// Lets the store use an arena until the registration is dropped.
+    pub fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
         if !self.arenas.write().insert(arena.id()) {
             return Err(StoreError::AlreadyRegistered { arena: arena.id() });
         }
@@ -52,15 +53,18 @@ impl Registry {
         }
     }
 
-    pub(crate) fn check_put(&self, put: &Put) -> Result<(), StoreError> {
+    /// Refuses an object whose arena is not registered.
+    pub fn check_put(&self, put: &Put) -> Result<(), StoreError> {
         self.check(put.source.arena_id())
     }
 
-    pub(crate) fn check_get(&self, get: &Get) -> Result<(), StoreError> {
+    /// Refuses a page whose arena is not registered.
+    pub fn check_get(&self, get: &Get) -> Result<(), StoreError> {
         self.check(get.target.arena_id())
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many arenas are registered.
+    pub fn arenas(&self) -> usize {
         self.arenas.read().len()
     }
 }

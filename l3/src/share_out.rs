@@ -48,7 +48,7 @@ pub(crate) fn share_out<J: Send, R: Send>(
 }
 
 /// How many threads can run at once. The system takes a while to say.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
 }

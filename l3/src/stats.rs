@@ -1,9 +1,8 @@
 //! What a store tells about itself.
 
-use serde::Serialize;
+use std::borrow::Cow;
 
-use crate::mooncake::OutcomeCount;
-use crate::node::NodesStats;
+use serde::Serialize;
 
 /// Counters since the start and gauges of the moment. What a backend or wrapper does not have is
 /// `None`.
@@ -15,16 +14,83 @@ pub struct StoreStats {
     pub disk: Option<TierStats>,
     /// What this client has put into a cluster.
     pub remote: Option<TierStats>,
-    /// How a Mooncake cluster answers.
-    pub mooncake: Option<MooncakeStats>,
-    /// Whether nodes answer, and what each has.
-    pub nodes: Option<NodesStats>,
-    /// Moves from disk to memory.
-    pub promotion: Option<PromotionStats>,
+    /// What only this kind of backend has to tell.
+    pub figures: Vec<Figure>,
     /// Deadlines, breaker, negative cache.
     pub guard: Option<GuardStats>,
     /// Freeing of consumed objects.
     pub release: Option<ReleaseStats>,
+}
+
+impl StoreStats {
+    /// The value of a figure whose label says `of`.
+    #[must_use]
+    pub fn figure(&self, name: &str, of: &str) -> Option<u64> {
+        let figure = self.figures.iter().find(|figure| figure.name == name)?;
+        figure.values.iter().find(|(label, _)| label == of).map(|(_, value)| *value)
+    }
+}
+
+/// Something that a backend measures, as it is told to whoever collects metrics.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Figure {
+    /// Its name, as metrics are called.
+    pub name: &'static str,
+    /// What it is.
+    pub help: &'static str,
+    /// Whether it only grows.
+    pub kind: FigureKind,
+    /// What its values are told apart by; empty for a single value.
+    pub label: &'static str,
+    /// The values, each with that of the label.
+    pub values: Vec<(Cow<'static, str>, u64)>,
+}
+
+/// How a figure changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FigureKind {
+    /// It only grows.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+}
+
+impl Figure {
+    /// A single value that only grows.
+    #[must_use]
+    pub fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self::counters(name, help, "", [("", value)])
+    }
+
+    /// A single value that goes up and down.
+    #[must_use]
+    pub fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
+        Self::gauges(name, help, "", [("", value)])
+    }
+
+    /// Values that only grow, told apart by `label`.
+    #[must_use]
+    pub fn counters<L: Into<Cow<'static, str>>>(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (L, u64)>,
+    ) -> Self {
+        let values = values.into_iter().map(|(of, value)| (of.into(), value)).collect();
+        Self { name, help, kind: FigureKind::Counter, label, values }
+    }
+
+    /// Values that go up and down, told apart by `label`.
+    #[must_use]
+    pub fn gauges<L: Into<Cow<'static, str>>>(
+        name: &'static str,
+        help: &'static str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (L, u64)>,
+    ) -> Self {
+        Self { kind: FigureKind::Gauge, ..Self::counters(name, help, label, values) }
+    }
 }
 
 /// One place where objects are kept.
@@ -84,56 +150,6 @@ pub struct TierStats {
     pub disk_full: u64,
     /// 1 when changes cannot be made durable any more, and so none are taken.
     pub broken: u64,
-}
-
-/// How a Mooncake cluster answers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct MooncakeStats {
-    /// Whether the cluster has been reached.
-    pub is_connected: bool,
-    /// Objects that nobody can have any more and that the cluster has not let go.
-    pub leaving: u64,
-    /// Calls that wait for a thread.
-    pub waiting: u64,
-    /// Pages of failed transfers that the library may still touch, and that nobody gets meanwhile.
-    pub quarantined: u64,
-    /// How often which call came to what.
-    pub outcomes: Vec<OutcomeCount>,
-}
-
-/// How promotions from disk to memory went.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PromotionStats {
-    /// Gets served from memory.
-    pub gets_from_memory: u64,
-    /// Of these, gets that waited for a promotion.
-    pub gets_after_waiting: u64,
-    /// Gets served from disk.
-    pub gets_from_disk: u64,
-    /// Batches whose wait for promotions ran out.
-    pub waits_expired: u64,
-    /// Promotions begun.
-    pub triggered: u64,
-    /// Requests for a promotion that was under way or had just ended.
-    pub deduplicated: u64,
-    /// Requests turned down during a cooldown.
-    pub cooled_down: u64,
-    /// Requests turned down because the queue was full.
-    pub queue_full: u64,
-    /// Promotions that ended with the object in memory.
-    pub done: u64,
-    /// Promotions that found the object in memory.
-    pub already_resident: u64,
-    /// Promotions that found the object gone from disk.
-    pub vanished: u64,
-    /// Promotions that found no memory.
-    pub no_memory: u64,
-    /// Promotions that failed otherwise.
-    pub failed: u64,
-    /// Promotions waiting or under way.
-    pub active: u64,
-    /// Ended promotions that are still remembered.
-    pub remembered: u64,
 }
 
 /// What a breaker does.

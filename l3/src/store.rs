@@ -88,7 +88,7 @@ impl Put {
     }
 
     /// The same put once more: sources are shared.
-    pub(crate) fn share(&self) -> Self {
+    pub fn share(&self) -> Self {
         let source = self.source.arena().source(self.source.page());
         let source = source.expect("a page with a reader takes another");
         Self::new(self.id, source.first(self.source.len()))
@@ -207,7 +207,6 @@ pub struct Served {
 
 /// Why an object could not be stored, read or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum StoreError {
     /// The buffer's arena is not registered with this store.
     #[error(
@@ -337,7 +336,7 @@ impl StoreError {
 }
 
 /// What has worked with one holder of an object has worked; otherwise the one that has it knows why.
-pub(crate) fn either(
+pub fn either(
     one: Result<(), StoreError>,
     other: Result<(), StoreError>,
 ) -> Result<(), StoreError> {

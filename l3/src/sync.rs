@@ -1,27 +1,27 @@
 //! What the concurrent parts synchronise with: the real thing, or loom's model of it.
 
 #[cfg(not(feature = "loom"))]
-pub(crate) use parking_lot::Mutex;
+pub use parking_lot::Mutex;
 #[cfg(not(feature = "loom"))]
 pub(crate) use std::sync::atomic::{AtomicU32, Ordering};
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::atomic::{AtomicU32, Ordering};
 #[cfg(feature = "loom")]
-pub(crate) use modelled::Mutex;
+pub use modelled::Mutex;
 
 #[cfg(feature = "loom")]
 mod modelled {
     /// Loom's mutex in the shape of `parking_lot`'s.
     #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+    pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
+        pub fn new(value: T) -> Self {
             Self(loom::sync::Mutex::new(value))
         }
 
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        pub fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
             self.0.lock().expect("nobody panics while holding it")
         }
     }

@@ -7,7 +7,7 @@ use crate::store::{StoreError, Stored};
 
 /// What went in and out.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic {
+pub struct Traffic {
     puts: AtomicU64,
     puts_already_there: AtomicU64,
     puts_full: AtomicU64,
@@ -15,16 +15,19 @@ pub(crate) struct Traffic {
     gets: AtomicU64,
     gets_missing: AtomicU64,
     get_bytes: AtomicU64,
-    pub(crate) exists: AtomicU64,
+    /// Objects asked about.
+    pub exists: AtomicU64,
     corrupt: AtomicU64,
 }
 
 impl Traffic {
-    pub(crate) fn count(counter: &AtomicU64, by: usize) {
+    /// Adds to a counter.
+    pub fn count(counter: &AtomicU64, by: usize) {
         counter.fetch_add(by as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
+    /// Counts what came of a put.
+    pub fn put(&self, result: &Result<Stored, StoreError>, bytes: usize) {
         match result {
             Ok(Stored::New) => {
                 Self::count(&self.puts, 1);
@@ -36,7 +39,8 @@ impl Traffic {
         }
     }
 
-    pub(crate) fn get<T>(&self, result: &Result<T, StoreError>, bytes: usize) {
+    /// Counts what came of a get.
+    pub fn get<T>(&self, result: &Result<T, StoreError>, bytes: usize) {
         match result {
             Ok(_) => {
                 Self::count(&self.gets, 1);
@@ -48,7 +52,8 @@ impl Traffic {
         }
     }
 
-    pub(crate) fn fill(&self, stats: TierStats) -> TierStats {
+    /// Fills in what was counted.
+    pub fn fill(&self, stats: TierStats) -> TierStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         TierStats {
             puts: read(&self.puts),

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use terrace_cache::{EvictionKind, WritePolicy};
-use terrace_l3::PromotionConfig;
-use terrace_l3::node::RdmaChoice;
+use terrace_l3_disk::PromotionConfig;
+use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
 

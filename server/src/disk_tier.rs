@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use terrace_l3::disk::{
-    OpenError, OpenedInFolder, Opening, OtherStore, StoreFolder, usual_reserve_bytes,
+use terrace_l3::{MemoryConfig, MemoryStore, Store};
+use terrace_l3_disk::{
+    DiskStore, OpenError, OpenedInFolder, Opening, OtherStore, StoreFolder, TieredConfig,
+    TieredStore, usual_reserve_bytes,
 };
-use terrace_l3::{DiskStore, MemoryConfig, MemoryStore, Store, TieredConfig, TieredStore};
 use terrace_replay::human::whole;
 
 use crate::config::Config;
@@ -153,7 +154,7 @@ fn default_folder() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use terrace_l3::disk::{Dropped, Shortage};
+    use terrace_l3_disk::{Dropped, Shortage};
 
     use super::*;
 

@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
-use terrace_l3::disk::OpenError;
-use terrace_l3::node::{NodeSecret, NodesError, PeerStats, RdmaChoice, SecretError};
-use terrace_l3::{
-    GuardConfig, Guarded, MemoryConfig, MemoryStore, MooncakeConfig, MooncakeError, MooncakeStore,
-    NodesConfig, NodesStore, Store, TierStats,
+use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store, TierStats};
+use terrace_l3_disk::OpenError;
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
+use terrace_l3_nodes::{
+    NodeSecret, NodesConfig, NodesError, NodesStore, PeerStats, RdmaChoice, SecretError,
 };
 use terrace_model::{LoadError, Loaded};
 use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
@@ -451,7 +451,7 @@ fn look_at(nodes: NodesConfig) -> Result<Vec<PeerStats>, String> {
         let nodes = NodesConfig { rdma: RdmaChoice::Never, ..nodes };
         let store = NodesStore::new(nodes).map_err(|error| error.to_string())?;
         runtime.block_on(store.reach());
-        Ok(store.stats().nodes.unwrap_or_default().nodes)
+        Ok(store.peers())
     };
     std::thread::spawn(look).join().map_err(|_| "looking for them failed".to_owned())?
 }

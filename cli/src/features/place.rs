@@ -9,11 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use terrace_l3::disk::OpenError;
-use terrace_l3::feature::{FeatureConfig, FeatureStore, GcReport};
-use terrace_l3::{
-    Arena, DiskConfig, DiskStore, MooncakeConfig, MooncakeStore, Registration, Store,
-};
+use terrace_l3::{Arena, Registration, Store};
+use terrace_l3_disk::{DiskConfig, DiskStore, OpenError};
+use terrace_l3_features::{FeatureConfig, FeatureStore, GcReport};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_server::L3Choice;
 
 type Failure = Box<dyn Error>;

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use terrace_l3::feature::FeatureRef;
+use terrace_l3_features::FeatureRef;
 
 type Failure = Box<dyn Error>;
 

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use terrace_l3::feature::{FeatureStats, GcReport};
+use terrace_l3_features::{FeatureStats, GcReport};
 use terrace_replay::Size;
 
 type Failure = Box<dyn Error>;

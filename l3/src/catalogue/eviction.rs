@@ -8,7 +8,7 @@ use super::{Catalogue, NO_SLOT, Neighbours, Slot, State};
 
 impl Catalogue {
     /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may.
-    pub(crate) fn evict(&mut self, now_ms: u64) -> bool {
+    pub fn evict(&mut self, now_ms: u64) -> bool {
         if self.pinned >= self.present || now_ms < self.barren_until_ms {
             return false;
         }
@@ -27,7 +27,7 @@ impl Catalogue {
 
     /// Whether nothing is free and nothing can be evicted unless somebody changes that. What is being
     /// written or read changes by itself.
-    pub(crate) fn is_stuck(&self, now_ms: u64) -> bool {
+    pub fn is_stuck(&self, now_ms: u64) -> bool {
         let nothing_goes = self.pinned >= self.present || now_ms < self.barren_until_ms;
         let all_is_still = self.used() == self.present && self.reads == 0;
         !self.has_free() && all_is_still && nothing_goes

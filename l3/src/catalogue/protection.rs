@@ -5,13 +5,15 @@ use crate::object::ObjectId;
 use crate::store::{Pin, StoreError};
 
 impl Catalogue {
-    pub(crate) fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+    /// Protects an object from eviction.
+    pub fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
         self.pin_slot(slot, pin);
         Ok(())
     }
 
-    pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+    /// Takes back one pin.
+    pub fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
         let entry = &mut self.entries[slot as usize];
         match pin {
@@ -32,12 +34,12 @@ impl Catalogue {
     }
 
     /// Whether the object has a hard pin.
-    pub(crate) fn is_pinned(&self, id: &ObjectId) -> bool {
+    pub fn is_pinned(&self, id: &ObjectId) -> bool {
         self.find(id).is_some_and(|slot| self.entries[slot as usize].hard_pins > 0)
     }
 
     /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already.
-    pub(crate) fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
+    pub fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
         let entry = &mut self.entries[slot as usize];
         match self.leases.grant(entry.leased_until_ms, now_ms, ttl_ms, leases_max) {
             Some(end_ms) => {

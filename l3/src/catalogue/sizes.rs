@@ -3,7 +3,7 @@
 use super::{NO_SLOT, Slot};
 
 /// How many slots of `slot_bytes` there are in `capacity_bytes`.
-pub(crate) fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
+pub fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
     if slot_bytes > u64::from(u32::MAX) {
         return Err("objects have at most 4 GiB".to_owned());
     }
@@ -18,7 +18,7 @@ pub(crate) fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, Str
 }
 
 /// Whether shares of the slots can be what they are set to.
-pub(crate) fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
+pub fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
     if [low, high, leased].iter().all(|share| (0.0..=1.0).contains(share)) && low <= high {
         return Ok(());
     }

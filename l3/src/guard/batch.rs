@@ -8,7 +8,7 @@ use crate::store::{Results, StoreError};
 
 /// What is left of a batch without the objects that `skip` picks, and for each object whether it
 /// was picked.
-pub(crate) fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<O>, Vec<bool>) {
+pub fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<O>, Vec<bool>) {
     let skipped: Vec<bool> = batch.iter().map(&mut skip).collect();
     let mut is_skipped = skipped.iter();
     let asked = batch.into_iter().filter(|_| is_skipped.next() == Some(&false)).collect();
@@ -16,7 +16,7 @@ pub(crate) fn split<O>(batch: Vec<O>, mut skip: impl FnMut(&O) -> bool) -> (Vec<
 }
 
 /// Puts the answers of the batch together again: `instead` for each object that was skipped.
-pub(crate) fn merge<T: Clone>(
+pub fn merge<T: Clone>(
     skipped: &[bool],
     asked: Results<T>,
     instead: &Result<T, StoreError>,
@@ -28,7 +28,7 @@ pub(crate) fn merge<T: Clone>(
 
 /// The results if there is one for each object. Otherwise nobody can tell which is whose, and all
 /// have failed.
-pub(crate) fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
+pub fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
     if results.len() == objects {
         return results;
     }
@@ -38,7 +38,7 @@ pub(crate) fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results
 }
 
 /// What became of a call whose task died, because the store panicked or its runtime was shut down.
-pub(crate) fn died(error: JoinError) -> StoreError {
+pub fn died(error: JoinError) -> StoreError {
     StoreError::io("asking the store", &error.into())
 }
 

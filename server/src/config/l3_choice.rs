@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use terrace_l3::node::NodeAddress;
+use terrace_l3_nodes::NodeAddress;
 
 use terrace_replay::Size;
 

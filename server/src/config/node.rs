@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use terrace_cache::PageKey;
-use terrace_l3::PromotionConfig;
-use terrace_l3::node::RdmaChoice;
+use terrace_l3_disk::PromotionConfig;
+use terrace_l3_nodes::RdmaChoice;
 
 use super::setting::{Configuration, Form, Setting, settings};
 use super::value::Value;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use terrace_cache::{EvictionKind, WritePolicy};
-use terrace_l3::node::RdmaChoice;
+use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
 

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use terrace_engine::Figures;
-use terrace_l3::node::{NodesStats, PeerStats};
-use terrace_l3::{BreakerState, GuardStats, MooncakeStats, PromotionStats, StoreStats, TierStats};
+use terrace_l3::{BreakerState, Figure, FigureKind, GuardStats, StoreStats, TierStats};
 use terrace_scheduler::{OperationStats, Stats};
 
 use super::exposition::Exposition;
@@ -221,110 +220,17 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
     })?;
     let help = "1 when changes cannot be made durable any more, and so none are taken.";
     each(Gauge, "terrace_l3_broken", help, |tier| tier.broken)?;
-    if let Some(promotion) = &store.promotion {
-        self::promotion(text, promotion)?;
-    }
-    if let Some(mooncake) = &store.mooncake {
-        self::mooncake(text, mooncake)?;
-    }
-    if let Some(nodes) = &store.nodes {
-        self::nodes(text, nodes)?;
+    for Figure { name, help, kind, label, values } in &store.figures {
+        let kind = match kind {
+            FigureKind::Counter => Counter,
+            FigureKind::Gauge => Gauge,
+        };
+        let values: Vec<_> = values.iter().map(|(of, value)| (&**of, *value)).collect();
+        text.metric(kind, name, help, &values, label)?;
     }
     if let Some(guard) = &store.guard {
         self::guard(text, guard)?;
     }
-    Ok(())
-}
-
-fn promotion(text: &mut Exposition<'_>, promotion: &PromotionStats) -> fmt::Result {
-    text.metric(
-        Counter,
-        "terrace_l3_gets_total",
-        "Objects read, by where they were; some that were in memory had to be waited for.",
-        &[
-            ("memory", promotion.gets_from_memory - promotion.gets_after_waiting),
-            ("memory, awaited", promotion.gets_after_waiting),
-            ("disk", promotion.gets_from_disk),
-        ],
-        "source",
-    )?;
-    text.counter(
-        "terrace_l3_waits_expired_total",
-        "Reads that waited for moves to memory until they had waited long enough.",
-        promotion.waits_expired,
-    )?;
-    text.metric(
-        Counter,
-        "terrace_l3_promotions_asked_total",
-        "Moves from disk to memory that were asked for, by whether they began.",
-        &[
-            ("begun", promotion.triggered),
-            ("under way or just done", promotion.deduplicated),
-            ("cooling down", promotion.cooled_down),
-            ("queue full", promotion.queue_full),
-        ],
-        "outcome",
-    )?;
-    text.metric(
-        Counter,
-        "terrace_l3_promotions_total",
-        "Moves from disk to memory that have ended, by what became of them.",
-        &[
-            ("done", promotion.done),
-            ("in memory already", promotion.already_resident),
-            ("gone from disk", promotion.vanished),
-            ("no memory", promotion.no_memory),
-            ("failed", promotion.failed),
-        ],
-        "outcome",
-    )?;
-    let help = "Moves from disk to memory that wait or are under way.";
-    text.gauge("terrace_l3_promotions_active", help, promotion.active)?;
-    let help = "Moves that have ended and are remembered, so that they do not begin again at once.";
-    text.gauge("terrace_l3_promotions_remembered", help, promotion.remembered)
-}
-
-fn mooncake(text: &mut Exposition<'_>, mooncake: &MooncakeStats) -> fmt::Result {
-    let is_connected = u32::from(mooncake.is_connected);
-    let help = "1 once the Mooncake cluster has been reached.";
-    text.metric(Gauge, "terrace_mooncake_connected", help, &[("", is_connected)], "")?;
-    let help = "Calls that wait for a thread.";
-    text.metric(Gauge, "terrace_mooncake_waiting", help, &[("", mooncake.waiting)], "")?;
-    let help = "Pages of failed transfers that the library may still touch.";
-    text.metric(Gauge, "terrace_mooncake_quarantined", help, &[("", mooncake.quarantined)], "")?;
-    let help = "Objects that are gone here and that the cluster has not let go.";
-    text.metric(Gauge, "terrace_mooncake_leaving", help, &[("", mooncake.leaving)], "")?;
-    for call in ["put", "get", "exists", "remove"] {
-        let of_call = mooncake.outcomes.iter().filter(|it| it.call == call);
-        let values: Vec<_> = of_call.map(|it| (it.outcome, it.count)).collect();
-        let name = format!("terrace_mooncake_{call}_total");
-        let help = format!("Objects of {call} calls, by what the cluster answered.");
-        text.metric(Counter, &name, &help, &values, "outcome")?;
-    }
-    Ok(())
-}
-
-fn nodes(text: &mut Exposition<'_>, nodes: &NodesStats) -> fmt::Result {
-    let mut each = |kind, name, help, figure: fn(&PeerStats) -> u64| {
-        let of = nodes.nodes.iter();
-        let values: Vec<_> = of.map(|node| (node.name.as_str(), figure(node))).collect();
-        text.metric(kind, name, help, &values, "node")
-    };
-    each(Gauge, "terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up))?;
-    each(Counter, "terrace_node_failures_total", "Calls that the node did not answer.", |node| {
-        node.failures
-    })?;
-    each(Gauge, "terrace_node_objects", "Objects on the node.", |node| node.objects)?;
-    each(Gauge, "terrace_node_bytes", "Payload on the node.", |node| node.bytes)?;
-    each(Gauge, "terrace_node_capacity_bytes", "What the node could hold.", |node| {
-        node.capacity_bytes
-    })?;
-    each(
-        Counter,
-        "terrace_node_direct_bytes_total",
-        "Payload to and from the node that went by RDMA.",
-        |node| node.direct_bytes,
-    )?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 use terrace_l3::StoreStats;
-use terrace_l3::node::{NodeStats, RunningNode};
+use terrace_l3_nodes::{NodeStats, RunningNode};
 use tokio::net::TcpListener;
 
 use super::exposition::{Exposition, Kind};

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use terrace_engine::{StepFigures, TimeHistogram};
-use terrace_l3::mooncake::OutcomeCount;
-use terrace_l3::node::{NodeStats, NodesStats, PeerStats};
-use terrace_l3::{GuardStats, MooncakeStats, PromotionStats, StoreStats, TierStats};
+use terrace_l3::{GuardStats, StoreStats, TierStats};
+use terrace_l3_disk::PromotionStats;
+use terrace_l3_mooncake::{MooncakeStats, OutcomeCount};
+use terrace_l3_nodes::{NodeStats, PeerStats};
 use terrace_scheduler::Stats;
 
 use super::*;
@@ -14,18 +15,17 @@ use super::*;
 fn store() -> StoreStats {
     let outcome = |call| OutcomeCount { call, outcome: "done", count: 1 };
     let odd_name = "a \"quoted\"\\ name\nof two lines";
+    let promotion = PromotionStats::default();
+    let mooncake = MooncakeStats {
+        outcomes: ["put", "get", "exists", "remove"].map(outcome).to_vec(),
+        ..MooncakeStats::default()
+    };
+    let node = PeerStats { name: odd_name.to_owned(), ..PeerStats::default() };
     StoreStats {
         memory: Some(TierStats { objects: 5, ..TierStats::default() }),
         disk: Some(TierStats::default()),
         remote: Some(TierStats::default()),
-        mooncake: Some(MooncakeStats {
-            outcomes: ["put", "get", "exists", "remove"].map(outcome).to_vec(),
-            ..MooncakeStats::default()
-        }),
-        nodes: Some(NodesStats {
-            nodes: vec![PeerStats { name: odd_name.to_owned(), ..PeerStats::default() }],
-        }),
-        promotion: Some(PromotionStats::default()),
+        figures: [promotion.figures(), mooncake.figures(), PeerStats::figures(&[node])].concat(),
         guard: Some(GuardStats::default()),
         release: None,
     }

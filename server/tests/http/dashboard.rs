@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use terrace_l3::node::{Holding, NodeConfig, NodeSecret, NodeServer};
-use terrace_l3::{DiskConfig, DiskStore, MemoryConfig, MemoryStore, TieredConfig, TieredStore};
+use terrace_l3::{MemoryConfig, MemoryStore};
+use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
+use terrace_l3_nodes::{Holding, NodeConfig, NodeSecret, NodeServer};
 use terrace_server::{Config, L3Choice, Server, Size, launch, serve_node_figures};
 
 use crate::client::complete;

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use terrace_l3::feature::{
+use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3::{Arena, ExistsOptions, ReleaseConfig, Removal, Store};
 
 use super::checks;
 use super::mischief::{Asked, MischievousStore, Trick};

@@ -1,6 +1,6 @@
 //! Messages of nodes and clients from bytes that anybody may have sent.
 
-use terrace_l3::node::wire::{Challenge, Hello, Reply, Request};
+use terrace_l3_nodes::wire::{Challenge, Hello, Reply, Request};
 
 /// Whatever these bytes are, reading them ends well, and what they mean is the same once written and
 /// read again. The first byte is the kind of the message.

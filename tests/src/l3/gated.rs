@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use terrace_l3::disk::{BLOCK_BYTES, Direction, Disk, DiskFile, FileDisk, IoEngine, Transfer};
+use terrace_l3_disk::{BLOCK_BYTES, Direction, Disk, DiskFile, FileDisk, IoEngine, Transfer};
 
 /// What becomes of transfers in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

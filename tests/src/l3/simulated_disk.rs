@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use terrace_l3::disk::{Direction, Disk, DiskFile, Transfer};
+use terrace_l3_disk::{Direction, Disk, DiskFile, Transfer};
 
 use self::fault::Faults;
 pub use self::fault::{Errno, Failure, Fault, Operation};

@@ -4,12 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use terrace_l3::disk::IoEngine;
-use terrace_l3::node::Holding;
-use terrace_l3::{
-    DiskConfig, DiskStore, MemoryConfig, MemoryStore, PromotionConfig, ReleaseConfig, Releases,
-    TieredConfig, TieredStore,
+use terrace_l3::{MemoryConfig, MemoryStore, ReleaseConfig, Releases};
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
 };
+use terrace_l3_nodes::Holding;
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::nodes::LocalNodes;
 

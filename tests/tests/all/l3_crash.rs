@@ -9,7 +9,7 @@ mod workload;
 
 use std::collections::BTreeSet;
 
-use terrace_l3::disk::DiskFile;
+use terrace_l3_disk::DiskFile;
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
 use terrace_tests::sim::Dice;
 

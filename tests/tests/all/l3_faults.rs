@@ -6,11 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::disk::{BLOCK_BYTES, DiskFile, OpenError};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, HEADER_BYTES, Mismatch, ObjectId, PutOptions,
-    Registration, Removal, Served, Store, StoreError, Stored, TierStats,
+    Arena, ExistsOptions, HEADER_BYTES, Mismatch, ObjectId, PutOptions, Registration, Removal,
+    Served, Store, StoreError, Stored, TierStats,
 };
+use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore, OpenError};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{Errno, Failure, Fault, Operation, SimulatedDisk};
 use terrace_tests::sim::Dice;

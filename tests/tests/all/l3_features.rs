@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use terrace_l3::disk::IoEngine;
-use terrace_l3::node::Holding;
-use terrace_l3::{
-    DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, NodesStore,
-    PromotionConfig, Store, TieredConfig, TieredStore,
+use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
 };
+use terrace_l3_nodes::{Holding, NodesStore};
 use terrace_tests::l3::features::{FeatureBackend, OBJECT_BYTES_MAX, all};
 use terrace_tests::l3::nodes::LocalNodes;
 

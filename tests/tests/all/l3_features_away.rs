@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::feature::{
+use terrace_l3::{Arena, MemoryConfig, MemoryStore, Registration, StoreError};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3::node::Holding;
-use terrace_l3::{Arena, MemoryConfig, MemoryStore, NodesConfig, Registration, StoreError};
+use terrace_l3_nodes::{Holding, NodesConfig};
 use terrace_tests::l3::nodes::{Gate, LocalNodes};
 use tokio::time::{Instant, sleep};
 

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::sync::Arc;
 
-use terrace_l3::feature::{Dtype, FeatureConfig, FeatureStore, Released, Tensor, TensorSpec};
 use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
+use terrace_l3_features::{Dtype, FeatureConfig, FeatureStore, Released, Tensor, TensorSpec};
 
 const CYCLES: u64 = 20_000;
 /// By then everything that is remembered is as large as it gets.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use terrace_l3::feature::{
+use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
 use terrace_tests::l3::mischief::{Asked, MischievousStore, Trick};
 use terrace_tests::sim::Dice;
 

@@ -7,11 +7,10 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use terrace_l3::disk::IoEngine;
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions,
-    Removal, Store, StoreError,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store, StoreError,
 };
+use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine};
 use terrace_tests::l3::objects;
 use terrace_tests::sim::Dice;
 

@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use tempfile::TempDir;
 use terrace_cache::PageKey;
-use terrace_l3::disk::IoEngine;
-use terrace_l3::node::Holding;
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
-    ObjectId, Pin, PromotionConfig, Put, PutOptions, Registration, Removal, Store, StoreError,
-    Stored, TieredConfig, TieredStore,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put,
+    PutOptions, Registration, Removal, Store, StoreError, Stored,
 };
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, IoEngine, PromotionConfig, TieredConfig, TieredStore,
+};
+use terrace_l3_nodes::Holding;
 use terrace_tests::l3::nodes::LocalNodes;
 use terrace_tests::l3::objects::{fill, is_right};
 use tokio::runtime::{Builder, Runtime};

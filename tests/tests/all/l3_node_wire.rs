@@ -5,15 +5,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use terrace_cache::PageKey;
-use terrace_l3::node::wire::{
+use terrace_l3::{
+    Arena, ExistsOptions, HEADER_BYTES, MemoryConfig, MemoryStore, Mismatch, ObjectId, Pin, Place,
+    Presence, PutOptions, Removal, Served, Store, StoreError, Stored,
+};
+use terrace_l3_nodes::wire::{
     Afar, Answer, Challenge, Gauges, Hello, Item, LINK_BYTES, Malformed, Offer, Parcel, Reply,
     Request,
 };
-use terrace_l3::node::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, RunningNode};
-use terrace_l3::{
-    Arena, ExistsOptions, HEADER_BYTES, MemoryConfig, MemoryStore, Mismatch, NodesConfig,
-    NodesStore, ObjectId, Pin, Place, Presence, PutOptions, Removal, Served, Store, StoreError,
-    Stored,
+use terrace_l3_nodes::{
+    Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
 };
 use terrace_tests::l3::frames::read;
 use terrace_tests::l3::nodes::{patient, secret};

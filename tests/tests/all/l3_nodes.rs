@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore,
-    NodesConfig, NodesStore, ObjectId, Pin, Presence, PutOptions, Registration, Removal, Results,
-    Store, StoreError, Stored, TieredConfig, TieredStore,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Presence,
+    PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
+use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
+use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
 use terrace_tests::l3::nodes::{LocalNodes, patient, secret};
 use terrace_tests::l3::objects::{self, page};
 use tokio::time::{Instant, sleep};
@@ -116,7 +116,7 @@ async fn a_dead_node_costs_its_share_and_takes_it_again_when_it_returns() {
     let left = client.readable().await;
     assert_eq!(left.len() as u64, OBJECTS - lost);
     // Nobody waits for it any more: its connections were refused at once, and are not tried by calls.
-    let away = client.store.stats().nodes.unwrap().nodes.iter().filter(|it| !it.is_up).count();
+    let away = client.store.peers().iter().filter(|it| !it.is_up).count();
     assert_eq!(away, 1);
     let gone = (0..OBJECTS).find(|number| !left.contains(number)).unwrap();
     assert_eq!(client.put(gone).await, Err(StoreError::HolderAway));
@@ -252,7 +252,7 @@ async fn a_call_that_fails_late_says_nothing_about_a_node_that_has_returned() {
         ..nodes.config.clone()
     };
     let client = Arc::new(Client::new(&config));
-    let node = |client: &Client| client.store.stats().nodes.unwrap().nodes.remove(0);
+    let node = |client: &Client| client.store.peers().remove(0);
     client.put(0).await.unwrap();
     let requests = || nodes.nodes[0].stats().requests;
     let before = requests();
@@ -320,7 +320,8 @@ async fn a_client_that_freezes_in_mid_get_keeps_nobody_else_from_reading() {
         let gets = get(0);
         async move { frozen.get_into(gets, GetOptions::default()).await }
     });
-    let from_disk = || nodes.nodes[0].store_stats().promotion.unwrap().gets_from_disk;
+    let from_disk =
+        || nodes.nodes[0].store_stats().figure("terrace_l3_gets_total", "disk").unwrap();
     let patience = Instant::now() + Duration::from_secs(60);
     while from_disk() == 0 {
         assert!(Instant::now() < patience, "the node has begun to answer");
@@ -344,7 +345,7 @@ async fn a_late_answer_costs_a_call_and_not_the_node() {
     let gate = nodes.put_gate_before(0).await;
     let client = Client::new(&NodesConfig { exists_timeout_ms: 3_000, ..nodes.config.clone() });
     client.put(0).await.unwrap();
-    let node = || client.store.stats().nodes.unwrap().nodes.remove(0);
+    let node = || client.store.peers().remove(0);
     gate.let_others_through();
     assert_eq!(client.asks().await, Err(StoreError::HolderAway));
     assert!(node().is_up && node().failures == 1, "{:?}", node());

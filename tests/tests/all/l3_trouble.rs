@@ -13,10 +13,13 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::disk::{IoEngine, OpenError, StoreFolder, usual_reserve_bytes};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Pin,
-    Presence, PutOptions, Removal, Store, StoreError, Stored, TieredConfig, TieredStore,
+    Arena, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Presence, PutOptions, Removal,
+    Store, StoreError, Stored,
+};
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, IoEngine, OpenError, StoreFolder, TieredConfig, TieredStore,
+    usual_reserve_bytes,
 };
 use terrace_tests::l3::objects::{get, page, put};
 use tokio::time::timeout;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use terrace_l3::{MooncakeConfig, MooncakeStore};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::mooncake::{Cluster, Options, library};
 

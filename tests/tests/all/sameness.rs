@@ -13,7 +13,8 @@ use terrace_engine::{
     Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Logits, Model,
     PageTable, Sampler, Sampling, Span, Update,
 };
-use terrace_l3::{DiskConfig, DiskStore, GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
+use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
+use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_model::Llama;
 use terrace_scheduler::{Config, L3Config, RateConfig, Slot, Token};
 use terrace_tests::engine::{Chance, FlakyDevice, FlakyModel, FlakyStore};

@@ -20,7 +20,7 @@ use terrace_bench::{
     NodesWorkload, ScalingWorkload, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
-use terrace_l3::disk::IoEngine;
+use terrace_l3_disk::IoEngine;
 use terrace_replay::Size;
 
 use crate::text::{

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use terrace_l3::node::NodesStore;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, NodesConfig, ObjectId, Put, PutOptions, Registration,
-    Results, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Results, Store,
+    StoreError, Stored,
 };
+use terrace_l3_nodes::{NodesConfig, NodesStore};
 
 use super::farm::Farm;
 use crate::objects;
@@ -103,7 +103,7 @@ impl Client {
             let Some(first) = missed.first() else {
                 return began.elapsed();
             };
-            let (missed, stats) = (missed.len(), self.store.stats().nodes);
+            let (missed, stats) = (missed.len(), self.store.peers());
             assert!(
                 began.elapsed() < PATIENCE,
                 "{missed} of {} miss ({first}): {stats:?}",
@@ -115,7 +115,7 @@ impl Client {
 
     /// Whether a node answers, as far as this client knows.
     pub(crate) fn is_up(&self, node: usize) -> bool {
-        self.store.stats().nodes.unwrap().nodes[node].is_up
+        self.store.peers()[node].is_up
     }
 
     /// Has a call end within the time that it may take, which includes connecting and one stall.

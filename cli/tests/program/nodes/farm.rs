@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use terrace_l3::NodesConfig;
-use terrace_l3::node::{NodeAddress, NodeSecret};
+use terrace_l3_nodes::{NodeAddress, NodeSecret, NodesConfig};
 
 use crate::process::{figure, terrace};
 

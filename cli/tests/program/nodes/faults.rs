@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use terrace_l3::{ObjectId, PutOptions, Store, StoreError};
+use terrace_l3::{ObjectId, PutOptions, StoreError};
 
 use super::client::{Client, all_ok, is_a_miss, owners, part};
 use super::farm::Farm;
@@ -89,7 +89,7 @@ async fn a_node_that_is_frozen_costs_its_share_until_it_thaws() {
 #[ignore = "needs network namespaces: run scripts/test-nodes"]
 async fn a_second_copy_keeps_all_hits() {
     let farm = Farm::start(&[MEMORY; 3]);
-    let client = Client::new(terrace_l3::NodesConfig { copies: 2, ..farm.config() });
+    let client = Client::new(terrace_l3_nodes::NodesConfig { copies: 2, ..farm.config() });
     let ids = pages(0, 200);
     assert!(all_ok(&client.put(&ids).await));
     farm.freeze(VICTIM);
@@ -120,7 +120,7 @@ async fn a_node_without_a_disk_that_is_killed_takes_its_share_again_when_it_retu
     assert!(all_ok(&client.put(&lost).await));
     assert!(all_ok(&client.get(&lost).await));
     assert!(all_ok(&client.get(&kept).await));
-    let on_node = client.store.stats().nodes.unwrap().nodes[VICTIM].objects;
+    let on_node = client.store.peers()[VICTIM].objects;
     assert_eq!(on_node, lost.len() as u64, "figures are those of the node that runs now");
 }
 

@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use terrace_cache::PageKey;
-use terrace_l3::node::NodeSecret;
-use terrace_l3::node::wire::{Challenge, Hello, VERSION};
-use terrace_l3::{NodesConfig, ObjectId, Removal, Store, StoreError};
+use terrace_l3::{ObjectId, Removal, Store, StoreError};
+use terrace_l3_nodes::wire::{Challenge, Hello, VERSION};
+use terrace_l3_nodes::{NodeSecret, NodesConfig};
 
 use super::client::{BATCH, Client, all_ok, is_a_miss, owners, part};
 use super::farm::Farm;
@@ -313,7 +313,7 @@ async fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
         let expected = part(&ids, &before, |it| it == node).len() as u64;
         let client = Client::new(farm.config_of(node));
         client.get(&ids[..1]).await;
-        assert_eq!(client.store.stats().nodes.unwrap().nodes[0].objects, expected);
+        assert_eq!(client.store.peers()[0].objects, expected);
     }
     let joined = Client::new(farm.config_of(3));
     for (id, there) in ids.iter().zip(joined.exists(&ids).await) {

@@ -215,7 +215,7 @@ async fn full_load_with_faults_at_random() {
     let ids: Vec<ObjectId> = (0..200).map(|number| objects::page(1_000_000 + number)).collect();
     let until = Instant::now() + Duration::from_secs(30);
     while client.put(&ids).await.iter().any(Result::is_err) {
-        assert!(Instant::now() < until, "{:?}", client.store.stats().nodes);
+        assert!(Instant::now() < until, "{:?}", client.store.peers());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     client.hits_come_back(&ids).await;

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_l3::rdma::{Link, RdmaError, RemotePage, RemoteRead};
+use terrace_l3_nodes::rdma::{Link, RdmaError, RemotePage, RemoteRead};
 
 use super::pages::Pool;
 use super::reader::{Memory, Reader, failure, remote_page};

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use terrace_l3::node::{Holding, NodeConfig, NodeServer, RunningNode};
-use terrace_l3::rdma::{Device, Link, LinkAddress, Region, RemotePage};
-use terrace_l3::{
-    DiskConfig, DiskStore, MemoryConfig, MemoryStore, Source, TieredConfig, TieredStore,
-};
+use terrace_l3::{MemoryConfig, MemoryStore, Source};
+use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
+use terrace_l3_nodes::rdma::{Device, Link, LinkAddress, Region, RemotePage};
+use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, RunningNode};
 use terrace_tests::l3::nodes::secret;
 use terrace_tests::l3::objects::page;
 use tokio::runtime::Handle;
@@ -162,7 +161,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-pub(crate) fn bytes_of(hex: &str) -> [u8; terrace_l3::rdma::ADDRESS_BYTES] {
+pub(crate) fn bytes_of(hex: &str) -> [u8; terrace_l3_nodes::rdma::ADDRESS_BYTES] {
     let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).expect("two digits");
     std::array::from_fn(byte)
 }

@@ -6,11 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use terrace_l3::node::{NodeAddress, RdmaChoice};
-use terrace_l3::{
-    Arena, Get, GetOptions, NodesConfig, NodesStore, ObjectId, Put, PutOptions, Results, Served,
-    Store,
-};
+use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Results, Served, Store};
+use terrace_l3_nodes::{NodeAddress, NodesConfig, NodesStore, RdmaChoice};
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::nodes::{patient, secret};
 use terrace_tests::l3::objects::{fill, is_right, page};
@@ -43,10 +40,8 @@ fn store(config: NodesConfig) -> NodesStore {
 
 /// How much of a store's payload went by RDMA, and how much there was.
 fn traffic(store: &NodesStore) -> (u64, u64) {
-    let stats = store.stats();
-    let direct =
-        stats.nodes.expect("it has nodes").nodes.iter().map(|node| node.direct_bytes).sum();
-    let remote = stats.remote.expect("its nodes are remote");
+    let direct = store.peers().iter().map(|node| node.direct_bytes).sum();
+    let remote = store.stats().remote.expect("its nodes are remote");
     (direct, remote.put_bytes + remote.get_bytes)
 }
 

@@ -10,10 +10,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_l3::rdma::{
+use terrace_l3::{Arena, Target};
+use terrace_l3_nodes::rdma::{
     Device, Link, LinkAddress, RdmaError, Region, RemotePage, RemoteRead, Unread,
 };
-use terrace_l3::{Arena, Target};
 
 use super::holder::{bytes_of, hex};
 use super::pages::Pool;

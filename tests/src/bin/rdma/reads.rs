@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use terrace_l3::rdma::{Counters, Link, RemoteRead};
+use terrace_l3_nodes::rdma::{Counters, Link, RemoteRead};
 
 use super::pages::Pool;
 use super::reader::{Memory, Reader};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use terrace_l3::StoreError;
-use terrace_l3::feature::{FeatureConfig, FeatureError, Released};
+use terrace_l3_features::{FeatureConfig, FeatureError, Released};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Asked, Stage, Trick, steal};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use terrace_l3::ExistsOptions;
-use terrace_l3::feature::{FeatureConfig, FeatureError, FeatureRef, Released};
+use terrace_l3_features::{FeatureConfig, FeatureError, FeatureRef, Released};
 
 use super::{Asked, Stage, Trick, refuse};
 

@@ -1,9 +1,9 @@
 //! What is put comes back, and nothing else does.
 
-use terrace_l3::feature::{
+use terrace_l3::{Arena, StoreError};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, Secret, TENSORS_MAX, Tensor, TensorSpec,
 };
-use terrace_l3::{Arena, StoreError};
 
 use super::{Process, SAMPLE_BYTES, Stage, fill};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use terrace_l3::feature::{FeatureConfig, FeatureError, FeatureRef, Released, WhenFull};
+use terrace_l3_features::{FeatureConfig, FeatureError, FeatureRef, Released, WhenFull};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Process, SAMPLE_BYTES, Stage};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrace_l3::feature::{FeatureError, FeatureRef, Released};
+use terrace_l3_features::{FeatureError, FeatureRef, Released};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 

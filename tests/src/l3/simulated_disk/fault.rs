@@ -2,7 +2,7 @@
 
 use std::io;
 
-use terrace_l3::disk::DiskFile;
+use terrace_l3_disk::DiskFile;
 
 /// What can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use terrace_l3::disk::DiskFile;
+use terrace_l3_disk::DiskFile;
 
 use super::SimulatedDisk;
 use super::image::{Files, Image};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_l3::disk::{BLOCK_BYTES, DiskFile};
+use terrace_l3_disk::{BLOCK_BYTES, DiskFile};
 
 type Block = [u8; BLOCK_BYTES];
 

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use terrace_cache::Namespace;
-use terrace_l3::disk::Direction;
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, Header,
-    MemoryConfig, MemoryStore, ObjectId, Pin, Presence, PromotionConfig, Put, PutOptions,
-    Registration, ReleaseConfig, Releases, Removal, Served, Store, StoreError, Stored,
-    TieredConfig, TieredStore,
+    Arena, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, Header, MemoryConfig, MemoryStore,
+    ObjectId, Pin, Presence, Put, PutOptions, Registration, ReleaseConfig, Releases, Removal,
+    Served, Store, StoreError, Stored,
+};
+use terrace_l3_disk::{
+    Direction, DiskConfig, DiskStore, PromotionConfig, TieredConfig, TieredStore,
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 use terrace_tests::l3::gated::{Gate, GatedDisk, Keeper};

@@ -2,11 +2,11 @@
 
 use std::pin::Pin as Pinned;
 
-use terrace_l3::disk::BLOCK_BYTES;
 use terrace_l3::{
-    Arena, DiskStore, ExistsOptions, Get, GetOptions, ObjectId, Pin, Put, PutOptions, Removal,
-    Results, Served, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Put, PutOptions, Removal, Results,
+    Served, Store, StoreError, Stored,
 };
+use terrace_l3_disk::{BLOCK_BYTES, DiskStore};
 use terrace_tests::l3::objects;
 
 /// The largest object. With its header it takes four blocks.

@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, ObjectId, Pin, Presence, PutOptions, Store,
-    StoreError,
-};
+use terrace_l3::{Arena, ExistsOptions, ObjectId, Pin, Presence, PutOptions, Store, StoreError};
+use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
 use terrace_tests::sim::Dice;

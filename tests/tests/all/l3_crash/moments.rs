@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use terrace_l3::disk::{BLOCK_BYTES, DiskFile};
-use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, ObjectId, PutOptions, Registration, Removal, Store,
-};
+use terrace_l3::{Arena, ExistsOptions, ObjectId, PutOptions, Registration, Removal, Store};
+use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{History, SimulatedDisk};
 use terrace_tests::sim::Dice;

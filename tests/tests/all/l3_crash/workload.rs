@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_cache::PageKey;
-use terrace_l3::disk::{BLOCK_BYTES, DiskFile};
 use terrace_l3::{
-    Arena, DiskConfig, DiskStore, ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store,
-    StoreError, Stored,
+    Arena, ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store, StoreError, Stored,
 };
+use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{History, SimulatedDisk};
 use terrace_tests::sim::Dice;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_l3::{
-    BreakerState, ExistsOptions, GuardConfig, Guarded, MooncakeConfig, MooncakeError,
-    MooncakeStore, Removal, Store, StoreError, Stored,
+    BreakerState, ExistsOptions, GuardConfig, Guarded, Removal, Store, StoreError, Stored,
 };
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
 use terrace_tests::l3::objects::page;
 use terrace_tests::mooncake::{Cluster, Options, library};
 
@@ -265,7 +265,7 @@ async fn a_master_of_another_version_is_called_that() {
         assert!(Instant::now() < until, "it says only: {error}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(!store.stats().mooncake.unwrap().is_connected);
+    assert!(!store.cluster_stats().is_connected);
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_l3::feature::{
+use terrace_l3::{Arena, ExistsOptions, Pin, Store};
+use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
-use terrace_l3::{Arena, ExistsOptions, MooncakeConfig, MooncakeStore, Pin, Store};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_tests::l3::features::{FeatureBackend, OBJECT_BYTES_MAX, all};
 use terrace_tests::mooncake::{Cluster, Options};
 

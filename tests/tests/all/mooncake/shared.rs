@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::Namespace;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MooncakeConfig, MooncakeStore, ObjectId, Pin, Put,
-    PutOptions, Registration, Removal, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Put, PutOptions, Registration, Removal,
+    Store, StoreError, Stored,
 };
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_tests::l3::objects::{self, page};
 use terrace_tests::mooncake::{Cluster, Options};
 
@@ -72,8 +73,8 @@ impl Member {
 
     /// How often a call came to an outcome.
     pub(super) fn count(&self, call: &str, outcome: &str) -> u64 {
-        let outcomes = self.store.stats().mooncake.unwrap().outcomes;
-        outcomes.iter().find(|it| (it.call, it.outcome) == (call, outcome)).unwrap().count
+        let name = format!("terrace_mooncake_{call}_total");
+        self.store.stats().figure(&name, outcome).unwrap()
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_engine::{CpuDevice, Engine, Generate, Model, Update};
-use terrace_l3::mooncake::OutcomeCount;
-use terrace_l3::{GuardConfig, Guarded, MooncakeConfig, Store};
+use terrace_l3::{GuardConfig, Guarded, Store};
+use terrace_l3_mooncake::MooncakeConfig;
 use terrace_scheduler::{Config, RateConfig, Token};
 use terrace_tests::engine::{PAGE_SIZE, ToyModel};
 use terrace_tests::mooncake::{Cluster, Options};
@@ -119,8 +119,8 @@ async fn steps_do_not_feel_a_dead_master() {
     dying.cluster.kill_master();
     let dead = compare(&well, &dying, 100).await;
     let stats = dying.store.stats();
-    let is_gone = |it: &OutcomeCount| it.outcome == "master-gone" && it.count > 0;
-    let gone = stats.mooncake.unwrap().outcomes.iter().any(is_gone);
+    let is_gone = |(of, count): &(_, u64)| *of == "master-gone" && *count > 0;
+    let gone = stats.figures.iter().any(|figure| figure.values.iter().any(is_gone));
     assert!(gone || stats.guard.unwrap().timed_out > 0, "nobody noticed the master's death");
     let [alive_us, dead_us] = dead.p99_us;
     println!(

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_l3::disk::Direction;
 use terrace_l3::{
-    ExistsOptions, ObjectId, Pin, Place, Presence, PromotionConfig, PromotionStats, PutOptions,
-    ReleaseConfig, ReleaseStats, Releases, Removal, Served, Store, StoreError, Stored, TieredStore,
+    ExistsOptions, ObjectId, Pin, Place, Presence, PutOptions, ReleaseConfig, ReleaseStats,
+    Releases, Removal, Served, Store, StoreError, Stored,
 };
+use terrace_l3_disk::{Direction, PromotionConfig, PromotionStats, TieredStore};
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 use terrace_tests::l3::gated::Gate;
 use terrace_tests::l3::objects::page;
@@ -41,7 +41,7 @@ impl Bench<TieredStore> {
     }
 
     fn promotions(&self) -> PromotionStats {
-        self.store.stats().promotion.unwrap()
+        self.store.promotion_stats()
     }
 
     /// Waits until none is under way.

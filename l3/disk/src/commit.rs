@@ -1,0 +1,232 @@
+//! Rounds that make changes durable.
+//!
+//! A round syncs the data, then writes and syncs the index. An entry thus reaches the disk after the
+//! bytes that it names, and a slot is reused after the entry that named its old object has left the
+//! disk. An object that replaces another of a lower generation goes first: the entry of the replaced
+//! one leaves in the next round, so that a crash finds at least one of the two.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::blocking::write_index;
+use super::io::{BLOCK_BYTES, Blocks, DiskFile, Parts};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
+use super::store::{Core, State};
+use terrace_l3::StoreError;
+use terrace_l3::backend::{Catalogue, Slot};
+
+/// How far the rounds have got.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Progress {
+    /// Rounds that are through.
+    pub(super) rounds: u64,
+    /// Why there will be no more.
+    pub(super) broken: Option<StoreError>,
+}
+
+/// Changes of one round.
+struct Round {
+    /// Objects to enter into the index.
+    fresh: Vec<Slot>,
+    /// Objects that the fresh ones replace.
+    superseded: Vec<Slot>,
+    /// Objects to take out of the index.
+    tombs: Vec<Slot>,
+}
+
+/// How many objects a round evicts, at most.
+const EVICTIONS_PER_ROUND: u32 = 4096;
+
+impl Core {
+    /// Carries out rounds until the store is closed, and a last one then.
+    pub(super) fn commit_rounds(&self) {
+        loop {
+            let mut state = self.state.lock();
+            let mut since = None;
+            while !(state.wants_round || state.closing) {
+                #[cfg(test)]
+                {
+                    state.committer_looks += 1;
+                }
+                if !state.is_dirty() {
+                    since = None;
+                    state.committer_sleeps = true;
+                    self.round_wanted.wait(&mut state);
+                    state.committer_sleeps = false;
+                    continue;
+                }
+                let interval = Duration::from_millis(self.config.commit_interval_ms);
+                let deadline = *since.get_or_insert_with(Instant::now) + interval;
+                if self.round_wanted.wait_until(&mut state, deadline).timed_out() {
+                    break;
+                }
+            }
+            // What is replaced leaves the index one round later than what is removed.
+            let closing = state.closing && !state.is_dirty();
+            let growth = self.growth_wanted(&state);
+            drop(state);
+            if let Some(slots) = growth {
+                self.grow(slots);
+            }
+            let result = self.round();
+            // Whoever waits for the round must hear how it went.
+            if let Err(error) = &result {
+                self.break_down(error);
+            }
+            self.progress.send_modify(|progress| progress.rounds += 1);
+            if closing || result.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What was written since the last sync is in doubt for good: there will be no more rounds.
+    pub(super) fn break_down(&self, error: &io::Error) {
+        let path = self.config.path.display();
+        tracing::error!(
+            "{path} takes nothing more, because changes cannot be made durable: {error}; what is there \
+             can still be read. See to the disk, then start again"
+        );
+        let broken = Some(StoreError::io("making changes durable", error));
+        self.progress.send_modify(|progress| progress.broken = broken);
+    }
+
+    fn round(&self) -> io::Result<()> {
+        let round = self.begin_round();
+        if !round.fresh.is_empty() {
+            self.disk.sync(DiskFile::Data)?;
+        }
+        let blocks = self.record(&round);
+        if !blocks.is_empty() {
+            write_index(&self.disk, blocks)?;
+            self.disk.sync(DiskFile::Index)?;
+            self.commits.fetch_add(1, Ordering::Relaxed);
+        }
+        let state = &mut *self.state.lock();
+        for slot in round.tombs {
+            state.catalogue.release(slot);
+        }
+        state.tombs.extend(round.superseded);
+        Ok(())
+    }
+
+    /// Evicts if need be, and takes what has changed.
+    fn begin_round(&self) -> Round {
+        let now_ms = self.now_ms();
+        let state = &mut *self.state.lock();
+        self.make_room(state, now_ms);
+        state.wants_round = false;
+        state.rounds_begun += 1;
+        let mut tombs = std::mem::take(&mut state.tombs);
+        tombs.extend(state.catalogue.take_doomed());
+        let mut fresh = std::mem::take(&mut state.fresh);
+        // One that is gone already needs no entry. One that goes from here on gets it all the same: it
+        // may be what replaces another, whose entry leaves in the next round.
+        fresh.retain(|slot| state.catalogue.is_present(*slot));
+        Round { fresh, superseded: std::mem::take(&mut state.superseded), tombs }
+    }
+
+    /// The blocks of the index that change, as they must look on disk.
+    fn record(&self, round: &Round) -> Vec<(u64, Parts)> {
+        let state = &mut *self.state.lock();
+        let catalogue = &mut state.catalogue;
+        let mut blocks = BTreeSet::new();
+        for slot in &round.fresh {
+            catalogue.set_recorded(*slot, true);
+            blocks.insert(slot / ENTRIES_PER_BLOCK);
+        }
+        for slot in &round.tombs {
+            if catalogue.recorded(*slot).is_some() {
+                catalogue.set_recorded(*slot, false);
+                blocks.insert(slot / ENTRIES_PER_BLOCK);
+            }
+        }
+        let render = |block: u32| {
+            let entries = Blocks::holding(&entries_of(catalogue, block));
+            (Layout::index_offset(block), super::blocking::blocks(entries))
+        };
+        blocks.into_iter().map(render).collect()
+    }
+
+    /// Dooms objects while the store is too full, or when somebody waits for room.
+    /// What is gone but not yet out of the index leaves by itself: nobody has to go for its slot.
+    fn make_room(&self, state: &mut State, now_ms: u64) {
+        let leaving = state.tombs.len() + state.superseded.len() + state.catalogue.doomed();
+        let waited_for =
+            std::mem::take(&mut state.wants_room) && !state.catalogue.has_free() && leaving == 0;
+        let slots = f64::from(state.slots_max.max(1));
+        let low = (slots * self.config.watermark_low) as u32;
+        let staying = state.catalogue.used().saturating_sub(leaving as u32);
+        if !waited_for && f64::from(staying) <= slots * self.config.watermark_high {
+            return;
+        }
+        let excess = staying.saturating_sub(low).max(u32::from(waited_for));
+        for _ in 0..excess.min(EVICTIONS_PER_ROUND) {
+            if !state.catalogue.evict(now_ms) {
+                break;
+            }
+        }
+    }
+
+    /// How many slots the data file should have, if more than it has.
+    fn growth_wanted(&self, state: &State) -> Option<Slot> {
+        let usable = state.catalogue.usable();
+        let step = self.config.grow_slots();
+        let short = state.catalogue.used().saturating_add(step / 2) >= usable;
+        (short && usable < state.slots_max)
+            .then(|| usable.saturating_add(step).min(state.slots_max))
+    }
+
+    /// Lets the data file grow, by less if the disk has not so much room. If it has none the store
+    /// stays as large as it is.
+    pub(super) fn grow(&self, slots: Slot) {
+        let usable = self.state.lock().catalogue.usable();
+        let mut more = slots.saturating_sub(usable);
+        loop {
+            let grown = self.grow_by(usable, more);
+            let mut state = self.state.lock();
+            match grown {
+                Ok(()) => return state.catalogue.set_usable(usable + more),
+                Err(error) if more <= 1 => {
+                    state.slots_max = usable;
+                    state.growth_error = Some(StoreError::io("letting the store grow", &error));
+                    self.disk_full.fetch_add(1, Ordering::Relaxed);
+                    let (path, objects) = (self.config.path.display(), usable);
+                    tracing::warn!("{path} stays at {objects} objects: {error}");
+                    return;
+                }
+                Err(_) => more /= 2,
+            }
+        }
+    }
+
+    fn grow_by(&self, usable: Slot, more: Slot) -> io::Result<()> {
+        let layout = self.config.layout();
+        let bytes = layout.slot_offset(usable + more);
+        let growth = bytes - layout.slot_offset(usable);
+        let reserve = self.config.reserve_bytes;
+        match self.disk.available() {
+            Some(free) if free.saturating_sub(reserve) < growth => {
+                let message = format!(
+                    "the file system has {free} bytes free, and {reserve} of them stay free"
+                );
+                Err(io::Error::new(io::ErrorKind::StorageFull, message))
+            }
+            Some(_) | None => self.disk.grow(DiskFile::Data, bytes),
+        }
+    }
+}
+
+/// The entries of a block of the index, as they must look on disk.
+pub(super) fn entries_of(catalogue: &Catalogue, block: u32) -> Vec<u8> {
+    let mut entries = vec![0; BLOCK_BYTES];
+    let first = block * ENTRIES_PER_BLOCK;
+    for slot in first..(first + ENTRIES_PER_BLOCK).min(catalogue.slots()) {
+        if let Some((id, length)) = catalogue.recorded(slot) {
+            write_entry(&mut entries, slot, &id, length);
+        }
+    }
+    entries
+}

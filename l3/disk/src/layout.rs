@@ -1,0 +1,183 @@
+//! The bytes on disk, as `FORMAT.md` draws them.
+
+use std::collections::BTreeSet;
+
+use terrace_cache::PageKey;
+
+use super::io::BLOCK_BYTES;
+use terrace_l3::ObjectId;
+use terrace_l3::backend::{Slot, payload_checksum};
+
+const MAGIC: [u8; 8] = *b"TERRACEI";
+const VERSION: u32 = 1;
+const ENTRY_BYTES: usize = 64;
+
+/// How many entries a block of the index has.
+pub(super) const ENTRIES_PER_BLOCK: u32 = (BLOCK_BYTES / ENTRY_BYTES) as u32;
+
+/// Where things are in files whose objects have up to `object_bytes_max` bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) object_bytes_max: usize,
+}
+
+impl Layout {
+    /// From one slot to the next.
+    pub(super) fn slot_bytes(self) -> u64 {
+        (BLOCK_BYTES + self.object_bytes_max.next_multiple_of(BLOCK_BYTES)) as u64
+    }
+
+    /// What a slot takes in both files.
+    pub(super) fn slot_and_entry_bytes(self) -> u64 {
+        self.slot_bytes() + ENTRY_BYTES as u64
+    }
+
+    pub(super) fn slot_offset(self, slot: Slot) -> u64 {
+        u64::from(slot) * self.slot_bytes()
+    }
+
+    /// How many slots fit into a file of that length.
+    pub(super) fn slots_in(self, data_bytes: u64) -> u64 {
+        data_bytes / self.slot_bytes()
+    }
+
+    /// The length of an index of so many slots.
+    pub(super) fn index_bytes(slots: Slot) -> u64 {
+        u64::from(slots.div_ceil(ENTRIES_PER_BLOCK) + 1) * BLOCK_BYTES as u64
+    }
+
+    /// How many slots an index of that length has entries for.
+    pub(super) fn slots_of_index(index_bytes: u64) -> u64 {
+        (index_bytes / BLOCK_BYTES as u64).saturating_sub(1) * u64::from(ENTRIES_PER_BLOCK)
+    }
+
+    /// Where the block with a slot's entry begins.
+    pub(super) fn index_offset(block: u32) -> u64 {
+        (u64::from(block) + 1) * BLOCK_BYTES as u64
+    }
+
+    /// The block that describes the store.
+    pub(super) fn describe(self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..24].copy_from_slice(&(self.object_bytes_max as u64).to_le_bytes());
+        let checksum = payload_checksum(&bytes[..24]);
+        bytes[24..32].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Whether a crash may have left this of a description, before there was anything to describe.
+    pub(super) fn may_be_torn(self, bytes: &[u8]) -> bool {
+        let whole = self.describe();
+        let (begun, rest) = bytes.split_at(whole.len());
+        begun != whole
+            && begun.iter().zip(whole).all(|(byte, whole)| *byte == 0 || *byte == whole)
+            && rest.iter().all(|byte| *byte == 0)
+    }
+
+    /// Reads the block that describes a store.
+    pub(super) fn read(bytes: &[u8]) -> Result<Option<Layout>, &'static str> {
+        if bytes[..32] == [0; 32] {
+            return Ok(None);
+        }
+        if bytes[0..8] != MAGIC {
+            return Err("its index is not the index of a store");
+        }
+        if number(bytes, 24) != payload_checksum(&bytes[..24]) {
+            return Err("the first block of its index is damaged");
+        }
+        if number(bytes, 8) != u64::from(VERSION) {
+            return Err("it was written by a version with another format");
+        }
+        Ok(Some(Layout { object_bytes_max: number(bytes, 16) as usize }))
+    }
+}
+
+/// Writes the entry of a slot into its place in a block of the index.
+pub(super) fn write_entry(block: &mut [u8], slot: Slot, id: &ObjectId, length: u32) {
+    let at = (slot % ENTRIES_PER_BLOCK) as usize * ENTRY_BYTES;
+    let entry = &mut block[at..at + ENTRY_BYTES];
+    entry[0..16].copy_from_slice(&id.namespace.0.to_le_bytes());
+    entry[16..32].copy_from_slice(&id.key.0.to_le_bytes());
+    entry[32..40].copy_from_slice(&id.generation.to_le_bytes());
+    entry[40..48].copy_from_slice(&u64::from(length).to_le_bytes());
+    entry[48..56].copy_from_slice(&u64::from(slot).to_le_bytes());
+    let checksum = payload_checksum(&entry[..56]);
+    entry[56..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The entries of consecutive slots from `first` on; `None` for empty slots.
+pub(super) fn read_entries(
+    blocks: &[u8],
+    first: Slot,
+) -> impl Iterator<Item = (Slot, Option<(ObjectId, u32)>)> {
+    (first..).zip(blocks.chunks_exact(ENTRY_BYTES)).map(|(slot, entry)| {
+        let sound = number(entry, 48) == u64::from(slot)
+            && number(entry, 56) == payload_checksum(&entry[..56]);
+        let key = |at: usize| {
+            PageKey(u128::from_le_bytes(entry[at..at + 16].try_into().expect("16 bytes")))
+        };
+        let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
+        (slot, sound.then_some((id, number(entry, 40) as u32)))
+    })
+}
+
+/// Empties some of the entries from `first` on, and answers which blocks of the index that changes.
+pub(super) fn clear_entries(blocks: &mut [u8], first: Slot, slots: &[Slot]) -> BTreeSet<u32> {
+    for slot in slots {
+        let at = (slot - first) as usize * ENTRY_BYTES;
+        blocks[at..at + ENTRY_BYTES].fill(0);
+    }
+    slots.iter().map(|slot| slot / ENTRIES_PER_BLOCK).collect()
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> ObjectId {
+        ObjectId { namespace: PageKey(3), key: PageKey(4 << 100), generation: 5 }
+    }
+
+    #[test]
+    fn an_entry_comes_back_and_an_empty_one_does_not() {
+        let mut block = [0; BLOCK_BYTES];
+        write_entry(&mut block, 66, &id(), 1234);
+        let entries: Vec<_> = read_entries(&block, 64).collect();
+        assert_eq!(entries.len(), 64);
+        for (slot, entry) in entries {
+            assert_eq!(entry, (slot == 66).then_some((id(), 1234)));
+        }
+    }
+
+    #[test]
+    fn every_flipped_bit_of_an_entry_empties_it() {
+        let mut block = [0; BLOCK_BYTES];
+        write_entry(&mut block, 0, &id(), 1234);
+        for bit in 0..ENTRY_BYTES * 8 {
+            let mut flipped = block;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(read_entries(&flipped, 0).next().unwrap().1, None, "bit {bit}");
+        }
+        assert_eq!(read_entries(&block, 64).next().unwrap().1, None, "another slot's entry");
+    }
+
+    #[test]
+    fn a_description_comes_back_or_says_what_is_wrong() {
+        let layout = Layout { object_bytes_max: 65536 };
+        let bytes = layout.describe();
+        assert_eq!(Layout::read(&bytes).unwrap().unwrap().object_bytes_max, 65536);
+        assert!(Layout::read(&[0; 32]).unwrap().is_none());
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Layout::read(&flipped).is_err(), "bit {bit}");
+        }
+        assert_eq!((layout.slot_bytes(), Layout::index_bytes(65)), (17 * 4096, 3 * 4096));
+    }
+}

@@ -1,0 +1,39 @@
+//! Objects on a local SSD ([`DiskStore`]), and in memory over it ([`TieredStore`]).
+//!
+//! Two files: slots with objects, and an index that says what is in which slot (`FORMAT.md`
+//! draws the bytes). Objects go straight between registered memory and their slot, by direct IO. The
+//! index in memory is authoritative while the store is open; a thread carries changes of it to disk in
+//! rounds (`commit.rs`), in an order that keeps the index on disk honest at every moment: it names
+//! only objects whose bytes are durable, and a slot is reused only when the index on disk has let go
+//! of it. So opening reads the index and nothing else, and nothing it finds there is a phantom.
+
+mod blocking;
+mod commit;
+mod engine;
+mod files;
+mod folder;
+mod in_flight;
+mod io;
+mod layout;
+mod open;
+mod plain;
+mod promotion;
+mod shrink;
+mod space;
+mod store;
+mod threads;
+mod tiered;
+mod transfer;
+#[cfg(target_os = "linux")]
+mod uring;
+
+pub use files::FileDisk;
+pub use folder::{OpenedInFolder, OtherStore, StoreFolder};
+pub use io::{BLOCK_BYTES, Direction, Disk, DiskFile, Transfer};
+pub use open::{DiskConfig, IoEngine, OpenError, Opening, Shortage};
+pub use plain::PlainFile;
+pub use promotion::{PromotionConfig, PromotionStats};
+pub use shrink::Dropped;
+pub use space::usual_reserve_bytes;
+pub use store::DiskStore;
+pub use tiered::{TieredConfig, TieredStore, holding};

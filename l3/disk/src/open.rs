@@ -1,0 +1,338 @@
+//! Opening a store: configuration, what can be wrong, and reading the index.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::blocking::{blocks, read_index as read, write_index};
+use super::io::{BLOCK_BYTES, Blocks, Disk, DiskFile};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
+use super::shrink::{Dropped, shrink};
+use terrace_l3::backend::{Catalogue, Slot, check_shares, slots_of};
+
+/// Where a disk store is, how large it may grow, and how it treats its disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// The store's directory; it is created if need be.
+    pub path: PathBuf,
+    /// What the data file may grow to.
+    pub capacity_bytes: u64,
+    /// What stays free on the file system: the store does not grow into it.
+    pub reserve_bytes: u64,
+    /// The largest object; every object takes a slot of this size and one block. It is fixed when the
+    /// store is created.
+    pub object_bytes_max: usize,
+    /// How transfers are done.
+    pub io: IoEngine,
+    /// Transfers in flight at a time.
+    pub depth: usize,
+    /// By how much the data file grows at a time.
+    pub grow_bytes: u64,
+    /// Changes become durable after this time, or when somebody waits for it.
+    pub commit_interval_ms: u64,
+    /// Eviction begins when more than this share of the slots is in use ...
+    pub watermark_high: f64,
+    /// ... and goes on down to this one.
+    pub watermark_low: f64,
+    /// How long a put waits for room before the store counts as full.
+    pub full_wait_ms: u64,
+    /// How long a lease protects.
+    pub lease_ttl_ms: u64,
+    /// The share of the slots that may be leased at a time, so that puts always find room.
+    pub leased_share_max: f64,
+}
+
+/// How transfers are done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoEngine {
+    /// By io_uring where the kernel has it, else by threads.
+    #[default]
+    Auto,
+    /// By io_uring.
+    Uring,
+    /// By threads that block.
+    Threads,
+}
+
+impl DiskConfig {
+    /// A store in `path` of up to `capacity_bytes`, for objects of up to `object_bytes_max`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>, capacity_bytes: u64, object_bytes_max: usize) -> Self {
+        Self {
+            path: path.into(),
+            capacity_bytes,
+            reserve_bytes: 0,
+            object_bytes_max,
+            io: IoEngine::Auto,
+            depth: 64,
+            grow_bytes: 256 << 20,
+            commit_interval_ms: 50,
+            watermark_high: 0.98,
+            watermark_low: 0.96,
+            full_wait_ms: 1_000,
+            lease_ttl_ms: 5_000,
+            leased_share_max: 0.5,
+        }
+    }
+
+    pub(super) fn layout(&self) -> Layout {
+        Layout { object_bytes_max: self.object_bytes_max }
+    }
+
+    /// How many slots the store may have.
+    pub(super) fn slots(&self) -> Result<Slot, OpenError> {
+        // What the kernel moves in one call, less the header's block.
+        const OBJECT_BYTES_MAX: usize = 0x7fff_f000 - BLOCK_BYTES;
+        const DEPTH_MAX: usize = 4096;
+        if !(1..=OBJECT_BYTES_MAX).contains(&self.object_bytes_max) || self.depth > DEPTH_MAX {
+            return Err(OpenError::Config(format!(
+                "objects have 1 to {OBJECT_BYTES_MAX} bytes, not {}, and up to {DEPTH_MAX} transfers \
+                 are in flight, not {}",
+                self.object_bytes_max, self.depth
+            )));
+        }
+        let slots = slots_of(self.capacity_bytes, self.layout().slot_bytes());
+        check_shares(self.watermark_low, self.watermark_high, self.leased_share_max)
+            .and(slots)
+            .map_err(OpenError::Config)
+    }
+
+    /// How many slots the data file grows by.
+    pub(super) fn grow_slots(&self) -> Slot {
+        self.layout().slots_in(self.grow_bytes).clamp(1, u64::from(u32::MAX)) as Slot
+    }
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The settings contradict each other.
+    #[error("{0}")]
+    Config(String),
+    /// The directory or its files cannot be created, read or written.
+    #[error("cannot use {path} as a store: {error}; it must be a directory that you may write to")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// Somebody has the store open.
+    #[error("the store in {path} is in use by {owner}; stop it, or choose another directory")]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// Who has it.
+        owner: String,
+    },
+    /// The store was created for other objects.
+    #[error(
+        "the store in {path} was made for objects of up to {found} bytes, not {wanted}; choose \
+         another directory, or delete this one to begin anew"
+    )]
+    OtherObjects {
+        /// The directory.
+        path: PathBuf,
+        /// The largest object it can hold.
+        found: usize,
+        /// The largest object that is wanted.
+        wanted: usize,
+    },
+    /// What is in the directory is not a store that this version can read.
+    #[error(
+        "{path} cannot be read as a store: {reason}; move it away, or choose another directory"
+    )]
+    Unreadable {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// The disk has no room that a store may use.
+    #[error(
+        "no room for the store in {path}: the file system has {free_bytes} bytes free, of which \
+         {reserve_bytes} stay free, and the least that it needs is {needed_bytes}"
+    )]
+    LittleFree {
+        /// The directory.
+        path: PathBuf,
+        /// What is free.
+        free_bytes: u64,
+        /// What is to stay free.
+        reserve_bytes: u64,
+        /// What a store of one object takes.
+        needed_bytes: u64,
+    },
+    /// Other stores have all that the stores in a folder may take together.
+    #[error(
+        "no room for the store in {path}: those beside it that are in use, by {owners}, have \
+         {taken_bytes} of the {limit_bytes} bytes that all together may take"
+    )]
+    FolderFull {
+        /// The directory.
+        path: PathBuf,
+        /// What all stores of the folder may take.
+        limit_bytes: u64,
+        /// What those have that are in use.
+        taken_bytes: u64,
+        /// Who uses them.
+        owners: String,
+    },
+    /// The disk has no room for the least that a store needs.
+    #[error("no room for the store in {path}: {error}")]
+    NoRoom {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+}
+
+/// What opening a store came to, besides the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// What had to go because the store may take less than it took before.
+    pub dropped: Dropped,
+    /// Why it cannot become as large as configured.
+    pub shortage: Option<Shortage>,
+}
+
+/// A file system with less room than a store may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// What is free, or is in stores that nobody uses.
+    pub free_bytes: u64,
+    /// What of it stays free.
+    pub reserve_bytes: u64,
+}
+
+/// Reads the index and answers what is where. A new store gets its first block here.
+pub(super) fn read_index(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+) -> Result<(Catalogue, Opening), OpenError> {
+    let unusable = |error| OpenError::Directory { path: config.path.clone(), error };
+    let no_room = |error| OpenError::NoRoom { path: config.path.clone(), error };
+    let layout = config.layout();
+    let wanted = config.slots()?;
+    let index_bytes = disk.length(DiskFile::Index).map_err(unusable)?;
+    if index_bytes < BLOCK_BYTES as u64 {
+        disk.grow(DiskFile::Index, BLOCK_BYTES as u64).map_err(no_room)?;
+    }
+    let first = read(disk, 0, BLOCK_BYTES).map_err(unusable)?;
+    let unreadable = |reason| OpenError::Unreadable { path: config.path.clone(), reason };
+    // The index has more than this block as soon as the block is durable.
+    let is_torn = index_bytes <= BLOCK_BYTES as u64 && layout.may_be_torn(&first);
+    let found = if is_torn { None } else { Layout::read(&first).map_err(unreadable)? };
+    match found {
+        None => {
+            let first = blocks(Blocks::holding(&layout.describe()));
+            write_index(disk, vec![(0, first)]).map_err(unusable)?;
+            disk.sync(DiskFile::Index).map_err(unusable)?;
+        }
+        Some(found) if found.object_bytes_max != config.object_bytes_max => {
+            return Err(OpenError::OtherObjects {
+                path: config.path.clone(),
+                found: found.object_bytes_max,
+                wanted: config.object_bytes_max,
+            });
+        }
+        Some(_) => {}
+    }
+    let data_bytes = disk.length(DiskFile::Data).map_err(unusable)?;
+    let there = layout.slots_in(data_bytes).min(Layout::slots_of_index(index_bytes));
+    let mut opening = Opening::default();
+    if there > u64::from(wanted) {
+        // What cannot be counted cannot have been there.
+        let there = Slot::try_from(there).unwrap_or(Slot::MAX - 1);
+        opening.dropped = shrink(disk, config, there, wanted).map_err(unusable)?;
+    }
+    let usable = layout.slots_in(data_bytes).min(u64::from(wanted)) as Slot;
+    let slots = match fitting(disk, config, wanted, usable)? {
+        Fitting::All => wanted,
+        Fitting::Fewer(slots, shortage) => {
+            opening.shortage = Some(shortage);
+            slots
+        }
+    };
+    // What lay beyond a store that was larger is gone.
+    disk.shrink(DiskFile::Index, Layout::index_bytes(slots)).map_err(unusable)?;
+    disk.shrink(DiskFile::Data, layout.slot_offset(slots)).map_err(unusable)?;
+    disk.grow(DiskFile::Index, Layout::index_bytes(slots)).map_err(no_room)?;
+    let mut catalogue = Catalogue::new(slots, usable);
+    restore(disk, &mut catalogue, config.object_bytes_max).map_err(unusable)?;
+    Ok((catalogue, opening))
+}
+
+/// How many of the slots that are wanted there can be.
+enum Fitting {
+    All,
+    Fewer(Slot, Shortage),
+}
+
+/// Looks how much of what a store may take is there to be had. What it has already, it keeps.
+fn fitting(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+    wanted: Slot,
+    usable: Slot,
+) -> Result<Fitting, OpenError> {
+    let Some(free_bytes) = disk.available() else { return Ok(Fitting::All) };
+    let reserve_bytes = config.reserve_bytes;
+    // The index begins with one block, and its last one need not be full.
+    let room = free_bytes.saturating_sub(reserve_bytes).saturating_sub(2 * BLOCK_BYTES as u64);
+    let more = room / config.layout().slot_and_entry_bytes();
+    let slots = u64::from(usable).saturating_add(more);
+    if slots >= u64::from(wanted) {
+        return Ok(Fitting::All);
+    }
+    if slots == 0 {
+        let needed_bytes = config.layout().slot_and_entry_bytes() + 2 * BLOCK_BYTES as u64;
+        let path = config.path.clone();
+        return Err(OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes });
+    }
+    Ok(Fitting::Fewer(slots as Slot, Shortage { free_bytes, reserve_bytes }))
+}
+
+/// Puts everything that the index names into the catalogue.
+pub(super) fn restore(
+    disk: &Arc<dyn Disk>,
+    catalogue: &mut Catalogue,
+    object_bytes_max: usize,
+) -> io::Result<()> {
+    const BLOCKS_AT_A_TIME: u32 = 256;
+    let block_count = catalogue.slots().div_ceil(ENTRIES_PER_BLOCK);
+    let mut block = 0;
+    let mut cleared = Vec::new();
+    while block < block_count {
+        let count = BLOCKS_AT_A_TIME.min(block_count - block);
+        let mut bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
+        let mut beyond = Vec::new();
+        for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
+            let fits = |(_, length): &(_, u32)| *length as usize <= object_bytes_max;
+            let Some((id, length)) = entry.filter(fits) else { continue };
+            if slot < catalogue.usable() {
+                catalogue.restore(slot, &id, length);
+            } else {
+                beyond.push(slot);
+            }
+        }
+        // The data file has no such slots. When it grows again there must be nothing in them.
+        for block_beyond in clear_entries(&mut bytes, block * ENTRIES_PER_BLOCK, &beyond) {
+            let at = (block_beyond - block) as usize * BLOCK_BYTES;
+            let block = blocks(Blocks::holding(&bytes[at..at + BLOCK_BYTES]));
+            cleared.push((Layout::index_offset(block_beyond), block));
+        }
+        block += count;
+    }
+    if !cleared.is_empty() {
+        write_index(disk, cleared)?;
+        disk.sync(DiskFile::Index)?;
+    }
+    Ok(())
+}

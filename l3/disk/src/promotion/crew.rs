@@ -1,0 +1,245 @@
+//! Those who carry promotions out: a bounded number of tasks that exist only while there is work.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+use super::Ticket;
+use terrace_l3::backend::Mutex;
+
+/// Workers and the tickets that wait for them. Clones are the same crew.
+#[derive(Clone)]
+pub(crate) struct Crew {
+    shared: Arc<Shared>,
+}
+
+type Job = dyn Fn(Ticket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
+
+struct Shared {
+    job: Box<Job>,
+    workers_max: usize,
+    roster: Mutex<Roster>,
+    /// Told when the last worker leaves.
+    idle: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Roster {
+    /// As long as the board lets it be.
+    queue: VecDeque<Ticket>,
+    workers: usize,
+    closed: bool,
+}
+
+impl Crew {
+    /// A crew that does `job` with each ticket, at most `workers` at a time.
+    pub(crate) fn new<F>(workers: u32, job: impl Fn(Ticket) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let shared = Shared {
+            job: Box::new(move |ticket| Box::pin(job(ticket))),
+            workers_max: workers.max(1) as usize,
+            roster: Mutex::new(Roster::default()),
+            idle: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Takes up the tickets, one after the other as workers are free, without waiting for any of it.
+    /// Without a runtime to work on, or after [`Crew::stop`], they have failed.
+    pub(crate) fn take_up(&self, tickets: Vec<Ticket>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        let mut shifts = Vec::new();
+        {
+            let mut roster = self.shared.roster.lock();
+            if roster.closed {
+                return;
+            }
+            roster.queue.extend(tickets);
+            let free = self.shared.workers_max - roster.workers;
+            for _ in 0..free.min(roster.queue.len()) {
+                roster.workers += 1;
+                shifts.push(Shift { crew: self.clone(), over: false });
+            }
+        }
+        for shift in shifts {
+            runtime.spawn(shift.work());
+        }
+    }
+
+    /// Fails what waits, waits for what is under way, and takes up nothing more.
+    pub(crate) async fn stop(&self) {
+        let unbegun = {
+            let mut roster = self.shared.roster.lock();
+            roster.closed = true;
+            std::mem::take(&mut roster.queue)
+        };
+        drop(unbegun);
+        loop {
+            let mut idle = std::pin::pin!(self.shared.idle.notified());
+            idle.as_mut().enable();
+            if self.shared.roster.lock().workers == 0 {
+                return;
+            }
+            idle.await;
+        }
+    }
+}
+
+impl fmt::Debug for Crew {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Crew")
+            .field("workers_max", &self.shared.workers_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A worker's time with the crew, which ends in order when the queue is empty, and otherwise with
+/// the task: by a panic, or with its runtime.
+struct Shift {
+    crew: Crew,
+    over: bool,
+}
+
+impl Shift {
+    async fn work(mut self) {
+        while let Some(ticket) = self.next() {
+            (self.crew.shared.job)(ticket).await;
+        }
+    }
+
+    /// Leaving and finding the queue empty are one step, so that no ticket is queued in between for a
+    /// worker who is already on the way out.
+    fn next(&mut self) -> Option<Ticket> {
+        let mut roster = self.crew.shared.roster.lock();
+        let ticket = roster.queue.pop_front();
+        if ticket.is_none() {
+            self.over = true;
+            roster.workers -= 1;
+            if roster.workers == 0 {
+                self.crew.shared.idle.notify_waiters();
+            }
+        }
+        ticket
+    }
+}
+
+impl Drop for Shift {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let mut roster = self.crew.shared.roster.lock();
+        roster.workers -= 1;
+        // With the last worker gone nobody would ever get to the rest.
+        let unbegun = if roster.workers == 0 {
+            self.crew.shared.idle.notify_waiters();
+            std::mem::take(&mut roster.queue)
+        } else {
+            VecDeque::new()
+        };
+        drop(roster);
+        drop(unbegun);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use terrace_cache::PageKey;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::promotion::{Board, Ending, PromotionConfig};
+    use terrace_l3::ObjectId;
+
+    fn ids(count: u128) -> Vec<ObjectId> {
+        (0..count).map(|key| ObjectId::page(PageKey(1), PageKey(key))).collect()
+    }
+
+    fn tickets(board: &Board, ids: &[ObjectId]) -> Vec<Ticket> {
+        ids.iter().map(|id| board.trigger(*id, Instant::now()).unwrap()).collect()
+    }
+
+    /// Each promotion takes a second, except that the one of key 3 panics.
+    fn crew(workers: u32, most: Arc<AtomicUsize>) -> Crew {
+        let now = Arc::new(AtomicUsize::new(0));
+        Crew::new(workers, move |mut ticket| {
+            let (now, most) = (now.clone(), most.clone());
+            async move {
+                ticket.start();
+                most.fetch_max(now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+                sleep(Duration::from_secs(1)).await;
+                now.fetch_sub(1, Ordering::Relaxed);
+                assert_ne!(ticket.id().key, PageKey(3), "this one is meant to fail");
+                ticket.end(Ending::Done, Instant::now());
+            }
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_so_many_are_carried_out_at_a_time() {
+        let (board, most) = (Board::new(&PromotionConfig::default()), Arc::default());
+        let crew = crew(2, Arc::clone(&most));
+        let (start, ids) = (Instant::now(), ids(3));
+        crew.take_up(tickets(&board, &ids[..1]));
+        crew.take_up(tickets(&board, &ids[1..]));
+        assert_eq!(Instant::now(), start, "taking up waits for nothing");
+        board.settled(&ids).await;
+        assert_eq!((most.load(Ordering::Relaxed), start.elapsed().as_secs()), (2, 2));
+        crew.stop().await;
+        assert_eq!(board.stats(Instant::now()).done, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f36_a_worker_that_dies_fails_its_promotion_and_those_nobody_is_left_for() {
+        let board = Board::new(&PromotionConfig::default());
+        let crew = crew(1, Arc::default());
+        let ids = ids(6);
+        crew.take_up(tickets(&board, &ids));
+        board.settled(&ids).await;
+        let stats = board.stats(Instant::now());
+        assert_eq!((stats.done, stats.failed), (3, 3));
+        let more = [ObjectId::page(PageKey(1), PageKey(9))];
+        crew.take_up(tickets(&board, &more));
+        board.settled(&more).await;
+        assert_eq!(board.stats(Instant::now()).done, 4, "the crew has new workers");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stopping_waits_for_what_is_under_way_and_drops_the_rest() {
+        let board = Board::new(&PromotionConfig::default());
+        let crew = crew(2, Arc::default());
+        crew.take_up(tickets(&board, &ids(3)));
+        sleep(Duration::from_millis(1)).await;
+        crew.stop().await;
+        let stats = board.stats(Instant::now());
+        assert_eq!((stats.done, stats.failed, stats.active), (2, 1, 0));
+        crew.take_up(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
+        assert_eq!(board.stats(Instant::now()).failed, 2);
+    }
+
+    #[test]
+    fn f36_the_end_of_the_runtime_fails_what_is_left() {
+        let board = Board::new(&PromotionConfig::default());
+        let crew = crew(2, Arc::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            crew.take_up(tickets(&board, &ids(5)));
+            tokio::task::yield_now().await;
+        });
+        drop(runtime);
+        let stats = board.stats(Instant::now());
+        assert_eq!((stats.failed, stats.active), (5, 0));
+        crew.take_up(tickets(&board, &[ObjectId::page(PageKey(1), PageKey(9))]));
+        assert_eq!(board.stats(Instant::now()).failed, 6, "there is no runtime");
+    }
+}

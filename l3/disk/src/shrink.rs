@@ -1,0 +1,137 @@
+//! Makes a store smaller. What is to stay moves to the slots that stay, and what goes is what the store
+//! would have evicted next.
+//!
+//! A crash on the way costs nothing but what goes anyway: slots are written to when the index on disk has
+//! let go of them, entries are written when their bytes are durable, and an object that two entries name
+//! is taken from one of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use super::blocking::{blocks, perform, write_index};
+use super::commit::entries_of;
+use super::io::{BLOCK_BYTES, Blocks, Direction, Disk, DiskFile};
+use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
+use super::open::{DiskConfig, restore};
+use terrace_l3::backend::{Catalogue, Slot};
+
+/// Objects that were dropped because a store may take less than it took before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// How many.
+    pub objects: u64,
+    /// Their payload.
+    pub bytes: u64,
+}
+
+/// Drops objects of a store of `old` slots, and moves the others, until all are in the first `slots`.
+/// Nothing is cut off.
+pub(super) fn shrink(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+    old: Slot,
+    slots: Slot,
+) -> io::Result<Dropped> {
+    let mut catalogue = Catalogue::new(old, old);
+    restore(disk, &mut catalogue, config.object_bytes_max)?;
+    let mut dropped = drop_objects(disk, config, &mut catalogue, slots)?;
+    let lost = move_objects(disk, config, &catalogue, slots)?;
+    dropped.objects += lost.objects;
+    dropped.bytes += lost.bytes;
+    Ok(dropped)
+}
+
+/// Evicts what does not fit, and takes it out of the index.
+fn drop_objects(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+    catalogue: &mut Catalogue,
+    slots: Slot,
+) -> io::Result<Dropped> {
+    // No more than the store would keep by itself: it begins to evict above this.
+    let kept = ((f64::from(slots) * config.watermark_high) as Slot).clamp(1, slots);
+    let before = catalogue.stats(config.object_bytes_max);
+    let excess = before.objects.saturating_sub(u64::from(kept));
+    for _ in 0..excess {
+        let evicted = catalogue.evict(0);
+        assert!(evicted, "nothing in a store that is being opened is protected");
+    }
+    let after = catalogue.stats(config.object_bytes_max);
+    let mut cleared = BTreeSet::new();
+    for slot in catalogue.take_doomed() {
+        catalogue.set_recorded(slot, false);
+        cleared.insert(slot / ENTRIES_PER_BLOCK);
+    }
+    write_blocks(disk, cleared.into_iter().map(|block| (block, entries_of(catalogue, block))))?;
+    Ok(Dropped { objects: excess, bytes: before.bytes - after.bytes })
+}
+
+/// Copies what lies beyond the first `slots` into free ones of these, and enters it into the index. What
+/// cannot be read is lost.
+fn move_objects(
+    disk: &Arc<dyn Disk>,
+    config: &DiskConfig,
+    catalogue: &Catalogue,
+    slots: Slot,
+) -> io::Result<Dropped> {
+    const BYTES_AT_A_TIME: usize = 32 << 20;
+    let layout = config.layout();
+    let mut free = (0..slots).filter(|slot| !catalogue.is_present(*slot));
+    let beyond = (slots..catalogue.slots()).filter(|slot| catalogue.is_present(*slot));
+    let moves: Vec<(Slot, Slot)> =
+        beyond.map(|from| (from, free.next().expect("so many were dropped"))).collect();
+    let mut lost = Dropped::default();
+    let mut entries: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+    let at_a_time = (BYTES_AT_A_TIME as u64 / layout.slot_bytes()).max(1) as usize;
+    for moves in moves.chunks(at_a_time) {
+        let read = |(from, _): &(Slot, Slot)| {
+            let length = catalogue.length(*from) as usize;
+            let memory = Blocks::for_bytes(BLOCK_BYTES + length);
+            (layout.slot_offset(*from), blocks(memory))
+        };
+        let reads = moves.iter().map(read).collect();
+        let mut writes = Vec::new();
+        for (read, (from, to)) in
+            perform(disk, Direction::Read, DiskFile::Data, reads).into_iter().zip(moves)
+        {
+            let length = catalogue.length(*from);
+            match read {
+                Ok(bytes) => {
+                    let block = to / ENTRIES_PER_BLOCK;
+                    let block =
+                        entries.entry(block).or_insert_with(|| entries_of(catalogue, block));
+                    write_entry(block, *to, &catalogue.id(*from), length);
+                    writes.push((layout.slot_offset(*to), bytes));
+                }
+                Err(_) => {
+                    lost.objects += 1;
+                    lost.bytes += u64::from(length);
+                }
+            }
+        }
+        for written in perform(disk, Direction::Write, DiskFile::Data, writes) {
+            drop(written?);
+        }
+    }
+    if !entries.is_empty() {
+        disk.sync(DiskFile::Data)?;
+    }
+    write_blocks(disk, entries.into_iter())?;
+    Ok(lost)
+}
+
+/// Writes blocks of the index, and makes them durable.
+fn write_blocks(
+    disk: &Arc<dyn Disk>,
+    changed: impl Iterator<Item = (u32, Vec<u8>)>,
+) -> io::Result<()> {
+    let writes: Vec<_> = changed
+        .map(|(block, entries)| (Layout::index_offset(block), blocks(Blocks::holding(&entries))))
+        .collect();
+    if writes.is_empty() {
+        return Ok(());
+    }
+    write_index(disk, writes)?;
+    disk.sync(DiskFile::Index)
+}

@@ -1,0 +1,469 @@
+//! Memory over disk: what is stored goes to both, what is read comes from memory if it can.
+//!
+//! The disk has the say about what there is, and memory is a copy of a part of it. Everything that
+//! changes both changes the disk first, then revokes promotions under way, then changes memory: so no
+//! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]).
+
+pub mod holding;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, timeout};
+
+use crate::DiskStore;
+use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
+use terrace_l3::backend::either;
+use terrace_l3::{
+    Answer, Arena, ExistsOptions, Get, GetOptions, MemoryStore, ObjectId, Pin, Place, Presence,
+    Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
+};
+
+/// How two tiers work together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TieredConfig {
+    /// Moves from disk to memory.
+    pub promotion: PromotionConfig,
+}
+
+/// A store in memory over one on disk. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct TieredStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: MemoryStore,
+    disk: DiskStore,
+    config: TieredConfig,
+    board: Board,
+    crew: Crew,
+    gets_from_memory: AtomicU64,
+    gets_after_waiting: AtomicU64,
+    gets_from_disk: AtomicU64,
+    waits_expired: AtomicU64,
+    /// Promotions go from disk straight into the memory store's slots.
+    _slots: Registration,
+}
+
+/// Parts of a batch, each with its place in it.
+type Numbered<T> = Vec<(usize, T)>;
+
+impl TieredStore {
+    /// `memory` over `disk`. Both must not be used directly from then on.
+    ///
+    /// # Errors
+    /// When they are tiers of a store already.
+    pub fn new(
+        memory: MemoryStore,
+        disk: DiskStore,
+        config: TieredConfig,
+    ) -> Result<Self, StoreError> {
+        let slots = disk.register(memory.arena())?;
+        let crew = Crew::new(config.promotion.workers, {
+            let (memory, disk) = (memory.clone(), disk.clone());
+            move |ticket| promote(memory.clone(), disk.clone(), ticket)
+        });
+        let shared = Shared {
+            memory,
+            disk,
+            board: Board::new(&config.promotion),
+            crew,
+            config,
+            gets_from_memory: AtomicU64::new(0),
+            gets_after_waiting: AtomicU64::new(0),
+            gets_from_disk: AtomicU64::new(0),
+            waits_expired: AtomicU64::new(0),
+            _slots: slots,
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How moves from disk to memory went.
+    #[must_use]
+    pub fn promotion_stats(&self) -> PromotionStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PromotionStats {
+            gets_from_memory: read(&self.shared.gets_from_memory),
+            gets_after_waiting: read(&self.shared.gets_after_waiting),
+            gets_from_disk: read(&self.shared.gets_from_disk),
+            waits_expired: read(&self.shared.waits_expired),
+            ..self.shared.board.stats(Instant::now())
+        }
+    }
+}
+
+impl Store for TieredStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        let with_memory = self.shared.memory.register(arena)?;
+        let with_disk = self.shared.disk.register(arena)?;
+        Ok(Registration::new((with_memory, with_disk)))
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Box::pin(self.shared.exists(ids, options))
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        // A put that is given up half-way would leave the tiers at odds, so it is not.
+        let (shared, count) = (self.shared.clone(), puts.len());
+        Box::pin(async move {
+            let put = tokio::spawn(async move { shared.put(puts, options).await });
+            put.await.unwrap_or_else(|_| vec![Err(StoreError::Closed); count])
+        })
+    }
+
+    fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(self.shared.get(gets, options))
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        Box::pin(async move {
+            let on_disk = self.shared.disk.pin(ids, pin).await;
+            both(on_disk, self.shared.memory.pin(ids, pin).await)
+        })
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        Box::pin(async move {
+            let on_disk = self.shared.disk.unpin(ids, pin).await;
+            both(on_disk, self.shared.memory.unpin(ids, pin).await)
+        })
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        Box::pin(self.shared.remove(ids, removal))
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        self.shared.disk.flush()
+    }
+
+    fn stats(&self) -> StoreStats {
+        StoreStats {
+            memory: self.shared.memory.stats().memory,
+            disk: self.shared.disk.stats().disk,
+            figures: self.promotion_stats().figures(),
+            ..StoreStats::default()
+        }
+    }
+
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            self.shared.crew.stop().await;
+            let disk = self.shared.disk.shutdown().await;
+            let memory = self.shared.memory.shutdown().await;
+            disk.and(memory)
+        })
+    }
+}
+
+impl Shared {
+    async fn exists(&self, ids: &[ObjectId], options: ExistsOptions) -> Results<Presence> {
+        if !options.prefetch_to_memory {
+            return self.look_for(ids, options).await;
+        }
+        let mut results = Vec::with_capacity(ids.len());
+        for chunk in ids.chunks(self.config.promotion.chunk_keys.max(1) as usize) {
+            let found = self.look_for(chunk, options).await;
+            let now = Instant::now();
+            let on_disk = chunk.iter().zip(&found).filter(|(_, presence)| match presence {
+                Ok(Presence::Present(Place::Disk)) => true,
+                Ok(Presence::Present(Place::Memory) | Presence::Absent) | Err(_) => false,
+            });
+            let tickets: Vec<_> =
+                on_disk.filter_map(|(id, _)| self.board.trigger(*id, now)).collect();
+            if !tickets.is_empty() {
+                self.crew.take_up(tickets);
+                // On a runtime of a single thread they begin only if this task lets them.
+                tokio::task::yield_now().await;
+            }
+            results.extend(found);
+        }
+        results
+    }
+
+    async fn look_for(&self, ids: &[ObjectId], options: ExistsOptions) -> Results<Presence> {
+        let options = ExistsOptions { prefetch_to_memory: false, ..options };
+        let mut results = self.memory.exists(ids, options).await;
+        let absent = |number: &usize| !results[*number].as_ref().is_ok_and(|it| it.is_present());
+        let numbers: Vec<usize> = (0..ids.len()).filter(absent).collect();
+        let left: Vec<ObjectId> = numbers.iter().map(|number| ids[*number]).collect();
+        if !left.is_empty() {
+            let on_disk = self.disk.exists(&left, options).await;
+            for (number, presence) in numbers.into_iter().zip(on_disk) {
+                results[number] = presence;
+            }
+        }
+        results
+    }
+
+    async fn put(&self, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
+        // The pages stay lent until they are in memory, too.
+        let copies: Vec<Put> = puts.iter().map(Put::share).collect();
+        let mut results = self.disk.put_from(puts, options).await;
+        let mut numbers = Vec::new();
+        let mut wanted = Vec::new();
+        for (number, copy) in copies.into_iter().enumerate() {
+            let id = copy.id;
+            let copies_it = match &results[number] {
+                Ok(Stored::New) => true,
+                // These bytes were not looked at, so they are not what memory may hand out.
+                Ok(Stored::AlreadyThere) => false,
+                // Without the disk, lower generations could still be read from there.
+                Err(error) => memory_may_stand_in(&id, options, error),
+            };
+            // A put that only failed to become durable has replaced them just the same.
+            if id.generation > 0 && (results[number].is_ok() || self.disk.length(&id).is_some()) {
+                self.board.revoke_lower(&id);
+                self.memory.supersede(&id);
+            }
+            if copies_it {
+                numbers.push((number, id));
+                wanted.push(copy);
+            }
+        }
+        let in_memory = PutOptions { durable: false, ..options };
+        let copied = self.memory.put_from(wanted, in_memory).await;
+        for ((number, id), copied) in numbers.into_iter().zip(copied) {
+            match copied {
+                Ok(stored) if results[number].is_err() => results[number] = Ok(stored),
+                // Removed or replaced before it was in memory: whoever did that found it on disk only.
+                Ok(_) if self.disk.length(&id).is_none() => {
+                    take_back(&self.memory, &id, options.pin).await;
+                }
+                // Replaced by something that only memory has.
+                Err(StoreError::Superseded { present }) => {
+                    take_back(&self.disk, &id, options.pin).await;
+                    results[number] = Err(StoreError::Superseded { present });
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        results
+    }
+
+    async fn get(&self, gets: Vec<Get>, options: GetOptions) -> Results<Served> {
+        let mut results = vec![Err(StoreError::Missing); gets.len()];
+        let mut answered = Vec::with_capacity(gets.len());
+        let gets = gets.into_iter().enumerate().collect();
+        let left = self.get_from_memory(gets, false, &mut answered).await;
+        let active = self.board.active(left.iter().map(|(_, get)| get.id));
+        let (mut promoted, mut rest) = (Vec::new(), Vec::new());
+        for (get, active) in left.into_iter().zip(active) {
+            if active { promoted.push(get) } else { rest.push(get) }
+        }
+        let wait = options.promotion_wait;
+        let wait = wait.unwrap_or(Duration::from_millis(self.config.promotion.get_wait_ms));
+        if promoted.is_empty() || wait.is_zero() {
+            rest.append(&mut promoted);
+            answered.extend(self.get_from_disk(rest, false).await);
+        } else {
+            let waiting = self.get_promoted(promoted, wait);
+            let (from_disk, waited) = tokio::join!(self.get_from_disk(rest, false), waiting);
+            answered.extend(from_disk);
+            answered.extend(waited);
+        }
+        for (number, result) in answered {
+            results[number] = result;
+        }
+        results
+    }
+
+    /// Gets that have promotions under way: all of them are waited for at once.
+    async fn get_promoted(
+        &self,
+        gets: Numbered<Get>,
+        wait: Duration,
+    ) -> Numbered<Result<Served, StoreError>> {
+        let ids: Vec<ObjectId> = gets.iter().map(|(_, get)| get.id).collect();
+        if timeout(wait, self.board.settled(&ids)).await.is_err() {
+            self.count_expired();
+        }
+        let mut answered = Vec::with_capacity(gets.len());
+        let left = self.get_from_memory(gets, true, &mut answered).await;
+        answered.extend(self.get_from_disk(left, true).await);
+        answered
+    }
+
+    /// Answers what is in memory and hands back the rest.
+    async fn get_from_memory(
+        &self,
+        gets: Numbered<Get>,
+        waited: bool,
+        answered: &mut Numbered<Result<Served, StoreError>>,
+    ) -> Numbered<Get> {
+        let (found, mut left): (Numbered<Get>, Numbered<Get>) =
+            gets.into_iter().partition(|(_, get)| self.memory.contains(&get.id));
+        let target = |(_, get): &(usize, Get)| {
+            (get.id, get.target.arena(), get.target.page(), get.target.len())
+        };
+        let targets: Vec<_> = found.iter().map(target).collect();
+        let (numbers, found): (Vec<usize>, Vec<Get>) = found.into_iter().unzip();
+        let results = self.memory.get_into(found, GetOptions::default()).await;
+        for ((number, result), (id, arena, page, length)) in
+            numbers.into_iter().zip(results).zip(targets)
+        {
+            match result {
+                Ok(Served { place, .. }) => {
+                    self.count_from_memory(waited);
+                    answered.push((number, Ok(Served { place, waited })));
+                }
+                // Evicted just now, or damaged: the disk may have it. Its target was given back, so
+                // somebody else may have it by now.
+                Err(error @ (StoreError::Missing | StoreError::Corrupt(_))) => {
+                    match arena.target(page) {
+                        Ok(target) => left.push((number, Get::new(id, target.first(length)))),
+                        Err(_) => answered.push((number, Err(error))),
+                    }
+                }
+                Err(error) => answered.push((number, Err(error))),
+            }
+        }
+        left
+    }
+
+    async fn get_from_disk(
+        &self,
+        gets: Numbered<Get>,
+        waited: bool,
+    ) -> Numbered<Result<Served, StoreError>> {
+        if gets.is_empty() {
+            return Vec::new();
+        }
+        let (numbers, gets): (Vec<usize>, Vec<Get>) = gets.into_iter().unzip();
+        let results = self.disk.get_into(gets, GetOptions::default()).await;
+        let served = results.iter().filter(|result| result.is_ok()).count();
+        self.gets_from_disk.fetch_add(served as u64, Ordering::Relaxed);
+        let mark = |result: Result<Served, StoreError>| result.map(|it| Served { waited, ..it });
+        numbers.into_iter().zip(results.into_iter().map(mark)).collect()
+    }
+
+    fn count_from_memory(&self, waited: bool) {
+        self.gets_from_memory.fetch_add(1, Ordering::Relaxed);
+        self.gets_after_waiting.fetch_add(u64::from(waited), Ordering::Relaxed);
+    }
+
+    fn count_from_disk(&self) {
+        self.gets_from_disk.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_expired(&self) {
+        self.waits_expired.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn remove(&self, ids: &[ObjectId], removal: Removal) -> Results<()> {
+        // What either tier refuses stays in both.
+        let mut results: Results<()> = ids.iter().map(|id| self.check(id, removal)).collect();
+        let numbers: Vec<usize> = (0..ids.len()).filter(|it| results[*it].is_ok()).collect();
+        let allowed: Vec<ObjectId> = numbers.iter().map(|number| ids[*number]).collect();
+        let on_disk = self.disk.remove(&allowed, Removal::Forced).await;
+        for ((number, id), on_disk) in numbers.into_iter().zip(allowed).zip(on_disk) {
+            results[number] = match on_disk {
+                Ok(()) | Err(StoreError::Missing) => {
+                    self.board.revoke(&id);
+                    let id = std::slice::from_ref(&id);
+                    match self.memory.remove(id, Removal::Forced).await.remove(0) {
+                        // Nobody can have what is only being written, and its promotion is revoked.
+                        Err(StoreError::Missing | StoreError::BeingWritten) => on_disk,
+                        in_memory => in_memory,
+                    }
+                }
+                Err(error) => Err(error),
+            };
+        }
+        results
+    }
+
+    /// Whether a removal may go ahead.
+    fn check(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
+        match self.memory.check_removal(id, removal) {
+            // What memory is about to hold is its promotion's, or another's whose put is under way.
+            Ok(()) | Err(StoreError::Missing | StoreError::BeingWritten) => {}
+            Err(error) => return Err(error),
+        }
+        match self.disk.check_removal(id, removal) {
+            Ok(()) | Err(StoreError::Missing) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Carries one promotion out.
+async fn promote(memory: MemoryStore, disk: DiskStore, mut ticket: Ticket) {
+    ticket.start();
+    let ending = move_up(&memory, &disk, &ticket).await;
+    ticket.end(ending, Instant::now());
+}
+
+async fn move_up(memory: &MemoryStore, disk: &DiskStore, ticket: &Ticket) -> Ending {
+    let id = ticket.id();
+    let Some(length) = disk.length(&id) else { return Ending::Vanished };
+    let mut slot = match memory.reserve(id, length, None) {
+        Ok(Some(slot)) => slot,
+        Ok(None) | Err(StoreError::BeingWritten) => return Ending::AlreadyResident,
+        Err(StoreError::Full) => return Ending::NoMemory,
+        Err(StoreError::Superseded { .. }) => return Ending::Vanished,
+        Err(_) => return Ending::Failed,
+    };
+    let get = Get::new(id, slot.target());
+    match disk.fetch(vec![get]).await.remove(0) {
+        Ok(header) if ticket.unless_revoked(|| slot.publish(&header, true)) => Ending::Done,
+        Ok(_) | Err(StoreError::Missing) => Ending::Vanished,
+        Err(_) => Ending::Failed,
+    }
+}
+
+/// Removes from one tier what should not have got there.
+async fn take_back(tier: &dyn Store, id: &ObjectId, pin: Option<Pin>) {
+    let id = std::slice::from_ref(id);
+    // Either may find that it is gone already.
+    if let Some(pin) = pin {
+        let _ = tier.unpin(id, pin).await;
+    }
+    let _ = tier.remove(id, Removal::Forced).await;
+}
+
+/// Whether an object that the disk could not take is better kept in memory alone than not at all. With a
+/// higher generation in memory, lower ones could still be read from disk; and what somebody pins for good is
+/// not left to memory without a word when the disk fails.
+fn memory_may_stand_in(id: &ObjectId, options: PutOptions, error: &StoreError) -> bool {
+    if options.durable || id.generation > 0 {
+        return false;
+    }
+    match error {
+        StoreError::Full | StoreError::TooLarge { .. } => true,
+        StoreError::Io { .. } | StoreError::TimedOut(_) | StoreError::Unavailable { .. } => {
+            options.pin != Some(Pin::Hard)
+        }
+        StoreError::NotRegistered { .. }
+        | StoreError::AlreadyRegistered { .. }
+        | StoreError::Missing
+        | StoreError::BeingWritten
+        | StoreError::Superseded { .. }
+        | StoreError::Length { .. }
+        | StoreError::Leased
+        | StoreError::Pinned
+        | StoreError::NotPinned
+        | StoreError::Corrupt(_)
+        | StoreError::HolderAway
+        | StoreError::Forbidden
+        | StoreError::Closed => false,
+    }
+}
+
+/// The answers of both tiers as one.
+fn both(on_disk: Results<()>, in_memory: Results<()>) -> Results<()> {
+    on_disk.into_iter().zip(in_memory).map(|(disk, memory)| either(disk, memory)).collect()
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

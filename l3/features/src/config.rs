@@ -1,0 +1,117 @@
+//! How a feature store is set up.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::FeatureError;
+use super::keys::OWNERS_MAX;
+use terrace_l3::ReleaseConfig;
+
+/// How one process uses a feature store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FeatureConfig {
+    /// The store's name, the same for all who use it: keys begin with it.
+    pub store: String,
+    /// The number of this producer, below [`OWNERS_MAX`]. No two processes that run at the same time have
+    /// the same one; a producer that is started again has its old one, and takes care of what it has put
+    /// before. `None` for those who only consume.
+    pub owner: Option<u16>,
+    /// How many bytes of this producer's samples may be there at a time, put and not yet freed.
+    pub max_resident_bytes: u64,
+    /// What a put does when that is reached.
+    pub when_full: WhenFull,
+    /// How many samples of this producer may be there at a time. A producer that is started again looks
+    /// through as many, so it must not be lowered while samples are there.
+    pub samples_max: u32,
+    /// After this time gc frees what nobody has released; never if `None`.
+    pub max_hold_ms: Option<u64>,
+    /// A release leaves the sample, for further epochs; it goes by an abort, a supersession, or
+    /// `max_hold_ms`. The choice travels on the refs.
+    pub retain_on_release: bool,
+    /// Puts are answered only when they would survive a crash, where the store survives one.
+    pub durable: bool,
+    /// How often a waiting put looks whether others have consumed something.
+    pub poll_ms: u64,
+    /// How failed frees are repeated and how many are remembered.
+    pub free: ReleaseConfig,
+    /// What all who use the store know, and nobody else. With it, refs that were forged or altered are
+    /// refused. It is never written anywhere.
+    #[serde(skip)]
+    pub secret: Option<Secret>,
+}
+
+/// What a put does when the budget is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum WhenFull {
+    /// It fails at once.
+    Refuse,
+    /// It waits for so long until enough is consumed, then it fails.
+    WaitMs(u64),
+}
+
+impl Default for FeatureConfig {
+    fn default() -> Self {
+        Self {
+            store: "features".to_owned(),
+            owner: None,
+            max_resident_bytes: 4 << 30,
+            when_full: WhenFull::WaitMs(600_000),
+            samples_max: 4096,
+            max_hold_ms: Some(1_800_000),
+            retain_on_release: false,
+            durable: false,
+            poll_ms: 10,
+            free: ReleaseConfig::default(),
+            secret: None,
+        }
+    }
+}
+
+impl FeatureConfig {
+    /// Somebody who only consumes.
+    #[must_use]
+    pub fn consumer(store: impl Into<String>) -> Self {
+        Self { store: store.into(), ..Self::default() }
+    }
+
+    /// The producer of that number.
+    #[must_use]
+    pub fn producer(store: impl Into<String>, owner: u16) -> Self {
+        Self { store: store.into(), owner: Some(owner), ..Self::default() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), FeatureError> {
+        if self.owner.is_some_and(|owner| owner >= OWNERS_MAX) {
+            return Err(FeatureError::Config(format!("owner is a number below {OWNERS_MAX}")));
+        }
+        if self.samples_max == 0 {
+            return Err(FeatureError::Config("samples_max is at least 1".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// A shared secret. It is not printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// Made of any bytes; those that are easily guessed make a secret that is.
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(blake3::derive_key("terrace 2026 authentication of feature refs", bytes))
+    }
+
+    pub(super) fn key(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}

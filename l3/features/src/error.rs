@@ -1,0 +1,150 @@
+//! What can go wrong with features.
+
+use terrace_l3::StoreError;
+
+/// Why a sample could not be put, read or released.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FeatureError {
+    /// A name that cannot be part of a key.
+    #[error("the name of {what} has 1 to {max} bytes and no slash")]
+    Name {
+        /// Whose name.
+        what: &'static str,
+        /// The longest possible.
+        max: usize,
+    },
+    /// A sample's name that cannot be part of a key.
+    #[error("the name of a sample has 1 to {max} bytes")]
+    Sample {
+        /// The longest possible.
+        max: usize,
+    },
+    /// Settings that cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// A sample without tensors, or with too many.
+    #[error("a sample has 1 to {max} tensors, not {found}")]
+    TensorCount {
+        /// How many there are.
+        found: usize,
+        /// The most possible.
+        max: usize,
+    },
+    /// Two tensors of the same name.
+    #[error("{key} is there twice: tensors of a sample need different names")]
+    DuplicateTensor {
+        /// The name, within the sample.
+        key: String,
+    },
+    /// Bytes that are not those of such a tensor.
+    #[error("{tensor} takes {expected} bytes, but {found} were given")]
+    Bytes {
+        /// The tensor's name.
+        tensor: String,
+        /// What its shape and type take.
+        expected: usize,
+        /// What there is.
+        found: usize,
+    },
+    /// A shape that has no size.
+    #[error("{tensor} does not end at a byte, or is larger than memory can be")]
+    Shape {
+        /// The tensor's name.
+        tensor: String,
+    },
+    /// Not as many targets as tensors.
+    #[error("the sample has {expected} tensors, but {found} targets were given")]
+    TargetCount {
+        /// The sample's tensors.
+        expected: usize,
+        /// The targets.
+        found: usize,
+    },
+    /// A put by somebody who only consumes.
+    #[error("this handle only consumes: give `FeatureConfig::owner` a number to put samples")]
+    NotAProducer,
+    /// The sample was released, aborted, superseded, or freed because nobody released it in time.
+    #[error("{key} is gone: it was released, aborted, superseded, or held for too long")]
+    Gone {
+        /// The generation of the sample.
+        key: String,
+    },
+    /// A later put of the same sample won.
+    #[error("{key} came too late: a later put of the sample is there or under way")]
+    Superseded {
+        /// The generation that was not put.
+        key: String,
+    },
+    /// The sample was aborted while it was being put.
+    #[error("{key} was aborted while it was being put")]
+    Aborted {
+        /// The generation that was not put.
+        key: String,
+    },
+    /// The ref was not made by somebody who knows the secret, or was changed since.
+    #[error("the ref of {key} is not authentic: it was forged or altered, or the secrets differ")]
+    Forged {
+        /// What the ref claims to be.
+        key: String,
+    },
+    /// The ref belongs to another store.
+    #[error("the ref belongs to the store {found}, this is {expected}")]
+    OtherStore {
+        /// This store's name.
+        expected: String,
+        /// The ref's.
+        found: String,
+    },
+    /// The sample is larger than the budget.
+    #[error("a sample of {bytes} bytes can never fit: max_resident_bytes is {max}")]
+    TooLarge {
+        /// The sample's size.
+        bytes: u64,
+        /// The budget.
+        max: u64,
+    },
+    /// The budget is used up, and the choice was not to wait, or not for longer.
+    #[error(
+        "{resident} of {max} bytes in {samples} samples are waiting to be consumed, no room for \
+         {bytes} more: release what is used up, or raise max_resident_bytes or samples_max"
+    )]
+    OverBudget {
+        /// The sample's size.
+        bytes: u64,
+        /// What is there.
+        resident: u64,
+        /// How many samples that are.
+        samples: u64,
+        /// The budget.
+        max: u64,
+    },
+    /// A tensor is short or damaged, and with it the sample.
+    #[error("{key} is damaged, so the sample cannot be read: {error}")]
+    Damaged {
+        /// The tensor.
+        key: String,
+        /// What the store says.
+        error: StoreError,
+    },
+    /// The sample is given up here, but the store could not be told: other processes may read it until it
+    /// can be.
+    #[error(
+        "{key} is refused here, but the store could not be told: {error}; gc tells it as soon as it \
+         can be reached"
+    )]
+    NotRevoked {
+        /// The generation of the sample.
+        key: String,
+        /// What the store said.
+        error: StoreError,
+    },
+    /// The store failed.
+    #[error("{key}: {error}")]
+    Store {
+        /// What it failed at.
+        key: String,
+        /// What it says.
+        error: StoreError,
+    },
+}

@@ -1,0 +1,134 @@
+//! What objects of a feature store are called: keys that people read, and the ids that stand for them.
+
+use terrace_cache::PageKey;
+
+use super::error::FeatureError;
+use terrace_l3::ObjectId;
+
+/// How many producers may share a store: each has a number below this.
+pub const OWNERS_MAX: u16 = 32;
+
+/// Each producer has two places to note which generation of a sample is its current one: the new note is
+/// there before the old one goes.
+pub(super) const CELLS: u8 = 2;
+
+const NAME_BYTES_MAX: usize = 128;
+/// As long as a record has room for.
+pub(super) const SAMPLE_BYTES_MAX: usize = 512;
+
+/// The names of one store's objects.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    store: String,
+    tensors: PageKey,
+    notes: PageKey,
+}
+
+impl Keys {
+    pub(super) fn new(store: &str) -> Result<Self, FeatureError> {
+        check_name("the store", store)?;
+        Ok(Self {
+            tensors: digest(&["terrace feature tensors 1", store]),
+            notes: digest(&["terrace feature notes 1", store]),
+            store: store.to_owned(),
+        })
+    }
+
+    pub(super) fn store(&self) -> &str {
+        &self.store
+    }
+
+    /// What a tensor is called. No two tensors have the same key: the store's and the tensor's name have
+    /// no slash, and the last number is that of the generation.
+    pub(super) fn tensor_key(&self, sample: &str, generation: u64, name: &str) -> String {
+        format!("{}/{sample}/g{generation}/{name}", self.store)
+    }
+
+    /// What a generation of a sample is called.
+    pub(super) fn sample_key(&self, sample: &str, generation: u64) -> String {
+        format!("{}/{sample}/g{generation}", self.store)
+    }
+
+    /// The object that has the bytes of a tensor.
+    pub(super) fn tensor(&self, sample: &str, generation: u64, name: &str) -> ObjectId {
+        let key = self.tensor_key(sample, generation, name);
+        ObjectId::page(self.tensors, digest(&[&key]))
+    }
+
+    /// The object of a tensor whose key was noted.
+    pub(super) fn tensor_of(&self, key: PageKey) -> ObjectId {
+        ObjectId::page(self.tensors, key)
+    }
+
+    /// What a producer is about to put, or has put: its `slot`th note.
+    pub(super) fn record(&self, owner: u16, slot: u32) -> ObjectId {
+        self.note(&["record", &owner.to_string(), &slot.to_string()])
+    }
+
+    /// Which generation of the sample is a producer's current one.
+    pub(super) fn claim(&self, sample: &str, owner: u16, cell: u8) -> ObjectId {
+        self.note_beside(sample, &["claim", &owner.to_string(), &cell.to_string(), sample])
+    }
+
+    /// That a generation may not be read any more although none of its bytes could be removed.
+    pub(super) fn revocation(&self, sample: &str, generation: u64) -> ObjectId {
+        self.note_beside(sample, &["revoked", &generation.to_string(), sample])
+    }
+
+    /// A note that is kept where the sample's other notes are, so that whoever asks for all of them asks
+    /// one holder: the lower half of a key decides about that.
+    fn note_beside(&self, sample: &str, parts: &[&str]) -> ObjectId {
+        let (name, place) = (digest(parts).0 >> 64 << 64, digest(&[sample]).0 as u64);
+        ObjectId::page(self.notes, PageKey(name | u128::from(place)))
+    }
+
+    fn note(&self, parts: &[&str]) -> ObjectId {
+        ObjectId::page(self.notes, digest(parts))
+    }
+}
+
+/// Whether a name can be part of a key.
+pub(super) fn check_name(what: &'static str, name: &str) -> Result<(), FeatureError> {
+    let fine = (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains('/');
+    if fine { Ok(()) } else { Err(FeatureError::Name { what, max: NAME_BYTES_MAX }) }
+}
+
+pub(super) fn check_sample(sample: &str) -> Result<(), FeatureError> {
+    let fine = (1..=SAMPLE_BYTES_MAX).contains(&sample.len());
+    if fine { Ok(()) } else { Err(FeatureError::Sample { max: SAMPLE_BYTES_MAX }) }
+}
+
+fn digest(parts: &[&str]) -> PageKey {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    let hash = hasher.finalize();
+    let first = hash.as_bytes().first_chunk().expect("a hash has 32 bytes");
+    PageKey(u128::from_le_bytes(*first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_same_in_every_process() {
+        let keys = Keys::new("run-7").unwrap();
+        assert_eq!(keys.tensor_key("a/b", 3, "hidden"), "run-7/a/b/g3/hidden");
+        let id = keys.tensor("a/b", 3, "hidden");
+        assert_eq!(id.namespace.to_string(), "b3a8b4dbb8fc2b49876501963bd7613f");
+        assert_eq!(id.key.to_string(), "aea92a2295eda5f1307e10088aff295b");
+        assert_eq!(id.generation, 0);
+    }
+
+    #[test]
+    fn names_that_would_blur_keys_are_refused() {
+        for bad in ["", "a/b", &"x".repeat(129)] {
+            assert!(check_name("the store", bad).is_err(), "{bad:?}");
+        }
+        assert!(check_sample("").is_err() && check_sample(&"x".repeat(513)).is_err());
+        assert!(check_sample("epoch 1/0007").is_ok());
+    }
+}

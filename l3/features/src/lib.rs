@@ -1,0 +1,467 @@
+//! Features: samples of tensors, from those who produce them to those who consume them.
+//!
+//! A producer [puts](FeatureStore::put) a sample, a few tensors that belong together, and hands the
+//! [`FeatureRef`] to whoever needs it; the consumer [gets](FeatureStore::get) the tensors and
+//! [releases](FeatureStore::release) the ref, which frees their memory at once. Every tensor is one
+//! object of a [`Store`] under a hard pin. It is written straight from registered memory and read straight
+//! into registered memory, and what it is travels on the ref.
+//!
+//! `docs/feature-store.md` has the contract. How it is kept:
+//!
+//! - Every put of a sample is a generation with a number of its own, which is part of the keys of its
+//!   objects. So nothing that happens to one generation, however late, touches another, and no object is
+//!   ever written twice.
+//! - A ref is given out when all tensors are there. It is good as long as all of them are, and no note
+//!   revokes it: removing any object of a generation ends it everywhere, and if none can be removed a
+//!   note is written instead.
+//! - A producer notes in the store what it is about to put (a *record*, under its own number), and which
+//!   generation of a sample is complete (a *claim*, under the sample's name). By its records it finds
+//!   after a restart what it has put; by the claims whoever puts the same sample finds what to supersede.
+//!   Records and claims are written and removed by their producer alone.
+
+mod config;
+mod dtype;
+mod error;
+mod free;
+mod keys;
+mod ledger;
+mod notes;
+mod put;
+mod record;
+mod recovery;
+mod reference;
+mod stats;
+mod tensor;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+pub use self::config::{FeatureConfig, Secret, WhenFull};
+pub use self::dtype::Dtype;
+pub use self::error::FeatureError;
+pub use self::keys::OWNERS_MAX;
+pub use self::record::TENSORS_MAX;
+pub use self::reference::FeatureRef;
+pub use self::stats::{FeatureStats, OldestSample};
+pub use self::tensor::{Tensor, TensorSpec};
+
+use self::keys::Keys;
+use self::ledger::{Entry, Ledger, Stage};
+use self::notes::Notes;
+use terrace_l3::backend::{ALIGNMENT, one_each};
+use terrace_l3::{Arena, Get, GetOptions, ObjectId, Registration, Store, StoreError, Target};
+
+/// Samples of tensors in a [`Store`]. Clones are the same.
+///
+/// Puts and frees run as tasks of their own, so it needs a tokio runtime with time.
+#[derive(Clone, Debug)]
+pub struct FeatureStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Arc<dyn Store>,
+    keys: Keys,
+    config: FeatureConfig,
+    notes: Notes,
+    ledger: Mutex<Ledger>,
+    clock: Clock,
+    /// The highest generation that was given to a put here.
+    last_generation: Mutex<u64>,
+    /// Puts of one sample come one after the other to the point where they take effect.
+    claiming: [tokio::sync::Mutex<()>; 16],
+    /// Puts get room in the order in which they came.
+    gate: tokio::sync::Mutex<()>,
+    waiting: AtomicU64,
+    /// Something was freed.
+    freed: Notify,
+    /// Where the search for what others have consumed goes on.
+    reap_from: Mutex<u64>,
+}
+
+/// What a release came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Released {
+    /// The memory is free.
+    Freed,
+    /// Nobody can read the sample any more, but some of its bytes could not be removed yet; gc goes on.
+    Lingering,
+    /// Somebody else has ended the sample, or is about to.
+    AlreadyGone,
+    /// The sample stays for further epochs, as its producer wants it.
+    Retained,
+}
+
+/// What a [`FeatureStore::gc`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GcReport {
+    /// Samples of this producer that others have consumed, whose room is free again.
+    pub consumed: u64,
+    /// Samples that nobody released in time.
+    pub expired: u64,
+    /// Generations of which everything is removed.
+    pub freed: u64,
+    /// Generations that are still parked.
+    pub parked: u64,
+}
+
+impl FeatureStore {
+    /// Opens the feature store that `config` names in `store`. A producer finds what it has put before.
+    ///
+    /// A [`Guarded`](terrace_l3::Guarded) store must not remember what it could not read
+    /// (`negative_ttl_ms: 0`): the notes of other processes come and go under the same names.
+    ///
+    /// # Errors
+    /// When the settings cannot work or the store cannot be read.
+    pub async fn open(store: Arc<dyn Store>, config: FeatureConfig) -> Result<Self, FeatureError> {
+        config.check()?;
+        let keys = Keys::new(&config.store)?;
+        let failed = |error| FeatureError::Store { key: config.store.clone(), error };
+        let shared = Arc::new(Shared {
+            notes: Notes::new(store.clone()).map_err(failed)?,
+            ledger: Mutex::new(Ledger::new(&config)),
+            store,
+            keys,
+            clock: Clock::new(),
+            last_generation: Mutex::new(0),
+            claiming: Default::default(),
+            gate: tokio::sync::Mutex::default(),
+            waiting: AtomicU64::new(0),
+            freed: Notify::new(),
+            reap_from: Mutex::new(0),
+            config,
+        });
+        if let Some(owner) = shared.config.owner {
+            shared.recover(owner).await?;
+        }
+        Ok(Self { shared })
+    }
+
+    /// Lets the store use the arena until the registration is dropped: tensors are put from, and read
+    /// into, registered memory only.
+    ///
+    /// # Errors
+    /// When the arena is registered already, or the store cannot take it.
+    pub fn register(&self, arena: &Arena) -> Result<Registration, FeatureError> {
+        self.shared.store.register(arena).map_err(|error| self.shared.failed(error))
+    }
+
+    /// Puts a sample. Earlier generations of it, whoever put them, cannot be had any more when this
+    /// returns; if it fails they are as they were, unless the error says otherwise.
+    ///
+    /// Dropping the future calls the put off.
+    ///
+    /// # Errors
+    /// When the tensors cannot be a sample, the budget is used up, another put of the sample is later, or
+    /// the store fails. Nothing of the sample can be read then, and what there is of it is freed.
+    pub async fn put(
+        &self,
+        sample: &str,
+        tensors: Vec<Tensor>,
+    ) -> Result<FeatureRef, FeatureError> {
+        let result = self.shared.clone().put(sample, tensors).await;
+        if result.is_err() {
+            self.shared.ledger.lock().stats.puts_failed += 1;
+        }
+        result
+    }
+
+    /// Reads a sample into memory made for it.
+    ///
+    /// # Errors
+    /// [`FeatureError::Gone`] after a release, an abort, a supersession or `max_hold_ms`;
+    /// [`FeatureError::Damaged`] if any tensor is short or damaged; and what the store says.
+    pub async fn get(&self, reference: &FeatureRef) -> Result<Vec<Tensor>, FeatureError> {
+        self.shared.check(reference)?;
+        let mut arenas = Vec::with_capacity(reference.tensors.len());
+        for tensor in &reference.tensors {
+            let bytes = size(tensor)?;
+            // As large as direct IO wants it, so that every kind of store needs no copy.
+            let arena = Arena::with_headroom(1, bytes.max(1).next_multiple_of(ALIGNMENT))
+                .map_err(|error| self.shared.failed(StoreError::io("allocating memory", &error)))?;
+            let registration = self.register(&arena)?;
+            arenas.push((arena, registration, bytes));
+        }
+        let target = |(arena, _, bytes): &(Arena, Registration, usize)| {
+            arena.target(0).expect("nobody else knows it").first(*bytes)
+        };
+        self.get_into(reference, arenas.iter().map(target).collect()).await?;
+        let tensor = |(spec, (arena, _, bytes)): (&TensorSpec, &(Arena, _, usize))| {
+            let data = arena.source(0).expect("a store that answers has let go of it");
+            Tensor::new(spec.clone(), data.first(*bytes))
+        };
+        Ok(reference.tensors.iter().zip(&arenas).map(tensor).collect())
+    }
+
+    /// Reads a sample into registered memory of the caller's, one target for each tensor in the order of
+    /// the ref, each exactly as long as its tensor.
+    ///
+    /// # Errors
+    /// As [`FeatureStore::get`]; the content of all targets is undefined then.
+    pub async fn get_into(
+        &self,
+        reference: &FeatureRef,
+        targets: Vec<Target>,
+    ) -> Result<(), FeatureError> {
+        let shared = &self.shared;
+        shared.check(reference)?;
+        if targets.len() != reference.tensors.len() {
+            let (expected, found) = (reference.tensors.len(), targets.len());
+            return Err(FeatureError::TargetCount { expected, found });
+        }
+        for (tensor, target) in reference.tensors.iter().zip(&targets) {
+            check_bytes(tensor, target.len())?;
+        }
+        let result = shared.read(reference, targets).await;
+        let stats = &mut shared.ledger.lock().stats;
+        match &result {
+            Ok(()) => {
+                stats.gets += 1;
+                stats.get_bytes += reference.bytes();
+            }
+            Err(FeatureError::Gone { .. }) => stats.gets_gone += 1,
+            Err(FeatureError::Damaged { .. }) => stats.gets_damaged += 1,
+            Err(_) => {}
+        }
+        result
+    }
+
+    /// Says that the sample is used up: it cannot be had any more, in any process, and its memory is freed
+    /// at once, whatever leases say. Of a generation that was superseded it frees nothing else.
+    ///
+    /// # Errors
+    /// [`FeatureError::NotRevoked`] if the store could not be told: this process refuses the ref all the
+    /// same, and gc goes on telling the store.
+    pub async fn release(&self, reference: FeatureRef) -> Result<Released, FeatureError> {
+        let shared = &self.shared;
+        shared.check(&reference)?;
+        if shared.ledger.lock().refuses(reference.generation) {
+            return Ok(Released::AlreadyGone);
+        }
+        if reference.retain {
+            shared.ledger.lock().stats.retained += 1;
+            return Ok(Released::Retained);
+        }
+        let entry = shared.entry(&reference.sample, shared.tensor_ids(&reference));
+        let note = shared.keys.revocation(&reference.sample, reference.generation);
+        // If that cannot be told, it is not known to be gone.
+        let revoked = shared.notes.is_there(note).await == Ok(true);
+        let freed = shared.end(reference.generation, entry).await;
+        if !freed.found || revoked {
+            return Ok(Released::AlreadyGone);
+        }
+        shared.ledger.lock().stats.released += 1;
+        shared.revoked(&reference.sample, reference.generation, &freed)?;
+        Ok(if freed.complete { Released::Freed } else { Released::Lingering })
+    }
+
+    /// Calls a sample off: no generation of it can be had any more, whoever has put it, and puts of it
+    /// under way in this process fail. Answers how many there were.
+    ///
+    /// # Errors
+    /// When the store could not be asked or told. This process refuses what it knows all the same.
+    pub async fn abort(&self, sample: &str) -> Result<u64, FeatureError> {
+        let shared = &self.shared;
+        keys::check_sample(sample)?;
+        let own: Vec<u64> = shared.ledger.lock().of_sample(sample).collect();
+        let mut doomed: Vec<_> = own.into_iter().map(|own| (own, None)).collect();
+        let claims = shared.claims(sample, &shared.claim_ids(sample)).await;
+        let others = claims.iter().flatten();
+        doomed.extend(others.map(|claim| (claim.generation, Some(shared.entry_of(claim)))));
+        let mut aborted = 0;
+        let mut failure = None;
+        for (generation, entry) in doomed {
+            let entry = entry.unwrap_or_else(|| shared.entry(sample, Vec::new()));
+            let freed = shared.end(generation, entry).await;
+            aborted += u64::from(freed.found);
+            failure = failure.or(shared.revoked(sample, generation, &freed).err());
+        }
+        shared.ledger.lock().stats.aborted += aborted;
+        claims?;
+        failure.map_or(Ok(aborted), Err)
+    }
+
+    /// Frees what others have consumed, what nobody has released in time, and what could not be freed
+    /// before. To be called every second or so; a put that waits for room does it as well.
+    ///
+    /// # Errors
+    /// When the store could not be asked; everything else was done.
+    pub async fn gc(&self) -> Result<GcReport, FeatureError> {
+        self.shared.gc().await
+    }
+
+    /// The keys of a sample's tensors and the objects that have their bytes, for those who look into the
+    /// store itself.
+    #[must_use]
+    pub fn objects(&self, reference: &FeatureRef) -> Vec<(String, ObjectId)> {
+        let FeatureRef { sample, generation, tensors, .. } = reference;
+        let key =
+            |tensor: &TensorSpec| self.shared.keys.tensor_key(sample, *generation, &tensor.name);
+        tensors.iter().map(key).zip(self.shared.tensor_ids(reference)).collect()
+    }
+
+    /// Counters and gauges.
+    #[must_use]
+    pub fn stats(&self) -> FeatureStats {
+        self.shared.stats()
+    }
+}
+
+impl Shared {
+    /// Whether the ref is one of this store's, and no forgery.
+    fn check(&self, reference: &FeatureRef) -> Result<(), FeatureError> {
+        if reference.store != self.keys.store() {
+            let (expected, found) = (self.keys.store().to_owned(), reference.store.clone());
+            return Err(FeatureError::OtherStore { expected, found });
+        }
+        if let Some(secret) = &self.config.secret
+            && !reference.is_authentic(secret)
+        {
+            self.ledger.lock().stats.forged += 1;
+            let key = self.keys.sample_key(&reference.sample, reference.generation);
+            return Err(FeatureError::Forged { key });
+        }
+        keys::check_sample(&reference.sample)?;
+        check_specs(&reference.tensors)
+    }
+
+    async fn read(&self, reference: &FeatureRef, targets: Vec<Target>) -> Result<(), FeatureError> {
+        let FeatureRef { sample, generation, tensors, .. } = reference;
+        let gone = || FeatureError::Gone { key: self.keys.sample_key(sample, *generation) };
+        if self.ledger.lock().refuses(*generation) {
+            return Err(gone());
+        }
+        let ids = self.tensor_ids(reference);
+        let gets: Vec<Get> =
+            ids.iter().zip(targets).map(|(id, target)| Get::new(*id, target)).collect();
+        let (revoked, results) = tokio::join!(
+            self.notes.is_there(self.keys.revocation(sample, *generation)),
+            self.store.get_into(gets, GetOptions::default()),
+        );
+        let mut failure = None;
+        for (tensor, result) in tensors.iter().zip(one_each(results, tensors.len())) {
+            let key = || self.keys.tensor_key(sample, *generation, &tensor.name);
+            match result {
+                Ok(_) => {}
+                // Without one of its tensors there is no sample, whatever ails the others.
+                Err(StoreError::Missing | StoreError::Superseded { .. }) => return Err(gone()),
+                Err(error @ (StoreError::Corrupt(_) | StoreError::Length { .. })) => {
+                    failure = Some(FeatureError::Damaged { key: key(), error });
+                }
+                Err(error) => {
+                    failure = failure.or(Some(FeatureError::Store { key: key(), error }));
+                }
+            }
+        }
+        match revoked {
+            Ok(true) => Err(gone()),
+            Ok(false) => failure.map_or(Ok(()), Err),
+            Err(error) => Err(failure.unwrap_or_else(|| self.failed(error))),
+        }
+    }
+
+    fn tensor_ids(&self, reference: &FeatureRef) -> Vec<ObjectId> {
+        let FeatureRef { sample, generation, tensors, .. } = reference;
+        let id = |tensor: &TensorSpec| self.keys.tensor(sample, *generation, &tensor.name);
+        tensors.iter().map(id).collect()
+    }
+
+    /// What is noted of another producer's generation that is to be freed here.
+    fn entry(&self, sample: &str, tensors: Vec<ObjectId>) -> Entry {
+        Entry {
+            sample: sample.into(),
+            tensors,
+            bytes: 0,
+            own: None,
+            dead: false,
+            revoked: false,
+            unsettled_until: None,
+            stage: Stage::Live,
+        }
+    }
+
+    fn failed(&self, error: StoreError) -> FeatureError {
+        FeatureError::Store { key: self.keys.store().to_owned(), error }
+    }
+
+    fn stats(&self) -> FeatureStats {
+        let ledger = self.ledger.lock();
+        let now_ms = self.clock.now_ms();
+        let oldest = ledger.oldest().map(|(generation, sample, created_ms)| OldestSample {
+            key: self.keys.sample_key(sample, generation),
+            age_ms: now_ms.saturating_sub(created_ms),
+        });
+        let waiting = self.waiting.load(std::sync::atomic::Ordering::Relaxed);
+        FeatureStats { waiting, oldest, ..ledger.stats() }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FeatureStore")
+            .field("store", &self.store)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Milliseconds since 1970, as they were at the start and went on since: a clock that is set meanwhile
+/// changes nothing.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    born_ms: u64,
+    born: Instant,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let born_ms = since.unwrap_or(Duration::ZERO).as_millis() as u64;
+        Self { born_ms, born: Instant::now() }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.born_ms + self.born.elapsed().as_millis() as u64
+    }
+}
+
+/// Whether these can be the tensors of a sample.
+fn check_specs(tensors: &[TensorSpec]) -> Result<(), FeatureError> {
+    if !(1..=TENSORS_MAX).contains(&tensors.len()) {
+        return Err(FeatureError::TensorCount { found: tensors.len(), max: TENSORS_MAX });
+    }
+    let mut names = std::collections::BTreeSet::new();
+    for tensor in tensors {
+        keys::check_name("a tensor", &tensor.name)?;
+        size(tensor)?;
+        if !names.insert(&tensor.name) {
+            return Err(FeatureError::DuplicateTensor { key: tensor.name.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn size(tensor: &TensorSpec) -> Result<usize, FeatureError> {
+    tensor.bytes().ok_or_else(|| FeatureError::Shape { tensor: tensor.name.clone() })
+}
+
+fn check_bytes(tensor: &TensorSpec, found: usize) -> Result<(), FeatureError> {
+    let expected = size(tensor)?;
+    if expected == found {
+        return Ok(());
+    }
+    Err(FeatureError::Bytes { tensor: tensor.name.clone(), expected, found })
+}
+
+/// The example of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/feature-store.md")]
+struct Documentation;

@@ -1,0 +1,259 @@
+//! Small objects that a feature store keeps beside tensors, and the memory that they come and go through.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::record::{RECORD_BYTES, Record};
+use terrace_l3::backend::one_each;
+use terrace_l3::{
+    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Pin, Presence, Put, PutOptions,
+    Registration, Removal, Results, Store, StoreError, Stored,
+};
+
+/// How many notes are on their way at a time.
+const PAGES: u32 = 64;
+
+/// How many are read in one call.
+const BATCH: usize = 16;
+
+/// How many objects are asked about in one call.
+pub(super) const ASK_BATCH: usize = 256;
+
+/// Writes and reads notes.
+#[derive(Debug)]
+pub(super) struct Notes {
+    store: Arc<dyn Store>,
+    pages: Arc<Pages>,
+    _registration: Registration,
+}
+
+#[derive(Debug)]
+struct Pages {
+    arena: Arena,
+    free: Mutex<Vec<u32>>,
+    /// Pages that a store had not given back when their call ended.
+    overdue: Mutex<Vec<u32>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Notes {
+    pub(super) fn new(store: Arc<dyn Store>) -> Result<Self, StoreError> {
+        let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
+            .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
+        let registration = store.register(&arena)?;
+        let pages = Pages {
+            arena,
+            free: Mutex::new((0..PAGES).collect()),
+            overdue: Mutex::default(),
+            permits: Arc::new(Semaphore::new(PAGES as usize)),
+        };
+        Ok(Self { store, pages: Arc::new(pages), _registration: registration })
+    }
+
+    /// Writes a record that nothing evicts.
+    pub(super) async fn write(
+        &self,
+        id: ObjectId,
+        record: &Record,
+        durable: bool,
+    ) -> Result<(), StoreError> {
+        self.write_with(id, durable, |bytes| record.encode(bytes)).await
+    }
+
+    /// Writes a note whose being there says it all.
+    pub(super) async fn mark(&self, id: ObjectId, durable: bool) -> Result<(), StoreError> {
+        self.write_with(id, durable, |bytes| bytes.fill(0)).await
+    }
+
+    async fn write_with(
+        &self,
+        id: ObjectId,
+        durable: bool,
+        fill: impl Fn(&mut [u8]),
+    ) -> Result<(), StoreError> {
+        /// What was left under the name by a former life of this process is in the way once.
+        const TRIES: usize = 3;
+        let page = self.pages.take(1).await?.remove(0);
+        fill(&mut self.pages.target(&page)?);
+        for _ in 0..TRIES {
+            let put = Put::new(id, self.pages.source(&page)?);
+            let options = PutOptions { pin: Some(Pin::Hard), durable };
+            match one_each(self.store.put_from(vec![put], options).await, 1).remove(0)? {
+                Stored::New => return Ok(()),
+                Stored::AlreadyThere => self.take_away(id).await?,
+            }
+        }
+        Err(StoreError::BeingWritten)
+    }
+
+    /// Removes what is under a name, with the pins of all who have put it.
+    async fn take_away(&self, id: ObjectId) -> Result<(), StoreError> {
+        const PINS_MAX: usize = 16;
+        for _ in 0..PINS_MAX {
+            match self.remove(&[id]).await.remove(0) {
+                Ok(()) | Err(StoreError::Missing) => return Ok(()),
+                Err(StoreError::Pinned) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(StoreError::Pinned)
+    }
+
+    /// Takes back a pin of each object and removes it by force.
+    pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
+        let mut results = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(ASK_BATCH) {
+            // If a pin stays, the removal says so.
+            drop(self.store.unpin(ids, Pin::Hard).await);
+            let removed = self.store.remove(ids, Removal::Forced).await;
+            results.extend(one_each(removed, ids.len()));
+        }
+        results
+    }
+
+    /// Reads records. What is none is damaged.
+    pub(super) async fn read(&self, ids: &[ObjectId]) -> Results<Record> {
+        let mut records = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(BATCH) {
+            match self.read_batch(ids).await {
+                Ok(batch) => records.extend(batch),
+                Err(error) => records.extend(vec![Err(error); ids.len()]),
+            }
+        }
+        records
+    }
+
+    async fn read_batch(&self, ids: &[ObjectId]) -> Result<Results<Record>, StoreError> {
+        let pages = self.pages.take(ids.len()).await?;
+        let get = |(id, page): (&ObjectId, &Page)| Ok(Get::new(*id, self.pages.target(page)?));
+        let gets = ids.iter().zip(&pages).map(get).collect::<Result<Vec<_>, StoreError>>()?;
+        let results = one_each(self.store.get_into(gets, GetOptions::default()).await, ids.len());
+        let decode = |(result, page): (Result<_, StoreError>, &Page)| {
+            result?;
+            let record = Record::decode(&self.pages.source(page)?);
+            record.ok_or(StoreError::Corrupt(Mismatch::Version))
+        };
+        Ok(results.into_iter().zip(&pages).map(decode).collect())
+    }
+
+    /// Which objects are there, as far as it can be told.
+    pub(super) async fn are_there(&self, ids: &[ObjectId]) -> Results<bool> {
+        let mut found = Vec::with_capacity(ids.len());
+        for ids in ids.chunks(ASK_BATCH) {
+            let results = self.store.exists(ids, ExistsOptions::default()).await;
+            let results = one_each(results, ids.len()).into_iter();
+            found.extend(results.map(|result| result.map(Presence::is_present)));
+        }
+        found
+    }
+
+    /// Whether one object is there.
+    pub(super) async fn is_there(&self, id: ObjectId) -> Result<bool, StoreError> {
+        self.are_there(&[id]).await.remove(0)
+    }
+
+    /// The records among `ids` that are there, each with its id. One that cannot be asked for or read says
+    /// nothing, so the whole answer fails.
+    pub(super) async fn find(
+        &self,
+        ids: &[ObjectId],
+    ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
+        let mut there = Vec::new();
+        for (id, is_there) in ids.iter().zip(self.are_there(ids).await) {
+            if is_there? {
+                there.push(*id);
+            }
+        }
+        let mut found = Vec::new();
+        for (id, result) in there.iter().zip(self.read(&there).await) {
+            match result {
+                Ok(record) => found.push((*id, record)),
+                // Removed since.
+                Err(StoreError::Missing) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(found)
+    }
+
+    /// As [`Notes::find`], but what is damaged is left out: a store removes it, so that it cannot be read
+    /// at the next try either.
+    pub(super) async fn find_sound(
+        &self,
+        ids: &[ObjectId],
+    ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
+        const TRIES: usize = 3;
+        for _ in 1..TRIES {
+            match self.find(ids).await {
+                Err(StoreError::Corrupt(_) | StoreError::Length { .. }) => {}
+                answer => return answer,
+            }
+        }
+        self.find(ids).await
+    }
+}
+
+impl Pages {
+    /// Pages that nobody uses.
+    async fn take(self: &Arc<Self>, count: usize) -> Result<Vec<Page>, StoreError> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        self.reclaim();
+        let permits = self.permits.clone().acquire_many_owned(count as u32);
+        let permits = tokio::time::timeout(PATIENCE, permits).await;
+        let mut permits = permits
+            .map_err(|_| StoreError::TimedOut(PATIENCE))?
+            .expect("the semaphore is never closed");
+        let mut free = self.free.lock();
+        let page = |_| Page {
+            number: free.pop().expect("there is a page for each permit"),
+            permit: permits.split(1),
+            pages: self.clone(),
+        };
+        Ok((0..count).map(page).collect())
+    }
+
+    /// Takes up the pages that have come back at last.
+    fn reclaim(&self) {
+        let mut overdue = self.overdue.lock();
+        overdue.retain(|page| {
+            let returned = self.arena.target(*page).is_ok();
+            if returned {
+                self.free.lock().push(*page);
+                self.permits.add_permits(1);
+            }
+            !returned
+        });
+    }
+
+    fn target(&self, page: &Page) -> Result<terrace_l3::Target, StoreError> {
+        self.arena.target(page.number).map_err(|_| StoreError::BeingWritten)
+    }
+
+    fn source(&self, page: &Page) -> Result<terrace_l3::Source, StoreError> {
+        self.arena.source(page.number).map_err(|_| StoreError::BeingWritten)
+    }
+}
+
+/// A page in somebody's use.
+#[derive(Debug)]
+struct Page {
+    number: u32,
+    permit: Option<OwnedSemaphorePermit>,
+    pages: Arc<Pages>,
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if self.pages.arena.target(self.number).is_ok() {
+            self.pages.free.lock().push(self.number);
+        } else {
+            if let Some(permit) = self.permit.take() {
+                permit.forget();
+            }
+            self.pages.overdue.lock().push(self.number);
+        }
+    }
+}

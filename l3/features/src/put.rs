@@ -1,0 +1,378 @@
+//! Putting a sample: room, record, tensors, claim, and the end of what it supersedes.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::config::WhenFull;
+use super::error::FeatureError;
+use super::keys::{CELLS, OWNERS_MAX};
+use super::ledger::{Entry, Room, Stage};
+use super::record::Record;
+use super::reference::FeatureRef;
+use super::tensor::{Tensor, TensorSpec};
+use super::{Shared, check_bytes, check_specs, keys};
+use terrace_l3::backend::{died, one_each};
+use terrace_l3::{ObjectId, Pin, Put, PutOptions, StoreError, Stored};
+
+/// A put that has found room, and is not over.
+struct Putting {
+    shared: Arc<Shared>,
+    sample: Arc<str>,
+    generation: u64,
+    /// Where others claim the sample.
+    others: Vec<ObjectId>,
+    over: bool,
+}
+
+impl Drop for Putting {
+    fn drop(&mut self) {
+        if !self.over {
+            self.shared.ledger.lock().fail_put(self.generation, true, Instant::now());
+        }
+    }
+}
+
+/// Room that is not used yet.
+struct Reserved {
+    shared: Arc<Shared>,
+    room: Option<Room>,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take() {
+            self.shared.ledger.lock().give_back(&room);
+            self.shared.freed.notify_waiters();
+        }
+    }
+}
+
+impl Shared {
+    pub(super) async fn put(
+        self: Arc<Self>,
+        sample: &str,
+        tensors: Vec<Tensor>,
+    ) -> Result<FeatureRef, FeatureError> {
+        let owner = self.config.owner.ok_or(FeatureError::NotAProducer)?;
+        keys::check_sample(sample)?;
+        let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
+        check_specs(&specs)?;
+        for tensor in &tensors {
+            check_bytes(&tensor.spec, tensor.data.len())?;
+        }
+        let bytes = tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
+        let reserved = self.room(bytes).await?;
+        let (answer, result) = oneshot::channel();
+        let sample: Arc<str> = sample.into();
+        let put = tokio::spawn(async move {
+            let shared = reserved.shared.clone();
+            let result = shared.put_into(reserved, owner, &sample, tensors, specs).await;
+            let generation = result.as_ref().ok().map(FeatureRef::generation);
+            if answer.send(result).is_err()
+                && let Some(generation) = generation
+            {
+                // Nobody waits for it any more, so nobody will ever have this ref.
+                shared.end(generation, shared.entry(&sample, Vec::new())).await;
+            }
+        });
+        match result.await {
+            Ok(result) => result,
+            Err(_) => match put.await {
+                Err(error) => Err(self.failed(died(error))),
+                Ok(()) => unreachable!("a task that ends has answered"),
+            },
+        }
+    }
+
+    async fn put_into(
+        self: &Arc<Self>,
+        mut reserved: Reserved,
+        owner: u16,
+        sample: &Arc<str>,
+        tensors: Vec<Tensor>,
+        specs: Vec<TensorSpec>,
+    ) -> Result<FeatureRef, FeatureError> {
+        let others = self.claim_ids(sample);
+        let claims = self.claims(sample, &others).await?;
+        let floor = claims.iter().map(|claim| claim.generation).max().unwrap_or(0);
+        let generation = self.next_generation(owner, floor);
+        let id = |spec: &TensorSpec| self.keys.tensor(sample, generation, &spec.name);
+        let ids: Vec<ObjectId> = specs.iter().map(id).collect();
+        let created_ms = self.clock.now_ms();
+        let sizes = tensors.iter().map(|tensor| tensor.data.len() as u64);
+        let record = Record {
+            sample: sample.to_string(),
+            generation,
+            created_ms,
+            tensors: ids.iter().map(|id| id.key).zip(sizes).collect(),
+        };
+        let room = reserved.room.take().expect("the room is used once");
+        self.ledger.lock().begin_put(generation, sample, ids.clone(), &room, created_ms);
+        let mut putting = Putting {
+            shared: self.clone(),
+            sample: sample.clone(),
+            generation,
+            others,
+            over: false,
+        };
+        let result = self.store_and_claim(&putting, owner, room.slot, &record, ids, tensors).await;
+        putting.over = true;
+        if let Err(error) = result {
+            self.give_up(generation, &error).await;
+            return Err(error);
+        }
+        let reference = FeatureRef {
+            store: self.keys.store().to_owned(),
+            sample: sample.to_string(),
+            generation,
+            tensors: specs,
+            retain: self.config.retain_on_release,
+            mac: None,
+        };
+        Ok(reference.sign(self.config.secret.as_ref()))
+    }
+
+    /// Everything that makes a generation one that can be read.
+    async fn store_and_claim(
+        self: &Arc<Self>,
+        putting: &Putting,
+        owner: u16,
+        slot: u32,
+        record: &Record,
+        ids: Vec<ObjectId>,
+        tensors: Vec<Tensor>,
+    ) -> Result<(), FeatureError> {
+        let Putting { sample, generation, .. } = putting;
+        let key = self.keys.sample_key(sample, *generation);
+        let failed = |error| FeatureError::Store { key: key.clone(), error };
+        let durable = self.config.durable;
+        // Before the first tensor, so that whatever becomes of this process, none is forgotten.
+        self.write_record(owner, slot, record).await.map_err(failed)?;
+        let puts = ids.iter().zip(tensors).map(|(id, tensor)| Put::new(*id, tensor.data));
+        let puts: Vec<Put> = puts.collect();
+        let options = PutOptions { pin: Some(Pin::Hard), durable };
+        let results = one_each(self.store.put_from(puts, options).await, ids.len());
+        for result in results {
+            match result {
+                Ok(Stored::New) => {}
+                // No other put has these names, so nobody knows whose bytes those are.
+                Ok(Stored::AlreadyThere) => return Err(failed(StoreError::BeingWritten)),
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let stripe = self.keys.revocation(sample, 0).key.0 as usize % self.claiming.len();
+        let _alone = self.claiming[stripe].lock().await;
+        let claimed = async {
+            self.write_claim(owner, record).await.map_err(failed)?;
+            self.supersede(putting, &key).await?;
+            let well = self.ledger.lock().end_put(*generation);
+            if well { Ok(()) } else { Err(FeatureError::Aborted { key: key.clone() }) }
+        };
+        let claimed = claimed.await;
+        if let Err(error) = &claimed {
+            // Before the next put of this sample looks for a place for its claim.
+            self.give_up(*generation, error).await;
+        }
+        claimed
+    }
+
+    /// Notes what is about to be put. A former life of this producer may have died while it wrote to a
+    /// slot, and a store may keep such a place for a while: then another one does.
+    async fn write_record(
+        &self,
+        owner: u16,
+        mut slot: u32,
+        record: &Record,
+    ) -> Result<(), StoreError> {
+        const SLOTS_TRIED: usize = 64;
+        for _ in 0..SLOTS_TRIED {
+            let id = self.keys.record(owner, slot);
+            match self.notes.write(id, record, self.config.durable).await {
+                Err(StoreError::BeingWritten) => {}
+                written => return written,
+            }
+            let other = self.ledger.lock().other_slot(record.generation);
+            slot = other.ok_or(StoreError::BeingWritten)?;
+        }
+        Err(StoreError::BeingWritten)
+    }
+
+    /// Notes that the generation is complete, at a place that can be written to as well.
+    async fn write_claim(self: &Arc<Self>, owner: u16, record: &Record) -> Result<(), StoreError> {
+        let mut cell = self.cell(record.generation).await?;
+        loop {
+            self.ledger.lock().set_cell(record.generation, cell);
+            let id = self.keys.claim(&record.sample, owner, cell);
+            match self.notes.write(id, record, self.config.durable).await {
+                Err(StoreError::BeingWritten) => {}
+                written => return written,
+            }
+            let next = self.ledger.lock().free_cell(record.generation, cell + 1);
+            cell = next.ok_or(StoreError::BeingWritten)?;
+        }
+    }
+
+    /// Frees what there is of a put that has failed.
+    async fn give_up(self: &Arc<Self>, generation: u64, error: &FeatureError) {
+        let unsettled = match error {
+            FeatureError::Store { error, .. } => error.may_have_happened(),
+            _ => false,
+        };
+        self.ledger.lock().fail_put(generation, unsettled, Instant::now());
+        self.free(vec![generation]).await;
+    }
+
+    /// Ends all lower generations of the sample. There may be a higher one: then this put is too late.
+    async fn supersede(self: &Arc<Self>, putting: &Putting, key: &str) -> Result<(), FeatureError> {
+        let Putting { sample, generation, others, .. } = putting;
+        // Whoever claims the sample at the same time has claimed before this looks, or looks after this
+        // has claimed: one of both sees the other.
+        let rivals = self.claims(sample, others).await?;
+        let own: Vec<(u64, Option<Stage>)> = {
+            let ledger = self.ledger.lock();
+            let stage = |own: u64| (own, ledger.stage(own));
+            ledger.of_sample(sample).map(stage).collect()
+        };
+        let later_own =
+            own.iter().any(|(own, stage)| own > generation && *stage == Some(Stage::Live));
+        if later_own || rivals.iter().any(|rival| rival.generation > *generation) {
+            return Err(FeatureError::Superseded { key: key.to_owned() });
+        }
+        let complete = |stage: &Option<Stage>| match stage {
+            Some(Stage::Live | Stage::Leaving { .. }) => true,
+            Some(Stage::Putting { .. }) | None => false,
+        };
+        let own = own.into_iter().filter(|(own, stage)| own < generation && complete(stage));
+        let own = own.map(|(own, _)| (own, self.entry(sample, Vec::new())));
+        let rivals = rivals.iter().map(|rival| (rival.generation, self.entry_of(rival)));
+        let ended: Vec<(u64, Entry)> = own.chain(rivals).collect();
+        for (older, entry) in ended {
+            let freed = self.end(older, entry).await;
+            self.ledger.lock().stats.superseded += u64::from(freed.found);
+            self.revoked(sample, older, &freed)?;
+        }
+        Ok(())
+    }
+
+    /// Where the claim of a generation goes.
+    async fn cell(self: &Arc<Self>, generation: u64) -> Result<u8, StoreError> {
+        let chosen = self.ledger.lock().choose_cell(generation);
+        match chosen {
+            Ok(cell) => Ok(cell),
+            Err(leaving) => {
+                if let Some(leaving) = leaving {
+                    // Somebody may be at it already.
+                    self.end(leaving, self.entry("", Vec::new())).await;
+                }
+                self.ledger.lock().choose_cell(generation).map_err(|_| StoreError::BeingWritten)
+            }
+        }
+    }
+
+    /// Where other producers claim a sample.
+    pub(super) fn claim_ids(&self, sample: &str) -> Vec<ObjectId> {
+        let others = (0..OWNERS_MAX).filter(|owner| Some(*owner) != self.config.owner);
+        let each = |owner| (0..CELLS).map(move |cell| (owner, cell));
+        others.flat_map(each).map(|(owner, cell)| self.keys.claim(sample, owner, cell)).collect()
+    }
+
+    /// The claims of other producers on a sample.
+    pub(super) async fn claims(
+        &self,
+        sample: &str,
+        ids: &[ObjectId],
+    ) -> Result<Vec<Record>, FeatureError> {
+        let found = self.notes.find(ids).await.map_err(|error| self.failed(error))?;
+        let records = found.into_iter().map(|(_, record)| record);
+        Ok(records.filter(|record| record.sample == sample).collect())
+    }
+
+    /// What is noted of a generation that a claim was found of.
+    pub(super) fn entry_of(&self, claim: &Record) -> Entry {
+        let tensors = claim.tensors.iter().map(|(key, _)| self.keys.tensor_of(*key)).collect();
+        self.entry(&claim.sample, tensors)
+    }
+
+    /// A number that no put of this sample has had: the time, the producer, and a few bits of chance for
+    /// clocks that were set back between two lives of a producer.
+    fn next_generation(&self, owner: u16, floor: u64) -> u64 {
+        const OWNER_SHIFT: u32 = 16;
+        const TIME_SHIFT: u32 = 22;
+        let chance = RandomState::new().build_hasher().finish() & 0xFFFF;
+        let mut last = self.last_generation.lock();
+        let least_ms = (floor.max(*last) >> TIME_SHIFT) + 1;
+        let ms = self.clock.now_ms().max(least_ms);
+        *last = (ms << TIME_SHIFT) | (u64::from(owner) << OWNER_SHIFT) | chance;
+        *last
+    }
+
+    /// Waits for room, or does not.
+    async fn room(self: &Arc<Self>, bytes: u64) -> Result<Reserved, FeatureError> {
+        let max = self.config.max_resident_bytes;
+        if bytes > max {
+            return Err(FeatureError::TooLarge { bytes, max });
+        }
+        let wait = match self.config.when_full {
+            WhenFull::Refuse => Duration::ZERO,
+            WhenFull::WaitMs(ms) => Duration::from_millis(ms),
+        };
+        let _waiting = Waiting::new(self);
+        let in_turn = async {
+            let _turn = self.gate.lock().await;
+            loop {
+                let mut freed = std::pin::pin!(self.freed.notified());
+                freed.as_mut().enable();
+                if let Some(room) = self.ledger.lock().reserve(bytes) {
+                    return Reserved { shared: self.clone(), room: Some(room) };
+                }
+                self.make_room().await;
+                if let Some(room) = self.ledger.lock().reserve(bytes) {
+                    return Reserved { shared: self.clone(), room: Some(room) };
+                }
+                let poll = Duration::from_millis(self.config.poll_ms.max(1));
+                let _ = tokio::time::timeout(poll, freed).await;
+            }
+        };
+        let in_time = match wait {
+            Duration::ZERO => {
+                let at_once = self.ledger.lock().reserve(bytes);
+                let reserved = |room| Reserved { shared: self.clone(), room: Some(room) };
+                match at_once {
+                    Some(room) => Some(reserved(room)),
+                    None => {
+                        self.make_room().await;
+                        self.ledger.lock().reserve(bytes).map(reserved)
+                    }
+                }
+            }
+            wait => tokio::time::timeout(wait, in_turn).await.ok(),
+        };
+        in_time.ok_or_else(|| {
+            let mut ledger = self.ledger.lock();
+            ledger.stats.puts_over_budget += 1;
+            let (resident, samples) = (ledger.resident_bytes(), ledger.samples());
+            FeatureError::OverBudget { bytes, resident, samples, max }
+        })
+    }
+}
+
+/// Counts a put as waiting.
+struct Waiting<'a>(&'a Shared);
+
+impl<'a> Waiting<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(shared)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,143 @@
+//! Refs: what a producer hands to a consumer.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::config::Secret;
+use super::tensor::TensorSpec;
+
+/// Names one generation of a sample and says what its tensors are. It is small, serialises with serde,
+/// and can be copied and sent anywhere; having it does not keep the sample.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeatureRef {
+    pub(super) store: String,
+    pub(super) sample: String,
+    pub(super) generation: u64,
+    pub(super) tensors: Vec<TensorSpec>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) retain: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) mac: Option<Mac>,
+}
+
+impl FeatureRef {
+    /// The sample's name.
+    #[must_use]
+    pub fn sample(&self) -> &str {
+        &self.sample
+    }
+
+    /// Which put of the sample it is: its number is higher than those of the generations it superseded.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The tensors, in the order in which they were put.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// The size of all tensors together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().filter_map(TensorSpec::bytes).map(|bytes| bytes as u64).sum()
+    }
+
+    pub(super) fn sign(mut self, secret: Option<&Secret>) -> Self {
+        self.mac = secret.map(|secret| self.code(secret));
+        self
+    }
+
+    pub(super) fn is_authentic(&self, secret: &Secret) -> bool {
+        // Comparing codes takes the same time wherever they differ.
+        self.mac.is_some_and(|mac| mac.0 == self.code(secret).0)
+    }
+
+    fn code(&self, secret: &Secret) -> Mac {
+        let mut hasher = blake3::Hasher::new_keyed(secret.key());
+        let text = |hasher: &mut blake3::Hasher, text: &str| {
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(text.as_bytes());
+        };
+        let number = |hasher: &mut blake3::Hasher, number: u64| {
+            hasher.update(&number.to_le_bytes());
+        };
+        text(&mut hasher, &self.store);
+        text(&mut hasher, &self.sample);
+        number(&mut hasher, self.generation);
+        number(&mut hasher, self.retain.into());
+        number(&mut hasher, self.tensors.len() as u64);
+        for TensorSpec { name, dtype, shape } in &self.tensors {
+            text(&mut hasher, name);
+            text(&mut hasher, dtype.name());
+            number(&mut hasher, shape.len() as u64);
+            shape.iter().for_each(|size| number(&mut hasher, *size));
+        }
+        Mac(hasher.finalize())
+    }
+}
+
+/// A message authentication code, in text as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Mac(blake3::Hash);
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mac({})", self.0.to_hex())
+    }
+}
+
+impl Serialize for Mac {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_hex())
+    }
+}
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        blake3::Hash::from_hex(text).map(Mac).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Dtype;
+
+    #[test]
+    fn every_part_of_a_ref_is_authenticated() {
+        let secret = Secret::new(b"of this run");
+        let plain = FeatureRef {
+            store: "run".to_owned(),
+            sample: "7".to_owned(),
+            generation: 3,
+            tensors: vec![TensorSpec::new("hidden", Dtype::Bf16, [4, 8])],
+            retain: false,
+            mac: None,
+        };
+        assert!(!plain.is_authentic(&secret), "it is not signed");
+        let signed = plain.sign(Some(&secret));
+        assert!(signed.is_authentic(&secret));
+        assert!(!signed.is_authentic(&Secret::new(b"of another run")));
+        let changes: [fn(&mut FeatureRef); 8] = [
+            |changed| changed.store.push('x'),
+            |changed| changed.sample = "8".to_owned(),
+            |changed| changed.generation += 1,
+            |changed| changed.retain = true,
+            |changed| changed.tensors[0].name.push('x'),
+            |changed| changed.tensors[0].dtype = Dtype::F16,
+            |changed| changed.tensors[0].shape = vec![8, 4],
+            |changed| changed.tensors.push(changed.tensors[0].clone()),
+        ];
+        for change in changes {
+            let mut changed = signed.clone();
+            change(&mut changed);
+            assert!(!changed.is_authentic(&secret), "{changed:?}");
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Everything but moving bytes: asking, pinning, removing.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::codes::{Call, Outcome};
+use super::ledger::Departure;
+use super::library::Client;
+use terrace_l3::backend::Reserved;
+use terrace_l3::{ExistsOptions, ObjectId, Pin, Place, Presence, Removal, Results, StoreError};
+
+impl Shared {
+    pub(super) fn exist(
+        &self,
+        client: &Client,
+        ids: &[ObjectId],
+        options: ExistsOptions,
+    ) -> Results<Presence> {
+        let present = Ok(Presence::Present(Place::Memory));
+        let mut results: Results<Presence> = vec![Ok(Presence::Absent); ids.len()];
+        let mut asked = Vec::new();
+        {
+            let mut state = self.ledger.lock();
+            for (place, id) in ids.iter().enumerate() {
+                if state.is_leaving(id) && !state.is_stuck(id) {
+                    continue;
+                }
+                let slot = state.catalogue.find(id);
+                if let (Some(slot), true) = (slot, options.lease) {
+                    let leases_max =
+                        f64::from(state.catalogue.slots()) * self.config.leased_share_max;
+                    let (now_ms, ttl_ms) = (self.ledger.now_ms(), self.config.lease_ttl_ms);
+                    state.catalogue.lease(slot, now_ms, ttl_ms, leases_max as usize);
+                }
+                if !options.lease && state.seen.contains(id) {
+                    results[place] = present.clone();
+                } else {
+                    asked.push((place, slot));
+                }
+            }
+        }
+        if asked.is_empty() {
+            return results;
+        }
+        let keys = self.keys(asked.iter().map(|(place, _)| &ids[*place]));
+        for ((place, slot), code) in asked.into_iter().zip(client.exist(&keys)) {
+            let id = &ids[place];
+            let found = self.found(code);
+            let mut state = self.ledger.lock();
+            results[place] = match found {
+                Ok(true) => {
+                    if !state.is_leaving(id) {
+                        state.seen.insert(*id);
+                    }
+                    present.clone()
+                }
+                Ok(false) => {
+                    if let Some(slot) = slot {
+                        state.forget(id, slot);
+                    }
+                    Ok(Presence::Absent)
+                }
+                Err(other) => Err(failure("asking for an object", other)),
+            };
+        }
+        results
+    }
+
+    /// Pins objects: those of other clients become ours, too.
+    pub(super) fn pin(&self, client: &Client, ids: &[ObjectId], pin: Pin) -> Results<()> {
+        let codes = client.exist(&self.keys(ids));
+        let pin_one = |(id, code): (&ObjectId, i32)| -> Result<(), StoreError> {
+            let found = self.found(code);
+            let mut state = self.ledger.lock();
+            let slot = state.catalogue.find(id);
+            match (found, slot) {
+                (Ok(true), _) if state.is_leaving(id) => return Err(StoreError::Missing),
+                (Ok(true), Some(_)) => state.catalogue.pin(id, pin)?,
+                (Ok(true), None) => {
+                    drop(state);
+                    let length = self.length(client.size(&self.key(id)))?;
+                    state = self.ledger.lock();
+                    match state.catalogue.reserve(id, length as u32, Some(pin))? {
+                        Reserved::Slot(slot) => {
+                            for replaced in state.catalogue.publish(slot, Some(pin)) {
+                                let departure = state.depart(replaced);
+                                state.leaving.entry(departure.id).and_modify(|it| it.stuck = true);
+                            }
+                        }
+                        Reserved::AlreadyThere => {}
+                        Reserved::NoSlot => return Err(StoreError::Full),
+                    }
+                }
+                (Ok(false), slot) => {
+                    if let Some(slot) = slot {
+                        state.forget(id, slot);
+                    }
+                    return Err(StoreError::Missing);
+                }
+                (Err(other), _) => return Err(failure("pinning an object", other)),
+            }
+            if pin == Pin::Hard {
+                state.hold(*id);
+            }
+            Ok(())
+        };
+        ids.iter().zip(codes).map(pin_one).collect()
+    }
+
+    pub(super) fn unpin(&self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let mut state = self.ledger.lock();
+        state.catalogue.unpin(id, pin)?;
+        if !state.catalogue.is_pinned(id) {
+            state.unheld(id);
+        }
+        drop(state);
+        self.ledger.notify();
+        Ok(())
+    }
+
+    pub(super) fn remove(
+        &self,
+        client: &Client,
+        ids: &[ObjectId],
+        removal: Removal,
+    ) -> Results<()> {
+        ids.iter().map(|id| self.remove_one(client, id, removal)).collect()
+    }
+
+    fn remove_one(
+        &self,
+        client: &Client,
+        id: &ObjectId,
+        removal: Removal,
+    ) -> Result<(), StoreError> {
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
+        let departures = {
+            let mut state = self.ledger.lock();
+            while state.is_leaving(id) {
+                // Whoever is at it may fail; then it is not gone.
+                if let Some(stuck) = state.take_stuck(Some(id)) {
+                    drop(state);
+                    return self.expel(client, stuck).and_then(was_there);
+                }
+                if !self.ledger.wait(&mut state, until) {
+                    return Err(StoreError::BeingWritten);
+                }
+            }
+            match state.catalogue.remove(id, removal, self.ledger.now_ms()) {
+                Ok(()) => state.take_departures(),
+                // It may be another client's, whose leases are the cluster's.
+                Err(StoreError::Missing) => Vec::new(),
+                Err(refused) => return Err(refused),
+            }
+        };
+        if departures.is_empty() {
+            let code = client.remove(&self.key(id), removal == Removal::Forced);
+            self.ledger.lock().seen.remove(id);
+            return removed(self.outcome(Call::Remove, code.into()));
+        }
+        departures
+            .into_iter()
+            .try_for_each(|departure| self.expel(client, departure).and_then(was_there))
+    }
+
+    /// Takes an object that is leaving out of the cluster, when its readers are done. Answers whether
+    /// the cluster had it: another client may have removed it.
+    pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
+        self.ledger.wait_for_readers(departure.slot);
+        let code = client.remove(&self.key(&departure.id), true);
+        match removed(self.outcome(Call::Remove, code.into())) {
+            done @ (Ok(()) | Err(StoreError::Missing)) => {
+                self.ledger.departed(departure);
+                Ok(done.is_ok())
+            }
+            Err(error) => {
+                self.ledger.is_stuck(departure);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn was_there(was_there: bool) -> Result<(), StoreError> {
+    if was_there { Ok(()) } else { Err(StoreError::Missing) }
+}
+
+/// What became of a removal.
+fn removed(outcome: Outcome) -> Result<(), StoreError> {
+    match outcome {
+        Outcome::Done => Ok(()),
+        Outcome::Absent => Err(StoreError::Missing),
+        Outcome::Unfinished => Err(StoreError::BeingWritten),
+        Outcome::Leased => Err(StoreError::Leased),
+        Outcome::Full
+        | Outcome::BadLength
+        | Outcome::AlreadyThere
+        | Outcome::LeaseLapsed
+        | Outcome::TransferFailed
+        | Outcome::MasterGone
+        | Outcome::Other => Err(failure("removing an object", outcome)),
+    }
+}
+
+/// An outcome that says that the cluster is unwell.
+pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
+    let (kind, message) = match outcome {
+        Outcome::MasterGone => (
+            io::ErrorKind::NotConnected,
+            "the Mooncake master does not answer, or is of another version than the library"
+                .to_owned(),
+        ),
+        Outcome::TransferFailed => (
+            io::ErrorKind::ConnectionReset,
+            "a storage node of Mooncake does not answer".to_owned(),
+        ),
+        Outcome::Done
+        | Outcome::Full
+        | Outcome::BadLength
+        | Outcome::Unfinished
+        | Outcome::Absent
+        | Outcome::AlreadyThere
+        | Outcome::Leased
+        | Outcome::LeaseLapsed
+        | Outcome::Other => {
+            (io::ErrorKind::Other, format!("Mooncake gave an answer out of place ({outcome:?})"))
+        }
+    };
+    StoreError::io(during, &io::Error::new(kind, message))
+}

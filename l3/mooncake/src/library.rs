@@ -1,0 +1,420 @@
+//! The store's library, opened at run time, and the only place that talks to it.
+//!
+//! Memory whose address goes into a call of its C interface is used until that call returns, so the types
+//! below make a caller borrow. Afterwards it is not used any more, unless the transfer has failed: one
+//! that the library has stopped waiting for may still be under way. The memory of such a one belongs to
+//! the [`Client`] from then on ([`Client::keep`]), and is given back when the client is gone.
+
+#![allow(unsafe_code)]
+
+#[cfg(test)]
+pub(super) mod scripted;
+
+use std::any::Any;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libloading::os::unix::{Library as Shared, RTLD_LAZY, RTLD_LOCAL};
+use parking_lot::Mutex;
+
+use terrace_l3::backend::Headroom;
+use terrace_l3::{Arena, HEADER_BYTES, Source, Target};
+
+/// Why the library cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LibraryError {
+    /// It cannot be opened.
+    #[error(
+        "cannot open the Mooncake library {}: {message}; name the libmooncake_store.so of your \
+         installation, and see that the loader finds what it needs (`ldd` lists it)",
+        path.display()
+    )]
+    Open {
+        /// Which file.
+        path: PathBuf,
+        /// What the loader says.
+        message: String,
+    },
+    /// It has not the functions that are needed.
+    #[error(
+        "{} has no function {function}: it is another library, or a Mooncake older than \
+         0.3.10.post2",
+        path.display()
+    )]
+    Function {
+        /// Which file.
+        path: PathBuf,
+        /// Which function.
+        function: String,
+    },
+}
+
+type Handle = *mut c_void;
+
+/// How the library is told to protect what is put.
+#[repr(C)]
+struct Replication {
+    replicas: usize,
+    with_soft_pin: c_int,
+    with_hard_pin: c_int,
+    preferred_segments: *const *const c_char,
+    preferred_segments_count: usize,
+}
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal, fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions that are used, as the library's header declares them.
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn find(library: &Shared, path: &Path) -> Result<Self, LibraryError> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the type is that of the function's declaration in the library's
+                        // header, which is the same in all versions that have all of these.
+                        let found = unsafe { library.get($symbol.to_bytes_with_nul()) };
+                        *found.map_err(|_| LibraryError::Function {
+                            path: path.to_owned(),
+                            function: $symbol.to_string_lossy().into_owned(),
+                        })?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create: c"mooncake_store_create", fn() -> Handle;
+    destroy: c"mooncake_store_destroy", fn(Handle);
+    setup: c"mooncake_store_setup",
+        fn(Handle, *const c_char, *const c_char, u64, u64, *const c_char, *const c_char,
+           *const c_char) -> c_int;
+    batch_put_from: c"mooncake_store_batch_put_from",
+        fn(Handle, *mut *const c_char, *mut *mut c_void, *const usize, usize, *const Replication,
+           *mut c_int) -> c_int;
+    batch_get_into: c"mooncake_store_batch_get_into",
+        fn(Handle, *mut *const c_char, *mut *mut c_void, *const usize, usize, *mut i64) -> c_int;
+    batch_is_exist: c"mooncake_store_batch_is_exist",
+        fn(Handle, *mut *const c_char, usize, *mut c_int) -> c_int;
+    object_size: c"mooncake_store_get_size", fn(Handle, *const c_char) -> i64;
+    remove: c"mooncake_store_remove", fn(Handle, *const c_char, c_int) -> c_int;
+    register_buffer: c"mooncake_store_register_buffer", fn(Handle, *mut c_void, usize) -> c_int;
+    unregister_buffer: c"mooncake_store_unregister_buffer", fn(Handle, *mut c_void) -> c_int;
+}
+
+/// The opened library.
+pub(crate) struct Library {
+    functions: Functions,
+    /// It has threads and destructors of its own, and does not survive being unloaded.
+    _library: ManuallyDrop<Shared>,
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Library")
+    }
+}
+
+impl Library {
+    /// Opens the library. What it needs itself is bound when it is first called, since parts of it
+    /// are for hardware that is not there.
+    pub(crate) fn open(path: &Path) -> Result<Self, LibraryError> {
+        // SAFETY: opening runs the library's initialisers. Whoever names a file as the library of the
+        // store trusts it with this process, as with any plug-in.
+        let library = unsafe { Shared::open(Some(path), RTLD_LAZY | RTLD_LOCAL) };
+        let library = library.map_err(|error| LibraryError::Open {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })?;
+        let functions = Functions::find(&library, path)?;
+        Ok(Self { functions, _library: ManuallyDrop::new(library) })
+    }
+}
+
+/// Where the store is and how to reach it.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) local_host: CString,
+    pub(crate) protocol: CString,
+    pub(crate) device: CString,
+    pub(crate) master: CString,
+}
+
+/// How an object is protected from the store's own eviction, from its first moment on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protection {
+    None,
+    Soft,
+    Hard,
+}
+
+/// A client of the store: what all calls are made through, by any number of threads.
+pub(crate) struct Client {
+    library: Arc<Library>,
+    handle: NonNull<c_void>,
+    // What the library may touch is dropped after `drop` has ended the client.
+    /// The arenas that were made known to it, and how often: one that is registered again while transfers
+    /// of before are under way is known once.
+    known: Mutex<Vec<(Arena, usize)>>,
+    kept: Mutex<Kept>,
+}
+
+/// Memory that the library may touch although no call is under way.
+#[derive(Default)]
+struct Kept {
+    since: Option<Instant>,
+    memory: Vec<Box<dyn Any + Send>>,
+}
+
+// SAFETY: the library's clients are made for being called from many threads at once, and are bound to
+// none.
+unsafe impl Send for Client {}
+// SAFETY: as above.
+unsafe impl Sync for Client {}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl Client {
+    /// Connects to the master. It has no memory of its own to offer: pages go straight between arenas
+    /// and the storage nodes. A master that does not answer is waited for a minute and a half.
+    pub(crate) fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Self, c_int> {
+        const METADATA: &CStr = c"P2PHANDSHAKE";
+        // SAFETY: it takes nothing, and what it answers is checked.
+        let handle = unsafe { (library.functions.create)() };
+        let client = Self {
+            library: library.clone(),
+            handle: NonNull::new(handle).ok_or(-1)?,
+            known: Mutex::default(),
+            kept: Mutex::default(),
+        };
+        // SAFETY: the handle is one that was just made; the strings end with a zero and live until
+        // the call returns.
+        let code = unsafe {
+            (library.functions.setup)(
+                handle,
+                endpoint.local_host.as_ptr(),
+                METADATA.as_ptr(),
+                0,
+                0,
+                endpoint.protocol.as_ptr(),
+                endpoint.device.as_ptr(),
+                endpoint.master.as_ptr(),
+            )
+        };
+        if code == 0 { Ok(client) } else { Err(code) }
+    }
+
+    /// Stores pieces of memory, one under each key, and answers a code for each. What is there
+    /// already stays as it is, and is answered like a success.
+    pub(crate) fn put(
+        &self,
+        keys: &[CString],
+        pieces: &[Readable<'_>],
+        protection: Protection,
+    ) -> Vec<c_int> {
+        assert_eq!(keys.len(), pieces.len());
+        let replication = Replication {
+            replicas: 1,
+            with_soft_pin: c_int::from(protection == Protection::Soft),
+            with_hard_pin: c_int::from(protection == Protection::Hard),
+            preferred_segments: std::ptr::null(),
+            preferred_segments_count: 0,
+        };
+        let mut names = pointers(keys);
+        let mut starts: Vec<*mut c_void> = pieces.iter().map(|it| it.start.cast()).collect();
+        let sizes: Vec<usize> = pieces.iter().map(|it| it.bytes).collect();
+        let mut codes = vec![NO_ANSWER; keys.len()];
+        // SAFETY: the arrays have `keys.len()` elements each. The keys end with zeros; each piece is
+        // borrowed until the call returns, as long as its size says, and only read, although the
+        // declaration has no `const`. The codes are written to the last array.
+        let code = unsafe {
+            (self.library.functions.batch_put_from)(
+                self.handle.as_ptr(),
+                names.as_mut_ptr(),
+                starts.as_mut_ptr(),
+                sizes.as_ptr(),
+                keys.len(),
+                &raw const replication,
+                codes.as_mut_ptr(),
+            )
+        };
+        if code == 0 { codes } else { vec![code; keys.len()] }
+    }
+
+    /// Reads objects into pieces of memory, and answers for each its size or a code below zero.
+    pub(crate) fn get(&self, keys: &[CString], pieces: &mut [Writable<'_>]) -> Vec<i64> {
+        assert_eq!(keys.len(), pieces.len());
+        let mut names = pointers(keys);
+        let mut starts: Vec<*mut c_void> = pieces.iter().map(|it| it.start.cast()).collect();
+        let sizes: Vec<usize> = pieces.iter().map(|it| it.bytes).collect();
+        let mut codes = vec![i64::from(NO_ANSWER); keys.len()];
+        // SAFETY: as for putting; each piece is borrowed exclusively, so the library alone writes to
+        // it until the call returns, and no further than its size says.
+        let code = unsafe {
+            (self.library.functions.batch_get_into)(
+                self.handle.as_ptr(),
+                names.as_mut_ptr(),
+                starts.as_mut_ptr(),
+                sizes.as_ptr(),
+                keys.len(),
+                codes.as_mut_ptr(),
+            )
+        };
+        if code == 0 { codes } else { vec![code.into(); keys.len()] }
+    }
+
+    /// For each key 1 if it is there, 0 if not, or a code below zero. It grants leases.
+    pub(crate) fn exist(&self, keys: &[CString]) -> Vec<c_int> {
+        let mut names = pointers(keys);
+        let mut codes = vec![NO_ANSWER; keys.len()];
+        // SAFETY: the arrays have `keys.len()` elements each, and the keys end with zeros.
+        let code = unsafe {
+            (self.library.functions.batch_is_exist)(
+                self.handle.as_ptr(),
+                names.as_mut_ptr(),
+                keys.len(),
+                codes.as_mut_ptr(),
+            )
+        };
+        if code == 0 { codes } else { vec![code; keys.len()] }
+    }
+
+    /// The size of an object, or a code below zero.
+    pub(crate) fn size(&self, key: &CStr) -> i64 {
+        // SAFETY: the handle is valid as long as the client, and the key ends with a zero.
+        unsafe { (self.library.functions.object_size)(self.handle.as_ptr(), key.as_ptr()) }
+    }
+
+    /// Removes an object; a lease keeps it unless it is forced.
+    pub(crate) fn remove(&self, key: &CStr, forced: bool) -> c_int {
+        // SAFETY: the handle is valid as long as the client, and the key ends with a zero.
+        unsafe {
+            (self.library.functions.remove)(self.handle.as_ptr(), key.as_ptr(), c_int::from(forced))
+        }
+    }
+
+    /// Makes an arena's memory known to the transport.
+    pub(crate) fn register(&self, arena: &Arena) -> c_int {
+        let mut known = self.known.lock();
+        if let Some((_, times)) = known.iter_mut().find(|(known, _)| known.id() == arena.id()) {
+            *times += 1;
+            return 0;
+        }
+        // SAFETY: it notes an address and, on hardware that needs it, pins its memory, which lives
+        // until it is unregistered or the client is gone. Nothing is read or written until a call names
+        // a piece of it.
+        let code = unsafe {
+            (self.library.functions.register_buffer)(
+                self.handle.as_ptr(),
+                arena.base().as_ptr().cast(),
+                arena.bytes(),
+            )
+        };
+        if code == 0 {
+            known.push((arena.clone(), 1));
+        }
+        code
+    }
+
+    /// Takes back one registration.
+    pub(crate) fn unregister(&self, arena: &Arena) {
+        let mut known = self.known.lock();
+        let Some(place) = known.iter().position(|(known, _)| known.id() == arena.id()) else {
+            return;
+        };
+        known[place].1 -= 1;
+        if known[place].1 == 0 {
+            let base = arena.base().as_ptr().cast();
+            // SAFETY: it forgets an address that it knows.
+            unsafe { (self.library.functions.unregister_buffer)(self.handle.as_ptr(), base) };
+            known.swap_remove(place);
+        }
+    }
+
+    /// Takes memory whose transfer has failed and may be under way all the same, until the client is
+    /// gone.
+    pub(crate) fn keep(&self, memory: impl Any + Send) {
+        let mut kept = self.kept.lock();
+        kept.since.get_or_insert_with(Instant::now);
+        kept.memory.push(Box::new(memory));
+    }
+
+    /// How many pieces of memory it keeps.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.lock().memory.len()
+    }
+
+    /// Whether it has kept memory for so long.
+    pub(crate) fn has_kept_for(&self, time: Duration) -> bool {
+        self.kept.lock().since.is_some_and(|since| since.elapsed() >= time)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `create` and is given back once; no call is under way, since
+        // calls borrow the client.
+        unsafe { (self.library.functions.destroy)(self.handle.as_ptr()) }
+    }
+}
+
+/// What an element of a batch has if the library did not write to it.
+const NO_ANSWER: c_int = -1;
+
+fn pointers(keys: &[CString]) -> Vec<*const c_char> {
+    keys.iter().map(|key| key.as_ptr()).collect()
+}
+
+/// Memory that a call may read.
+pub(crate) struct Readable<'a> {
+    start: *mut u8,
+    bytes: usize,
+    _borrowed: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Readable<'a> {
+    /// A header and the page right behind it.
+    pub(crate) fn page(headroom: &'a Headroom, source: &'a Source) -> Self {
+        let start = headroom.start();
+        assert_eq!(start.addr() + HEADER_BYTES, source.start().addr(), "the page's own headroom");
+        Self { start, bytes: HEADER_BYTES + source.len(), _borrowed: PhantomData }
+    }
+
+    pub(crate) fn bytes(bytes: &'a [u8]) -> Self {
+        Self { start: bytes.as_ptr().cast_mut(), bytes: bytes.len(), _borrowed: PhantomData }
+    }
+}
+
+/// Memory that a call may write to, and nobody else meanwhile.
+pub(crate) struct Writable<'a> {
+    start: *mut u8,
+    bytes: usize,
+    _borrowed: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Writable<'a> {
+    /// Room for a header and the page right behind it.
+    pub(crate) fn page(headroom: &'a mut Headroom, target: &'a mut Target) -> Self {
+        let start = headroom.start();
+        assert_eq!(start.addr() + HEADER_BYTES, target.start().addr(), "the page's own headroom");
+        Self { start, bytes: HEADER_BYTES + target.len(), _borrowed: PhantomData }
+    }
+
+    pub(crate) fn bytes(bytes: &'a mut [u8]) -> Self {
+        Self { start: bytes.as_mut_ptr(), bytes: bytes.len(), _borrowed: PhantomData }
+    }
+}

@@ -1,0 +1,413 @@
+//! Putting objects.
+//!
+//! The cluster answers a put of a key that it has like one of a key that it has not, even while the
+//! first put of it has not ended. So a put of a plain page counts as maybe there: nothing remembers it
+//! as seen, the first who wants it asks, and whoever reads it verifies it. One that must not vanish is
+//! looked for before and after.
+
+use std::ffi::CString;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::codes::{Call, Outcome};
+use super::connection::Buffered;
+use super::control::failure;
+use super::library::{Client, Protection, Readable};
+use super::worker::{BOUNCE_PAGES, Worker};
+use terrace_l3::backend::{Headroom, Reserved, Slot, payload_checksums};
+use terrace_l3::{
+    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored,
+};
+
+/// An object that has its slot.
+struct Claimed {
+    /// Its place in the batch.
+    place: usize,
+    id: ObjectId,
+    slot: Slot,
+}
+
+/// One that is about to be written.
+struct Writing {
+    claimed: Claimed,
+    put: Buffered<Put>,
+}
+
+/// What came of the wish to put an object.
+enum Claim {
+    Mine(Slot),
+    There,
+    /// The batch itself has all slots: write what it has first.
+    WriteFirst,
+}
+
+impl Shared {
+    pub(super) fn put(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        puts: Results<Buffered<Put>>,
+        options: PutOptions,
+    ) -> Results<Stored> {
+        let length = |put: &Result<Buffered<Put>, _>| put.as_ref().map_or(0, |it| it.source.len());
+        let lengths: Vec<usize> = puts.iter().map(length).collect();
+        let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); puts.len()];
+        let mut batch =
+            Batch { shared: self, client, options, round: Vec::new(), there: Vec::new() };
+        for (place, put) in puts.into_iter().enumerate() {
+            match put {
+                Ok(put) => batch.add(worker, place, put, &mut results),
+                Err(error) => results[place] = Err(error),
+            }
+        }
+        batch.write(worker, &mut results);
+        for (place, put) in batch.gone(&mut results) {
+            // The cluster has lost it: it is put like a new one.
+            batch.add(worker, place, put, &mut results);
+        }
+        batch.write(worker, &mut results);
+        for (place, _) in std::mem::take(&mut batch.there) {
+            results[place] = Ok(Stored::AlreadyThere);
+        }
+        for (result, bytes) in results.iter().zip(lengths) {
+            self.traffic.put(result, bytes);
+        }
+        results
+    }
+
+    /// Takes a slot for an object, making room if need be.
+    fn claim(
+        &self,
+        client: &Client,
+        put: &Put,
+        pin: Option<Pin>,
+        batch_has_slots: bool,
+    ) -> Result<Claim, StoreError> {
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
+        let max = self.config.object_bytes_max;
+        if put.source.len() > max {
+            return Err(StoreError::TooLarge { bytes: put.source.len(), max });
+        }
+        let mut state = self.ledger.lock();
+        loop {
+            if state.is_leaving(&put.id) {
+                if !self.ledger.wait(&mut state, until) {
+                    return Err(StoreError::BeingWritten);
+                }
+                continue;
+            }
+            match state.catalogue.reserve(&put.id, put.source.len() as u32, pin)? {
+                Reserved::AlreadyThere => {
+                    if pin == Some(Pin::Hard) {
+                        state.hold(put.id);
+                    }
+                    return Ok(Claim::There);
+                }
+                Reserved::Slot(slot) => return Ok(Claim::Mine(slot)),
+                Reserved::NoSlot => {}
+            }
+            let now_ms = self.ledger.now_ms();
+            if state.catalogue.evict(now_ms) {
+                let departures = state.take_departures();
+                drop(state);
+                departures.into_iter().try_for_each(|it| self.expel(client, it).map(drop))?;
+                state = self.ledger.lock();
+            } else if batch_has_slots {
+                return Ok(Claim::WriteFirst);
+            } else if state.catalogue.is_stuck(now_ms) || !self.ledger.wait(&mut state, until) {
+                return Err(StoreError::Full);
+            }
+        }
+    }
+
+    /// Writes pieces under keys, waiting a while for room.
+    fn send(
+        &self,
+        client: &Client,
+        keys: &[CString],
+        pieces: Vec<Readable<'_>>,
+        protection: Protection,
+    ) -> Vec<Outcome> {
+        const PAUSE: Duration = Duration::from_millis(10);
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
+        let count = |code| self.outcome(Call::Put, i64::from(code));
+        let mut outcomes: Vec<Outcome> =
+            client.put(keys, &pieces, protection).into_iter().map(count).collect();
+        let mut pieces: Vec<Option<Readable<'_>>> = pieces.into_iter().map(Some).collect();
+        loop {
+            let full: Vec<usize> =
+                (0..keys.len()).filter(|at| outcomes[*at] == Outcome::Full).collect();
+            if full.is_empty() || Instant::now() >= until {
+                return outcomes;
+            }
+            // The cluster makes room in the background, once it has refused something.
+            std::thread::sleep(PAUSE);
+            let again: Vec<CString> = full.iter().map(|at| keys[*at].clone()).collect();
+            let taken: Vec<_> =
+                full.iter().map(|at| pieces[*at].take().expect("it comes back")).collect();
+            let codes = client.put(&again, &taken, protection);
+            for ((at, piece), code) in full.into_iter().zip(taken).zip(codes) {
+                pieces[at] = Some(piece);
+                outcomes[at] = count(code);
+            }
+        }
+    }
+}
+
+/// A batch of puts on its way.
+struct Batch<'a> {
+    shared: &'a Shared,
+    client: &'a Client,
+    options: PutOptions,
+    round: Vec<Writing>,
+    /// Objects that are there already, as far as this client knows.
+    there: Vec<(usize, Buffered<Put>)>,
+}
+
+impl Batch<'_> {
+    fn add(
+        &mut self,
+        worker: &mut Worker,
+        place: usize,
+        put: Buffered<Put>,
+        results: &mut Results<Stored>,
+    ) {
+        loop {
+            let has_slots = !self.round.is_empty();
+            match self.shared.claim(self.client, &put, self.options.pin, has_slots) {
+                Ok(Claim::Mine(slot)) => {
+                    let claimed = Claimed { place, id: put.id, slot };
+                    self.round.push(Writing { claimed, put });
+                    return;
+                }
+                Ok(Claim::There) => {
+                    self.there.push((place, put));
+                    return;
+                }
+                Ok(Claim::WriteFirst) => self.write(worker, results),
+                Err(error) => {
+                    results[place] = Err(error);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether what is put must not vanish.
+    fn is_precious(&self) -> bool {
+        self.options.durable || self.options.pin == Some(Pin::Hard)
+    }
+
+    /// Writes what has slots, and settles the results.
+    fn write(&mut self, worker: &mut Worker, results: &mut Results<Stored>) {
+        let mut round = std::mem::take(&mut self.round);
+        if self.is_precious() && !round.is_empty() {
+            round = self.adopt(worker, round, results);
+        }
+        let mut direct = Vec::with_capacity(round.len());
+        let mut bounced = Vec::new();
+        for writing in round {
+            match writing.put.source.headroom() {
+                Some(headroom) => direct.push((writing, headroom)),
+                None => bounced.push(writing),
+            }
+        }
+        self.write_direct(direct, results);
+        let mut bounced = bounced.into_iter().peekable();
+        while bounced.peek().is_some() {
+            let some = bounced.by_ref().take(BOUNCE_PAGES as usize).collect();
+            self.write_bounced(worker, some, results);
+        }
+    }
+
+    fn write_direct(&self, mut round: Vec<(Writing, Headroom)>, results: &mut Results<Stored>) {
+        if round.is_empty() {
+            return;
+        }
+        let payloads: Vec<&[u8]> = round.iter().map(|(it, _)| &*it.put.source).collect();
+        let sums = payload_checksums(&payloads);
+        for ((Writing { put, .. }, headroom), sum) in round.iter_mut().zip(sums) {
+            headroom.write(&Header::with_checksum(put.id, &put.source, sum).encode());
+        }
+        let keys = self.shared.keys(round.iter().map(|(writing, _)| &writing.put.id));
+        let pieces = round.iter().map(|(it, headroom)| Readable::page(headroom, &it.put.source));
+        let outcomes = self.shared.send(self.client, &keys, pieces.collect(), self.protection());
+        let end = |((writing, headroom), outcome): ((Writing, Headroom), &Outcome)| {
+            if outcome.may_go_on() {
+                self.client.keep((writing.put, headroom));
+            }
+            writing.claimed
+        };
+        let round = round.into_iter().zip(&outcomes).map(end).collect();
+        self.settle(&keys, round, outcomes, results);
+    }
+
+    fn write_bounced(
+        &self,
+        worker: &mut Worker,
+        round: Vec<Writing>,
+        results: &mut Results<Stored>,
+    ) {
+        let keys = self.shared.keys(round.iter().map(|writing| &writing.put.id));
+        let bytes = round.iter().map(|writing| HEADER_BYTES + writing.put.source.len());
+        let mut copies = match worker.copies(bytes) {
+            Ok(copies) => copies,
+            Err(error) => {
+                round.iter().for_each(|it| self.give_up(&it.claimed, error.clone(), results));
+                return;
+            }
+        };
+        for (copy, Writing { put, .. }) in copies.iter_mut().zip(&round) {
+            copy[..HEADER_BYTES].copy_from_slice(&Header::new(put.id, &put.source).encode());
+            copy[HEADER_BYTES..].copy_from_slice(&put.source);
+            self.shared.bounced(put.source.len());
+        }
+        let pieces = copies.iter().map(|copy| Readable::bytes(copy)).collect();
+        let outcomes = self.shared.send(self.client, &keys, pieces, self.protection());
+        for (copy, outcome) in copies.into_iter().zip(&outcomes) {
+            if outcome.may_go_on() {
+                self.client.keep(copy);
+            }
+        }
+        let round = round.into_iter().map(|writing| writing.claimed).collect();
+        self.settle(&keys, round, outcomes, results);
+    }
+
+    /// The object is not stored after all.
+    fn give_up(&self, claimed: &Claimed, error: StoreError, results: &mut Results<Stored>) {
+        results[claimed.place] = Err(error);
+        self.shared.ledger.lock().catalogue.abandon(claimed.slot);
+        self.shared.ledger.notify();
+    }
+
+    /// Publishes what was written and gives up what was not.
+    fn settle(
+        &self,
+        keys: &[CString],
+        round: Vec<Claimed>,
+        outcomes: Vec<Outcome>,
+        results: &mut Results<Stored>,
+    ) {
+        let is_there: Vec<bool> = if self.is_precious() {
+            let codes = self.client.exist(keys).into_iter();
+            codes.map(|code| self.shared.found(code) == Ok(true)).collect()
+        } else {
+            vec![true; keys.len()]
+        };
+        for ((claimed, outcome), is_there) in round.into_iter().zip(outcomes).zip(is_there) {
+            let error = match outcome {
+                Outcome::Done | Outcome::AlreadyThere if is_there => {
+                    let is_stiff = self.options.pin == Some(Pin::Hard);
+                    self.publish(&claimed.id, claimed.slot, is_stiff);
+                    results[claimed.place] = Ok(Stored::New);
+                    continue;
+                }
+                // Somebody else's put of the key has not ended, and may never.
+                Outcome::Done | Outcome::AlreadyThere | Outcome::Unfinished => {
+                    StoreError::BeingWritten
+                }
+                Outcome::Full => StoreError::Full,
+                Outcome::BadLength
+                | Outcome::Absent
+                | Outcome::Leased
+                | Outcome::LeaseLapsed
+                | Outcome::TransferFailed
+                | Outcome::MasterGone
+                | Outcome::Other => failure("putting an object", outcome),
+            };
+            self.give_up(&claimed, error, results);
+        }
+    }
+
+    /// The object can be had from now on, and lower generations of it cannot.
+    fn publish(&self, id: &ObjectId, slot: Slot, is_stiff: bool) {
+        let pin = self.options.pin;
+        let mut state = self.shared.ledger.lock();
+        let replaced = state.catalogue.publish(slot, pin);
+        if is_stiff {
+            state.stiff.insert(*id, None);
+        } else if pin == Some(Pin::Hard) {
+            state.hold(*id);
+        }
+        let departures: Vec<_> = replaced.into_iter().map(|slot| state.depart(slot)).collect();
+        drop(state);
+        self.shared.ledger.notify();
+        for departure in departures {
+            // One that cannot be removed now is by the keeper.
+            let _ = self.shared.expel(self.client, departure);
+        }
+    }
+
+    /// Looks which of the objects the cluster has already, sound; the others remain to be written.
+    fn adopt(
+        &self,
+        worker: &mut Worker,
+        round: Vec<Writing>,
+        results: &mut Results<Stored>,
+    ) -> Vec<Writing> {
+        let keys = self.shared.keys(round.iter().map(|writing| &writing.put.id));
+        let present = self.client.exist(&keys);
+        let mut rest = Vec::with_capacity(round.len());
+        for ((writing, key), present) in round.into_iter().zip(&keys).zip(present) {
+            let Writing { claimed, put } = &writing;
+            if present != 1 {
+                rest.push(writing);
+                continue;
+            }
+            match self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {
+                Ok(true) => {
+                    self.publish(&put.id, claimed.slot, false);
+                    results[claimed.place] = Ok(Stored::AlreadyThere);
+                }
+                Ok(false) => {
+                    self.client.remove(key, true);
+                    rest.push(writing);
+                }
+                Err(error) => self.give_up(claimed, error, results),
+            }
+        }
+        rest
+    }
+
+    /// Those of the objects that are there which the cluster has lost; nobody has them any more. Where it
+    /// does not say, the put has failed.
+    fn gone(&mut self, results: &mut Results<Stored>) -> Vec<(usize, Buffered<Put>)> {
+        let there = std::mem::take(&mut self.there);
+        let (seen, unsure): (Vec<_>, Vec<_>) = {
+            let state = self.shared.ledger.lock();
+            let precious = self.is_precious();
+            there.into_iter().partition(|(_, put)| !precious && state.seen.contains(&put.id))
+        };
+        self.there = seen;
+        if unsure.is_empty() {
+            return unsure;
+        }
+        let keys = self.shared.keys(unsure.iter().map(|(_, put)| &put.id));
+        let mut gone = Vec::new();
+        for ((place, put), code) in unsure.into_iter().zip(self.client.exist(&keys)) {
+            let found = self.shared.found(code);
+            let mut state = self.shared.ledger.lock();
+            match (found, state.catalogue.find(&put.id)) {
+                (Ok(true), _) => {
+                    state.seen.insert(put.id);
+                    self.there.push((place, put));
+                }
+                (Ok(false), Some(slot)) => {
+                    state.forget(&put.id, slot);
+                    gone.push((place, put));
+                }
+                (Ok(false), None) => self.there.push((place, put)),
+                (Err(other), _) => results[place] = Err(failure("looking for an object", other)),
+            }
+        }
+        gone
+    }
+
+    fn protection(&self) -> Protection {
+        match self.options.pin {
+            None => Protection::None,
+            Some(Pin::Soft) => Protection::Soft,
+            Some(Pin::Hard) => Protection::Hard,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How a cluster answers.
+
+use serde::Serialize;
+use terrace_l3::Figure;
+
+use crate::codes::OutcomeCount;
+
+/// How a Mooncake cluster answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MooncakeStats {
+    /// Whether the cluster has been reached.
+    pub is_connected: bool,
+    /// Objects that nobody can have any more and that the cluster has not let go.
+    pub leaving: u64,
+    /// Calls that wait for a thread.
+    pub waiting: u64,
+    /// Pages of failed transfers that the library may still touch, and that nobody gets meanwhile.
+    pub quarantined: u64,
+    /// How often which call came to what.
+    pub outcomes: Vec<OutcomeCount>,
+}
+
+impl MooncakeStats {
+    /// All of it, for whoever collects metrics.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figure> {
+        let counts = |name, help, call| {
+            let of_call = self.outcomes.iter().filter(|it| it.call == call);
+            Figure::counters(name, help, "outcome", of_call.map(|it| (it.outcome, it.count)))
+        };
+        vec![
+            Figure::gauge(
+                "terrace_mooncake_connected",
+                "1 once the Mooncake cluster has been reached.",
+                u64::from(self.is_connected),
+            ),
+            Figure::gauge(
+                "terrace_mooncake_waiting",
+                "Calls that wait for a thread.",
+                self.waiting,
+            ),
+            Figure::gauge(
+                "terrace_mooncake_quarantined",
+                "Pages of failed transfers that the library may still touch.",
+                self.quarantined,
+            ),
+            Figure::gauge(
+                "terrace_mooncake_leaving",
+                "Objects that are gone here and that the cluster has not let go.",
+                self.leaving,
+            ),
+            counts(
+                "terrace_mooncake_put_total",
+                "Objects of put calls, by what the cluster answered.",
+                "put",
+            ),
+            counts(
+                "terrace_mooncake_get_total",
+                "Objects of get calls, by what the cluster answered.",
+                "get",
+            ),
+            counts(
+                "terrace_mooncake_exists_total",
+                "Objects of exists calls, by what the cluster answered.",
+                "exists",
+            ),
+            counts(
+                "terrace_mooncake_remove_total",
+                "Objects of remove calls, by what the cluster answered.",
+                "remove",
+            ),
+        ]
+    }
+}

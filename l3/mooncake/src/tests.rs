@@ -1,0 +1,170 @@
+use super::library::scripted::{Script, library};
+use super::*;
+use terrace_cache::{Namespace, PageKey};
+use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded};
+
+const BYTES: usize = 4096;
+const TRANSFER_FAILED: i32 = -800;
+
+#[test]
+fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
+    let parts = |objects| parts_of(objects, 4, 4);
+    assert_eq!([0, 1, 7, 8, 32, 1024].map(parts), [0, 1, 1, 2, PARTS_MAX, PARTS_MAX]);
+    assert_eq!(parts_of(32, u32::MAX, 4), 1);
+    assert_eq!((parts_of(32, 4, 1), parts_of(32, 0, 2)), (1, PARTS_MAX));
+}
+
+/// A store on a library with a script, and memory that it knows.
+struct Bench {
+    script: Arc<Script>,
+    store: MooncakeStore,
+    arena: Arena,
+    registration: Option<Registration>,
+}
+
+impl Bench {
+    fn new(master: &str, quarantine_ms: u64, arena: Arena) -> Self {
+        let config = MooncakeConfig {
+            keep_interval_ms: 10,
+            quarantine_ms,
+            ..MooncakeConfig::new("", master, 64 * BYTES as u64, BYTES)
+        };
+        let store = MooncakeStore::with_library(config, library()).unwrap();
+        assert!(store.wait_until_connected(Duration::from_secs(60)));
+        let registration = store.register(&arena).unwrap();
+        Self { script: Script::of(master), store, arena, registration: Some(registration) }
+    }
+
+    fn with_headroom(master: &str, quarantine_ms: u64) -> Self {
+        Self::new(master, quarantine_ms, Arena::with_headroom(4, BYTES).unwrap())
+    }
+
+    fn put(&self, page: u32, options: PutOptions) -> Answer<'static, Result<Stored, StoreError>> {
+        let put = Put::new(id(page), self.arena.source(page).unwrap());
+        let store = self.store.clone();
+        Box::pin(async move { store.put_from(vec![put], options).await.remove(0) })
+    }
+
+    fn get(&self, object: u32, page: u32) -> Answer<'static, Result<Served, StoreError>> {
+        let get = Get::new(id(object), self.arena.target(page).unwrap());
+        let store = self.store.clone();
+        Box::pin(async move { store.get_into(vec![get], GetOptions::default()).await.remove(0) })
+    }
+
+    /// Puts the first page, with something on it.
+    async fn stores_one(&self) {
+        self.arena.target(0).unwrap().fill(7);
+        assert_eq!(self.put(0, PutOptions::default()).await, Ok(Stored::New));
+    }
+
+    fn holds(&self, page: u32, byte: u8) -> bool {
+        self.arena.source(page).unwrap().iter().all(|it| *it == byte)
+    }
+}
+
+fn id(number: u32) -> ObjectId {
+    let namespace = Namespace::new("a model", 16).digest();
+    ObjectId::page(namespace, PageKey(number.into()))
+}
+
+/// Both when the caller ends its registration and when it has stopped waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_stays_registered_until_its_bytes_have_moved() {
+    let mut bench = Bench::with_headroom("registered", 60_000);
+    bench.stores_one().await;
+    for cancelled in [false, true] {
+        for puts in [false, true] {
+            bench.script.close_gate();
+            let page = 1 + u32::from(cancelled);
+            let call: Answer<'static, bool> = if puts {
+                let put = bench.put(page, PutOptions::default());
+                Box::pin(async { put.await.is_ok() })
+            } else {
+                let get = bench.get(0, page);
+                Box::pin(async { get.await.is_ok() })
+            };
+            let call = tokio::spawn(call);
+            bench.script.wait_for_call();
+            bench.registration = None;
+            if cancelled {
+                call.abort();
+            }
+            bench.script.open_gate();
+            assert!(call.await.is_ok_and(|done| done) || cancelled);
+            bench.arena.returned(page).await;
+            bench.registration = Some(bench.store.register(&bench.arena).unwrap());
+        }
+    }
+    assert_eq!(bench.script.unregistered(), 0);
+}
+
+#[tokio::test]
+async fn pages_of_a_transfer_that_goes_on_come_back_when_nothing_can_touch_them() {
+    let bench = Bench::with_headroom("goes on", 100);
+    bench.stores_one().await;
+    bench.script.fail_with(Some(TRANSFER_FAILED));
+    let failed = bench.get(0, 1).await.unwrap_err();
+    assert!(failed.is_unwell(), "{failed}");
+    bench.put(2, PutOptions::default()).await.unwrap_err();
+    bench.script.fail_with(None);
+    assert!(bench.arena.target(1).is_err() && bench.arena.target(2).is_err());
+    assert_eq!(bench.store.cluster_stats().quarantined, 2);
+    assert_eq!(bench.script.go_on(), 1);
+    for page in [1, 2] {
+        let returned = tokio::time::timeout(Duration::from_secs(60), bench.arena.returned(page));
+        returned.await.unwrap();
+    }
+    assert_eq!(bench.script.go_on(), 0, "the client that began it is gone");
+    assert_eq!((bench.script.clients(), bench.script.unregistered()), (1, 0));
+    bench.get(0, 1).await.unwrap();
+    assert!(bench.holds(1, 7));
+    assert_eq!(bench.store.cluster_stats().quarantined, 0);
+}
+
+/// Pages without room for a header go through memory of the store's own, and it is that which is kept.
+#[tokio::test]
+async fn the_stores_own_memory_is_not_used_again_while_a_transfer_goes_on() {
+    let bench = Bench::new("own memory", 60_000, Arena::new(4, BYTES).unwrap());
+    bench.stores_one().await;
+    bench.script.fail_with(Some(TRANSFER_FAILED));
+    for _ in 0..3 {
+        bench.get(0, 1).await.unwrap_err();
+    }
+    bench.put(2, PutOptions::default()).await.unwrap_err();
+    bench.script.fail_with(None);
+    assert_eq!(bench.script.go_on(), 3, "each had memory of its own");
+    bench.get(0, 1).await.unwrap();
+    assert!(bench.holds(1, 7));
+    assert_eq!(bench.script.unregistered(), 0);
+}
+
+#[tokio::test]
+async fn a_cluster_whose_transfers_fail_is_unwell_and_not_empty() {
+    let bench = Bench::with_headroom("unwell", 60_000);
+    bench.stores_one().await;
+    let config = GuardConfig { failures_to_open: 3, ..GuardConfig::default() };
+    let guarded = Guarded::new(Arc::new(bench.store.clone()), config);
+    bench.script.fail_with(Some(TRANSFER_FAILED));
+    for page in 1..4 {
+        let get = Get::new(id(page), bench.arena.target(page).unwrap());
+        let result = guarded.get_into(vec![get], GetOptions::default()).await.remove(0);
+        assert!(result.is_err_and(|error| error.is_unwell()));
+    }
+    assert_eq!(guarded.stats().guard.unwrap().breaker, BreakerState::Open);
+}
+
+/// Whoever puts what is there already looks whether it is sound. Not being able to look is no reason to
+/// remove it.
+#[tokio::test]
+async fn what_cannot_be_looked_at_is_not_removed() {
+    let bench = Bench::with_headroom("not removed", 60_000);
+    bench.stores_one().await;
+    let other = Bench::with_headroom("not removed", 60_000);
+    bench.script.fail_with(Some(TRANSFER_FAILED));
+    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let failed = other.put(0, pinned).await.unwrap_err();
+    assert!(failed.is_unwell(), "{failed}");
+    assert_eq!(bench.script.objects(), 1);
+    bench.script.fail_with(None);
+    bench.get(0, 1).await.unwrap();
+}

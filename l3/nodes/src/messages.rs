@@ -1,0 +1,535 @@
+//! What clients ask and nodes answer. `NODE-WIRE.md` draws the bytes.
+
+use std::time::Duration;
+
+use super::codec::{ID_BYTES, Malformed, Reader, Writer};
+use terrace_l3::{
+    ExistsOptions, HEADER_BYTES, ObjectId, Pin, Place, Presence, PutOptions, Removal, Results,
+    Served, StoreError, Stored,
+};
+
+/// The longest body of a frame.
+pub const FRAME_BYTES_MAX: usize = 1 << 20;
+
+/// The most objects that one message is about.
+pub const IDS_MAX: usize = 4096;
+
+/// An object and the length of its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Its name.
+    pub id: ObjectId,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// The length of an end of a link for RDMA, as its sides tell it to each other.
+pub const LINK_BYTES: usize = 32;
+
+/// Where a payload can be read from by RDMA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Afar {
+    /// Its address in the memory of whoever has it.
+    pub address: u64,
+    /// What that memory is registered as.
+    pub key: u32,
+}
+
+/// What a client says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Which of these are there?
+    Exists {
+        /// How to look.
+        options: ExistsOptions,
+        /// For what.
+        ids: Vec<ObjectId>,
+    },
+    /// Send these.
+    Get {
+        /// How long to wait for promotions.
+        promotion_wait: Option<Duration>,
+        /// What, and how long each must be.
+        wanted: Vec<Item>,
+    },
+    /// I could send these.
+    Put {
+        /// How to store them.
+        options: PutOptions,
+        /// What they are.
+        offers: Vec<Item>,
+    },
+    /// These are the checksums of the payloads that were sent before.
+    Checksums(Vec<u64>),
+    /// Protect these.
+    Pin {
+        /// How.
+        pin: Pin,
+        /// Which.
+        ids: Vec<ObjectId>,
+    },
+    /// Take back one pin of each.
+    Unpin {
+        /// Which kind.
+        pin: Pin,
+        /// Which.
+        ids: Vec<ObjectId>,
+    },
+    /// Remove these.
+    Remove {
+        /// How insistently.
+        removal: Removal,
+        /// Which.
+        ids: Vec<ObjectId>,
+    },
+    /// These did not verify here: look at them, and remove them if they are damaged.
+    Suspect(Vec<ObjectId>),
+    /// Make everything durable.
+    Flush,
+    /// Are you there?
+    Ping,
+    /// This is my end of a link for RDMA.
+    Link([u8; LINK_BYTES]),
+    /// Lend me these, to be read over the link.
+    Lend {
+        /// How long to wait for promotions.
+        promotion_wait: Option<Duration>,
+        /// What, and how long each must be.
+        wanted: Vec<Item>,
+    },
+    /// I have read what was lent.
+    Taken,
+    /// You could read these over the link.
+    Fetch {
+        /// How to store them.
+        options: PutOptions,
+        /// What they are.
+        offers: Vec<Item>,
+    },
+    /// These are the checksums of the payloads that are wanted, and where they are.
+    Places(Vec<(u64, Afar)>),
+}
+
+/// What becomes of an object that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parcel {
+    /// Its payload follows the message.
+    Follows {
+        /// The header that the payload must fit.
+        header: [u8; HEADER_BYTES],
+        /// Where it comes from.
+        served: Served,
+    },
+    /// Ask again: the node could not lend so many at once.
+    Later,
+    /// It cannot be had.
+    Failed(StoreError),
+}
+
+/// What becomes of an object that was offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Send its payload.
+    Wanted,
+    /// The same object is there already.
+    There,
+    /// Offer it again: the node could not take so many at once.
+    Later,
+    /// It cannot be stored.
+    Failed(StoreError),
+}
+
+/// What a node says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The first message: what the node takes.
+    Welcome {
+        /// The largest object.
+        object_bytes_max: u64,
+    },
+    /// To [`Request::Exists`].
+    Presences(Results<Presence>),
+    /// To [`Request::Get`]; payloads follow.
+    Parcels(Vec<Parcel>),
+    /// To [`Request::Put`]; payloads are expected.
+    Offers(Vec<Offer>),
+    /// To [`Request::Checksums`].
+    Stored(Results<Stored>),
+    /// To [`Request::Link`]: the node's end, if it has one. To [`Request::Places`]: they cannot be read.
+    Linked(Option<[u8; LINK_BYTES]>),
+    /// To [`Request::Lend`]; of those that would follow, where they can be read.
+    Lent(Vec<Parcel>, Vec<Afar>),
+    /// To everything else.
+    Done(Results<()>),
+}
+
+/// Figures about a node's store that every answer carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Gauges {
+    /// Counts the answers of the node, so that the latest figures are known.
+    pub stamp: u64,
+    /// In the order of `NODE-WIRE.md`.
+    pub values: [u64; GAUGES],
+}
+
+/// How many figures there are.
+pub const GAUGES: usize = 15;
+
+/// An answer with the node's figures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The figures.
+    pub gauges: Gauges,
+    /// The answer.
+    pub answer: Answer,
+}
+
+impl Request {
+    /// The number that says which request a frame holds.
+    #[must_use]
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::Exists { .. } => 1,
+            Self::Get { .. } => 2,
+            Self::Put { .. } => 3,
+            Self::Checksums(_) => 4,
+            Self::Pin { .. } => 5,
+            Self::Unpin { .. } => 6,
+            Self::Remove { .. } => 7,
+            Self::Suspect(_) => 8,
+            Self::Flush => 9,
+            Self::Ping => 10,
+            Self::Link(_) => 11,
+            Self::Lend { .. } => 12,
+            Self::Taken => 13,
+            Self::Fetch { .. } => 14,
+            Self::Places(_) => 15,
+        }
+    }
+
+    /// Appends the body.
+    pub fn encode(&self, body: &mut Vec<u8>) {
+        let mut writer = Writer(body);
+        match self {
+            Self::Exists { options, ids } => {
+                let ExistsOptions { prefetch_to_memory, lease } = *options;
+                writer.u8(u8::from(prefetch_to_memory) | u8::from(lease) << 1);
+                writer.ids(ids);
+            }
+            Self::Get { promotion_wait, wanted } | Self::Lend { promotion_wait, wanted } => {
+                writer.u8(u8::from(promotion_wait.is_some()));
+                writer.microseconds(promotion_wait.unwrap_or_default());
+                write_items(&mut writer, wanted);
+            }
+            Self::Put { options, offers } | Self::Fetch { options, offers } => {
+                writer.u8(options.pin.map_or(0, pin_code));
+                writer.u8(u8::from(options.durable));
+                write_items(&mut writer, offers);
+            }
+            Self::Checksums(checksums) => {
+                writer.u32(checksums.len() as u32);
+                checksums.iter().for_each(|checksum| writer.u64(*checksum));
+            }
+            Self::Pin { pin, ids } | Self::Unpin { pin, ids } => {
+                writer.u8(pin_code(*pin));
+                writer.ids(ids);
+            }
+            Self::Remove { removal, ids } => {
+                writer.u8(u8::from(*removal == Removal::Forced));
+                writer.ids(ids);
+            }
+            Self::Suspect(ids) => writer.ids(ids),
+            Self::Link(end) => writer.bytes(end),
+            Self::Places(places) => {
+                writer.u32(places.len() as u32);
+                for (checksum, place) in places {
+                    writer.u64(*checksum);
+                    write_afar(&mut writer, place);
+                }
+            }
+            Self::Flush | Self::Ping | Self::Taken => {}
+        }
+    }
+
+    /// Reads the body of a frame of that kind.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(body);
+        let request = match kind {
+            1 => {
+                let flags = flags(&mut reader, "how to look", 0b11)?;
+                let options =
+                    ExistsOptions { prefetch_to_memory: flags & 1 != 0, lease: flags & 2 != 0 };
+                Self::Exists { options, ids: ids(&mut reader)? }
+            }
+            2 | 12 => {
+                let waits = flags(&mut reader, "whether to wait", 1)? != 0;
+                let wait = reader.microseconds()?;
+                if !waits && !wait.is_zero() {
+                    return Err(Malformed::Unknown { field: "a time that nobody waits", value: 1 });
+                }
+                let promotion_wait = waits.then_some(wait);
+                let wanted = read_items(&mut reader)?;
+                if kind == 2 {
+                    Self::Get { promotion_wait, wanted }
+                } else {
+                    Self::Lend { promotion_wait, wanted }
+                }
+            }
+            3 | 14 => {
+                let pin = match reader.u8()? {
+                    0 => None,
+                    code => Some(read_pin(code)?),
+                };
+                let durable = flags(&mut reader, "durability", 1)? != 0;
+                let options = PutOptions { pin, durable };
+                let offers = read_items(&mut reader)?;
+                if kind == 3 {
+                    Self::Put { options, offers }
+                } else {
+                    Self::Fetch { options, offers }
+                }
+            }
+            4 => Self::Checksums(reader.list(8, IDS_MAX, Reader::u64)?),
+            5 | 6 => {
+                let pin = read_pin(reader.u8()?)?;
+                let ids = ids(&mut reader)?;
+                if kind == 5 { Self::Pin { pin, ids } } else { Self::Unpin { pin, ids } }
+            }
+            7 => {
+                let forced = flags(&mut reader, "a removal", 1)? != 0;
+                let removal = if forced { Removal::Forced } else { Removal::Plain };
+                Self::Remove { removal, ids: ids(&mut reader)? }
+            }
+            8 => Self::Suspect(ids(&mut reader)?),
+            9 => Self::Flush,
+            10 => Self::Ping,
+            11 => Self::Link(reader.bytes()?),
+            13 => Self::Taken,
+            15 => {
+                let entry = |reader: &mut Reader<'_>| Ok((reader.u64()?, read_afar(reader)?));
+                Self::Places(reader.list(8 + AFAR_BYTES, IDS_MAX, entry)?)
+            }
+            other => return Err(Malformed::Kind(other)),
+        };
+        reader.end()?;
+        Ok(request)
+    }
+}
+
+/// Says "ask again" where a result is expected.
+const LATER: u8 = 255;
+
+impl Reply {
+    /// The number that says which answer a frame holds.
+    #[must_use]
+    pub fn kind(&self) -> u8 {
+        match &self.answer {
+            Answer::Welcome { .. } => 128,
+            Answer::Presences(_) => 129,
+            Answer::Parcels(_) => 130,
+            Answer::Offers(_) => 131,
+            Answer::Stored(_) => 132,
+            Answer::Done(_) => 133,
+            Answer::Linked(_) => 134,
+            Answer::Lent(..) => 135,
+        }
+    }
+
+    /// Appends the body.
+    pub fn encode(&self, body: &mut Vec<u8>) {
+        let mut writer = Writer(body);
+        writer.u64(self.gauges.stamp);
+        self.gauges.values.iter().for_each(|value| writer.u64(*value));
+        match &self.answer {
+            Answer::Welcome { object_bytes_max } => writer.u64(*object_bytes_max),
+            Answer::Presences(results) => {
+                write_results(&mut writer, results, |writer, presence| {
+                    writer.u8(match presence {
+                        Presence::Absent => 0,
+                        Presence::Present(Place::Memory) => 1,
+                        Presence::Present(Place::Disk) => 2,
+                    });
+                });
+            }
+            Answer::Parcels(parcels) => write_parcels(&mut writer, parcels),
+            Answer::Offers(offers) => {
+                writer.u32(offers.len() as u32);
+                for offer in offers {
+                    match offer {
+                        Offer::Wanted => writer.bytes(&[0, 0]),
+                        Offer::There => writer.bytes(&[0, 1]),
+                        Offer::Later => writer.u8(LATER),
+                        Offer::Failed(error) => writer.error(error),
+                    }
+                }
+            }
+            Answer::Stored(results) => write_results(&mut writer, results, |writer, stored| {
+                writer.u8(u8::from(*stored == Stored::AlreadyThere));
+            }),
+            Answer::Done(results) => write_results(&mut writer, results, |_, ()| {}),
+            Answer::Linked(end) => {
+                writer.u8(u8::from(end.is_some()));
+                writer.bytes(end.as_ref().map_or(&[], |end| &end[..]));
+            }
+            Answer::Lent(parcels, places) => {
+                write_parcels(&mut writer, parcels);
+                writer.u32(places.len() as u32);
+                places.iter().for_each(|place| write_afar(&mut writer, place));
+            }
+        }
+    }
+
+    /// Reads the body of a frame of that kind.
+    ///
+    /// # Errors
+    /// When it is not one.
+    pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(body);
+        let mut gauges = Gauges { stamp: reader.u64()?, ..Gauges::default() };
+        for value in &mut gauges.values {
+            *value = reader.u64()?;
+        }
+        let answer = match kind {
+            128 => Answer::Welcome { object_bytes_max: reader.u64()? },
+            129 => Answer::Presences(results(&mut reader, |reader| match reader.u8()? {
+                0 => Ok(Presence::Absent),
+                1 => Ok(Presence::Present(Place::Memory)),
+                2 => Ok(Presence::Present(Place::Disk)),
+                value => Err(Malformed::Unknown { field: "a presence", value }),
+            })?),
+            130 => Answer::Parcels(read_parcels(&mut reader)?),
+            131 => Answer::Offers(reader.list(1, IDS_MAX, |reader| match reader.u8()? {
+                0 => match flags(reader, "an offer", 1)? {
+                    0 => Ok(Offer::Wanted),
+                    _ => Ok(Offer::There),
+                },
+                LATER => Ok(Offer::Later),
+                code => Ok(Offer::Failed(reader.error(code)?)),
+            })?),
+            132 => Answer::Stored(results(&mut reader, |reader| {
+                let there = flags(reader, "a put", 1)? != 0;
+                Ok(if there { Stored::AlreadyThere } else { Stored::New })
+            })?),
+            133 => Answer::Done(results(&mut reader, |_| Ok(()))?),
+            134 => Answer::Linked(match flags(&mut reader, "whether there is a link", 1)? {
+                0 => None,
+                _ => Some(reader.bytes()?),
+            }),
+            135 => Answer::Lent(
+                read_parcels(&mut reader)?,
+                reader.list(AFAR_BYTES, IDS_MAX, read_afar)?,
+            ),
+            other => return Err(Malformed::Kind(other)),
+        };
+        reader.end()?;
+        Ok(Self { gauges, answer })
+    }
+}
+
+fn write_parcels(writer: &mut Writer<'_>, parcels: &[Parcel]) {
+    writer.u32(parcels.len() as u32);
+    for parcel in parcels {
+        match parcel {
+            Parcel::Follows { header, served } => {
+                writer.u8(0);
+                let disk = u8::from(served.place == Place::Disk);
+                writer.u8(disk | u8::from(served.waited) << 1);
+                writer.bytes(header);
+            }
+            Parcel::Later => writer.u8(LATER),
+            Parcel::Failed(error) => writer.error(error),
+        }
+    }
+}
+
+fn read_parcels(reader: &mut Reader<'_>) -> Result<Vec<Parcel>, Malformed> {
+    reader.list(1, IDS_MAX, |reader| match reader.u8()? {
+        0 => {
+            let flags = flags(reader, "a place", 0b11)?;
+            let place = if flags & 1 != 0 { Place::Disk } else { Place::Memory };
+            let served = Served { place, waited: flags & 2 != 0 };
+            Ok(Parcel::Follows { header: reader.bytes()?, served })
+        }
+        LATER => Ok(Parcel::Later),
+        code => Ok(Parcel::Failed(reader.error(code)?)),
+    })
+}
+
+const AFAR_BYTES: usize = 12;
+
+fn write_afar(writer: &mut Writer<'_>, place: &Afar) {
+    writer.u64(place.address);
+    writer.u32(place.key);
+}
+
+fn read_afar(reader: &mut Reader<'_>) -> Result<Afar, Malformed> {
+    Ok(Afar { address: reader.u64()?, key: reader.u32()? })
+}
+
+fn write_results<T>(
+    writer: &mut Writer<'_>,
+    results: &Results<T>,
+    mut write: impl FnMut(&mut Writer<'_>, &T),
+) {
+    writer.u32(results.len() as u32);
+    for result in results {
+        match result {
+            Ok(value) => {
+                writer.u8(0);
+                write(writer, value);
+            }
+            Err(error) => writer.error(error),
+        }
+    }
+}
+
+fn results<T>(
+    reader: &mut Reader<'_>,
+    mut value: impl FnMut(&mut Reader<'_>) -> Result<T, Malformed>,
+) -> Result<Results<T>, Malformed> {
+    reader.list(1, IDS_MAX, |reader| match reader.u8()? {
+        0 => Ok(Ok(value(reader)?)),
+        code => Ok(Err(reader.error(code)?)),
+    })
+}
+
+fn ids(reader: &mut Reader<'_>) -> Result<Vec<ObjectId>, Malformed> {
+    reader.list(ID_BYTES, IDS_MAX, Reader::id)
+}
+
+fn write_items(writer: &mut Writer<'_>, list: &[Item]) {
+    writer.u32(list.len() as u32);
+    for Item { id, length } in list {
+        writer.id(id);
+        writer.u64(*length);
+    }
+}
+
+fn read_items(reader: &mut Reader<'_>) -> Result<Vec<Item>, Malformed> {
+    let entry = |reader: &mut Reader<'_>| Ok(Item { id: reader.id()?, length: reader.u64()? });
+    reader.list(ID_BYTES + 8, IDS_MAX, entry)
+}
+
+/// A byte of which only the bits in `known` may be set.
+fn flags(reader: &mut Reader<'_>, field: &'static str, known: u8) -> Result<u8, Malformed> {
+    let value = reader.u8()?;
+    if value & !known == 0 { Ok(value) } else { Err(Malformed::Unknown { field, value }) }
+}
+
+fn pin_code(pin: Pin) -> u8 {
+    match pin {
+        Pin::Soft => 1,
+        Pin::Hard => 2,
+    }
+}
+
+fn read_pin(code: u8) -> Result<Pin, Malformed> {
+    match code {
+        1 => Ok(Pin::Soft),
+        2 => Ok(Pin::Hard),
+        value => Err(Malformed::Unknown { field: "a pin", value }),
+    }
+}

@@ -1,0 +1,369 @@
+//! A node: accepts connections and serves its store to those who prove that they may use it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, interval, sleep, timeout};
+
+use super::config::{NodeClient, NodeConfig};
+use super::direct::{Adapter, Region};
+use super::door::{Door, SparingWarning};
+use super::handshake::{Hello, NodeSecret};
+use super::holder::{Holder, Holding};
+use super::holds::{Holds, Instance};
+use super::link::{Link, LinkError};
+use super::session::Session;
+use terrace_l3::{Pin, StoreError, StoreStats};
+
+/// A node that listens and does not serve yet.
+#[derive(Debug)]
+pub struct NodeServer {
+    listener: std::net::TcpListener,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+/// A node that serves. Dropping it cuts all connections.
+#[derive(Debug)]
+pub struct RunningNode {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    draining: watch::Sender<bool>,
+    /// Taken when it is stopped.
+    accepting: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Why a node cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The address cannot be used.
+    #[error("cannot listen at {address}: {error}")]
+    Listen {
+        /// Which address.
+        address: String,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// Nobody could use it.
+    #[error("a node needs a secret that its clients know, or a list of clients")]
+    NoClients,
+    /// Two clients cannot be told apart.
+    #[error("two clients are called {0:?}: give each a name of its own")]
+    SameName(String),
+    /// The store cannot be shared.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// The system has no randomness.
+    #[error("the system has no random numbers: {0}")]
+    Random(io::Error),
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) holder: Holder,
+    pub(super) config: NodeConfig,
+    /// How payloads can go around the connection, where the client can do that too.
+    pub(super) adapter: Option<Adapter>,
+    /// The registrations of the store's memory.
+    _regions: Vec<Region>,
+    pub(super) counters: Counters,
+    pub(super) holds: Holds,
+    clients: BTreeMap<String, Arc<NodeClient>>,
+    /// What strangers are challenged with: they learn nothing about which names there are.
+    nobodys: NodeSecret,
+    answers: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    connections: AtomicU64,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    pub(super) requests: AtomicU64,
+    pub(super) malformed: AtomicU64,
+    pub(super) forbidden: AtomicU64,
+    pub(super) sent_bytes: AtomicU64,
+    pub(super) received_bytes: AtomicU64,
+    pub(super) direct_bytes: AtomicU64,
+}
+
+/// What a node has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NodeStats {
+    /// Connections at the moment.
+    pub connections: u64,
+    /// Connections whose client proved that it may use the node.
+    pub accepted: u64,
+    /// Connections that were closed because of a failed handshake or a limit.
+    pub refused: u64,
+    /// Requests answered.
+    pub requests: u64,
+    /// Connections that were closed because of something that is no request.
+    pub malformed: u64,
+    /// Objects that clients asked for and may not use.
+    pub forbidden: u64,
+    /// Payload sent.
+    pub sent_bytes: u64,
+    /// Payload received.
+    pub received_bytes: u64,
+    /// How much of both went by RDMA.
+    pub direct_bytes: u64,
+}
+
+impl NodeServer {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// When that is not possible, or the configuration cannot work.
+    pub fn bind(address: &str, holding: Holding, config: NodeConfig) -> Result<Self, NodeError> {
+        let unusable = |error| NodeError::Listen { address: address.to_owned(), error };
+        let listener = std::net::TcpListener::bind(address).map_err(unusable)?;
+        listener.set_nonblocking(true).map_err(unusable)?;
+        let local = listener.local_addr().map_err(unusable)?;
+        let mut clients = BTreeMap::new();
+        for client in &config.clients {
+            if clients.insert(client.name.clone(), Arc::new(client.clone())).is_some() {
+                return Err(NodeError::SameName(client.name.clone()));
+            }
+        }
+        if clients.is_empty() {
+            return Err(NodeError::NoClients);
+        }
+        let holder = Holder::new(holding, config.scratch_pages)?;
+        let (adapter, regions) = open_adapter(&holder, &config);
+        let shared = Shared {
+            holder,
+            config,
+            adapter,
+            _regions: regions,
+            counters: Counters::default(),
+            holds: Holds::default(),
+            clients,
+            nobodys: NodeSecret::unguessable().map_err(NodeError::Random)?,
+            answers: AtomicU64::new(0),
+        };
+        Ok(Self { listener, address: local, shared: Arc::new(shared) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves in the background; to be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// When the runtime cannot use the listener.
+    pub fn start(self) -> io::Result<RunningNode> {
+        let Self { listener, address, shared } = self;
+        let listener = TcpListener::from_std(listener)?;
+        let (draining, drain) = watch::channel(false);
+        let accepting = tokio::spawn(accept(listener, shared.clone(), drain));
+        let accepting = Mutex::new(Some(accepting));
+        Ok(RunningNode { address, shared, draining, accepting })
+    }
+}
+
+impl RunningNode {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts no more connections and requests, gives those under way so much time, and shuts the
+    /// store down. Answers whether all of them ended in time.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn stop(&self, patience: Duration) -> Result<bool, StoreError> {
+        self.draining.send_replace(true);
+        let accepting = self.accepting.lock().take();
+        let mut ended = true;
+        if let Some(mut accepting) = accepting {
+            ended = timeout(patience, &mut accepting).await.is_ok();
+            if !ended {
+                accepting.abort();
+                let _ = accepting.await;
+            }
+        }
+        self.shared.holder.store().shutdown().await?;
+        Ok(ended)
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> NodeStats {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters {
+            connections,
+            accepted,
+            refused,
+            requests,
+            malformed,
+            forbidden,
+            sent_bytes,
+            received_bytes,
+            direct_bytes,
+        } = &self.shared.counters;
+        NodeStats {
+            connections: read(connections),
+            accepted: read(accepted),
+            refused: read(refused),
+            requests: read(requests),
+            malformed: read(malformed),
+            forbidden: read(forbidden),
+            sent_bytes: read(sent_bytes),
+            received_bytes: read(received_bytes),
+            direct_bytes: read(direct_bytes),
+        }
+    }
+
+    /// What its store tells about itself.
+    #[must_use]
+    pub fn store_stats(&self) -> StoreStats {
+        self.shared.holder.store().stats()
+    }
+}
+
+impl Drop for RunningNode {
+    fn drop(&mut self) {
+        if let Some(accepting) = &*self.accepting.lock() {
+            accepting.abort();
+        }
+    }
+}
+
+impl Shared {
+    /// The number of the next answer.
+    pub(super) fn stamp(&self) -> u64 {
+        self.answers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Takes back the pins of clients that have been gone for too long.
+    async fn unpin_abandoned(&self) {
+        let patience = Duration::from_millis(self.config.pins_kept_ms);
+        let abandoned = self.holds.take_abandoned(Instant::now(), patience);
+        if !abandoned.is_empty() {
+            tracing::warn!("clients are gone and have left {} pins: taken back", abandoned.len());
+            // What is gone by now needs no unpinning.
+            drop(self.holder.store().unpin(&abandoned, Pin::Hard).await);
+            self.holder.note_change();
+        }
+    }
+
+    fn secret_of(&self, hello: &Hello) -> NodeSecret {
+        self.clients.get(&hello.name).map_or(&self.nobodys, |client| &client.secret).clone()
+    }
+}
+
+/// Takes connections until the node is told to stop, and then waits for those that are left. They end
+/// with the task.
+async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Receiver<bool>) {
+    /// When the system has no more descriptors, trying again at once would only burn time.
+    const PAUSE: Duration = Duration::from_millis(100);
+    /// How often pins of clients that are gone are looked for.
+    const SWEEP: Duration = Duration::from_secs(1);
+    let door = Door::new(shared.config.strangers_max);
+    let refusals = Arc::new(SparingWarning::default());
+    let connections = Arc::new(Semaphore::new(shared.config.connections_max));
+    let mut sessions = JoinSet::new();
+    let mut sweep = interval(SWEEP);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => Some(accepted),
+            _ = sweep.tick() => None,
+            Some(_) = sessions.join_next() => continue,
+            _ = drain.wait_for(|draining| *draining) => break,
+        };
+        let (stream, peer) = match accepted {
+            Some(Ok(accepted)) => accepted,
+            None => {
+                shared.unpin_abandoned().await;
+                continue;
+            }
+            Some(Err(error)) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let mut place = door.enter(peer.ip());
+        let (shared, drain, connections) = (shared.clone(), drain.clone(), connections.clone());
+        let refusals = refusals.clone();
+        sessions.spawn(async move {
+            let refused = |why: fmt::Arguments<'_>| {
+                shared.counters.refused.fetch_add(1, Ordering::Relaxed);
+                refusals.say(format_args!("{peer} was refused: {why}"));
+            };
+            let known = tokio::select! {
+                known = greet(stream, &shared) => known,
+                () = place.lost() => {
+                    return refused(format_args!("it said nothing while others waited at the door"));
+                }
+            };
+            drop(place);
+            let Ok(_place) = connections.try_acquire_owned() else {
+                return refused(format_args!("there are as many connections as allowed"));
+            };
+            match known {
+                Ok((link, client, instance)) => {
+                    shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
+                    shared.counters.connections.fetch_add(1, Ordering::Relaxed);
+                    let share = shared.holds.enter(instance, || shared.holder.share());
+                    let session = Session::new(shared.clone(), link, client, instance, share);
+                    let ended = session.run(drain).await;
+                    shared.holds.leave(instance, Instant::now());
+                    shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
+                    if let Err(LinkError::Malformed(error)) = &ended {
+                        shared.counters.malformed.fetch_add(1, Ordering::Relaxed);
+                        tracing::warn!("{peer} sent something that is no request: {error}");
+                    } else if let Err(error) = ended {
+                        tracing::debug!("the connection of {peer} ended: {error}");
+                    }
+                }
+                Err(error) => refused(format_args!("{error}")),
+            }
+        });
+    }
+    drop(listener);
+    while sessions.join_next().await.is_some() {}
+}
+
+/// The adapter, if it can use all of the store's memory.
+fn open_adapter(holder: &Holder, config: &NodeConfig) -> (Option<Adapter>, Vec<Region>) {
+    let Some(adapter) = Adapter::open(&config.rdma) else { return (None, Vec::new()) };
+    let regions = holder.arenas().into_iter().map(|arena| adapter.register(arena));
+    match regions.collect::<Option<Vec<_>>>() {
+        Some(regions) => (Some(adapter), regions),
+        None => (None, Vec::new()),
+    }
+}
+
+/// Finds out who it is.
+async fn greet(
+    stream: TcpStream,
+    shared: &Arc<Shared>,
+) -> Result<(Link, Arc<NodeClient>, Instance), LinkError> {
+    let NodeConfig { handshake_timeout_ms, stall_timeout_ms, .. } = shared.config;
+    let limit = Duration::from_millis(handshake_timeout_ms);
+    let welcome = Link::welcome(stream, |hello| shared.secret_of(hello), limit);
+    let (mut link, hello) =
+        timeout(limit, welcome).await.map_err(|_| LinkError::Stalled(limit))??;
+    link.stall = Duration::from_millis(stall_timeout_ms);
+    // Somebody without a name here cannot know what only this node knows.
+    let client = shared.clients.get(&hello.name).ok_or(LinkError::Refused)?;
+    Ok((link, client.clone(), hello.instance))
+}

@@ -1,0 +1,338 @@
+//! What a node does for one client on one connection: one request after the other.
+
+mod direct;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::codec::Malformed;
+use super::config::NodeClient;
+use super::direct::Direct;
+use super::holds::Instance;
+use super::link::{Link, LinkError};
+use super::messages::{Answer, Item, Offer, Parcel, Reply, Request};
+use super::server::Shared;
+use terrace_l3::backend::{merge, split};
+use terrace_l3::{
+    GetOptions, Header, Mismatch, ObjectId, Pin, PutOptions, Results, StoreError, Stored, Target,
+};
+use terrace_l3_disk::holding::{Filled, Lent, Offered, Room, Share};
+
+pub(super) struct Session {
+    shared: Arc<Shared>,
+    link: Link,
+    client: Arc<NodeClient>,
+    instance: Instance,
+    /// What the client may have of the memory for transfers, on all of its connections.
+    share: Option<Share>,
+    /// The way around the connection, if the client has asked for one.
+    direct: Option<Arc<Direct>>,
+}
+
+/// An object that is wanted, with the place for its bytes.
+struct Expected {
+    id: ObjectId,
+    // It goes before the room, or whoever has the room next would find it in use.
+    target: Target,
+    room: Room,
+}
+
+impl Session {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        link: Link,
+        client: Arc<NodeClient>,
+        instance: Instance,
+        share: Option<Share>,
+    ) -> Self {
+        Self { shared, link, client, instance, share, direct: None }
+    }
+
+    /// Serves until the client goes away or the node is told to stop.
+    pub(super) async fn run(mut self, mut drain: watch::Receiver<bool>) -> Result<(), LinkError> {
+        let object_bytes_max = self.shared.holder.object_bytes_max() as u64;
+        self.reply(Answer::Welcome { object_bytes_max }, &[]).await?;
+        let idle = Duration::from_millis(self.shared.config.idle_timeout_ms);
+        loop {
+            tokio::select! {
+                woken = self.link.wakes() => woken?,
+                _ = drain.wait_for(|draining| *draining) => return Ok(()),
+                // Without its last connection it would seem to be gone.
+                () = sleep(idle) => match self.shared.holds.has_pins(self.instance) {
+                    true => continue,
+                    false => return Ok(()),
+                },
+            }
+            let (kind, body) = self.link.receive(self.link.stall).await?;
+            let request = Request::decode(kind, body)?;
+            self.answer(request).await?;
+            self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn answer(&mut self, request: Request) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let store = shared.holder.store();
+        let answer = match request {
+            Request::Exists { options, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let found = store.exists(&allowed, options).await;
+                Answer::Presences(merge(&skipped, found, &Err(StoreError::Forbidden)))
+            }
+            Request::Get { promotion_wait, wanted } => {
+                return self.get(wanted, GetOptions { promotion_wait }).await;
+            }
+            Request::Put { options, offers } => return self.put(offers, options).await,
+            Request::Link(end) => Answer::Linked(self.connect_direct(&end)),
+            Request::Lend { promotion_wait, wanted } => {
+                return self.lend(wanted, GetOptions { promotion_wait }).await;
+            }
+            Request::Fetch { options, offers } => return self.fetch(offers, options).await,
+            Request::Pin { pin, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let pinned = store.pin(&allowed, pin).await;
+                if pin == Pin::Hard {
+                    self.note_pins(allowed.iter().zip(&pinned));
+                }
+                Answer::Done(merge(&skipped, pinned, &Err(StoreError::Forbidden)))
+            }
+            Request::Unpin { pin, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let unpinned = store.unpin(&allowed, pin).await;
+                if pin == Pin::Hard {
+                    self.note_unpins(&allowed, &unpinned);
+                }
+                shared.holder.note_change();
+                Answer::Done(merge(&skipped, unpinned, &Err(StoreError::Forbidden)))
+            }
+            Request::Remove { removal, ids } => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                let removed = store.remove(&allowed, removal).await;
+                shared.holder.note_change();
+                Answer::Done(merge(&skipped, removed, &Err(StoreError::Forbidden)))
+            }
+            Request::Suspect(ids) => {
+                let (allowed, skipped) = self.split(ids, |id| *id);
+                for id in &allowed {
+                    shared.holder.inspect(id);
+                    // Each is read as a whole, and others are served by the same thread.
+                    tokio::task::yield_now().await;
+                }
+                Answer::Done(vec![Ok(()); skipped.len()])
+            }
+            Request::Flush => Answer::Done(vec![store.flush().await]),
+            Request::Ping => Answer::Done(Vec::new()),
+            Request::Checksums(_) | Request::Taken | Request::Places(_) => {
+                return Err(Malformed::Kind(request.kind()).into());
+            }
+        };
+        self.reply(answer, &[]).await
+    }
+
+    /// Sends objects straight from where they are.
+    async fn get(&mut self, wanted: Vec<Item>, options: GetOptions) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let (parcels, lent) = self.find(wanted, options).await;
+        let payloads: Vec<&[u8]> = lent.iter().map(|lent| &lent.source()[..]).collect();
+        let sent: usize = payloads.iter().map(|payload| payload.len()).sum();
+        self.reply(Answer::Parcels(parcels), &payloads).await?;
+        shared.counters.sent_bytes.fetch_add(sent as u64, Ordering::Relaxed);
+        drop(lent);
+        shared.holder.note_change();
+        Ok(())
+    }
+
+    /// What becomes of objects that are asked for, and those of them that can be had.
+    async fn find(&self, wanted: Vec<Item>, options: GetOptions) -> (Vec<Parcel>, Vec<Lent>) {
+        let shared = &self.shared;
+        let (allowed, skipped) = self.split(wanted, |item| item.id);
+        let object_bytes_max = shared.holder.object_bytes_max();
+        let mut bytes = 0;
+        let fits = |item: &&Item| {
+            let before = bytes;
+            bytes += clamp(item.length).min(object_bytes_max);
+            before == 0 || bytes <= shared.config.call_bytes_max
+        };
+        let at_once: Vec<_> =
+            allowed.iter().take_while(fits).map(|item| (item.id, clamp(item.length))).collect();
+        let mut lent = shared.holder.lend(&at_once, options, self.share.as_ref()).await;
+        lent.resize_with(allowed.len(), || Ok(None));
+        let mut next = lent.iter();
+        let parcels = skipped.iter().map(|skipped| match skipped {
+            true => Parcel::Failed(StoreError::Forbidden),
+            false => parcel(next.next().expect("one for each that is allowed")),
+        });
+        let parcels = parcels.collect();
+        (parcels, lent.into_iter().flatten().flatten().collect())
+    }
+
+    /// Takes objects straight to where they will be.
+    async fn put(&mut self, offers: Vec<Item>, options: PutOptions) -> Result<(), LinkError> {
+        let shared = self.shared.clone();
+        let (answers, mut expected) = self.reserve(offers, options).await;
+        self.reply(Answer::Offers(answers), &[]).await?;
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let received = self.receive(&mut expected).await;
+        if received.is_err() {
+            drop(expected);
+            shared.holder.note_change();
+            return received.map(drop);
+        }
+        let results = self.keep(expected, received?, options).await;
+        self.reply(Answer::Stored(results), &[]).await
+    }
+
+    /// What becomes of objects that are offered, and the places for those that are wanted.
+    async fn reserve(&self, offers: Vec<Item>, options: PutOptions) -> (Vec<Offer>, Vec<Expected>) {
+        let shared = &self.shared;
+        let mut expected: Vec<Expected> = Vec::new();
+        let mut answers = Vec::with_capacity(offers.len());
+        let wait = Duration::from_millis(shared.config.full_wait_ms);
+        let mut deadline = Instant::now() + wait;
+        let mut bytes = 0usize;
+        for Item { id, length } in offers {
+            let length = clamp(length);
+            if !expected.is_empty() && bytes.saturating_add(length) > shared.config.call_bytes_max {
+                answers.push(Offer::Later);
+                continue;
+            }
+            if !expected.is_empty() {
+                // What came before is what it would wait for.
+                deadline = Instant::now();
+            }
+            answers.push(match self.offer(&id, length, options, deadline).await {
+                Ok(Offered::Room(mut room)) => {
+                    bytes += length;
+                    let target = room.target(length);
+                    expected.push(Expected { id, room, target });
+                    Offer::Wanted
+                }
+                Ok(Offered::There) => {
+                    if options.pin == Some(Pin::Hard) {
+                        shared.holds.pinned(self.instance, id);
+                    }
+                    Offer::There
+                }
+                Ok(Offered::NoRoom) if expected.is_empty() => Offer::Failed(StoreError::Full),
+                Ok(Offered::NoRoom) => Offer::Later,
+                Err(error) => Offer::Failed(error),
+            });
+        }
+        (answers, expected)
+    }
+
+    async fn offer(
+        &self,
+        id: &ObjectId,
+        length: usize,
+        options: PutOptions,
+        deadline: Instant,
+    ) -> Result<Offered, StoreError> {
+        if !self.is_allowed(id) {
+            return Err(StoreError::Forbidden);
+        }
+        let max = self.shared.holder.object_bytes_max();
+        if length > max {
+            return Err(StoreError::TooLarge { bytes: length, max });
+        }
+        let share = self.share.as_ref();
+        self.shared.holder.offer(id, length, options.pin, deadline, share).await
+    }
+
+    /// Receives payloads, and the checksums that the client has sent and those that we have seen.
+    async fn receive(&mut self, expected: &mut [Expected]) -> Result<Vec<(u64, u64)>, LinkError> {
+        let mut targets: Vec<&mut [u8]> =
+            expected.iter_mut().map(|expected| &mut expected.target[..]).collect();
+        let seen = self.link.receive_payloads(&mut targets).await?;
+        let (kind, body) = self.link.receive(self.link.stall).await?;
+        match Request::decode(kind, body)? {
+            Request::Checksums(sent) if sent.len() == seen.len() => {
+                Ok(sent.into_iter().zip(seen).collect())
+            }
+            other => Err(Malformed::Kind(other.kind()).into()),
+        }
+    }
+
+    /// Stores what has come unharmed.
+    async fn keep(
+        &self,
+        expected: Vec<Expected>,
+        checksums: Vec<(u64, u64)>,
+        options: PutOptions,
+    ) -> Results<Stored> {
+        let bytes: usize = expected.iter().map(|expected| expected.target.len()).sum();
+        self.shared.counters.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let mut filled = Vec::with_capacity(expected.len());
+        let mut damaged = Vec::with_capacity(expected.len());
+        for (Expected { id, room, target }, (sent, seen)) in expected.into_iter().zip(checksums) {
+            let header = Header { id, length: target.len() as u64, checksum: sent };
+            drop(target);
+            damaged.push(sent != seen);
+            if sent == seen {
+                filled.push(Filled { header, room });
+            }
+        }
+        let ids: Vec<ObjectId> = filled.iter().map(|filled| filled.header.id).collect();
+        let kept = self.shared.holder.keep(filled, options).await;
+        if options.pin == Some(Pin::Hard) {
+            self.note_pins(ids.iter().zip(&kept));
+        }
+        merge(&damaged, kept, &Err(StoreError::Corrupt(Mismatch::Payload)))
+    }
+
+    async fn reply(&mut self, answer: Answer, payloads: &[&[u8]]) -> Result<(), LinkError> {
+        let gauges = self.shared.holder.gauges(self.shared.stamp());
+        let reply = Reply { gauges, answer };
+        self.link.send(reply.kind(), |body| reply.encode(body), payloads).await
+    }
+
+    fn note_pins<'a, T: 'a>(
+        &self,
+        pinned: impl Iterator<Item = (&'a ObjectId, &'a Result<T, StoreError>)>,
+    ) {
+        for (id, _) in pinned.filter(|(_, pinned)| pinned.is_ok()) {
+            self.shared.holds.pinned(self.instance, *id);
+        }
+    }
+
+    fn note_unpins(&self, ids: &[ObjectId], unpinned: &Results<()>) {
+        for (id, unpinned) in ids.iter().zip(unpinned) {
+            match unpinned {
+                Ok(()) => self.shared.holds.unpinned(self.instance, id),
+                Err(StoreError::Missing | StoreError::NotPinned) => self.shared.holds.forget(id),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// What the client may use, and for each whether it may not.
+    fn split<T>(&self, batch: Vec<T>, id: impl Fn(&T) -> ObjectId) -> (Vec<T>, Vec<bool>) {
+        let (allowed, skipped) = split(batch, |object| !self.is_allowed(&id(object)));
+        let forbidden = (skipped.len() - allowed.len()) as u64;
+        self.shared.counters.forbidden.fetch_add(forbidden, Ordering::Relaxed);
+        (allowed, skipped)
+    }
+
+    fn is_allowed(&self, id: &ObjectId) -> bool {
+        self.client.namespaces.as_ref().is_none_or(|allowed| allowed.contains(&id.namespace))
+    }
+}
+
+fn parcel(lent: &Result<Option<Lent>, StoreError>) -> Parcel {
+    match lent {
+        Ok(Some(lent)) => Parcel::Follows { header: *lent.header(), served: lent.served() },
+        Ok(None) => Parcel::Later,
+        Err(error) => Parcel::Failed(error.clone()),
+    }
+}
+
+/// A length that is too large for this machine is too large for its store.
+fn clamp(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}

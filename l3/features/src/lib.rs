@@ -463,5 +463,5 @@ fn check_bytes(tensor: &TensorSpec, found: usize) -> Result<(), FeatureError> {
 
 /// The example of the documentation.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/feature-store.md")]
+#[doc = include_str!("../../../docs/feature-store.md")]
 struct Documentation;

@@ -23,6 +23,7 @@ mod stats;
 mod tests;
 mod worker;
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
 use std::net::{ToSocketAddrs, UdpSocket};
@@ -256,12 +257,13 @@ impl MooncakeStore {
     /// checksums, the bytes of others are on their way.
     async fn ask_in_parts<J: Send + 'static, T: Clone + Send + 'static>(
         &self,
+        parts_max: usize,
         mut objects: Vec<J>,
         job: impl Fn(&Shared, &mut Worker, &Arc<Client>, Vec<J>) -> Results<T> + Copy + Send + 'static,
     ) -> Results<T> {
         let mut results = Vec::with_capacity(objects.len());
         let Shared { config, crew, .. } = &*self.shared;
-        let parts = parts_of(objects.len(), config.part_objects_min, crew.idle());
+        let parts = parts_of(objects.len(), config.part_objects_min, crew.idle()).min(parts_max);
         let mut started = Vec::with_capacity(parts);
         for left in (1..=parts).rev() {
             let rest = objects.split_off(objects.len().div_ceil(left));
@@ -378,8 +380,11 @@ impl Store for MooncakeStore {
 
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
+            // Generations of one object are put in their order.
+            let parts_max =
+                if names_repeat(puts.iter().map(|put| &put.id)) { 1 } else { PARTS_MAX };
             let puts = self.shared.connection.buffered(puts, |put| put.source.arena_id());
-            self.ask_in_parts(puts, move |shared, worker, client, puts| {
+            self.ask_in_parts(parts_max, puts, move |shared, worker, client, puts| {
                 shared.put(worker, client, puts, options)
             })
             .await
@@ -389,8 +394,10 @@ impl Store for MooncakeStore {
     fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
             let gets = self.shared.connection.buffered(gets, |get| get.target.arena_id());
-            self.ask_in_parts(gets, |shared, worker, client, gets| shared.get(worker, client, gets))
-                .await
+            self.ask_in_parts(PARTS_MAX, gets, |shared, worker, client, gets| {
+                shared.get(worker, client, gets)
+            })
+            .await
         })
     }
 
@@ -445,6 +452,15 @@ impl Store for MooncakeStore {
             Ok(())
         })
     }
+}
+
+/// Whether an object is there in several generations. Pages have none, and nothing is looked up for them.
+fn names_repeat<'a>(ids: impl Iterator<Item = &'a ObjectId> + Clone) -> bool {
+    if ids.clone().all(|id| id.generation == 0) {
+        return false;
+    }
+    let mut names = BTreeSet::new();
+    !ids.into_iter().all(|id| names.insert((id.namespace, id.key)))
 }
 
 /// How many parts a batch of so many objects is cut into.

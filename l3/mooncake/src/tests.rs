@@ -14,6 +14,14 @@ fn large_batches_are_cut_into_parts_if_there_is_who_works_on_them() {
     assert_eq!((parts_of(32, 4, 1), parts_of(32, 0, 2)), (1, PARTS_MAX));
 }
 
+#[test]
+fn generations_of_one_object_are_not_put_side_by_side() {
+    let repeat = |ids: &[ObjectId]| names_repeat(ids.iter());
+    assert!(!repeat(&[id(1), id(2)]));
+    assert!(!repeat(&[id(1).with_generation(7), id(2).with_generation(7)]));
+    assert!(repeat(&[id(1).with_generation(7), id(2), id(1).with_generation(3)]));
+}
+
 /// A store on a library with a script, and memory that it knows.
 struct Bench {
     script: Arc<Script>,

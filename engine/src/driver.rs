@@ -433,10 +433,7 @@ impl<D: Device> Driver<D> {
     /// The shutdown, once there is nothing left to wait for.
     fn take_closing_if_drained(&mut self) -> Option<Closing> {
         let closing = self.closing.as_mut()?;
-        let stats = self.scheduler.stats();
-        let kinds = [stats.prefetches, stats.load_backs, stats.write_backs, stats.backups];
-        let in_flight: u32 = kinds.iter().map(|kind| kind.in_flight).sum();
-        let under_way = in_flight + stats.backups_waiting;
+        let under_way = self.scheduler.stats().transfers_under_way();
         let is_quiet = self.live.is_empty() && self.job.is_some() && under_way == 0;
         if !is_quiet && Instant::now() < closing.gives_up {
             return None;

@@ -78,6 +78,15 @@ pub struct Stats {
     pub cache: CacheUse,
 }
 
+impl Stats {
+    /// Transfers that have not ended, and backups that wait for their turn.
+    #[must_use]
+    pub fn transfers_under_way(&self) -> u32 {
+        let kinds = [&self.prefetches, &self.load_backs, &self.write_backs, &self.backups];
+        kinds.iter().map(|kind| kind.in_flight).sum::<u32>() + self.backups_waiting
+    }
+}
+
 /// What of a prompt the cache held when the request was first admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hits {

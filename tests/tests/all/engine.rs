@@ -3,17 +3,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CopyJob, CpuDevice, Device, EndReason, Engine, Figures, Generate, Model, StartError,
-    SubmitError, Update,
+    CopyJob, CpuDevice, Device, EndReason, Engine, Generate, Model, StartError, SubmitError, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
 use terrace_tests::engine::{
-    Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, toy_answer,
+    Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, figures_when, toy_answer,
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
@@ -78,18 +77,6 @@ async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
                 return Answer { tokens, hits: found.unwrap_or_default(), reason, checksum };
             }
         }
-    }
-}
-
-async fn figures_when(engine: &Engine, what: &str, holds: impl Fn(&Figures) -> bool) -> Figures {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let figures = engine.figures().await.unwrap();
-        if holds(&figures) {
-            return figures;
-        }
-        assert!(Instant::now() < until, "{what} did not come about: {figures:#?}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 

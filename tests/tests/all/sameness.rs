@@ -17,7 +17,7 @@ use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_model::Llama;
 use terrace_scheduler::{Config, L3Config, RateConfig, Slot, Token};
-use terrace_tests::engine::{Chance, FlakyDevice, FlakyModel, FlakyStore};
+use terrace_tests::engine::{Chance, FlakyDevice, FlakyModel, FlakyStore, figures_when};
 use tokio::sync::Mutex;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -257,11 +257,16 @@ async fn with_hits_in_l3() {
     check_all(&engine).await;
     let tokens = figures(&engine).await.scheduler.prompt_tokens;
     for example in &*EXAMPLES {
+        // What a request or a transfer still holds is not cleared.
+        figures_when(&engine, "quiet", |Figures { scheduler, .. }| {
+            scheduler.draining == 0 && scheduler.transfers_under_way() == 0
+        })
+        .await;
         engine.clear_cache().await;
         check(&engine, example, "", usize::MAX).await.unwrap();
     }
     let stats = figures(&engine).await.scheduler;
-    assert!(stats.l3_hit_tokens * 3 > tokens, "{stats:?}");
+    assert!(stats.l3_hit_tokens * 10 > tokens * 7, "{stats:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

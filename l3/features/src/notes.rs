@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::record::{RECORD_BYTES, Record};
 use terrace_l3::backend::one_each;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Pin, Presence, Put, PutOptions,
-    Registration, Removal, Results, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Owner, Pin, Presence, Put,
+    PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 
 /// How many notes are on their way at a time.
@@ -26,6 +26,8 @@ pub(super) const ASK_BATCH: usize = 256;
 #[derive(Debug)]
 pub(super) struct Notes {
     store: Arc<dyn Store>,
+    /// Whose pins keep them.
+    owner: Owner,
     pages: Arc<Pages>,
     _registration: Registration,
 }
@@ -40,7 +42,7 @@ struct Pages {
 }
 
 impl Notes {
-    pub(super) fn new(store: Arc<dyn Store>) -> Result<Self, StoreError> {
+    pub(super) fn new(store: Arc<dyn Store>, owner: Owner) -> Result<Self, StoreError> {
         let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
             .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
         let registration = store.register(&arena)?;
@@ -50,7 +52,7 @@ impl Notes {
             overdue: Mutex::default(),
             permits: Arc::new(Semaphore::new(PAGES as usize)),
         };
-        Ok(Self { store, pages: Arc::new(pages), _registration: registration })
+        Ok(Self { store, owner, pages: Arc::new(pages), _registration: registration })
     }
 
     /// Writes a record that nothing evicts.
@@ -80,35 +82,25 @@ impl Notes {
         fill(&mut self.pages.target(&page)?);
         for _ in 0..TRIES {
             let put = Put::new(id, self.pages.source(&page)?);
-            let options = PutOptions { pin: Some(Pin::Hard), durable };
-            match one_each(self.store.put_from(vec![put], options).await, 1).remove(0)? {
-                Stored::New => return Ok(()),
-                Stored::AlreadyThere => self.take_away(id).await?,
+            let options = PutOptions { pin: Some(Pin::Hard(self.owner)), durable };
+            match one_each(self.store.put_from(vec![put], options).await, 1).remove(0) {
+                Ok(Stored::New) => return Ok(()),
+                Ok(Stored::AlreadyThere) | Err(StoreError::Pinned) => {}
+                Err(error) => return Err(error),
+            }
+            match self.remove(&[id]).await.remove(0) {
+                Ok(()) | Err(StoreError::Missing) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(StoreError::BeingWritten)
     }
 
-    /// Removes what is under a name, with the pins of all who have put it.
-    async fn take_away(&self, id: ObjectId) -> Result<(), StoreError> {
-        const PINS_MAX: usize = 16;
-        for _ in 0..PINS_MAX {
-            match self.remove(&[id]).await.remove(0) {
-                Ok(()) | Err(StoreError::Missing) => return Ok(()),
-                Err(StoreError::Pinned) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(StoreError::Pinned)
-    }
-
-    /// Takes back a pin of each object and removes it by force.
+    /// Removes objects, whoever has pinned them.
     pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
         let mut results = Vec::with_capacity(ids.len());
         for ids in ids.chunks(ASK_BATCH) {
-            // If a pin stays, the removal says so.
-            drop(self.store.unpin(ids, Pin::Hard).await);
-            let removed = self.store.remove(ids, Removal::Forced).await;
+            let removed = self.store.remove(ids, Removal::Final).await;
             results.extend(one_each(removed, ids.len()));
         }
         results

@@ -1,7 +1,7 @@
 use super::library::scripted::{Script, library};
 use super::*;
 use terrace_cache::{Namespace, PageKey};
-use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded};
+use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded, Owner};
 
 const BYTES: usize = 4096;
 const TRANSFER_FAILED: i32 = -800;
@@ -169,7 +169,7 @@ async fn what_cannot_be_looked_at_is_not_removed() {
     bench.stores_one().await;
     let other = Bench::with_headroom("not removed", 60_000);
     bench.script.fail_with(Some(TRANSFER_FAILED));
-    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let pinned = PutOptions { pin: Some(Pin::Hard(Owner::named("it"))), durable: false };
     let failed = other.put(0, pinned).await.unwrap_err();
     assert!(failed.is_unwell(), "{failed}");
     assert_eq!(bench.script.objects(), 1);

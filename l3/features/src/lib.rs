@@ -298,6 +298,23 @@ impl FeatureStore {
         self.shared.gc().await
     }
 
+    /// Waits until nobody can want any sample of this producer any more: each was consumed, or nobody has
+    /// released it in time. A producer whose store has samples in memory of this process, like a segment that
+    /// it offers to a cluster, waits for this before it shuts the store down. Without `max_hold_ms` that may
+    /// take for ever.
+    pub async fn consumed(&self) {
+        const PAUSE: Duration = Duration::from_millis(100);
+        loop {
+            // A store that cannot be asked now may be asked later; time goes on meanwhile.
+            drop(self.gc().await);
+            let FeatureStats { live, putting, .. } = self.stats();
+            if live + putting == 0 {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
     /// The keys of a sample's tensors and the objects that have their bytes, for those who look into the
     /// store itself.
     #[must_use]

@@ -99,6 +99,7 @@ functions! {
     setup: c"mooncake_store_setup",
         fn(Handle, *const c_char, *const c_char, u64, u64, *const c_char, *const c_char,
            *const c_char) -> c_int;
+    hostname: c"mooncake_store_get_hostname", fn(Handle, *mut c_char, usize) -> c_int;
     batch_put_from: c"mooncake_store_batch_put_from",
         fn(Handle, *mut *const c_char, *mut *mut c_void, *const usize, usize, *const Replication,
            *mut c_int) -> c_int;
@@ -145,9 +146,28 @@ impl Library {
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) local_host: CString,
+    pub(crate) metadata: CString,
     pub(crate) protocol: CString,
     pub(crate) device: CString,
     pub(crate) master: CString,
+}
+
+/// Memory that the library takes for a client when it connects.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ClientMemory {
+    /// What the client gives to the cluster. Objects that it is used for are gone when the client is.
+    pub(crate) segment_bytes: u64,
+    /// What the library has for itself.
+    pub(crate) buffer_bytes: u64,
+}
+
+/// Where the objects go that a client puts.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    /// In how many segments each of them is.
+    pub(crate) replicas: usize,
+    /// Segments that are tried before all others.
+    pub(crate) preferred: Vec<CString>,
 }
 
 /// How an object is protected from the store's own eviction, from its first moment on.
@@ -162,6 +182,7 @@ pub(crate) enum Protection {
 pub(crate) struct Client {
     library: Arc<Library>,
     handle: NonNull<c_void>,
+    placement: Placement,
     // What the library may touch is dropped after `drop` has ended the client.
     /// The arenas that were made known to it, and how often: one that is registered again while transfers
     /// of before are under way is known once.
@@ -189,15 +210,20 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to the master. It has no memory of its own to offer: pages go straight between arenas
-    /// and the storage nodes. A master that does not answer is waited for a minute and a half.
-    pub(crate) fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Self, c_int> {
-        const METADATA: &CStr = c"P2PHANDSHAKE";
+    /// Connects to the master. Pages go straight between arenas and segments, whoever's these are. A
+    /// master that does not answer is waited for a minute and a half.
+    pub(crate) fn connect(
+        library: &Arc<Library>,
+        endpoint: &Endpoint,
+        memory: ClientMemory,
+        placement: Placement,
+    ) -> Result<Self, c_int> {
         // SAFETY: it takes nothing, and what it answers is checked.
         let handle = unsafe { (library.functions.create)() };
         let client = Self {
             library: library.clone(),
             handle: NonNull::new(handle).ok_or(-1)?,
+            placement,
             known: Mutex::default(),
             kept: Mutex::default(),
         };
@@ -207,15 +233,29 @@ impl Client {
             (library.functions.setup)(
                 handle,
                 endpoint.local_host.as_ptr(),
-                METADATA.as_ptr(),
-                0,
-                0,
+                endpoint.metadata.as_ptr(),
+                memory.segment_bytes,
+                memory.buffer_bytes,
                 endpoint.protocol.as_ptr(),
                 endpoint.device.as_ptr(),
                 endpoint.master.as_ptr(),
             )
         };
         if code == 0 { Ok(client) } else { Err(code) }
+    }
+
+    /// What the cluster calls this client, and with it the segment that it offers.
+    pub(crate) fn name(&self) -> Option<CString> {
+        const NAME_BYTES_MAX: usize = 512;
+        let mut name = vec![0u8; NAME_BYTES_MAX];
+        // SAFETY: the handle is valid as long as the client, and no more than `name.len()` bytes are
+        // written, the zero at the end included.
+        let code = unsafe {
+            let start = name.as_mut_ptr().cast();
+            (self.library.functions.hostname)(self.handle.as_ptr(), start, name.len())
+        };
+        let name = CStr::from_bytes_until_nul(&name).ok()?;
+        (code == 0 && !name.is_empty()).then(|| name.to_owned())
     }
 
     /// Stores pieces of memory, one under each key, and answers a code for each. What is there
@@ -227,12 +267,13 @@ impl Client {
         protection: Protection,
     ) -> Vec<c_int> {
         assert_eq!(keys.len(), pieces.len());
+        let preferred = pointers(&self.placement.preferred);
         let replication = Replication {
-            replicas: 1,
+            replicas: self.placement.replicas,
             with_soft_pin: c_int::from(protection == Protection::Soft),
             with_hard_pin: c_int::from(protection == Protection::Hard),
-            preferred_segments: std::ptr::null(),
-            preferred_segments_count: 0,
+            preferred_segments: preferred.as_ptr(),
+            preferred_segments_count: preferred.len(),
         };
         let mut names = pointers(keys);
         let mut starts: Vec<*mut c_void> = pieces.iter().map(|it| it.start.cast()).collect();
@@ -240,7 +281,8 @@ impl Client {
         let mut codes = vec![NO_ANSWER; keys.len()];
         // SAFETY: the arrays have `keys.len()` elements each. The keys end with zeros; each piece is
         // borrowed until the call returns, as long as its size says, and only read, although the
-        // declaration has no `const`. The codes are written to the last array.
+        // declaration has no `const`. So are the names of segments. The codes are written to the last
+        // array.
         let code = unsafe {
             (self.library.functions.batch_put_from)(
                 self.handle.as_ptr(),

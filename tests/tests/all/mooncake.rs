@@ -3,6 +3,7 @@
 
 mod faults;
 mod features;
+mod placement;
 mod shared;
 mod steps;
 

@@ -15,7 +15,7 @@ use super::{config, open};
 
 const OBJECTS: u64 = 512;
 
-fn for_features(cluster: &Cluster) -> MooncakeConfig {
+pub(super) fn for_features(cluster: &Cluster) -> MooncakeConfig {
     MooncakeConfig {
         capacity_bytes: OBJECTS * OBJECT_BYTES_MAX as u64,
         object_bytes_max: OBJECT_BYTES_MAX,
@@ -46,7 +46,7 @@ async fn features_in_a_cluster() {
     .await;
 }
 
-async fn process(
+pub(super) async fn process(
     config: &MooncakeConfig,
     features: FeatureConfig,
 ) -> (MooncakeStore, FeatureStore) {
@@ -55,7 +55,7 @@ async fn process(
     (store, features)
 }
 
-async fn put(features: &FeatureStore, sample: &str, byte: u8) -> FeatureRef {
+pub(super) async fn put(features: &FeatureStore, sample: &str, byte: u8) -> FeatureRef {
     let arena = Arena::with_headroom(1, OBJECT_BYTES_MAX).unwrap();
     let _registration = features.register(&arena).unwrap();
     arena.target(0).unwrap().fill(byte);

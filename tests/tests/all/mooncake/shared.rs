@@ -321,6 +321,40 @@ async fn a_store_that_is_shut_down_takes_its_pins_along() {
     next.get(page(2)).await.unwrap();
 }
 
+/// Objects of one batch are removed by several threads, and nothing else is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn many_objects_are_removed_by_several_threads() {
+    const BYTES: usize = 1000;
+    const OBJECTS: u64 = 1024;
+    let cluster = Cluster::start(Options::default());
+    let config = MooncakeConfig {
+        capacity_bytes: 4 * OBJECTS * BYTES as u64,
+        object_bytes_max: BYTES,
+        ..config(&cluster)
+    };
+    let (member, other) = (Member::new(&config), Member::new(&config));
+    other.put(page(0)).await.unwrap();
+    for calls in [OBJECTS as usize, 1, OBJECTS as usize, 1] {
+        let ids: Vec<ObjectId> = (1..=OBJECTS).map(page).collect();
+        for id in &ids {
+            assert_eq!(member.put(*id).await, Ok(Stored::New));
+        }
+        let began = Instant::now();
+        for ids in ids.chunks(ids.len() / calls) {
+            for removed in member.store.remove(ids, Removal::Forced).await {
+                removed.unwrap();
+            }
+        }
+        println!("{OBJECTS} objects removed in {calls} calls: {:?}", began.elapsed());
+        let left = cluster.ask("/get_all_keys");
+        assert_eq!(left.lines().filter(|key| key.contains(&config.prefix)).count(), 1);
+        let again = member.store.remove(&ids, Removal::Forced).await;
+        assert!(again.into_iter().all(|result| result == Err(StoreError::Missing)));
+    }
+    other.get(page(0)).await.unwrap();
+}
+
 /// Pages with room for a header travel without a copy, others through memory of the store's own.
 #[tokio::test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]

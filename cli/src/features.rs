@@ -106,7 +106,7 @@ struct Common {
     /// The folder that refs go through [default: refs in the folder of a store on disk]
     #[arg(long)]
     refs: Option<PathBuf>,
-    /// A file with the secret that authenticates refs
+    /// A file with the secret that authenticates refs, tensors and notes
     #[arg(long, env = "TERRACE_FEATURES_SECRET_FILE")]
     secret_file: Option<PathBuf>,
     /// How long a turn with a store on disk lasts
@@ -310,7 +310,8 @@ async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result
             totals.gone += 1;
             return Ok(());
         }
-        Err(FeatureError::Forged { .. }) => {
+        Err(error @ (FeatureError::Forged { .. } | FeatureError::ForgedObject { .. })) => {
+            eprintln!("terrace: {error}");
             totals.forged += 1;
             return Ok(());
         }

@@ -113,6 +113,13 @@ impl Shared {
         state.catalogue.unpin(id, pin)?;
         if !state.catalogue.is_pinned(id) {
             state.unheld(id);
+            // What others have put is theirs again, and not ours to evict.
+            if self.config.pinned_stay
+                && !state.stiff.contains_key(id)
+                && let Some(slot) = state.catalogue.find(id)
+            {
+                state.forget(id, slot);
+            }
         }
         drop(state);
         self.ledger.notify();

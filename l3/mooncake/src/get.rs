@@ -319,6 +319,6 @@ fn verify(header: &[u8; HEADER_BYTES], id: &ObjectId, payload: &[u8]) -> Result<
     Header::verify(header, id, payload.len() as u64)?.verify_payload(payload)
 }
 
-fn header_of(object: &[u8]) -> [u8; HEADER_BYTES] {
+pub(super) fn header_of(object: &[u8]) -> [u8; HEADER_BYTES] {
     object[..HEADER_BYTES].try_into().expect("an object begins with its header")
 }

@@ -225,3 +225,37 @@ fn what_cannot_be_placed_is_refused() {
     let none = MooncakeConfig { replicas: 0, ..config("refused", 50) };
     assert!(refused(none).contains("at least one replica"));
 }
+
+/// The library says yes to a put of what is there. Of two who put different bytes under one name, only one
+/// has put them, and takes the other's for its own at no time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
+    let config = |prefix: &str| MooncakeConfig {
+        prefix: prefix.to_owned(),
+        ..config("meanwhile", 60_000).for_features()
+    };
+    let arena = || Arena::with_headroom(4, BYTES).unwrap();
+    let (one, two) =
+        (Bench::with_config(config("same"), arena()), Bench::with_config(config("same"), arena()));
+    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    one.arena.target(0).unwrap().fill(1);
+    two.arena.target(0).unwrap().fill(2);
+    // Both look and find nothing, then both put.
+    one.script.close_gate();
+    let puts = [tokio::spawn(one.put(0, pinned)), tokio::spawn(two.put(0, pinned))];
+    one.script.wait_for_calls(2);
+    one.script.open_gate();
+    let mut stored = Vec::new();
+    for put in puts {
+        stored.push(put.await.unwrap().unwrap());
+    }
+    stored.sort_by_key(|stored| *stored == Stored::AlreadyThere);
+    assert_eq!(stored, [Stored::New, Stored::AlreadyThere]);
+    // Who takes back its pin has nothing to do with it any more.
+    for bench in [&one, &two] {
+        drop(bench.store.unpin(&[id(0)], Pin::Hard).await);
+    }
+    let own: u64 =
+        [&one, &two].map(|bench| bench.store.stats().remote.unwrap().objects).iter().sum();
+    assert_eq!((own, one.script.objects()), (1, 1));
+}

@@ -65,8 +65,13 @@ impl Script {
 
     /// Waits until a call waits at the gate.
     pub(crate) fn wait_for_call(&self) {
+        self.wait_for_calls(1);
+    }
+
+    /// Waits until so many calls wait at the gate.
+    pub(crate) fn wait_for_calls(&self, calls: usize) {
         let mut state = locked(&self.state);
-        while state.waiting == 0 {
+        while state.waiting < calls {
             state = self.changed.wait(state).unwrap();
         }
     }

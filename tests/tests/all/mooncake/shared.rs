@@ -1,6 +1,7 @@
 //! Several clients of one cluster.
 
 use std::process::Command;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -371,6 +372,31 @@ async fn pages_with_headroom_are_not_copied() {
     member.store.get_into(gets, GetOptions::default()).await.remove(0).unwrap();
     assert!(objects::is_right(&page(1), &plain.source(0).unwrap()));
     assert_eq!(bounced(), OBJECT_BYTES_MAX as u64);
+}
+
+/// Memory that somebody else has allocated travels like the store's own if there is room for headers in it.
+#[tokio::test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn memory_of_others_with_headroom_is_not_copied() {
+    const HEADROOM: usize = 4096;
+    const STRIDE: usize = HEADROOM + 8192;
+    let cluster = Cluster::start(Options::default());
+    let member = Member::new(&config(&cluster));
+    let mut slab = vec![0u8; 3 * STRIDE].into_boxed_slice();
+    let offset = slab.as_ptr().align_offset(4096);
+    let base = NonNull::new(slab[offset..].as_mut_ptr()).unwrap();
+    // SAFETY: there are as many bytes from there on; the box moves into the arena, and nobody else has it.
+    #[allow(unsafe_code)]
+    let foreign = unsafe { Arena::from_raw_with_headroom(base, 2, 8192, HEADROOM, Box::new(slab)) };
+    let _registration = member.store.register(&foreign).unwrap();
+    objects::fill(&page(1), &mut foreign.target(0).unwrap());
+    let put = Put::new(page(1), foreign.source(0).unwrap());
+    let stored = member.store.put_from(vec![put], PutOptions::default()).await.remove(0);
+    assert_eq!(stored, Ok(Stored::New));
+    let get = Get::new(page(1), foreign.target(1).unwrap());
+    member.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+    assert!(objects::is_right(&page(1), &foreign.source(1).unwrap()));
+    assert_eq!(member.store.stats().remote.unwrap().bounced_bytes, 0, "nothing is copied");
 }
 
 #[tokio::test]

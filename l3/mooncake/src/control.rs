@@ -83,6 +83,7 @@ impl Shared {
                     state = self.ledger.lock();
                     match state.catalogue.reserve(id, length as u32, Some(pin))? {
                         Reserved::Slot(slot) => {
+                            state.may_be_apart.insert(*id);
                             for replaced in state.catalogue.publish(slot, Some(pin)) {
                                 let departure = state.depart(replaced);
                                 state.leaving.entry(departure.id).and_modify(|it| it.stuck = true);
@@ -162,7 +163,7 @@ impl Shared {
             }
         };
         if departures.is_empty() {
-            let code = client.remove(&self.key(id), removal == Removal::Forced);
+            let code = client.remove(&self.key(id), removal == Removal::Forced, true);
             self.ledger.lock().seen.remove(id);
             return removed(self.outcome(Call::Remove, code.into()));
         }
@@ -175,7 +176,7 @@ impl Shared {
     /// the cluster had it: another client may have removed it.
     pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
         self.ledger.wait_for_readers(departure.slot);
-        let code = client.remove(&self.key(&departure.id), true);
+        let code = client.remove(&self.key(&departure.id), true, departure.may_be_apart);
         match removed(self.outcome(Call::Remove, code.into())) {
             done @ (Ok(()) | Err(StoreError::Missing)) => {
                 self.ledger.departed(departure);

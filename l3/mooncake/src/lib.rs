@@ -1,7 +1,9 @@
 //! Objects in a Mooncake cluster, which several servers share.
 //!
-//! An object is one value there: our header, then the payload. Whatever is read is verified by it, so
-//! an old or foreign value under a key is a miss and never wrong bytes.
+//! An object is one value there: our header, then the payload. Or it is two, where the payload lies in memory
+//! that has no room for a header in front: the library takes one piece of memory for a value, and a copy
+//! would be needed otherwise. Whatever is read is verified by the header, so an old or foreign value under a key
+//! is a miss and never wrong bytes.
 //!
 //! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
 //! leases, generations and the order of eviction are kept for the objects that this client has put, in
@@ -83,6 +85,10 @@ pub struct MooncakeConfig {
     /// Segments that this client's objects go to while there is room, as the cluster names them;
     /// [`MooncakeConfig::OWN_SEGMENT`] is the one that is offered here.
     pub preferred_segments: Vec<String>,
+    /// Objects of so many bytes and more that are put from memory without headroom, or read into it, are not
+    /// copied: header and payload are two values then. Smaller ones are copied, which takes less than a
+    /// second value.
+    pub apart_bytes_min: usize,
     /// How long a lease protects from this client's own eviction and from plain removal. The cluster
     /// protects as long as its own setting says.
     pub lease_ttl_ms: u64,
@@ -141,6 +147,7 @@ impl MooncakeConfig {
             buffer_bytes: 0,
             replicas: 1,
             preferred_segments: Vec::new(),
+            apart_bytes_min: 256 << 10,
             lease_ttl_ms: 5_000,
             leased_share_max: 0.5,
             full_wait_ms: 500,

@@ -14,11 +14,11 @@ use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
 use super::get::header_of;
-use super::library::{Client, Protection, Readable};
+use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Reserved, Slot, payload_checksums};
 use terrace_l3::{
-    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored,
+    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored, Target,
 };
 
 /// An object that has its slot.
@@ -218,14 +218,22 @@ impl Batch<'_> {
             round = self.adopt(worker, round, results);
         }
         let mut direct = Vec::with_capacity(round.len());
-        let mut bounced = Vec::new();
+        let (mut apart, mut bounced) = (Vec::new(), Vec::new());
         for writing in round {
             match writing.put.source.headroom() {
                 Some(headroom) => direct.push((writing, headroom)),
+                None if writing.put.source.len() >= self.shared.config.apart_bytes_min => {
+                    apart.push(writing);
+                }
                 None => bounced.push(writing),
             }
         }
         self.write_direct(worker, direct, results);
+        let mut apart = apart.into_iter().peekable();
+        while apart.peek().is_some() {
+            let some = apart.by_ref().take(BOUNCE_PAGES as usize).collect();
+            self.write_apart(worker, some, results);
+        }
         let mut bounced = bounced.into_iter().peekable();
         while bounced.peek().is_some() {
             let some = bounced.by_ref().take(BOUNCE_PAGES as usize).collect();
@@ -258,6 +266,45 @@ impl Batch<'_> {
             Written { claimed: writing.claimed, header, length }
         };
         let round = round.into_iter().zip(&outcomes).map(end).collect();
+        self.settle(worker, &keys, round, outcomes, results);
+    }
+
+    /// Writes payloads straight from where they are, and their headers through the thread's own memory.
+    fn write_apart(&self, worker: &mut Worker, round: Vec<Writing>, results: &mut Results<Stored>) {
+        let keys = self.shared.keys(round.iter().map(|writing| &writing.put.id));
+        let mut headers = match worker.copies(round.iter().map(|_| HEADER_BYTES)) {
+            Ok(headers) => headers,
+            Err(error) => {
+                round.iter().for_each(|it| self.give_up(&it.claimed, error.clone(), results));
+                return;
+            }
+        };
+        let payloads: Vec<&[u8]> = round.iter().map(|it| &*it.put.source).collect();
+        let sums = payload_checksums(&payloads);
+        for ((header, Writing { put, .. }), sum) in headers.iter_mut().zip(&round).zip(sums) {
+            let encoded = Header::with_checksum(put.id, &put.source, sum).encode();
+            header.copy_from_slice(&encoded);
+        }
+        if self.is_precious() {
+            // There is no header, so what there may be of a payload was left by a put that has failed.
+            let payloads: Vec<CString> = keys.iter().map(|key| payload_key(key)).collect();
+            for (key, _) in payloads.iter().zip(self.client.exist(&payloads)).filter(|it| it.1 == 1)
+            {
+                self.client.remove(key, true, false);
+            }
+        }
+        self.shared.ledger.lock().may_be_apart.extend(round.iter().map(|it| it.put.id));
+        let pieces = headers.iter().zip(payloads);
+        let pieces = pieces.map(|(header, payload)| Readable::apart(header, payload)).collect();
+        let outcomes = self.shared.send(self.client, &keys, pieces, self.protection());
+        let written = |((writing, header), outcome): ((Writing, Buffered<Target>), &Outcome)| {
+            let (bytes, length) = (header_of(&header), writing.put.source.len());
+            if outcome.may_go_on() {
+                self.client.keep((writing.put, header));
+            }
+            Written { claimed: writing.claimed, header: bytes, length }
+        };
+        let round = round.into_iter().zip(headers).zip(&outcomes).map(written).collect();
         self.settle(worker, &keys, round, outcomes, results);
     }
 
@@ -300,7 +347,10 @@ impl Batch<'_> {
     /// The object is not stored after all.
     fn give_up(&self, claimed: &Claimed, error: StoreError, results: &mut Results<Stored>) {
         results[claimed.place] = Err(error);
-        self.shared.ledger.lock().catalogue.abandon(claimed.slot);
+        let mut state = self.shared.ledger.lock();
+        state.catalogue.abandon(claimed.slot);
+        state.may_be_apart.remove(&claimed.id);
+        drop(state);
         self.shared.ledger.notify();
     }
 
@@ -327,6 +377,9 @@ impl Batch<'_> {
                     match self.is_ours(worker, key, &written) {
                         Ok(is_ours) => {
                             let is_stiff = is_ours && self.options.pin == Some(Pin::Hard);
+                            if !is_ours {
+                                self.shared.ledger.lock().may_be_apart.insert(claimed.id);
+                            }
                             self.publish(&claimed.id, claimed.slot, is_stiff);
                             let stored = if is_ours { Stored::New } else { Stored::AlreadyThere };
                             results[claimed.place] = Ok(stored);
@@ -411,11 +464,12 @@ impl Batch<'_> {
             }
             match self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {
                 Ok(true) => {
+                    self.shared.ledger.lock().may_be_apart.insert(put.id);
                     self.publish(&put.id, claimed.slot, false);
                     results[claimed.place] = Ok(Stored::AlreadyThere);
                 }
                 Ok(false) => {
-                    self.client.remove(key, true);
+                    self.client.remove(key, true, true);
                     rest.push(writing);
                 }
                 Err(error) => self.give_up(claimed, error, results),

@@ -374,29 +374,77 @@ async fn pages_with_headroom_are_not_copied() {
     assert_eq!(bounced(), OBJECT_BYTES_MAX as u64);
 }
 
-/// Memory that somebody else has allocated travels like the store's own if there is room for headers in it.
-#[tokio::test]
-#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
-async fn memory_of_others_with_headroom_is_not_copied() {
-    const HEADROOM: usize = 4096;
-    const STRIDE: usize = HEADROOM + 8192;
-    let cluster = Cluster::start(Options::default());
-    let member = Member::new(&config(&cluster));
-    let mut slab = vec![0u8; 3 * STRIDE].into_boxed_slice();
+/// Pages in memory that somebody else has allocated, with so much room before each.
+#[allow(unsafe_code)]
+fn foreign(pages: u32, page_bytes: usize, headroom_bytes: usize) -> Arena {
+    let bytes = pages as usize * (headroom_bytes + page_bytes);
+    let mut slab = vec![0u8; bytes + 4096].into_boxed_slice();
     let offset = slab.as_ptr().align_offset(4096);
     let base = NonNull::new(slab[offset..].as_mut_ptr()).unwrap();
     // SAFETY: there are as many bytes from there on; the box moves into the arena, and nobody else has it.
-    #[allow(unsafe_code)]
-    let foreign = unsafe { Arena::from_raw_with_headroom(base, 2, 8192, HEADROOM, Box::new(slab)) };
-    let _registration = member.store.register(&foreign).unwrap();
-    objects::fill(&page(1), &mut foreign.target(0).unwrap());
-    let put = Put::new(page(1), foreign.source(0).unwrap());
-    let stored = member.store.put_from(vec![put], PutOptions::default()).await.remove(0);
-    assert_eq!(stored, Ok(Stored::New));
-    let get = Get::new(page(1), foreign.target(1).unwrap());
-    member.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
-    assert!(objects::is_right(&page(1), &foreign.source(1).unwrap()));
-    assert_eq!(member.store.stats().remote.unwrap().bounced_bytes, 0, "nothing is copied");
+    unsafe {
+        match headroom_bytes {
+            0 => Arena::from_raw(base, pages, page_bytes, Box::new(slab)),
+            room => Arena::from_raw_with_headroom(base, pages, page_bytes, room, Box::new(slab)),
+        }
+    }
+}
+
+/// Memory of others travels without a copy, with room for headers or without, whoever reads it.
+#[tokio::test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn memory_of_others_is_not_copied() {
+    const BYTES: usize = 512 << 10;
+    let cluster = Cluster::start(Options::default());
+    let config = MooncakeConfig {
+        capacity_bytes: 16 * BYTES as u64,
+        object_bytes_max: BYTES,
+        ..config(&cluster)
+    };
+    let keys = || {
+        let keys = cluster.ask("/get_all_keys");
+        keys.lines().filter(|key| key.contains(&config.prefix)).count()
+    };
+    let (writer, reader) = (Member::new(&config), Member::new(&config));
+    let bounced = |member: &Member| member.store.stats().remote.unwrap().bounced_bytes;
+    // Headers and payloads side by side are one value, otherwise two.
+    for (number, (room, values)) in (0..).zip([(4096, 1), (0, 2)]) {
+        for (offset, options) in [(0, PutOptions::default()), (1, PINNED)] {
+            let id = page(10 * number + offset);
+            let theirs = foreign(2, BYTES, room);
+            let registrations =
+                [&writer, &reader].map(|member| member.store.register(&theirs).unwrap());
+            objects::fill(&id, &mut theirs.target(0).unwrap());
+            let put = Put::new(id, theirs.source(0).unwrap());
+            let stored = writer.store.put_from(vec![put], options).await.remove(0);
+            assert_eq!(stored, Ok(Stored::New));
+            assert_eq!(keys(), values);
+            for member in [&writer, &reader] {
+                let get = Get::new(id, theirs.target(1).unwrap());
+                member.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+                assert!(objects::is_right(&id, &theirs.source(1).unwrap()));
+                // Into memory of our own, with room.
+                member.get(id).await.unwrap();
+                assert!(member.has(id).await);
+            }
+            assert_eq!((bounced(&writer), bounced(&reader)), (0, 0), "nothing is copied");
+            // Another client takes it out whole, and so does its own.
+            let remover = if offset == 0 { &reader } else { &writer };
+            drop(remover.store.unpin(&[id], Pin::Hard).await);
+            remover.store.remove(&[id], Removal::Forced).await.remove(0).unwrap();
+            assert_eq!(keys(), 0, "a value is left");
+            assert_eq!(writer.get(id).await, Err(StoreError::Missing));
+            drop(registrations);
+        }
+    }
+    // What is in one piece does not go into memory without room, and is copied.
+    writer.put(page(100)).await.unwrap();
+    let theirs = foreign(1, BYTES, 0);
+    let _registration = reader.store.register(&theirs).unwrap();
+    let get = Get::new(page(100), theirs.target(0).unwrap());
+    reader.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+    assert!(objects::is_right(&page(100), &theirs.source(0).unwrap()));
+    assert_eq!(bounced(&reader), BYTES as u64);
 }
 
 #[tokio::test]

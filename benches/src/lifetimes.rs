@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use terrace_cache::PageKey;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Owner, Pin, Put,
     PutOptions, ReleaseConfig, Releases, Store,
 };
 
@@ -123,7 +123,8 @@ async fn pass_on(
     number: u32,
     id: ObjectId,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let pinned = PutOptions { pin: Some(Pin::Hard), ..PutOptions::default() };
+    let pinned =
+        PutOptions { pin: Some(Pin::Hard(Owner::named("lifetimes"))), ..PutOptions::default() };
     let put = Put::new(id, arena.source(2 * number)?);
     store.put_from(vec![put], pinned).await.remove(0)?;
     let leased = ExistsOptions { lease: true, ..ExistsOptions::default() };

@@ -106,9 +106,13 @@ fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
         return Err(format!("a node serves only those who know a secret: {advice}").into());
     };
     let defaults = NodeConfig::new(first.secret.clone());
-    let pins_kept_ms = u64::try_from(settings.pins_kept.as_millis()).unwrap_or(u64::MAX);
+    let pins_kept_ms = pins_kept_ms(settings);
     let (connections_max, rdma) = (settings.connections_max, settings.rdma.clone());
     Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
+}
+
+fn pins_kept_ms(settings: &NodeSettings) -> u64 {
+    u64::try_from(settings.pins_kept.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What the node has to give, and the same in words.
@@ -122,6 +126,7 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     let usual = || usual_reserve_bytes(folder).unwrap_or(0);
     let disk = DiskConfig {
         reserve_bytes: settings.disk_reserve.map_or_else(usual, Size::as_u64),
+        pins_kept_ms: pins_kept_ms(settings),
         ..DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max)
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;

@@ -5,7 +5,7 @@
 //! which of its slots. [`MemoryStore`](crate::MemoryStore) is the shortest example.
 
 pub use crate::arena::{ALIGNMENT, Headroom};
-pub use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, slots_of};
+pub use crate::catalogue::{Catalogue, Recorded, Reserved, Slot, check_shares, slots_of};
 pub use crate::guard::{after, died, merge, one_each, split};
 pub use crate::memory::{Reservation, SlotLoan};
 pub use crate::object::{payload_checksum, payload_checksums};

@@ -8,6 +8,7 @@
 mod eviction;
 mod leases;
 mod namespaces;
+mod owners;
 mod protection;
 mod sizes;
 
@@ -19,10 +20,11 @@ use terrace_cache::PageKey;
 
 use self::leases::Leases;
 use self::namespaces::Namespaces;
+use self::owners::{NOBODY, OwnerNumber, Owners};
 pub use self::sizes::{check_shares, slots_of};
 use crate::object::ObjectId;
 use crate::stats::TierStats;
-use crate::store::{Pin, Removal, StoreError};
+use crate::store::{Owner, Pin, Removal, StoreError};
 
 /// The number of a slot.
 pub type Slot = u32;
@@ -35,6 +37,7 @@ pub struct Catalogue {
     entries: Vec<Entry>,
     table: HashTable<Slot>,
     namespaces: Namespaces,
+    owners: Owners,
     /// The first of the free slots that were used before; each names the next.
     free: Slot,
     /// Likewise those whose last write failed. They are used when nothing else is left: what ails one
@@ -60,7 +63,6 @@ pub struct Catalogue {
     present: u32,
     /// Reads under way.
     reads: u32,
-    pinned: u32,
     soft_pinned: u32,
     bytes: u64,
     counts: Counts,
@@ -96,7 +98,8 @@ struct Entry {
     namespace: u32,
     /// Of the payload; in a free slot, the next free one.
     length: u32,
-    hard_pins: u16,
+    /// Whose hard pin it has.
+    owner: OwnerNumber,
     readers: u16,
     state: State,
     soft_pin: bool,
@@ -115,13 +118,24 @@ struct Neighbours {
     newer: Slot,
 }
 
+/// What the disk's index says of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// Its name.
+    pub id: ObjectId,
+    /// The length of its payload.
+    pub length: u32,
+    /// Whose hard pin it has.
+    pub owner: Option<Owner>,
+}
+
 /// What came of a wish for a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reserved {
     /// This one; the object is written to it.
     Slot(Slot),
-    /// The object is there already.
-    AlreadyThere,
+    /// The object is there already, in this one.
+    AlreadyThere(Slot),
     /// Nothing is free: evict.
     NoSlot,
 }
@@ -135,7 +149,7 @@ impl Catalogue {
             leased_until_ms: 0,
             namespace: 0,
             length: NO_SLOT,
-            hard_pins: 0,
+            owner: NOBODY,
             readers: 0,
             state: State::Free,
             soft_pin: false,
@@ -146,6 +160,7 @@ impl Catalogue {
             entries: vec![empty; slots as usize],
             table: HashTable::with_capacity(slots as usize),
             namespaces: Namespaces::default(),
+            owners: Owners::default(),
             free: NO_SLOT,
             shunned: NO_SLOT,
             free_count: 0,
@@ -160,20 +175,20 @@ impl Catalogue {
             plain_barren_until_ms: 0,
             present: 0,
             reads: 0,
-            pinned: 0,
             soft_pinned: 0,
             bytes: 0,
             counts: Counts::default(),
         }
     }
 
-    /// Takes a slot for an object that is about to be written. One that is there already gets the pin
-    /// that the new one would have had.
+    /// Takes a slot for an object that is about to be written, and has the pin as soon as it is there. One
+    /// that is there already gets it at once.
     pub fn reserve(
         &mut self,
         id: &ObjectId,
         length: u32,
         pin: Option<Pin>,
+        now_ms: u64,
     ) -> Result<Reserved, StoreError> {
         let mut being_written = false;
         for slot in self.generations(id) {
@@ -186,9 +201,9 @@ impl Catalogue {
                 (State::Present, Equal) => {
                     entry.visited = true;
                     if let Some(pin) = pin {
-                        self.pin_slot(slot, pin);
+                        self.pin_slot(slot, pin, now_ms)?;
                     }
-                    return Ok(Reserved::AlreadyThere);
+                    return Ok(Reserved::AlreadyThere(slot));
                 }
                 // One that is only being written may yet come to nothing.
                 (State::Writing, Equal | Greater) => being_written = true,
@@ -200,23 +215,30 @@ impl Catalogue {
         if being_written {
             return Err(StoreError::BeingWritten);
         }
-        let Some(slot) = self.take_free() else { return Ok(Reserved::NoSlot) };
-        self.enter(slot, id, length, State::Writing);
+        if !self.has_free() {
+            return Ok(Reserved::NoSlot);
+        }
+        let owner = match pin {
+            Some(Pin::Hard(owner)) => self.owners.enter(owner).ok_or(StoreError::Full)?,
+            Some(Pin::Soft) | None => NOBODY,
+        };
+        let slot = self.take_free().expect("there is one");
+        self.enter(slot, id, length, owner);
+        self.entries[slot as usize].soft_pin = pin == Some(Pin::Soft);
         Ok(Reserved::Slot(slot))
     }
 
     /// The object in `slot` is complete and can be found from now on; it replaces lower generations,
     /// whose slots are answered. If a higher one has come meanwhile, it is doomed itself.
-    pub fn publish(&mut self, slot: Slot, pin: Option<Pin>) -> SmallVec<[Slot; 2]> {
+    pub fn publish(&mut self, slot: Slot) -> SmallVec<[Slot; 2]> {
         let entry = &mut self.entries[slot as usize];
         assert_eq!(entry.state, State::Writing);
         entry.state = State::Present;
-        self.stand_in_row(slot);
         self.present += 1;
-        self.bytes += u64::from(self.entries[slot as usize].length);
-        if let Some(pin) = pin {
-            self.pin_slot(slot, pin);
-        }
+        self.bytes += u64::from(entry.length);
+        self.soft_pinned += u32::from(entry.soft_pin);
+        self.owners.appear(entry.owner);
+        self.stand_in_row(slot);
         self.may_go(slot);
         let mut replaced = self.generations(&self.id(slot));
         replaced.retain(|other| self.entries[*other as usize].state == State::Present);
@@ -234,14 +256,17 @@ impl Catalogue {
     pub fn abandon(&mut self, slot: Slot) {
         assert_eq!(self.entries[slot as usize].state, State::Writing);
         self.forget(slot);
+        self.disown(slot);
         self.make_free(slot);
         self.free = std::mem::replace(&mut self.entries[slot as usize].length, self.shunned);
         self.shunned = slot;
     }
 
     /// Puts an object where the disk's index says it is. False if another one of the same name and at
-    /// least this generation is there already.
-    pub fn restore(&mut self, slot: Slot, id: &ObjectId, length: u32) -> bool {
+    /// least this generation is there already. Its owner is not known to be there
+    /// ([`Catalogue::doubt_owners`]).
+    pub fn restore(&mut self, slot: Slot, recorded: &Recorded) -> bool {
+        let Recorded { id, length, owner } = recorded;
         assert!(slot >= self.fresh, "restored in the order of slots");
         while self.fresh < slot {
             let unused = self.fresh;
@@ -253,15 +278,17 @@ impl Catalogue {
             .generations(id)
             .iter()
             .any(|other| self.entries[*other as usize].generation >= id.generation);
-        self.enter(slot, id, length, State::Writing);
+        let owner = owner.and_then(|owner| self.owners.enter(owner));
+        self.enter(slot, id, *length, owner.unwrap_or(NOBODY));
         self.entries[slot as usize].recorded = true;
         if beaten {
             self.forget(slot);
+            self.disown(slot);
             self.entries[slot as usize].state = State::Doomed;
             self.doomed.push(slot);
             return false;
         }
-        let replaced = self.publish(slot, None);
+        let replaced = self.publish(slot);
         self.doomed.extend(replaced);
         true
     }
@@ -348,12 +375,12 @@ impl Catalogue {
             return Err(if written { StoreError::BeingWritten } else { StoreError::Missing });
         };
         let entry = &self.entries[slot as usize];
-        if entry.hard_pins > 0 {
-            return Err(StoreError::Pinned);
-        }
+        let is_pinned = self.owners.protects(entry.owner, now_ms);
+        let is_leased = entry.leased_until_ms > now_ms;
         match removal {
-            Removal::Plain if entry.leased_until_ms > now_ms => Err(StoreError::Leased),
-            Removal::Plain | Removal::Forced => Ok(slot),
+            Removal::Plain | Removal::Forced if is_pinned => Err(StoreError::Pinned),
+            Removal::Plain if is_leased => Err(StoreError::Leased),
+            Removal::Plain | Removal::Forced | Removal::Final => Ok(slot),
         }
     }
 
@@ -398,10 +425,14 @@ impl Catalogue {
         ObjectId { namespace, key: entry.key, generation: entry.generation }
     }
 
-    /// The object in `slot`, if the disk's index names it, and its length.
-    pub fn recorded(&self, slot: Slot) -> Option<(ObjectId, u32)> {
+    /// What the disk's index says of the object in `slot`, if it names it.
+    pub fn recorded(&self, slot: Slot) -> Option<Recorded> {
         let entry = &self.entries[slot as usize];
-        (entry.recorded && entry.state != State::Free).then(|| (self.id(slot), entry.length))
+        (entry.recorded && entry.state != State::Free).then(|| Recorded {
+            id: self.id(slot),
+            length: entry.length,
+            owner: self.owners.get(entry.owner),
+        })
     }
 
     /// Whether somebody is reading what is, or was, in the slot.
@@ -445,7 +476,7 @@ impl Catalogue {
     }
 
     /// Fills in what the catalogue knows; `slot_bytes` is the payload that a slot has room for.
-    pub fn stats(&self, slot_bytes: usize) -> TierStats {
+    pub fn stats(&self, slot_bytes: usize, now_ms: u64) -> TierStats {
         let slot_bytes = slot_bytes as u64;
         TierStats {
             objects: u64::from(self.present),
@@ -453,7 +484,7 @@ impl Catalogue {
             resident_bytes: u64::from(self.used()) * slot_bytes,
             capacity_bytes: u64::from(self.slots()) * slot_bytes,
             index_bytes: self.index_bytes() as u64,
-            hard_pinned: u64::from(self.pinned),
+            hard_pinned: self.owners.pinned(now_ms),
             soft_pinned: u64::from(self.soft_pinned),
             leases: self.counts.leases,
             leases_refused: self.counts.leases_refused,
@@ -471,6 +502,7 @@ impl Catalogue {
             + self.leases.bytes()
             + self.doomed.capacity() * size_of::<Slot>()
             + self.namespaces.bytes()
+            + self.owners.bytes()
     }
 
     /// The slots of all generations of an object, being written or present.
@@ -485,7 +517,8 @@ impl Catalogue {
         slots
     }
 
-    fn enter(&mut self, slot: Slot, id: &ObjectId, length: u32, state: State) {
+    /// The object is about to be in `slot`.
+    fn enter(&mut self, slot: Slot, id: &ObjectId, length: u32, owner: OwnerNumber) {
         let entry = &mut self.entries[slot as usize];
         assert_eq!(entry.state, State::Free);
         *entry = Entry {
@@ -494,9 +527,9 @@ impl Catalogue {
             leased_until_ms: 0,
             namespace: self.namespaces.enter(id.namespace),
             length,
-            hard_pins: 0,
+            owner,
             readers: 0,
-            state,
+            state: State::Writing,
             soft_pin: false,
             visited: false,
             recorded: false,
@@ -515,10 +548,17 @@ impl Catalogue {
         assert_eq!(entry.state, State::Present);
         entry.state = State::Doomed;
         self.present -= 1;
-        self.pinned -= u32::from(entry.hard_pins > 0);
         self.soft_pinned -= u32::from(entry.soft_pin);
         self.bytes -= u64::from(entry.length);
+        self.owners.disappear(entry.owner);
+        self.disown(slot);
         self.leave_row(slot);
+    }
+
+    /// Nobody has a hard pin on what is in `slot`.
+    fn disown(&mut self, slot: Slot) {
+        let owner = std::mem::replace(&mut self.entries[slot as usize].owner, NOBODY);
+        self.owners.leave(owner);
     }
 
     fn forget(&mut self, slot: Slot) {

@@ -53,6 +53,6 @@ pub use stats::{
     BreakerState, Figure, FigureKind, GuardStats, ReleaseStats, StoreStats, TierStats,
 };
 pub use store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Answer, ExistsOptions, Get, GetOptions, Owner, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,
 };

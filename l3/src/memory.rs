@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, copy_with_checksum
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
 use crate::store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Answer, ExistsOptions, Get, GetOptions, Owner, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,
 };
 use crate::traffic::Traffic;
@@ -132,15 +133,15 @@ impl MemoryStore {
         let mut state = self.shared.state.lock();
         self.reclaim(&mut state);
         loop {
-            match state.catalogue.reserve(&id, length as u32, pin)? {
-                Reserved::AlreadyThere => return Ok(None),
+            match state.catalogue.reserve(&id, length as u32, pin, now_ms)? {
+                Reserved::AlreadyThere(_) => return Ok(None),
                 Reserved::Slot(slot) => {
                     self.make_room(&mut state, now_ms);
                     let lent = self.shared.arena.target(slot);
                     let target = lent.expect("a free slot has no readers").first(length);
                     let store = self.clone();
                     let target = Some(target);
-                    return Ok(Some(Reservation { store, slot, pin, target, published: false }));
+                    return Ok(Some(Reservation { store, slot, target, published: false }));
                 }
                 Reserved::NoSlot if state.catalogue.evict(now_ms) => {
                     state.catalogue.release_doomed();
@@ -197,6 +198,17 @@ impl MemoryStore {
         let mut state = self.shared.state.lock();
         self.reclaim(&mut state);
         state.catalogue.is_stuck(self.now_ms())
+    }
+
+    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    pub fn hold(&self, owner: Owner) {
+        self.shared.state.lock().catalogue.hold(owner);
+    }
+
+    /// The owner is gone: its pins count for so long, unless it comes back.
+    pub fn let_go(&self, owner: Owner, patience: Duration) {
+        let until_ms = self.now_ms().saturating_add(patience.as_millis() as u64);
+        self.shared.state.lock().catalogue.let_go(owner, until_ms);
     }
 
     /// The largest object.
@@ -390,11 +402,12 @@ impl Store for MemoryStore {
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.each(ids, move |catalogue, id| catalogue.pin(id, pin))
+        let now_ms = self.now_ms();
+        self.each(ids, move |catalogue, id| catalogue.pin(id, pin, now_ms).map(drop))
     }
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.each(ids, move |catalogue, id| catalogue.unpin(id, pin))
+        self.each(ids, move |catalogue, id| catalogue.unpin(id, pin).map(drop))
     }
 
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
@@ -411,7 +424,8 @@ impl Store for MemoryStore {
     }
 
     fn stats(&self) -> StoreStats {
-        let stats = self.shared.state.lock().catalogue.stats(self.shared.config.object_bytes_max);
+        let (slot_bytes, now_ms) = (self.shared.config.object_bytes_max, self.now_ms());
+        let stats = self.shared.state.lock().catalogue.stats(slot_bytes, now_ms);
         let memory = TierStats { arenas: self.shared.registry.arenas() as u64, ..stats };
         StoreStats { memory: Some(self.shared.traffic.fill(memory)), ..StoreStats::default() }
     }
@@ -438,7 +452,6 @@ async fn take_turns(copied_bytes: &mut usize, more_bytes: usize) {
 pub struct Reservation {
     store: MemoryStore,
     slot: Slot,
-    pin: Option<Pin>,
     target: Option<Target>,
     published: bool,
 }
@@ -461,7 +474,7 @@ impl Reservation {
         let mut state = self.store.shared.state.lock();
         let slot = self.slot;
         state.headers[slot as usize] = header.encode();
-        for replaced in state.catalogue.publish(slot, self.pin) {
+        for replaced in state.catalogue.publish(slot) {
             state.catalogue.release(replaced);
         }
         if lease && state.catalogue.is_present(slot) {

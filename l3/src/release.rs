@@ -33,7 +33,8 @@ pub struct ReleaseConfig {
     pub retry_max_ms: u64,
     /// How many removals are tried again in one call.
     pub retry_batch_max: u32,
-    /// How many objects may wait for their removal; beyond it the oldest is given up.
+    /// How many objects may wait for their removal: while there are more, nothing can be put. None of them
+    /// is forgotten.
     pub parked_max: u32,
     /// How long a removed object is refused, in case that the store only says that it has removed
     /// it.
@@ -57,6 +58,8 @@ impl Default for ReleaseConfig {
 
 /// A store whose objects can be [released](Releases::release): nobody can have them from then on,
 /// and their memory is freed as soon as the store inside can be brought to it.
+///
+/// While too many wait for their removal, puts fail with [`StoreError::Full`].
 ///
 /// A released object may be put again. Since its old bytes may linger, the put first removes them
 /// by force; it fails as that removal does, and with [`StoreError::BeingWritten`] while another
@@ -101,9 +104,8 @@ impl Releases {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Says that the caller is done with these objects for good: takes back one hard pin of each,
-    /// if it has any, and removes it by force. From this call on, not only from its end, exactly
-    /// these generations cannot be had any more.
+    /// Says that nobody needs these objects any more: removes them whatever pins and leases they have. From
+    /// this call on, not only from its end, exactly these generations cannot be had any more.
     ///
     /// The answer comes when the removal was tried once; nothing depends on waiting for it. What
     /// could not be removed is tried again in the background.
@@ -181,7 +183,6 @@ impl Store for Releases {
         })
     }
 
-    /// Goes through even for a released object, which cannot be removed before its last pin is.
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         self.shared.inner.unpin(ids, pin)
     }
@@ -227,7 +228,7 @@ impl Shared {
 
     /// Removes objects, or parks them.
     async fn remove(self: &Arc<Self>, mut held: Held) {
-        let results = self.try_to_remove(&mut held.objects).await;
+        let results = self.try_to_remove(&held.objects).await;
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
         for (object, result) in held.objects.drain(..).zip(results) {
             match result {
@@ -240,26 +241,12 @@ impl Shared {
     }
 
     /// Asks the store inside to remove objects. What it has not got any more is removed as well.
-    async fn try_to_remove(&self, objects: &mut [InHand]) -> Results<()> {
-        let each_pin = |object: &InHand| std::iter::repeat_n(object.id, object.unpins.into());
-        let pinned: Vec<ObjectId> = objects.iter().flat_map(each_pin).collect();
-        if !pinned.is_empty() {
-            let results = one_each(self.inner.unpin(&pinned, Pin::Hard).await, pinned.len());
-            let mut results = results.into_iter();
-            for object in objects.iter_mut() {
-                // Any answer but that the store is unwell is its last word on the pin.
-                let unwell = |result: &Result<(), StoreError>| {
-                    result.as_ref().is_err_and(StoreError::may_have_happened)
-                };
-                let tried = results.by_ref().take(object.unpins.into());
-                object.unpins = tried.filter(unwell).count() as u16;
-            }
-        }
+    async fn try_to_remove(&self, objects: &[InHand]) -> Results<()> {
         let ids: Vec<ObjectId> = objects.iter().map(|object| object.id).collect();
         if ids.is_empty() {
             return Vec::new();
         }
-        let results = one_each(self.inner.remove(&ids, Removal::Forced).await, ids.len());
+        let results = one_each(self.inner.remove(&ids, Removal::Final).await, ids.len());
         let is_removed = |result| match result {
             Err(StoreError::Missing | StoreError::Superseded { .. }) => Ok(()),
             Ok(()) | Err(_) => result,
@@ -270,10 +257,7 @@ impl Shared {
     async fn put(self: Arc<Self>, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
         let _call = self.calls.read().await;
         let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
-        let pin = options.pin == Some(Pin::Hard);
         let (admitted, mut held) = self.admit(&ids).await;
-        // If this ends half-way, the objects may be there, with their pins.
-        held.objects.iter_mut().for_each(|object| object.unpins = object.unpins.max(pin.into()));
         let (puts, _) = {
             let mut admitted = admitted.iter();
             split(puts, |_| admitted.next().is_some_and(Result::is_err))
@@ -288,7 +272,7 @@ impl Shared {
         let end_put = |(id, admitted): (ObjectId, Result<_, _>)| {
             let in_hand = admitted?;
             let result = results.next().expect("one result for each object asked for");
-            ledger.end_put(id, in_hand, pin, result, now)
+            ledger.end_put(id, in_hand, result, now)
         };
         let results = ids.into_iter().zip(admitted).map(end_put).collect();
         drop(ledger);
@@ -303,7 +287,7 @@ impl Shared {
             let (mut ledger, now) = (self.ledger.lock(), Instant::now());
             let begin_put = |id: &ObjectId| match ledger.begin_put(*id, now) {
                 MayPut::Yes => Ok(None),
-                MayPut::No => Err(StoreError::BeingWritten),
+                MayPut::No(why) => Err(why),
                 MayPut::AfterRemoving(object) => {
                     released.objects.push(object);
                     Ok(Some(object))
@@ -311,7 +295,7 @@ impl Shared {
             };
             ids.iter().map(begin_put).collect()
         };
-        let removed = self.try_to_remove(&mut released.objects).await;
+        let removed = self.try_to_remove(&released.objects).await;
         let (mut ledger, now) = (self.ledger.lock(), Instant::now());
         let in_hand = admitted.iter_mut().filter(|admitted| matches!(admitted, Ok(Some(_))));
         let mut cleared = Vec::new();

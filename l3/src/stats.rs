@@ -197,8 +197,6 @@ pub struct ReleaseStats {
     pub retries: u64,
     /// Objects removed by a retry.
     pub recovered: u64,
-    /// Objects given up because too many were parked.
-    pub abandoned: u64,
     /// Gets refused because the object was released.
     pub gets_refused: u64,
 }

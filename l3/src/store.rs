@@ -3,13 +3,14 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::arena::{Arena, Source, Target};
-use crate::object::{Mismatch, ObjectId};
+use crate::object::{Mismatch, ObjectId, payload_checksum};
 use crate::registry::Registration;
 use crate::stats::StoreStats;
 
@@ -50,16 +51,17 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// bytes; after any other its content is undefined.
     fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>>;
 
-    /// Protects objects from eviction. Hard pins are counted: each wants its [`Store::unpin`].
+    /// Protects objects from eviction. Pinning what one has pinned already changes nothing; what another
+    /// owner has pinned is refused with [`StoreError::Pinned`].
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>>;
 
-    /// Takes back one pin of each object.
+    /// Takes back pins.
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>>;
 
     /// Removes objects. From then on they cannot be had, even if their bytes linger.
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>>;
 
-    /// Waits until everything that was put or removed before would survive a crash, as far as the
+    /// Waits until everything that was put, pinned or removed before would survive a crash, as far as the
     /// backend keeps anything.
     fn flush(&self) -> Answer<'_, Result<(), StoreError>>;
 
@@ -146,8 +148,24 @@ pub enum Pin {
     /// It is evicted when nothing else is left to evict. It lasts until it is taken back: a store full of
     /// such objects keeps others only for a moment.
     Soft,
-    /// It is in use: neither evicted nor removed, but a put of a higher generation replaces it.
-    Hard,
+    /// It is in use by its owner: neither evicted nor removed, but a put of a higher generation replaces it.
+    /// It lasts until it is taken back, or its owner is gone for longer than the store's patience; where
+    /// objects survive a restart, so does it.
+    Hard(Owner),
+}
+
+/// Whose hard pins they are. A process that is to find its pins again when it is started again has the same
+/// owner then; an object has one owner at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Owner(pub NonZeroU64);
+
+impl Owner {
+    /// The owner of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        Self(NonZeroU64::new(payload_checksum(name.as_bytes())).unwrap_or(NonZeroU64::MIN))
+    }
 }
 
 /// How insistent a removal is.
@@ -157,6 +175,8 @@ pub enum Removal {
     Plain,
     /// Ignores leases.
     Forced,
+    /// Ignores leases and pins, whoever has them: nobody needs the object any more.
+    Final,
 }
 
 /// Where bytes are.

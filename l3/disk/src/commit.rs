@@ -34,6 +34,8 @@ struct Round {
     superseded: Vec<Slot>,
     /// Objects to take out of the index.
     tombs: Vec<Slot>,
+    /// Objects whose owner may be another than the index says.
+    repinned: Vec<Slot>,
 }
 
 /// How many objects a round evicts, at most.
@@ -125,7 +127,8 @@ impl Core {
         // One that is gone already needs no entry. One that goes from here on gets it all the same: it
         // may be what replaces another, whose entry leaves in the next round.
         fresh.retain(|slot| state.catalogue.is_present(*slot));
-        Round { fresh, superseded: std::mem::take(&mut state.superseded), tombs }
+        let superseded = std::mem::take(&mut state.superseded);
+        Round { fresh, superseded, tombs, repinned: std::mem::take(&mut state.repinned) }
     }
 
     /// The blocks of the index that change, as they must look on disk.
@@ -143,6 +146,8 @@ impl Core {
                 blocks.insert(slot / ENTRIES_PER_BLOCK);
             }
         }
+        let recorded = |slot: &&Slot| catalogue.recorded(**slot).is_some();
+        blocks.extend(round.repinned.iter().filter(recorded).map(|slot| slot / ENTRIES_PER_BLOCK));
         let render = |block: u32| {
             let entries = Blocks::holding(&entries_of(catalogue, block));
             (Layout::index_offset(block), super::blocking::blocks(entries))
@@ -224,8 +229,8 @@ pub(super) fn entries_of(catalogue: &Catalogue, block: u32) -> Vec<u8> {
     let mut entries = vec![0; BLOCK_BYTES];
     let first = block * ENTRIES_PER_BLOCK;
     for slot in first..(first + ENTRIES_PER_BLOCK).min(catalogue.slots()) {
-        if let Some((id, length)) = catalogue.recorded(slot) {
-            write_entry(&mut entries, slot, &id, length);
+        if let Some(recorded) = catalogue.recorded(slot) {
+            write_entry(&mut entries, slot, &recorded);
         }
     }
     entries

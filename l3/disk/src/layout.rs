@@ -1,15 +1,18 @@
 //! The bytes on disk, as `FORMAT.md` draws them.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 
 use terrace_cache::PageKey;
 
 use super::io::BLOCK_BYTES;
-use terrace_l3::ObjectId;
-use terrace_l3::backend::{Slot, payload_checksum};
+use terrace_l3::backend::{Recorded, Slot, payload_checksum};
+use terrace_l3::{ObjectId, Owner};
 
 const MAGIC: [u8; 8] = *b"TERRACEI";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// What every entry of this version says, one of [`VERSION`] may: that nobody has pinned the object.
+const VERSION_WITHOUT_OWNERS: u32 = 1;
 const ENTRY_BYTES: usize = 64;
 
 /// How many entries a block of the index has.
@@ -76,7 +79,8 @@ impl Layout {
             && rest.iter().all(|byte| *byte == 0)
     }
 
-    /// Reads the block that describes a store.
+    /// Reads the block that describes a store. It need not be the one that [`Self::describe`] writes: the store
+    /// may be older.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<Layout>, &'static str> {
         if bytes[..32] == [0; 32] {
             return Ok(None);
@@ -87,7 +91,7 @@ impl Layout {
         if number(bytes, 24) != payload_checksum(&bytes[..24]) {
             return Err("the first block of its index is damaged");
         }
-        if number(bytes, 8) != u64::from(VERSION) {
+        if ![VERSION, VERSION_WITHOUT_OWNERS].map(u64::from).contains(&number(bytes, 8)) {
             return Err("it was written by a version with another format");
         }
         Ok(Some(Layout { object_bytes_max: number(bytes, 16) as usize }))
@@ -95,14 +99,18 @@ impl Layout {
 }
 
 /// Writes the entry of a slot into its place in a block of the index.
-pub(super) fn write_entry(block: &mut [u8], slot: Slot, id: &ObjectId, length: u32) {
+pub(super) fn write_entry(block: &mut [u8], slot: Slot, recorded: &Recorded) {
     let at = (slot % ENTRIES_PER_BLOCK) as usize * ENTRY_BYTES;
     let entry = &mut block[at..at + ENTRY_BYTES];
+    let Recorded { id, length, owner } = recorded;
+    let owner = owner.map_or(0, |owner| owner.0.get());
     entry[0..16].copy_from_slice(&id.namespace.0.to_le_bytes());
     entry[16..32].copy_from_slice(&id.key.0.to_le_bytes());
     entry[32..40].copy_from_slice(&id.generation.to_le_bytes());
-    entry[40..48].copy_from_slice(&u64::from(length).to_le_bytes());
-    entry[48..56].copy_from_slice(&u64::from(slot).to_le_bytes());
+    entry[40..44].copy_from_slice(&length.to_le_bytes());
+    entry[44..48].copy_from_slice(&(owner as u32).to_le_bytes());
+    entry[48..52].copy_from_slice(&slot.to_le_bytes());
+    entry[52..56].copy_from_slice(&((owner >> 32) as u32).to_le_bytes());
     let checksum = payload_checksum(&entry[..56]);
     entry[56..64].copy_from_slice(&checksum.to_le_bytes());
 }
@@ -111,15 +119,16 @@ pub(super) fn write_entry(block: &mut [u8], slot: Slot, id: &ObjectId, length: u
 pub(super) fn read_entries(
     blocks: &[u8],
     first: Slot,
-) -> impl Iterator<Item = (Slot, Option<(ObjectId, u32)>)> {
+) -> impl Iterator<Item = (Slot, Option<Recorded>)> {
     (first..).zip(blocks.chunks_exact(ENTRY_BYTES)).map(|(slot, entry)| {
-        let sound = number(entry, 48) == u64::from(slot)
-            && number(entry, 56) == payload_checksum(&entry[..56]);
+        let sound = half(entry, 48) == slot && number(entry, 56) == payload_checksum(&entry[..56]);
         let key = |at: usize| {
             PageKey(u128::from_le_bytes(entry[at..at + 16].try_into().expect("16 bytes")))
         };
         let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
-        (slot, sound.then_some((id, number(entry, 40) as u32)))
+        let owner = u64::from(half(entry, 44)) | u64::from(half(entry, 52)) << 32;
+        let owner = NonZeroU64::new(owner).map(Owner);
+        (slot, sound.then_some(Recorded { id, length: half(entry, 40), owner }))
     })
 }
 
@@ -132,6 +141,10 @@ pub(super) fn clear_entries(blocks: &mut [u8], first: Slot, slots: &[Slot]) -> B
     slots.iter().map(|slot| slot / ENTRIES_PER_BLOCK).collect()
 }
 
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+
 fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
@@ -140,25 +153,26 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 mod tests {
     use super::*;
 
-    fn id() -> ObjectId {
-        ObjectId { namespace: PageKey(3), key: PageKey(4 << 100), generation: 5 }
+    fn recorded() -> Recorded {
+        let id = ObjectId { namespace: PageKey(3), key: PageKey(4 << 100), generation: 5 };
+        Recorded { id, length: 1234, owner: Some(Owner::named("somebody")) }
     }
 
     #[test]
     fn an_entry_comes_back_and_an_empty_one_does_not() {
         let mut block = [0; BLOCK_BYTES];
-        write_entry(&mut block, 66, &id(), 1234);
+        write_entry(&mut block, 66, &recorded());
         let entries: Vec<_> = read_entries(&block, 64).collect();
         assert_eq!(entries.len(), 64);
         for (slot, entry) in entries {
-            assert_eq!(entry, (slot == 66).then_some((id(), 1234)));
+            assert_eq!(entry, (slot == 66).then_some(recorded()));
         }
     }
 
     #[test]
     fn every_flipped_bit_of_an_entry_empties_it() {
         let mut block = [0; BLOCK_BYTES];
-        write_entry(&mut block, 0, &id(), 1234);
+        write_entry(&mut block, 0, &recorded());
         for bit in 0..ENTRY_BYTES * 8 {
             let mut flipped = block;
             flipped[bit / 8] ^= 1 << (bit % 8);
@@ -178,6 +192,11 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(Layout::read(&flipped).is_err(), "bit {bit}");
         }
+        let mut older = bytes;
+        older[8] = 1;
+        let checksum = payload_checksum(&older[..24]);
+        older[24..].copy_from_slice(&checksum.to_le_bytes());
+        assert_eq!(Layout::read(&older).unwrap().unwrap().object_bytes_max, 65536);
         assert_eq!((layout.slot_bytes(), Layout::index_bytes(65)), (17 * 4096, 3 * 4096));
     }
 }

@@ -10,7 +10,7 @@ use super::blocking::{blocks, read_index as read, write_index};
 use super::io::{BLOCK_BYTES, Blocks, Disk, DiskFile};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
 use super::shrink::{Dropped, shrink};
-use terrace_l3::backend::{Catalogue, Slot, check_shares, slots_of};
+use terrace_l3::backend::{Catalogue, Recorded, Slot, check_shares, slots_of};
 
 /// Where a disk store is, how large it may grow, and how it treats its disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +43,8 @@ pub struct DiskConfig {
     pub lease_ttl_ms: u64,
     /// The share of the slots that may be leased at a time, so that puts always find room.
     pub leased_share_max: f64,
+    /// How long hard pins that were there when the store was opened count before their owner is heard of.
+    pub pins_kept_ms: u64,
 }
 
 /// How transfers are done.
@@ -76,6 +78,7 @@ impl DiskConfig {
             full_wait_ms: 1_000,
             lease_ttl_ms: 5_000,
             leased_share_max: 0.5,
+            pins_kept_ms: 600_000,
         }
     }
 
@@ -229,20 +232,21 @@ pub(super) fn read_index(
     // The index has more than this block as soon as the block is durable.
     let is_torn = index_bytes <= BLOCK_BYTES as u64 && layout.may_be_torn(&first);
     let found = if is_torn { None } else { Layout::read(&first).map_err(unreadable)? };
-    match found {
-        None => {
-            let first = blocks(Blocks::holding(&layout.describe()));
-            write_index(disk, vec![(0, first)]).map_err(unusable)?;
-            disk.sync(DiskFile::Index).map_err(unusable)?;
-        }
-        Some(found) if found.object_bytes_max != config.object_bytes_max => {
-            return Err(OpenError::OtherObjects {
-                path: config.path.clone(),
-                found: found.object_bytes_max,
-                wanted: config.object_bytes_max,
-            });
-        }
-        Some(_) => {}
+    if let Some(found) = found
+        && found.object_bytes_max != config.object_bytes_max
+    {
+        return Err(OpenError::OtherObjects {
+            path: config.path.clone(),
+            found: found.object_bytes_max,
+            wanted: config.object_bytes_max,
+        });
+    }
+    // There is none, or that of an older version, which must not take what this one writes for its own.
+    let description = layout.describe();
+    if first[..description.len()] != description {
+        let first = blocks(Blocks::holding(&description));
+        write_index(disk, vec![(0, first)]).map_err(unusable)?;
+        disk.sync(DiskFile::Index).map_err(unusable)?;
     }
     let data_bytes = disk.length(DiskFile::Data).map_err(unusable)?;
     let there = layout.slots_in(data_bytes).min(Layout::slots_of_index(index_bytes));
@@ -266,6 +270,7 @@ pub(super) fn read_index(
     disk.grow(DiskFile::Index, Layout::index_bytes(slots)).map_err(no_room)?;
     let mut catalogue = Catalogue::new(slots, usable);
     restore(disk, &mut catalogue, config.object_bytes_max).map_err(unusable)?;
+    catalogue.doubt_owners(config.pins_kept_ms);
     Ok((catalogue, opening))
 }
 
@@ -314,10 +319,10 @@ pub(super) fn restore(
         let mut bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
         let mut beyond = Vec::new();
         for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
-            let fits = |(_, length): &(_, u32)| *length as usize <= object_bytes_max;
-            let Some((id, length)) = entry.filter(fits) else { continue };
+            let fits = |entry: &Recorded| entry.length as usize <= object_bytes_max;
+            let Some(recorded) = entry.filter(fits) else { continue };
             if slot < catalogue.usable() {
-                catalogue.restore(slot, &id, length);
+                catalogue.restore(slot, &recorded);
             } else {
                 beyond.push(slot);
             }

@@ -35,12 +35,16 @@ pub(super) fn shrink(
 ) -> io::Result<Dropped> {
     let mut catalogue = Catalogue::new(old, old);
     restore(disk, &mut catalogue, config.object_bytes_max)?;
+    catalogue.doubt_owners(PINS_END_MS);
     let mut dropped = drop_objects(disk, config, &mut catalogue, slots)?;
     let lost = move_objects(disk, config, &catalogue, slots)?;
     dropped.objects += lost.objects;
     dropped.bytes += lost.bytes;
     Ok(dropped)
 }
+
+/// When pins do not count any more, on a clock that stands still otherwise.
+const PINS_END_MS: u64 = 1;
 
 /// Evicts what does not fit, and takes it out of the index.
 fn drop_objects(
@@ -51,13 +55,14 @@ fn drop_objects(
 ) -> io::Result<Dropped> {
     // No more than the store would keep by itself: it begins to evict above this.
     let kept = ((f64::from(slots) * config.watermark_high) as Slot).clamp(1, slots);
-    let before = catalogue.stats(config.object_bytes_max);
+    let before = catalogue.stats(config.object_bytes_max, 0);
     let excess = before.objects.saturating_sub(u64::from(kept));
     for _ in 0..excess {
-        let evicted = catalogue.evict(0);
-        assert!(evicted, "nothing in a store that is being opened is protected");
+        // What somebody has pinned goes last.
+        let evicted = catalogue.evict(0) || catalogue.evict(PINS_END_MS);
+        assert!(evicted, "nothing else protects what is in a store that is being opened");
     }
-    let after = catalogue.stats(config.object_bytes_max);
+    let after = catalogue.stats(config.object_bytes_max, 0);
     let mut cleared = BTreeSet::new();
     for slot in catalogue.take_doomed() {
         catalogue.set_recorded(slot, false);
@@ -101,7 +106,8 @@ fn move_objects(
                     let block = to / ENTRIES_PER_BLOCK;
                     let block =
                         entries.entry(block).or_insert_with(|| entries_of(catalogue, block));
-                    write_entry(block, *to, &catalogue.id(*from), length);
+                    let recorded = catalogue.recorded(*from).expect("it was restored");
+                    write_entry(block, *to, &recorded);
                     writes.push((layout.slot_offset(*to), bytes));
                 }
                 Err(_) => {

@@ -20,8 +20,8 @@ use super::open::{DiskConfig, OpenError, Opening, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
 use terrace_l3::backend::{Catalogue, Registry, Reserved, Slot, Traffic};
 use terrace_l3::{
-    Answer, Arena, ExistsOptions, Get, GetOptions, Header, ObjectId, Pin, Place, Presence, Put,
-    PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
+    Answer, Arena, ExistsOptions, Get, GetOptions, Header, ObjectId, Owner, Pin, Place, Presence,
+    Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
     TierStats,
 };
 
@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) superseded: Vec<Slot>,
     /// Objects that a former round has made replaceable.
     pub(super) tombs: Vec<Slot>,
+    /// Objects that were pinned or unpinned since the last round.
+    pub(super) repinned: Vec<Slot>,
     /// How many slots there may be; less than configured when the disk is full.
     pub(super) slots_max: Slot,
     pub(super) growth_error: Option<StoreError>,
@@ -93,7 +95,15 @@ impl State {
         !self.fresh.is_empty()
             || !self.superseded.is_empty()
             || !self.tombs.is_empty()
+            || !self.repinned.is_empty()
             || self.catalogue.doomed() > 0
+    }
+
+    /// The object in `slot` has another pin than before.
+    fn note_pin(&mut self, slot: Slot, pin: Pin) {
+        if let Pin::Hard(_) = pin {
+            self.repinned.push(slot);
+        }
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
@@ -137,6 +147,7 @@ impl DiskStore {
                 fresh: Vec::new(),
                 superseded: Vec::new(),
                 tombs: Vec::new(),
+                repinned: Vec::new(),
                 slots_max: slots,
                 growth_error: None,
                 wants_round: false,
@@ -187,6 +198,17 @@ impl DiskStore {
     #[must_use]
     pub fn opening(&self) -> Opening {
         self.core().opening
+    }
+
+    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    pub fn hold(&self, owner: Owner) {
+        self.core().state.lock().catalogue.hold(owner);
+    }
+
+    /// The owner is gone: its pins count for so long, unless it comes back.
+    pub fn let_go(&self, owner: Owner, patience: Duration) {
+        let until_ms = self.core().now_ms().saturating_add(patience.as_millis() as u64);
+        self.core().state.lock().catalogue.let_go(owner, until_ms);
     }
 
     /// The payload's length, if the object is there.
@@ -284,7 +306,7 @@ impl DiskStore {
         }
         let slot = match core.try_reserve(&put.id, length as u32, pin)? {
             Reserved::Slot(slot) => slot,
-            Reserved::AlreadyThere => {
+            Reserved::AlreadyThere(_) => {
                 core.traffic.put(&Ok(Stored::AlreadyThere), length);
                 batch.set(number, Ok(Stored::AlreadyThere));
                 return Ok(Prepared::Nothing);
@@ -302,7 +324,7 @@ impl DiskStore {
                 Ok(()) => Ok(Stored::New),
                 Err(error) => Err(StoreError::io("writing an object", &error)),
             };
-            core.end_put(slot, pin, &result);
+            core.end_put(slot, &result);
             core.traffic.put(&result, length);
             batch.set(number, result);
             drop(core);
@@ -329,7 +351,11 @@ impl Core {
         }
         let state = &mut *self.state.lock();
         state.check_open()?;
-        state.catalogue.reserve(id, length, pin)
+        let reserved = state.catalogue.reserve(id, length, pin, self.now_ms())?;
+        if let (Reserved::AlreadyThere(slot), Some(pin)) = (&reserved, pin) {
+            state.note_pin(*slot, pin);
+        }
+        Ok(reserved)
     }
 
     /// Waits until there may be a free slot.
@@ -362,13 +388,13 @@ impl Core {
         }
     }
 
-    fn end_put(&self, slot: Slot, pin: Option<Pin>, result: &Result<Stored, StoreError>) {
+    fn end_put(&self, slot: Slot, result: &Result<Stored, StoreError>) {
         let mut state = self.state.lock();
         if result.is_err() {
             Traffic::count(&self.io_errors, 1);
             state.catalogue.abandon(slot);
         } else {
-            let replaced = state.catalogue.publish(slot, pin);
+            let replaced = state.catalogue.publish(slot);
             if !replaced.contains(&slot) {
                 state.fresh.push(slot);
             }
@@ -550,11 +576,20 @@ impl Store for DiskStore {
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.core().each(ids, move |state, id| state.catalogue.pin(id, pin))
+        let now_ms = self.core().now_ms();
+        self.core().each(ids, move |state, id| {
+            let slot = state.catalogue.pin(id, pin, now_ms)?;
+            state.note_pin(slot, pin);
+            Ok(())
+        })
     }
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        self.core().each(ids, move |state, id| state.catalogue.unpin(id, pin))
+        self.core().each(ids, move |state, id| {
+            let slot = state.catalogue.unpin(id, pin)?;
+            state.note_pin(slot, pin);
+            Ok(())
+        })
     }
 
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
@@ -574,7 +609,7 @@ impl Store for DiskStore {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (stats, slots_max) = {
             let state = core.state.lock();
-            (state.catalogue.stats(core.config.object_bytes_max), state.slots_max)
+            (state.catalogue.stats(core.config.object_bytes_max, core.now_ms()), state.slots_max)
         };
         let stats = core.traffic.fill(TierStats {
             arenas: core.registry.arenas() as u64,

@@ -15,10 +15,11 @@ use tokio::time::{Instant, timeout};
 
 use crate::DiskStore;
 use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
-use terrace_l3::backend::either;
+use terrace_l3::backend::{either, merge, split};
 use terrace_l3::{
-    Answer, Arena, ExistsOptions, Get, GetOptions, MemoryStore, ObjectId, Pin, Place, Presence,
-    Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
+    Answer, Arena, ExistsOptions, Get, GetOptions, MemoryStore, ObjectId, Owner, Pin, Place,
+    Presence, Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError,
+    StoreStats, Stored,
 };
 
 /// How two tiers work together.
@@ -83,6 +84,18 @@ impl TieredStore {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// The owner is there: its pins count until it is [let go](Self::let_go).
+    pub fn hold(&self, owner: Owner) {
+        self.shared.memory.hold(owner);
+        self.shared.disk.hold(owner);
+    }
+
+    /// The owner is gone: its pins count for so long, unless it comes back.
+    pub fn let_go(&self, owner: Owner, patience: Duration) {
+        self.shared.memory.let_go(owner, patience);
+        self.shared.disk.let_go(owner, patience);
+    }
+
     /// How moves from disk to memory went.
     #[must_use]
     pub fn promotion_stats(&self) -> PromotionStats {
@@ -128,7 +141,11 @@ impl Store for TieredStore {
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         Box::pin(async move {
             let on_disk = self.shared.disk.pin(ids, pin).await;
-            both(on_disk, self.shared.memory.pin(ids, pin).await)
+            // Memory need not know of a pin that is in the way.
+            let mut refused = on_disk.iter().map(|pinned| *pinned == Err(StoreError::Pinned));
+            let (asked, refused) = split(ids.to_vec(), |_| refused.next() == Some(true));
+            let in_memory = self.shared.memory.pin(&asked, pin).await;
+            both(on_disk, merge(&refused, in_memory, &Err(StoreError::Pinned)))
         })
     }
 
@@ -238,11 +255,11 @@ impl Shared {
                 Ok(stored) if results[number].is_err() => results[number] = Ok(stored),
                 // Removed or replaced before it was in memory: whoever did that found it on disk only.
                 Ok(_) if self.disk.length(&id).is_none() => {
-                    take_back(&self.memory, &id, options.pin).await;
+                    take_back(&self.memory, &id).await;
                 }
                 // Replaced by something that only memory has.
                 Err(StoreError::Superseded { present }) => {
-                    take_back(&self.disk, &id, options.pin).await;
+                    take_back(&self.disk, &id).await;
                     results[number] = Err(StoreError::Superseded { present });
                 }
                 Ok(_) | Err(_) => {}
@@ -365,13 +382,15 @@ impl Shared {
         let mut results: Results<()> = ids.iter().map(|id| self.check(id, removal)).collect();
         let numbers: Vec<usize> = (0..ids.len()).filter(|it| results[*it].is_ok()).collect();
         let allowed: Vec<ObjectId> = numbers.iter().map(|number| ids[*number]).collect();
-        let on_disk = self.disk.remove(&allowed, Removal::Forced).await;
+        // What was leased since does not stay in one of them.
+        let removal = if removal == Removal::Plain { Removal::Forced } else { removal };
+        let on_disk = self.disk.remove(&allowed, removal).await;
         for ((number, id), on_disk) in numbers.into_iter().zip(allowed).zip(on_disk) {
             results[number] = match on_disk {
                 Ok(()) | Err(StoreError::Missing) => {
                     self.board.revoke(&id);
                     let id = std::slice::from_ref(&id);
-                    match self.memory.remove(id, Removal::Forced).await.remove(0) {
+                    match self.memory.remove(id, removal).await.remove(0) {
                         // Nobody can have what is only being written, and its promotion is revoked.
                         Err(StoreError::Missing | StoreError::BeingWritten) => on_disk,
                         in_memory => in_memory,
@@ -423,13 +442,9 @@ async fn move_up(memory: &MemoryStore, disk: &DiskStore, ticket: &Ticket) -> End
 }
 
 /// Removes from one tier what should not have got there.
-async fn take_back(tier: &dyn Store, id: &ObjectId, pin: Option<Pin>) {
-    let id = std::slice::from_ref(id);
-    // Either may find that it is gone already.
-    if let Some(pin) = pin {
-        let _ = tier.unpin(id, pin).await;
-    }
-    let _ = tier.remove(id, Removal::Forced).await;
+async fn take_back(tier: &dyn Store, id: &ObjectId) {
+    // It may be gone already.
+    let _ = tier.remove(std::slice::from_ref(id), Removal::Final).await;
 }
 
 /// Whether an object that the disk could not take is better kept in memory alone than not at all. With a
@@ -442,7 +457,7 @@ fn memory_may_stand_in(id: &ObjectId, options: PutOptions, error: &StoreError) -
     match error {
         StoreError::Full | StoreError::TooLarge { .. } => true,
         StoreError::Io { .. } | StoreError::TimedOut(_) | StoreError::Unavailable { .. } => {
-            options.pin != Some(Pin::Hard)
+            !matches!(options.pin, Some(Pin::Hard(_)))
         }
         StoreError::NotRegistered { .. }
         | StoreError::AlreadyRegistered { .. }

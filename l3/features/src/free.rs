@@ -240,7 +240,7 @@ impl Shared {
         own.map(|(own, owner)| self.keys.record(owner, own.slot)).into_iter().collect()
     }
 
-    /// Takes back pins and removes by force.
+    /// Removes objects, whoever has pinned them.
     pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
         self.notes.remove(ids).await
     }

@@ -61,7 +61,9 @@ use self::ledger::{Entry, Ledger, Stage};
 use self::notes::{NoteError, Notes};
 use self::reference::Mac;
 use terrace_l3::backend::{ALIGNMENT, died, one_each};
-use terrace_l3::{Arena, Get, GetOptions, ObjectId, Registration, Store, StoreError, Target};
+use terrace_l3::{
+    Arena, Get, GetOptions, ObjectId, Owner, Registration, Store, StoreError, Target,
+};
 
 /// Samples of tensors in a [`Store`]. Clones are the same.
 ///
@@ -75,6 +77,8 @@ struct Shared {
     store: Arc<dyn Store>,
     keys: Keys,
     config: FeatureConfig,
+    /// Whose pins those of this process are: the producer's, or all consumers'.
+    pins: Owner,
     notes: Notes,
     ledger: Mutex<Ledger>,
     clock: Clock,
@@ -130,8 +134,13 @@ impl FeatureStore {
         config.check()?;
         let keys = Keys::new(&config.store)?;
         let failed = |error| FeatureError::Store { key: config.store.clone(), error };
+        let pins = match config.owner {
+            Some(number) => Owner::named(&format!("{} producer {number}", config.store)),
+            None => Owner::named(&format!("{} consumers", config.store)),
+        };
         let shared = Arc::new(Shared {
-            notes: Notes::new(store.clone(), config.secret.clone()).map_err(failed)?,
+            pins,
+            notes: Notes::new(store.clone(), pins, config.secret.clone()).map_err(failed)?,
             ledger: Mutex::new(Ledger::new(&config)),
             store,
             keys,

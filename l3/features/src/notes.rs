@@ -10,8 +10,8 @@ use super::config::Secret;
 use super::record::{RECORD_BYTES, Record, Unsound};
 use terrace_l3::backend::one_each;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Pin, Presence, Put, PutOptions,
-    Registration, Removal, Results, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Owner, Pin, Presence, Put,
+    PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 
 /// How many notes are on their way at a time.
@@ -27,6 +27,8 @@ pub(super) const ASK_BATCH: usize = 256;
 #[derive(Debug)]
 pub(super) struct Notes {
     store: Arc<dyn Store>,
+    /// Whose pins keep them.
+    owner: Owner,
     secret: Option<Secret>,
     pages: Arc<Pages>,
     _registration: Registration,
@@ -57,7 +59,11 @@ struct Pages {
 }
 
 impl Notes {
-    pub(super) fn new(store: Arc<dyn Store>, secret: Option<Secret>) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        owner: Owner,
+        secret: Option<Secret>,
+    ) -> Result<Self, StoreError> {
         let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
             .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
         let registration = store.register(&arena)?;
@@ -67,7 +73,8 @@ impl Notes {
             overdue: Mutex::default(),
             permits: Arc::new(Semaphore::new(PAGES as usize)),
         };
-        Ok(Self { store, secret, pages: Arc::new(pages), _registration: registration })
+        let pages = Arc::new(pages);
+        Ok(Self { store, owner, secret, pages, _registration: registration })
     }
 
     /// Writes a note that nothing evicts. What was left under the name by a former life of this process is
@@ -81,9 +88,14 @@ impl Notes {
         const TRIES: usize = 3;
         let page = self.filled(&id, record).await?;
         for _ in 0..TRIES {
-            match self.put(id, &page, durable).await? {
-                Stored::New => return Ok(()),
-                Stored::AlreadyThere => self.take_away(id).await?,
+            match self.put(id, &page, durable).await {
+                Ok(Stored::New) => return Ok(()),
+                Ok(Stored::AlreadyThere) | Err(StoreError::Pinned) => {}
+                Err(error) => return Err(error),
+            }
+            match self.remove(&[id]).await.remove(0) {
+                Ok(()) | Err(StoreError::Missing) => {}
+                Err(error) => return Err(error),
             }
         }
         Err(StoreError::BeingWritten)
@@ -97,12 +109,15 @@ impl Notes {
         durable: bool,
     ) -> Result<Stored, StoreError> {
         let page = self.filled(&id, record).await?;
-        let stored = self.put(id, &page, durable).await?;
-        if stored == Stored::AlreadyThere {
-            // It has got a pin of ours, which is not ours to give.
-            drop(self.store.unpin(&[id], Pin::Hard).await);
+        match self.put(id, &page, durable).await {
+            Ok(Stored::AlreadyThere) => {
+                // It has got a pin of ours, which is not ours to give.
+                drop(self.store.unpin(&[id], Pin::Hard(self.owner)).await);
+                Ok(Stored::AlreadyThere)
+            }
+            Err(StoreError::Pinned) => Ok(Stored::AlreadyThere),
+            written => written,
         }
-        Ok(stored)
     }
 
     /// A page with a note on it.
@@ -114,30 +129,15 @@ impl Notes {
 
     async fn put(&self, id: ObjectId, page: &Page, durable: bool) -> Result<Stored, StoreError> {
         let put = Put::new(id, self.pages.source(page)?);
-        let options = PutOptions { pin: Some(Pin::Hard), durable };
+        let options = PutOptions { pin: Some(Pin::Hard(self.owner)), durable };
         one_each(self.store.put_from(vec![put], options).await, 1).remove(0)
     }
 
-    /// Removes what is under a name, with the pins of all who have put it.
-    async fn take_away(&self, id: ObjectId) -> Result<(), StoreError> {
-        const PINS_MAX: usize = 16;
-        for _ in 0..PINS_MAX {
-            match self.remove(&[id]).await.remove(0) {
-                Ok(()) | Err(StoreError::Missing) => return Ok(()),
-                Err(StoreError::Pinned) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Err(StoreError::Pinned)
-    }
-
-    /// Takes back a pin of each object and removes it by force.
+    /// Removes objects, whoever has pinned them.
     pub(super) async fn remove(&self, ids: &[ObjectId]) -> Results<()> {
         let mut results = Vec::with_capacity(ids.len());
         for ids in ids.chunks(ASK_BATCH) {
-            // If a pin stays, the removal says so.
-            drop(self.store.unpin(ids, Pin::Hard).await);
-            let removed = self.store.remove(ids, Removal::Forced).await;
+            let removed = self.store.remove(ids, Removal::Final).await;
             results.extend(one_each(removed, ids.len()));
         }
         results

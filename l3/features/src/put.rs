@@ -167,7 +167,7 @@ impl Shared {
         self.write_record(owner, slot, record).await.map_err(failed)?;
         let puts = ids.iter().zip(tensors).map(|(id, tensor)| Put::new(*id, tensor.data));
         let puts: Vec<Put> = puts.collect();
-        let options = PutOptions { pin: Some(Pin::Hard), durable };
+        let options = PutOptions { pin: Some(Pin::Hard(self.pins)), durable };
         let results = one_each(self.store.put_from(puts, options).await, ids.len());
         for result in results {
             match result {

@@ -61,9 +61,8 @@ impl Shared {
         let last = records.iter().map(|(_, record)| record.generation).max().unwrap_or(0);
         *self.last_generation.lock() = last;
         self.ledger.lock().stats.restored = records.len() as u64;
-        // Pins do not survive a restart of every store. Where they do, there is one as before.
-        drop(self.store.unpin(&pinned, Pin::Hard).await);
-        drop(self.store.pin(&pinned, Pin::Hard).await);
+        // Not every store has kept them, and those that have wait to hear of their owner.
+        drop(self.store.pin(&pinned, Pin::Hard(self.pins)).await);
         // What has ended meanwhile is noticed right away, and again by every gc.
         self.gc().await.map(drop)
     }

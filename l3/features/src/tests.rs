@@ -28,12 +28,11 @@ async fn put(features: &FeatureStore, sample: &str) -> Result<FeatureRef, Featur
 
 /// Puts other bytes in an object's place, as somebody could who can write to the store.
 async fn plant(store: &MemoryStore, id: ObjectId, bytes: &[u8]) {
-    while store.unpin(&[id], Pin::Hard).await[0].is_ok() {}
-    drop(store.remove(&[id], Removal::Forced).await);
+    drop(store.remove(&[id], Removal::Final).await);
     let arena = Arena::new(1, bytes.len()).unwrap();
     let _registration = store.register(&arena).unwrap();
     arena.target(0).unwrap().copy_from_slice(bytes);
-    let options = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let options = PutOptions { pin: Some(Pin::Hard(Owner::named("a forger"))), durable: false };
     let put = Put::new(id, arena.source(0).unwrap());
     store.put_from(vec![put], options).await.remove(0).unwrap();
 }

@@ -76,20 +76,23 @@ impl Shared {
             let slot = state.catalogue.find(id);
             match (found, slot) {
                 (Ok(true), _) if state.is_leaving(id) => return Err(StoreError::Missing),
-                (Ok(true), Some(_)) => state.catalogue.pin(id, pin)?,
+                (Ok(true), Some(_)) => {
+                    state.catalogue.pin(id, pin, self.ledger.now_ms())?;
+                }
                 (Ok(true), None) => {
                     drop(state);
                     let length = self.length(client.size(&self.key(id)))?;
                     state = self.ledger.lock();
-                    match state.catalogue.reserve(id, length as u32, Some(pin))? {
+                    let now_ms = self.ledger.now_ms();
+                    match state.catalogue.reserve(id, length as u32, Some(pin), now_ms)? {
                         Reserved::Slot(slot) => {
                             state.may_be_apart.insert(*id);
-                            for replaced in state.catalogue.publish(slot, Some(pin)) {
+                            for replaced in state.catalogue.publish(slot) {
                                 let departure = state.depart(replaced);
                                 state.leaving.entry(departure.id).and_modify(|it| it.stuck = true);
                             }
                         }
-                        Reserved::AlreadyThere => {}
+                        Reserved::AlreadyThere(_) => {}
                         Reserved::NoSlot => return Err(StoreError::Full),
                     }
                 }
@@ -101,7 +104,7 @@ impl Shared {
                 }
                 (Err(other), _) => return Err(failure("pinning an object", other)),
             }
-            if pin == Pin::Hard {
+            if let Pin::Hard(_) = pin {
                 state.hold(*id);
             }
             Ok(())
@@ -163,7 +166,7 @@ impl Shared {
             }
         };
         if departures.is_empty() {
-            let code = client.remove(&self.key(id), removal == Removal::Forced, true);
+            let code = client.remove(&self.key(id), removal != Removal::Plain, true);
             self.ledger.lock().seen.remove(id);
             return removed(self.outcome(Call::Remove, code.into()));
         }

@@ -263,8 +263,10 @@ mod tests {
     fn an_object_that_leaves_has_its_slot_until_it_has_left() {
         let ledger = Ledger::new(1, Seen::new(Duration::from_secs(1), 8));
         let mut state = ledger.lock();
-        let Ok(Reserved::Slot(slot)) = state.catalogue.reserve(&id(1), 10, None) else { panic!() };
-        state.catalogue.publish(slot, None);
+        let Ok(Reserved::Slot(slot)) = state.catalogue.reserve(&id(1), 10, None, 0) else {
+            panic!()
+        };
+        state.catalogue.publish(slot);
         assert!(state.catalogue.evict(0));
         let departures = state.take_departures();
         assert!(state.is_leaving(&id(1)) && !state.catalogue.has_free());

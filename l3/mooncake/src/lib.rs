@@ -465,7 +465,7 @@ impl Store for MooncakeStore {
 
     fn stats(&self) -> StoreStats {
         let Shared { config, connection, ledger, .. } = &*self.shared;
-        let stats = ledger.lock().catalogue.stats(config.object_bytes_max);
+        let stats = ledger.lock().catalogue.stats(config.object_bytes_max, ledger.now_ms());
         let remote = TierStats {
             arenas: connection.arenas().saturating_sub(self.shared.own_arenas) as u64,
             bounced_bytes: self.shared.bounced_bytes.load(Ordering::Relaxed),

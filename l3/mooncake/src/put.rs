@@ -109,9 +109,10 @@ impl Shared {
                 }
                 continue;
             }
-            match state.catalogue.reserve(&put.id, put.source.len() as u32, pin)? {
-                Reserved::AlreadyThere => {
-                    if pin == Some(Pin::Hard) {
+            let (length, now_ms) = (put.source.len() as u32, self.ledger.now_ms());
+            match state.catalogue.reserve(&put.id, length, pin, now_ms)? {
+                Reserved::AlreadyThere(_) => {
+                    if is_hard(pin) {
                         state.hold(put.id);
                     }
                     return Ok(Claim::There);
@@ -119,7 +120,6 @@ impl Shared {
                 Reserved::Slot(slot) => return Ok(Claim::Mine(slot)),
                 Reserved::NoSlot => {}
             }
-            let now_ms = self.ledger.now_ms();
             if state.catalogue.evict(now_ms) {
                 let departures = state.take_departures();
                 drop(state);
@@ -208,7 +208,7 @@ impl Batch<'_> {
 
     /// Whether what is put must not vanish.
     fn is_precious(&self) -> bool {
-        self.options.durable || self.options.pin == Some(Pin::Hard)
+        self.options.durable || is_hard(self.options.pin)
     }
 
     /// Writes what has slots, and settles the results.
@@ -376,7 +376,7 @@ impl Batch<'_> {
                 Outcome::Done | Outcome::AlreadyThere if is_there => {
                     match self.is_ours(worker, key, &written) {
                         Ok(is_ours) => {
-                            let is_stiff = is_ours && self.options.pin == Some(Pin::Hard);
+                            let is_stiff = is_ours && is_hard(self.options.pin);
                             if !is_ours {
                                 self.shared.ledger.lock().may_be_apart.insert(claimed.id);
                             }
@@ -431,10 +431,10 @@ impl Batch<'_> {
     fn publish(&self, id: &ObjectId, slot: Slot, is_stiff: bool) {
         let pin = self.options.pin;
         let mut state = self.shared.ledger.lock();
-        let replaced = state.catalogue.publish(slot, pin);
+        let replaced = state.catalogue.publish(slot);
         if is_stiff {
             state.stiff.insert(*id, None);
-        } else if pin == Some(Pin::Hard) {
+        } else if is_hard(pin) {
             state.hold(*id);
         }
         let departures: Vec<_> = replaced.into_iter().map(|slot| state.depart(slot)).collect();
@@ -516,7 +516,11 @@ impl Batch<'_> {
         match self.options.pin {
             None => Protection::None,
             Some(Pin::Soft) => Protection::Soft,
-            Some(Pin::Hard) => Protection::Hard,
+            Some(Pin::Hard(_)) => Protection::Hard,
         }
     }
+}
+
+fn is_hard(pin: Option<Pin>) -> bool {
+    matches!(pin, Some(Pin::Hard(_)))
 }

@@ -1,7 +1,7 @@
 use super::library::scripted::{Script, library};
 use super::*;
 use terrace_cache::{Namespace, PageKey};
-use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded};
+use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded, Owner};
 
 const BYTES: usize = 4096;
 const TRANSFER_FAILED: i32 = -800;
@@ -177,7 +177,7 @@ async fn what_cannot_be_looked_at_is_not_removed() {
     bench.stores_one().await;
     let other = Bench::with_headroom("not removed", 60_000);
     bench.script.fail_with(Some(TRANSFER_FAILED));
-    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let pinned = PutOptions { pin: Some(Pin::Hard(Owner::named("it"))), durable: false };
     let failed = other.put(0, pinned).await.unwrap_err();
     assert!(failed.is_unwell(), "{failed}");
     assert_eq!(bench.script.objects(), 1);
@@ -237,7 +237,8 @@ async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
     let arena = || Arena::with_headroom(4, BYTES).unwrap();
     let (one, two) =
         (Bench::with_config(config("same"), arena()), Bench::with_config(config("same"), arena()));
-    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let hard = Pin::Hard(Owner::named("tests"));
+    let pinned = PutOptions { pin: Some(hard), durable: false };
     one.arena.target(0).unwrap().fill(1);
     two.arena.target(0).unwrap().fill(2);
     // Both look and find nothing, then both put.
@@ -253,7 +254,7 @@ async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
     assert_eq!(stored, [Stored::New, Stored::AlreadyThere]);
     // Who takes back its pin has nothing to do with it any more.
     for bench in [&one, &two] {
-        drop(bench.store.unpin(&[id(0)], Pin::Hard).await);
+        drop(bench.store.unpin(&[id(0)], hard).await);
     }
     let own: u64 =
         [&one, &two].map(|bench| bench.store.stats().remote.unwrap().objects).iter().sum();

@@ -1,24 +1,26 @@
 //! Several nodes as one store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::sleep;
 
 use super::config::{NodeAddress, NodesConfig};
 use super::direct::Adapter;
 use super::handshake::random;
-use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, Request};
+use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, OWNERS_MAX, Request};
 use super::peer::{Away, Peer, PeerStats};
 use super::placement::Placement;
 use super::transfer::{Got, Part, Sent};
 use terrace_l3::backend::{Registry, Traffic, died, either};
 use terrace_l3::{
-    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
+    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Owner, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored, TierStats,
 };
 
@@ -51,6 +53,8 @@ struct Shared {
     registry: Registry,
     adapter: Option<Adapter>,
     traffic: Traffic,
+    /// Whose pins this process has made. Every connection tells its node of them.
+    owners: Arc<Mutex<BTreeSet<Owner>>>,
     /// Every call has one of them, so that a shutdown can wait for all.
     calls: Arc<Semaphore>,
     closed: AtomicBool,
@@ -71,13 +75,16 @@ impl NodesStore {
         let config = Arc::new(config);
         let instance = random()?;
         let adapter = Adapter::open(&config.rdma);
+        let owners = Arc::default();
         let peer = |node: &NodeAddress| {
-            Arc::new(Peer::new(node.clone(), config.clone(), instance, adapter.clone()))
+            let (owners, adapter) = (Arc::clone(&owners), adapter.clone());
+            Arc::new(Peer::new(node.clone(), config.clone(), instance, owners, adapter))
         };
         let shared = Shared {
             peers: config.nodes.iter().map(peer).collect(),
             placement: Placement::new(&config.nodes),
             config,
+            owners,
             registry: Registry::default(),
             adapter,
             traffic: Traffic::default(),
@@ -98,7 +105,7 @@ impl NodesStore {
         let mut reached = 0;
         for peer in &self.shared.peers {
             let limit_ms = self.shared.config.control_timeout_ms;
-            reached += usize::from(peer.ask(&Request::Ping, limit_ms, true).await.is_ok());
+            reached += usize::from(peer.ask(&Request::Ping, limit_ms).await.is_ok());
         }
         reached
     }
@@ -130,12 +137,11 @@ impl NodesStore {
     async fn change(
         &self,
         ids: &[ObjectId],
-        repeatable: bool,
         merge: Merge,
         request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
     ) -> Results<()> {
         let (shared, ids, objects) = (self.shared.clone(), ids.to_vec(), ids.len());
-        self.run(objects, async move { shared.change(ids, repeatable, merge, request).await }).await
+        self.run(objects, async move { shared.change(ids, merge, request).await }).await
     }
 }
 
@@ -168,6 +174,9 @@ impl Store for NodesStore {
             let registered: Vec<_> =
                 puts.iter().map(|put| shared.registry.check_put(put)).collect();
             let objects = puts.len();
+            if let Err(error) = shared.stand_for(options.pin) {
+                return vec![Err(error); objects];
+            }
             self.run(objects, async move { shared.put(puts, registered, options).await }).await
         })
     }
@@ -183,15 +192,20 @@ impl Store for NodesStore {
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        Box::pin(self.change(ids, false, either, move |ids| Request::Pin { pin, ids }))
+        Box::pin(async move {
+            if let Err(error) = self.shared.stand_for(Some(pin)) {
+                return vec![Err(error); ids.len()];
+            }
+            self.change(ids, either, move |ids| Request::Pin { pin, ids }).await
+        })
     }
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
-        Box::pin(self.change(ids, false, either, move |ids| Request::Unpin { pin, ids }))
+        Box::pin(self.change(ids, either, move |ids| Request::Unpin { pin, ids }))
     }
 
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
-        Box::pin(self.change(ids, true, both, move |ids| Request::Remove { removal, ids }))
+        Box::pin(self.change(ids, both, move |ids| Request::Remove { removal, ids }))
     }
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
@@ -224,6 +238,21 @@ impl Store for NodesStore {
             self.shared.peers.iter().for_each(|peer| peer.close());
             Ok(())
         })
+    }
+}
+
+/// Asks every node now and then whether it is there, as long as the store is: one that was started again hears in
+/// time whose pins still count, even if nobody has anything else to ask.
+async fn show_up(shared: Weak<Shared>, pause: Duration) {
+    loop {
+        sleep(pause).await;
+        let Some(shared) = shared.upgrade() else { return };
+        if shared.closed.load(Ordering::Acquire) {
+            return;
+        }
+        for peer in &shared.peers {
+            let _ = peer.ask(&Request::Ping, shared.config.control_timeout_ms).await;
+        }
     }
 }
 
@@ -389,7 +418,7 @@ impl Shared {
             merged.push(result);
         }
         if let Some(pin) = options.pin {
-            self.tell(pinned_in_vain, false, move |ids| Request::Unpin { pin, ids }).await;
+            self.tell(pinned_in_vain, move |ids| Request::Unpin { pin, ids }).await;
         }
         let results = self.unless_all_away(merged);
         for (result, length) in results.iter().zip(lengths) {
@@ -398,10 +427,27 @@ impl Shared {
         results
     }
 
+    /// From now on this process stands for the owner of the pin.
+    fn stand_for(self: &Arc<Self>, pin: Option<Pin>) -> Result<(), StoreError> {
+        let Some(Pin::Hard(owner)) = pin else { return Ok(()) };
+        let mut owners = self.owners.lock();
+        if owners.contains(&owner) {
+            return Ok(());
+        }
+        if owners.len() == OWNERS_MAX {
+            return Err(StoreError::Full);
+        }
+        if owners.is_empty() {
+            let pause = Duration::from_millis(self.config.show_up_ms.max(1));
+            tokio::spawn(show_up(Arc::downgrade(self), pause));
+        }
+        owners.insert(owner);
+        Ok(())
+    }
+
     async fn change(
         self: &Arc<Self>,
         ids: Vec<ObjectId>,
-        repeatable: bool,
         merge: Merge,
         request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
     ) -> Results<()> {
@@ -412,7 +458,7 @@ impl Shared {
             }
         }
         let mut results: Vec<Option<Result<(), StoreError>>> = vec![None; ids.len()];
-        for (number, result) in self.tell(shares, repeatable, request).await {
+        for (number, result) in self.tell(shares, request).await {
             let merged = match results[number].take() {
                 Some(other) => merge(other, result),
                 None => result,
@@ -427,7 +473,6 @@ impl Shared {
     async fn tell(
         self: &Arc<Self>,
         shares: Shares<(usize, ObjectId)>,
-        repeatable: bool,
         request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
     ) -> Vec<(usize, Result<(), StoreError>)> {
         let limit_ms = self.config.control_timeout_ms;
@@ -437,7 +482,7 @@ impl Shared {
                 let mut answered = Vec::with_capacity(share.len());
                 for some in share.chunks(IDS_MAX) {
                     let request = request(some.iter().map(|(_, id)| *id).collect());
-                    let results = peer.change(request, some.len(), limit_ms, repeatable).await;
+                    let results = peer.change(request, some.len(), limit_ms).await;
                     answered.extend(some.iter().map(|(number, _)| *number).zip(results));
                 }
                 answered
@@ -449,9 +494,8 @@ impl Shared {
     async fn flush(self: &Arc<Self>) -> Result<(), StoreError> {
         let shares: Shares<()> = (0..self.peers.len()).map(|number| (number, vec![()])).collect();
         let limit_ms = self.config.flush_timeout_ms;
-        let flush = |peer: Arc<Peer>, _| async move {
-            peer.change(Request::Flush, 1, limit_ms, true).await
-        };
+        let flush =
+            |peer: Arc<Peer>, _| async move { peer.change(Request::Flush, 1, limit_ms).await };
         let flushed = self.scatter(shares, flush).await;
         // A node that is away keeps what it has made durable, and no more could be done about it.
         let of_those_there = flushed.into_iter().filter(|it| *it != Err(StoreError::HolderAway));
@@ -504,7 +548,7 @@ impl Peer {
         for some in share.chunks(IDS_MAX) {
             let ids = some.iter().map(|(_, id)| *id).collect();
             let request = Request::Exists { options, ids };
-            let found = match self.ask(&request, self.config.exists_timeout_ms, true).await {
+            let found = match self.ask(&request, self.config.exists_timeout_ms).await {
                 Ok(NodeAnswer::Presences(found)) if found.len() == some.len() => found,
                 Ok(_) => vec![Err(self.nonsense()); some.len()],
                 Err(Away) => vec![Err(StoreError::HolderAway); some.len()],

@@ -138,6 +138,9 @@ pub struct NodesConfig {
     pub retry_ms: u64,
     /// ... up to this.
     pub retry_max_ms: u64,
+    /// How often a client with pins says that it is there, if it has nothing else to say: some times within the
+    /// patience of its nodes.
+    pub show_up_ms: u64,
     /// Which RDMA adapter to use.
     pub rdma: RdmaChoice,
 }
@@ -195,6 +198,7 @@ impl NodesConfig {
             stall_timeout_ms: 500,
             retry_ms: 50,
             retry_max_ms: 2_000,
+            show_up_ms: 5_000,
             rdma: RdmaChoice::Auto,
         }
     }

@@ -14,7 +14,7 @@ use blake3::Hash;
 use super::codec::{Malformed, Reader, Writer};
 
 /// The version of everything that goes over the wire.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"TERRACEN";
 /// What a secret has at least: whoever listens can try out short ones.

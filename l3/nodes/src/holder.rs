@@ -7,8 +7,8 @@ use tokio::time::{Instant, timeout};
 
 use super::messages::{GAUGES, Gauges};
 use terrace_l3::{
-    Arena, GetOptions, MemoryStore, ObjectId, Pin, PutOptions, Results, Store, StoreError, Stored,
-    TierStats,
+    Arena, GetOptions, MemoryStore, ObjectId, Owner, Pin, PutOptions, Results, Store, StoreError,
+    Stored, TierStats,
 };
 use terrace_l3_disk::TieredStore;
 use terrace_l3_disk::holding::{Filled, Lent, Offered, Room, Scratch, Share};
@@ -170,6 +170,22 @@ impl Holder {
         match self {
             Self::Memory { store, .. } => store.inspect(id),
             Self::Tiers { store, .. } => store.inspect(id),
+        }
+    }
+
+    /// The owner is there.
+    pub(super) fn hold(&self, owner: Owner) {
+        match self {
+            Self::Memory { store, .. } => store.hold(owner),
+            Self::Tiers { store, .. } => store.hold(owner),
+        }
+    }
+
+    /// The owner is gone, perhaps for good.
+    pub(super) fn let_go(&self, owner: Owner, patience: Duration) {
+        match self {
+            Self::Memory { store, .. } => store.let_go(owner, patience),
+            Self::Tiers { store, .. } => store.let_go(owner, patience),
         }
     }
 

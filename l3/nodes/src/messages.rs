@@ -1,11 +1,12 @@
 //! What clients ask and nodes answer. `NODE-WIRE.md` draws the bytes.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::codec::{ID_BYTES, Malformed, Reader, Writer};
 use terrace_l3::{
-    ExistsOptions, HEADER_BYTES, ObjectId, Pin, Place, Presence, PutOptions, Removal, Results,
-    Served, StoreError, Stored,
+    ExistsOptions, HEADER_BYTES, ObjectId, Owner, Pin, Place, Presence, PutOptions, Removal,
+    Results, Served, StoreError, Stored,
 };
 
 /// The longest body of a frame.
@@ -13,6 +14,9 @@ pub const FRAME_BYTES_MAX: usize = 1 << 20;
 
 /// The most objects that one message is about.
 pub const IDS_MAX: usize = 4096;
+
+/// The most owners that one connection stands for.
+pub(crate) const OWNERS_MAX: usize = 1024;
 
 /// An object and the length of its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +72,7 @@ pub enum Request {
         /// Which.
         ids: Vec<ObjectId>,
     },
-    /// Take back one pin of each.
+    /// Take back these pins.
     Unpin {
         /// Which kind.
         pin: Pin,
@@ -88,6 +92,8 @@ pub enum Request {
     Flush,
     /// Are you there?
     Ping,
+    /// I stand for these owners: their pins count as long as the connection lasts.
+    Owners(Vec<Owner>),
     /// This is my end of a link for RDMA.
     Link([u8; LINK_BYTES]),
     /// Lend me these, to be read over the link.
@@ -204,6 +210,7 @@ impl Request {
             Self::Taken => 13,
             Self::Fetch { .. } => 14,
             Self::Places(_) => 15,
+            Self::Owners(_) => 16,
         }
     }
 
@@ -222,7 +229,10 @@ impl Request {
                 write_items(&mut writer, wanted);
             }
             Self::Put { options, offers } | Self::Fetch { options, offers } => {
-                writer.u8(options.pin.map_or(0, pin_code));
+                match options.pin {
+                    Some(pin) => write_pin(&mut writer, pin),
+                    None => writer.u8(0),
+                }
                 writer.u8(u8::from(options.durable));
                 write_items(&mut writer, offers);
             }
@@ -231,11 +241,15 @@ impl Request {
                 checksums.iter().for_each(|checksum| writer.u64(*checksum));
             }
             Self::Pin { pin, ids } | Self::Unpin { pin, ids } => {
-                writer.u8(pin_code(*pin));
+                write_pin(&mut writer, *pin);
                 writer.ids(ids);
             }
             Self::Remove { removal, ids } => {
-                writer.u8(u8::from(*removal == Removal::Forced));
+                writer.u8(match removal {
+                    Removal::Plain => 0,
+                    Removal::Forced => 1,
+                    Removal::Final => 2,
+                });
                 writer.ids(ids);
             }
             Self::Suspect(ids) => writer.ids(ids),
@@ -246,6 +260,10 @@ impl Request {
                     writer.u64(*checksum);
                     write_afar(&mut writer, place);
                 }
+            }
+            Self::Owners(owners) => {
+                writer.u32(owners.len() as u32);
+                owners.iter().for_each(|owner| writer.u64(owner.0.get()));
             }
             Self::Flush | Self::Ping | Self::Taken => {}
         }
@@ -281,7 +299,7 @@ impl Request {
             3 | 14 => {
                 let pin = match reader.u8()? {
                     0 => None,
-                    code => Some(read_pin(code)?),
+                    code => Some(read_pin(&mut reader, code)?),
                 };
                 let durable = flags(&mut reader, "durability", 1)? != 0;
                 let options = PutOptions { pin, durable };
@@ -294,13 +312,18 @@ impl Request {
             }
             4 => Self::Checksums(reader.list(8, IDS_MAX, Reader::u64)?),
             5 | 6 => {
-                let pin = read_pin(reader.u8()?)?;
+                let code = reader.u8()?;
+                let pin = read_pin(&mut reader, code)?;
                 let ids = ids(&mut reader)?;
                 if kind == 5 { Self::Pin { pin, ids } } else { Self::Unpin { pin, ids } }
             }
             7 => {
-                let forced = flags(&mut reader, "a removal", 1)? != 0;
-                let removal = if forced { Removal::Forced } else { Removal::Plain };
+                let removal = match reader.u8()? {
+                    0 => Removal::Plain,
+                    1 => Removal::Forced,
+                    2 => Removal::Final,
+                    value => return Err(Malformed::Unknown { field: "a removal", value }),
+                };
                 Self::Remove { removal, ids: ids(&mut reader)? }
             }
             8 => Self::Suspect(ids(&mut reader)?),
@@ -312,6 +335,7 @@ impl Request {
                 let entry = |reader: &mut Reader<'_>| Ok((reader.u64()?, read_afar(reader)?));
                 Self::Places(reader.list(8 + AFAR_BYTES, IDS_MAX, entry)?)
             }
+            16 => Self::Owners(reader.list(8, OWNERS_MAX, read_owner)?),
             other => return Err(Malformed::Kind(other)),
         };
         reader.end()?;
@@ -519,17 +543,25 @@ fn flags(reader: &mut Reader<'_>, field: &'static str, known: u8) -> Result<u8, 
     if value & !known == 0 { Ok(value) } else { Err(Malformed::Unknown { field, value }) }
 }
 
-fn pin_code(pin: Pin) -> u8 {
+fn write_pin(writer: &mut Writer<'_>, pin: Pin) {
     match pin {
-        Pin::Soft => 1,
-        Pin::Hard => 2,
+        Pin::Soft => writer.u8(1),
+        Pin::Hard(owner) => {
+            writer.u8(2);
+            writer.u64(owner.0.get());
+        }
     }
 }
 
-fn read_pin(code: u8) -> Result<Pin, Malformed> {
+fn read_pin(reader: &mut Reader<'_>, code: u8) -> Result<Pin, Malformed> {
     match code {
         1 => Ok(Pin::Soft),
-        2 => Ok(Pin::Hard),
+        2 => Ok(Pin::Hard(read_owner(reader)?)),
         value => Err(Malformed::Unknown { field: "a pin", value }),
     }
+}
+
+fn read_owner(reader: &mut Reader<'_>) -> Result<Owner, Malformed> {
+    let number = NonZeroU64::new(reader.u64()?);
+    number.map(Owner).ok_or(Malformed::Unknown { field: "an owner", value: 0 })
 }

@@ -5,6 +5,7 @@
 //! nothing. One that only takes too long over a call may be well and busy: if it welcomes a new connection
 //! it stays, unless that happens again and again.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -23,14 +24,15 @@ use super::direct::{Adapter, Direct, Shortcut};
 use super::handshake::Hello;
 use super::link::{Link, LinkError};
 use super::messages::{Answer, Gauges, Reply, Request};
-use terrace_l3::Figure;
-use terrace_l3::{Results, StoreError};
+use terrace_l3::{Figure, Owner, Results, StoreError};
 
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) node: NodeAddress,
     pub(super) config: Arc<NodesConfig>,
     instance: [u8; 16],
+    /// Whom this process stands for.
+    owners: Arc<Mutex<BTreeSet<Owner>>>,
     /// Connections that nobody uses at the moment.
     idle: Mutex<Vec<Link>>,
     /// Told of each that comes back there.
@@ -154,6 +156,7 @@ impl Peer {
         node: NodeAddress,
         config: Arc<NodesConfig>,
         instance: [u8; 16],
+        owners: Arc<Mutex<BTreeSet<Owner>>>,
         adapter: Option<Adapter>,
     ) -> Self {
         Self {
@@ -162,6 +165,7 @@ impl Peer {
             node,
             config,
             instance,
+            owners,
             idle: Mutex::default(),
             returned: Notify::new(),
             used: AtomicUsize::new(0),
@@ -217,12 +221,11 @@ impl Peer {
         }
     }
 
-    /// Asks a question that may be asked twice, or must not.
+    /// Asks a question: all may be asked twice.
     pub(super) async fn ask(
         self: &Arc<Self>,
         request: &Request,
         limit_ms: u64,
-        repeatable: bool,
     ) -> Result<Answer, Away> {
         loop {
             let mut call = self.call(Purpose::Question).await?;
@@ -233,7 +236,7 @@ impl Peer {
                     call.end();
                     return Ok(answer);
                 }
-                Err(error) if repeatable && call.is_stale(&error) => {}
+                Err(error) if call.is_stale(&error) => {}
                 Err(error) => return Err(call.failed(&error).await),
             }
         }
@@ -245,9 +248,8 @@ impl Peer {
         request: Request,
         objects: usize,
         limit_ms: u64,
-        repeatable: bool,
     ) -> Results<()> {
-        match self.ask(&request, limit_ms, repeatable).await {
+        match self.ask(&request, limit_ms).await {
             Ok(Answer::Done(results)) if results.len() == objects => results,
             Ok(_) => vec![Err(self.nonsense()); objects],
             Err(Away) => vec![Err(StoreError::HolderAway); objects],
@@ -374,6 +376,13 @@ impl Peer {
                 _ => return Err(Malformed::Kind(kind).into()),
             }
             link.stall = Duration::from_millis(self.config.stall_timeout_ms);
+            let owners: Vec<Owner> = self.owners.lock().iter().copied().collect();
+            if !owners.is_empty() {
+                let request = Request::Owners(owners);
+                link.send(request.kind(), |body| request.encode(body), &[]).await?;
+                let (kind, body) = link.receive(limit).await?;
+                Reply::decode(kind, body)?;
+            }
             Ok(link)
         };
         timeout(limit, connect).await.map_err(|_| LinkError::Stalled(limit))?

@@ -13,7 +13,7 @@ use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::config::{NodeClient, NodeConfig};
 use super::direct::{Adapter, Region};
@@ -23,7 +23,7 @@ use super::holder::{Holder, Holding};
 use super::holds::{Holds, Instance};
 use super::link::{Link, LinkError};
 use super::session::Session;
-use terrace_l3::{Pin, StoreError, StoreStats};
+use terrace_l3::{StoreError, StoreStats};
 
 /// A node that listens and does not serve yet.
 #[derive(Debug)]
@@ -252,18 +252,6 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes back the pins of clients that have been gone for too long.
-    async fn unpin_abandoned(&self) {
-        let patience = Duration::from_millis(self.config.pins_kept_ms);
-        let abandoned = self.holds.take_abandoned(Instant::now(), patience);
-        if !abandoned.is_empty() {
-            tracing::warn!("clients are gone and have left {} pins: taken back", abandoned.len());
-            // What is gone by now needs no unpinning.
-            drop(self.holder.store().unpin(&abandoned, Pin::Hard).await);
-            self.holder.note_change();
-        }
-    }
-
     fn secret_of(&self, hello: &Hello) -> NodeSecret {
         self.clients.get(&hello.name).map_or(&self.nobodys, |client| &client.secret).clone()
     }
@@ -274,27 +262,19 @@ impl Shared {
 async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Receiver<bool>) {
     /// When the system has no more descriptors, trying again at once would only burn time.
     const PAUSE: Duration = Duration::from_millis(100);
-    /// How often pins of clients that are gone are looked for.
-    const SWEEP: Duration = Duration::from_secs(1);
     let door = Door::new(shared.config.strangers_max);
     let refusals = Arc::new(SparingWarning::default());
     let connections = Arc::new(Semaphore::new(shared.config.connections_max));
     let mut sessions = JoinSet::new();
-    let mut sweep = interval(SWEEP);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => Some(accepted),
-            _ = sweep.tick() => None,
+            accepted = listener.accept() => accepted,
             Some(_) = sessions.join_next() => continue,
             _ = drain.wait_for(|draining| *draining) => break,
         };
         let (stream, peer) = match accepted {
-            Some(Ok(accepted)) => accepted,
-            None => {
-                shared.unpin_abandoned().await;
-                continue;
-            }
-            Some(Err(error)) => {
+            Ok(accepted) => accepted,
+            Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 sleep(PAUSE).await;
                 continue;
@@ -323,9 +303,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                     shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
                     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
                     let share = shared.holds.enter(instance, || shared.holder.share());
-                    let session = Session::new(shared.clone(), link, client, instance, share);
+                    let session = Session::new(shared.clone(), link, client, share);
                     let ended = session.run(drain).await;
-                    shared.holds.leave(instance, Instant::now());
+                    shared.holds.leave(instance);
                     shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
                     if let Err(LinkError::Malformed(error)) = &ended {
                         shared.counters.malformed.fetch_add(1, Ordering::Relaxed);

@@ -2,6 +2,7 @@
 
 mod direct;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use tokio::time::{Instant, sleep};
 use super::codec::Malformed;
 use super::config::NodeClient;
 use super::direct::Direct;
-use super::holds::Instance;
 use super::link::{Link, LinkError};
-use super::messages::{Answer, Item, Offer, Parcel, Reply, Request};
+use super::messages::{Answer, Item, OWNERS_MAX, Offer, Parcel, Reply, Request};
 use super::server::Shared;
 use terrace_l3::backend::{merge, split};
 use terrace_l3::{
-    GetOptions, Header, Mismatch, ObjectId, Pin, PutOptions, Results, StoreError, Stored, Target,
+    GetOptions, Header, Mismatch, ObjectId, Owner, Pin, PutOptions, Results, StoreError, Stored,
+    Target,
 };
 use terrace_l3_disk::holding::{Filled, Lent, Offered, Room, Share};
 
@@ -26,7 +27,8 @@ pub(super) struct Session {
     shared: Arc<Shared>,
     link: Link,
     client: Arc<NodeClient>,
-    instance: Instance,
+    /// The owners that the connection stands for.
+    owners: BTreeSet<Owner>,
     /// What the client may have of the memory for transfers, on all of its connections.
     share: Option<Share>,
     /// The way around the connection, if the client has asked for one.
@@ -46,10 +48,9 @@ impl Session {
         shared: Arc<Shared>,
         link: Link,
         client: Arc<NodeClient>,
-        instance: Instance,
         share: Option<Share>,
     ) -> Self {
-        Self { shared, link, client, instance, share, direct: None }
+        Self { shared, link, client, owners: BTreeSet::new(), share, direct: None }
     }
 
     /// Serves until the client goes away or the node is told to stop.
@@ -61,10 +62,10 @@ impl Session {
             tokio::select! {
                 woken = self.link.wakes() => woken?,
                 _ = drain.wait_for(|draining| *draining) => return Ok(()),
-                // Without its last connection it would seem to be gone.
-                () = sleep(idle) => match self.shared.holds.has_pins(self.instance) {
-                    true => continue,
-                    false => return Ok(()),
+                // Without its last connection an owner would seem to be gone.
+                () = sleep(idle) => match self.owners.is_empty() {
+                    true => return Ok(()),
+                    false => continue,
                 },
             }
             let (kind, body) = self.link.receive(self.link.stall).await?;
@@ -77,6 +78,12 @@ impl Session {
     async fn answer(&mut self, request: Request) -> Result<(), LinkError> {
         let shared = self.shared.clone();
         let store = shared.holder.store();
+        match &request {
+            Request::Put { options: PutOptions { pin: Some(Pin::Hard(owner)), .. }, .. }
+            | Request::Fetch { options: PutOptions { pin: Some(Pin::Hard(owner)), .. }, .. }
+            | Request::Pin { pin: Pin::Hard(owner), .. } => self.stand_for(*owner)?,
+            _ => {}
+        }
         let answer = match request {
             Request::Exists { options, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
@@ -95,17 +102,11 @@ impl Session {
             Request::Pin { pin, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 let pinned = store.pin(&allowed, pin).await;
-                if pin == Pin::Hard {
-                    self.note_pins(allowed.iter().zip(&pinned));
-                }
                 Answer::Done(merge(&skipped, pinned, &Err(StoreError::Forbidden)))
             }
             Request::Unpin { pin, ids } => {
                 let (allowed, skipped) = self.split(ids, |id| *id);
                 let unpinned = store.unpin(&allowed, pin).await;
-                if pin == Pin::Hard {
-                    self.note_unpins(&allowed, &unpinned);
-                }
                 shared.holder.note_change();
                 Answer::Done(merge(&skipped, unpinned, &Err(StoreError::Forbidden)))
             }
@@ -126,6 +127,12 @@ impl Session {
             }
             Request::Flush => Answer::Done(vec![store.flush().await]),
             Request::Ping => Answer::Done(Vec::new()),
+            Request::Owners(owners) => {
+                for owner in owners {
+                    self.stand_for(owner)?;
+                }
+                Answer::Done(Vec::new())
+            }
             Request::Checksums(_) | Request::Taken | Request::Places(_) => {
                 return Err(Malformed::Kind(request.kind()).into());
             }
@@ -213,12 +220,7 @@ impl Session {
                     expected.push(Expected { id, room, target });
                     Offer::Wanted
                 }
-                Ok(Offered::There) => {
-                    if options.pin == Some(Pin::Hard) {
-                        shared.holds.pinned(self.instance, id);
-                    }
-                    Offer::There
-                }
+                Ok(Offered::There) => Offer::There,
                 Ok(Offered::NoRoom) if expected.is_empty() => Offer::Failed(StoreError::Full),
                 Ok(Offered::NoRoom) => Offer::Later,
                 Err(error) => Offer::Failed(error),
@@ -278,11 +280,7 @@ impl Session {
                 filled.push(Filled { header, room });
             }
         }
-        let ids: Vec<ObjectId> = filled.iter().map(|filled| filled.header.id).collect();
         let kept = self.shared.holder.keep(filled, options).await;
-        if options.pin == Some(Pin::Hard) {
-            self.note_pins(ids.iter().zip(&kept));
-        }
         merge(&damaged, kept, &Err(StoreError::Corrupt(Mismatch::Payload)))
     }
 
@@ -292,23 +290,17 @@ impl Session {
         self.link.send(reply.kind(), |body| reply.encode(body), payloads).await
     }
 
-    fn note_pins<'a, T: 'a>(
-        &self,
-        pinned: impl Iterator<Item = (&'a ObjectId, &'a Result<T, StoreError>)>,
-    ) {
-        for (id, _) in pinned.filter(|(_, pinned)| pinned.is_ok()) {
-            self.shared.holds.pinned(self.instance, *id);
-        }
-    }
-
-    fn note_unpins(&self, ids: &[ObjectId], unpinned: &Results<()>) {
-        for (id, unpinned) in ids.iter().zip(unpinned) {
-            match unpinned {
-                Ok(()) => self.shared.holds.unpinned(self.instance, id),
-                Err(StoreError::Missing | StoreError::NotPinned) => self.shared.holds.forget(id),
-                Err(_) => {}
+    /// From now on until it ends, the connection shows that the owner is there.
+    fn stand_for(&mut self, owner: Owner) -> Result<(), LinkError> {
+        if self.owners.insert(owner) {
+            if self.owners.len() > OWNERS_MAX {
+                let (what, found) = ("a number of owners", self.owners.len());
+                return Err(Malformed::TooMuch { what, found, max: OWNERS_MAX }.into());
             }
+            let Shared { holds, holder, .. } = &*self.shared;
+            holds.stand_for(owner, || holder.hold(owner));
         }
+        Ok(())
     }
 
     /// What the client may use, and for each whether it may not.
@@ -321,6 +313,16 @@ impl Session {
 
     fn is_allowed(&self, id: &ObjectId) -> bool {
         self.client.namespaces.as_ref().is_none_or(|allowed| allowed.contains(&id.namespace))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let Shared { holds, holder, config, .. } = &*self.shared;
+        let patience = Duration::from_millis(config.pins_kept_ms);
+        for owner in &self.owners {
+            holds.stand_no_more(*owner, || holder.let_go(*owner, patience));
+        }
     }
 }
 

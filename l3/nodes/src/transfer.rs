@@ -85,7 +85,7 @@ impl Peer {
             // The bytes may have been damaged here, there or on the way: the node finds out.
             let objects = suspects.len();
             let limit_ms = self.config.control_timeout_ms;
-            self.change(Request::Suspect(suspects), objects, limit_ms, true).await;
+            self.change(Request::Suspect(suspects), objects, limit_ms).await;
         }
         parts
     }
@@ -144,8 +144,7 @@ impl Peer {
                     call.end();
                     return Ok(());
                 }
-                // A second pin would be one too many.
-                Err(error) if options.pin.is_none() && call.is_stale(&error) => {}
+                Err(error) if call.is_stale(&error) => {}
                 Err(error) => return Err(call.failed(&error).await),
             }
         }

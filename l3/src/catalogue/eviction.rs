@@ -9,26 +9,31 @@ use super::{Catalogue, NO_SLOT, Neighbours, Slot, State};
 impl Catalogue {
     /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may.
     pub fn evict(&mut self, now_ms: u64) -> bool {
-        if self.pinned >= self.present || now_ms < self.barren_until_ms {
+        if now_ms < self.barren_until_ms {
             return false;
         }
         if now_ms >= self.plain_barren_until_ms {
             if self.evict_one(now_ms, false) {
                 return true;
             }
-            self.plain_barren_until_ms = self.leases.next_end(now_ms);
+            self.plain_barren_until_ms = self.next_end(now_ms);
         }
         if self.soft_pinned > 0 && self.evict_one(now_ms, true) {
             return true;
         }
-        self.barren_until_ms = self.leases.next_end(now_ms);
+        self.barren_until_ms = self.next_end(now_ms);
         false
+    }
+
+    /// When the next lease ends, or the next owner's pins do.
+    fn next_end(&mut self, now_ms: u64) -> u64 {
+        self.leases.next_end(now_ms).min(self.owners.next_end(now_ms))
     }
 
     /// Whether nothing is free and nothing can be evicted unless somebody changes that. What is being
     /// written or read changes by itself.
     pub fn is_stuck(&self, now_ms: u64) -> bool {
-        let nothing_goes = self.pinned >= self.present || now_ms < self.barren_until_ms;
+        let nothing_goes = now_ms < self.barren_until_ms;
         let all_is_still = self.used() == self.present && self.reads == 0;
         !self.has_free() && all_is_still && nothing_goes
     }
@@ -38,7 +43,7 @@ impl Catalogue {
         for _ in 0..2 * u64::from(self.present) {
             let slot = self.oldest;
             let entry = &mut self.entries[slot as usize];
-            let is_protected = entry.hard_pins > 0
+            let is_protected = self.owners.protects(entry.owner, now_ms)
                 || entry.readers > 0
                 || entry.leased_until_ms > now_ms
                 || (entry.soft_pin && !soft_pinned);
@@ -79,8 +84,8 @@ impl Catalogue {
     /// Something about the object in `slot` has changed: perhaps it may be evicted from now on.
     pub(super) fn may_go(&mut self, slot: Slot) {
         let entry = &self.entries[slot as usize];
-        if entry.state == State::Present && entry.hard_pins == 0 && entry.readers == 0 {
-            let from_ms = entry.leased_until_ms;
+        if entry.state == State::Present && entry.readers == 0 {
+            let from_ms = entry.leased_until_ms.max(self.owners.end(entry.owner));
             self.barren_until_ms = self.barren_until_ms.min(from_ms);
             if !entry.soft_pin {
                 self.plain_barren_until_ms = self.plain_barren_until_ms.min(from_ms);

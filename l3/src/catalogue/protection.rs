@@ -1,19 +1,19 @@
 //! What keeps an object from being evicted or removed: pins and leases.
 
-use super::{Catalogue, Slot};
+use super::{Catalogue, NOBODY, Slot};
 use crate::object::ObjectId;
-use crate::store::{Pin, StoreError};
+use crate::store::{Owner, Pin, StoreError};
 
 impl Catalogue {
-    /// Protects an object from eviction.
-    pub fn pin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+    /// Protects an object from eviction, and answers where it is.
+    pub fn pin(&mut self, id: &ObjectId, pin: Pin, now_ms: u64) -> Result<Slot, StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
-        self.pin_slot(slot, pin);
-        Ok(())
+        self.pin_slot(slot, pin, now_ms)?;
+        Ok(slot)
     }
 
-    /// Takes back one pin.
-    pub fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+    /// Takes back a pin, and answers of which slot.
+    pub fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<Slot, StoreError> {
         let slot = self.find(id).ok_or(StoreError::Missing)?;
         let entry = &mut self.entries[slot as usize];
         match pin {
@@ -21,21 +21,41 @@ impl Catalogue {
                 entry.soft_pin = false;
                 self.soft_pinned -= 1;
             }
-            // So many that they were not counted any more: it stays pinned.
-            Pin::Hard if entry.hard_pins == u16::MAX => {}
-            Pin::Hard if entry.hard_pins > 0 => {
-                entry.hard_pins -= 1;
-                self.pinned -= u32::from(entry.hard_pins == 0);
+            Pin::Hard(owner) if self.owners.get(entry.owner) == Some(owner) => {
+                self.owners.disappear(entry.owner);
+                self.disown(slot);
             }
-            Pin::Soft | Pin::Hard => return Err(StoreError::NotPinned),
+            Pin::Soft | Pin::Hard(_) => return Err(StoreError::NotPinned),
         }
         self.may_go(slot);
-        Ok(())
+        Ok(slot)
     }
 
     /// Whether the object has a hard pin.
     pub fn is_pinned(&self, id: &ObjectId) -> bool {
-        self.find(id).is_some_and(|slot| self.entries[slot as usize].hard_pins > 0)
+        self.find(id).is_some_and(|slot| self.entries[slot as usize].owner != NOBODY)
+    }
+
+    /// The owner is there: its pins count until it is said to be gone.
+    pub fn hold(&mut self, owner: Owner) {
+        self.owners.set_end(owner, u64::MAX);
+    }
+
+    /// The owner is gone: its pins count until then, unless it comes back.
+    pub fn let_go(&mut self, owner: Owner, until_ms: u64) {
+        self.owners.set_end(owner, until_ms);
+        self.pins_end(until_ms);
+    }
+
+    /// Nobody knows which owners are there.
+    pub fn doubt_owners(&mut self, until_ms: u64) {
+        self.owners.set_all_ends(until_ms);
+        self.pins_end(until_ms);
+    }
+
+    fn pins_end(&mut self, at_ms: u64) {
+        self.barren_until_ms = self.barren_until_ms.min(at_ms);
+        self.plain_barren_until_ms = self.plain_barren_until_ms.min(at_ms);
     }
 
     /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already.
@@ -50,17 +70,27 @@ impl Catalogue {
         }
     }
 
-    pub(super) fn pin_slot(&mut self, slot: Slot, pin: Pin) {
+    pub(super) fn pin_slot(&mut self, slot: Slot, pin: Pin, now_ms: u64) -> Result<(), StoreError> {
         let entry = &mut self.entries[slot as usize];
         match pin {
             Pin::Soft => {
                 self.soft_pinned += u32::from(!entry.soft_pin);
                 entry.soft_pin = true;
             }
-            Pin::Hard => {
-                self.pinned += u32::from(entry.hard_pins == 0);
-                entry.hard_pins = entry.hard_pins.saturating_add(1);
+            Pin::Hard(owner) if self.owners.get(entry.owner) == Some(owner) => {
+                self.owners.set_end(owner, u64::MAX);
+            }
+            Pin::Hard(_) if self.owners.protects(entry.owner, now_ms) => {
+                return Err(StoreError::Pinned);
+            }
+            Pin::Hard(owner) => {
+                let number = self.owners.enter(owner).ok_or(StoreError::Full)?;
+                let former = std::mem::replace(&mut entry.owner, number);
+                self.owners.disappear(former);
+                self.owners.leave(former);
+                self.owners.appear(number);
             }
         }
+        Ok(())
     }
 }

@@ -12,12 +12,14 @@ const TTL_MS: u64 = 10;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Reserve { id: ObjectId, pin: Option<Pin> },
-    Publish { which: usize, pin: Option<Pin> },
+    Publish { which: usize },
     Abandon { which: usize },
     BeginRead { id: ObjectId },
     EndRead { which: usize },
     Pin { id: ObjectId, pin: Pin },
     Unpin { id: ObjectId, pin: Pin },
+    Hold { owner: Owner },
+    LetGo { owner: Owner, ms: u64 },
     Lease { id: ObjectId },
     Remove { id: ObjectId, removal: Removal },
     DoomLower { id: ObjectId },
@@ -38,19 +40,30 @@ fn id() -> impl Strategy<Value = ObjectId> {
     })
 }
 
+fn owner(number: u64) -> Owner {
+    Owner(number.try_into().unwrap())
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let which = || 0usize..16;
-    let pin = || prop_oneof![Just(Pin::Hard), Just(Pin::Soft)];
+    let owner = || prop_oneof![3 => Just(owner(1)), 1 => Just(owner(2))];
+    let pin = || prop_oneof![owner().prop_map(Pin::Hard), Just(Pin::Soft)];
     let maybe = || prop_oneof![3 => Just(None), 1 => pin().prop_map(Some)];
-    let removal = prop_oneof![Just(Removal::Plain), Just(Removal::Forced)];
+    let removal = prop_oneof![
+        2 => Just(Removal::Plain),
+        2 => Just(Removal::Forced),
+        1 => Just(Removal::Final),
+    ];
     prop_oneof![
         8 => (id(), maybe()).prop_map(|(id, pin)| Step::Reserve { id, pin }),
-        6 => (which(), maybe()).prop_map(|(which, pin)| Step::Publish { which, pin }),
+        6 => which().prop_map(|which| Step::Publish { which }),
         1 => which().prop_map(|which| Step::Abandon { which }),
         3 => id().prop_map(|id| Step::BeginRead { id }),
         3 => which().prop_map(|which| Step::EndRead { which }),
         2 => (id(), pin()).prop_map(|(id, pin)| Step::Pin { id, pin }),
         3 => (id(), pin()).prop_map(|(id, pin)| Step::Unpin { id, pin }),
+        1 => owner().prop_map(|owner| Step::Hold { owner }),
+        1 => (owner(), 0..2 * TTL_MS).prop_map(|(owner, ms)| Step::LetGo { owner, ms }),
         2 => id().prop_map(|id| Step::Lease { id }),
         3 => (id(), removal).prop_map(|(id, removal)| Step::Remove { id, removal }),
         1 => id().prop_map(|id| Step::DoomLower { id }),
@@ -67,7 +80,7 @@ struct Taken {
     id: ObjectId,
     length: u32,
     state: State,
-    hard_pins: u16,
+    owner: Option<Owner>,
     soft_pin: bool,
     leased_until_ms: u64,
     readers: u16,
@@ -76,9 +89,14 @@ struct Taken {
 impl Taken {
     fn pin(&mut self, pin: Pin) {
         match pin {
-            Pin::Hard => self.hard_pins += 1,
+            Pin::Hard(owner) => self.owner = Some(owner),
             Pin::Soft => self.soft_pin = true,
         }
+    }
+
+    fn doom(&mut self) {
+        self.state = State::Doomed;
+        self.owner = None;
     }
 }
 
@@ -86,20 +104,23 @@ impl Taken {
 struct Model {
     catalogue: Catalogue,
     slots: BTreeMap<Slot, Taken>,
+    /// Owners that are gone, and until when their pins count.
+    gone: BTreeMap<Owner, u64>,
     now_ms: u64,
 }
 
 impl Model {
     fn new(slots: Slot, usable: Slot) -> Self {
-        Self { catalogue: Catalogue::new(slots, usable), slots: BTreeMap::new(), now_ms: 0 }
+        let catalogue = Catalogue::new(slots, usable);
+        Self { catalogue, slots: BTreeMap::new(), gone: BTreeMap::new(), now_ms: 0 }
     }
 
     fn play(&mut self, step: Step) {
         match step {
             Step::Reserve { id, pin } => self.reserve(id, pin),
-            Step::Publish { which, pin } => {
+            Step::Publish { which } => {
                 if let Some(slot) = self.nth(which, |it| it.state == State::Writing) {
-                    self.publish(slot, pin);
+                    self.publish(slot);
                 }
             }
             Step::Abandon { which } => {
@@ -124,11 +145,24 @@ impl Model {
             }
             Step::Pin { id, pin } => {
                 let slot = self.find(&id);
-                let expected = slot.map(drop).ok_or(StoreError::Missing);
-                assert_eq!(self.catalogue.pin(&id, pin), expected);
-                if let Some(slot) = slot {
-                    self.slot(slot).pin(pin);
+                let expected = match slot {
+                    Some(slot) if self.refuses(&self.slots[&slot], pin) => Err(StoreError::Pinned),
+                    Some(slot) => Ok(slot),
+                    None => Err(StoreError::Missing),
+                };
+                assert_eq!(self.catalogue.pin(&id, pin, self.now_ms), expected);
+                if let Ok(slot) = expected {
+                    self.pin(slot, pin);
                 }
+            }
+            Step::Hold { owner } => {
+                self.catalogue.hold(owner);
+                self.gone.remove(&owner);
+            }
+            Step::LetGo { owner, ms } => {
+                self.catalogue.let_go(owner, self.now_ms + ms);
+                self.gone.insert(owner, self.now_ms + ms);
+                self.forget_owners();
             }
             Step::Unpin { id, pin } => self.unpin(id, pin),
             Step::Lease { id } => {
@@ -147,7 +181,7 @@ impl Model {
                     let same = taken.id.with_generation(0) == id.with_generation(0);
                     let lower = same && taken.id.generation < id.generation;
                     if lower && taken.state == State::Present {
-                        taken.state = State::Doomed;
+                        taken.doom();
                     }
                 }
             }
@@ -164,12 +198,13 @@ impl Model {
             Step::Grow => self.catalogue.set_usable(self.catalogue.usable() + 1),
             Step::Wait { ms } => self.now_ms += ms,
         }
+        self.forget_owners();
         self.check();
     }
 
     fn reserve(&mut self, id: ObjectId, pin: Option<Pin>) {
         let length = (id.key.0 % 1000) as u32 + self.slots.len() as u32;
-        let reserved = self.catalogue.reserve(&id, length, pin);
+        let reserved = self.catalogue.reserve(&id, length, pin, self.now_ms);
         let mut others: Vec<(Slot, Taken)> = Vec::new();
         for (slot, taken) in &self.slots {
             let findable = matches!(taken.state, State::Writing | State::Present);
@@ -185,22 +220,30 @@ impl Model {
                     id,
                     length,
                     state: State::Writing,
-                    hard_pins: 0,
+                    owner: None,
                     soft_pin: false,
                     leased_until_ms: 0,
                     readers: 0,
                 };
                 assert!(self.slots.insert(slot, taken).is_none(), "slot {slot} was not free");
+                if let Some(pin) = pin {
+                    self.pin(slot, pin);
+                }
             }
             Ok(Reserved::NoSlot) => {
                 assert!(others.is_empty());
                 assert_eq!(self.slots.len() as u32, self.catalogue.usable());
             }
-            Ok(Reserved::AlreadyThere) => {
-                let slot = self.find(&id).expect("it is there");
+            Ok(Reserved::AlreadyThere(slot)) => {
+                assert_eq!(self.find(&id), Some(slot));
                 if let Some(pin) = pin {
-                    self.slot(slot).pin(pin);
+                    assert!(!self.refuses(&self.slots[&slot], pin));
+                    self.pin(slot, pin);
                 }
+            }
+            Err(StoreError::Pinned) => {
+                let slot = self.find(&id).expect("it is there");
+                assert!(self.refuses(&self.slots[&slot], pin.expect("a pin is refused")));
             }
             Err(StoreError::BeingWritten) => {
                 assert!(!others.is_empty());
@@ -215,12 +258,9 @@ impl Model {
         }
     }
 
-    fn publish(&mut self, slot: Slot, pin: Option<Pin>) {
-        let replaced: BTreeSet<Slot> = self.catalogue.publish(slot, pin).into_iter().collect();
+    fn publish(&mut self, slot: Slot) {
+        let replaced: BTreeSet<Slot> = self.catalogue.publish(slot).into_iter().collect();
         self.slot(slot).state = State::Present;
-        if let Some(pin) = pin {
-            self.slot(slot).pin(pin);
-        }
         let name = self.slots[&slot].id.with_generation(0);
         let present = |(_, it): &(&Slot, &Taken)| {
             it.state == State::Present && it.id.with_generation(0) == name
@@ -231,8 +271,32 @@ impl Model {
             generations.map(|(slot, _)| *slot).filter(|slot| slot != latest).collect();
         assert_eq!(replaced, expected);
         for slot in replaced {
-            self.slot(slot).state = State::Doomed;
+            self.slot(slot).doom();
         }
+    }
+
+    /// Gives an object a pin that it may have; whoever pins is there.
+    fn pin(&mut self, slot: Slot, pin: Pin) {
+        self.slot(slot).pin(pin);
+        if let Pin::Hard(owner) = pin {
+            self.gone.remove(&owner);
+        }
+    }
+
+    /// Whether another's pin is in the way.
+    fn refuses(&self, taken: &Taken, pin: Pin) -> bool {
+        matches!(pin, Pin::Hard(owner) if taken.owner != Some(owner)) && self.is_pinned(taken)
+    }
+
+    fn is_pinned(&self, taken: &Taken) -> bool {
+        let ends = |owner| self.gone.get(&owner).copied().unwrap_or(u64::MAX);
+        taken.owner.is_some_and(|owner| ends(owner) > self.now_ms)
+    }
+
+    /// Nothing is remembered about an owner without pins.
+    fn forget_owners(&mut self) {
+        let slots = &self.slots;
+        self.gone.retain(|owner, _| slots.values().any(|it| it.owner == Some(*owner)));
     }
 
     fn unpin(&mut self, id: ObjectId, pin: Pin) {
@@ -243,13 +307,13 @@ impl Model {
         };
         let taken = self.slot(slot);
         let pinned = match pin {
-            Pin::Hard => taken.hard_pins > 0,
+            Pin::Hard(owner) => taken.owner == Some(owner),
             Pin::Soft => taken.soft_pin,
         };
-        assert_eq!(unpinned, if pinned { Ok(()) } else { Err(StoreError::NotPinned) });
+        assert_eq!(unpinned, if pinned { Ok(slot) } else { Err(StoreError::NotPinned) });
         match pin {
-            Pin::Hard if pinned => taken.hard_pins -= 1,
-            Pin::Hard => {}
+            Pin::Hard(_) if pinned => taken.owner = None,
+            Pin::Hard(_) => {}
             Pin::Soft => taken.soft_pin = false,
         }
     }
@@ -263,13 +327,14 @@ impl Model {
             assert_eq!(removed, Err(expected));
             return;
         };
+        let is_pinned = self.is_pinned(&self.slots[&slot]);
         let taken = self.slot(slot);
-        let expected = if taken.hard_pins > 0 {
+        let expected = if is_pinned && removal != Removal::Final {
             Err(StoreError::Pinned)
         } else if removal == Removal::Plain && taken.leased_until_ms > now_ms {
             Err(StoreError::Leased)
         } else {
-            taken.state = State::Doomed;
+            taken.doom();
             Ok(())
         };
         assert_eq!(removed, expected);
@@ -279,7 +344,7 @@ impl Model {
     fn evict(&mut self) {
         let may_go = |it: &&Taken| {
             it.state == State::Present
-                && it.hard_pins == 0
+                && !self.is_pinned(it)
                 && it.readers == 0
                 && it.leased_until_ms <= self.now_ms
         };
@@ -290,7 +355,7 @@ impl Model {
         if evicted {
             let [victim] = self.catalogue.take_doomed()[..] else { panic!("one goes at a time") };
             let taken = self.slot(victim);
-            taken.state = State::Doomed;
+            taken.doom();
             let taken = *taken;
             assert!(may_go.iter().any(|it| it.id == taken.id), "{taken:?} may not go");
             assert!(!taken.soft_pin || may_go.iter().all(|it| it.soft_pin), "{taken:?} goes last");
@@ -306,10 +371,10 @@ impl Model {
 
     fn check(&self) {
         let present = || self.slots.values().filter(|it| it.state == State::Present);
-        let stats = self.catalogue.stats(1000);
+        let stats = self.catalogue.stats(1000, self.now_ms);
         assert_eq!(stats.objects, present().count() as u64);
         assert_eq!(stats.bytes, present().map(|it| u64::from(it.length)).sum::<u64>());
-        assert_eq!(stats.hard_pinned, present().filter(|it| it.hard_pins > 0).count() as u64);
+        assert_eq!(stats.hard_pinned, present().filter(|it| self.is_pinned(it)).count() as u64);
         assert_eq!(stats.soft_pinned, present().filter(|it| it.soft_pin).count() as u64);
         assert_eq!(stats.resident_bytes, 1000 * self.slots.len() as u64);
         assert_eq!(self.catalogue.has_free(), (self.slots.len() as u32) < self.catalogue.usable());
@@ -347,8 +412,8 @@ fn the_newest_does_not_go_before_older_ones_that_nobody_asked_for() {
     let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
     let mut catalogue = Catalogue::new(OLD as u32, OLD as u32);
     let put = |catalogue: &mut Catalogue, number| {
-        let Ok(Reserved::Slot(slot)) = catalogue.reserve(&id(number), 1, None) else { panic!() };
-        catalogue.publish(slot, None);
+        let Ok(Reserved::Slot(slot)) = catalogue.reserve(&id(number), 1, None, 0) else { panic!() };
+        catalogue.publish(slot);
     };
     (0..OLD).for_each(|number| put(&mut catalogue, number));
     for _ in 0..10 {
@@ -398,7 +463,7 @@ proptest! {
             let Some(id) = id else { continue };
             let name = id.with_generation(0);
             let beats = latest.get(&name).is_none_or(|present| id.generation > *present);
-            prop_assert_eq!(catalogue.restore(slot, id, slot), beats);
+            prop_assert_eq!(catalogue.restore(slot, &Recorded { id: *id, length: slot, owner: None }), beats);
             if beats {
                 latest.insert(name, id.generation);
             }
@@ -407,12 +472,12 @@ proptest! {
             let is_latest = latest[&id.with_generation(0)] == id.generation;
             prop_assert_eq!(catalogue.find(id).is_some(), is_latest);
         }
-        prop_assert_eq!(catalogue.stats(1).objects, latest.len() as u64);
+        prop_assert_eq!(catalogue.stats(1, 0).objects, latest.len() as u64);
         // What lost is released, and every slot that is not taken can be taken.
         catalogue.release_doomed();
         let mut taken = 0;
         let other = |number: u128| ObjectId::page(PageKey(9), PageKey(number));
-        while let Ok(Reserved::Slot(_)) = catalogue.reserve(&other(taken), 0, None) {
+        while let Ok(Reserved::Slot(_)) = catalogue.reserve(&other(taken), 0, None, 0) {
             taken += 1;
         }
         prop_assert_eq!(taken as usize, 24 - latest.len());

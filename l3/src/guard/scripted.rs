@@ -1,6 +1,7 @@
 //! A store for tests that fails in every way it is told to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::object::ObjectId;
 use crate::registry::{Registration, Registry};
 use crate::stats::StoreStats;
 use crate::store::{
-    Answer, ExistsOptions, Get, GetOptions, Pin, Place, Presence, Put, PutOptions, Removal,
+    Answer, ExistsOptions, Get, GetOptions, Owner, Pin, Place, Presence, Put, PutOptions, Removal,
     Results, Served, Store, StoreError, Stored,
 };
 
@@ -29,8 +30,10 @@ pub(crate) struct Scripted {
 /// What it holds and how it behaves. Calls go by the first word of their name.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
-    /// The objects, and how often each is hard pinned.
-    pub(crate) objects: BTreeMap<ObjectId, (Vec<u8>, u32)>,
+    /// The objects, and whether each is hard pinned.
+    pub(crate) objects: BTreeMap<ObjectId, (Vec<u8>, bool)>,
+    /// Those whose removal fails.
+    pub(crate) stuck: BTreeSet<ObjectId>,
     /// How long these calls take.
     pub(crate) slow: BTreeMap<&'static str, Duration>,
     /// What these calls answer for all objects.
@@ -101,14 +104,14 @@ impl Scripted {
 }
 
 impl Script {
-    fn object(&mut self, id: ObjectId) -> Result<&mut (Vec<u8>, u32), StoreError> {
+    fn object(&mut self, id: ObjectId) -> Result<&mut (Vec<u8>, bool), StoreError> {
         self.objects.get_mut(&id).ok_or(StoreError::Missing)
     }
 
     fn put(&mut self, put: &Put, options: PutOptions) -> Stored {
-        let pin = u32::from(options.pin == Some(Pin::Hard));
-        if let Ok((_, pins)) = self.object(put.id) {
-            *pins += pin;
+        let pin = matches!(options.pin, Some(Pin::Hard(_)));
+        if let Ok((_, pinned)) = self.object(put.id) {
+            *pinned |= pin;
             return Stored::AlreadyThere;
         }
         self.objects.insert(put.id, (put.source.to_vec(), pin));
@@ -121,17 +124,21 @@ impl Script {
     }
 
     fn unpin(&mut self, id: ObjectId) -> Result<(), StoreError> {
-        let (_, pins) = self.object(id)?;
-        *pins = pins.checked_sub(1).ok_or(StoreError::NotPinned)?;
-        Ok(())
+        match std::mem::take(&mut self.object(id)?.1) {
+            true => Ok(()),
+            false => Err(StoreError::NotPinned),
+        }
     }
 
-    fn remove(&mut self, id: ObjectId) -> Result<(), StoreError> {
+    fn remove(&mut self, id: ObjectId, removal: Removal) -> Result<(), StoreError> {
         if self.removals_fail > 0 {
             self.removals_fail -= 1;
             return Err(broken());
         }
-        if self.object(id)?.1 > 0 {
+        if self.stuck.contains(&id) {
+            return Err(broken());
+        }
+        if self.object(id)?.1 && removal != Removal::Final {
             return Err(StoreError::Pinned);
         }
         if !self.removals_lie {
@@ -166,7 +173,7 @@ impl Store for Scripted {
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], _pin: Pin) -> Answer<'a, Results<()>> {
-        let pin = |script: &mut Script, id| script.object(id).map(|(_, pins)| *pins += 1);
+        let pin = |script: &mut Script, id| script.object(id).map(|(_, pinned)| *pinned = true);
         Box::pin(self.answer("pin", ids.to_vec(), pin))
     }
 
@@ -174,8 +181,9 @@ impl Store for Scripted {
         Box::pin(self.answer("unpin", ids.to_vec(), Script::unpin))
     }
 
-    fn remove<'a>(&'a self, ids: &'a [ObjectId], _removal: Removal) -> Answer<'a, Results<()>> {
-        Box::pin(self.answer("remove", ids.to_vec(), Script::remove))
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        let remove = move |script: &mut Script, id| script.remove(id, removal);
+        Box::pin(self.answer("remove", ids.to_vec(), remove))
     }
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
@@ -190,6 +198,9 @@ impl Store for Scripted {
         Box::pin(self.answer_once("shutdown"))
     }
 }
+
+/// The hard pin of the only owner that there is.
+pub(crate) const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
 
 /// A page by number.
 pub(crate) fn id(key: u128) -> ObjectId {

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, advance, sleep};
 
-use super::scripted::{HANGING, Scripted, broken, get, id, present, put};
+use super::scripted::{HANGING, HARD, Scripted, broken, get, id, present, put};
 use super::*;
 use crate::object::Mismatch;
 use crate::stats::BreakerState;
@@ -45,9 +45,9 @@ async fn a_store_in_good_health_answers_for_itself() {
     assert_eq!(present(&guarded, &[id(2), id(1)]).await, [false, true]);
     assert!(get(&guarded, &arena, &[id(1)]).await[0].is_ok());
     assert_eq!(arena.source(1).unwrap()[..], [7; 64]);
-    assert_eq!(guarded.pin(&[id(1)], Pin::Hard).await, [Ok(())]);
+    assert_eq!(guarded.pin(&[id(1)], HARD).await, [Ok(())]);
     assert_eq!(guarded.remove(&[id(1)], Removal::Forced).await, [Err(StoreError::Pinned)]);
-    assert_eq!(guarded.unpin(&[id(1)], Pin::Hard).await, [Ok(())]);
+    assert_eq!(guarded.unpin(&[id(1)], HARD).await, [Ok(())]);
     assert_eq!(guarded.remove(&[id(1)], Removal::Forced).await, [Ok(())]);
     assert_eq!(guarded.flush().await, Ok(()));
     assert_eq!(guarded.shutdown().await, Ok(()));

@@ -20,9 +20,8 @@ use crate::store::{StoreError, Stored};
 #[derive(Debug)]
 pub(crate) struct Ledger {
     entries: BTreeMap<ObjectId, Entry>,
-    /// The parked ones by the time of their next try, and by the age of their release.
+    /// The parked ones by the time of their next try.
     due: BTreeSet<(Instant, ObjectId)>,
-    oldest: BTreeSet<(u64, ObjectId)>,
     /// Those that are gone, by the time until which that is remembered.
     gone: BTreeSet<(Instant, ObjectId)>,
     releases: u64,
@@ -34,8 +33,6 @@ pub(crate) struct Ledger {
 struct Entry {
     /// The number of its last release. Whoever took the object in hand before has no say any more.
     release: u64,
-    /// How many hard pins are to be taken back, besides those that somebody has in hand.
-    unpins: u16,
     failures: u32,
     stage: Stage,
 }
@@ -46,7 +43,7 @@ enum Stage {
     InHand,
     /// Its removal failed.
     Parked { due: Instant },
-    /// The store says that it has removed it, or nobody tries any more.
+    /// The store says that it has removed it.
     Gone { until: Instant },
 }
 
@@ -54,20 +51,18 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InHand {
     pub(crate) id: ObjectId,
-    /// How many hard pins are to be taken back first.
-    pub(crate) unpins: u16,
     release: u64,
 }
 
 /// Whether an object may be put.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum MayPut {
     /// It may: it was not released.
     Yes,
     /// When what was released is removed.
     AfterRemoving(InHand),
-    /// It may not, because somebody else has it in hand.
-    No,
+    /// It may not.
+    No(StoreError),
 }
 
 impl Ledger {
@@ -75,7 +70,6 @@ impl Ledger {
         Self {
             entries: BTreeMap::new(),
             due: BTreeSet::new(),
-            oldest: BTreeSet::new(),
             gone: BTreeSet::new(),
             releases: 0,
             config,
@@ -86,9 +80,7 @@ impl Ledger {
     /// Takes an object in hand for good.
     pub(crate) fn release(&mut self, id: ObjectId) -> InHand {
         self.stats.released += 1;
-        // Each release takes back a pin, even if those before it could not yet.
-        let unpins = self.owed(id).saturating_add(1);
-        let entry = self.new_entry(unpins);
+        let entry = self.new_entry();
         self.set(id, Some(entry));
         self.take(id)
     }
@@ -110,12 +102,8 @@ impl Ledger {
 
     /// The object could not be removed.
     pub(crate) fn failed(&mut self, object: InHand, now: Instant) {
-        let unpins = self.owed(object.id).saturating_add(object.unpins);
         if let Some(entry) = self.in_hand(object) {
-            self.park(object.id, Entry { unpins, ..entry }, now);
-        } else if let Some(entry) = self.entries.get_mut(&object.id) {
-            // Released again meanwhile: that one takes back these pins as well.
-            entry.unpins = unpins;
+            self.park(object.id, entry, now);
         }
     }
 
@@ -137,20 +125,22 @@ impl Ledger {
     pub(crate) fn begin_put(&mut self, id: ObjectId, now: Instant) -> MayPut {
         self.forget(now);
         match self.entries.get(&id).map(|entry| entry.stage) {
+            // What does not go must not become more.
+            _ if self.due.len() > self.config.parked_max as usize => MayPut::No(StoreError::Full),
             None => MayPut::Yes,
-            Some(Stage::InHand) => MayPut::No,
+            // Somebody else has it in hand.
+            Some(Stage::InHand) => MayPut::No(StoreError::BeingWritten),
             Some(Stage::Parked { .. }) => MayPut::AfterRemoving(self.retry(&[id])[0]),
             Some(Stage::Gone { .. }) => MayPut::AfterRemoving(self.take(id)),
         }
     }
 
     /// Notes how a put went that had the object `in_hand` if it was released before, and says what
-    /// to answer. `pin` tells whether the put came with a hard pin.
+    /// to answer.
     pub(crate) fn end_put(
         &mut self,
         id: ObjectId,
         in_hand: Option<InHand>,
-        pin: bool,
         result: Result<Stored, StoreError>,
         now: Instant,
     ) -> Result<Stored, StoreError> {
@@ -161,13 +151,13 @@ impl Ledger {
         match (revived, &result) {
             (Some(_), Ok(Stored::New)) => self.set(id, None),
             (Some(_), Ok(Stored::AlreadyThere)) => {
-                self.park_anew(id, pin, now);
+                self.park_anew(id, now);
                 return Err(StoreError::BeingWritten);
             }
             // Released while it was being put: the removal may have come before the bytes.
-            (None, Ok(_)) => self.park_anew(id, pin, now),
+            (None, Ok(_)) => self.park_anew(id, now),
             // Nobody knows whether the bytes are there, or will be.
-            (_, Err(error)) if error.may_have_happened() => self.park_anew(id, pin, now),
+            (_, Err(error)) if error.may_have_happened() => self.park_anew(id, now),
             (Some(entry), Err(_)) => self.bury(id, entry, now),
             (None, Err(_)) => {}
         }
@@ -193,7 +183,7 @@ impl Ledger {
     }
 
     pub(crate) fn stats(&self) -> ReleaseStats {
-        ReleaseStats { parked: self.oldest.len() as u64, ..self.stats }
+        ReleaseStats { parked: self.due.len() as u64, ..self.stats }
     }
 
     /// The entry of an object if it has not been released again since it was taken in hand.
@@ -207,24 +197,19 @@ impl Ledger {
     }
 
     fn take(&mut self, id: ObjectId) -> InHand {
-        let Entry { release, unpins, .. } = self.entries[&id];
-        self.set(id, Some(Entry { stage: Stage::InHand, unpins: 0, ..self.entries[&id] }));
-        InHand { id, unpins, release }
+        let entry = self.entries[&id];
+        self.set(id, Some(Entry { stage: Stage::InHand, ..entry }));
+        InHand { id, release: entry.release }
     }
 
-    fn owed(&self, id: ObjectId) -> u16 {
-        self.entries.get(&id).map_or(0, |entry| entry.unpins)
-    }
-
-    fn new_entry(&mut self, unpins: u16) -> Entry {
+    fn new_entry(&mut self) -> Entry {
         self.releases += 1;
-        Entry { release: self.releases, unpins, failures: 0, stage: Stage::InHand }
+        Entry { release: self.releases, failures: 0, stage: Stage::InHand }
     }
 
     /// As if it had been released again, and that had failed.
-    fn park_anew(&mut self, id: ObjectId, unpin: bool, now: Instant) {
-        let unpins = self.owed(id).max(u16::from(unpin));
-        let entry = self.new_entry(unpins);
+    fn park_anew(&mut self, id: ObjectId, now: Instant) {
+        let entry = self.new_entry();
         self.park(id, entry, now);
     }
 
@@ -234,18 +219,13 @@ impl Ledger {
         let pause = Duration::from_millis(pause.min(self.config.retry_max_ms).max(1));
         let stage = Stage::Parked { due: after(now, pause) };
         self.set(id, Some(Entry { failures: entry.failures.saturating_add(1), stage, ..entry }));
-        while self.oldest.len() > self.config.parked_max as usize {
-            let (_, id) = *self.oldest.first().expect("there are some");
-            self.stats.abandoned += 1;
-            self.bury(id, self.entries[&id], now);
-        }
-        self.stats.parked_most = self.stats.parked_most.max(self.oldest.len() as u64);
+        self.stats.parked_most = self.stats.parked_most.max(self.due.len() as u64);
     }
 
     fn bury(&mut self, id: ObjectId, entry: Entry, now: Instant) {
         let until = after(now, Duration::from_millis(self.config.tombstone_ttl_ms));
         let stage = Stage::Gone { until };
-        self.set(id, Some(Entry { unpins: 0, failures: 0, stage, ..entry }));
+        self.set(id, Some(Entry { failures: 0, stage, ..entry }));
         self.forget(now);
     }
 
@@ -265,23 +245,21 @@ impl Ledger {
             Some(entry) => self.entries.insert(id, entry),
             None => self.entries.remove(&id),
         };
-        match before.map(|before| (before.release, before.stage)) {
-            None | Some((_, Stage::InHand)) => {}
-            Some((release, Stage::Parked { due })) => {
+        match before.map(|before| before.stage) {
+            None | Some(Stage::InHand) => {}
+            Some(Stage::Parked { due }) => {
                 self.due.remove(&(due, id));
-                self.oldest.remove(&(release, id));
             }
-            Some((_, Stage::Gone { until })) => {
+            Some(Stage::Gone { until }) => {
                 self.gone.remove(&(until, id));
             }
         }
-        match entry.map(|entry| (entry.release, entry.stage)) {
-            None | Some((_, Stage::InHand)) => {}
-            Some((release, Stage::Parked { due })) => {
+        match entry.map(|entry| entry.stage) {
+            None | Some(Stage::InHand) => {}
+            Some(Stage::Parked { due }) => {
                 self.due.insert((due, id));
-                self.oldest.insert((release, id));
             }
-            Some((_, Stage::Gone { until })) => {
+            Some(Stage::Gone { until }) => {
                 self.gone.insert((until, id));
             }
         }
@@ -330,19 +308,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_parked_is_bounded_and_the_oldest_is_given_up() {
+    fn nothing_that_is_parked_is_forgotten_and_while_it_is_too_much_nothing_is_put() {
         let (mut ledger, now) = ledger();
         for key in 0..5 {
             let object = ledger.release(id(key));
             ledger.failed(object, now);
         }
         let stats = ledger.stats();
-        assert_eq!((stats.parked, stats.parked_most, stats.abandoned), (3, 3, 2));
-        assert!((0..5).all(|key| ledger.hides(id(key), now)), "given up, but still released");
+        assert_eq!((stats.parked, stats.parked_most), (5, 5));
+        let refused = |may_put| matches!(may_put, MayPut::No(StoreError::Full));
+        assert!(refused(ledger.begin_put(id(7), now)) && refused(ledger.begin_put(id(1), now)));
         let later = now + Duration::from_secs(1);
-        let mut take = || ledger.take_due(later).iter().map(|object| object.id).collect();
-        let batches: [Vec<ObjectId>; 3] = [take(), take(), take()];
-        assert_eq!(batches, [vec![id(2), id(3)], vec![id(4)], vec![]]);
+        let mut take = || ledger.take_due(later);
+        let batches = [take(), take(), take(), take()];
+        assert_eq!(batches.each_ref().map(Vec::len), [2, 2, 1, 0]);
+        batches.concat().into_iter().for_each(|object| ledger.removed(object, later));
+        assert!(matches!(ledger.begin_put(id(7), later), MayPut::Yes));
     }
 
     #[test]
@@ -366,7 +347,7 @@ mod tests {
         let second = ledger.release(id(1));
         ledger.failed(first, now);
         assert_eq!(ledger.next_due(), None);
-        assert!(matches!(ledger.begin_put(id(1), now), MayPut::No), "it is being removed");
+        assert!(matches!(ledger.begin_put(id(1), now), MayPut::No(_)), "it is being removed");
         ledger.removed(second, now);
         ledger.failed(first, now);
         assert_eq!(ledger.next_due(), None);
@@ -380,28 +361,27 @@ mod tests {
             ledger.removed(object, now);
             match ledger.begin_put(id(1), now) {
                 MayPut::AfterRemoving(object) => Some(object),
-                MayPut::Yes | MayPut::No => None,
+                MayPut::Yes | MayPut::No(_) => None,
             }
         };
         let object = in_hand(&mut ledger);
-        assert_eq!(ledger.end_put(id(1), object, false, Ok(Stored::New), now), Ok(Stored::New));
+        assert_eq!(ledger.end_put(id(1), object, Ok(Stored::New), now), Ok(Stored::New));
         assert!(ledger.entries.is_empty());
 
         let object = in_hand(&mut ledger);
-        let lingers = ledger.end_put(id(1), object, false, Ok(Stored::AlreadyThere), now);
+        let lingers = ledger.end_put(id(1), object, Ok(Stored::AlreadyThere), now);
         assert_eq!(lingers, Err(StoreError::BeingWritten));
         assert_eq!(ledger.stats().parked, 1);
 
         let object = in_hand(&mut ledger);
-        let failed = ledger.end_put(id(1), object, false, Err(StoreError::Full), now);
+        let failed = ledger.end_put(id(1), object, Err(StoreError::Full), now);
         assert_eq!((failed, ledger.stats().parked), (Err(StoreError::Full), 0));
         assert!(ledger.hides(id(1), now));
 
         let object = in_hand(&mut ledger);
         let late = StoreError::TimedOut(Duration::ZERO);
-        assert_eq!(ledger.end_put(id(1), object, true, Err(late.clone()), now), Err(late));
-        let parked = ledger.take_parked();
-        assert_eq!(parked[0].unpins, 1, "it may arrive with its pin");
+        assert_eq!(ledger.end_put(id(1), object, Err(late.clone()), now), Err(late));
+        assert_eq!(ledger.take_parked().len(), 1, "it may arrive yet");
     }
 
     #[test]
@@ -410,7 +390,7 @@ mod tests {
         assert!(matches!(ledger.begin_put(id(1), now), MayPut::Yes));
         let object = ledger.release(id(1));
         ledger.removed(object, now);
-        assert_eq!(ledger.end_put(id(1), None, true, Ok(Stored::New), now), Ok(Stored::New));
+        assert_eq!(ledger.end_put(id(1), None, Ok(Stored::New), now), Ok(Stored::New));
         assert!(ledger.hides(id(1), now));
         assert_eq!(ledger.take_parked().len(), 1);
     }

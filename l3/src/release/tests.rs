@@ -3,7 +3,7 @@ use std::time::Duration;
 use tokio::time::{advance, sleep};
 
 use super::*;
-use crate::guard::scripted::{HANGING, Scripted, broken, get, id, present, put, put_pinned};
+use crate::guard::scripted::{HANGING, HARD, Scripted, broken, get, id, present, put, put_pinned};
 use crate::stats::ReleaseStats;
 
 async fn releases(stored: &[ObjectId]) -> (Scripted, Releases, Arena) {
@@ -30,7 +30,7 @@ async fn what_is_released_is_removed_and_nothing_else() {
     let (scripted, releases, arena) = releases(&[id(1), id(2), id(2).with_generation(1)]).await;
     let registration = releases.register(&arena).unwrap();
     releases.release(vec![id(2), id(3)]).await;
-    assert_eq!(scripted.calls(), [("unpin", 2), ("remove", 2)]);
+    assert_eq!(scripted.calls(), [("remove", 2)]);
     let ids = [id(1), id(2), id(2).with_generation(1)];
     assert_eq!(ids.map(|id| scripted.holds(id)), [true, false, true]);
     assert_eq!(present(&releases, &ids).await, [true, false, true]);
@@ -52,7 +52,7 @@ async fn f34_a_released_object_cannot_be_had_while_its_removal_lasts() {
     let released = releases.release(vec![id(1)]);
     assert_eq!(get(&releases, &arena, &[id(1)]).await, [Err(StoreError::Missing)]);
     assert_eq!(present(&releases, &[id(1)]).await, [false]);
-    assert_eq!(releases.pin(&[id(1)], Pin::Hard).await, [Err(StoreError::Missing)]);
+    assert_eq!(releases.pin(&[id(1)], HARD).await, [Err(StoreError::Missing)]);
     assert_eq!(start.elapsed(), Duration::ZERO);
     assert_eq!(put(&releases, &arena, &[id(1)]).await, [Err(StoreError::BeingWritten)]);
     released.await;
@@ -69,7 +69,7 @@ async fn f34_a_released_object_cannot_be_had_though_the_store_only_says_it_is_re
     assert_eq!(get(&releases, &arena, &[id(1)]).await, [Err(StoreError::Missing)]);
     assert_eq!((stats(&releases).gets_refused, stats(&releases).parked), (1, 0));
 
-    let again = put_pinned(&releases, &arena, &[id(1), id(2)], Some(Pin::Hard)).await;
+    let again = put_pinned(&releases, &arena, &[id(1), id(2)], Some(HARD)).await;
     assert_eq!(again, [Err(StoreError::BeingWritten), Ok(Stored::New)]);
     assert_eq!(present(&releases, &[id(1), id(2)]).await, [false, true]);
     scripted.script(|script| script.removals_lie = false);
@@ -85,14 +85,14 @@ async fn f35_a_removal_that_fails_is_tried_again_until_it_succeeds() {
     releases.release(vec![id(1)]).await;
     assert_eq!((stats(&releases).parked, scripted.holds(id(1))), (1, true));
     assert_eq!(get(&releases, &arena, &[id(1)]).await, [Err(StoreError::Missing)]);
-    assert_eq!(scripted.calls(), [("unpin", 1), ("remove", 1)]);
+    assert_eq!(scripted.calls(), [("remove", 1)]);
     while scripted.holds(id(1)) {
         sleep(ms(1)).await;
     }
     assert_eq!(start.elapsed().as_millis() / 100, 1 + 2 + 4 + 4);
-    assert_eq!(scripted.calls(), [("remove", 1); 4], "woken, not polling; and unpinned once");
-    let ReleaseStats { parked, parked_most, retries, recovered, abandoned, .. } = stats(&releases);
-    assert_eq!([parked, parked_most, retries, recovered, abandoned], [0, 1, 4, 1, 0]);
+    assert_eq!(scripted.calls(), [("remove", 1); 4], "woken, not polling");
+    let ReleaseStats { parked, parked_most, retries, recovered, .. } = stats(&releases);
+    assert_eq!([parked, parked_most, retries, recovered], [0, 1, 4, 1]);
     assert_eq!(present(&releases, &[id(1), id(2)]).await, [false, true]);
 }
 
@@ -100,7 +100,7 @@ async fn f35_a_removal_that_fails_is_tried_again_until_it_succeeds() {
 async fn f35_nothing_leaks_when_the_store_is_down_for_a_while() {
     let (scripted, releases, arena) = releases(&[]).await;
     let ids: Vec<ObjectId> = (0..5).map(id).collect();
-    put_pinned(&releases, &arena, &ids, Some(Pin::Hard)).await;
+    put_pinned(&releases, &arena, &ids, Some(HARD)).await;
     scripted.is(Some(broken()));
     for id in &ids {
         releases.release(vec![*id]).await;
@@ -116,7 +116,7 @@ async fn f35_nothing_leaks_when_the_store_is_down_for_a_while() {
 #[tokio::test(start_paused = true)]
 async fn f35_a_fresh_failure_waits_neither_for_older_ones_nor_for_ever() {
     let (scripted, releases, arena) = releases(&[id(1), id(2)]).await;
-    assert_eq!(releases.pin(&[id(1), id(1)], Pin::Hard).await, vec![Ok(()); 2]);
+    scripted.script(|script| script.stuck.insert(id(1)));
     releases.release(vec![id(1)]).await;
     sleep(ms(701)).await;
     scripted.script(|script| script.removals_fail = 1);
@@ -124,6 +124,7 @@ async fn f35_a_fresh_failure_waits_neither_for_older_ones_nor_for_ever() {
     sleep(ms(101)).await;
     assert_eq!((scripted.holds(id(1)), scripted.holds(id(2))), (true, false));
 
+    scripted.script(|script| script.stuck.clear());
     releases.release(vec![id(1)]).await;
     assert_eq!(stats(&releases).parked, 0, "and now there is nothing to wait for");
     put(&releases, &arena, &[id(3)]).await;
@@ -146,15 +147,11 @@ async fn f35_a_store_that_miscounts_has_removed_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_takes_back_one_pin_and_waits_for_the_others() {
+async fn a_release_removes_what_is_pinned() {
     let (scripted, releases, arena) = releases(&[]).await;
-    put_pinned(&releases, &arena, &[id(1)], Some(Pin::Hard)).await;
-    assert_eq!(releases.pin(&[id(1)], Pin::Hard).await, [Ok(())]);
+    put_pinned(&releases, &arena, &[id(1)], Some(HARD)).await;
+    assert_eq!(releases.remove(&[id(1)], Removal::Forced).await, [Err(StoreError::Pinned)]);
     releases.release(vec![id(1)]).await;
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!((scripted.holds(id(1)), stats(&releases).parked), (true, 1));
-    assert_eq!(releases.unpin(&[id(1)], Pin::Hard).await, [Ok(())]);
-    sleep(ms(401)).await;
     assert_eq!((scripted.holds(id(1)), stats(&releases).parked), (false, 0));
 }
 
@@ -230,10 +227,10 @@ async fn shutdown_tries_what_is_parked_once_more() {
     let (scripted, releases, _) = releases(&ids).await;
     scripted.script(|script| script.removals_fail = 4);
     releases.release(ids.to_vec()).await;
-    scripted.script(|script| script.slow.insert("unpin", ms(10)));
+    scripted.script(|script| script.slow.insert("remove", ms(10)));
+    scripted.calls();
     let in_flight = releases.release(vec![id(4)]);
     tokio::task::yield_now().await;
-    scripted.calls();
     assert_eq!(releases.shutdown().await, Ok(()));
     assert_eq!(scripted.calls(), [("remove", 1), ("remove", 4), ("shutdown", 1)]);
     in_flight.await;

@@ -47,7 +47,7 @@ settings! {
             connections_max: usize = 512, "NUMBER";
             /// Which RDMA adapter to use, in builds that can: auto, never or its name.
             rdma: RdmaChoice = RdmaChoice::Auto, "NAME";
-            /// How long objects stay pinned after the client that pinned them is gone.
+            /// How long objects stay pinned while nobody stands for the owner of their pins.
             pins_kept: Duration = Duration::from_secs(600), "TIME";
             /// How long calls under way may take when the node is told to stop.
             shutdown_patience: Duration = Duration::from_secs(10), "TIME"

@@ -93,8 +93,9 @@ checks! {
     }
     protection {
         a_hard_pin_keeps_an_object_from_going,
-        hard_pins_are_counted,
+        a_hard_pin_has_one_owner,
         a_put_may_pin_what_is_there_already,
+        a_final_removal_takes_pins_and_leases_along,
         soft_pins_go_last_but_they_go,
         a_soft_pin_does_not_hinder_a_removal,
         asking_protects_nothing,

@@ -286,6 +286,5 @@ fn refuse(calls: &'static [Asked]) -> impl FnMut(Asked) -> Trick + Send + 'stati
 /// Removes one object behind the feature store's back.
 async fn steal(process: &Process, reference: &FeatureRef, tensor: usize) {
     let (_, id) = process.features.objects(reference).swap_remove(tensor);
-    let _ = process.store.unpin(&[id], terrace_l3::Pin::Hard).await;
-    process.store.remove(&[id], Removal::Forced).await.remove(0).expect("it is there");
+    process.store.remove(&[id], Removal::Final).await.remove(0).expect("it is there");
 }

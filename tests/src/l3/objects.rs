@@ -1,9 +1,18 @@
 //! Objects whose bytes are a function of their name, so that any wrong byte is noticed.
 
+use std::num::NonZeroU64;
+
 use terrace_cache::PageKey;
 use terrace_l3::{
-    Arena, Get, GetOptions, ObjectId, Put, PutOptions, Served, Store, StoreError, Stored,
+    Arena, Get, GetOptions, ObjectId, Owner, Pin, Put, PutOptions, Served, Store, StoreError,
+    Stored,
 };
+
+/// The hard pin of the only owner in most tests.
+pub const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
+
+/// That of another.
+pub const HARD_OF_ANOTHER: Pin = Pin::Hard(Owner(NonZeroU64::MAX));
 
 /// A page of some namespace.
 #[must_use]

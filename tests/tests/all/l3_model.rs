@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use terrace_cache::PageKey;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Put,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Owner, Pin, Put,
     PutOptions, Registration, Removal, Store, StoreError, Stored,
 };
 use terrace_l3_disk::{
@@ -17,7 +17,7 @@ use terrace_l3_disk::{
 };
 use terrace_l3_nodes::Holding;
 use terrace_tests::l3::nodes::LocalNodes;
-use terrace_tests::l3::objects::{fill, is_right};
+use terrace_tests::l3::objects::{HARD, HARD_OF_ANOTHER, fill, is_right};
 use tokio::runtime::{Builder, Runtime};
 
 const OBJECT_BYTES_MAX: usize = 6000;
@@ -67,8 +67,12 @@ fn op() -> impl Strategy<Value = Op> {
         });
         proptest::collection::vec(one, 0..=BATCH_MAX as usize)
     };
-    let pin = || prop_oneof![Just(Pin::Hard), Just(Pin::Soft)];
-    let removal = prop_oneof![Just(Removal::Plain), Just(Removal::Forced)];
+    let pin = || prop_oneof![3 => Just(HARD), 1 => Just(HARD_OF_ANOTHER), 4 => Just(Pin::Soft)];
+    let removal = prop_oneof![
+        3 => Just(Removal::Plain),
+        3 => Just(Removal::Forced),
+        1 => Just(Removal::Final),
+    ];
     let put_pin = prop_oneof![6 => Just(None), 1 => pin().prop_map(Some)];
     prop_oneof![
         8 => (sized(), put_pin, proptest::bool::weighted(0.1))
@@ -89,16 +93,21 @@ fn op() -> impl Strategy<Value = Op> {
 struct Object {
     generation: u64,
     length: usize,
-    hard_pins: u32,
+    owner: Option<Owner>,
     soft_pin: bool,
 }
 
 impl Object {
     fn pin(&mut self, pin: Pin) {
         match pin {
-            Pin::Hard => self.hard_pins += 1,
+            Pin::Hard(owner) => self.owner = Some(owner),
             Pin::Soft => self.soft_pin = true,
         }
+    }
+
+    /// Whether another's pin is in the way.
+    fn refuses(&self, pin: Pin) -> bool {
+        matches!(pin, Pin::Hard(owner) if self.owner.is_some_and(|other| other != owner))
     }
 }
 
@@ -168,7 +177,9 @@ impl World {
                 for (which, removed) in batch.iter().zip(removed) {
                     self.agree(which.name, &removed, |object, _| match object {
                         Some(it) if it.generation != which.generation => Err(StoreError::Missing),
-                        Some(it) if it.hard_pins > 0 => Err(StoreError::Pinned),
+                        Some(it) if it.owner.is_some() && *removal != Removal::Final => {
+                            Err(StoreError::Pinned)
+                        }
                         Some(_) => Ok(()),
                         None => Err(StoreError::Missing),
                     });
@@ -196,12 +207,15 @@ impl World {
                 Some(it) if it.generation > generation => {
                     Err(StoreError::Superseded { present: it.generation })
                 }
-                Some(it) if it.generation == generation => Ok(Stored::AlreadyThere),
+                Some(it) if it.generation == generation => match pin {
+                    Some(pin) if it.refuses(pin) => Err(StoreError::Pinned),
+                    Some(_) | None => Ok(Stored::AlreadyThere),
+                },
                 Some(_) | None if full => Err(StoreError::Full),
                 Some(_) | None => Ok(Stored::New),
             });
             if stored == Ok(Stored::New) {
-                let object = Object { generation, length: *length, hard_pins: 0, soft_pin: false };
+                let object = Object { generation, length: *length, owner: None, soft_pin: false };
                 self.objects.insert(name, object);
             }
             if let (Ok(_), Some(pin)) = (stored, pin) {
@@ -237,8 +251,10 @@ impl World {
     async fn pin(&mut self, which: Which, pin: Pin) {
         let pinned = self.store().pin(&[which.id()], pin).await.remove(0);
         self.agree(which.name, &pinned, |object, _| match object {
-            Some(it) if it.generation == which.generation => Ok(()),
-            Some(_) | None => Err(StoreError::Missing),
+            Some(it) if it.generation != which.generation => Err(StoreError::Missing),
+            Some(it) if it.refuses(pin) => Err(StoreError::Pinned),
+            Some(_) => Ok(()),
+            None => Err(StoreError::Missing),
         });
         if pinned.is_ok() {
             self.objects.get_mut(&which.name).expect("it is there").pin(pin);
@@ -249,15 +265,15 @@ impl World {
         let unpinned = self.store().unpin(&[which.id()], pin).await.remove(0);
         self.agree(which.name, &unpinned, |object, _| match (object, pin) {
             (Some(it), _) if it.generation != which.generation => Err(StoreError::Missing),
-            (Some(it), Pin::Hard) if it.hard_pins > 0 => Ok(()),
+            (Some(it), Pin::Hard(owner)) if it.owner == Some(owner) => Ok(()),
             (Some(it), Pin::Soft) if it.soft_pin => Ok(()),
-            (Some(_), Pin::Hard | Pin::Soft) => Err(StoreError::NotPinned),
-            (None, Pin::Hard | Pin::Soft) => Err(StoreError::Missing),
+            (Some(_), Pin::Hard(_) | Pin::Soft) => Err(StoreError::NotPinned),
+            (None, Pin::Hard(_) | Pin::Soft) => Err(StoreError::Missing),
         });
         if unpinned.is_ok() {
             let object = self.objects.get_mut(&which.name).expect("it is there");
             match pin {
-                Pin::Hard => object.hard_pins -= 1,
+                Pin::Hard(_) => object.owner = None,
                 Pin::Soft => object.soft_pin = false,
             }
         }
@@ -279,10 +295,8 @@ impl World {
         let store = (self.kind.open)();
         self.registration = Some(store.register(&self.arena).unwrap());
         self.store = Some(store);
-        // Pins are of those who use the store, and they are gone.
-        for object in self.objects.values_mut() {
-            (object.hard_pins, object.soft_pin) = (0, false);
-        }
+        // Hard pins wait for their owner to return.
+        self.objects.values_mut().for_each(|object| object.soft_pin = false);
     }
 
     /// The answer must be that of the map, or, if the object may have been evicted, that of a map
@@ -300,7 +314,7 @@ impl World {
         if *answer == agreed {
             return;
         }
-        let evictable = self.kind.slots.is_some() && object.is_some_and(|it| it.hard_pins == 0);
+        let evictable = self.kind.slots.is_some() && object.is_some_and(|it| it.owner.is_none());
         assert!(evictable, "name {name}: {answer:?} instead of {agreed:?}");
         self.objects.remove(&name);
         assert_eq!(*answer, expected(None, full), "name {name}: was {agreed:?}, or evicted");
@@ -326,7 +340,7 @@ impl World {
     }
 
     fn hard_pinned(&self) -> usize {
-        self.objects.values().filter(|object| object.hard_pins > 0).count()
+        self.objects.values().filter(|object| object.owner.is_some()).count()
     }
 
     /// Everything can be removed, and nothing is left then.
@@ -334,8 +348,8 @@ impl World {
         let store = self.store();
         for (name, object) in std::mem::take(&mut self.objects) {
             let id = Which { name, generation: object.generation }.id();
-            for _ in 0..object.hard_pins {
-                store.unpin(&[id], Pin::Hard).await.remove(0).unwrap();
+            if let Some(owner) = object.owner {
+                store.unpin(&[id], Pin::Hard(owner)).await.remove(0).unwrap();
             }
             let removed = store.remove(&[id], Removal::Plain).await.remove(0);
             let evicted = self.kind.slots.is_some() && removed == Err(StoreError::Missing);

@@ -18,7 +18,7 @@ use terrace_l3_nodes::{
 };
 use terrace_tests::l3::frames::read;
 use terrace_tests::l3::nodes::{patient, secret};
-use terrace_tests::l3::objects::{self, page};
+use terrace_tests::l3::objects::{self, HARD, page};
 use terrace_tests::sim::Dice;
 
 const OBJECT_BYTES: usize = 5000;
@@ -36,13 +36,10 @@ fn requests() -> Vec<Request> {
         Request::Get { promotion_wait: None, wanted: items() },
         Request::Get { promotion_wait: Some(Duration::from_micros(5)), wanted: items() },
         Request::Put { options: PutOptions::default(), offers: items() },
-        Request::Put {
-            options: PutOptions { pin: Some(Pin::Hard), durable: true },
-            offers: items(),
-        },
+        Request::Put { options: PutOptions { pin: Some(HARD), durable: true }, offers: items() },
         Request::Checksums(vec![1, 2, u64::MAX]),
         Request::Pin { pin: Pin::Soft, ids: ids(2) },
-        Request::Unpin { pin: Pin::Hard, ids: ids(2) },
+        Request::Unpin { pin: HARD, ids: ids(2) },
         Request::Remove { removal: Removal::Forced, ids: ids(1) },
         Request::Suspect(ids(2)),
         Request::Flush,
@@ -288,8 +285,8 @@ async fn clients_use_their_namespaces_and_no_others() {
     let found = restricted.exists(&both, ExistsOptions::default()).await;
     assert_eq!(found, [Ok(Presence::Present(Place::Memory)), Err(forbidden.clone())]);
     let done = [Ok(()), Err(forbidden)];
-    assert_eq!(restricted.pin(&both, Pin::Hard).await, done);
-    assert_eq!(restricted.unpin(&both, Pin::Hard).await, done);
+    assert_eq!(restricted.pin(&both, HARD).await, done);
+    assert_eq!(restricted.unpin(&both, HARD).await, done);
     assert_eq!(restricted.remove(&both, Removal::Forced).await, done);
     objects::get(&all, &arena, other, OBJECT_BYTES).await.unwrap();
     assert!(node.stats().forbidden >= 5);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Presence,
+    Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Presence,
     PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, NodesConfig, NodesStore, RunningNode};
 use terrace_tests::l3::nodes::{LocalNodes, patient, secret};
-use terrace_tests::l3::objects::{self, page};
+use terrace_tests::l3::objects::{self, HARD, page};
 use tokio::time::{Instant, sleep};
 
 const OBJECT_BYTES: usize = 3000;
@@ -213,7 +213,7 @@ async fn a_put_that_fails_leaves_no_pin_on_one_of_two_copies() {
     };
     // The first holder knows of a later one, and the second does not.
     assert_eq!(put(&once, generation(5), None).await, Ok(Stored::New));
-    let late = put(&twice, generation(3), Some(Pin::Hard)).await;
+    let late = put(&twice, generation(3), Some(HARD)).await;
     assert_eq!(late, Err(StoreError::Superseded { present: 5 }));
     let there = |node: &RunningNode| node.store_stats().memory.unwrap();
     assert_eq!(nodes.nodes.iter().map(|node| there(node).objects).sum::<u64>(), 2);
@@ -364,26 +364,4 @@ async fn without_any_node_the_store_is_unwell_as_a_whole() {
     client.until("all are gone", gone).await;
     let found = client.store.exists(&[page(0)], ExistsOptions::default()).await.remove(0);
     assert!(found.unwrap_err().is_unwell());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pins_of_a_client_that_is_gone_are_taken_back() {
-    let config = NodeConfig { pins_kept_ms: 500, ..NodeConfig::new(secret()) };
-    let holding = Holding::Memory(memory_store());
-    let node = NodeServer::bind("127.0.0.1:0", holding, config).unwrap().start().unwrap();
-    let config = one_node(&node.address().to_string());
-    let (gone, stays) = (Client::new(&config), Client::new(&config));
-    gone.put(1).await.unwrap();
-    stays.put(2).await.unwrap();
-    assert_eq!(gone.store.pin(&[page(1), page(1)], Pin::Hard).await, [Ok(()), Ok(())]);
-    assert_eq!(stays.store.pin(&[page(2)], Pin::Hard).await, [Ok(())]);
-    drop(gone);
-    let both = [page(1), page(2)];
-    stays
-        .until("its pins are gone", async |it| {
-            let removed = it.store.remove(&both, Removal::Forced).await;
-            assert_eq!(removed[1], Err(StoreError::Pinned), "the other's are not");
-            removed[0].is_ok()
-        })
-        .await;
 }

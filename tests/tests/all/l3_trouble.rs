@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{
-    Arena, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Pin, Presence, PutOptions, Removal,
+    Arena, ExistsOptions, MemoryConfig, MemoryStore, ObjectId, Presence, PutOptions, Removal,
     Store, StoreError, Stored,
 };
 use terrace_l3_disk::{
     DiskConfig, DiskStore, IoEngine, OpenError, StoreFolder, TieredConfig, TieredStore,
     usual_reserve_bytes,
 };
-use terrace_tests::l3::objects::{get, page, put};
+use terrace_tests::l3::objects::{HARD, get, page, put};
 use tokio::time::timeout;
 
 const OBJECT_BYTES_MAX: usize = 4096;
@@ -164,7 +164,7 @@ async fn part_of_a_full_disk() {
             ..DiskConfig::new(&path, 64 << 20, BYTES)
         };
         let bench = Bench::open(config.clone());
-        let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+        let pinned = PutOptions { pin: Some(HARD), durable: false };
         assert_eq!(bench.put_with(1000, pinned).await, Ok(Stored::New));
         for number in 0..300 {
             assert_eq!(bench.put(number).await, Ok(Stored::New), "page {number}");

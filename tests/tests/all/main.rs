@@ -19,6 +19,7 @@ mod l3_kill;
 mod l3_model;
 mod l3_node_wire;
 mod l3_nodes;
+mod l3_pins;
 mod l3_trouble;
 mod mooncake;
 mod purity;

@@ -1,11 +1,14 @@
 //! Full load while nodes and links fail at random. Ten seconds of it belong to the tests, and
 //! `scripts/test-nodes --soak MINUTES` goes on for longer.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use terrace_l3::{ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store, StoreError, Stored};
+use terrace_l3::{
+    ExistsOptions, ObjectId, Owner, Pin, PutOptions, Removal, Store, StoreError, Stored,
+};
 
 use super::client::{BATCH, Client, PAGE_BYTES, is_a_miss};
 use super::farm::{Farm, resident_kib};
@@ -14,6 +17,9 @@ use crate::objects;
 /// Objects that there can be: several times what fits.
 const OBJECTS: u64 = 8_000;
 const WORKERS: u64 = 6;
+
+/// All workers are one owner.
+const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
 
 /// Nobody kills this one, so that its memory can be compared with what it was.
 const NEVER_KILLED: usize = 2;
@@ -131,7 +137,7 @@ async fn work(client: Client, seed: u64, tally: Arc<Tally>, done: Arc<AtomicBool
                     .await;
             }
             _ => {
-                let pinned = client.store.pin(&ids, Pin::Hard);
+                let pinned = client.store.pin(&ids, HARD);
                 let pinned =
                     client.in_time("a pin", client.config.control_timeout_ms, pinned).await;
                 let pairs = ids.iter().zip(&pinned).filter(|(_, it)| it.is_ok());
@@ -140,7 +146,7 @@ async fn work(client: Client, seed: u64, tally: Arc<Tally>, done: Arc<AtomicBool
                     .in_time(
                         "an unpin",
                         client.config.control_timeout_ms,
-                        client.store.unpin(&ids, Pin::Hard),
+                        client.store.unpin(&ids, HARD),
                     )
                     .await;
             }
@@ -236,7 +242,7 @@ async fn pins_can_be_taken_back(client: &Client, farm: &Farm) {
     let all: Vec<ObjectId> = (0..OBJECTS).flat_map(objects_of).collect();
     for ids in all.chunks(BATCH) {
         client.store.unpin(ids, Pin::Soft).await;
-        while client.store.unpin(ids, Pin::Hard).await.iter().any(Result::is_ok) {}
+        client.store.unpin(ids, HARD).await;
     }
     assert_eq!([pinned("hard"), pinned("soft")], [[0.0; 3]; 2]);
 }

@@ -332,7 +332,7 @@ impl TieredStore {
                     // Removed or replaced before it was in memory: whoever did that found it on disk
                     // only.
                     if self.shared.disk.length(&id).is_none() {
-                        take_back(&self.shared.memory, &id, options.pin).await;
+                        take_back(&self.shared.memory, &id).await;
                     }
                 }
                 Ok(Stored::AlreadyThere) => {}

@@ -1,6 +1,7 @@
 //! Both tiers together, on a disk whose reads can be held up and whose writes can be made to fail.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
@@ -13,6 +14,7 @@ use crate::{Direction, Disk, DiskConfig, DiskFile, FileDisk, IoEngine, Transfer}
 use terrace_l3::MemoryConfig;
 
 const BYTES: usize = 4096;
+const HARD: Pin = Pin::Hard(Owner(NonZeroU64::MIN));
 const PREFETCH: ExistsOptions = ExistsOptions { prefetch_to_memory: true, lease: false };
 
 /// A disk with a gate for reads of objects.
@@ -119,7 +121,7 @@ impl Bench {
 
     /// Fills memory with objects that stay there.
     async fn fill_memory(&self, ids: &[ObjectId]) {
-        let options = PutOptions { pin: Some(Pin::Hard), durable: false };
+        let options = PutOptions { pin: Some(HARD), durable: false };
         for id in ids {
             assert_eq!(self.put_with(*id, options).await, Ok(Stored::New));
         }
@@ -278,7 +280,7 @@ async fn a_lack_of_memory_pauses_promotions() {
     bench.prefetch(&[id(2), id(3)]).await;
     let stats = bench.stats();
     assert_eq!((stats.no_memory, stats.cooled_down, stats.active), (1, 2, 0));
-    bench.store.unpin(&[id(0)], Pin::Hard).await.remove(0).unwrap();
+    bench.store.unpin(&[id(0)], HARD).await.remove(0).unwrap();
     advance(Duration::from_millis(500)).await;
     bench.prefetch(&[id(2)]).await;
     bench.settle(&[id(2)]).await;
@@ -337,7 +339,7 @@ async fn a_later_generation_replaces_earlier_ones_in_both_tiers() {
     // Only memory knows the latest.
     assert_eq!(bench.put(generation(3)).await, Ok(Stored::New));
     bench.disk().remove(&[generation(3)], Removal::Forced).await.remove(0).unwrap();
-    let options = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let options = PutOptions { pin: Some(HARD), durable: false };
     let late = bench.put_with(generation(2), options).await;
     assert_eq!(late, Err(StoreError::Superseded { present: 3 }));
     assert_eq!(bench.get(generation(2)).await, Err(StoreError::Missing));
@@ -383,7 +385,7 @@ async fn a_refused_removal_leaves_both_copies() {
     }
     let lease = ExistsOptions { prefetch_to_memory: false, lease: true };
     bench.store.exists(&[id(1)], lease).await.remove(0).unwrap();
-    bench.disk().pin(&[id(2)], Pin::Hard).await.remove(0).unwrap();
+    bench.disk().pin(&[id(2)], HARD).await.remove(0).unwrap();
     let results = bench.store.remove(&ids(1..5), Removal::Plain).await;
     let missing = Err(StoreError::Missing);
     assert_eq!(results, [Err(StoreError::Leased), Err(StoreError::Pinned), Ok(()), missing]);
@@ -398,17 +400,30 @@ async fn a_refused_removal_leaves_both_copies() {
 async fn pins_hold_in_whichever_tier_has_the_object() {
     let bench = Bench::new(8, PromotionConfig::default());
     bench.put_on_disk(&[id(1)]).await;
-    assert_eq!(bench.store.pin(&[id(1)], Pin::Hard).await, [Ok(())]);
+    assert_eq!(bench.store.pin(&[id(1)], HARD).await, [Ok(())]);
     bench.prefetch(&[id(1)]).await;
     bench.settle(&[id(1)]).await;
-    assert_eq!(bench.store.pin(&[id(1)], Pin::Hard).await, [Ok(())]);
-    for _ in 0..2 {
-        let refused = bench.store.remove(&[id(1)], Removal::Forced).await;
-        assert_eq!(refused, [Err(StoreError::Pinned)]);
-        assert_eq!(bench.store.unpin(&[id(1)], Pin::Hard).await, [Ok(())]);
-    }
-    assert_eq!(bench.store.unpin(&[id(1)], Pin::Hard).await, [Err(StoreError::NotPinned)]);
-    assert_eq!(bench.store.unpin(&[id(2)], Pin::Hard).await, [Err(StoreError::Missing)]);
+    assert_eq!(bench.store.pin(&[id(1)], HARD).await, [Ok(())]);
+    let refused = bench.store.remove(&[id(1)], Removal::Forced).await;
+    assert_eq!(refused, [Err(StoreError::Pinned)]);
+    assert_eq!(bench.store.unpin(&[id(1)], HARD).await, [Ok(())]);
+    assert_eq!(bench.store.unpin(&[id(1)], HARD).await, [Err(StoreError::NotPinned)]);
+    assert_eq!(bench.store.unpin(&[id(2)], HARD).await, [Err(StoreError::Missing)]);
+    assert_eq!(bench.store.remove(&[id(1)], Removal::Forced).await, [Ok(())]);
+}
+
+/// What is on disk was pinned by one owner before its copy in memory was there.
+#[tokio::test]
+async fn another_owner_is_refused_whichever_tier_knows_the_pin() {
+    let bench = Bench::new(8, PromotionConfig::default());
+    bench.put_on_disk(&[id(1)]).await;
+    assert_eq!(bench.store.pin(&[id(1)], HARD).await, [Ok(())]);
+    bench.prefetch(&[id(1)]).await;
+    bench.settle(&[id(1)]).await;
+    let another = Pin::Hard(Owner::named("another"));
+    let pinned = bench.store.pin(&[id(1), id(2)], another).await;
+    assert_eq!(pinned, [Err(StoreError::Pinned), Err(StoreError::Missing)]);
+    assert_eq!(bench.store.unpin(&[id(1)], HARD).await, [Ok(())]);
     assert_eq!(bench.store.remove(&[id(1)], Removal::Forced).await, [Ok(())]);
 }
 

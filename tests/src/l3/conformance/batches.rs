@@ -6,7 +6,7 @@ use terrace_l3::{
 };
 
 use super::{Bench, assert_each, filled, poll_once};
-use crate::l3::objects::page;
+use crate::l3::objects::{HARD, page};
 
 /// What is wrong with one object of a batch is no matter of its neighbours.
 pub(super) async fn each_object_of_a_batch_is_answered_by_itself(bench: Bench) {
@@ -50,10 +50,10 @@ pub(super) async fn each_object_of_a_batch_is_answered_by_itself(bench: Bench) {
     bench.assert_right(3, page(3), max);
     let (ok, missing) = (Ok(()), Err(StoreError::Missing));
     let ids = [page(0), page(1), page(3)];
-    assert_eq!(store.pin(&ids, Pin::Hard).await, [ok.clone(), missing.clone(), ok.clone()]);
+    assert_eq!(store.pin(&ids, HARD).await, [ok.clone(), missing.clone(), ok.clone()]);
     let twice = [page(0), page(2), page(0)];
     let not_pinned = Err(StoreError::NotPinned);
-    assert_eq!(store.unpin(&twice, Pin::Hard).await, [ok.clone(), missing.clone(), not_pinned]);
+    assert_eq!(store.unpin(&twice, HARD).await, [ok.clone(), missing.clone(), not_pinned]);
     let pinned = Err(StoreError::Pinned);
     assert_eq!(store.remove(&ids, Removal::Plain).await, [ok, missing, pinned]);
 }
@@ -88,12 +88,12 @@ pub(super) async fn results_are_in_the_order_of_the_batch(bench: Bench) {
 pub(super) async fn an_empty_batch_has_no_results(bench: Bench) {
     let store = bench.store();
     assert!(store.put_from(Vec::new(), PutOptions::default()).await.is_empty());
-    let durable = PutOptions { durable: true, pin: Some(Pin::Hard) };
+    let durable = PutOptions { durable: true, pin: Some(HARD) };
     assert!(store.put_from(Vec::new(), durable).await.is_empty());
     assert!(store.get_into(Vec::new(), GetOptions::default()).await.is_empty());
     let options = ExistsOptions { prefetch_to_memory: true, lease: true };
     assert!(store.exists(&[], options).await.is_empty());
-    assert!(store.pin(&[], Pin::Hard).await.is_empty());
+    assert!(store.pin(&[], HARD).await.is_empty());
     assert!(store.unpin(&[], Pin::Soft).await.is_empty());
     assert!(store.remove(&[], Removal::Forced).await.is_empty());
 }
@@ -123,8 +123,9 @@ pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
     }
     let found = store.exists(&twice, ExistsOptions::default()).await;
     assert!(found.iter().all(|it| it.as_ref().is_ok_and(|it| it.is_present())), "{found:?}");
-    assert_eq!(store.pin(&twice, Pin::Hard).await, [Ok(()), Ok(()), Ok(())]);
-    assert_eq!(store.unpin(&twice, Pin::Hard).await, [Ok(()), Ok(()), Ok(())]);
+    assert_eq!(store.pin(&twice, HARD).await, [Ok(()), Ok(()), Ok(())]);
+    let unpinned = store.unpin(&twice, HARD).await;
+    assert_eq!(unpinned, [Ok(()), Err(StoreError::NotPinned), Ok(())]);
     let removed = store.remove(&twice, Removal::Plain).await;
     assert_eq!(removed, [Ok(()), Err(StoreError::Missing), Ok(())]);
 }

@@ -5,7 +5,7 @@ use terrace_l3::{
 };
 
 use super::{Bench, filled, poll_once, tiers};
-use crate::l3::objects::page;
+use crate::l3::objects::{HARD, page};
 
 /// No lease and no copy elsewhere keeps it: F34.
 pub(super) async fn what_is_removed_is_gone_at_once(bench: Bench) {
@@ -18,8 +18,8 @@ pub(super) async fn what_is_removed_is_gone_at_once(bench: Bench) {
         bench.remove(page(0), Removal::Forced).await.unwrap();
         assert_eq!(bench.get(0).await, Err(StoreError::Missing), "round {round}");
         assert!(!bench.is_present(page(0)).await);
-        assert_eq!(bench.pin(page(0), Pin::Hard).await, missing());
-        assert_eq!(bench.unpin(page(0), Pin::Hard).await, missing());
+        assert_eq!(bench.pin(page(0), HARD).await, missing());
+        assert_eq!(bench.unpin(page(0), HARD).await, missing());
         assert_eq!(bench.remove(page(0), Removal::Forced).await, missing());
     }
 }
@@ -102,7 +102,7 @@ pub(super) async fn a_get_that_is_given_up_gives_its_page_back(bench: Bench) {
 /// A backend that keeps nothing beyond its end has nothing to do.
 pub(super) async fn flushing_and_durable_puts_work_on_every_backend(bench: Bench) {
     bench.store().flush().await.unwrap();
-    let durable = PutOptions { pin: Some(Pin::Hard), durable: true };
+    let durable = PutOptions { pin: Some(HARD), durable: true };
     assert_eq!(bench.put_with(page(0), durable).await, Ok(Stored::New));
     assert_eq!(bench.put_with(page(0), durable).await, Ok(Stored::AlreadyThere));
     bench.put(1).await;
@@ -126,8 +126,8 @@ pub(super) async fn what_the_store_says_about_itself_adds_up(bench: Bench) {
     let lease = ExistsOptions { prefetch_to_memory: false, lease: true };
     bench.store().exists(&[page(0), page(99)], lease).await;
     bench.get_id(page(99), 1000).await.unwrap_err();
-    bench.pin(page(1), Pin::Hard).await.unwrap();
-    bench.pin(page(1), Pin::Hard).await.unwrap();
+    bench.pin(page(1), HARD).await.unwrap();
+    bench.pin(page(1), HARD).await.unwrap();
     bench.pin(page(2), Pin::Soft).await.unwrap();
     bench.remove(page(3), Removal::Plain).await.unwrap();
     let replaced = page(0).with_generation(1);
@@ -181,8 +181,8 @@ pub(super) async fn a_store_that_is_shut_down_refuses_and_has_let_go(bench: Benc
     assert_eq!(bench.put_id(page(1)).await, Err(StoreError::Closed));
     assert_eq!(bench.get(0).await, Err(StoreError::Closed));
     assert_eq!(store.exists(&[page(0)], ExistsOptions::default()).await, [Err(StoreError::Closed)]);
-    assert_eq!(bench.pin(page(0), Pin::Hard).await, closed());
-    assert_eq!(bench.unpin(page(0), Pin::Hard).await, closed());
+    assert_eq!(bench.pin(page(0), HARD).await, closed());
+    assert_eq!(bench.unpin(page(0), HARD).await, closed());
     assert_eq!(bench.remove(page(0), Removal::Forced).await, closed());
     assert_eq!(store.flush().await, closed());
     let arena = terrace_l3::Arena::new(1, max).expect("there is memory");

@@ -1,10 +1,10 @@
 //! What a name means: namespaces, keys and generations.
 
 use terrace_cache::PageKey;
-use terrace_l3::{GetOptions, ObjectId, Pin, Put, PutOptions, Removal, StoreError, Stored};
+use terrace_l3::{GetOptions, ObjectId, Put, PutOptions, Removal, StoreError, Stored};
 
 use super::Bench;
-use crate::l3::objects::page;
+use crate::l3::objects::{HARD, page};
 
 /// Pages are named by their content, so whoever puts a name again brings the same bytes; if it does
 /// not, the first ones count.
@@ -37,7 +37,7 @@ pub(super) async fn objects_whose_names_differ_at_all_are_different(bench: Bench
             bench.get_id(*earlier, bench.max()).await.unwrap();
         }
     }
-    bench.pin(ids[0], Pin::Hard).await.unwrap();
+    bench.pin(ids[0], HARD).await.unwrap();
     for id in &ids[1..] {
         bench.remove(*id, Removal::Plain).await.unwrap();
         assert_eq!(bench.get_id(*id, bench.max()).await, Err(StoreError::Missing));
@@ -82,8 +82,8 @@ pub(super) async fn a_name_means_exactly_its_generation(bench: Bench) {
         let gets = vec![bench.get_of(1, other, bench.max())];
         let served = bench.store().get_into(gets, GetOptions::default()).await;
         assert_eq!(served, [Err(StoreError::Missing)]);
-        assert_eq!(bench.pin(other, Pin::Hard).await, Err(StoreError::Missing));
-        assert_eq!(bench.unpin(other, Pin::Hard).await, Err(StoreError::Missing));
+        assert_eq!(bench.pin(other, HARD).await, Err(StoreError::Missing));
+        assert_eq!(bench.unpin(other, HARD).await, Err(StoreError::Missing));
         assert_eq!(bench.remove(other, Removal::Forced).await, Err(StoreError::Missing));
     }
     bench.get_id(generation(4), bench.max()).await.unwrap();

@@ -4,60 +4,76 @@ use terrace_l3::{ExistsOptions, Pin, PutOptions, Removal, StoreError, Stored};
 use tokio::time::{Instant, sleep};
 
 use super::Bench;
-use crate::l3::objects::page;
+use crate::l3::objects::{HARD, HARD_OF_ANOTHER, page};
 
 const LEASE: ExistsOptions = ExistsOptions { prefetch_to_memory: false, lease: true };
 
 /// Neither pressure nor force takes what is in use.
 pub(super) async fn a_hard_pin_keeps_an_object_from_going(bench: Bench) {
     bench.put(0).await;
-    bench.pin(page(0), Pin::Hard).await.unwrap();
-    assert_eq!(bench.put_pinned(1, Pin::Hard).await, Ok(Stored::New));
+    bench.pin(page(0), HARD).await.unwrap();
+    assert_eq!(bench.put_pinned(1, HARD).await, Ok(Stored::New));
     bench.press(100).await;
     for number in [0, 1] {
         bench.get(number).await.unwrap();
         for removal in [Removal::Plain, Removal::Forced] {
             assert_eq!(bench.remove(page(number), removal).await, Err(StoreError::Pinned));
         }
-        bench.unpin(page(number), Pin::Hard).await.unwrap();
+        bench.unpin(page(number), HARD).await.unwrap();
     }
     bench.remove(page(0), Removal::Plain).await.unwrap();
     bench.press(10_000).await;
     assert!(!bench.is_present(page(1)).await, "without its pin it is like any other");
 }
 
-/// Each wants its unpin, and there are no more unpins than pins.
-pub(super) async fn hard_pins_are_counted(bench: Bench) {
+/// Pinning again changes nothing; what one owner has pinned is not another's to pin, unpin or remove.
+pub(super) async fn a_hard_pin_has_one_owner(bench: Bench) {
     bench.put(0).await;
-    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+    assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
     for _ in 0..3 {
-        bench.pin(page(0), Pin::Hard).await.unwrap();
+        bench.pin(page(0), HARD).await.unwrap();
     }
-    assert_eq!(bench.unpin(page(0), Pin::Soft).await, Err(StoreError::NotPinned));
-    for _ in 0..3 {
-        assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
-        bench.unpin(page(0), Pin::Hard).await.unwrap();
+    assert_eq!(bench.pin(page(0), HARD_OF_ANOTHER).await, Err(StoreError::Pinned));
+    assert_eq!(bench.put_pinned(0, HARD_OF_ANOTHER).await, Err(StoreError::Pinned));
+    for not_this in [Pin::Soft, HARD_OF_ANOTHER] {
+        assert_eq!(bench.unpin(page(0), not_this).await, Err(StoreError::NotPinned));
     }
-    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+    assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
+    bench.unpin(page(0), HARD).await.unwrap();
+    assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
+    bench.pin(page(0), HARD_OF_ANOTHER).await.unwrap();
+    bench.unpin(page(0), HARD_OF_ANOTHER).await.unwrap();
     bench.remove(page(0), Removal::Plain).await.unwrap();
-    assert_eq!(bench.pin(page(0), Pin::Hard).await, Err(StoreError::Missing));
-    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::Missing));
+    assert_eq!(bench.pin(page(0), HARD).await, Err(StoreError::Missing));
+    assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::Missing));
     // A pin does not outlive its object.
     bench.put(0).await;
-    assert_eq!(bench.unpin(page(0), Pin::Hard).await, Err(StoreError::NotPinned));
+    assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
 }
 
 /// Whoever puts a pinned object holds a pin afterwards, no matter who was first.
 pub(super) async fn a_put_may_pin_what_is_there_already(bench: Bench) {
     bench.put(0).await;
-    assert_eq!(bench.put_pinned(0, Pin::Hard).await, Ok(Stored::AlreadyThere));
-    assert_eq!(bench.put_pinned(0, Pin::Hard).await, Ok(Stored::AlreadyThere));
+    assert_eq!(bench.put_pinned(0, HARD).await, Ok(Stored::AlreadyThere));
+    assert_eq!(bench.put_pinned(0, HARD).await, Ok(Stored::AlreadyThere));
     bench.press(100).await;
-    for _ in 0..2 {
-        assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
-        bench.unpin(page(0), Pin::Hard).await.unwrap();
-    }
+    assert_eq!(bench.remove(page(0), Removal::Forced).await, Err(StoreError::Pinned));
+    bench.unpin(page(0), HARD).await.unwrap();
     bench.remove(page(0), Removal::Plain).await.unwrap();
+}
+
+/// Whoever says that nobody needs an object any more need not know who has pinned or leased it.
+pub(super) async fn a_final_removal_takes_pins_and_leases_along(bench: Bench) {
+    for number in [0, 1] {
+        assert_eq!(bench.put_pinned(number, HARD).await, Ok(Stored::New));
+    }
+    let leased = bench.store().exists(&[page(0)], LEASE).await.remove(0);
+    assert!(leased.unwrap().is_present());
+    let removed = bench.store().remove(&[page(0), page(1), page(2)], Removal::Final).await;
+    assert_eq!(removed, [Ok(()), Ok(()), Err(StoreError::Missing)]);
+    assert!(!bench.is_present(page(0)).await);
+    bench.put(0).await;
+    assert_eq!(bench.unpin(page(0), HARD).await, Err(StoreError::NotPinned));
 }
 
 /// They outlive everything else, but no put is refused for their sake.
@@ -170,7 +186,7 @@ pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
     let mut number = 0;
     let refused = loop {
         let start = Instant::now();
-        match bench.put_pinned(number, Pin::Hard).await {
+        match bench.put_pinned(number, HARD).await {
             Ok(stored) => assert_eq!(stored, Stored::New),
             Err(error) => {
                 // The answer may take a little longer than the wait for room.
@@ -194,7 +210,7 @@ pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
     let is_in_one_place = figures.iter().all(|figure| figure.name != "terrace_node_up");
     let mut unpinned = 3;
     loop {
-        bench.unpin(page(unpinned), Pin::Hard).await.unwrap();
+        bench.unpin(page(unpinned), HARD).await.unwrap();
         unpinned += 1;
         match bench.put_id(page(number)).await {
             Err(StoreError::Full) if !is_in_one_place && unpinned < number => {}
@@ -206,7 +222,7 @@ pub(super) async fn a_store_full_of_pins_says_so_and_recovers(bench: Bench) {
     assert!(matches!(served, Ok(_) | Err(StoreError::Missing)), "{served:?}");
     for pinned in (0..number).filter(|it| !(3..unpinned).contains(it)) {
         bench.get(pinned).await.unwrap();
-        bench.unpin(page(pinned), Pin::Hard).await.unwrap();
+        bench.unpin(page(pinned), HARD).await.unwrap();
     }
     let options = PutOptions { pin: None, durable: true };
     assert_eq!(bench.put_with(page(number + 1), options).await, Ok(Stored::New));

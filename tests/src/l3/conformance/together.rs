@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use terrace_l3::{
-    ExistsOptions, GetOptions, ObjectId, Pin, Put, PutOptions, Removal, StoreError, Stored,
+    ExistsOptions, GetOptions, ObjectId, Put, PutOptions, Removal, StoreError, Stored,
 };
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::Bench;
-use crate::l3::objects::page;
+use crate::l3::objects::{HARD, page};
 
 /// All of them the right bytes.
 pub(super) async fn many_read_one_object(bench: Bench) {
@@ -166,7 +166,7 @@ pub(super) async fn nothing_is_ever_wrong_under_load(bench: Bench) {
 async fn work(bench: &Bench, task: u32, numbers: u64) {
     let (store, max) = (bench.store(), bench.max());
     let (mine, pages) = (page(9000 + u64::from(task)), 3 * task..3 * task + 3);
-    let options = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let options = PutOptions { pin: Some(HARD), durable: false };
     let puts = vec![bench.put_of(pages.start, mine, max)];
     assert_eq!(store.put_from(puts, options).await, [Ok(Stored::New)]);
     let mut random = u64::from(task) + 1;
@@ -212,5 +212,5 @@ async fn work(bench: &Bench, task: u32, numbers: u64) {
         }
         bench.get_at(pages.start, mine, max).await.expect("a pinned object stays");
     }
-    store.unpin(&[mine], Pin::Hard).await.remove(0).unwrap();
+    store.unpin(&[mine], HARD).await.remove(0).unwrap();
 }

@@ -12,15 +12,15 @@ use tempfile::TempDir;
 use terrace_cache::Namespace;
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, GuardConfig, Guarded, Header, MemoryConfig, MemoryStore,
-    ObjectId, Pin, Presence, Put, PutOptions, Registration, ReleaseConfig, Releases, Removal,
-    Served, Store, StoreError, Stored,
+    ObjectId, Presence, Put, PutOptions, Registration, ReleaseConfig, Releases, Removal, Served,
+    Store, StoreError, Stored,
 };
 use terrace_l3_disk::{
     Direction, DiskConfig, DiskStore, PromotionConfig, TieredConfig, TieredStore,
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 use terrace_tests::l3::gated::{Gate, GatedDisk, Keeper};
-use terrace_tests::l3::objects::{fill, get, is_right, page, put};
+use terrace_tests::l3::objects::{HARD, fill, get, is_right, page, put};
 
 const BYTES: usize = 8192;
 const SLOT_BYTES: u64 = BYTES as u64 + 4096;
@@ -160,7 +160,7 @@ async fn never_shared(bench: &Bench<impl Store>, of: &Namespace, others: &[Names
         let id = ObjectId::page(other.digest(), key);
         assert!(!bench.is_present(id).await, "{other:?}");
         assert_eq!(bench.get(id).await, Err(StoreError::Missing));
-        assert_eq!(bench.store.pin(&[id], Pin::Hard).await, [Err(StoreError::Missing)]);
+        assert_eq!(bench.store.pin(&[id], HARD).await, [Err(StoreError::Missing)]);
         assert_eq!(bench.store.remove(&[id], Removal::Forced).await, [Err(StoreError::Missing)]);
         bench.put(id).await;
     }
@@ -335,7 +335,7 @@ async fn f41_a_crash_leaves_no_phantoms_and_loses_nothing_durable() {
     }
     bench.store.flush().await.unwrap();
     let pinned: Vec<ObjectId> = pages(50)[10..40].to_vec();
-    bench.store.pin(&pinned, Pin::Hard).await;
+    bench.store.pin(&pinned, HARD).await;
     let mut crashes = 0;
     for round in 0..20 {
         for number in 0..3 {

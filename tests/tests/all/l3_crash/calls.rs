@@ -1,10 +1,11 @@
 //! Calls of a store with objects whose bytes and lengths follow from their names.
 
 use std::pin::Pin as Pinned;
+use terrace_tests::l3::objects::HARD;
 
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Put, PutOptions, Removal, Results,
-    Served, Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Results, Served,
+    Store, StoreError, Stored,
 };
 use terrace_l3_disk::{BLOCK_BYTES, DiskStore};
 use terrace_tests::l3::objects;
@@ -65,10 +66,10 @@ impl Call {
                     store.exists(&ids, options).await;
                     Answered::Other
                 }
-                Call::Pin(id) => Answered::Pin(store.pin(&[id], Pin::Hard).await.remove(0)),
+                Call::Pin(id) => Answered::Pin(store.pin(&[id], HARD).await.remove(0)),
                 Call::Unpin(id) => {
                     // A later generation may have replaced it, pin and all.
-                    let _ = store.unpin(&[id], Pin::Hard).await;
+                    let _ = store.unpin(&[id], HARD).await;
                     Answered::Other
                 }
                 Call::Flush => Answered::Flush(store.flush().await),

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use terrace_tests::l3::objects::HARD;
 
-use terrace_l3::{Arena, ExistsOptions, ObjectId, Pin, Presence, PutOptions, Store, StoreError};
+use terrace_l3::{Arena, ExistsOptions, ObjectId, Presence, PutOptions, Store, StoreError};
 use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
@@ -132,7 +133,7 @@ async fn work_on(store: &DiskStore, arena: &Arena) -> Result<(), String> {
         |during: &str, error: StoreError| format!("it does not work on: {during}: {error}");
     let put = calls::put(arena, 0, id);
     // In a full store a round between put and get may evict what has no pin.
-    let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+    let pinned = PutOptions { pin: Some(HARD), durable: false };
     let stored = store.put_from(vec![put], pinned).await.remove(0);
     stored.map_err(|error| failed("put", error))?;
     let read = calls::get(store, arena, 1, &[id]).await.remove(0);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use terrace_tests::l3::objects::HARD;
 
 use terrace_cache::PageKey;
 use terrace_l3::{
@@ -225,7 +226,7 @@ impl Workload {
         match self.dice.below(20) {
             0..8 => {
                 let pin = if may_pin && self.dice.one_in(20) {
-                    Some(self.dice.pick(&[Pin::Soft, Pin::Hard]))
+                    Some(self.dice.pick(&[Pin::Soft, HARD]))
                 } else {
                     None
                 };
@@ -283,7 +284,7 @@ impl Workload {
                         Err(StoreError::Superseded { .. } | StoreError::BeingWritten) => continue,
                         Err(error) => panic!("{id:?} could not be stored: {error}"),
                     }
-                    if options.pin == Some(Pin::Hard) {
+                    if options.pin == Some(HARD) {
                         self.pinned.push(*id);
                     }
                     if options.durable {

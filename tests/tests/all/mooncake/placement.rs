@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use terrace_l3::{Pin, PutOptions, Store, StoreError, Stored};
+use terrace_l3::{PutOptions, Store, StoreError, Stored};
 use terrace_l3_features::{FeatureConfig, FeatureStore};
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
-use terrace_tests::l3::objects::page;
+use terrace_tests::l3::objects::{HARD, page};
 use terrace_tests::mooncake::{Cluster, Options, library};
 
 use super::features::{for_features, process, put};
@@ -91,7 +91,7 @@ async fn an_object_is_in_as_many_segments_as_wanted() {
         assert_eq!(member.put(page(1)).await, Ok(Stored::New));
         assert_eq!(replicas(&cluster, &config.prefix), found, "{wanted} were wanted");
         member.get(page(1)).await.unwrap();
-        let pinned = PutOptions { pin: Some(Pin::Hard), durable: false };
+        let pinned = PutOptions { pin: Some(HARD), durable: false };
         assert_eq!(member.put_with(page(2), pinned).await, Ok(Stored::New));
     }
 }

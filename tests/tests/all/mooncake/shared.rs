@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::Namespace;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Put, PutOptions, Registration, Removal,
-    Store, StoreError, Stored,
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Removal, Store,
+    StoreError, Stored,
 };
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
-use terrace_tests::l3::objects::{self, page};
+use terrace_tests::l3::objects::{self, HARD, page};
 use terrace_tests::mooncake::{Cluster, Options};
 
 use super::{OBJECT_BYTES_MAX, config, open};
@@ -79,7 +79,7 @@ impl Member {
     }
 }
 
-const PINNED: PutOptions = PutOptions { pin: Some(Pin::Hard), durable: false };
+const PINNED: PutOptions = PutOptions { pin: Some(HARD), durable: false };
 
 #[tokio::test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
@@ -98,7 +98,7 @@ async fn what_one_client_puts_another_gets() {
     drop(first);
     Member::new(&config).get(page(1)).await.unwrap();
     assert_eq!(second.store.remove(&[page(1)], Removal::Forced).await, [Err(StoreError::Pinned)]);
-    second.store.unpin(&[page(1)], Pin::Hard).await.remove(0).unwrap();
+    second.store.unpin(&[page(1)], HARD).await.remove(0).unwrap();
     second.store.remove(&[page(1)], Removal::Forced).await.remove(0).unwrap();
     assert_eq!(Member::new(&config).get(page(1)).await, Err(StoreError::Missing));
 }
@@ -289,13 +289,13 @@ async fn pins_hold_against_the_clusters_own_eviction_and_end_with_their_unpin() 
     assert_eq!(member.put(page(1)).await, Ok(Stored::New));
     assert_eq!(member.put(page(2)).await, Ok(Stored::New));
     assert_eq!(member.put_with(page(3), PINNED).await, Ok(Stored::New));
-    member.store.pin(&[page(2)], Pin::Hard).await.remove(0).unwrap();
+    member.store.pin(&[page(2)], HARD).await.remove(0).unwrap();
     press(&other, 1_000, 300).await;
     assert_eq!(member.get(page(1)).await, Err(StoreError::Missing), "it has no pin");
     member.get(page(2)).await.expect("its lease is renewed");
     member.get(page(3)).await.expect("the cluster itself has pinned it");
     for number in [2, 3] {
-        member.store.unpin(&[page(number)], Pin::Hard).await.remove(0).unwrap();
+        member.store.unpin(&[page(number)], HARD).await.remove(0).unwrap();
     }
     // The cluster's own pin is taken off a little later, and nobody loses the object by that.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
@@ -430,7 +430,7 @@ async fn memory_of_others_is_not_copied() {
             assert_eq!((bounced(&writer), bounced(&reader)), (0, 0), "nothing is copied");
             // Another client takes it out whole, and so does its own.
             let remover = if offset == 0 { &reader } else { &writer };
-            drop(remover.store.unpin(&[id], Pin::Hard).await);
+            drop(remover.store.unpin(&[id], HARD).await);
             remover.store.remove(&[id], Removal::Forced).await.remove(0).unwrap();
             assert_eq!(keys(), 0, "a value is left");
             assert_eq!(writer.get(id).await, Err(StoreError::Missing));

@@ -89,7 +89,7 @@ impl Cluster {
     }
 
     fn at(options: Options, apart: Option<Apart>) -> Self {
-        let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
+        let host = apart.as_ref().map_or_else(|| transport().host, |apart| apart.far.clone());
         let nodes = (0..options.nodes).map(|_| None).collect();
         let [master_port, metrics_port, metadata_port] = std::array::from_fn(|_| free_port());
         let master = None;
@@ -184,7 +184,8 @@ impl Cluster {
             .arg("--local_buffer_size=0")
             .arg(format!("--master_server_address={}", self.address()))
             .arg(format!("--metadata_server={}", self.metadata()))
-            .arg("--protocol=tcp")
+            .arg(format!("--protocol={}", transport().protocol))
+            .arg(format!("--device_names={}", transport().device))
             .arg("--threads=2");
         self.nodes[node] = Some(command.spawn().expect("the node starts"));
         wait_for(&format!("{}:{port}", self.host));
@@ -266,6 +267,31 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.nodes.iter_mut().flatten().chain(&mut self.master).for_each(end);
     }
+}
+
+/// How bytes travel.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// The address that nodes listen at.
+    host: String,
+    /// tcp or rdma.
+    pub protocol: String,
+    /// The adapter, if it is rdma.
+    pub device: String,
+}
+
+/// TCP on this machine; or, where `TERRACE_MOONCAKE_RDMA` has an adapter and the address of its network as in
+/// `rxe0@10.77.0.1`, RDMA.
+#[must_use]
+pub fn transport() -> Transport {
+    let (protocol, device, host) = match std::env::var("TERRACE_MOONCAKE_RDMA").ok() {
+        None => ("tcp", String::new(), "127.0.0.1".to_owned()),
+        Some(adapter) => {
+            let (device, host) = adapter.split_once('@').expect("an adapter has an address");
+            ("rdma", device.to_owned(), host.to_owned())
+        }
+    };
+    Transport { host, protocol: protocol.to_owned(), device }
 }
 
 /// The library that tests open.

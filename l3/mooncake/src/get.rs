@@ -7,7 +7,7 @@ use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
-use super::library::{Client, IS_WHOLE, Writable};
+use super::library::{Client, IS_WHOLE, PAYLOAD_LOST, Writable};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Slot, payload_checksums};
 use terrace_l3::{
@@ -240,6 +240,12 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let expected = get.target.len();
         match self.outcome(Call::Get, code) {
+            // Whoever removes an object takes its header first: if that is there still, the payload was lost.
+            _ if code == PAYLOAD_LOST => Err(if client.size(key) == HEADER_BYTES as i64 {
+                StoreError::Corrupt(Mismatch::Length)
+            } else {
+                StoreError::Missing
+            }),
             Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
                 verify().map_err(|mismatch| self.look_again(worker, client, key, get, mismatch))
             }

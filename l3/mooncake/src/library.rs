@@ -344,6 +344,7 @@ impl Client {
         let of_both = |header: i64, payload: i64| match header {
             BUFFER_TOO_SMALL => IS_WHOLE,
             HEADER_SIZE if payload >= 0 => HEADER_SIZE + payload,
+            HEADER_SIZE if payload == i64::from(ABSENT) => PAYLOAD_LOST,
             HEADER_SIZE => payload,
             other => other,
         };
@@ -524,6 +525,9 @@ const HEADER_SIZE: i64 = HEADER_BYTES as i64;
 
 /// Instead of a code: the object is in one piece, and was to be read into two.
 pub(crate) const IS_WHOLE: i64 = i64::MIN;
+
+/// Instead of a code: there was a header, or something as long, and no payload.
+pub(crate) const PAYLOAD_LOST: i64 = i64::MIN + 1;
 
 /// The name of a payload that is not behind its header.
 pub(crate) fn payload_key(key: &CStr) -> CString {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_tests::l3::conformance::{Backend, all};
-use terrace_tests::mooncake::{Cluster, Options, library};
+use terrace_tests::mooncake::{Cluster, Options, Transport, library, transport};
 
 /// No multiple of anything, so that no path is the easy one.
 const OBJECT_BYTES_MAX: usize = 10_001;
@@ -25,8 +25,11 @@ fn config(cluster: &Cluster) -> MooncakeConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let capacity_bytes = SLOTS * OBJECT_BYTES_MAX as u64;
+    let Transport { protocol, device, .. } = transport();
     MooncakeConfig {
         prefix,
+        protocol,
+        device,
         lease_ttl_ms: LEASE_TTL_MS,
         full_wait_ms: 5_000,
         // Whatever can be cut into parts is.

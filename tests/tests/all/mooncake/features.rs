@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use terrace_tests::l3::objects::HARD;
 
-use terrace_l3::{Arena, ExistsOptions, Store};
+use terrace_l3::{Arena, ExistsOptions, Owner, Pin, Store};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
@@ -113,7 +112,8 @@ async fn what_was_consumed_never_comes_back() {
     let (_, consumer) = process(&config, FeatureConfig::consumer("f")).await;
     let refs = [put(&producer, "a", 1).await, put(&producer, "b", 2).await];
     let ids: Vec<_> = refs.iter().flat_map(|it| producer.objects(it)).map(|(_, id)| id).collect();
-    for unpinned in store.unpin(&ids, HARD).await {
+    let pins = Pin::Hard(Owner::named("f producer 0"));
+    for unpinned in store.unpin(&ids, pins).await {
         unpinned.unwrap();
     }
     assert_eq!(consumer.release(refs[0].clone()).await, Ok(Released::Freed));

@@ -18,7 +18,9 @@ use terrace_l3_features::{
 };
 use terrace_server::Size;
 
-use self::place::{MooncakeArguments, Place, Sizes, Turn};
+use crate::settings::GivenClusters;
+
+use self::place::{Place, Sizes, Turn};
 use self::refs::Refs;
 use self::report::{GcOutcome, Progress, Totals};
 
@@ -83,11 +85,15 @@ enum Command {
 
 #[derive(Args)]
 struct Common {
-    /// The store: disk:FOLDER or mooncake://HOST:PORT
+    /// The store: disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT
     #[arg(long, value_name = "PLACE", value_parser = Place::parse)]
     store: Place,
+    /// Settings of clusters and nodes in TOML, as `terrace serve` takes them; what is given here or by
+    /// variables goes before them
+    #[arg(long, value_name = "FILE", env = "TERRACE_CONFIG")]
+    config: Option<PathBuf>,
     #[command(flatten)]
-    mooncake: MooncakeArguments,
+    clusters: GivenClusters,
     /// How large it may grow, or what this process may put into a cluster
     #[arg(long, default_value = "1GiB")]
     capacity: Size,
@@ -100,7 +106,7 @@ struct Common {
     /// The folder that refs go through [default: refs in the folder of a store on disk]
     #[arg(long)]
     refs: Option<PathBuf>,
-    /// A file with the secret that authenticates refs
+    /// A file with the secret that authenticates refs, tensors and notes
     #[arg(long, env = "TERRACE_FEATURES_SECRET_FILE")]
     secret_file: Option<PathBuf>,
     /// How long a turn with a store on disk lasts
@@ -115,7 +121,7 @@ type Failure = Box<dyn Error>;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(2).enable_time().build()?;
+    let runtime = runtime.worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         match &arguments.command {
             Command::Produce {
@@ -140,7 +146,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
                     max_hold_ms: Some(max_hold.as_millis() as u64),
                     retain_on_release: *retain,
                     durable: true,
-                    ..common.config()?
+                    ..common.features()?
                 };
                 let work = Production { prefix, tensors: *tensors, samples: *samples, next: 0 };
                 produce(common, config, work).await
@@ -154,7 +160,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
 }
 
 impl Common {
-    fn config(&self) -> Result<FeatureConfig, Failure> {
+    fn features(&self) -> Result<FeatureConfig, Failure> {
         let secret = match &self.secret_file {
             Some(path) => {
                 let bytes = std::fs::read(path)
@@ -177,7 +183,8 @@ impl Common {
             tensor_bytes: (self.tensor.as_u64() as usize).max(8),
             turn: self.turn,
         };
-        Turn::begin(&self.store, &self.mooncake, sizes, config, pages).await
+        let clusters = self.clusters.over(self.config.as_deref())?;
+        Turn::begin(&self.store, &clusters, sizes, config, pages).await
     }
 }
 
@@ -227,13 +234,20 @@ async fn produce(
             }
             turn.tend().await?;
         }
+        if turn.offers_segment {
+            eprintln!(
+                "terrace: all samples are put. They may be in the segment that this process offers, so \
+                 it stays until they are consumed or were held for too long; Ctrl-C ends it and them"
+            );
+            turn.features.consumed().await;
+        }
         leave(turn, &mut totals).await?;
     }
     progress.end(&totals)
 }
 
 async fn consume(common: &Common, samples: u64, patience: Duration) -> Result<String, Failure> {
-    let (refs, config) = (common.refs()?, common.config()?);
+    let (refs, config) = (common.refs()?, common.features()?);
     let mut progress = Progress::new(common.json, "consumed", None);
     let mut totals = Totals::default();
     let mut last_seen = Instant::now();
@@ -296,7 +310,8 @@ async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result
             totals.gone += 1;
             return Ok(());
         }
-        Err(FeatureError::Forged { .. }) => {
+        Err(error @ (FeatureError::Forged { .. } | FeatureError::ForgedObject { .. })) => {
+            eprintln!("terrace: {error}");
             totals.forged += 1;
             return Ok(());
         }
@@ -327,7 +342,7 @@ async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result
 
 async fn gc(common: &Common, owner: u16, max_hold: Duration) -> Result<String, Failure> {
     let max_hold_ms = Some(max_hold.as_millis() as u64);
-    let config = FeatureConfig { owner: Some(owner), max_hold_ms, ..common.config()? };
+    let config = FeatureConfig { owner: Some(owner), max_hold_ms, ..common.features()? };
     let mut turn = common.turn(&config, 1).await?;
     let report = turn.gc().await?;
     turn.store.flush().await?;

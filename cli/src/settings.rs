@@ -10,7 +10,7 @@ use std::path::Path;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use serde::de::DeserializeOwned;
-use terrace_server::{Configuration, Form, Setting};
+use terrace_server::{Config, Configuration, Form, Setting};
 
 pub(crate) use file::written;
 pub(crate) use page::tables;
@@ -97,6 +97,50 @@ impl Origin {
     }
 }
 
+/// What was given about clusters and nodes, for commands that need nothing else of a server's settings.
+pub(crate) struct GivenClusters(Given<Config>);
+
+impl GivenClusters {
+    /// A server's settings with nothing but what a file and, before it, flags and variables say of
+    /// clusters and nodes.
+    pub(crate) fn over(&self, file: Option<&Path>) -> Result<Config, Box<dyn Error>> {
+        let resolved = self.0.over(file)?;
+        match resolved.config.check_clusters() {
+            Ok(()) => Ok(resolved.config),
+            Err(error) => {
+                Err(resolved.complaint(error.setting, &error.value, &error.advice).into())
+            }
+        }
+    }
+}
+
+impl Args for GivenClusters {
+    fn augment_args(command: Command) -> Command {
+        command.args(clusters().map(|setting| argument(setting).help_heading("Clusters and nodes")))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for GivenClusters {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Ok(Self(given(matches, clusters())))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// The settings about clusters and nodes.
+fn clusters() -> impl Iterator<Item = &'static Setting<Config>> {
+    let is_one = |name: &str| name.starts_with("mooncake_") || name.starts_with("node_");
+    flags::<Config>().filter(move |setting| is_one(setting.name))
+}
+
 impl<C: Configuration + Default> Args for Given<C> {
     fn augment_args(command: Command) -> Command {
         command.args(flags::<C>().map(argument))
@@ -109,25 +153,33 @@ impl<C: Configuration + Default> Args for Given<C> {
 
 impl<C: Configuration> FromArgMatches for Given<C> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut given = Vec::new();
-        for setting in flags::<C>() {
-            let flag = setting.flag();
-            let origin = match matches.value_source(&flag) {
-                Some(ValueSource::CommandLine) => Origin::Flag,
-                Some(ValueSource::EnvVariable) => Origin::Variable,
-                Some(_) | None => continue,
-            };
-            let values = matches.get_many::<String>(&flag).into_iter().flatten();
-            let values: Vec<_> = values.map(String::as_str).collect();
-            given.push((setting, origin, values.join(",")));
-        }
-        Ok(Self(given))
+        Ok(given(matches, flags()))
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// Which of the settings were given, and by what.
+fn given<C: Configuration>(
+    matches: &ArgMatches,
+    settings: impl Iterator<Item = &'static Setting<C>>,
+) -> Given<C> {
+    let mut given = Vec::new();
+    for setting in settings {
+        let flag = setting.flag();
+        let origin = match matches.value_source(&flag) {
+            Some(ValueSource::CommandLine) => Origin::Flag,
+            Some(ValueSource::EnvVariable) => Origin::Variable,
+            Some(_) | None => continue,
+        };
+        let values = matches.get_many::<String>(&flag).into_iter().flatten();
+        let values: Vec<_> = values.map(String::as_str).collect();
+        given.push((setting, origin, values.join(",")));
+    }
+    Given(given)
 }
 
 /// The settings that have flags.
@@ -160,7 +212,7 @@ mod tests {
 
     use clap::Parser;
     use terrace_cache::{EvictionKind, WritePolicy};
-    use terrace_server::{Config, L3Choice, Secret, Size};
+    use terrace_server::{L3Choice, Secret, Size};
 
     use super::*;
 

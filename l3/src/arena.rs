@@ -112,6 +112,30 @@ impl Arena {
         unsafe { Self::from_parts(base, pages, page_bytes, 0, owner) }
     }
 
+    /// Like [`Arena::from_raw`], with room for an object's header right before each page, as
+    /// [`Arena::with_headroom`] has it: a slab whose owner has left `headroom_bytes` before every page moves
+    /// without a copy through stores that keep header and payload in one piece.
+    ///
+    /// # Safety
+    /// `base` must point to `pages * (headroom_bytes + page_bytes)` readable and writable bytes that stay valid
+    /// until `owner` is dropped. The headroom is the arena's alone; for the pages the same goes as for
+    /// [`Arena::from_raw`].
+    ///
+    /// # Panics
+    /// When a header does not fit into the headroom.
+    #[must_use]
+    pub unsafe fn from_raw_with_headroom(
+        base: NonNull<u8>,
+        pages: u32,
+        page_bytes: usize,
+        headroom_bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        assert!(headroom_bytes >= HEADER_BYTES, "a header has {HEADER_BYTES} bytes");
+        // SAFETY: it is just what is asked of the caller.
+        unsafe { Self::from_parts(base, pages, page_bytes, headroom_bytes, owner) }
+    }
+
     /// # Safety
     /// As for [`Arena::from_raw`], with `headroom_bytes` more before each page.
     unsafe fn from_parts(
@@ -517,6 +541,22 @@ mod tests {
         let arena = unsafe { Arena::from_raw(base, 2, 128, Box::new(bytes)) };
         arena.target(1).unwrap().fill(2);
         assert_eq!((arena.source(0).unwrap()[0], arena.source(1).unwrap()[0]), (1, 2));
+    }
+
+    #[test]
+    fn memory_of_others_may_have_headroom() {
+        const STRIDE: usize = 4096;
+        let mut bytes = vec![1u8; 2 * STRIDE].into_boxed_slice();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        let (room, page) = (HEADER_BYTES + 16, STRIDE - HEADER_BYTES - 16);
+        // SAFETY: the box has as many bytes, moves into the arena, and is not touched otherwise.
+        let arena = unsafe { Arena::from_raw_with_headroom(base, 2, page, room, Box::new(bytes)) };
+        let source = arena.source(1).unwrap();
+        let mut headroom = source.headroom().unwrap();
+        headroom.write(&[7; HEADER_BYTES]);
+        assert_eq!(headroom.start() as usize + HEADER_BYTES, source.start() as usize);
+        assert_eq!(source.start().addr() - base.as_ptr().addr(), STRIDE + room);
+        assert!(source.iter().chain(&*arena.source(0).unwrap()).all(|byte| *byte == 1));
     }
 }
 

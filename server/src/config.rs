@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3_disk::PromotionConfig;
+use terrace_l3_mooncake::MooncakeConfig;
 use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
@@ -86,18 +87,32 @@ settings! {
             promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
             /// How long a read waits for pages that are being moved to memory.
             promotion_wait: Duration = Duration::from_millis(10), "TIME";
-            /// The libmooncake_store.so of your Mooncake installation, for L3 at mooncake://HOST:PORT.
+            /// The libmooncake_store.so of your Mooncake installation, for mooncake://HOST:PORT.
             mooncake_library: Option<PathBuf> = None, "PATH";
             /// How bytes travel to and from the Mooncake cluster: tcp or rdma.
             mooncake_protocol: String = "tcp".to_owned(), "NAME";
             /// The network devices for rdma.
             mooncake_device: String = String::new(), "NAMES"
                 { default_in_words: Some("the library's choice") };
-            /// The file with the secret that the nodes know, for L3 at nodes://HOST:PORT.
+            /// Where those who use the Mooncake cluster find each other: the address of its metadata server,
+            /// like http://HOST:8080/metadata, or P2PHANDSHAKE if it has none.
+            mooncake_metadata: String = "P2PHANDSHAKE".to_owned(), "ADDRESS";
+            /// Memory that this process gives to the Mooncake cluster while it runs; 0 for none. What the
+            /// cluster keeps there is gone when it ends.
+            mooncake_segment: Size = Size(0), "SIZE";
+            /// Memory that the Mooncake library takes for itself; 0 for none. No page needs it.
+            mooncake_buffer: Size = Size(0), "SIZE";
+            /// How often the Mooncake cluster keeps each object, where it has so many segments.
+            mooncake_replicas: u32 = 1, "NUMBER";
+            /// Segments of the Mooncake cluster that objects go to while there is room, separated by commas;
+            /// `own` is the one that this process offers.
+            mooncake_prefer: String = String::new(), "SEGMENTS"
+                { default_in_words: Some("the cluster's choice") };
+            /// The file with the secret that the nodes know, for nodes://HOST:PORT.
             node_secret_file: Option<PathBuf> = None, "FILE";
-            /// What this server calls itself, where the nodes have a list of clients.
+            /// What this process calls itself, where the nodes have a list of clients.
             node_client: String = String::new(), "NAME";
-            /// On how many nodes each page is kept: 1, or 2 so that a node's death costs no hits.
+            /// On how many nodes each object is kept: 1, or 2 so that a node's death costs nothing.
             node_copies: usize = 1, "NUMBER";
             /// Which RDMA adapter to use with nodes, in builds that can: auto, never or its name.
             node_rdma: RdmaChoice = RdmaChoice::Auto, "NAME";
@@ -195,9 +210,7 @@ impl Config {
             let advice = "it lies over L3 on disk: use it with disk:FOLDER for l3 (--l3)";
             return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
         }
-        if !(1..=2).contains(&self.node_copies) {
-            return Err(ConfigError::new("node_copies", self.node_copies, "use 1 or 2"));
-        }
+        self.check_clusters()?;
         if self.shutdown_patience > WAIT_MAX {
             let patience = humantime::format_duration(self.shutdown_patience);
             return Err(ConfigError::new("shutdown_patience", patience, "use a year at the most"));
@@ -227,6 +240,30 @@ impl Config {
             return Err(ConfigError::new("keys", name, "a key must not be empty"));
         }
         self.limits.check()
+    }
+
+    /// Whether a cluster or nodes could be used like this.
+    ///
+    /// # Errors
+    /// As for [`Config::check`].
+    pub fn check_clusters(&self) -> Result<(), ConfigError> {
+        if self.mooncake_replicas == 0 {
+            return Err(ConfigError::new("mooncake_replicas", 0, "use at least 1"));
+        }
+        let own = MooncakeConfig::OWN_SEGMENT;
+        if self.mooncake_segment == Size(0) && self.preferred_segments().any(|name| name == own) {
+            let advice = "offer a segment (--mooncake-segment), or leave out `own`";
+            return Err(ConfigError::new("mooncake_prefer", &self.mooncake_prefer, advice));
+        }
+        if !(1..=2).contains(&self.node_copies) {
+            return Err(ConfigError::new("node_copies", self.node_copies, "use 1 or 2"));
+        }
+        Ok(())
+    }
+
+    /// The names in `mooncake_prefer`.
+    pub(crate) fn preferred_segments(&self) -> impl Iterator<Item = &str> {
+        self.mooncake_prefer.split(',').map(str::trim).filter(|name| !name.is_empty())
     }
 
     /// How pages move from disk to memory over it.

@@ -9,14 +9,13 @@ use terrace_cache::CacheConfig;
 use terrace_engine::{CpuDevice, Engine, Model, StartError};
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store, TierStats};
 use terrace_l3_disk::OpenError;
-use terrace_l3_mooncake::{MooncakeConfig, MooncakeError, MooncakeStore};
-use terrace_l3_nodes::{
-    NodeSecret, NodesConfig, NodesError, NodesStore, PeerStats, RdmaChoice, SecretError,
-};
+use terrace_l3_mooncake::{MooncakeError, MooncakeStore};
+use terrace_l3_nodes::{NodesConfig, NodesError, NodesStore, PeerStats, RdmaChoice};
 use terrace_model::{LoadError, Loaded};
 use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
 
-use crate::config::{Config, ConfigError, L3Choice, cores, parse_nodes};
+use crate::cluster::ClusterError;
+use crate::config::{Config, ConfigError, L3Choice, cores};
 use crate::disk_tier::DiskTier;
 use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
@@ -151,24 +150,12 @@ pub enum LaunchError {
     /// The store in memory cannot be made.
     #[error("cannot make an L3 store in memory: {0}; choose another size, or --l3 none")]
     L3Memory(io::Error),
-    /// Nobody said which library to use.
-    #[error(
-        "L3 in a Mooncake cluster needs the library of your installation: name its \
-         libmooncake_store.so by --mooncake-library, or use --l3 disk:FOLDER or none"
-    )]
-    NoMooncakeLibrary,
+    /// Something is missing to use a cluster or nodes.
+    #[error("L3: {0}; or use --l3 disk:FOLDER or none")]
+    Cluster(#[from] ClusterError),
     /// The library cannot be used.
     #[error("cannot use Mooncake for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
     L3Mooncake(MooncakeError),
-    /// Nobody said what the nodes know.
-    #[error(
-        "L3 on nodes needs the secret that they know: name its file by --node-secret-file, or use \
-         --l3 disk:FOLDER or none"
-    )]
-    NoNodeSecret,
-    /// The secret cannot be used.
-    #[error("--node-secret-file: {0}")]
-    NodeSecret(#[from] SecretError),
     /// The nodes cannot be used.
     #[error("cannot use nodes for L3: {0}")]
     L3Nodes(String),
@@ -390,12 +377,7 @@ type Opened = (Arc<dyn Store>, Option<String>);
 /// starts all the same; a library that cannot be used never will.
 fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let library = config.mooncake_library.as_ref().ok_or(LaunchError::NoMooncakeLibrary)?;
-    let mooncake = MooncakeConfig {
-        protocol: config.mooncake_protocol.clone(),
-        device: config.mooncake_device.clone(),
-        ..MooncakeConfig::new(library, master, config.l3_size.as_u64(), sizes.page_bytes)
-    };
+    let mooncake = config.mooncake(master, config.l3_size.as_u64(), sizes.page_bytes)?;
     let store = MooncakeStore::open(mooncake).map_err(LaunchError::L3Mooncake)?;
     let reached = if store.wait_until_connected(PATIENCE) { "" } else { ", not reached yet" };
     Ok((Arc::new(store), Some(format!("the Mooncake cluster at {master}{reached}"))))
@@ -408,14 +390,7 @@ fn open_nodes(
     config: &Config,
     sizes: &Sizes,
 ) -> Result<(Opened, TierStats), LaunchError> {
-    let secret = config.node_secret_file.as_ref().ok_or(LaunchError::NoNodeSecret)?;
-    let addresses = parse_nodes(nodes).map_err(LaunchError::L3Nodes)?;
-    let nodes = NodesConfig {
-        name: config.node_client.clone(),
-        copies: config.node_copies,
-        rdma: config.node_rdma.clone(),
-        ..NodesConfig::new(addresses, NodeSecret::read(secret)?)
-    };
+    let nodes = config.nodes(nodes)?;
     let unusable = |error: NodesError| LaunchError::L3Nodes(error.to_string());
     let store = NodesStore::new(nodes.clone()).map_err(unusable)?;
     let seen = look_at(nodes).map_err(LaunchError::L3Nodes)?;

@@ -10,6 +10,7 @@ mod answer;
 mod auth;
 mod body;
 mod cache_reset;
+mod cluster;
 mod config;
 mod connection;
 mod connections;
@@ -43,6 +44,7 @@ mod tool_calls;
 mod tools;
 mod truncation;
 
+pub use cluster::ClusterError;
 pub use config::{
     ClientSettings, Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, NodeSettings,
     Secret, Setting,

@@ -24,6 +24,8 @@ pub struct Options {
     pub unfinished_s: Option<u64>,
     /// Whether the master is of an older version than the library. Nodes do not work with it either.
     pub has_older_master: bool,
+    /// Whether those who use the cluster find each other by a server of metadata, and not by themselves.
+    pub has_metadata_server: bool,
 }
 
 impl Default for Options {
@@ -34,6 +36,7 @@ impl Default for Options {
             lease_ms: 2_000,
             unfinished_s: None,
             has_older_master: false,
+            has_metadata_server: false,
         }
     }
 }
@@ -47,6 +50,7 @@ pub struct Cluster {
     host: String,
     master_port: u16,
     metrics_port: u16,
+    metadata_port: u16,
     master: Option<Child>,
     nodes: Vec<Option<Child>>,
 }
@@ -85,10 +89,11 @@ impl Cluster {
     }
 
     fn at(options: Options, apart: Option<Apart>) -> Self {
-        let host = apart.as_ref().map_or("127.0.0.1".to_owned(), |apart| apart.far.clone());
+        let host = apart.as_ref().map_or_else(|| transport().host, |apart| apart.far.clone());
         let nodes = (0..options.nodes).map(|_| None).collect();
-        let (master_port, metrics_port) = (free_port(), free_port());
-        Self { options, apart, host, master_port, metrics_port, master: None, nodes }
+        let [master_port, metrics_port, metadata_port] = std::array::from_fn(|_| free_port());
+        let master = None;
+        Self { options, apart, host, master_port, metrics_port, metadata_port, master, nodes }
     }
 
     /// Starts the master and all storage nodes.
@@ -106,6 +111,16 @@ impl Cluster {
     #[must_use]
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.master_port)
+    }
+
+    /// Where those who use it find each other.
+    #[must_use]
+    pub fn metadata(&self) -> String {
+        if self.options.has_metadata_server {
+            format!("http://{}:{}/metadata", self.host, self.metadata_port)
+        } else {
+            "P2PHANDSHAKE".to_owned()
+        }
     }
 
     /// Asks the master about itself: `/metrics`, or `/get_all_keys`, a key in a line.
@@ -140,13 +155,18 @@ impl Cluster {
             .arg(format!("--rpc_port={}", self.master_port))
             .arg(format!("--metrics_port={}", self.metrics_port))
             .arg(format!("--default_kv_lease_ttl={}", self.options.lease_ms))
-            .arg("--enable_http_metadata_server=false");
+            .arg(format!("--enable_http_metadata_server={}", self.options.has_metadata_server))
+            .arg(format!("--http_metadata_server_host={}", self.host))
+            .arg(format!("--http_metadata_server_port={}", self.metadata_port));
         if let Some(seconds) = self.options.unfinished_s {
             command.arg(format!("--put_start_discard_timeout_sec={seconds}"));
             command.arg(format!("--put_start_release_timeout_sec={}", seconds + 1));
         }
         self.master = Some(command.spawn().expect("the master starts"));
         wait_for(&self.address());
+        if self.options.has_metadata_server {
+            wait_for(&format!("{}:{}", self.host, self.metadata_port));
+        }
     }
 
     /// Starts a storage node, or starts it again.
@@ -163,8 +183,9 @@ impl Cluster {
             .arg(format!("--global_segment_size={} MB", self.options.node_mib))
             .arg("--local_buffer_size=0")
             .arg(format!("--master_server_address={}", self.address()))
-            .arg("--metadata_server=P2PHANDSHAKE")
-            .arg("--protocol=tcp")
+            .arg(format!("--metadata_server={}", self.metadata()))
+            .arg(format!("--protocol={}", transport().protocol))
+            .arg(format!("--device_names={}", transport().device))
             .arg("--threads=2");
         self.nodes[node] = Some(command.spawn().expect("the node starts"));
         wait_for(&format!("{}:{port}", self.host));
@@ -246,6 +267,31 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.nodes.iter_mut().flatten().chain(&mut self.master).for_each(end);
     }
+}
+
+/// How bytes travel.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    /// The address that nodes listen at.
+    host: String,
+    /// tcp or rdma.
+    pub protocol: String,
+    /// The adapter, if it is rdma.
+    pub device: String,
+}
+
+/// TCP on this machine; or, where `TERRACE_MOONCAKE_RDMA` has an adapter and the address of its network as in
+/// `rxe0@10.77.0.1`, RDMA.
+#[must_use]
+pub fn transport() -> Transport {
+    let (protocol, device, host) = match std::env::var("TERRACE_MOONCAKE_RDMA").ok() {
+        None => ("tcp", String::new(), "127.0.0.1".to_owned()),
+        Some(adapter) => {
+            let (device, host) = adapter.split_once('@').expect("an adapter has an address");
+            ("rdma", device.to_owned(), host.to_owned())
+        }
+    };
+    Transport { host, protocol: protocol.to_owned(), device }
 }
 
 /// The library that tests open.

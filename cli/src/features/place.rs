@@ -1,19 +1,19 @@
 //! Where samples are, and how a process gets at them.
 //!
 //! A store on disk has one user at a time, so those who share one take turns: open, work for a moment,
-//! close. A cluster has many, and a process keeps its connection.
+//! close. A cluster and nodes have many, and a process keeps its connection.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use terrace_l3::{Arena, Registration, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore, OpenError};
 use terrace_l3_features::{FeatureConfig, FeatureStore, GcReport};
-use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
-use terrace_server::L3Choice;
+use terrace_l3_mooncake::MooncakeStore;
+use terrace_l3_nodes::NodesStore;
+use terrace_server::{Config, L3Choice};
 
 type Failure = Box<dyn Error>;
 
@@ -23,6 +23,8 @@ pub(super) enum Place {
     Disk(PathBuf),
     /// The address of the cluster's master.
     Mooncake(String),
+    /// The nodes, as `L3Choice` has them.
+    Nodes(String),
 }
 
 impl Place {
@@ -30,8 +32,10 @@ impl Place {
         match text.parse() {
             Ok(L3Choice::Disk(folder)) => Ok(Self::Disk(folder)),
             Ok(L3Choice::Mooncake(master)) => Ok(Self::Mooncake(master)),
-            Ok(L3Choice::Memory(_) | L3Choice::Nodes(_) | L3Choice::None) | Err(_) => {
-                Err("a store is disk:FOLDER or mooncake://HOST:PORT".to_owned())
+            Ok(L3Choice::Nodes(nodes)) => Ok(Self::Nodes(nodes)),
+            Ok(L3Choice::Memory(_) | L3Choice::None) | Err(_) => {
+                let places = "disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT";
+                Err(format!("a store is {places}"))
             }
         }
     }
@@ -40,7 +44,7 @@ impl Place {
     pub(super) fn refs(&self) -> Result<PathBuf, Failure> {
         match self {
             Self::Disk(folder) => Ok(folder.join("refs")),
-            Self::Mooncake(_) => {
+            Self::Mooncake(_) | Self::Nodes(_) => {
                 Err("a cluster has no folder for refs: name one by --refs FOLDER, \
                                       the same for producers and consumers"
                     .into())
@@ -52,22 +56,9 @@ impl Place {
     pub(super) fn takes_turns(&self) -> bool {
         match self {
             Self::Disk(_) => true,
-            Self::Mooncake(_) => false,
+            Self::Mooncake(_) | Self::Nodes(_) => false,
         }
     }
-}
-
-#[derive(Args)]
-pub(super) struct MooncakeArguments {
-    /// The libmooncake_store.so of your Mooncake installation, for --store mooncake://HOST:PORT
-    #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
-    mooncake_library: Option<PathBuf>,
-    /// How bytes travel to and from the Mooncake cluster: tcp or rdma
-    #[arg(long, value_name = "NAME", env = "TERRACE_MOONCAKE_PROTOCOL", default_value = "tcp")]
-    mooncake_protocol: String,
-    /// The network devices for rdma [default: the library's choice]
-    #[arg(long, value_name = "NAMES", env = "TERRACE_MOONCAKE_DEVICE")]
-    mooncake_device: Option<String>,
 }
 
 /// How large things are, and how long a turn lasts.
@@ -86,6 +77,8 @@ pub(super) struct Turn {
     _registration: Registration,
     /// `None` if nobody else waits for the store.
     ends: Option<Instant>,
+    /// Whether samples may be in memory of this process, and go with it.
+    pub(super) offers_segment: bool,
     tended: Instant,
 }
 
@@ -93,7 +86,7 @@ impl Turn {
     /// Waits until nobody else has the store, and opens it.
     pub(super) async fn begin(
         place: &Place,
-        mooncake: &MooncakeArguments,
+        clusters: &Config,
         sizes: Sizes,
         config: &FeatureConfig,
         pages: u32,
@@ -102,12 +95,22 @@ impl Turn {
             Place::Disk(folder) => {
                 (open_disk(folder, sizes).await?, Some(Instant::now() + sizes.turn))
             }
-            Place::Mooncake(master) => (open_mooncake(master, mooncake, sizes)?, None),
+            Place::Mooncake(master) => (open_mooncake(master, clusters, sizes)?, None),
+            Place::Nodes(nodes) => (open_nodes(nodes, clusters, sizes).await?, None),
         };
         let features = FeatureStore::open(store.clone(), config.clone()).await?;
         let (arena, registration) = memory(&features, pages, sizes.tensor_bytes)?;
-        let tended = Instant::now();
-        Ok(Self { store, features, arena, _registration: registration, ends, tended })
+        let offers_segment =
+            matches!(place, Place::Mooncake(_)) && clusters.mooncake_segment.as_u64() > 0;
+        Ok(Self {
+            store,
+            features,
+            arena,
+            _registration: registration,
+            ends,
+            offers_segment,
+            tended: Instant::now(),
+        })
     }
 
     /// Has memory for a sample of so many tensors.
@@ -187,19 +190,11 @@ async fn open_disk(folder: &Path, sizes: Sizes) -> Result<Arc<DiskStore>, Failur
 
 fn open_mooncake(
     master: &str,
-    arguments: &MooncakeArguments,
+    clusters: &Config,
     sizes: Sizes,
 ) -> Result<Arc<MooncakeStore>, Failure> {
     const PATIENCE: Duration = Duration::from_secs(30);
-    let library = arguments.mooncake_library.as_ref().ok_or(
-        "a Mooncake cluster needs the library of your installation: name its libmooncake_store.so by \
-         --mooncake-library, or use --store disk:FOLDER",
-    )?;
-    let config = MooncakeConfig {
-        protocol: arguments.mooncake_protocol.clone(),
-        device: arguments.mooncake_device.clone().unwrap_or_default(),
-        ..MooncakeConfig::new(library, master, sizes.capacity_bytes, object_bytes_max(sizes))
-    };
+    let config = clusters.mooncake(master, sizes.capacity_bytes, object_bytes_max(sizes))?;
     let store = MooncakeStore::open(config.for_features())?;
     if !store.wait_until_connected(PATIENCE) {
         return Err(format!(
@@ -207,6 +202,32 @@ fn open_mooncake(
              right, does the master run, and is it of the same version as the library?"
         )
         .into());
+    }
+    Ok(Arc::new(store))
+}
+
+async fn open_nodes(
+    nodes: &str,
+    clusters: &Config,
+    sizes: Sizes,
+) -> Result<Arc<NodesStore>, Failure> {
+    let store = NodesStore::new(clusters.nodes(nodes)?)?;
+    if store.reach().await == 0 {
+        return Err(format!(
+            "none of the nodes {nodes} answers: do they run, and do they know this secret?"
+        )
+        .into());
+    }
+    let needed = object_bytes_max(sizes) as u64;
+    for node in store.peers().into_iter().filter(|node| node.is_up) {
+        if node.object_bytes_max < needed {
+            return Err(format!(
+                "node {} takes objects of {} and a tensor has {needed}: start it with --object-max \
+                 {needed} or more, or use a smaller --tensor",
+                node.name, node.object_bytes_max
+            )
+            .into());
+        }
     }
     Ok(Arc::new(store))
 }
@@ -220,6 +241,8 @@ mod tests {
         assert_eq!(Place::parse("disk:a/b"), Ok(Place::Disk("a/b".into())));
         let master = Place::Mooncake("[::1]:50051".to_owned());
         assert_eq!(Place::parse("mooncake://[::1]:50051"), Ok(master));
+        let nodes = Place::Nodes("one=10.0.0.1:7450,10.0.0.2:7450".to_owned());
+        assert_eq!(Place::parse("nodes://one=10.0.0.1:7450,10.0.0.2:7450"), Ok(nodes));
         for wrong in ["", "nowhere", "none", "memory:1GiB", "disk:", "mooncake://host"] {
             assert!(Place::parse(wrong).unwrap_err().contains("mooncake://HOST:PORT"), "{wrong}");
         }

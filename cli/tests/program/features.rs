@@ -1,12 +1,15 @@
 //! `terrace features` as people run it: producers and consumers as processes of their own over one store,
-//! on disk or in a real Mooncake cluster.
+//! on disk, on nodes or in a real Mooncake cluster.
 
 mod ground;
 mod soak;
 
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
+
+use crate::cluster::{Cluster, Options};
 
 use self::ground::{Ground, TENSOR_BYTES, run};
 
@@ -36,6 +39,48 @@ fn samples_go_from_a_producer_to_a_consumer() {
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 fn samples_go_through_a_cluster() {
     samples_are_passed_on(&Ground::mooncake());
+}
+
+#[test]
+fn samples_go_through_nodes() {
+    let ground = Ground::nodes(2);
+    samples_are_passed_on(&ground);
+    // A producer that is done leaves its samples for whoever comes, on two nodes each if so wanted.
+    let copies = ["--node-copies", "2"];
+    run(ground.produce(&[&["--samples", "4"], &copies[..]].concat()));
+    // Two tensors and two notes a sample.
+    assert_eq!(ground.used().0, 4 * 4 * 2);
+    let consumed =
+        run(ground.terrace("consume", &[&["--patience", "500ms"], &copies[..]].concat()));
+    assert_eq!((&consumed["samples"], &consumed["gone"]), (&4.into(), &0.into()), "{consumed:#}");
+    let gc = ["--owner", "0", "--max-hold", "1h"];
+    run(ground.terrace("gc", &[&gc[..], &copies[..]].concat()));
+    assert_eq!(ground.used().0, 0);
+}
+
+/// Where its samples are in its own memory, it stays until they are consumed.
+#[test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+fn a_producer_that_is_a_cluster_by_itself_stays_until_all_is_consumed() {
+    let cluster = Cluster::start(Options { nodes: 0, ..Options::default() });
+    let ground = Ground::on(cluster);
+    let config = ground.folder().join("terrace.toml");
+    std::fs::write(&config, "mooncake_segment = \"64MiB\"\nmooncake_prefer = \"own\"\n").unwrap();
+    let config = config.display().to_string();
+    let mut producer = ground.produce(&["--samples", "10", "--config", &config]);
+    let mut producer = producer.stdout(Stdio::piped()).spawn().unwrap();
+    let refs = ground.folder().join("refs");
+    let until = Instant::now() + Duration::from_secs(60);
+    while std::fs::read_dir(&refs).map_or(0, Iterator::count) < 10 {
+        assert!(Instant::now() < until, "nothing is put");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(producer.try_wait().unwrap().is_none(), "it takes its samples along");
+    let consumed = run(ground.terrace("consume", &["--samples", "10", "--patience", "60s"]));
+    assert_eq!((&consumed["samples"], &consumed["gone"]), (&10.into(), &0.into()), "{consumed:#}");
+    let produced = producer.wait_with_output().unwrap();
+    assert!(produced.status.success());
 }
 
 /// A producer that is done leaves its samples for whoever comes.
@@ -74,7 +119,7 @@ fn complaint(arguments: &[&str]) -> String {
 #[test]
 fn a_store_that_is_none_is_explained() {
     let errors = complaint(&["gc", "--store", "nowhere"]);
-    assert!(errors.contains("disk:FOLDER or mooncake://HOST:PORT"), "{errors}");
+    assert!(errors.contains("disk:FOLDER, mooncake://HOST:PORT or nodes://"), "{errors}");
 }
 
 #[test]
@@ -84,6 +129,11 @@ fn what_a_cluster_needs_is_explained() {
     assert!(errors.contains("--refs FOLDER"), "{errors}");
     let errors = complaint(&[&["gc"], &place[..]].concat());
     assert!(errors.contains("--mooncake-library"), "{errors}");
+    let own = ["--mooncake-prefer", "own"];
+    let errors = complaint(&[&["gc"], &place[..], &own[..]].concat());
+    assert!(errors.contains("--mooncake-segment"), "{errors}");
+    let errors = complaint(&["gc", "--store", "nodes://127.0.0.1:1"]);
+    assert!(errors.contains("--node-secret-file"), "{errors}");
     let missing = ["--mooncake-library", "no/such.so"];
     let errors = complaint(&[&["gc"], &place[..], &missing[..]].concat());
     assert!(errors.contains("no/such.so"), "{errors}");

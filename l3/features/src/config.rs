@@ -36,8 +36,8 @@ pub struct FeatureConfig {
     pub poll_ms: u64,
     /// How failed frees are repeated and how many are remembered.
     pub free: ReleaseConfig,
-    /// What all who use the store know, and nobody else. With it, refs that were forged or altered are
-    /// refused. It is never written anywhere.
+    /// What all who use the store know, and nobody else. With it, refs, tensors and notes that were forged or
+    /// altered are refused. It is never written anywhere.
     #[serde(skip)]
     pub secret: Option<Secret>,
 }
@@ -96,17 +96,36 @@ impl FeatureConfig {
 
 /// A shared secret. It is not printed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret([u8; 32]);
+pub struct Secret {
+    refs: [u8; 32],
+    notes: [u8; 32],
+    tensors: [u8; 32],
+}
 
 impl Secret {
     /// Made of any bytes; those that are easily guessed make a secret that is.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
-        Self(blake3::derive_key("terrace 2026 authentication of feature refs", bytes))
+        Self {
+            refs: blake3::derive_key("terrace 2026 authentication of feature refs 2", bytes),
+            notes: blake3::derive_key("terrace 2026 authentication of feature notes", bytes),
+            tensors: blake3::derive_key("terrace 2026 authentication of feature tensors", bytes),
+        }
     }
 
-    pub(super) fn key(&self) -> &[u8; 32] {
-        &self.0
+    /// Begins the code of a ref.
+    pub(super) fn for_refs(&self) -> blake3::Hasher {
+        blake3::Hasher::new_keyed(&self.refs)
+    }
+
+    /// Begins the code of a note.
+    pub(super) fn for_notes(&self) -> blake3::Hasher {
+        blake3::Hasher::new_keyed(&self.notes)
+    }
+
+    /// The code of a tensor's bytes.
+    pub(super) fn of_tensor(&self, bytes: &[u8]) -> blake3::Hash {
+        blake3::keyed_hash(&self.tensors, bytes)
     }
 }
 

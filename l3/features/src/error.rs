@@ -88,6 +88,14 @@ pub enum FeatureError {
         /// What the ref claims to be.
         key: String,
     },
+    /// Something in the store was not made by somebody who knows the secret, or was changed since.
+    #[error("{what} {key} is not authentic: it was forged or altered, or the secrets differ")]
+    ForgedObject {
+        /// What it is said to be.
+        what: &'static str,
+        /// Whose it is said to be.
+        key: String,
+    },
     /// The ref belongs to another store.
     #[error("the ref belongs to the store {found}, this is {expected}")]
     OtherStore {

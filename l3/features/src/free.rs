@@ -6,6 +6,8 @@ use tokio::time::Instant;
 
 use super::error::FeatureError;
 use super::ledger::{Burial, Entry, Stage};
+use super::notes::NoteError;
+use super::record::Record;
 use super::{GcReport, Shared};
 use terrace_l3::{ObjectId, Results, StoreError};
 
@@ -27,7 +29,7 @@ pub(super) struct Freed {
 struct Reaped {
     consumed: u64,
     /// Why not all could be told.
-    error: Option<StoreError>,
+    error: Option<FeatureError>,
 }
 
 /// Generations in hand. What is still there when it is dropped is put down.
@@ -134,7 +136,14 @@ impl Shared {
         // Even if it fails it may be there.
         entry.revoked = true;
         let note = self.keys.revocation(&entry.sample, generation);
-        self.notes.mark(note, self.config.durable).await
+        let record = Record {
+            sample: entry.sample.to_string(),
+            generation,
+            owner: self.config.owner.unwrap_or(u16::MAX),
+            created_ms: 0,
+            tensors: Vec::new(),
+        };
+        self.notes.write(note, &record, self.config.durable).await
     }
 
     async fn remove_tensors(&self, burials: &mut [(Burial, Freed)]) {
@@ -172,8 +181,11 @@ impl Shared {
             done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
             return;
         }
-        for (_, freed) in &mut done {
+        for (burial, freed) in &mut done {
             freed.complete = true;
+            if let Err(error) = self.disown(burial).await {
+                (freed.complete, freed.error) = (false, Some(error));
+            }
         }
         // The record goes last: by it the others are found.
         for notes_of in [Self::notes_of, Self::record_of] {
@@ -191,19 +203,36 @@ impl Shared {
         }
     }
 
-    fn notes_of(&self, burial: &Burial) -> Vec<ObjectId> {
+    pub(super) fn notes_of(&self, burial: &Burial) -> Vec<ObjectId> {
         let Burial { generation, entry } = burial;
         let mut notes = Vec::new();
         if entry.revoked || entry.own.is_some() {
             notes.push(self.keys.revocation(&entry.sample, *generation));
         }
-        notes.extend(self.claim_of(entry));
+        let is_ours = entry.own.and_then(|own| own.cell).is_some_and(|cell| cell.is_ours);
+        notes.extend(self.claim_of(entry).filter(|_| is_ours));
         notes
     }
 
     fn claim_of(&self, entry: &Entry) -> Option<ObjectId> {
-        let (own, owner) = entry.own.zip(self.config.owner)?;
-        own.cell.map(|cell| self.keys.claim(&entry.sample, owner, cell))
+        Some(self.keys.claim(&entry.sample, entry.own?.cell?.number))
+    }
+
+    /// Looks whose claim it is that may be ours, since the answer to its put was lost. Only what is known to
+    /// be ours is removed; one that is not there may come later, and is looked for again while it may.
+    pub(super) async fn disown(&self, burial: &mut Burial) -> Result<(), StoreError> {
+        let Burial { generation, entry } = burial;
+        let claim = self.claim_of(entry);
+        let cell = entry.own.as_mut().and_then(|own| own.cell.as_mut());
+        let (Some(claim), Some(cell)) = (claim, cell.filter(|cell| !cell.is_ours)) else {
+            return Ok(());
+        };
+        match self.notes.read(&[claim]).await.remove(0) {
+            Ok(record) => cell.is_ours = record.generation == *generation,
+            Err(NoteError::Forged | NoteError::Store(StoreError::Missing)) => {}
+            Err(NoteError::Store(error)) => return Err(error),
+        }
+        Ok(())
     }
 
     fn record_of(&self, burial: &Burial) -> Vec<ObjectId> {
@@ -232,7 +261,7 @@ impl Shared {
         report.expired = self.expire().await;
         report.freed = self.retry().await;
         report.parked = self.ledger.lock().stats().parked;
-        unknown.map_or(Ok(report), |error| Err(self.failed(error)))
+        unknown.map_or(Ok(report), Err)
     }
 
     /// A little gc, for a put that waits.
@@ -266,8 +295,19 @@ impl Shared {
             for (number, there) in there.by_ref().take(1 + wanted).enumerate() {
                 match there {
                     // The first is the note that it is revoked; all others it needs.
+                    Ok(true) if number == 0 => {
+                        let key = self.keys.sample_key(&entry.sample, *generation);
+                        let note = self.keys.revocation(&entry.sample, *generation);
+                        match self.notes.is_authentic(note).await {
+                            Ok(revoked) => is_over |= revoked,
+                            Err(error) => {
+                                let error = self.note_failed("the revocation of", &key, error);
+                                reaped.error = Some(error);
+                            }
+                        }
+                    }
                     Ok(there) => is_over |= there == (number == 0),
-                    Err(error) => reaped.error = Some(error),
+                    Err(error) => reaped.error = Some(self.failed(error)),
                 }
             }
             if is_over {

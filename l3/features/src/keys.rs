@@ -6,11 +6,20 @@ use super::error::FeatureError;
 use terrace_l3::ObjectId;
 
 /// How many producers may share a store: each has a number below this.
-pub const OWNERS_MAX: u16 = 32;
+pub const OWNERS_MAX: u16 = 1024;
 
-/// Each producer has two places to note which generation of a sample is its current one: the new note is
-/// there before the old one goes.
-pub(super) const CELLS: u8 = 2;
+/// A sample has so many places for claims, which all of its producers share: whoever puts it looks at these,
+/// however many producers there are. A claim belongs to who has written it, and nobody else removes it.
+pub(super) const CELLS: u8 = 64;
+
+/// A producer has no more claims on a sample than this: the new one is there before the old one goes.
+pub(super) const CELLS_OF_ONE: usize = 2;
+
+/// Where a producer begins to look for a free place: elsewhere for each generation, so that those who put a
+/// sample at the same time seldom meet, and known to whoever looks for the claim later.
+pub(super) fn first_cell(generation: u64) -> u8 {
+    (generation % u64::from(CELLS)) as u8
+}
 
 const NAME_BYTES_MAX: usize = 128;
 /// As long as a record has room for.
@@ -29,7 +38,7 @@ impl Keys {
         check_name("the store", store)?;
         Ok(Self {
             tensors: digest(&["terrace feature tensors 1", store]),
-            notes: digest(&["terrace feature notes 1", store]),
+            notes: digest(&["terrace feature notes 2", store]),
             store: store.to_owned(),
         })
     }
@@ -65,9 +74,14 @@ impl Keys {
         self.note(&["record", &owner.to_string(), &slot.to_string()])
     }
 
-    /// Which generation of the sample is a producer's current one.
-    pub(super) fn claim(&self, sample: &str, owner: u16, cell: u8) -> ObjectId {
-        self.note_beside(sample, &["claim", &owner.to_string(), &cell.to_string(), sample])
+    /// Which generation of the sample is some producer's current one.
+    pub(super) fn claim(&self, sample: &str, cell: u8) -> ObjectId {
+        self.note_beside(sample, &["claim", &cell.to_string(), sample])
+    }
+
+    /// All places for claims on a sample.
+    pub(super) fn claims(&self, sample: &str) -> Vec<ObjectId> {
+        (0..CELLS).map(|cell| self.claim(sample, cell)).collect()
     }
 
     /// That a generation may not be read any more although none of its bytes could be removed.

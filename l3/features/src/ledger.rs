@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::config::FeatureConfig;
-use super::keys::CELLS;
+use super::keys::CELLS_OF_ONE;
 use super::stats::FeatureStats;
 use terrace_l3::backend::after;
 use terrace_l3::{ObjectId, ReleaseConfig};
@@ -61,7 +61,15 @@ pub(super) struct Own {
     pub(super) slot: u32,
     pub(super) created_ms: u64,
     /// Where its claim is.
-    pub(super) cell: Option<u8>,
+    pub(super) cell: Option<Cell>,
+}
+
+/// A place for claims.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cell {
+    pub(super) number: u8,
+    /// Whether the claim there is known to be ours. Otherwise it may be another's.
+    pub(super) is_ours: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,27 +183,20 @@ impl Ledger {
         self.generations.insert(generation, entry);
     }
 
-    /// A place for the claim of a generation that no other claim of ours is in, or the generation whose
-    /// freeing has kept it so far.
-    pub(super) fn choose_cell(&self, generation: u64) -> Result<u8, Option<u64>> {
-        if let Some(cell) = self.free_cell(generation, 0) {
-            return Ok(cell);
+    /// Where other generations of the same sample have their claims, if there may be one more; or the
+    /// generation whose freeing has kept its claim so far.
+    pub(super) fn cells_in_use(&self, generation: u64) -> Result<SmallVec<[u8; 2]>, Option<u64>> {
+        let Some(entry) = self.generations.get(&generation) else { return Err(None) };
+        let others = self.of_sample(&entry.sample).filter(|other| *other != generation);
+        let claimed = others.filter_map(|other| Some((other, self.cell(other)?.number)));
+        let claimed: SmallVec<[(u64, u8); 2]> = claimed.collect();
+        if claimed.len() < CELLS_OF_ONE {
+            return Ok(claimed.into_iter().map(|(_, cell)| cell).collect());
         }
-        let leaving =
-            |generation: &u64| matches!(self.generations[generation].stage, Stage::Leaving { .. });
-        Err((0..CELLS).filter_map(|cell| self.holder(generation, cell)).find(leaving))
-    }
-
-    /// The first place from `first` on that no claim of another generation of the sample is in.
-    pub(super) fn free_cell(&self, generation: u64, first: u8) -> Option<u8> {
-        (first..CELLS).find(|cell| self.holder(generation, *cell).is_none())
-    }
-
-    /// Which other generation of the same sample has its claim in a place.
-    fn holder(&self, generation: u64, cell: u8) -> Option<u64> {
-        let sample = &self.generations.get(&generation)?.sample;
-        let mut others = self.of_sample(sample).filter(|other| *other != generation);
-        others.find(|other| self.cell(*other) == Some(cell))
+        let leaving = |(generation, _): &&(u64, u8)| {
+            matches!(self.generations[generation].stage, Stage::Leaving { .. })
+        };
+        Err(claimed.iter().find(leaving).map(|(generation, _)| *generation))
     }
 
     /// Another slot for a put whose own cannot be written to. That one is the last to be used again.
@@ -214,9 +215,16 @@ impl Ledger {
         }
     }
 
-    pub(super) fn set_cell(&mut self, generation: u64, cell: u8) {
+    pub(super) fn set_cell(&mut self, generation: u64, cell: Option<Cell>) {
         if let Some(own) = self.own_mut(generation) {
-            own.cell = Some(cell);
+            own.cell = cell;
+        }
+    }
+
+    /// The claim of a generation may be another's.
+    pub(super) fn doubt_cell(&mut self, generation: u64) {
+        if let Some(cell) = self.own_mut(generation).and_then(|own| own.cell.as_mut()) {
+            cell.is_ours = false;
         }
     }
 
@@ -451,7 +459,7 @@ impl Ledger {
         u64::from(self.fresh_slot) - self.free_slots.len() as u64
     }
 
-    fn cell(&self, generation: u64) -> Option<u8> {
+    fn cell(&self, generation: u64) -> Option<Cell> {
         self.generations.get(&generation)?.own?.cell
     }
 

@@ -18,6 +18,8 @@
 //!   generation of a sample is complete (a *claim*, under the sample's name). By its records it finds
 //!   after a restart what it has put; by the claims whoever puts the same sample finds what to supersede.
 //!   Records and claims are written and removed by their producer alone.
+//! - With a secret, refs and notes carry codes that only those who know it can make, and refs are bound to
+//!   the bytes of their tensors.
 
 mod config;
 mod dtype;
@@ -32,6 +34,8 @@ mod recovery;
 mod reference;
 mod stats;
 mod tensor;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -54,8 +58,9 @@ pub use self::tensor::{Tensor, TensorSpec};
 
 use self::keys::Keys;
 use self::ledger::{Entry, Ledger, Stage};
-use self::notes::Notes;
-use terrace_l3::backend::{ALIGNMENT, one_each};
+use self::notes::{NoteError, Notes};
+use self::reference::Mac;
+use terrace_l3::backend::{ALIGNMENT, died, one_each};
 use terrace_l3::{
     Arena, Get, GetOptions, ObjectId, Owner, Registration, Store, StoreError, Target,
 };
@@ -135,7 +140,7 @@ impl FeatureStore {
         };
         let shared = Arc::new(Shared {
             pins,
-            notes: Notes::new(store.clone(), pins).map_err(failed)?,
+            notes: Notes::new(store.clone(), pins, config.secret.clone()).map_err(failed)?,
             ledger: Mutex::new(Ledger::new(&config)),
             store,
             keys,
@@ -282,9 +287,9 @@ impl FeatureStore {
         keys::check_sample(sample)?;
         let own: Vec<u64> = shared.ledger.lock().of_sample(sample).collect();
         let mut doomed: Vec<_> = own.into_iter().map(|own| (own, None)).collect();
-        let claims = shared.claims(sample, &shared.claim_ids(sample)).await;
-        let others = claims.iter().flatten();
-        doomed.extend(others.map(|claim| (claim.generation, Some(shared.entry_of(claim)))));
+        let claims = shared.claims(sample).await;
+        let others = claims.iter().flat_map(|claims| &claims.others);
+        doomed.extend(others.map(|(_, claim)| (claim.generation, Some(shared.entry_of(claim)))));
         let mut aborted = 0;
         let mut failure = None;
         for (generation, entry) in doomed {
@@ -305,6 +310,23 @@ impl FeatureStore {
     /// When the store could not be asked; everything else was done.
     pub async fn gc(&self) -> Result<GcReport, FeatureError> {
         self.shared.gc().await
+    }
+
+    /// Waits until nobody can want any sample of this producer any more: each was consumed, or nobody has
+    /// released it in time. A producer whose store has samples in memory of this process, like a segment that
+    /// it offers to a cluster, waits for this before it shuts the store down. Without `max_hold_ms` that may
+    /// take for ever.
+    pub async fn consumed(&self) {
+        const PAUSE: Duration = Duration::from_millis(100);
+        loop {
+            // A store that cannot be asked now may be asked later; time goes on meanwhile.
+            drop(self.gc().await);
+            let FeatureStats { live, putting, .. } = self.stats();
+            if live + putting == 0 {
+                return;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// The keys of a sample's tensors and the objects that have their bytes, for those who look into the
@@ -349,6 +371,8 @@ impl Shared {
             return Err(gone());
         }
         let ids = self.tensor_ids(reference);
+        let pages: Vec<_> =
+            targets.iter().map(|target| (target.arena(), target.page(), target.len())).collect();
         let gets: Vec<Get> =
             ids.iter().zip(targets).map(|(id, target)| Get::new(*id, target)).collect();
         let (revoked, results) = tokio::join!(
@@ -371,10 +395,47 @@ impl Shared {
             }
         }
         match revoked {
-            Ok(true) => Err(gone()),
-            Ok(false) => failure.map_or(Ok(()), Err),
-            Err(error) => Err(failure.unwrap_or_else(|| self.failed(error))),
+            Ok(true) => return Err(gone()),
+            Ok(false) => failure.map_or(Ok(()), Err)?,
+            Err(error) => {
+                let key = self.keys.sample_key(sample, *generation);
+                let unknown = || self.note_failed("the revocation of", &key, error);
+                return Err(failure.unwrap_or_else(unknown));
+            }
         }
+        self.check_contents(reference, pages).await
+    }
+
+    /// With a secret, whether the tensors that were read into these pages are those of the ref.
+    async fn check_contents(
+        &self,
+        reference: &FeatureRef,
+        pages: Vec<(Arena, u32, usize)>,
+    ) -> Result<(), FeatureError> {
+        let Some(secret) = self.config.secret.clone() else { return Ok(()) };
+        let lend = |(arena, page, length): (Arena, u32, usize)| {
+            let source = arena.source(page).map_err(|_| StoreError::BeingWritten)?;
+            Ok(source.first(length))
+        };
+        let sources = pages.into_iter().map(lend).collect::<Result<Vec<_>, _>>();
+        let sources = sources.map_err(|error| self.failed(error))?;
+        let compute = move || -> Vec<Mac> {
+            sources.iter().map(|source| Mac(secret.of_tensor(source))).collect()
+        };
+        let found = tokio::task::spawn_blocking(compute).await;
+        let found = found.map_err(|error| self.failed(died(error)))?;
+        let FeatureRef { sample, generation, tensors, contents, .. } = reference;
+        if *contents == found {
+            return Ok(());
+        }
+        let expected = contents.iter().map(Some).chain(std::iter::repeat(None));
+        let differs =
+            |((_, found), expected): &((_, &Mac), Option<&Mac>)| *expected != Some(*found);
+        let first = tensors.iter().zip(&found).zip(expected).find(differs);
+        let name = first.map_or("", |((tensor, _), _)| &*tensor.name);
+        self.ledger.lock().stats.forged += 1;
+        let key = self.keys.tensor_key(sample, *generation, name);
+        Err(FeatureError::ForgedObject { what: "the tensor", key })
     }
 
     fn tensor_ids(&self, reference: &FeatureRef) -> Vec<ObjectId> {
@@ -399,6 +460,17 @@ impl Shared {
 
     fn failed(&self, error: StoreError) -> FeatureError {
         FeatureError::Store { key: self.keys.store().to_owned(), error }
+    }
+
+    /// Why a note about something could not be read.
+    fn note_failed(&self, what: &'static str, key: &str, error: NoteError) -> FeatureError {
+        match error {
+            NoteError::Store(error) => self.failed(error),
+            NoteError::Forged => {
+                self.ledger.lock().stats.forged += 1;
+                FeatureError::ForgedObject { what, key: key.to_owned() }
+            }
+        }
     }
 
     fn stats(&self) -> FeatureStats {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::record::{RECORD_BYTES, Record};
+use super::config::Secret;
+use super::record::{RECORD_BYTES, Record, Unsound};
 use terrace_l3::backend::{PagePool, PooledPage, one_each};
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, Lent, Mismatch, ObjectId, Owner, Pin, Presence, Put,
@@ -25,47 +26,51 @@ pub(super) struct Notes {
     store: Arc<dyn Store>,
     /// Whose pins keep them.
     owner: Owner,
+    secret: Option<Secret>,
     pages: PagePool,
     _registration: Registration,
 }
 
+/// Why notes could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum NoteError {
+    /// One was not written by somebody who knows the secret.
+    Forged,
+    /// The store failed.
+    Store(StoreError),
+}
+
+impl From<StoreError> for NoteError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
 impl Notes {
-    pub(super) fn new(store: Arc<dyn Store>, owner: Owner) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        owner: Owner,
+        secret: Option<Secret>,
+    ) -> Result<Self, StoreError> {
         let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
             .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
         let registration = store.register(&arena)?;
-        Ok(Self { store, owner, pages: PagePool::new(arena), _registration: registration })
+        let pages = PagePool::new(arena);
+        Ok(Self { store, owner, secret, pages, _registration: registration })
     }
 
-    /// Writes a record that nothing evicts.
+    /// Writes a note that nothing evicts. What was left under the name by a former life of this process is
+    /// in the way once.
     pub(super) async fn write(
         &self,
         id: ObjectId,
         record: &Record,
         durable: bool,
     ) -> Result<(), StoreError> {
-        self.write_with(id, durable, |bytes| record.encode(bytes)).await
-    }
-
-    /// Writes a note whose being there says it all.
-    pub(super) async fn mark(&self, id: ObjectId, durable: bool) -> Result<(), StoreError> {
-        self.write_with(id, durable, |bytes| bytes.fill(0)).await
-    }
-
-    async fn write_with(
-        &self,
-        id: ObjectId,
-        durable: bool,
-        fill: impl Fn(&mut [u8]),
-    ) -> Result<(), StoreError> {
-        /// What was left under the name by a former life of this process is in the way once.
         const TRIES: usize = 3;
-        let page = self.pages(1).await?.remove(0);
-        fill(&mut page.target(RECORD_BYTES).map_err(lent)?);
+        let page = self.filled(&id, record).await?;
         for _ in 0..TRIES {
-            let put = Put::new(id, page.source(RECORD_BYTES).map_err(lent)?);
-            let options = PutOptions { pin: Some(Pin::Hard(self.owner)), durable };
-            match one_each(self.store.put_from(vec![put], options).await, 1).remove(0) {
+            match self.put(id, &page, durable).await {
                 Ok(Stored::New) => return Ok(()),
                 Ok(Stored::AlreadyThere) | Err(StoreError::Pinned) => {}
                 Err(error) => return Err(error),
@@ -76,6 +81,45 @@ impl Notes {
             }
         }
         Err(StoreError::BeingWritten)
+    }
+
+    /// Writes a note where others write too, unless one of theirs is there.
+    pub(super) async fn write_if_free(
+        &self,
+        id: ObjectId,
+        record: &Record,
+        durable: bool,
+    ) -> Result<Stored, StoreError> {
+        let page = self.filled(&id, record).await?;
+        match self.put(id, &page, durable).await {
+            Ok(Stored::AlreadyThere) => {
+                // It has got a pin of ours, which is not ours to give.
+                drop(self.store.unpin(&[id], Pin::Hard(self.owner)).await);
+                Ok(Stored::AlreadyThere)
+            }
+            Err(StoreError::Pinned) => Ok(Stored::AlreadyThere),
+            written => written,
+        }
+    }
+
+    /// A page with a note on it.
+    async fn filled(&self, id: &ObjectId, record: &Record) -> Result<PooledPage, StoreError> {
+        let page = self.pages(1).await?.remove(0);
+        let mut bytes = page.target(RECORD_BYTES).map_err(lent)?;
+        record.encode(id, self.secret.as_ref(), &mut bytes);
+        drop(bytes);
+        Ok(page)
+    }
+
+    async fn put(
+        &self,
+        id: ObjectId,
+        page: &PooledPage,
+        durable: bool,
+    ) -> Result<Stored, StoreError> {
+        let put = Put::new(id, page.source(RECORD_BYTES).map_err(lent)?);
+        let options = PutOptions { pin: Some(Pin::Hard(self.owner)), durable };
+        one_each(self.store.put_from(vec![put], options).await, 1).remove(0)
     }
 
     /// Removes objects, whoever has pinned them.
@@ -89,30 +133,37 @@ impl Notes {
     }
 
     /// Reads records. What is none is damaged.
-    pub(super) async fn read(&self, ids: &[ObjectId]) -> Results<Record> {
+    pub(super) async fn read(&self, ids: &[ObjectId]) -> Vec<Result<Record, NoteError>> {
         let mut records = Vec::with_capacity(ids.len());
         for ids in ids.chunks(BATCH) {
             match self.read_batch(ids).await {
                 Ok(batch) => records.extend(batch),
-                Err(error) => records.extend(vec![Err(error); ids.len()]),
+                Err(error) => records.extend(vec![Err(error.into()); ids.len()]),
             }
         }
         records
     }
 
-    async fn read_batch(&self, ids: &[ObjectId]) -> Result<Results<Record>, StoreError> {
+    async fn read_batch(
+        &self,
+        ids: &[ObjectId],
+    ) -> Result<Vec<Result<Record, NoteError>>, StoreError> {
         let pages = self.pages(ids.len()).await?;
         let get = |(id, page): (&ObjectId, &PooledPage)| {
             Ok(Get::new(*id, page.target(RECORD_BYTES).map_err(lent)?))
         };
         let gets = ids.iter().zip(&pages).map(get).collect::<Result<Vec<_>, StoreError>>()?;
         let results = one_each(self.store.get_into(gets, GetOptions::default()).await, ids.len());
-        let decode = |(result, page): (Result<_, StoreError>, &PooledPage)| {
+        let verify = |((result, page), id): ((Result<_, StoreError>, &PooledPage), &ObjectId)| {
             result?;
-            let record = Record::decode(&page.source(RECORD_BYTES).map_err(lent)?);
-            record.ok_or(StoreError::Corrupt(Mismatch::Version))
+            let bytes = page.source(RECORD_BYTES).map_err(lent)?;
+            let record = Record::verify(id, self.secret.as_ref(), &bytes);
+            record.map_err(|unsound| match unsound {
+                Unsound::Forged => NoteError::Forged,
+                Unsound::Other => StoreError::Corrupt(Mismatch::Version).into(),
+            })
         };
-        Ok(results.into_iter().zip(&pages).map(decode).collect())
+        Ok(results.into_iter().zip(&pages).zip(ids).map(verify).collect())
     }
 
     /// Pages that nobody uses.
@@ -133,9 +184,22 @@ impl Notes {
         found
     }
 
-    /// Whether one object is there.
-    pub(super) async fn is_there(&self, id: ObjectId) -> Result<bool, StoreError> {
-        self.are_there(&[id]).await.remove(0)
+    /// Whether a note is there whose being there says it all. With a secret it must be authentic, too.
+    pub(super) async fn is_there(&self, id: ObjectId) -> Result<bool, NoteError> {
+        let is_there = self.are_there(&[id]).await.remove(0)?;
+        if is_there { self.is_authentic(id).await } else { Ok(false) }
+    }
+
+    /// Whether a note that was there a moment ago is there still, and authentic.
+    pub(super) async fn is_authentic(&self, id: ObjectId) -> Result<bool, NoteError> {
+        if self.secret.is_none() {
+            return Ok(true);
+        }
+        match self.read(&[id]).await.remove(0) {
+            Ok(_) => Ok(true),
+            Err(NoteError::Store(StoreError::Missing)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The records among `ids` that are there, each with its id. One that cannot be asked for or read says
@@ -143,7 +207,7 @@ impl Notes {
     pub(super) async fn find(
         &self,
         ids: &[ObjectId],
-    ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
+    ) -> Result<Vec<(ObjectId, Record)>, NoteError> {
         let mut there = Vec::new();
         for (id, is_there) in ids.iter().zip(self.are_there(ids).await) {
             if is_there? {
@@ -155,7 +219,7 @@ impl Notes {
             match result {
                 Ok(record) => found.push((*id, record)),
                 // Removed since.
-                Err(StoreError::Missing) => {}
+                Err(NoteError::Store(StoreError::Missing)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -167,11 +231,11 @@ impl Notes {
     pub(super) async fn find_sound(
         &self,
         ids: &[ObjectId],
-    ) -> Result<Vec<(ObjectId, Record)>, StoreError> {
+    ) -> Result<Vec<(ObjectId, Record)>, NoteError> {
         const TRIES: usize = 3;
         for _ in 1..TRIES {
             match self.find(ids).await {
-                Err(StoreError::Corrupt(_) | StoreError::Length { .. }) => {}
+                Err(NoteError::Store(StoreError::Corrupt(_) | StoreError::Length { .. })) => {}
                 answer => return answer,
             }
         }

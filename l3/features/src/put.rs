@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::config::WhenFull;
 use super::error::FeatureError;
-use super::keys::{CELLS, OWNERS_MAX};
-use super::ledger::{Entry, Room, Stage};
+use super::keys::{CELLS, OWNERS_MAX, first_cell};
+use super::ledger::{Cell, Entry, Room, Stage};
 use super::record::Record;
-use super::reference::FeatureRef;
+use super::reference::{FeatureRef, Mac};
 use super::tensor::{Tensor, TensorSpec};
 use super::{Shared, check_bytes, check_specs, keys};
 use terrace_l3::backend::{died, one_each};
@@ -24,8 +25,8 @@ struct Putting {
     shared: Arc<Shared>,
     sample: Arc<str>,
     generation: u64,
-    /// Where others claim the sample.
-    others: Vec<ObjectId>,
+    /// Places that claims of others were in when it began.
+    taken: Vec<u8>,
     over: bool,
 }
 
@@ -35,6 +36,15 @@ impl Drop for Putting {
             self.shared.ledger.lock().fail_put(self.generation, true, Instant::now());
         }
     }
+}
+
+/// What claims there are on a sample.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    /// Other producers', and where they are.
+    pub(super) others: Vec<(u8, Record)>,
+    /// The generations of this producer that are claimed.
+    own: Vec<u64>,
 }
 
 /// Room that is not used yet.
@@ -97,9 +107,9 @@ impl Shared {
         tensors: Vec<Tensor>,
         specs: Vec<TensorSpec>,
     ) -> Result<FeatureRef, FeatureError> {
-        let others = self.claim_ids(sample);
-        let claims = self.claims(sample, &others).await?;
-        let floor = claims.iter().map(|claim| claim.generation).max().unwrap_or(0);
+        let claims = self.claims(sample).await?.others;
+        let floor = claims.iter().map(|(_, claim)| claim.generation).max().unwrap_or(0);
+        let (contents, tensors) = self.contents_of(tensors).await?;
         let generation = self.next_generation(owner, floor);
         let id = |spec: &TensorSpec| self.keys.tensor(sample, generation, &spec.name);
         let ids: Vec<ObjectId> = specs.iter().map(id).collect();
@@ -108,6 +118,7 @@ impl Shared {
         let record = Record {
             sample: sample.to_string(),
             generation,
+            owner,
             created_ms,
             tensors: ids.iter().map(|id| id.key).zip(sizes).collect(),
         };
@@ -117,7 +128,7 @@ impl Shared {
             shared: self.clone(),
             sample: sample.clone(),
             generation,
-            others,
+            taken: claims.into_iter().map(|(cell, _)| cell).collect(),
             over: false,
         };
         let result = self.store_and_claim(&putting, owner, room.slot, &record, ids, tensors).await;
@@ -132,6 +143,7 @@ impl Shared {
             generation,
             tensors: specs,
             retain: self.config.retain_on_release,
+            contents,
             mac: None,
         };
         Ok(reference.sign(self.config.secret.as_ref()))
@@ -168,7 +180,7 @@ impl Shared {
         let stripe = self.keys.revocation(sample, 0).key.0 as usize % self.claiming.len();
         let _alone = self.claiming[stripe].lock().await;
         let claimed = async {
-            self.write_claim(owner, record).await.map_err(failed)?;
+            self.write_claim(record, &putting.taken).await.map_err(failed)?;
             self.supersede(putting, &key).await?;
             let well = self.ledger.lock().end_put(*generation);
             if well { Ok(()) } else { Err(FeatureError::Aborted { key: key.clone() }) }
@@ -202,19 +214,36 @@ impl Shared {
         Err(StoreError::BeingWritten)
     }
 
-    /// Notes that the generation is complete, at a place that can be written to as well.
-    async fn write_claim(self: &Arc<Self>, owner: u16, record: &Record) -> Result<(), StoreError> {
-        let mut cell = self.cell(record.generation).await?;
-        loop {
-            self.ledger.lock().set_cell(record.generation, cell);
-            let id = self.keys.claim(&record.sample, owner, cell);
-            match self.notes.write(id, record, self.config.durable).await {
-                Err(StoreError::BeingWritten) => {}
-                written => return written,
+    /// Notes that the generation is complete, at a place that is free and can be written to.
+    async fn write_claim(
+        self: &Arc<Self>,
+        record: &Record,
+        taken: &[u8],
+    ) -> Result<(), StoreError> {
+        const CELLS_TRIED: usize = 16;
+        let Record { sample, generation, .. } = record;
+        let own = self.cells_in_use(*generation).await?;
+        let cells = (0..CELLS).map(|step| (first_cell(*generation) + step) % CELLS);
+        let free = cells.filter(|cell| !taken.contains(cell) && !own.contains(cell));
+        for number in free.take(CELLS_TRIED) {
+            let set = |is_ours| {
+                self.ledger.lock().set_cell(*generation, Some(Cell { number, is_ours }));
+            };
+            // If its answer is lost, it may be there.
+            set(false);
+            let id = self.keys.claim(sample, number);
+            match self.notes.write_if_free(id, record, self.config.durable).await {
+                Ok(Stored::New) => {
+                    set(true);
+                    return Ok(());
+                }
+                // Somebody else was faster, or died over it.
+                Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten) => {}
+                Err(error) => return Err(error),
             }
-            let next = self.ledger.lock().free_cell(record.generation, cell + 1);
-            cell = next.ok_or(StoreError::BeingWritten)?;
         }
+        self.ledger.lock().set_cell(*generation, None);
+        Err(StoreError::BeingWritten)
     }
 
     /// Frees what there is of a put that has failed.
@@ -229,10 +258,16 @@ impl Shared {
 
     /// Ends all lower generations of the sample. There may be a higher one: then this put is too late.
     async fn supersede(self: &Arc<Self>, putting: &Putting, key: &str) -> Result<(), FeatureError> {
-        let Putting { sample, generation, others, .. } = putting;
+        let Putting { sample, generation, .. } = putting;
         // Whoever claims the sample at the same time has claimed before this looks, or looks after this
         // has claimed: one of both sees the other.
-        let rivals = self.claims(sample, others).await?;
+        let Claims { others: rivals, own: claimed } = self.claims(sample).await?;
+        if !claimed.contains(generation) {
+            // Another's is in its place after all, or somebody has removed it.
+            self.ledger.lock().doubt_cell(*generation);
+            let (key, error) = (key.to_owned(), StoreError::BeingWritten);
+            return Err(FeatureError::Store { key, error });
+        }
         let own: Vec<(u64, Option<Stage>)> = {
             let ledger = self.ledger.lock();
             let stage = |own: u64| (own, ledger.stage(own));
@@ -240,7 +275,7 @@ impl Shared {
         };
         let later_own =
             own.iter().any(|(own, stage)| own > generation && *stage == Some(Stage::Live));
-        if later_own || rivals.iter().any(|rival| rival.generation > *generation) {
+        if later_own || rivals.iter().any(|(_, rival)| rival.generation > *generation) {
             return Err(FeatureError::Superseded { key: key.to_owned() });
         }
         let complete = |stage: &Option<Stage>| match stage {
@@ -249,7 +284,7 @@ impl Shared {
         };
         let own = own.into_iter().filter(|(own, stage)| own < generation && complete(stage));
         let own = own.map(|(own, _)| (own, self.entry(sample, Vec::new())));
-        let rivals = rivals.iter().map(|rival| (rival.generation, self.entry_of(rival)));
+        let rivals = rivals.iter().map(|(_, rival)| (rival.generation, self.entry_of(rival)));
         let ended: Vec<(u64, Entry)> = own.chain(rivals).collect();
         for (older, entry) in ended {
             let freed = self.end(older, entry).await;
@@ -259,37 +294,54 @@ impl Shared {
         Ok(())
     }
 
-    /// Where the claim of a generation goes.
-    async fn cell(self: &Arc<Self>, generation: u64) -> Result<u8, StoreError> {
-        let chosen = self.ledger.lock().choose_cell(generation);
-        match chosen {
-            Ok(cell) => Ok(cell),
+    /// Where this producer's other claims on the sample are, once there may be one more.
+    async fn cells_in_use(
+        self: &Arc<Self>,
+        generation: u64,
+    ) -> Result<SmallVec<[u8; 2]>, StoreError> {
+        let in_use = self.ledger.lock().cells_in_use(generation);
+        match in_use {
+            Ok(cells) => Ok(cells),
             Err(leaving) => {
                 if let Some(leaving) = leaving {
                     // Somebody may be at it already.
                     self.end(leaving, self.entry("", Vec::new())).await;
                 }
-                self.ledger.lock().choose_cell(generation).map_err(|_| StoreError::BeingWritten)
+                self.ledger.lock().cells_in_use(generation).map_err(|_| StoreError::BeingWritten)
             }
         }
     }
 
-    /// Where other producers claim a sample.
-    pub(super) fn claim_ids(&self, sample: &str) -> Vec<ObjectId> {
-        let others = (0..OWNERS_MAX).filter(|owner| Some(*owner) != self.config.owner);
-        let each = |owner| (0..CELLS).map(move |cell| (owner, cell));
-        others.flat_map(each).map(|(owner, cell)| self.keys.claim(sample, owner, cell)).collect()
+    /// The claims on a sample.
+    pub(super) async fn claims(&self, sample: &str) -> Result<Claims, FeatureError> {
+        let ids = self.keys.claims(sample);
+        let found = self.notes.find(&ids).await;
+        let found = found.map_err(|error| self.note_failed("a claim on", sample, error))?;
+        let mut claims = Claims::default();
+        for (cell, id) in (0..).zip(&ids) {
+            let here = found.iter().find(|(found, _)| found == id);
+            match here.map(|(_, record)| record).filter(|record| record.sample == sample) {
+                Some(record) if Some(record.owner) == self.config.owner => {
+                    claims.own.push(record.generation);
+                }
+                Some(record) => claims.others.push((cell, record.clone())),
+                None => {}
+            }
+        }
+        Ok(claims)
     }
 
-    /// The claims of other producers on a sample.
-    pub(super) async fn claims(
+    /// With a secret, a code of each tensor's bytes, by which a ref is bound to them.
+    async fn contents_of(
         &self,
-        sample: &str,
-        ids: &[ObjectId],
-    ) -> Result<Vec<Record>, FeatureError> {
-        let found = self.notes.find(ids).await.map_err(|error| self.failed(error))?;
-        let records = found.into_iter().map(|(_, record)| record);
-        Ok(records.filter(|record| record.sample == sample).collect())
+        tensors: Vec<Tensor>,
+    ) -> Result<(Vec<Mac>, Vec<Tensor>), FeatureError> {
+        let Some(secret) = self.config.secret.clone() else { return Ok((Vec::new(), tensors)) };
+        let compute = move || {
+            let contents = tensors.iter().map(|tensor| Mac(secret.of_tensor(tensor))).collect();
+            (contents, tensors)
+        };
+        tokio::task::spawn_blocking(compute).await.map_err(|error| self.failed(died(error)))
     }
 
     /// What is noted of a generation that a claim was found of.
@@ -301,9 +353,10 @@ impl Shared {
     /// A number that no put of this sample has had: the time, the producer, and a few bits of chance for
     /// clocks that were set back between two lives of a producer.
     fn next_generation(&self, owner: u16, floor: u64) -> u64 {
-        const OWNER_SHIFT: u32 = 16;
+        const OWNER_SHIFT: u32 = 12;
         const TIME_SHIFT: u32 = 22;
-        let chance = RandomState::new().build_hasher().finish() & 0xFFFF;
+        const _: () = assert!(OWNERS_MAX as u32 <= 1 << (TIME_SHIFT - OWNER_SHIFT));
+        let chance = RandomState::new().build_hasher().finish() & ((1 << OWNER_SHIFT) - 1);
         let mut last = self.last_generation.lock();
         let least_ms = (floor.max(*last) >> TIME_SHIFT) + 1;
         let ms = self.clock.now_ms().max(least_ms);

@@ -1,11 +1,17 @@
 //! What a producer notes in the store about a sample, drawn byte by byte.
 //!
 //! The same note is written twice: under the producer's number and a slot, so that the producer finds it
-//! after a restart, and under the sample's name, so that others who put the sample find it.
+//! after a restart, and under the sample's name, so that others who put the sample find it. A revocation is
+//! such a note too, without tensors.
+//!
+//! With a secret a note ends with a code over its name and its bytes, so that nobody else can write one,
+//! change one, or have one stand for another.
 
 use terrace_cache::PageKey;
 
+use super::config::Secret;
 use super::keys::SAMPLE_BYTES_MAX;
+use terrace_l3::ObjectId;
 
 /// The size of an encoded [`Record`], whatever is in it: readers must know it.
 pub(super) const RECORD_BYTES: usize = 4096;
@@ -14,17 +20,22 @@ pub(super) const RECORD_BYTES: usize = 4096;
 pub const TENSORS_MAX: usize = 128;
 
 const MAGIC: [u8; 8] = *b"TERRACEF";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const FIXED_BYTES: usize = 40;
 const TENSOR_BYTES: usize = 24;
+const CODE_BYTES: usize = 32;
+/// Where the code begins.
+const SIGNED_BYTES: usize = RECORD_BYTES - CODE_BYTES;
 
-const _: () = assert!(FIXED_BYTES + SAMPLE_BYTES_MAX + TENSORS_MAX * TENSOR_BYTES <= RECORD_BYTES);
+const _: () = assert!(FIXED_BYTES + SAMPLE_BYTES_MAX + TENSORS_MAX * TENSOR_BYTES <= SIGNED_BYTES);
 
 /// A sample that is being put, or is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) sample: String,
     pub(super) generation: u64,
+    /// Who has put it, and alone removes the note; nobody's is `u16::MAX`.
+    pub(super) owner: u16,
     /// When the put began, in milliseconds since 1970.
     pub(super) created_ms: u64,
     /// The keys of the tensors' objects, and their sizes.
@@ -35,14 +46,15 @@ impl Record {
     /// ```text
     ///  offset  bytes  field                            offset  bytes  field
     ///       0      8  magic: "TERRACEF"                    40      n  the sample's name
-    ///       8      4  version: 1                         40+n     24  for each tensor: key, size
-    ///      12      4  how many tensors
+    ///       8      4  version: 2                         40+n     24  for each tensor: key, size
+    ///      12      4  how many tensors                   4064     32  code, or zeros without a secret
     ///      16      8  generation
     ///      24      8  when the put began
     ///      32      4  length n of the sample's name
-    ///      36      4  zero
+    ///      36      2  producer
+    ///      38      2  zero
     /// ```
-    pub(super) fn encode(&self, bytes: &mut [u8]) {
+    pub(super) fn encode(&self, id: &ObjectId, secret: Option<&Secret>, bytes: &mut [u8]) {
         let mut writer = Writer { bytes, at: 0 };
         writer.put(&MAGIC);
         writer.put(&VERSION.to_le_bytes());
@@ -50,7 +62,8 @@ impl Record {
         writer.put(&self.generation.to_le_bytes());
         writer.put(&self.created_ms.to_le_bytes());
         writer.put(&(self.sample.len() as u32).to_le_bytes());
-        writer.put(&[0; 4]);
+        writer.put(&self.owner.to_le_bytes());
+        writer.put(&[0; 2]);
         writer.put(self.sample.as_bytes());
         for (key, size) in &self.tensors {
             writer.put(&key.0.to_le_bytes());
@@ -58,14 +71,35 @@ impl Record {
         }
         let rest = writer.at;
         bytes[rest..].fill(0);
+        if let Some(secret) = secret {
+            let code = code(secret, id, bytes);
+            bytes[SIGNED_BYTES..].copy_from_slice(code.as_bytes());
+        }
+    }
+
+    /// What a note says that was found under a name.
+    pub(super) fn verify(
+        id: &ObjectId,
+        secret: Option<&Secret>,
+        bytes: &[u8],
+    ) -> Result<Self, Unsound> {
+        let Some(found) = bytes.get(SIGNED_BYTES..RECORD_BYTES) else { return Err(Unsound::Other) };
+        if let Some(secret) = secret {
+            let found: [u8; CODE_BYTES] = found.try_into().expect("it is as long");
+            // Comparing hashes takes the same time wherever they differ.
+            if code(secret, id, bytes) != blake3::Hash::from_bytes(found) {
+                return Err(Unsound::Forged);
+            }
+        }
+        Self::decode(bytes).ok_or(Unsound::Other)
     }
 
     /// `None` if it is not a record of this version.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+    fn decode(bytes: &[u8]) -> Option<Self> {
         let (magic, mut rest) = bytes.split_first_chunk()?;
         let (version, tensors) = (take_u32(&mut rest)?, take_u32(&mut rest)? as usize);
         let (generation, created_ms) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
-        let (name_bytes, _) = (take_u32(&mut rest)? as usize, take_u32(&mut rest)?);
+        let (name_bytes, owner) = (take_u32(&mut rest)? as usize, take_u32(&mut rest)? as u16);
         let fits = name_bytes <= SAMPLE_BYTES_MAX && tensors <= TENSORS_MAX;
         if *magic != MAGIC || version != VERSION || !fits {
             return None;
@@ -78,12 +112,29 @@ impl Record {
             Some((PageKey(u128::from_le_bytes(*key)), take_u64(&mut rest)?))
         };
         let tensors = (0..tensors).map(|_| tensor()).collect::<Option<_>>()?;
-        Some(Self { sample, generation, created_ms, tensors })
+        Some(Self { sample, generation, owner, created_ms, tensors })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.tensors.iter().map(|(_, size)| size).sum()
     }
+}
+
+/// Why a note says nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unsound {
+    /// Somebody has written it who does not know the secret.
+    Forged,
+    /// It is no note of this version.
+    Other,
+}
+
+fn code(secret: &Secret, id: &ObjectId, bytes: &[u8]) -> blake3::Hash {
+    let mut hasher = secret.for_notes();
+    hasher.update(&id.namespace.0.to_le_bytes());
+    hasher.update(&id.key.0.to_le_bytes());
+    hasher.update(&bytes[..SIGNED_BYTES]);
+    hasher.finalize()
 }
 
 struct Writer<'a> {
@@ -116,15 +167,22 @@ mod tests {
 
     fn record(tensors: usize, sample: usize) -> Record {
         let tensors = (0..tensors as u64).map(|number| (PageKey(number.into()), number)).collect();
-        Record { sample: "s".repeat(sample), generation: 7, created_ms: 9, tensors }
+        Record { sample: "s".repeat(sample), generation: 7, owner: 1023, created_ms: 9, tensors }
+    }
+
+    fn id(key: u128) -> ObjectId {
+        ObjectId::page(PageKey(1), PageKey(key))
     }
 
     #[test]
     fn records_come_back_up_to_the_largest() {
+        let secret = Secret::new(b"of this run");
         for record in [record(1, 1), record(TENSORS_MAX, SAMPLE_BYTES_MAX)] {
-            let mut bytes = [0xEE; RECORD_BYTES];
-            record.encode(&mut bytes);
-            assert_eq!(Record::decode(&bytes), Some(record));
+            for secret in [None, Some(&secret)] {
+                let mut bytes = [0xEE; RECORD_BYTES];
+                record.encode(&id(1), secret, &mut bytes);
+                assert_eq!(Record::verify(&id(1), secret, &bytes), Ok(record.clone()));
+            }
         }
     }
 
@@ -132,11 +190,30 @@ mod tests {
     fn other_bytes_are_no_record() {
         let mut bytes = [0; RECORD_BYTES];
         assert_eq!(Record::decode(&bytes), None);
-        record(2, 3).encode(&mut bytes);
+        record(2, 3).encode(&id(1), None, &mut bytes);
         for at in [0, 8, 14, 34] {
             let mut changed = bytes;
             changed[at] ^= 0xFF;
             assert_eq!(Record::decode(&changed), None, "byte {at}");
         }
+    }
+
+    #[test]
+    fn with_a_secret_every_byte_and_the_name_are_authenticated() {
+        let secret = Secret::new(b"of this run");
+        let mut bytes = [0; RECORD_BYTES];
+        record(2, 3).encode(&id(1), Some(&secret), &mut bytes);
+        let verify = |id, secret, bytes: &[u8]| Record::verify(&id, Some(secret), bytes);
+        assert!(verify(id(1), &secret, &bytes).is_ok());
+        for at in 0..RECORD_BYTES {
+            let mut changed = bytes;
+            changed[at] ^= 1;
+            assert_eq!(verify(id(1), &secret, &changed), Err(Unsound::Forged), "byte {at}");
+        }
+        assert_eq!(verify(id(2), &secret, &bytes), Err(Unsound::Forged), "it is another's");
+        let other = Secret::new(b"of another run");
+        assert_eq!(verify(id(1), &other, &bytes), Err(Unsound::Forged));
+        record(2, 3).encode(&id(1), None, &mut bytes);
+        assert_eq!(verify(id(1), &secret, &bytes), Err(Unsound::Forged), "it is not signed");
     }
 }

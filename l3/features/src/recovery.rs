@@ -1,14 +1,15 @@
 //! What a producer finds in the store when it is started again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::Shared;
 use super::error::FeatureError;
-use super::keys::CELLS;
-use super::ledger::{Entry, Own, Stage};
+use super::keys::{CELLS, first_cell};
+use super::ledger::{Cell, Entry, Own, Stage};
+use super::notes::NoteError;
 use super::record::Record;
 use terrace_l3::{ObjectId, Pin};
 
@@ -17,20 +18,14 @@ impl Shared {
     /// that a later claim supersedes are over: both are freed. All others have their budget and their
     /// time as before.
     pub(super) async fn recover(self: &Arc<Self>, owner: u16) -> Result<(), FeatureError> {
-        let failed = |error| self.failed(error);
+        let whose = format!("producer {owner} of {}", self.keys.store());
+        let failed = |error| self.note_failed("a note of", &whose, error);
         let ids = (0..self.config.samples_max).map(|slot| self.keys.record(owner, slot));
         let ids: Vec<ObjectId> = ids.collect();
         let slots: BTreeMap<ObjectId, u32> = ids.iter().copied().zip(0..).collect();
         let mut records = self.notes.find_sound(&ids).await.map_err(failed)?;
         records.sort_by_key(|(id, _)| slots[id]);
-        let cells = |(_, record): &(ObjectId, Record)| {
-            let sample = record.sample.clone();
-            (0..CELLS).map(move |cell| self.keys.claim(&sample, owner, cell))
-        };
-        let claims: Vec<ObjectId> = records.iter().flat_map(cells).collect();
-        let claims = self.notes.find_sound(&claims).await.map_err(failed)?;
-        let claims: BTreeMap<u64, (ObjectId, Record)> =
-            claims.into_iter().map(|claim| (claim.1.generation, claim)).collect();
+        let claims = self.own_claims(owner, &records).await.map_err(failed)?;
         let mut latest: BTreeMap<&str, u64> = BTreeMap::new();
         for (generation, (_, record)) in &claims {
             let latest = latest.entry(&record.sample).or_default();
@@ -40,7 +35,9 @@ impl Shared {
         for (id, record) in &records {
             let claim = claims.get(&record.generation).map(|(claim, _)| *claim);
             let cell_of = |claim| {
-                (0..CELLS).find(|cell| self.keys.claim(&record.sample, owner, *cell) == claim)
+                let number =
+                    (0..CELLS).find(|cell| self.keys.claim(&record.sample, *cell) == claim)?;
+                Some(Cell { number, is_ours: true })
             };
             let own = Own {
                 slot: slots[id],
@@ -68,6 +65,33 @@ impl Shared {
         drop(self.store.pin(&pinned, Pin::Hard(self.pins)).await);
         // What has ended meanwhile is noticed right away, and again by every gc.
         self.gc().await.map(drop)
+    }
+
+    /// The claims of this producer that go with its records, by generation. Nearly all are where they were
+    /// first tried; only for the others all places of their samples are looked at.
+    async fn own_claims(
+        &self,
+        owner: u16,
+        records: &[(ObjectId, Record)],
+    ) -> Result<BTreeMap<u64, (ObjectId, Record)>, NoteError> {
+        let first = |(_, record): &(ObjectId, Record)| {
+            self.keys.claim(&record.sample, first_cell(record.generation))
+        };
+        let first: BTreeSet<ObjectId> = records.iter().map(first).collect();
+        let mut claims = BTreeMap::new();
+        let mut look = Vec::from_iter(first);
+        for is_last in [false, true] {
+            let found = self.notes.find_sound(&look).await?.into_iter();
+            let own = found.filter(|(_, record)| record.owner == owner);
+            claims.extend(own.map(|(id, record)| (record.generation, (id, record))));
+            if is_last {
+                break;
+            }
+            let lost = records.iter().filter(|(_, it)| !claims.contains_key(&it.generation));
+            let lost: BTreeSet<&str> = lost.map(|(_, record)| &*record.sample).collect();
+            look = lost.into_iter().flat_map(|sample| self.keys.claims(sample)).collect();
+        }
+        Ok(claims)
     }
 }
 

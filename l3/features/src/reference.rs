@@ -18,6 +18,9 @@ pub struct FeatureRef {
     pub(super) tensors: Vec<TensorSpec>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) retain: bool,
+    /// With a secret, a code of each tensor's bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) contents: Vec<Mac>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) mac: Option<Mac>,
 }
@@ -58,7 +61,7 @@ impl FeatureRef {
     }
 
     fn code(&self, secret: &Secret) -> Mac {
-        let mut hasher = blake3::Hasher::new_keyed(secret.key());
+        let mut hasher = secret.for_refs();
         let text = |hasher: &mut blake3::Hasher, text: &str| {
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
@@ -77,13 +80,17 @@ impl FeatureRef {
             number(&mut hasher, shape.len() as u64);
             shape.iter().for_each(|size| number(&mut hasher, *size));
         }
+        number(&mut hasher, self.contents.len() as u64);
+        for Mac(content) in &self.contents {
+            hasher.update(content.as_bytes());
+        }
         Mac(hasher.finalize())
     }
 }
 
 /// A message authentication code, in text as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Mac(blake3::Hash);
+pub(super) struct Mac(pub(super) blake3::Hash);
 
 impl fmt::Debug for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,13 +125,14 @@ mod tests {
             generation: 3,
             tensors: vec![TensorSpec::new("hidden", Dtype::Bf16, [4, 8])],
             retain: false,
+            contents: vec![Mac(secret.of_tensor(&[7; 64]))],
             mac: None,
         };
         assert!(!plain.is_authentic(&secret), "it is not signed");
         let signed = plain.sign(Some(&secret));
         assert!(signed.is_authentic(&secret));
         assert!(!signed.is_authentic(&Secret::new(b"of another run")));
-        let changes: [fn(&mut FeatureRef); 8] = [
+        let changes: [fn(&mut FeatureRef); 10] = [
             |changed| changed.store.push('x'),
             |changed| changed.sample = "8".to_owned(),
             |changed| changed.generation += 1,
@@ -133,6 +141,8 @@ mod tests {
             |changed| changed.tensors[0].dtype = Dtype::F16,
             |changed| changed.tensors[0].shape = vec![8, 4],
             |changed| changed.tensors.push(changed.tensors[0].clone()),
+            |changed| changed.contents.clear(),
+            |changed| changed.contents[0] = Mac(blake3::hash(b"other")),
         ];
         for change in changes {
             let mut changed = signed.clone();

@@ -35,7 +35,7 @@ pub struct FeatureStats {
     pub gets_gone: u64,
     /// Gets that failed because a tensor was short or damaged.
     pub gets_damaged: u64,
-    /// Refs that were refused as forged or altered.
+    /// Refs, tensors and notes that were refused as forged or altered.
     pub forged: u64,
     /// Samples released here.
     pub released: u64,

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Serialize;
 
+use super::library::PAYLOAD_LOST;
+
 /// What a call came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -48,6 +50,9 @@ const OUTCOMES: [(Outcome, Option<i64>, &str); 11] = [
 impl Outcome {
     /// What a code means; everything from zero on is a success.
     pub(crate) fn of(code: i64) -> Self {
+        if code == PAYLOAD_LOST {
+            return Self::Absent;
+        }
         let known = OUTCOMES.iter().find(|(_, known, _)| *known == Some(code.min(0)));
         known.map_or(Self::Other, |(outcome, _, _)| *outcome)
     }

@@ -1,9 +1,10 @@
 //! The way to the cluster: made in the background, since a master that is not there is waited for a
 //! minute and a half, and made again until it succeeds. A client that keeps memory is replaced by another,
-//! since nothing but its end ends the transfers that it has given up.
+//! since nothing but its end ends the transfers that it has given up. What is offered to the cluster would
+//! go with it, and all objects there; so a client of its own offers it, which moves no bytes and stays.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Weak};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::library::{Client, Endpoint, Library};
+use super::library::{Client, ClientMemory, Endpoint, Library, Placement};
 use terrace_l3::{Arena, Registration, Results, StoreError};
 
 /// A client as soon as there is one, and the arenas that it must know.
@@ -20,11 +21,25 @@ pub(crate) struct Connection {
     shared: Arc<Shared>,
 }
 
+/// How to connect, and with what.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) memory: ClientMemory,
+    /// Where objects go. [`OWN_SEGMENT`] stands for the segment that is offered here.
+    pub(crate) placement: Placement,
+    /// How long to wait between tries.
+    pub(crate) retry: Duration,
+}
+
+/// What the segment that a client offers is called in its own settings: the cluster names it anew at every
+/// start.
+pub(crate) const OWN_SEGMENT: &CStr = c"own";
+
 #[derive(Debug)]
 struct Shared {
     library: Arc<Library>,
-    endpoint: Endpoint,
-    retry: Duration,
+    way: Way,
     master: String,
     state: Mutex<State>,
     changed: Condvar,
@@ -33,6 +48,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     client: Option<Arc<Client>>,
+    /// The client that offers a segment, if one is offered.
+    offerer: Option<Arc<Client>>,
     /// Why the last try to connect failed.
     trouble: Option<String>,
     /// Whether somebody is connecting.
@@ -99,17 +116,12 @@ impl Drop for Buffer {
 
 impl Connection {
     /// Begins to connect.
-    pub(crate) fn new(
-        library: Arc<Library>,
-        endpoint: Endpoint,
-        retry: Duration,
-    ) -> io::Result<Self> {
+    pub(crate) fn new(library: Arc<Library>, way: Way) -> io::Result<Self> {
         let connection = Self {
             shared: Arc::new(Shared {
-                master: endpoint.master.to_string_lossy().into_owned(),
+                master: way.endpoint.master.to_string_lossy().into_owned(),
                 library,
-                endpoint,
-                retry,
+                way,
                 state: Mutex::default(),
                 changed: Condvar::new(),
             }),
@@ -124,11 +136,11 @@ impl Connection {
         if state.connecting || state.closed {
             return Ok(());
         }
-        let (library, endpoint) = (self.shared.library.clone(), self.shared.endpoint.clone());
-        let (weak, retry) = (Arc::downgrade(&self.shared), self.shared.retry);
+        let (library, way) = (self.shared.library.clone(), self.shared.way.clone());
+        let weak = Arc::downgrade(&self.shared);
         std::thread::Builder::new()
             .name("terrace-mooncake-connect".to_owned())
-            .spawn(move || keep_trying(&weak, &library, &endpoint, retry))?;
+            .spawn(move || keep_trying(&weak, &library, &way))?;
         state.connecting = true;
         Ok(())
     }
@@ -159,6 +171,12 @@ impl Connection {
 
     pub(crate) fn is_connected(&self) -> bool {
         self.shared.state.lock().client.is_some()
+    }
+
+    /// What the cluster calls the segment that is offered here.
+    pub(crate) fn segment(&self) -> Option<CString> {
+        let offerer = self.shared.state.lock().offerer.clone();
+        offerer.and_then(|offerer| offerer.name())
     }
 
     pub(crate) fn master(&self) -> &str {
@@ -199,15 +217,15 @@ impl Connection {
         self.shared.state.lock().arenas.len()
     }
 
-    /// Lets go of the client. Calls under way still have it.
+    /// Lets go of the client, and of what is offered. Calls under way still have the client.
     pub(crate) fn close(&self) {
-        let client = {
+        let clients = {
             let mut state = self.shared.state.lock();
             state.closed = true;
-            state.client.take()
+            (state.client.take(), state.offerer.take())
         };
         self.shared.changed.notify_all();
-        drop(client);
+        drop(clients);
     }
 }
 
@@ -223,11 +241,37 @@ impl Drop for Entry {
     }
 }
 
+/// Offers a segment, if one is to be.
+fn offer(library: &Arc<Library>, way: &Way) -> Result<Option<Client>, String> {
+    let memory = ClientMemory { buffer_bytes: 0, ..way.memory };
+    if memory.segment_bytes == 0 {
+        return Ok(None);
+    }
+    let placement = Placement { replicas: 1, preferred: Vec::new() };
+    let offerer = Client::connect(library, &way.endpoint, memory, placement);
+    offerer.map(Some).map_err(|code| {
+        let bytes = memory.segment_bytes;
+        format!(
+            "the library answers {code} to the offer of a segment of {bytes} bytes; see that the address \
+             is right, the master runs and there is so much memory"
+        )
+    })
+}
+
 /// Connects and asks a first question. A master of another version lets anybody connect, and answers
 /// no question.
-fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Client, String> {
+fn connect(library: &Arc<Library>, way: &Way, offerer: Option<&Client>) -> Result<Client, String> {
     const NOBODYS_KEY: &CStr = c"terrace/is-anybody-there";
-    let client = Client::connect(library, endpoint).map_err(|code| {
+    let memory = ClientMemory { segment_bytes: 0, ..way.memory };
+    let mut placement = way.placement.clone();
+    let own = offerer.and_then(Client::name);
+    placement.preferred.retain_mut(|name| {
+        if name.as_c_str() != OWN_SEGMENT {
+            return true;
+        }
+        own.clone().map(|own| *name = own).is_some()
+    });
+    let client = Client::connect(library, &way.endpoint, memory, placement).map_err(|code| {
         format!("the library answers {code}; see that the address is right and the master runs")
     })?;
     match client.exist(&[NOBODYS_KEY.to_owned()])[0] {
@@ -239,20 +283,28 @@ fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Client, String
     }
 }
 
-fn keep_trying(
-    shared: &Weak<Shared>,
-    library: &Arc<Library>,
-    endpoint: &Endpoint,
-    retry: Duration,
-) {
+fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, way: &Way) {
+    let retry = way.retry;
     let mut tries = 0u32;
     loop {
-        let connected = connect(library, endpoint);
+        let Some(offerer) = shared.upgrade().map(|it| it.state.lock().offerer.clone()) else {
+            return;
+        };
+        let offerer = match offerer {
+            Some(offerer) => Ok(Some(offerer)),
+            None => offer(library, way).map(|offerer| offerer.map(Arc::new)),
+        };
+        let connected = match &offerer {
+            Ok(offerer) => connect(library, way, offerer.as_deref()),
+            Err(trouble) => Err(trouble.clone()),
+        };
         let Some(shared) = shared.upgrade() else { return };
         let mut state = shared.state.lock();
         if state.closed {
             return;
         }
+        // It stays even if the other client is not there yet.
+        state.offerer = offerer.ok().flatten();
         let trouble = match connected.map(Arc::new) {
             Ok(client) => {
                 let unknown = state.arenas.values().map(|buffer| buffer.make_known(&client));

@@ -86,6 +86,7 @@ impl Shared {
                     let now_ms = self.ledger.now_ms();
                     match state.catalogue.reserve(id, length as u32, Some(pin), now_ms)? {
                         Reserved::Slot(slot) => {
+                            state.may_be_apart.insert(*id);
                             for replaced in state.catalogue.publish(slot) {
                                 let departure = state.depart(replaced);
                                 state.leaving.entry(departure.id).and_modify(|it| it.stuck = true);
@@ -116,6 +117,13 @@ impl Shared {
         state.catalogue.unpin(id, pin)?;
         if !state.catalogue.is_pinned(id) {
             state.unheld(id);
+            // What others have put is theirs again, and not ours to evict.
+            if self.config.pinned_stay
+                && !state.stiff.contains_key(id)
+                && let Some(slot) = state.catalogue.find(id)
+            {
+                state.forget(id, slot);
+            }
         }
         drop(state);
         self.ledger.notify();
@@ -158,7 +166,7 @@ impl Shared {
             }
         };
         if departures.is_empty() {
-            let code = client.remove(&self.key(id), removal != Removal::Plain);
+            let code = client.remove(&self.key(id), removal != Removal::Plain, true);
             self.ledger.lock().seen.remove(id);
             return removed(self.outcome(Call::Remove, code.into()));
         }
@@ -171,7 +179,7 @@ impl Shared {
     /// the cluster had it: another client may have removed it.
     pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
         self.ledger.wait_for_readers(departure.slot);
-        let code = client.remove(&self.key(&departure.id), true);
+        let code = client.remove(&self.key(&departure.id), true, departure.may_be_apart);
         match removed(self.outcome(Call::Remove, code.into())) {
             done @ (Ok(()) | Err(StoreError::Missing)) => {
                 self.ledger.departed(departure);

@@ -7,7 +7,7 @@ use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
-use super::library::{Client, Writable};
+use super::library::{Client, IS_WHOLE, PAYLOAD_LOST, Writable};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Slot, payload_checksums};
 use terrace_l3::{
@@ -77,15 +77,23 @@ impl Shared {
         results: &mut Results<Served>,
     ) {
         let mut direct = Vec::with_capacity(batch.len());
-        let mut bounced = Vec::new();
+        let (mut apart, mut bounced) = (Vec::new(), Vec::new());
         for reading in batch {
             match reading.get.target.headroom() {
                 Some(headroom) => direct.push((reading, headroom)),
+                None if reading.get.target.len() >= self.config.apart_bytes_min => {
+                    apart.push(reading);
+                }
                 None => bounced.push(reading),
             }
         }
         if !direct.is_empty() {
             self.read_direct(worker, client, direct, results);
+        }
+        let mut apart = apart.into_iter().peekable();
+        while apart.peek().is_some() {
+            let some = apart.by_ref().take(BOUNCE_PAGES as usize).collect();
+            bounced.extend(self.read_apart(worker, client, some, results));
         }
         let mut bounced = bounced.into_iter().peekable();
         while bounced.peek().is_some() {
@@ -127,6 +135,54 @@ impl Shared {
                 client.keep((reading.get, headroom));
             }
         }
+    }
+
+    /// Reads payloads straight to where they belong, and their headers through the thread's own memory. Those
+    /// of the objects that are in one piece are answered: they cannot be read like this.
+    fn read_apart(
+        &self,
+        worker: &mut Worker,
+        client: &Client,
+        mut batch: Vec<Reading>,
+        results: &mut Results<Served>,
+    ) -> Vec<Reading> {
+        let keys = self.keys(batch.iter().map(|reading| &reading.get.id));
+        let mut headers = match worker.copies(batch.iter().map(|_| HEADER_BYTES)) {
+            Ok(headers) => headers,
+            Err(error) => {
+                for (reading, key) in batch.iter().zip(&keys) {
+                    results[reading.place] = self.end(client, key, reading, Err(error.clone()));
+                }
+                return Vec::new();
+            }
+        };
+        let pieces = headers.iter_mut().zip(&mut batch);
+        let mut pieces: Vec<_> = pieces
+            .map(|(header, reading)| Writable::apart(header, &mut reading.get.target))
+            .collect();
+        let codes = client.get(&keys, &mut pieces);
+        drop(pieces);
+        let found: Vec<[u8; HEADER_BYTES]> = headers.iter().map(|it| header_of(it)).collect();
+        for (header, code) in headers.into_iter().zip(&codes) {
+            if *code != IS_WHOLE && Outcome::of(*code).may_go_on() {
+                client.keep(header);
+            }
+        }
+        let mut whole = Vec::new();
+        for (((reading, header), key), code) in batch.into_iter().zip(found).zip(&keys).zip(codes) {
+            if code == IS_WHOLE {
+                whole.push(reading);
+                continue;
+            }
+            let get = &reading.get;
+            let verified = self
+                .judge(worker, client, key, get, code, || verify(&header, &get.id, &get.target));
+            results[reading.place] = self.end(client, key, &reading, verified);
+            if Outcome::of(code).may_go_on() {
+                client.keep(reading.get);
+            }
+        }
+        whole
     }
 
     fn read_bounced(
@@ -184,6 +240,12 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let expected = get.target.len();
         match self.outcome(Call::Get, code) {
+            // Whoever removes an object takes its header first: if that is there still, the payload was lost.
+            _ if code == PAYLOAD_LOST => Err(if client.size(key) == HEADER_BYTES as i64 {
+                StoreError::Corrupt(Mismatch::Length)
+            } else {
+                StoreError::Missing
+            }),
             Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
                 verify().map_err(|mismatch| self.look_again(worker, client, key, get, mismatch))
             }
@@ -271,7 +333,7 @@ impl Shared {
         }
         self.ledger.notify();
         if let (Err(StoreError::Corrupt(_)), None) = (&verified, reading.slot) {
-            self.outcome(Call::Remove, client.remove(key, true).into());
+            self.outcome(Call::Remove, client.remove(key, true, true).into());
         }
         for departure in departures {
             // One that cannot be removed now is by the keeper.
@@ -319,6 +381,6 @@ fn verify(header: &[u8; HEADER_BYTES], id: &ObjectId, payload: &[u8]) -> Result<
     Header::verify(header, id, payload.len() as u64)?.verify_payload(payload)
 }
 
-fn header_of(object: &[u8]) -> [u8; HEADER_BYTES] {
+pub(super) fn header_of(object: &[u8]) -> [u8; HEADER_BYTES] {
     object[..HEADER_BYTES].try_into().expect("an object begins with its header")
 }

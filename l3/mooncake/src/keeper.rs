@@ -1,13 +1,14 @@
 //! What must be done again and again: leases of pinned objects are renewed, failed removals tried again,
 //! and pins that nobody wants any more taken off.
 
+use std::ffi::CString;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::codes::{Call, Outcome};
 use super::get::is_whole;
-use super::library::{Client, Protection, Readable};
+use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::Worker;
 use super::{HEADER_BYTES, Shared};
 use terrace_l3::ObjectId;
@@ -75,7 +76,15 @@ impl Shared {
 
     /// Asking renews a lease, and what is leased is not evicted.
     fn renew(&self, client: &Client) {
-        let held: Vec<ObjectId> = self.ledger.lock().held.iter().copied().collect();
+        let (held, apart): (Vec<ObjectId>, Vec<ObjectId>) = {
+            let state = self.ledger.lock();
+            let apart = state.held.intersection(&state.may_be_apart).copied().collect();
+            (state.held.iter().copied().collect(), apart)
+        };
+        for some in apart.chunks(BATCH) {
+            let keys: Vec<CString> = self.keys(some).iter().map(|key| payload_key(key)).collect();
+            client.exist(&keys);
+        }
         for some in held.chunks(BATCH) {
             for (id, code) in some.iter().zip(client.exist(&self.keys(some))) {
                 let found = self.found(code);
@@ -94,7 +103,8 @@ impl Shared {
         let read = worker.read(client, &keys[0], HEADER_BYTES + length as usize);
         let copy = read.ok().and_then(|(_, copy)| copy).filter(|copy| is_whole(copy, id));
         // What another client has removed meanwhile stays removed.
-        let taken = copy.filter(|_| client.remove(&keys[0], true) == 0);
+        let may_be_apart = self.ledger.lock().may_be_apart.contains(id);
+        let taken = copy.filter(|_| client.remove(&keys[0], true, may_be_apart) == 0);
         let put = taken.map(|copy| {
             let code = client.put(&keys, &[Readable::bytes(&copy)], Protection::None)[0];
             if Outcome::of(code.into()).may_go_on() {
@@ -107,6 +117,7 @@ impl Shared {
         match put {
             Some(0) => {
                 state.stiff.remove(id);
+                state.may_be_apart.remove(id);
                 // It may have been pinned again meanwhile, and the cluster does not know.
                 if state.catalogue.is_pinned(id) {
                     state.hold(*id);
@@ -131,7 +142,8 @@ impl Shared {
             state.stiff.iter().filter(|(_, since)| goes(since)).map(|(id, _)| *id).collect()
         };
         for id in stiff {
-            let code = client.remove(&self.key(&id), true);
+            let may_be_apart = self.ledger.lock().may_be_apart.contains(&id);
+            let code = client.remove(&self.key(&id), true, may_be_apart);
             self.outcome(Call::Remove, code.into());
         }
     }

@@ -31,11 +31,16 @@ pub(crate) struct State {
     pub(crate) stiff: BTreeMap<ObjectId, Option<Instant>>,
     /// Objects with a hard pin of ours alone: their leases are renewed.
     pub(crate) held: BTreeSet<ObjectId>,
+    /// Objects whose payload is apart from its header, or may be, since another client has put them. All
+    /// others in the catalogue are in one piece.
+    pub(crate) may_be_apart: BTreeSet<ObjectId>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Leaving {
     pub(crate) slot: Slot,
+    /// Whether its payload may be apart from its header.
+    pub(crate) may_be_apart: bool,
     /// The cluster did not take it out, and nobody is at it: somebody must try again.
     pub(crate) stuck: bool,
 }
@@ -45,6 +50,8 @@ pub(crate) struct Leaving {
 pub(crate) struct Departure {
     pub(crate) id: ObjectId,
     pub(crate) slot: Slot,
+    /// Whether its payload may be apart from its header.
+    pub(crate) may_be_apart: bool,
 }
 
 impl Ledger {
@@ -55,6 +62,7 @@ impl Ledger {
             seen,
             stiff: BTreeMap::new(),
             held: BTreeSet::new(),
+            may_be_apart: BTreeSet::new(),
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), born: Instant::now() }
     }
@@ -131,7 +139,7 @@ impl State {
             }
         };
         leaving.stuck = false;
-        Some(Departure { id, slot: leaving.slot })
+        Some(Departure { id, slot: leaving.slot, may_be_apart: leaving.may_be_apart })
     }
 
     /// Everything that was doomed is leaving from now on.
@@ -143,9 +151,10 @@ impl State {
     /// A doomed slot's object is leaving from now on.
     pub(crate) fn depart(&mut self, slot: Slot) -> Departure {
         let id = self.catalogue.id(slot);
+        let may_be_apart = self.may_be_apart.contains(&id);
         self.drop_marks(&id);
-        self.leaving.insert(id, Leaving { slot, stuck: false });
-        Departure { id, slot }
+        self.leaving.insert(id, Leaving { slot, may_be_apart, stuck: false });
+        Departure { id, slot, may_be_apart }
     }
 
     /// The cluster does not have the object that was in this slot.
@@ -179,6 +188,7 @@ impl State {
         self.seen.remove(id);
         self.held.remove(id);
         self.stiff.remove(id);
+        self.may_be_apart.remove(id);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Objects in a Mooncake cluster, which several servers share.
 //!
-//! An object is one value there: our header, then the payload. Whatever is read is verified by it, so
-//! an old or foreign value under a key is a miss and never wrong bytes.
+//! An object is one value there: our header, then the payload. Or it is two, where the payload lies in memory
+//! that has no room for a header in front: the library takes one piece of memory for a value, and a copy
+//! would be needed otherwise. Whatever is read is verified by the header, so an old or foreign value under a key
+//! is a miss and never wrong bytes.
 //!
 //! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
 //! leases, generations and the order of eviction are kept for the objects that this client has put, in
@@ -37,11 +39,11 @@ use tokio::sync::oneshot;
 
 pub use self::codes::OutcomeCount;
 use self::codes::{Call, Outcome, Outcomes};
-use self::connection::Connection;
+use self::connection::{Connection, OWN_SEGMENT, Way};
 use self::crew::{Crew, Refused};
 use self::ledger::{Ledger, Seen};
 pub use self::library::LibraryError;
-use self::library::{Client, Endpoint, Library};
+use self::library::{Client, ClientMemory, Endpoint, Library, Placement};
 pub use self::plain::PlainCalls;
 pub use self::stats::MooncakeStats;
 use self::worker::Worker;
@@ -60,6 +62,9 @@ pub struct MooncakeConfig {
     pub library: PathBuf,
     /// HOST:PORT of the master.
     pub master: String,
+    /// Where the clients of the cluster find each other: the address of its metadata server, or
+    /// `P2PHANDSHAKE` if it has none.
+    pub metadata_server: String,
     /// How bytes travel: tcp or rdma.
     pub protocol: String,
     /// The network devices of an RDMA transport; empty for the library's choice.
@@ -70,6 +75,20 @@ pub struct MooncakeConfig {
     pub capacity_bytes: u64,
     /// The largest object.
     pub object_bytes_max: usize,
+    /// Memory that this process gives to the cluster, for as long as the store is open; 0 for none. Objects
+    /// that the cluster has put there, this client's or others', are gone when the store is shut down.
+    pub segment_bytes: u64,
+    /// Memory that the library takes for itself; 0 for none. Pages do not pass through it.
+    pub buffer_bytes: u64,
+    /// In how many segments the cluster keeps each object of this client, where it has so many.
+    pub replicas: u32,
+    /// Segments that this client's objects go to while there is room, as the cluster names them;
+    /// [`MooncakeConfig::OWN_SEGMENT`] is the one that is offered here.
+    pub preferred_segments: Vec<String>,
+    /// Objects of so many bytes and more that are put from memory without headroom, or read into it, are not
+    /// copied: header and payload are two values then. Smaller ones are copied, which takes less than a
+    /// second value.
+    pub apart_bytes_min: usize,
     /// How long a lease protects from this client's own eviction and from plain removal. The cluster
     /// protects as long as its own setting says.
     pub lease_ttl_ms: u64,
@@ -103,6 +122,10 @@ pub struct MooncakeConfig {
 }
 
 impl MooncakeConfig {
+    /// What stands for this client's own segment among `preferred_segments`: the cluster names it anew at
+    /// every start.
+    pub const OWN_SEGMENT: &str = "own";
+
     /// A share of `capacity_bytes` of the cluster whose master is at `master`.
     #[must_use]
     pub fn new(
@@ -114,11 +137,17 @@ impl MooncakeConfig {
         Self {
             library: library.into(),
             master: master.into(),
+            metadata_server: "P2PHANDSHAKE".to_owned(),
             protocol: "tcp".to_owned(),
             device: String::new(),
             prefix: "terrace".to_owned(),
             capacity_bytes,
             object_bytes_max,
+            segment_bytes: 0,
+            buffer_bytes: 0,
+            replicas: 1,
+            preferred_segments: Vec::new(),
+            apart_bytes_min: 256 << 10,
             lease_ttl_ms: 5_000,
             leased_share_max: 0.5,
             full_wait_ms: 500,
@@ -182,6 +211,10 @@ struct Shared {
 /// some compute while others wait for bytes.
 const PARTS_MAX: usize = 8;
 
+/// Removals are cut into parts of at least so many. The library has a call for each object and waits for the
+/// master every time, which takes no core, so threads are worth their while on every machine.
+const PART_REMOVALS_MIN: u32 = 8;
+
 /// With fewer cores no batch is cut into parts, unless so configured.
 const CORES_FOR_PARTS: usize = 8;
 
@@ -199,9 +232,7 @@ impl MooncakeStore {
     fn with_library(config: MooncakeConfig, library: Library) -> Result<Self, MooncakeError> {
         let slots = slots_of(config.capacity_bytes, config.object_bytes_max as u64);
         let slots = slots.map_err(MooncakeError::Setting)?;
-        let endpoint = endpoint(&config)?;
-        let retry = Duration::from_millis(config.connect_retry_ms);
-        let connection = Connection::new(Arc::new(library), endpoint, retry)?;
+        let connection = Connection::new(Arc::new(library), way(&config)?)?;
         let worker = || Worker::new(&connection, config.object_bytes_max);
         let workers: Vec<Worker> =
             (0..config.threads.max(1)).map(|_| worker()).collect::<io::Result<_>>()?;
@@ -226,6 +257,13 @@ impl MooncakeStore {
     #[must_use]
     pub fn wait_until_connected(&self, patience: Duration) -> bool {
         self.shared.connection.wait(patience)
+    }
+
+    /// What the cluster calls the segment that this store offers, once it does: by that name other clients
+    /// can prefer it.
+    #[must_use]
+    pub fn segment(&self) -> Option<String> {
+        self.shared.connection.segment().map(|name| name.to_string_lossy().into_owned())
     }
 
     /// How the cluster answers.
@@ -254,16 +292,15 @@ impl MooncakeStore {
     }
 
     /// Has threads of the crew answer for a part of the objects each: while one of them computes
-    /// checksums, the bytes of others are on their way.
+    /// checksums or waits for the master, the bytes and questions of others are on their way.
     async fn ask_in_parts<J: Send + 'static, T: Clone + Send + 'static>(
         &self,
-        parts_max: usize,
+        part_objects_min: u32,
         mut objects: Vec<J>,
         job: impl Fn(&Shared, &mut Worker, &Arc<Client>, Vec<J>) -> Results<T> + Copy + Send + 'static,
     ) -> Results<T> {
         let mut results = Vec::with_capacity(objects.len());
-        let Shared { config, crew, .. } = &*self.shared;
-        let parts = parts_of(objects.len(), config.part_objects_min, crew.idle()).min(parts_max);
+        let parts = parts_of(objects.len(), part_objects_min, self.shared.crew.idle());
         let mut started = Vec::with_capacity(parts);
         for left in (1..=parts).rev() {
             let rest = objects.split_off(objects.len().div_ceil(left));
@@ -381,10 +418,10 @@ impl Store for MooncakeStore {
     fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
         Box::pin(async move {
             // Generations of one object are put in their order.
-            let parts_max =
-                if names_repeat(puts.iter().map(|put| &put.id)) { 1 } else { PARTS_MAX };
+            let is_whole = names_repeat(puts.iter().map(|put| &put.id));
+            let part = if is_whole { u32::MAX } else { self.shared.config.part_objects_min };
             let puts = self.shared.connection.buffered(puts, |put| put.source.arena_id());
-            self.ask_in_parts(parts_max, puts, move |shared, worker, client, puts| {
+            self.ask_in_parts(part, puts, move |shared, worker, client, puts| {
                 shared.put(worker, client, puts, options)
             })
             .await
@@ -394,7 +431,8 @@ impl Store for MooncakeStore {
     fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
         Box::pin(async move {
             let gets = self.shared.connection.buffered(gets, |get| get.target.arena_id());
-            self.ask_in_parts(PARTS_MAX, gets, |shared, worker, client, gets| {
+            let part = self.shared.config.part_objects_min;
+            self.ask_in_parts(part, gets, |shared, worker, client, gets| {
                 shared.get(worker, client, gets)
             })
             .await
@@ -416,7 +454,9 @@ impl Store for MooncakeStore {
 
     fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
         let ids = ids.to_vec();
-        Box::pin(self.ask(ids.len(), move |shared, _, client| shared.remove(client, &ids, removal)))
+        Box::pin(self.ask_in_parts(PART_REMOVALS_MIN, ids, move |shared, _, client, ids| {
+            shared.remove(client, &ids, removal)
+        }))
     }
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
@@ -470,18 +510,37 @@ fn parts_of(objects: usize, part_objects_min: u32, idle_threads: usize) -> usize
     parts.clamp(1, parts_max).min(objects)
 }
 
-/// Where the cluster is, in the library's words.
-fn endpoint(config: &MooncakeConfig) -> Result<Endpoint, MooncakeError> {
+/// How to connect, in the library's words.
+fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
     let text = |name: &str, value: &str| {
         CString::new(value)
             .map_err(|_| MooncakeError::Setting(format!("{name} contains a zero byte: {value:?}")))
     };
     text("the prefix", &config.prefix)?;
-    Ok(Endpoint {
-        local_host: text("the host", &local_host(&config.master))?,
-        protocol: text("the protocol", &config.protocol)?,
-        device: text("the device", &config.device)?,
-        master: text("the master's address", &config.master)?,
+    if config.replicas == 0 {
+        return Err(MooncakeError::Setting("an object has at least one replica".to_owned()));
+    }
+    let preferred = config.preferred_segments.iter().map(|name| text("a segment's name", name));
+    let preferred: Vec<CString> = preferred.collect::<Result<_, _>>()?;
+    if config.segment_bytes == 0 && preferred.iter().any(|name| name.as_c_str() == OWN_SEGMENT) {
+        let message =
+            "this client offers no segment, so it cannot prefer its own: give it some bytes";
+        return Err(MooncakeError::Setting(message.to_owned()));
+    }
+    Ok(Way {
+        endpoint: Endpoint {
+            local_host: text("the host", &local_host(&config.master))?,
+            metadata: text("the metadata server's address", &config.metadata_server)?,
+            protocol: text("the protocol", &config.protocol)?,
+            device: text("the device", &config.device)?,
+            master: text("the master's address", &config.master)?,
+        },
+        memory: ClientMemory {
+            segment_bytes: config.segment_bytes,
+            buffer_bytes: config.buffer_bytes,
+        },
+        placement: Placement { replicas: config.replicas as usize, preferred },
+        retry: Duration::from_millis(config.connect_retry_ms),
     })
 }
 

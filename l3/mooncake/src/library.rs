@@ -99,6 +99,7 @@ functions! {
     setup: c"mooncake_store_setup",
         fn(Handle, *const c_char, *const c_char, u64, u64, *const c_char, *const c_char,
            *const c_char) -> c_int;
+    hostname: c"mooncake_store_get_hostname", fn(Handle, *mut c_char, usize) -> c_int;
     batch_put_from: c"mooncake_store_batch_put_from",
         fn(Handle, *mut *const c_char, *mut *mut c_void, *const usize, usize, *const Replication,
            *mut c_int) -> c_int;
@@ -145,9 +146,28 @@ impl Library {
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) local_host: CString,
+    pub(crate) metadata: CString,
     pub(crate) protocol: CString,
     pub(crate) device: CString,
     pub(crate) master: CString,
+}
+
+/// Memory that the library takes for a client when it connects.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ClientMemory {
+    /// What the client gives to the cluster. Objects that it is used for are gone when the client is.
+    pub(crate) segment_bytes: u64,
+    /// What the library has for itself.
+    pub(crate) buffer_bytes: u64,
+}
+
+/// Where the objects go that a client puts.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    /// In how many segments each of them is.
+    pub(crate) replicas: usize,
+    /// Segments that are tried before all others.
+    pub(crate) preferred: Vec<CString>,
 }
 
 /// How an object is protected from the store's own eviction, from its first moment on.
@@ -162,6 +182,7 @@ pub(crate) enum Protection {
 pub(crate) struct Client {
     library: Arc<Library>,
     handle: NonNull<c_void>,
+    placement: Placement,
     // What the library may touch is dropped after `drop` has ended the client.
     /// The arenas that were made known to it, and how often: one that is registered again while transfers
     /// of before are under way is known once.
@@ -189,15 +210,20 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to the master. It has no memory of its own to offer: pages go straight between arenas
-    /// and the storage nodes. A master that does not answer is waited for a minute and a half.
-    pub(crate) fn connect(library: &Arc<Library>, endpoint: &Endpoint) -> Result<Self, c_int> {
-        const METADATA: &CStr = c"P2PHANDSHAKE";
+    /// Connects to the master. Pages go straight between arenas and segments, whoever's these are. A
+    /// master that does not answer is waited for a minute and a half.
+    pub(crate) fn connect(
+        library: &Arc<Library>,
+        endpoint: &Endpoint,
+        memory: ClientMemory,
+        placement: Placement,
+    ) -> Result<Self, c_int> {
         // SAFETY: it takes nothing, and what it answers is checked.
         let handle = unsafe { (library.functions.create)() };
         let client = Self {
             library: library.clone(),
             handle: NonNull::new(handle).ok_or(-1)?,
+            placement,
             known: Mutex::default(),
             kept: Mutex::default(),
         };
@@ -207,9 +233,9 @@ impl Client {
             (library.functions.setup)(
                 handle,
                 endpoint.local_host.as_ptr(),
-                METADATA.as_ptr(),
-                0,
-                0,
+                endpoint.metadata.as_ptr(),
+                memory.segment_bytes,
+                memory.buffer_bytes,
                 endpoint.protocol.as_ptr(),
                 endpoint.device.as_ptr(),
                 endpoint.master.as_ptr(),
@@ -218,8 +244,23 @@ impl Client {
         if code == 0 { Ok(client) } else { Err(code) }
     }
 
+    /// What the cluster calls this client, and with it the segment that it offers.
+    pub(crate) fn name(&self) -> Option<CString> {
+        const NAME_BYTES_MAX: usize = 512;
+        let mut name = vec![0u8; NAME_BYTES_MAX];
+        // SAFETY: the handle is valid as long as the client, and no more than `name.len()` bytes are
+        // written, the zero at the end included.
+        let code = unsafe {
+            let start = name.as_mut_ptr().cast();
+            (self.library.functions.hostname)(self.handle.as_ptr(), start, name.len())
+        };
+        let name = CStr::from_bytes_until_nul(&name).ok()?;
+        (code == 0 && !name.is_empty()).then(|| name.to_owned())
+    }
+
     /// Stores pieces of memory, one under each key, and answers a code for each. What is there
-    /// already stays as it is, and is answered like a success.
+    /// already stays as it is, and is answered like a success. Payloads that have their header elsewhere are
+    /// stored first, under names of their own: whoever finds a header finds the payload.
     pub(crate) fn put(
         &self,
         keys: &[CString],
@@ -227,20 +268,49 @@ impl Client {
         protection: Protection,
     ) -> Vec<c_int> {
         assert_eq!(keys.len(), pieces.len());
+        let apart: Vec<usize> =
+            (0..pieces.len()).filter(|at| pieces[*at].header.is_some()).collect();
+        if apart.is_empty() {
+            let spans: Vec<Span> = pieces.iter().map(|piece| piece.span).collect();
+            return self.put_spans(keys, &spans, protection);
+        }
+        let names: Vec<CString> = apart.iter().map(|at| payload_key(&keys[*at])).collect();
+        let spans: Vec<Span> = apart.iter().map(|at| pieces[*at].span).collect();
+        let mut codes = vec![0; keys.len()];
+        for (at, code) in apart.into_iter().zip(self.put_spans(&names, &spans, protection)) {
+            codes[at] = code;
+        }
+        let rest: Vec<usize> = (0..keys.len()).filter(|at| codes[*at] == 0).collect();
+        let names: Vec<CString> = rest.iter().map(|at| keys[*at].clone()).collect();
+        let span = |at: &usize| pieces[*at].header.unwrap_or(pieces[*at].span);
+        let spans: Vec<Span> = rest.iter().map(span).collect();
+        for (at, code) in rest.into_iter().zip(self.put_spans(&names, &spans, protection)) {
+            codes[at] = code;
+        }
+        codes
+    }
+
+    /// The spans must be borrowed by the caller.
+    fn put_spans(&self, keys: &[CString], spans: &[Span], protection: Protection) -> Vec<c_int> {
+        if keys.is_empty() {
+            return Vec::new();
+        }
+        let preferred = pointers(&self.placement.preferred);
         let replication = Replication {
-            replicas: 1,
+            replicas: self.placement.replicas,
             with_soft_pin: c_int::from(protection == Protection::Soft),
             with_hard_pin: c_int::from(protection == Protection::Hard),
-            preferred_segments: std::ptr::null(),
-            preferred_segments_count: 0,
+            preferred_segments: preferred.as_ptr(),
+            preferred_segments_count: preferred.len(),
         };
         let mut names = pointers(keys);
-        let mut starts: Vec<*mut c_void> = pieces.iter().map(|it| it.start.cast()).collect();
-        let sizes: Vec<usize> = pieces.iter().map(|it| it.bytes).collect();
+        let mut starts: Vec<*mut c_void> = spans.iter().map(|it| it.start.cast()).collect();
+        let sizes: Vec<usize> = spans.iter().map(|it| it.bytes).collect();
         let mut codes = vec![NO_ANSWER; keys.len()];
         // SAFETY: the arrays have `keys.len()` elements each. The keys end with zeros; each piece is
         // borrowed until the call returns, as long as its size says, and only read, although the
-        // declaration has no `const`. The codes are written to the last array.
+        // declaration has no `const`. So are the names of segments. The codes are written to the last
+        // array.
         let code = unsafe {
             (self.library.functions.batch_put_from)(
                 self.handle.as_ptr(),
@@ -255,12 +325,61 @@ impl Client {
         if code == 0 { codes } else { vec![code; keys.len()] }
     }
 
-    /// Reads objects into pieces of memory, and answers for each its size or a code below zero.
+    /// Reads objects into pieces of memory, and answers for each its size or a code below zero. Objects
+    /// whose payload is apart are read into pieces of both kinds; one that is not does not go into a piece
+    /// that is, which is answered by [`IS_WHOLE`].
     pub(crate) fn get(&self, keys: &[CString], pieces: &mut [Writable<'_>]) -> Vec<i64> {
         assert_eq!(keys.len(), pieces.len());
+        let (mut names, mut spans) = (Vec::new(), Vec::new());
+        for (key, piece) in keys.iter().zip(&*pieces) {
+            names.push(key.clone());
+            spans.push(piece.header.unwrap_or(piece.span));
+            if piece.header.is_some() {
+                names.push(payload_key(key));
+                spans.push(piece.span);
+            }
+        }
+        let mut answers = self.get_spans(&names, &spans).into_iter();
+        let mut answer = || answers.next().unwrap_or(i64::from(NO_ANSWER));
+        let of_both = |header: i64, payload: i64| match header {
+            BUFFER_TOO_SMALL => IS_WHOLE,
+            HEADER_SIZE if payload >= 0 => HEADER_SIZE + payload,
+            HEADER_SIZE if payload == i64::from(ABSENT) => PAYLOAD_LOST,
+            HEADER_SIZE => payload,
+            other => other,
+        };
+        let mut codes: Vec<i64> = pieces
+            .iter()
+            .map(|piece| match piece.header {
+                None => answer(),
+                Some(_) => {
+                    let header = answer();
+                    of_both(header, answer())
+                }
+            })
+            .collect();
+        // A header without its payload: that is elsewhere.
+        let is_apart = |at: &usize| {
+            let piece = &pieces[*at];
+            piece.header.is_none() && codes[*at] == HEADER_SIZE && piece.span.bytes > HEADER_BYTES
+        };
+        let apart: Vec<usize> = (0..keys.len()).filter(is_apart).collect();
+        let names: Vec<CString> = apart.iter().map(|at| payload_key(&keys[*at])).collect();
+        let spans: Vec<Span> = apart.iter().map(|at| pieces[*at].span.behind_header()).collect();
+        for (at, payload) in apart.into_iter().zip(self.get_spans(&names, &spans)) {
+            codes[at] = of_both(HEADER_SIZE, payload);
+        }
+        codes
+    }
+
+    /// The spans must be borrowed by the caller, exclusively.
+    fn get_spans(&self, keys: &[CString], spans: &[Span]) -> Vec<i64> {
+        if keys.is_empty() {
+            return Vec::new();
+        }
         let mut names = pointers(keys);
-        let mut starts: Vec<*mut c_void> = pieces.iter().map(|it| it.start.cast()).collect();
-        let sizes: Vec<usize> = pieces.iter().map(|it| it.bytes).collect();
+        let mut starts: Vec<*mut c_void> = spans.iter().map(|it| it.start.cast()).collect();
+        let sizes: Vec<usize> = spans.iter().map(|it| it.bytes).collect();
         let mut codes = vec![i64::from(NO_ANSWER); keys.len()];
         // SAFETY: as for putting; each piece is borrowed exclusively, so the library alone writes to
         // it until the call returns, and no further than its size says.
@@ -293,14 +412,34 @@ impl Client {
         if code == 0 { codes } else { vec![code; keys.len()] }
     }
 
-    /// The size of an object, or a code below zero.
+    /// The size of an object, its payload included if it is apart, or a code below zero.
     pub(crate) fn size(&self, key: &CStr) -> i64 {
+        match self.size_of(key) {
+            HEADER_SIZE => HEADER_SIZE + self.size_of(&payload_key(key)).max(0),
+            other => other,
+        }
+    }
+
+    fn size_of(&self, key: &CStr) -> i64 {
         // SAFETY: the handle is valid as long as the client, and the key ends with a zero.
         unsafe { (self.library.functions.object_size)(self.handle.as_ptr(), key.as_ptr()) }
     }
 
-    /// Removes an object; a lease keeps it unless it is forced.
-    pub(crate) fn remove(&self, key: &CStr, forced: bool) -> c_int {
+    /// Removes an object; a lease keeps it unless it is forced. If its payload may be apart, that is removed
+    /// as well.
+    pub(crate) fn remove(&self, key: &CStr, forced: bool, may_be_apart: bool) -> c_int {
+        let code = self.remove_one(key, forced);
+        if !may_be_apart || !matches!(code, 0 | ABSENT) {
+            return code;
+        }
+        // Without its header nobody reads it, so leases do not matter. If it stays, so does the object.
+        match self.remove_one(&payload_key(key), true) {
+            0 | ABSENT => code,
+            failed => failed,
+        }
+    }
+
+    fn remove_one(&self, key: &CStr, forced: bool) -> c_int {
         // SAFETY: the handle is valid as long as the client, and the key ends with a zero.
         unsafe {
             (self.library.functions.remove)(self.handle.as_ptr(), key.as_ptr(), c_int::from(forced))
@@ -379,10 +518,42 @@ fn pointers(keys: &[CString]) -> Vec<*const c_char> {
     keys.iter().map(|key| key.as_ptr()).collect()
 }
 
-/// Memory that a call may read.
-pub(crate) struct Readable<'a> {
+/// What the library answers to a buffer that is smaller than the object.
+const BUFFER_TOO_SMALL: i64 = -600;
+const ABSENT: c_int = -704;
+const HEADER_SIZE: i64 = HEADER_BYTES as i64;
+
+/// Instead of a code: the object is in one piece, and was to be read into two.
+pub(crate) const IS_WHOLE: i64 = i64::MIN;
+
+/// Instead of a code: there was a header, or something as long, and no payload.
+pub(crate) const PAYLOAD_LOST: i64 = i64::MIN + 1;
+
+/// The name of a payload that is not behind its header.
+pub(crate) fn payload_key(key: &CStr) -> CString {
+    let name = [key.to_bytes(), b"/payload"].concat();
+    CString::new(name).expect("a name has no zero in it")
+}
+
+/// So many bytes from there on.
+#[derive(Clone, Copy)]
+struct Span {
     start: *mut u8,
     bytes: usize,
+}
+
+impl Span {
+    /// What is left of it without a header.
+    fn behind_header(self) -> Self {
+        assert!(self.bytes >= HEADER_BYTES);
+        Self { start: self.start.wrapping_add(HEADER_BYTES), bytes: self.bytes - HEADER_BYTES }
+    }
+}
+
+/// Memory that a call may read: an object in one piece, or a payload and its header.
+pub(crate) struct Readable<'a> {
+    span: Span,
+    header: Option<Span>,
     _borrowed: PhantomData<&'a [u8]>,
 }
 
@@ -391,18 +562,27 @@ impl<'a> Readable<'a> {
     pub(crate) fn page(headroom: &'a Headroom, source: &'a Source) -> Self {
         let start = headroom.start();
         assert_eq!(start.addr() + HEADER_BYTES, source.start().addr(), "the page's own headroom");
-        Self { start, bytes: HEADER_BYTES + source.len(), _borrowed: PhantomData }
+        let span = Span { start, bytes: HEADER_BYTES + source.len() };
+        Self { span, header: None, _borrowed: PhantomData }
     }
 
     pub(crate) fn bytes(bytes: &'a [u8]) -> Self {
-        Self { start: bytes.as_ptr().cast_mut(), bytes: bytes.len(), _borrowed: PhantomData }
+        let span = Span { start: bytes.as_ptr().cast_mut(), bytes: bytes.len() };
+        Self { span, header: None, _borrowed: PhantomData }
+    }
+
+    /// A header and the payload, wherever they are.
+    pub(crate) fn apart(header: &'a [u8], payload: &'a [u8]) -> Self {
+        assert_eq!(header.len(), HEADER_BYTES);
+        Self { header: Some(Self::bytes(header).span), ..Self::bytes(payload) }
     }
 }
 
-/// Memory that a call may write to, and nobody else meanwhile.
+/// Memory that a call may write to, and nobody else meanwhile: for an object in one piece, or for a payload
+/// and its header.
 pub(crate) struct Writable<'a> {
-    start: *mut u8,
-    bytes: usize,
+    span: Span,
+    header: Option<Span>,
     _borrowed: PhantomData<&'a mut [u8]>,
 }
 
@@ -411,10 +591,18 @@ impl<'a> Writable<'a> {
     pub(crate) fn page(headroom: &'a mut Headroom, target: &'a mut Target) -> Self {
         let start = headroom.start();
         assert_eq!(start.addr() + HEADER_BYTES, target.start().addr(), "the page's own headroom");
-        Self { start, bytes: HEADER_BYTES + target.len(), _borrowed: PhantomData }
+        let span = Span { start, bytes: HEADER_BYTES + target.len() };
+        Self { span, header: None, _borrowed: PhantomData }
     }
 
     pub(crate) fn bytes(bytes: &'a mut [u8]) -> Self {
-        Self { start: bytes.as_mut_ptr(), bytes: bytes.len(), _borrowed: PhantomData }
+        let span = Span { start: bytes.as_mut_ptr(), bytes: bytes.len() };
+        Self { span, header: None, _borrowed: PhantomData }
+    }
+
+    /// Room for a header and for the payload, wherever they are.
+    pub(crate) fn apart(header: &'a mut [u8], payload: &'a mut [u8]) -> Self {
+        assert_eq!(header.len(), HEADER_BYTES);
+        Self { header: Some(Self::bytes(header).span), ..Self::bytes(payload) }
     }
 }

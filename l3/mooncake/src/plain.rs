@@ -96,7 +96,7 @@ impl PlainCalls {
     /// Removes what was put.
     pub fn remove(&self) {
         for key in &self.keys {
-            self.client.remove(key, true);
+            self.client.remove(key, true, false);
         }
     }
 }

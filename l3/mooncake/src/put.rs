@@ -3,20 +3,22 @@
 //! The cluster answers a put of a key that it has like one of a key that it has not, even while the
 //! first put of it has not ended. So a put of a plain page counts as maybe there: nothing remembers it
 //! as seen, the first who wants it asks, and whoever reads it verifies it. One that must not vanish is
-//! looked for before and after.
+//! looked for before and after, and if it is small also looked at: of several clients that write different
+//! bytes under one name, each is told truly whether its own are there.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
 use super::control::failure;
-use super::library::{Client, Protection, Readable};
+use super::get::header_of;
+use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Reserved, Slot, payload_checksums};
 use terrace_l3::{
-    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored,
+    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored, Target,
 };
 
 /// An object that has its slot.
@@ -26,6 +28,17 @@ struct Claimed {
     id: ObjectId,
     slot: Slot,
 }
+
+/// One that was written, with this header and a payload of so many bytes.
+struct Written {
+    claimed: Claimed,
+    header: [u8; HEADER_BYTES],
+    length: usize,
+}
+
+/// Objects up to this size are looked at after a put, if they must not vanish: what that takes is little
+/// against the calls that are made anyhow.
+const LOOKED_AT_BYTES_MAX: usize = 16 << 10;
 
 /// One that is about to be written.
 struct Writing {
@@ -205,14 +218,22 @@ impl Batch<'_> {
             round = self.adopt(worker, round, results);
         }
         let mut direct = Vec::with_capacity(round.len());
-        let mut bounced = Vec::new();
+        let (mut apart, mut bounced) = (Vec::new(), Vec::new());
         for writing in round {
             match writing.put.source.headroom() {
                 Some(headroom) => direct.push((writing, headroom)),
+                None if writing.put.source.len() >= self.shared.config.apart_bytes_min => {
+                    apart.push(writing);
+                }
                 None => bounced.push(writing),
             }
         }
-        self.write_direct(direct, results);
+        self.write_direct(worker, direct, results);
+        let mut apart = apart.into_iter().peekable();
+        while apart.peek().is_some() {
+            let some = apart.by_ref().take(BOUNCE_PAGES as usize).collect();
+            self.write_apart(worker, some, results);
+        }
         let mut bounced = bounced.into_iter().peekable();
         while bounced.peek().is_some() {
             let some = bounced.by_ref().take(BOUNCE_PAGES as usize).collect();
@@ -220,7 +241,12 @@ impl Batch<'_> {
         }
     }
 
-    fn write_direct(&self, mut round: Vec<(Writing, Headroom)>, results: &mut Results<Stored>) {
+    fn write_direct(
+        &self,
+        worker: &mut Worker,
+        mut round: Vec<(Writing, Headroom)>,
+        results: &mut Results<Stored>,
+    ) {
         if round.is_empty() {
             return;
         }
@@ -233,13 +259,53 @@ impl Batch<'_> {
         let pieces = round.iter().map(|(it, headroom)| Readable::page(headroom, &it.put.source));
         let outcomes = self.shared.send(self.client, &keys, pieces.collect(), self.protection());
         let end = |((writing, headroom), outcome): ((Writing, Headroom), &Outcome)| {
+            let (header, length) = (headroom.read(), writing.put.source.len());
             if outcome.may_go_on() {
                 self.client.keep((writing.put, headroom));
             }
-            writing.claimed
+            Written { claimed: writing.claimed, header, length }
         };
         let round = round.into_iter().zip(&outcomes).map(end).collect();
-        self.settle(&keys, round, outcomes, results);
+        self.settle(worker, &keys, round, outcomes, results);
+    }
+
+    /// Writes payloads straight from where they are, and their headers through the thread's own memory.
+    fn write_apart(&self, worker: &mut Worker, round: Vec<Writing>, results: &mut Results<Stored>) {
+        let keys = self.shared.keys(round.iter().map(|writing| &writing.put.id));
+        let mut headers = match worker.copies(round.iter().map(|_| HEADER_BYTES)) {
+            Ok(headers) => headers,
+            Err(error) => {
+                round.iter().for_each(|it| self.give_up(&it.claimed, error.clone(), results));
+                return;
+            }
+        };
+        let payloads: Vec<&[u8]> = round.iter().map(|it| &*it.put.source).collect();
+        let sums = payload_checksums(&payloads);
+        for ((header, Writing { put, .. }), sum) in headers.iter_mut().zip(&round).zip(sums) {
+            let encoded = Header::with_checksum(put.id, &put.source, sum).encode();
+            header.copy_from_slice(&encoded);
+        }
+        if self.is_precious() {
+            // There is no header, so what there may be of a payload was left by a put that has failed.
+            let payloads: Vec<CString> = keys.iter().map(|key| payload_key(key)).collect();
+            for (key, _) in payloads.iter().zip(self.client.exist(&payloads)).filter(|it| it.1 == 1)
+            {
+                self.client.remove(key, true, false);
+            }
+        }
+        self.shared.ledger.lock().may_be_apart.extend(round.iter().map(|it| it.put.id));
+        let pieces = headers.iter().zip(payloads);
+        let pieces = pieces.map(|(header, payload)| Readable::apart(header, payload)).collect();
+        let outcomes = self.shared.send(self.client, &keys, pieces, self.protection());
+        let written = |((writing, header), outcome): ((Writing, Buffered<Target>), &Outcome)| {
+            let (bytes, length) = (header_of(&header), writing.put.source.len());
+            if outcome.may_go_on() {
+                self.client.keep((writing.put, header));
+            }
+            Written { claimed: writing.claimed, header: bytes, length }
+        };
+        let round = round.into_iter().zip(headers).zip(&outcomes).map(written).collect();
+        self.settle(worker, &keys, round, outcomes, results);
     }
 
     fn write_bounced(
@@ -264,27 +330,36 @@ impl Batch<'_> {
         }
         let pieces = copies.iter().map(|copy| Readable::bytes(copy)).collect();
         let outcomes = self.shared.send(self.client, &keys, pieces, self.protection());
+        let headers: Vec<[u8; HEADER_BYTES]> = copies.iter().map(|copy| header_of(copy)).collect();
         for (copy, outcome) in copies.into_iter().zip(&outcomes) {
             if outcome.may_go_on() {
                 self.client.keep(copy);
             }
         }
-        let round = round.into_iter().map(|writing| writing.claimed).collect();
-        self.settle(&keys, round, outcomes, results);
+        let written = |(Writing { claimed, put }, header)| {
+            let length = put.source.len();
+            Written { claimed, header, length }
+        };
+        let round = round.into_iter().zip(headers).map(written).collect();
+        self.settle(worker, &keys, round, outcomes, results);
     }
 
     /// The object is not stored after all.
     fn give_up(&self, claimed: &Claimed, error: StoreError, results: &mut Results<Stored>) {
         results[claimed.place] = Err(error);
-        self.shared.ledger.lock().catalogue.abandon(claimed.slot);
+        let mut state = self.shared.ledger.lock();
+        state.catalogue.abandon(claimed.slot);
+        state.may_be_apart.remove(&claimed.id);
+        drop(state);
         self.shared.ledger.notify();
     }
 
     /// Publishes what was written and gives up what was not.
     fn settle(
         &self,
+        worker: &mut Worker,
         keys: &[CString],
-        round: Vec<Claimed>,
+        round: Vec<Written>,
         outcomes: Vec<Outcome>,
         results: &mut Results<Stored>,
     ) {
@@ -294,12 +369,23 @@ impl Batch<'_> {
         } else {
             vec![true; keys.len()]
         };
-        for ((claimed, outcome), is_there) in round.into_iter().zip(outcomes).zip(is_there) {
+        let each = round.into_iter().zip(keys).zip(outcomes).zip(is_there);
+        for (((written, key), outcome), is_there) in each {
+            let Written { claimed, .. } = &written;
             let error = match outcome {
                 Outcome::Done | Outcome::AlreadyThere if is_there => {
-                    let is_stiff = is_hard(self.options.pin);
-                    self.publish(&claimed.id, claimed.slot, is_stiff);
-                    results[claimed.place] = Ok(Stored::New);
+                    match self.is_ours(worker, key, &written) {
+                        Ok(is_ours) => {
+                            let is_stiff = is_ours && is_hard(self.options.pin);
+                            if !is_ours {
+                                self.shared.ledger.lock().may_be_apart.insert(claimed.id);
+                            }
+                            self.publish(&claimed.id, claimed.slot, is_stiff);
+                            let stored = if is_ours { Stored::New } else { Stored::AlreadyThere };
+                            results[claimed.place] = Ok(stored);
+                        }
+                        Err(error) => self.give_up(claimed, error, results),
+                    }
                     continue;
                 }
                 // Somebody else's put of the key has not ended, and may never.
@@ -315,7 +401,29 @@ impl Batch<'_> {
                 | Outcome::MasterGone
                 | Outcome::Other => failure("putting an object", outcome),
             };
-            self.give_up(&claimed, error, results);
+            self.give_up(claimed, error, results);
+        }
+    }
+
+    /// Whether an object that is there is the one that was written, and not another's, as far as it must be
+    /// known.
+    fn is_ours(
+        &self,
+        worker: &mut Worker,
+        key: &CStr,
+        written: &Written,
+    ) -> Result<bool, StoreError> {
+        let bytes = HEADER_BYTES + written.length;
+        if !self.is_precious() || bytes > LOOKED_AT_BYTES_MAX {
+            return Ok(true);
+        }
+        let (code, copy) = worker.read(self.client, key, bytes)?;
+        match (self.shared.outcome(Call::Get, code), copy) {
+            (_, Some(copy)) => Ok(header_of(&copy) == written.header),
+            // Of another size, so another's.
+            (Outcome::Done | Outcome::BadLength, None) => Ok(false),
+            (Outcome::Absent | Outcome::Unfinished, None) => Err(StoreError::BeingWritten),
+            (other, None) => Err(failure("looking at an object", other)),
         }
     }
 
@@ -356,11 +464,12 @@ impl Batch<'_> {
             }
             match self.shared.is_sound(worker, self.client, key, &put.id, put.source.len()) {
                 Ok(true) => {
+                    self.shared.ledger.lock().may_be_apart.insert(put.id);
                     self.publish(&put.id, claimed.slot, false);
                     results[claimed.place] = Ok(Stored::AlreadyThere);
                 }
                 Ok(false) => {
-                    self.client.remove(key, true);
+                    self.client.remove(key, true, true);
                     rest.push(writing);
                 }
                 Err(error) => self.give_up(claimed, error, results),

@@ -30,17 +30,25 @@ struct Bench {
     registration: Option<Registration>,
 }
 
+fn config(master: &str, quarantine_ms: u64) -> MooncakeConfig {
+    MooncakeConfig {
+        keep_interval_ms: 10,
+        quarantine_ms,
+        ..MooncakeConfig::new("", master, 64 * BYTES as u64, BYTES)
+    }
+}
+
 impl Bench {
     fn new(master: &str, quarantine_ms: u64, arena: Arena) -> Self {
-        let config = MooncakeConfig {
-            keep_interval_ms: 10,
-            quarantine_ms,
-            ..MooncakeConfig::new("", master, 64 * BYTES as u64, BYTES)
-        };
+        Self::with_config(config(master, quarantine_ms), arena)
+    }
+
+    fn with_config(config: MooncakeConfig, arena: Arena) -> Self {
+        let master = config.master.clone();
         let store = MooncakeStore::with_library(config, library()).unwrap();
         assert!(store.wait_until_connected(Duration::from_secs(60)));
         let registration = store.register(&arena).unwrap();
-        Self { script: Script::of(master), store, arena, registration: Some(registration) }
+        Self { script: Script::of(&master), store, arena, registration: Some(registration) }
     }
 
     fn with_headroom(master: &str, quarantine_ms: u64) -> Self {
@@ -175,4 +183,80 @@ async fn what_cannot_be_looked_at_is_not_removed() {
     assert_eq!(bench.script.objects(), 1);
     bench.script.fail_with(None);
     bench.get(0, 1).await.unwrap();
+}
+
+/// What is offered is not taken away with a client that is replaced, and objects go where they are to.
+#[tokio::test]
+async fn a_segment_outlives_the_client_that_is_replaced() {
+    let config = MooncakeConfig {
+        segment_bytes: 1 << 20,
+        replicas: 2,
+        preferred_segments: vec!["elsewhere".to_owned(), MooncakeConfig::OWN_SEGMENT.to_owned()],
+        ..config("offers", 50)
+    };
+    let bench = Bench::with_config(config, Arena::with_headroom(4, BYTES).unwrap());
+    assert_eq!((bench.script.clients(), bench.script.segment_bytes()), (2, 1 << 20));
+    assert_eq!(bench.store.segment().as_deref(), Some("offers"));
+    bench.stores_one().await;
+    bench.script.fail_with(Some(TRANSFER_FAILED));
+    bench.get(0, 1).await.unwrap_err();
+    bench.script.fail_with(None);
+    let returned = tokio::time::timeout(Duration::from_secs(60), bench.arena.returned(1));
+    returned.await.unwrap();
+    assert_eq!((bench.script.clients(), bench.script.segment_bytes()), (2, 1 << 20));
+    assert_eq!(bench.put(2, PutOptions::default()).await, Ok(Stored::New));
+    let wanted = (2, vec![c"elsewhere".to_owned(), c"offers".to_owned()]);
+    assert_eq!(bench.script.placements(), [wanted.clone(), wanted]);
+    bench.store.shutdown().await.unwrap();
+    // The keeper may be in the middle of a call.
+    let until = std::time::Instant::now() + Duration::from_secs(60);
+    while (bench.script.clients(), bench.script.segment_bytes()) != (0, 0) {
+        assert!(std::time::Instant::now() < until, "a client stays");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn what_cannot_be_placed_is_refused() {
+    let refused = |config| MooncakeStore::with_library(config, library()).unwrap_err().to_string();
+    let own = vec![MooncakeConfig::OWN_SEGMENT.to_owned()];
+    let without = MooncakeConfig { preferred_segments: own, ..config("refused", 50) };
+    assert!(refused(without).contains("offers no segment"));
+    let none = MooncakeConfig { replicas: 0, ..config("refused", 50) };
+    assert!(refused(none).contains("at least one replica"));
+}
+
+/// The library says yes to a put of what is there. Of two who put different bytes under one name, only one
+/// has put them, and takes the other's for its own at no time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
+    let config = |prefix: &str| MooncakeConfig {
+        prefix: prefix.to_owned(),
+        ..config("meanwhile", 60_000).for_features()
+    };
+    let arena = || Arena::with_headroom(4, BYTES).unwrap();
+    let (one, two) =
+        (Bench::with_config(config("same"), arena()), Bench::with_config(config("same"), arena()));
+    let hard = Pin::Hard(Owner::named("tests"));
+    let pinned = PutOptions { pin: Some(hard), durable: false };
+    one.arena.target(0).unwrap().fill(1);
+    two.arena.target(0).unwrap().fill(2);
+    // Both look and find nothing, then both put.
+    one.script.close_gate();
+    let puts = [tokio::spawn(one.put(0, pinned)), tokio::spawn(two.put(0, pinned))];
+    one.script.wait_for_calls(2);
+    one.script.open_gate();
+    let mut stored = Vec::new();
+    for put in puts {
+        stored.push(put.await.unwrap().unwrap());
+    }
+    stored.sort_by_key(|stored| *stored == Stored::AlreadyThere);
+    assert_eq!(stored, [Stored::New, Stored::AlreadyThere]);
+    // Who takes back its pin has nothing to do with it any more.
+    for bench in [&one, &two] {
+        drop(bench.store.unpin(&[id(0)], hard).await);
+    }
+    let own: u64 =
+        [&one, &two].map(|bench| bench.store.stats().remote.unwrap().objects).iter().sum();
+    assert_eq!((own, one.script.objects()), (1, 1));
 }

@@ -3,6 +3,7 @@
 
 mod faults;
 mod features;
+mod placement;
 mod shared;
 mod steps;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_tests::l3::conformance::{Backend, all};
-use terrace_tests::mooncake::{Cluster, Options, library};
+use terrace_tests::mooncake::{Cluster, Options, Transport, library, transport};
 
 /// No multiple of anything, so that no path is the easy one.
 const OBJECT_BYTES_MAX: usize = 10_001;
@@ -24,8 +25,11 @@ fn config(cluster: &Cluster) -> MooncakeConfig {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let capacity_bytes = SLOTS * OBJECT_BYTES_MAX as u64;
+    let Transport { protocol, device, .. } = transport();
     MooncakeConfig {
         prefix,
+        protocol,
+        device,
         lease_ttl_ms: LEASE_TTL_MS,
         full_wait_ms: 5_000,
         // Whatever can be cut into parts is.
@@ -58,6 +62,15 @@ fn backend(config: MooncakeConfig) -> Backend {
 async fn a_cluster_keeps_the_promises_of_a_store() {
     let cluster = Cluster::start(Options::default());
     all(|| backend(config(&cluster))).await;
+}
+
+/// Headers and payloads as values of their own, where memory has no room for headers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn a_cluster_with_payloads_apart_keeps_the_promises_of_a_store() {
+    let cluster = Cluster::start(Options::default());
+    let apart = || MooncakeConfig { apart_bytes_min: 1, ..config(&cluster) };
+    all(|| backend(apart())).await;
 }
 
 /// With the breaker and the negative cache in front, as a server has it, and batches in one piece.

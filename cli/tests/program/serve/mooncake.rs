@@ -119,6 +119,24 @@ fn mooncake_shares_what_one_server_computed_with_all_others() {
     third.stop();
 }
 
+/// Servers that are the cluster themselves, each with what it has computed in its own memory.
+#[test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+fn mooncake_may_have_its_memory_of_servers_alone() {
+    let cluster = Cluster::start(Options { nodes: 0, ..Options::default() });
+    let segment = ["--mooncake-segment", "64MiB", "--mooncake-prefer", "own"];
+    let first = serve(&cluster.address(), &segment);
+    assert_eq!(ask_all(&first), 0, "there was nothing");
+    wait_for_backups(&first.address, "terrace_mooncake_put_total{outcome=\"done\"}");
+    let second = serve(&cluster.address(), &segment);
+    let from_l3 = ask_all(&second);
+    assert!(from_l3 > 500, "only {from_l3} tokens came from the first server");
+    assert_eq!(cluster.ask("/get_all_segments").split_whitespace().count(), 2);
+    first.stop();
+    second.stop();
+    assert_eq!(cluster.ask("/get_all_segments").split_whitespace().count(), 0);
+}
+
 #[test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 fn mooncake_may_lose_a_storage_node() {

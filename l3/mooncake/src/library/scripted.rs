@@ -1,6 +1,7 @@
 //! A library that does as it is told, and notices memory that it should not have been given.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::*;
@@ -26,12 +27,17 @@ struct State {
     /// Calls with memory that their client did not know.
     unregistered: usize,
     clients: usize,
+    /// What clients that are there offer.
+    segment_bytes: u64,
+    /// What was asked for each object that was put: replicas, and segments that are preferred.
+    placements: Vec<(usize, Vec<CString>)>,
 }
 
 /// A handle.
 #[derive(Default)]
 struct Fake {
     script: Mutex<Option<Arc<Script>>>,
+    segment_bytes: AtomicU64,
     registered: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -59,8 +65,13 @@ impl Script {
 
     /// Waits until a call waits at the gate.
     pub(crate) fn wait_for_call(&self) {
+        self.wait_for_calls(1);
+    }
+
+    /// Waits until so many calls wait at the gate.
+    pub(crate) fn wait_for_calls(&self, calls: usize) {
         let mut state = locked(&self.state);
-        while state.waiting == 0 {
+        while state.waiting < calls {
             state = self.changed.wait(state).unwrap();
         }
     }
@@ -90,6 +101,15 @@ impl Script {
 
     pub(crate) fn unregistered(&self) -> usize {
         locked(&self.state).unregistered
+    }
+
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        locked(&self.state).segment_bytes
+    }
+
+    /// Replicas and preferred segments of all objects that were put.
+    pub(crate) fn placements(&self) -> Vec<(usize, Vec<CString>)> {
+        locked(&self.state).placements.clone()
     }
 }
 
@@ -134,6 +154,7 @@ pub(crate) fn library() -> Library {
             create,
             destroy,
             setup,
+            hostname,
             batch_put_from,
             batch_get_into,
             batch_is_exist,
@@ -157,6 +178,7 @@ unsafe extern "C" fn destroy(handle: Handle) {
     if let Some(script) = script {
         let mut state = locked(&script.state);
         state.clients -= 1;
+        state.segment_bytes -= fake.segment_bytes.load(Ordering::Relaxed);
         state.going_on.retain(|(client, _, _)| *client != handle.addr());
     }
 }
@@ -165,7 +187,7 @@ unsafe extern "C" fn setup(
     handle: Handle,
     _: *const c_char,
     _: *const c_char,
-    _: u64,
+    segment_bytes: u64,
     _: u64,
     _: *const c_char,
     _: *const c_char,
@@ -174,8 +196,23 @@ unsafe extern "C" fn setup(
     // SAFETY: a string that ends with a zero.
     let master = unsafe { CStr::from_ptr(master) };
     let script = locked(&SCRIPTS).entry(master.to_owned()).or_default().clone();
-    locked(&script.state).clients += 1;
-    *locked(&Fake::of(handle).script) = Some(script);
+    let mut state = locked(&script.state);
+    state.clients += 1;
+    state.segment_bytes += segment_bytes;
+    drop(state);
+    let fake = Fake::of(handle);
+    fake.segment_bytes.store(segment_bytes, Ordering::Relaxed);
+    *locked(&fake.script) = Some(script);
+    0
+}
+
+/// Clients that offer a segment are called so.
+unsafe extern "C" fn hostname(handle: Handle, start: *mut c_char, bytes: usize) -> c_int {
+    let offers = Fake::of(handle).segment_bytes.load(Ordering::Relaxed) > 0;
+    let name = if offers { c"offers" } else { c"asks" }.to_bytes_with_nul();
+    assert!(name.len() <= bytes);
+    // SAFETY: an array of `bytes` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(name.as_ptr(), start.cast(), name.len()) };
     0
 }
 
@@ -191,10 +228,16 @@ unsafe extern "C" fn batch_put_from(
     starts: *mut *mut c_void,
     sizes: *const usize,
     count: usize,
-    _: *const Replication,
+    replication: *const Replication,
     codes: *mut c_int,
 ) -> c_int {
     let fake = Fake::of(handle);
+    // SAFETY: it is borrowed until the call returns.
+    let Replication { replicas, preferred_segments, preferred_segments_count, .. } =
+        unsafe { &*replication };
+    let preferred = keys(preferred_segments.cast_mut(), *preferred_segments_count);
+    let placement = (*replicas, preferred);
+    locked(&fake.script().state).placements.extend(vec![placement; count]);
     for (at, key) in keys(names, count).into_iter().enumerate() {
         // SAFETY: arrays of `count` elements, each naming memory that can be read.
         unsafe {

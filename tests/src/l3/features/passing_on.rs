@@ -132,7 +132,8 @@ pub(super) async fn forged_and_altered_refs_are_refused(stage: Stage) {
     let reference = producer.put("a").await;
     consumer.read(&reference, 0).await.unwrap();
 
-    let outsider = stage.open(FeatureConfig { secret: secret("theirs"), ..config.clone() }).await;
+    let outsider = FeatureConfig { secret: secret("theirs"), owner: Some(1), ..config.clone() };
+    let outsider = stage.open(outsider).await;
     let unsigned = stage.open(FeatureConfig { secret: None, owner: Some(2), ..config }).await;
     let forged = [
         outsider.features.put("b", tensors(&outsider).await).await.unwrap(),
@@ -142,6 +143,7 @@ pub(super) async fn forged_and_altered_refs_are_refused(stage: Stage) {
         altered(&reference, "tensors", |value| value[0]["shape"] = serde_json::json!([100, 30])),
         altered(&reference, "sample", |value| *value = "b".into()),
         altered(&reference, "retain", |value| *value = true.into()),
+        altered(&reference, "contents", |value| value[1] = value[0].clone()),
         altered(&reference, "mac", |value| *value = "0".repeat(64).into()),
     ];
     for forged in forged {
@@ -150,7 +152,7 @@ pub(super) async fn forged_and_altered_refs_are_refused(stage: Stage) {
         let refused = consumer.release(&forged).await.unwrap_err();
         assert!(matches!(refused, FeatureError::Forged { .. }), "{refused}");
     }
-    assert_eq!(consumer.features.stats().forged, 16);
+    assert_eq!(consumer.features.stats().forged, 18);
     consumer.read(&reference, 0).await.expect("nothing has happened to it");
 }
 

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use terrace_tests::l3::objects::HARD;
 
-use terrace_l3::{Arena, ExistsOptions, Store};
+use terrace_l3::{Arena, ExistsOptions, Owner, Pin, Store};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
@@ -16,7 +15,7 @@ use super::{config, open};
 
 const OBJECTS: u64 = 512;
 
-fn for_features(cluster: &Cluster) -> MooncakeConfig {
+pub(super) fn for_features(cluster: &Cluster) -> MooncakeConfig {
     MooncakeConfig {
         capacity_bytes: OBJECTS * OBJECT_BYTES_MAX as u64,
         object_bytes_max: OBJECT_BYTES_MAX,
@@ -34,9 +33,20 @@ fn objects(cluster: &Cluster, prefix: &str) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn features_in_a_cluster() {
+    features_with(256 << 10).await;
+}
+
+/// The suite's tensors are in memory without headroom: none of them is copied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn features_in_a_cluster_with_payloads_apart() {
+    features_with(1).await;
+}
+
+async fn features_with(apart_bytes_min: usize) {
     let cluster = Arc::new(Cluster::start(Options::default()));
     all(|| {
-        let config = for_features(&cluster);
+        let config = MooncakeConfig { apart_bytes_min, ..for_features(&cluster) };
         let (cluster, prefix) = (cluster.clone(), config.prefix.clone());
         FeatureBackend {
             handle: Box::new(move || Arc::new(open(config.clone()))),
@@ -47,7 +57,7 @@ async fn features_in_a_cluster() {
     .await;
 }
 
-async fn process(
+pub(super) async fn process(
     config: &MooncakeConfig,
     features: FeatureConfig,
 ) -> (MooncakeStore, FeatureStore) {
@@ -56,7 +66,7 @@ async fn process(
     (store, features)
 }
 
-async fn put(features: &FeatureStore, sample: &str, byte: u8) -> FeatureRef {
+pub(super) async fn put(features: &FeatureStore, sample: &str, byte: u8) -> FeatureRef {
     let arena = Arena::with_headroom(1, OBJECT_BYTES_MAX).unwrap();
     let _registration = features.register(&arena).unwrap();
     arena.target(0).unwrap().fill(byte);
@@ -102,7 +112,8 @@ async fn what_was_consumed_never_comes_back() {
     let (_, consumer) = process(&config, FeatureConfig::consumer("f")).await;
     let refs = [put(&producer, "a", 1).await, put(&producer, "b", 2).await];
     let ids: Vec<_> = refs.iter().flat_map(|it| producer.objects(it)).map(|(_, id)| id).collect();
-    for unpinned in store.unpin(&ids, HARD).await {
+    let pins = Pin::Hard(Owner::named("f producer 0"));
+    for unpinned in store.unpin(&ids, pins).await {
         unpinned.unwrap();
     }
     assert_eq!(consumer.release(refs[0].clone()).await, Ok(Released::Freed));

@@ -1,6 +1,7 @@
 //! Several clients of one cluster.
 
 use std::process::Command;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -321,6 +322,40 @@ async fn a_store_that_is_shut_down_takes_its_pins_along() {
     next.get(page(2)).await.unwrap();
 }
 
+/// Objects of one batch are removed by several threads, and nothing else is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn many_objects_are_removed_by_several_threads() {
+    const BYTES: usize = 1000;
+    const OBJECTS: u64 = 1024;
+    let cluster = Cluster::start(Options::default());
+    let config = MooncakeConfig {
+        capacity_bytes: 4 * OBJECTS * BYTES as u64,
+        object_bytes_max: BYTES,
+        ..config(&cluster)
+    };
+    let (member, other) = (Member::new(&config), Member::new(&config));
+    other.put(page(0)).await.unwrap();
+    for calls in [OBJECTS as usize, 1, OBJECTS as usize, 1] {
+        let ids: Vec<ObjectId> = (1..=OBJECTS).map(page).collect();
+        for id in &ids {
+            assert_eq!(member.put(*id).await, Ok(Stored::New));
+        }
+        let began = Instant::now();
+        for ids in ids.chunks(ids.len() / calls) {
+            for removed in member.store.remove(ids, Removal::Forced).await {
+                removed.unwrap();
+            }
+        }
+        println!("{OBJECTS} objects removed in {calls} calls: {:?}", began.elapsed());
+        let left = cluster.ask("/get_all_keys");
+        assert_eq!(left.lines().filter(|key| key.contains(&config.prefix)).count(), 1);
+        let again = member.store.remove(&ids, Removal::Forced).await;
+        assert!(again.into_iter().all(|result| result == Err(StoreError::Missing)));
+    }
+    other.get(page(0)).await.unwrap();
+}
+
 /// Pages with room for a header travel without a copy, others through memory of the store's own.
 #[tokio::test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
@@ -337,6 +372,79 @@ async fn pages_with_headroom_are_not_copied() {
     member.store.get_into(gets, GetOptions::default()).await.remove(0).unwrap();
     assert!(objects::is_right(&page(1), &plain.source(0).unwrap()));
     assert_eq!(bounced(), OBJECT_BYTES_MAX as u64);
+}
+
+/// Pages in memory that somebody else has allocated, with so much room before each.
+#[allow(unsafe_code)]
+fn foreign(pages: u32, page_bytes: usize, headroom_bytes: usize) -> Arena {
+    let bytes = pages as usize * (headroom_bytes + page_bytes);
+    let mut slab = vec![0u8; bytes + 4096].into_boxed_slice();
+    let offset = slab.as_ptr().align_offset(4096);
+    let base = NonNull::new(slab[offset..].as_mut_ptr()).unwrap();
+    // SAFETY: there are as many bytes from there on; the box moves into the arena, and nobody else has it.
+    unsafe {
+        match headroom_bytes {
+            0 => Arena::from_raw(base, pages, page_bytes, Box::new(slab)),
+            room => Arena::from_raw_with_headroom(base, pages, page_bytes, room, Box::new(slab)),
+        }
+    }
+}
+
+/// Memory of others travels without a copy, with room for headers or without, whoever reads it.
+#[tokio::test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn memory_of_others_is_not_copied() {
+    const BYTES: usize = 512 << 10;
+    let cluster = Cluster::start(Options::default());
+    let config = MooncakeConfig {
+        capacity_bytes: 16 * BYTES as u64,
+        object_bytes_max: BYTES,
+        ..config(&cluster)
+    };
+    let keys = || {
+        let keys = cluster.ask("/get_all_keys");
+        keys.lines().filter(|key| key.contains(&config.prefix)).count()
+    };
+    let (writer, reader) = (Member::new(&config), Member::new(&config));
+    let bounced = |member: &Member| member.store.stats().remote.unwrap().bounced_bytes;
+    // Headers and payloads side by side are one value, otherwise two.
+    for (number, (room, values)) in (0..).zip([(4096, 1), (0, 2)]) {
+        for (offset, options) in [(0, PutOptions::default()), (1, PINNED)] {
+            let id = page(10 * number + offset);
+            let theirs = foreign(2, BYTES, room);
+            let registrations =
+                [&writer, &reader].map(|member| member.store.register(&theirs).unwrap());
+            objects::fill(&id, &mut theirs.target(0).unwrap());
+            let put = Put::new(id, theirs.source(0).unwrap());
+            let stored = writer.store.put_from(vec![put], options).await.remove(0);
+            assert_eq!(stored, Ok(Stored::New));
+            assert_eq!(keys(), values);
+            for member in [&writer, &reader] {
+                let get = Get::new(id, theirs.target(1).unwrap());
+                member.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+                assert!(objects::is_right(&id, &theirs.source(1).unwrap()));
+                // Into memory of our own, with room.
+                member.get(id).await.unwrap();
+                assert!(member.has(id).await);
+            }
+            assert_eq!((bounced(&writer), bounced(&reader)), (0, 0), "nothing is copied");
+            // Another client takes it out whole, and so does its own.
+            let remover = if offset == 0 { &reader } else { &writer };
+            drop(remover.store.unpin(&[id], HARD).await);
+            remover.store.remove(&[id], Removal::Forced).await.remove(0).unwrap();
+            assert_eq!(keys(), 0, "a value is left");
+            assert_eq!(writer.get(id).await, Err(StoreError::Missing));
+            drop(registrations);
+        }
+    }
+    // What is in one piece does not go into memory without room, and is copied.
+    writer.put(page(100)).await.unwrap();
+    let theirs = foreign(1, BYTES, 0);
+    let _registration = reader.store.register(&theirs).unwrap();
+    let get = Get::new(page(100), theirs.target(0).unwrap());
+    reader.store.get_into(vec![get], GetOptions::default()).await.remove(0).unwrap();
+    assert!(objects::is_right(&page(100), &theirs.source(0).unwrap()));
+    assert_eq!(bounced(&reader), BYTES as u64);
 }
 
 #[tokio::test]

@@ -5,10 +5,14 @@
 //! which of its slots. [`MemoryStore`](crate::MemoryStore) is the shortest example.
 
 pub use crate::arena::{ALIGNMENT, Headroom};
-pub use crate::catalogue::{Catalogue, Recorded, Reserved, Slot, check_shares, slots_of};
+pub use crate::catalogue::{
+    Catalogue, Recorded, Reserved, Slot, check_shares, leases_max, slots_of,
+};
 pub use crate::guard::{after, died, merge, one_each, split};
+pub use crate::in_flight::{InFlight, Ticket};
 pub use crate::memory::{Reservation, SlotLoan};
 pub use crate::object::{payload_checksum, payload_checksums};
+pub use crate::pool::{PagePool, PooledPage};
 pub use crate::registry::Registry;
 pub use crate::share_out::cores;
 pub use crate::store::either;

@@ -21,7 +21,7 @@ use terrace_cache::PageKey;
 use self::leases::Leases;
 use self::namespaces::Namespaces;
 use self::owners::{NOBODY, OwnerNumber, Owners};
-pub use self::sizes::{check_shares, slots_of};
+pub use self::sizes::{check_shares, leases_max, slots_of};
 use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{Owner, Pin, Removal, StoreError};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::arena::{Arena, Source, Target};
-use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, slots_of};
+use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, leases_max, slots_of};
 use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, copy_with_checksum};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
@@ -314,7 +314,7 @@ impl MemoryStore {
 
     fn lease(&self, state: &mut State, slot: Slot) {
         let MemoryConfig { lease_ttl_ms, leased_share_max, .. } = self.shared.config;
-        let leases_max = (f64::from(state.catalogue.slots()) * leased_share_max) as usize;
+        let leases_max = leases_max(state.catalogue.slots(), leased_share_max);
         state.catalogue.lease(slot, self.now_ms(), lease_ttl_ms, leases_max);
     }
 

@@ -12,7 +12,6 @@ mod commit;
 mod engine;
 mod files;
 mod folder;
-mod in_flight;
 mod io;
 mod layout;
 mod open;

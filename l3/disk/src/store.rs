@@ -14,11 +14,10 @@ use tokio::time::Instant;
 use super::commit::Progress;
 use super::engine::join;
 use super::files::FileDisk;
-use super::in_flight::{InFlight, Ticket};
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, Opening, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
-use terrace_l3::backend::{Catalogue, Registry, Reserved, Slot, Traffic};
+use terrace_l3::backend::{Catalogue, InFlight, Registry, Reserved, Slot, Traffic, leases_max};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, Header, ObjectId, Owner, Pin, Place, Presence,
     Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
@@ -35,7 +34,7 @@ pub struct DiskStore {
 #[derive(Debug)]
 struct Handle {
     core: Arc<Core>,
-    in_flight: Arc<InFlight>,
+    in_flight: InFlight,
     committer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -190,7 +189,7 @@ impl DiskStore {
         });
         let unusable = |error| OpenError::Directory { path: core.config.path.clone(), error };
         let committer = Mutex::new(Some(commit.map_err(unusable)?));
-        let in_flight = Arc::default();
+        let in_flight = InFlight::default();
         Ok(Self { handle: Arc::new(Handle { core, in_flight, committer }) })
     }
 
@@ -252,7 +251,7 @@ impl DiskStore {
     ) -> Result<Transfer, StoreError> {
         let core = self.core().clone();
         // Before it is asked whether the store is open: a shutdown waits for whoever was told so.
-        let ticket = Ticket::new(&self.handle.in_flight);
+        let ticket = self.handle.in_flight.begin();
         core.registry.check_get(&get)?;
         let (slot, length) = {
             let state = &mut *core.state.lock();
@@ -297,7 +296,7 @@ impl DiskStore {
         batch: &Arc<Batch<Stored>>,
     ) -> Result<Prepared, StoreError> {
         let core = self.core().clone();
-        let ticket = Ticket::new(&self.handle.in_flight);
+        let ticket = self.handle.in_flight.begin();
         core.registry.check_put(&put)?;
         let length = put.source.len();
         let max = core.config.object_bytes_max;
@@ -502,7 +501,7 @@ impl Store for DiskStore {
             let Some(slot) = state.catalogue.find(id) else { return Ok(Presence::Absent) };
             if options.lease {
                 let DiskConfig { lease_ttl_ms, leased_share_max, .. } = core.config;
-                let leases_max = (f64::from(state.slots_max) * leased_share_max) as usize;
+                let leases_max = leases_max(state.slots_max, leased_share_max);
                 state.catalogue.lease(slot, core.now_ms(), lease_ttl_ms, leases_max);
             }
             Ok(Presence::Present(Place::Disk))

@@ -5,14 +5,16 @@
 //! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]).
 
 pub mod holding;
+mod walk;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
+use self::walk::{FromDisk, Numbered, Reading};
 use crate::DiskStore;
 use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
 use terrace_l3::backend::{either, merge, split};
@@ -50,9 +52,6 @@ struct Shared {
     /// Promotions go from disk straight into the memory store's slots.
     _slots: Registration,
 }
-
-/// Parts of a batch, each with its place in it.
-type Numbered<T> = Vec<(usize, T)>;
 
 impl TieredStore {
     /// `memory` over `disk`. Both must not be used directly from then on.
@@ -135,7 +134,7 @@ impl Store for TieredStore {
     }
 
     fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
-        Box::pin(self.shared.get(gets, options))
+        Box::pin(async move { self.shared.walk(&Gets(&self.shared), gets, options).await })
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
@@ -268,109 +267,13 @@ impl Shared {
         results
     }
 
-    async fn get(&self, gets: Vec<Get>, options: GetOptions) -> Results<Served> {
-        let mut results = vec![Err(StoreError::Missing); gets.len()];
-        let mut answered = Vec::with_capacity(gets.len());
-        let gets = gets.into_iter().enumerate().collect();
-        let left = self.get_from_memory(gets, false, &mut answered).await;
-        let active = self.board.active(left.iter().map(|(_, get)| get.id));
-        let (mut promoted, mut rest) = (Vec::new(), Vec::new());
-        for (get, active) in left.into_iter().zip(active) {
-            if active { promoted.push(get) } else { rest.push(get) }
-        }
-        let wait = options.promotion_wait;
-        let wait = wait.unwrap_or(Duration::from_millis(self.config.promotion.get_wait_ms));
-        if promoted.is_empty() || wait.is_zero() {
-            rest.append(&mut promoted);
-            answered.extend(self.get_from_disk(rest, false).await);
-        } else {
-            let waiting = self.get_promoted(promoted, wait);
-            let (from_disk, waited) = tokio::join!(self.get_from_disk(rest, false), waiting);
-            answered.extend(from_disk);
-            answered.extend(waited);
-        }
-        for (number, result) in answered {
-            results[number] = result;
-        }
-        results
-    }
-
-    /// Gets that have promotions under way: all of them are waited for at once.
-    async fn get_promoted(
-        &self,
-        gets: Numbered<Get>,
-        wait: Duration,
-    ) -> Numbered<Result<Served, StoreError>> {
-        let ids: Vec<ObjectId> = gets.iter().map(|(_, get)| get.id).collect();
-        if timeout(wait, self.board.settled(&ids)).await.is_err() {
-            self.count_expired();
-        }
-        let mut answered = Vec::with_capacity(gets.len());
-        let left = self.get_from_memory(gets, true, &mut answered).await;
-        answered.extend(self.get_from_disk(left, true).await);
-        answered
-    }
-
-    /// Answers what is in memory and hands back the rest.
-    async fn get_from_memory(
-        &self,
-        gets: Numbered<Get>,
-        waited: bool,
-        answered: &mut Numbered<Result<Served, StoreError>>,
-    ) -> Numbered<Get> {
-        let (found, mut left): (Numbered<Get>, Numbered<Get>) =
-            gets.into_iter().partition(|(_, get)| self.memory.contains(&get.id));
-        let target = |(_, get): &(usize, Get)| {
-            (get.id, get.target.arena(), get.target.page(), get.target.len())
-        };
-        let targets: Vec<_> = found.iter().map(target).collect();
-        let (numbers, found): (Vec<usize>, Vec<Get>) = found.into_iter().unzip();
-        let results = self.memory.get_into(found, GetOptions::default()).await;
-        for ((number, result), (id, arena, page, length)) in
-            numbers.into_iter().zip(results).zip(targets)
-        {
-            match result {
-                Ok(Served { place, .. }) => {
-                    self.count_from_memory(waited);
-                    answered.push((number, Ok(Served { place, waited })));
-                }
-                // Evicted just now, or damaged: the disk may have it. Its target was given back, so
-                // somebody else may have it by now.
-                Err(error @ (StoreError::Missing | StoreError::Corrupt(_))) => {
-                    match arena.target(page) {
-                        Ok(target) => left.push((number, Get::new(id, target.first(length)))),
-                        Err(_) => answered.push((number, Err(error))),
-                    }
-                }
-                Err(error) => answered.push((number, Err(error))),
-            }
-        }
-        left
-    }
-
-    async fn get_from_disk(
-        &self,
-        gets: Numbered<Get>,
-        waited: bool,
-    ) -> Numbered<Result<Served, StoreError>> {
-        if gets.is_empty() {
-            return Vec::new();
-        }
-        let (numbers, gets): (Vec<usize>, Vec<Get>) = gets.into_iter().unzip();
-        let results = self.disk.get_into(gets, GetOptions::default()).await;
-        let served = results.iter().filter(|result| result.is_ok()).count();
-        self.gets_from_disk.fetch_add(served as u64, Ordering::Relaxed);
-        let mark = |result: Result<Served, StoreError>| result.map(|it| Served { waited, ..it });
-        numbers.into_iter().zip(results.into_iter().map(mark)).collect()
-    }
-
     fn count_from_memory(&self, waited: bool) {
         self.gets_from_memory.fetch_add(1, Ordering::Relaxed);
         self.gets_after_waiting.fetch_add(u64::from(waited), Ordering::Relaxed);
     }
 
-    fn count_from_disk(&self) {
-        self.gets_from_disk.fetch_add(1, Ordering::Relaxed);
+    fn count_from_disk(&self, served: usize) {
+        self.gets_from_disk.fetch_add(served as u64, Ordering::Relaxed);
     }
 
     fn count_expired(&self) {
@@ -413,6 +316,67 @@ impl Shared {
             Ok(()) | Err(StoreError::Missing) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Reads into targets.
+struct Gets<'a>(&'a Shared);
+
+impl Reading for Gets<'_> {
+    type Job = Get;
+    type Answer = Served;
+
+    fn id(get: &Get) -> ObjectId {
+        get.id
+    }
+
+    async fn from_memory(
+        &self,
+        gets: Numbered<Get>,
+        waited: bool,
+        answered: &mut Numbered<Result<Served, StoreError>>,
+    ) -> Numbered<Get> {
+        let Shared { memory, .. } = self.0;
+        let (found, mut left): (Numbered<Get>, Numbered<Get>) =
+            gets.into_iter().partition(|(_, get)| memory.contains(&get.id));
+        let target = |(_, get): &(usize, Get)| {
+            (get.id, get.target.arena(), get.target.page(), get.target.len())
+        };
+        let targets: Vec<_> = found.iter().map(target).collect();
+        let (numbers, found): (Vec<usize>, Vec<Get>) = found.into_iter().unzip();
+        let results = memory.get_into(found, GetOptions::default()).await;
+        for ((number, result), (id, arena, page, length)) in
+            numbers.into_iter().zip(results).zip(targets)
+        {
+            match result {
+                Ok(Served { place, .. }) => {
+                    self.0.count_from_memory(waited);
+                    answered.push((number, Ok(Served { place, waited })));
+                }
+                // Evicted just now, or damaged: the disk may have it. Its target was given back, so
+                // somebody else may have it by now.
+                Err(error @ (StoreError::Missing | StoreError::Corrupt(_))) => {
+                    match arena.target(page) {
+                        Ok(target) => left.push((number, Get::new(id, target.first(length)))),
+                        Err(_) => answered.push((number, Err(error))),
+                    }
+                }
+                Err(error) => answered.push((number, Err(error))),
+            }
+        }
+        left
+    }
+
+    async fn from_disk(
+        &self,
+        gets: Numbered<Get>,
+        FromDisk { waited, .. }: FromDisk,
+    ) -> Numbered<Result<Served, StoreError>> {
+        let (numbers, gets): (Vec<usize>, Vec<Get>) = gets.into_iter().unzip();
+        let results = self.0.disk.get_into(gets, GetOptions::default()).await;
+        self.0.count_from_disk(results.iter().filter(|result| result.is_ok()).count());
+        let mark = |result: Result<Served, StoreError>| result.map(|it| Served { waited, ..it });
+        numbers.into_iter().zip(results.into_iter().map(mark)).collect()
     }
 }
 

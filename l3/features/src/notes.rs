@@ -3,14 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
 use super::config::Secret;
 use super::record::{RECORD_BYTES, Record, Unsound};
-use terrace_l3::backend::one_each;
+use terrace_l3::backend::{PagePool, PooledPage, one_each};
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Owner, Pin, Presence, Put,
+    Arena, ExistsOptions, Get, GetOptions, Lent, Mismatch, ObjectId, Owner, Pin, Presence, Put,
     PutOptions, Registration, Removal, Results, Store, StoreError, Stored,
 };
 
@@ -30,7 +27,7 @@ pub(super) struct Notes {
     /// Whose pins keep them.
     owner: Owner,
     secret: Option<Secret>,
-    pages: Arc<Pages>,
+    pages: PagePool,
     _registration: Registration,
 }
 
@@ -49,15 +46,6 @@ impl From<StoreError> for NoteError {
     }
 }
 
-#[derive(Debug)]
-struct Pages {
-    arena: Arena,
-    free: Mutex<Vec<u32>>,
-    /// Pages that a store had not given back when their call ended.
-    overdue: Mutex<Vec<u32>>,
-    permits: Arc<Semaphore>,
-}
-
 impl Notes {
     pub(super) fn new(
         store: Arc<dyn Store>,
@@ -67,13 +55,7 @@ impl Notes {
         let arena = Arena::with_headroom(PAGES, RECORD_BYTES)
             .map_err(|error| StoreError::io("allocating memory for notes", &error))?;
         let registration = store.register(&arena)?;
-        let pages = Pages {
-            arena,
-            free: Mutex::new((0..PAGES).collect()),
-            overdue: Mutex::default(),
-            permits: Arc::new(Semaphore::new(PAGES as usize)),
-        };
-        let pages = Arc::new(pages);
+        let pages = PagePool::new(arena);
         Ok(Self { store, owner, secret, pages, _registration: registration })
     }
 
@@ -121,14 +103,21 @@ impl Notes {
     }
 
     /// A page with a note on it.
-    async fn filled(&self, id: &ObjectId, record: &Record) -> Result<Page, StoreError> {
-        let page = self.pages.take(1).await?.remove(0);
-        record.encode(id, self.secret.as_ref(), &mut self.pages.target(&page)?);
+    async fn filled(&self, id: &ObjectId, record: &Record) -> Result<PooledPage, StoreError> {
+        let page = self.pages(1).await?.remove(0);
+        let mut bytes = page.target(RECORD_BYTES).map_err(lent)?;
+        record.encode(id, self.secret.as_ref(), &mut bytes);
+        drop(bytes);
         Ok(page)
     }
 
-    async fn put(&self, id: ObjectId, page: &Page, durable: bool) -> Result<Stored, StoreError> {
-        let put = Put::new(id, self.pages.source(page)?);
+    async fn put(
+        &self,
+        id: ObjectId,
+        page: &PooledPage,
+        durable: bool,
+    ) -> Result<Stored, StoreError> {
+        let put = Put::new(id, page.source(RECORD_BYTES).map_err(lent)?);
         let options = PutOptions { pin: Some(Pin::Hard(self.owner)), durable };
         one_each(self.store.put_from(vec![put], options).await, 1).remove(0)
     }
@@ -159,19 +148,28 @@ impl Notes {
         &self,
         ids: &[ObjectId],
     ) -> Result<Vec<Result<Record, NoteError>>, StoreError> {
-        let pages = self.pages.take(ids.len()).await?;
-        let get = |(id, page): (&ObjectId, &Page)| Ok(Get::new(*id, self.pages.target(page)?));
+        let pages = self.pages(ids.len()).await?;
+        let get = |(id, page): (&ObjectId, &PooledPage)| {
+            Ok(Get::new(*id, page.target(RECORD_BYTES).map_err(lent)?))
+        };
         let gets = ids.iter().zip(&pages).map(get).collect::<Result<Vec<_>, StoreError>>()?;
         let results = one_each(self.store.get_into(gets, GetOptions::default()).await, ids.len());
-        let verify = |((result, page), id): ((Result<_, StoreError>, &Page), &ObjectId)| {
+        let verify = |((result, page), id): ((Result<_, StoreError>, &PooledPage), &ObjectId)| {
             result?;
-            let record = Record::verify(id, self.secret.as_ref(), &self.pages.source(page)?);
-            record.map_err(|unsound| match unsound {
+            let bytes = page.source(RECORD_BYTES).map_err(lent)?;
+            Record::verify(id, self.secret.as_ref(), &bytes).map_err(|unsound| match unsound {
                 Unsound::Forged => NoteError::Forged,
                 Unsound::Other => StoreError::Corrupt(Mismatch::Version).into(),
             })
         };
         Ok(results.into_iter().zip(&pages).zip(ids).map(verify).collect())
+    }
+
+    /// Pages that nobody uses.
+    async fn pages(&self, count: usize) -> Result<Vec<PooledPage>, StoreError> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let pages = tokio::time::timeout(PATIENCE, self.pages.take(count)).await;
+        pages.map_err(|_| StoreError::TimedOut(PATIENCE))
     }
 
     /// Which objects are there, as far as it can be told.
@@ -244,64 +242,7 @@ impl Notes {
     }
 }
 
-impl Pages {
-    /// Pages that nobody uses.
-    async fn take(self: &Arc<Self>, count: usize) -> Result<Vec<Page>, StoreError> {
-        const PATIENCE: Duration = Duration::from_secs(10);
-        self.reclaim();
-        let permits = self.permits.clone().acquire_many_owned(count as u32);
-        let permits = tokio::time::timeout(PATIENCE, permits).await;
-        let mut permits = permits
-            .map_err(|_| StoreError::TimedOut(PATIENCE))?
-            .expect("the semaphore is never closed");
-        let mut free = self.free.lock();
-        let page = |_| Page {
-            number: free.pop().expect("there is a page for each permit"),
-            permit: permits.split(1),
-            pages: self.clone(),
-        };
-        Ok((0..count).map(page).collect())
-    }
-
-    /// Takes up the pages that have come back at last.
-    fn reclaim(&self) {
-        let mut overdue = self.overdue.lock();
-        overdue.retain(|page| {
-            let returned = self.arena.target(*page).is_ok();
-            if returned {
-                self.free.lock().push(*page);
-                self.permits.add_permits(1);
-            }
-            !returned
-        });
-    }
-
-    fn target(&self, page: &Page) -> Result<terrace_l3::Target, StoreError> {
-        self.arena.target(page.number).map_err(|_| StoreError::BeingWritten)
-    }
-
-    fn source(&self, page: &Page) -> Result<terrace_l3::Source, StoreError> {
-        self.arena.source(page.number).map_err(|_| StoreError::BeingWritten)
-    }
-}
-
-/// A page in somebody's use.
-#[derive(Debug)]
-struct Page {
-    number: u32,
-    permit: Option<OwnedSemaphorePermit>,
-    pages: Arc<Pages>,
-}
-
-impl Drop for Page {
-    fn drop(&mut self) {
-        if self.pages.arena.target(self.number).is_ok() {
-            self.pages.free.lock().push(self.number);
-        } else {
-            if let Some(permit) = self.permit.take() {
-                permit.forget();
-            }
-            self.pages.overdue.lock().push(self.number);
-        }
-    }
+/// A page that is not where it should be.
+fn lent(_: Lent) -> StoreError {
+    StoreError::BeingWritten
 }

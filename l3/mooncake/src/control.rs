@@ -3,11 +3,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use super::codes::{Call, Outcome};
 use super::ledger::Departure;
 use super::library::Client;
-use terrace_l3::backend::Reserved;
+use super::{MooncakeConfig, Shared};
+use terrace_l3::backend::{Reserved, leases_max};
 use terrace_l3::{ExistsOptions, ObjectId, Pin, Place, Presence, Removal, Results, StoreError};
 
 impl Shared {
@@ -28,10 +28,10 @@ impl Shared {
                 }
                 let slot = state.catalogue.find(id);
                 if let (Some(slot), true) = (slot, options.lease) {
-                    let leases_max =
-                        f64::from(state.catalogue.slots()) * self.config.leased_share_max;
-                    let (now_ms, ttl_ms) = (self.ledger.now_ms(), self.config.lease_ttl_ms);
-                    state.catalogue.lease(slot, now_ms, ttl_ms, leases_max as usize);
+                    let MooncakeConfig { lease_ttl_ms, leased_share_max, .. } = self.config;
+                    let leases_max = leases_max(state.catalogue.slots(), leased_share_max);
+                    let now_ms = self.ledger.now_ms();
+                    state.catalogue.lease(slot, now_ms, lease_ttl_ms, leases_max);
                 }
                 if !options.lease && state.seen.contains(id) {
                     results[place] = present.clone();

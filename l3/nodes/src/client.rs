@@ -8,7 +8,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use super::config::{NodeAddress, NodesConfig};
@@ -18,7 +17,7 @@ use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, OWNERS_MAX, Request
 use super::peer::{Away, Peer, PeerStats};
 use super::placement::Placement;
 use super::transfer::{Got, Part, Sent};
-use terrace_l3::backend::{Registry, Traffic, died, either};
+use terrace_l3::backend::{InFlight, Registry, Traffic, died, either};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Owner, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored, TierStats,
@@ -55,12 +54,9 @@ struct Shared {
     traffic: Traffic,
     /// Whose pins this process has made. Every connection tells its node of them.
     owners: Arc<Mutex<BTreeSet<Owner>>>,
-    /// Every call has one of them, so that a shutdown can wait for all.
-    calls: Arc<Semaphore>,
+    calls: InFlight,
     closed: AtomicBool,
 }
-
-const CALLS_MAX: u32 = 1 << 20;
 
 /// The parts of a batch by the node that each belongs to.
 type Shares<T> = BTreeMap<usize, Vec<T>>;
@@ -88,7 +84,7 @@ impl NodesStore {
             registry: Registry::default(),
             adapter,
             traffic: Traffic::default(),
-            calls: Arc::new(Semaphore::new(CALLS_MAX as usize)),
+            calls: InFlight::default(),
             closed: AtomicBool::new(false),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -116,10 +112,8 @@ impl NodesStore {
         objects: usize,
         job: impl Future<Output = Results<T>> + Send + 'static,
     ) -> Results<T> {
-        let Ok(call) = self.shared.calls.clone().try_acquire_owned() else {
-            return vec![Err(StoreError::Closed); objects];
-        };
-        if self.shared.closed.load(Ordering::Acquire) {
+        let call = self.shared.calls.begin();
+        if self.shared.closed.load(Ordering::SeqCst) {
             return vec![Err(StoreError::Closed); objects];
         }
         if objects == 0 {
@@ -229,12 +223,8 @@ impl Store for NodesStore {
 
     fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async {
-            self.shared.closed.store(true, Ordering::Release);
-            // All of them come back when the last call has ended.
-            if let Ok(all) = self.shared.calls.acquire_many(CALLS_MAX).await {
-                self.shared.calls.close();
-                drop(all);
-            }
+            self.shared.closed.store(true, Ordering::SeqCst);
+            self.shared.calls.none().await;
             self.shared.peers.iter().for_each(|peer| peer.close());
             Ok(())
         })

@@ -26,3 +26,8 @@ pub fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
          watermark not above the high one"
         .to_owned())
 }
+
+/// How many objects may be leased at a time in a store of so many slots.
+pub fn leases_max(slots: Slot, share: f64) -> usize {
+    (f64::from(slots) * share) as usize
+}

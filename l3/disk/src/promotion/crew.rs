@@ -7,10 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 use super::Ticket;
-use terrace_l3::backend::Mutex;
+use terrace_l3::backend::{InFlight, Mutex, Ticket as UnderWay};
 
 /// Workers and the tickets that wait for them. Clones are the same crew.
 #[derive(Clone)]
@@ -24,8 +23,7 @@ struct Shared {
     job: Box<Job>,
     workers_max: usize,
     roster: Mutex<Roster>,
-    /// Told when the last worker leaves.
-    idle: Notify,
+    shifts: InFlight,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +44,7 @@ impl Crew {
             job: Box::new(move |ticket| Box::pin(job(ticket))),
             workers_max: workers.max(1) as usize,
             roster: Mutex::new(Roster::default()),
-            idle: Notify::new(),
+            shifts: InFlight::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -65,7 +63,8 @@ impl Crew {
             let free = self.shared.workers_max - roster.workers;
             for _ in 0..free.min(roster.queue.len()) {
                 roster.workers += 1;
-                shifts.push(Shift { crew: self.clone(), over: false });
+                let under_way = self.shared.shifts.begin();
+                shifts.push(Shift { crew: self.clone(), over: false, _under_way: under_way });
             }
         }
         for shift in shifts {
@@ -81,14 +80,7 @@ impl Crew {
             std::mem::take(&mut roster.queue)
         };
         drop(unbegun);
-        loop {
-            let mut idle = std::pin::pin!(self.shared.idle.notified());
-            idle.as_mut().enable();
-            if self.shared.roster.lock().workers == 0 {
-                return;
-            }
-            idle.await;
-        }
+        self.shared.shifts.none().await;
     }
 }
 
@@ -105,6 +97,7 @@ impl fmt::Debug for Crew {
 struct Shift {
     crew: Crew,
     over: bool,
+    _under_way: UnderWay,
 }
 
 impl Shift {
@@ -122,9 +115,6 @@ impl Shift {
         if ticket.is_none() {
             self.over = true;
             roster.workers -= 1;
-            if roster.workers == 0 {
-                self.crew.shared.idle.notify_waiters();
-            }
         }
         ticket
     }
@@ -138,11 +128,9 @@ impl Drop for Shift {
         let mut roster = self.crew.shared.roster.lock();
         roster.workers -= 1;
         // With the last worker gone nobody would ever get to the rest.
-        let unbegun = if roster.workers == 0 {
-            self.crew.shared.idle.notify_waiters();
-            std::mem::take(&mut roster.queue)
-        } else {
-            VecDeque::new()
+        let unbegun = match roster.workers {
+            0 => std::mem::take(&mut roster.queue),
+            _ => VecDeque::new(),
         };
         drop(roster);
         drop(unbegun);

@@ -2,14 +2,12 @@
 //! tier, or a page of scratch memory for what the upper tier has no room for.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
-use super::{TieredStore, memory_may_stand_in, take_back};
-use terrace_l3::backend::{Reservation, SlotLoan};
+use super::walk::{FromDisk, Numbered, Reading};
+use super::{Shared, TieredStore, memory_may_stand_in, take_back};
+use terrace_l3::backend::{PagePool, PooledPage, Reservation, SlotLoan};
 use terrace_l3::{
     Arena, Get, GetOptions, HEADER_BYTES, Header, ObjectId, Pin, Place, Put, PutOptions,
     Registration, Results, Served, Source, Store, StoreError, Stored, Target,
@@ -18,9 +16,7 @@ use terrace_l3::{
 /// Pages for objects that are only on disk, or only going there. Clones are the same pages.
 #[derive(Clone, Debug)]
 pub struct Scratch {
-    arena: Arena,
-    free: Arc<Mutex<Vec<u32>>>,
-    permits: Arc<Semaphore>,
+    pages: PagePool,
     _registration: Arc<Registration>,
 }
 
@@ -30,47 +26,36 @@ impl Scratch {
         let bytes = tiers.shared.memory.object_bytes_max();
         let failed = |error| StoreError::io("allocating memory for transfers", &error);
         let arena = Arena::new(pages.max(1), bytes).map_err(failed)?;
-        let registration = tiers.shared.disk.register(&arena)?;
-        Ok(Self {
-            free: Arc::new(Mutex::new((0..arena.pages()).collect())),
-            permits: Arc::new(Semaphore::new(arena.pages() as usize)),
-            arena,
-            _registration: Arc::new(registration),
-        })
+        let registration = Arc::new(tiers.shared.disk.register(&arena)?);
+        Ok(Self { pages: PagePool::new(arena), _registration: registration })
     }
 
     /// The memory that the pages are in.
     pub fn arena(&self) -> &Arena {
-        &self.arena
+        self.pages.arena()
     }
 
     /// What one of those who use the pages may have of them at a time: a part, so that whoever takes them
     /// and does nothing keeps nobody else from reading.
     pub fn share(&self) -> Share {
-        Share(Arc::new(Semaphore::new((self.arena.pages() as usize / 4).max(1))))
+        Share(Arc::new(Semaphore::new((self.arena().pages() as usize / 4).max(1))))
     }
 
-    /// At least one page, for which it waits, and up to `most` if there are so many.
-    async fn take(&self, most: usize, share: &Share) -> Vec<ScratchPage> {
-        const OPEN: &str = "it is never closed";
+    /// Up to `most` pages: as many as there are, and at least one if it `waits`.
+    async fn take(&self, most: usize, share: &Share, waits: bool) -> Vec<ScratchPage> {
         let mut pages = Vec::new();
-        if most > 0 {
-            let own = share.0.clone().acquire_owned().await.expect(OPEN);
-            let permit = self.permits.clone().acquire_owned().await.expect(OPEN);
-            pages.push(self.page(permit, own));
+        if waits && most > 0 {
+            let own = share.0.clone().acquire_owned().await.expect("it is never closed");
+            let page = self.pages.take(1).await.remove(0);
+            pages.push(ScratchPage { page, _own: own });
         }
-        pages.extend((1..most).map_while(|_| self.try_take(share)));
+        pages.extend((pages.len()..most).map_while(|_| self.try_take(share)));
         pages
     }
 
     fn try_take(&self, share: &Share) -> Option<ScratchPage> {
         let own = share.0.clone().try_acquire_owned().ok()?;
-        Some(self.page(self.permits.clone().try_acquire_owned().ok()?, own))
-    }
-
-    fn page(&self, permit: OwnedSemaphorePermit, own: OwnedSemaphorePermit) -> ScratchPage {
-        let page = self.free.lock().pop().expect("there are as many as permits");
-        ScratchPage { scratch: self.clone(), page, _permits: [permit, own] }
+        self.pages.try_take().map(|page| ScratchPage { page, _own: own })
     }
 }
 
@@ -81,27 +66,17 @@ pub struct Share(Arc<Semaphore>);
 /// A page of scratch memory; dropping it gives it back.
 #[derive(Debug)]
 pub struct ScratchPage {
-    scratch: Scratch,
-    page: u32,
-    _permits: [OwnedSemaphorePermit; 2],
+    page: PooledPage,
+    _own: OwnedSemaphorePermit,
 }
 
 impl ScratchPage {
     fn target(&self, length: usize) -> Target {
-        let target = self.scratch.arena.target(self.page);
-        target.expect("nobody else has it").first(length)
+        self.page.target(length).expect("nobody else has it")
     }
 
     fn source(&self, length: usize) -> Source {
-        let source = self.scratch.arena.source(self.page);
-        source.expect("nobody writes to it").first(length)
-    }
-}
-
-impl Drop for ScratchPage {
-    fn drop(&mut self) {
-        // Before the permits are given back.
-        self.scratch.free.lock().push(self.page);
+        self.page.source(length).expect("nobody writes to it")
     }
 }
 
@@ -192,6 +167,85 @@ pub struct Filled {
     pub room: Room,
 }
 
+/// Lends slots of memory, and pages into which is read what only the disk has.
+struct Lends<'a> {
+    tiers: &'a Shared,
+    scratch: &'a Scratch,
+    share: &'a Share,
+}
+
+impl Reading for Lends<'_> {
+    /// An object and the length that it must have.
+    type Job = (ObjectId, usize);
+    type Answer = Option<Lent>;
+
+    fn id((id, _): &Self::Job) -> ObjectId {
+        *id
+    }
+
+    async fn from_memory(
+        &self,
+        jobs: Numbered<Self::Job>,
+        waited: bool,
+        answered: &mut Numbered<Result<Option<Lent>, StoreError>>,
+    ) -> Numbered<Self::Job> {
+        let Shared { memory, .. } = self.tiers;
+        let mut left = Vec::new();
+        for (number, (id, length)) in jobs {
+            // Lending is counted, even if it fails.
+            let lent = memory.contains(&id).then(|| memory.lend(&id, length));
+            match lent {
+                None | Some(Err(StoreError::Missing)) => left.push((number, (id, length))),
+                Some(Err(error)) => answered.push((number, Err(error))),
+                Some(Ok(slot)) => {
+                    self.tiers.count_from_memory(waited);
+                    answered.push((number, Ok(Some(Lent::from_slot(slot, waited)))));
+                }
+            }
+        }
+        left
+    }
+
+    /// Those for which there is no page are answered with `None`. Whoever has pages for another part of the batch
+    /// does not wait for more: they might be what it waits for.
+    async fn from_disk(
+        &self,
+        jobs: Numbered<Self::Job>,
+        FromDisk { waited, alone }: FromDisk,
+    ) -> Numbered<Result<Option<Lent>, StoreError>> {
+        let Shared { memory, disk, .. } = self.tiers;
+        let mut answered = Vec::with_capacity(jobs.len());
+        let mut wanted = Vec::new();
+        for (number, (id, expected)) in jobs {
+            match disk.length(&id) {
+                None => answered.push((number, Err(StoreError::Missing))),
+                Some(found) if found != expected || found > memory.object_bytes_max() => {
+                    answered.push((number, Err(StoreError::Length { expected, found })));
+                }
+                Some(length) => wanted.push((number, id, length)),
+            }
+        }
+        let pages = self.scratch.take(wanted.len(), self.share, alone).await;
+        let without_page = wanted.split_off(pages.len());
+        answered.extend(without_page.into_iter().map(|(number, ..)| (number, Ok(None))));
+        let get = |((_, id, length), page): (&(usize, ObjectId, usize), &ScratchPage)| {
+            Get::new(*id, page.target(*length))
+        };
+        let gets: Vec<Get> = wanted.iter().zip(&pages).map(get).collect();
+        let fetched = disk.fetch(gets).await;
+        for (((number, _, length), page), header) in wanted.into_iter().zip(pages).zip(fetched) {
+            let lent = header.map(|header| {
+                self.tiers.count_from_disk(1);
+                let served = Served { place: Place::Disk, waited };
+                let bytes = LentBytes::Scratch(page.source(length), page);
+                Some(Lent { served, header: header.encode(), bytes })
+            });
+            answered.push((number, lent));
+        }
+        answered
+    }
+}
+
 impl TieredStore {
     /// Lends objects, each with the length that it must have. One that is only on disk is read into
     /// scratch memory; `None` if there was not enough of that.
@@ -202,84 +256,8 @@ impl TieredStore {
         scratch: &Scratch,
         share: &Share,
     ) -> Results<Option<Lent>> {
-        let mut results: Results<Option<Lent>> = Vec::with_capacity(wanted.len());
-        let mut left = Vec::new();
-        for (number, (id, length)) in wanted.iter().enumerate() {
-            results.push(match self.lend_slot(id, *length, false) {
-                Err(StoreError::Missing) => {
-                    left.push(number);
-                    Err(StoreError::Missing)
-                }
-                lent => lent.map(Some),
-            });
-        }
-        if left.is_empty() {
-            return results;
-        }
-        let ids: Vec<ObjectId> = left.iter().map(|number| wanted[*number].0).collect();
-        let active = self.shared.board.active(ids.iter().copied());
-        let wait = options.promotion_wait;
-        let wait = wait.unwrap_or(Duration::from_millis(self.shared.config.promotion.get_wait_ms));
-        if active.contains(&true) && !wait.is_zero() {
-            if timeout(wait, self.shared.board.settled(&ids)).await.is_err() {
-                self.shared.count_expired();
-            }
-            left.retain(|number| {
-                let (id, length) = &wanted[*number];
-                let lent = self.lend_slot(id, *length, true);
-                let is_left = matches!(lent, Err(StoreError::Missing));
-                results[*number] = lent.map(Some);
-                is_left
-            });
-        }
-        self.lend_from_disk(wanted, left, (scratch, share), &mut results).await;
-        results
-    }
-
-    fn lend_slot(&self, id: &ObjectId, length: usize, waited: bool) -> Result<Lent, StoreError> {
-        if !self.shared.memory.contains(id) {
-            return Err(StoreError::Missing);
-        }
-        let slot = self.shared.memory.lend(id, length)?;
-        self.shared.count_from_memory(waited);
-        Ok(Lent::from_slot(slot, waited))
-    }
-
-    async fn lend_from_disk(
-        &self,
-        wanted: &[(ObjectId, usize)],
-        mut numbers: Vec<usize>,
-        (scratch, share): (&Scratch, &Share),
-        results: &mut Results<Option<Lent>>,
-    ) {
-        let max = self.shared.memory.object_bytes_max();
-        numbers.retain(|number| {
-            let (id, expected) = wanted[*number];
-            results[*number] = match self.shared.disk.length(&id) {
-                None => Err(StoreError::Missing),
-                Some(found) if found != expected || found > max => {
-                    Err(StoreError::Length { expected, found })
-                }
-                Some(_) => Ok(None),
-            };
-            matches!(results[*number], Ok(None))
-        });
-        // Those for which there is no page stay `None`.
-        let pages = scratch.take(numbers.len(), share).await;
-        let get = |(number, page): (&usize, &ScratchPage)| {
-            let (id, length) = wanted[*number];
-            Get::new(id, page.target(length))
-        };
-        let gets: Vec<Get> = numbers.iter().zip(&pages).map(get).collect();
-        let fetched = self.shared.disk.fetch(gets).await;
-        for ((number, page), header) in numbers.into_iter().zip(pages).zip(fetched) {
-            results[number] = header.map(|header| {
-                self.shared.count_from_disk();
-                let served = Served { place: Place::Disk, waited: false };
-                let bytes = LentBytes::Scratch(page.source(wanted[number].1), page);
-                Some(Lent { served, header: header.encode(), bytes })
-            });
-        }
+        let lends = Lends { tiers: &self.shared, scratch, share };
+        self.shared.walk(&lends, wanted.to_vec(), options).await
     }
 
     /// Whether an object that somebody could send is wanted, and where its bytes can go.

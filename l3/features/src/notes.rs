@@ -157,8 +157,7 @@ impl Notes {
         let verify = |((result, page), id): ((Result<_, StoreError>, &PooledPage), &ObjectId)| {
             result?;
             let bytes = page.source(RECORD_BYTES).map_err(lent)?;
-            let record = Record::verify(id, self.secret.as_ref(), &bytes);
-            record.map_err(|unsound| match unsound {
+            Record::verify(id, self.secret.as_ref(), &bytes).map_err(|unsound| match unsound {
                 Unsound::Forged => NoteError::Forged,
                 Unsound::Other => StoreError::Corrupt(Mismatch::Version).into(),
             })

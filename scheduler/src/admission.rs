@@ -61,7 +61,7 @@ impl Scheduler {
     }
 
     fn try_admit(&mut self, handle: Handle, plan: &mut Plan) -> Tried {
-        if self.prefetch_has_just_begun(handle) {
+        if self.prefetch_has_time_left(handle) {
             return Tried::Deferred;
         }
         let cacheable_pages = self.cacheable_pages(handle);
@@ -95,11 +95,11 @@ impl Scheduler {
         Tried::Admitted
     }
 
-    /// Whether its prefetch is part of this very plan: it gets at least until the next.
-    fn prefetch_has_just_begun(&self, handle: Handle) -> bool {
-        let state = self.requests[handle].life.state();
-        state.name() == StateName::Prefetching
-            && state.operation().is_some_and(|op| self.operations.started(op) == Some(self.now))
+    /// Whether its prefetch may take longer than it has so far: to admit it without would be to begin
+    /// prefetches in order to call them off.
+    fn prefetch_has_time_left(&self, handle: Handle) -> bool {
+        let entry = &self.requests[handle];
+        entry.state() == StateName::Prefetching && self.now < entry.fetches_until
     }
 
     /// Gives the request its slot and memory, and starts its load-back.

@@ -159,7 +159,8 @@ impl Default for CopyConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PrefetchPolicy {
-    /// Until there is room to run it.
+    /// As long as it should take by the measured speed, which is less than computing would, and then
+    /// until there is room to run it.
     #[serde(alias = "best_effort")]
     BestEffort,
     /// Until it is over, but no longer than this.

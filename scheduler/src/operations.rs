@@ -266,10 +266,6 @@ impl Operations {
         }
     }
 
-    pub(crate) fn started(&self, op: OpId) -> Option<Time> {
-        self.in_flight.get(&op).map(|operation| operation.started)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Operation)> {
         self.in_flight.iter().map(|(&op, operation)| (op, operation))
     }

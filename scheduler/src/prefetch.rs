@@ -177,11 +177,10 @@ impl Scheduler {
         self.happen(handle, &LifeEvent::ProbeEnded);
         self.wait_until(handle, None);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
-        match &mut self.reading {
-            Some(reading) if pages >= threshold => {
+        match &self.reading {
+            Some(_) if pages >= threshold => {
                 self.requests[handle].found = Some(Found { start_page, pages });
-                reading.to_prefetch.push_back(handle);
-                self.wait_for_prefetch(handle, pages);
+                self.await_prefetch(handle, pages);
             }
             Some(_) | None => self.go_on_without(handle),
         }
@@ -212,18 +211,24 @@ impl Scheduler {
             && self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort)
     }
 
-    /// Sets how long the request waits for a prefetch of so many pages, from now.
-    fn wait_for_prefetch(&mut self, handle: Handle, pages: u32) {
-        let Some(config) = &self.config.l3 else { return };
-        let until = match config.prefetch {
-            // It waits for room, not for a moment; but somebody must look whether there is room.
-            PrefetchPolicy::BestEffort => Some(Time(self.now.0 + 1)),
-            PrefetchPolicy::Wait { max_ms } => Some(self.now.after(ms(max_ms))),
+    /// How long a request waits for a prefetch of so many pages, from now.
+    fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
+        match config.prefetch {
+            PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
+            PrefetchPolicy::Wait { max_ms } => self.now.after(ms(max_ms)),
             PrefetchPolicy::Deadline { base_ms, per_page_us } => {
                 let per_page = std::time::Duration::from_micros(per_page_us);
-                Some(self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages)))
+                self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages))
             }
-        };
+        }
+    }
+
+    /// The next plan begins the prefetch of so many pages, or lets the request stand in line for it.
+    fn await_prefetch(&mut self, handle: Handle, pages: u32) {
+        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
+        reading.to_prefetch.push_back(handle);
+        let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;
+        let until = stands_in_line.then(|| self.prefetch_deadline(config, pages));
         self.wait_until(handle, until);
     }
 
@@ -317,6 +322,7 @@ impl Scheduler {
     fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
         let Some(config) = &self.config.l3 else { return };
         let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
+        let deadline = self.prefetch_deadline(config, wanted.min(share));
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
@@ -358,7 +364,8 @@ impl Scheduler {
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
-        self.wait_for_prefetch(handle, pages);
+        self.requests[handle].fetches_until = deadline;
+        self.wait_until(handle, Some(deadline));
         if self.waits_for_room_only(handle) {
             self.enqueue(handle);
         }

@@ -89,10 +89,18 @@ impl Rates {
     }
 
     pub(crate) fn prefetch_pays(&self, pages: u32, tokens: u32) -> bool {
-        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.each());
-        let latency = self.assumed.prefetch_latency_us * 1000;
-        let load = fetch.saturating_add(latency).saturating_add(self.load_back_ns(pages));
+        let load = self.prefetch_ns(pages).saturating_add(self.load_back_ns(pages));
         load < self.prefill_ns(tokens)
+    }
+
+    /// How long a prefetch should take.
+    pub(crate) fn prefetch_time(&self, pages: u32) -> Duration {
+        Duration::from_nanos(self.prefetch_ns(pages))
+    }
+
+    fn prefetch_ns(&self, pages: u32) -> u64 {
+        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.each());
+        fetch.saturating_add(self.assumed.prefetch_latency_us * 1000)
     }
 
     fn load_back_ns(&self, pages: u32) -> u64 {

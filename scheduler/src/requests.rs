@@ -62,6 +62,8 @@ pub(crate) struct Entry {
     pub(crate) asks_l3_later: bool,
     /// Whether L3 was asked again after the cache had shrunk.
     pub(crate) asked_again: bool,
+    /// Until when it is not admitted without what it fetches, though there be room.
+    pub(crate) fetches_until: Time,
     /// The pages that L3 brought for it.
     pub(crate) fetched: Range<u32>,
     /// Whether a load-back failed it: it computes instead.
@@ -117,6 +119,7 @@ impl Entry {
             found: None,
             asks_l3_later: false,
             asked_again: false,
+            fetches_until: Time::default(),
             fetched: 0..0,
             distrusts_host: false,
             waited_for_room: false,
@@ -166,6 +169,7 @@ impl Entry {
 pub(crate) struct Requests {
     entries: Vec<Option<Entry>>,
     vacant: Vec<u32>,
+    /// Where the live requests are; an id stays until its end has been told, lest it mean two.
     by_id: HashedMap<RequestId, u32>,
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
@@ -187,10 +191,19 @@ impl Requests {
 
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
-        if let Some(entry) = self.entries[handle.index as usize].take() {
-            self.by_id.remove(&entry.id);
+        if self.entries[handle.index as usize].take().is_some() {
             self.vacant.push(handle.index);
         }
+    }
+
+    /// The end of a request has been told: its id may be used again.
+    pub(crate) fn end_told(&mut self, id: RequestId) {
+        self.by_id.remove(&id);
+    }
+
+    /// Whether a request has this id, or had it and its end has not been told.
+    pub(crate) fn knows(&self, id: RequestId) -> bool {
+        self.by_id.contains_key(&id)
     }
 
     /// Sets the timer to the earlier of the two moments that the request waits for.
@@ -226,7 +239,8 @@ impl Requests {
 
     pub(crate) fn find(&self, id: RequestId) -> Option<Handle> {
         let &index = self.by_id.get(&id)?;
-        self.entries[index as usize].as_ref().map(|entry| entry.handle)
+        let entry = self.entries[index as usize].as_ref().filter(|entry| entry.id == id);
+        entry.map(|entry| entry.handle)
     }
 
     /// The request, if it is still alive.
@@ -248,7 +262,7 @@ impl Requests {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.by_id.len()
+        self.entries.len() - self.vacant.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {

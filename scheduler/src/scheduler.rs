@@ -166,7 +166,7 @@ impl Scheduler {
         if needed_pages > device_pages.into() || tokens > u64::from(u32::MAX / 2) {
             return Err(SubmitError::NeverFits { request: id, needed_pages, device_pages });
         }
-        if self.requests.find(id).is_some() {
+        if self.requests.knows(id) {
             return Err(SubmitError::DuplicateId(id));
         }
         // Those that have ended count until a plan has told so.
@@ -285,10 +285,11 @@ impl Scheduler {
         plan.clear();
         self.now = self.now.max(now);
         self.forget_who_left();
+        // However late a plan comes, what it can begin is not given up.
+        self.plan_prefetches(plan);
         while let Some(handle) = self.requests.next_expired(self.now) {
             self.expire(handle);
         }
-        self.plan_prefetches(plan);
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
@@ -299,6 +300,7 @@ impl Scheduler {
         self.cache.replenish();
         self.cancelled.sort_unstable();
         plan.cancelled.append(&mut self.cancelled);
+        self.ended.iter().for_each(|ended| self.requests.end_told(ended.request));
         plan.ended.append(&mut self.ended);
     }
 
@@ -525,10 +527,13 @@ impl Scheduler {
 
     /// A request's timer has run out.
     fn expire(&mut self, handle: Handle) {
-        let entry = &self.requests[handle];
-        if entry.start_by.is_some_and(|start_by| start_by <= self.now) {
+        if self.requests[handle].start_by.is_some_and(|start_by| start_by <= self.now) {
             self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-        } else if !self.waits_for_room_only(handle) {
+            return;
+        }
+        // The limit on starting goes on, whatever becomes of this wait.
+        self.wait_until(handle, None);
+        if !self.waits_for_room_only(handle) {
             self.waited_in_vain(handle);
         }
     }

@@ -491,6 +491,13 @@ impl Cache {
         Arrival { segments }
     }
 
+    /// How many device pages can go without loss once a write-back has ended well: those that nothing
+    /// but its own pin keeps and that are on host by then.
+    #[must_use]
+    pub fn pages_freed_by(&self, pin: &DevicePin, arrival: &Arrival) -> usize {
+        self.tree.pages_freed_by(pin, &arrival.segments)
+    }
+
     /// Ends a write-back of which the first `sound_pages` arrived.
     pub fn end_write_back(
         &mut self,

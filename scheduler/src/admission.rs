@@ -73,8 +73,10 @@ impl Scheduler {
             return Tried::Deferred;
         }
         let namespace = self.requests[handle].sequence.root();
-        let load_pages = self.load_back_pages(handle, &found);
         let page_size = self.config.cache.page_size;
+        let loadable_pages = self.loadable_pages(handle, &found);
+        let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
+        let load_pages = if pays { loadable_pages } else { 0 };
         let prefill_pages = prefill_end(&self.config, &self.requests[handle]).div_ceil(page_size);
         let new_pages = (prefill_pages - found.device.depth) as usize;
 
@@ -90,6 +92,9 @@ impl Scheduler {
             }
             self.wake_when_room_is_late(handle);
             return Tried::Blocked;
+        }
+        if loadable_pages > load_pages {
+            self.rates.forgive_load_back();
         }
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted
@@ -183,22 +188,15 @@ impl Scheduler {
         op
     }
 
-    /// How many pages to load from host: none if computing them is faster.
-    fn load_back_pages(&mut self, handle: Handle, found: &Match) -> u32 {
+    /// How many pages could be loaded from host.
+    fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
         let pages = found.host.depth - found.device.depth;
         let in_flight = self.stats.load_backs.in_flight_pages;
         let possible = pages >= self.config.copies.load_back_threshold_pages
             && in_flight + pages <= self.config.copies.load_back_pages_max
             && !found.arriving
             && !self.requests[handle].distrusts_host;
-        if !possible {
-            return 0;
-        }
-        if !self.rates.load_back_pays(pages, pages * self.config.cache.page_size) {
-            self.rates.forgive_load_back();
-            return 0;
-        }
-        pages
+        if possible { pages } else { 0 }
     }
 
     /// Hits are counted once, when a request is first admitted; those that must be loaded, when

@@ -189,7 +189,8 @@ pub struct L3Config {
     /// included; in any case no more than three quarters of the host.
     pub prefetch_pages_max: u32,
     /// Of those, pages of prefetches that nobody waits for any more; at this many no further
-    /// prefetch begins.
+    /// prefetch begins. In any case no more than half of those, so that a store that hangs does not
+    /// take the whole share and let later requests stand in line for it.
     pub quarantine_pages_max: u32,
     /// Probes in flight at the most.
     pub probes_max: u32,

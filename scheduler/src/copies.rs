@@ -73,7 +73,13 @@ impl Scheduler {
 
     /// Makes so many host pages free; backups that wait for their turn give way.
     pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
-        while !self.cache.free_host_pages(pages) {
+        self.backups_make_way(pages) && self.cache.free_host_pages(pages)
+    }
+
+    /// Backups that wait for their turn give way until so many host pages can be had. Tells whether
+    /// they can.
+    fn backups_make_way(&mut self, pages: usize) -> bool {
+        while self.cache.usage().host.available_pages() < pages {
             if !self.skip_oldest_backup() {
                 return false;
             }
@@ -149,18 +155,15 @@ impl Scheduler {
     pub(crate) fn pages_making_room(&self) -> usize {
         let timeout = ms(self.config.copies.write_back_timeout_ms);
         let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
-        let makes_room = |operation: &Operation| match operation.work {
-            Work::WriteBack { .. } => true,
+        let room = |operation: &Operation| match &operation.work {
+            Work::WriteBack { source, arrival, .. } => self.cache.pages_freed_by(source, arrival),
             Work::Probe { .. }
             | Work::Prefetch { .. }
             | Work::LoadBack { .. }
-            | Work::Backup { .. } => false,
+            | Work::Backup { .. } => 0,
         };
         let operations = self.operations.iter().map(|(_, operation)| operation);
-        operations
-            .filter(|operation| makes_room(operation) && in_time(operation))
-            .map(|operation| operation.pages as usize)
-            .sum()
+        operations.filter(|operation| in_time(operation)).map(room).sum()
     }
 
     /// Makes sure that a plan is made when the copies that make room are late.
@@ -189,7 +192,7 @@ impl Scheduler {
         let in_flight = self.stats.write_backs.in_flight_pages as usize;
         let copies = unwritten > 0
             && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
-            && self.cache.usage().host.available_pages() >= unwritten;
+            && self.backups_make_way(unwritten);
         let path = Handover::empty();
         let write_back = copies.then_some((next, &path));
         self.happen(handle, &LifeEvent::Retracted { kept, write_back });
@@ -295,8 +298,7 @@ impl Scheduler {
     fn room_for_write_back(&mut self, pages: usize, at_end: bool) -> usize {
         let share = self.config.copies.write_back_pages_max;
         let in_share = (share - self.stats.write_backs.in_flight_pages.min(share)) as usize;
-        let room = in_share.min(self.cache.usage().host.available_pages());
-        if !at_end && room < pages {
+        if !at_end && (in_share < pages || !self.backups_make_way(pages)) {
             return 0;
         }
         let wanted = pages.min(in_share);

@@ -314,11 +314,13 @@ impl Scheduler {
 
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
-        self.observe_prefill_rate(&step);
+        let mut repeated = 0;
         if step.repeats_max > 0 {
             let longest = results.iter().map(|result| result.tokens.len() as u64).max();
-            self.stats.steps += longest.unwrap_or(1) - 1;
+            repeated = longest.unwrap_or(1) - 1;
+            self.stats.steps += repeated;
         }
+        self.observe_rates(&step, repeated);
         let mut in_order = results;
         for member in &step.members {
             let ours = |result: &&StepResult<'_>| result.request == member.request;
@@ -417,16 +419,22 @@ impl Scheduler {
         self.spare_step = Some(step);
     }
 
-    fn observe_prefill_rate(&mut self, step: &Step) {
-        if step.members.iter().any(|member| member.is_decode) {
+    /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
+    fn observe_rates(&mut self, step: &Step, repeated: u64) {
+        let took = self.now.since(step.started);
+        // Prefills come before decodes.
+        let has_decodes = step.members.last().is_some_and(|member| member.is_decode);
+        if step.members.first().is_some_and(|member| member.is_decode) {
+            self.rates.observe_decodes(took, repeated);
             return;
         }
-        let tokens = step.members.iter().filter_map(|member| {
+        let prefills = step.members.iter().take_while(|member| !member.is_decode);
+        let tokens = prefills.filter_map(|member| {
             let entry = self.requests.get(member.handle)?;
             Some(member.end - entry.computed_tokens)
         });
         let tokens = tokens.sum();
-        self.rates.observe_prefill(tokens, self.now.since(step.started));
+        self.rates.observe_prefill(tokens, took, has_decodes);
     }
 }
 

@@ -278,7 +278,9 @@ impl Scheduler {
             return Decision::Skip;
         }
         let Some(reading) = &self.reading else { return Decision::Skip };
-        if self.stats.prefetches.quarantined_pages >= config.quarantine_pages_max
+        let share = self.prefetch_share(config);
+        let quarantine_max = config.quarantine_pages_max.min((share / 2).max(1));
+        if self.stats.prefetches.quarantined_pages >= quarantine_max
             || !reading.prefetch_backoff.allows(self.now)
         {
             return Decision::Skip;
@@ -288,7 +290,6 @@ impl Scheduler {
             return Decision::Skip;
         }
         let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
-        let share = self.prefetch_share(config);
         let in_share = share.saturating_sub(in_use);
         let pages_now = pages.min(share);
         if pages_now > in_share {

@@ -505,6 +505,9 @@ impl Scheduler {
         let state = self.requests[handle].life.state();
         if let Some(computing) = state.computing() {
             self.free_slots.push(computing.slot);
+            // It has used its pages up to this moment: they are no older than those of whoever came
+            // and went meanwhile.
+            self.cache.touch(&computing.path, false, self.requests[handle].priority);
             self.prefilling -= usize::from(state.name() == StateName::Prefilling);
             self.some_left_batch = true;
         }

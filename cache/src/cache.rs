@@ -191,6 +191,12 @@ impl Cache {
         self.tree.pages(pin, start_page, into);
     }
 
+    /// How many of the run's pages, which follow the pinned path, the device holds already.
+    #[must_use]
+    pub fn held_ahead(&self, pin: &DevicePin, run: PageRun<'_>) -> u32 {
+        self.tree.held_ahead(pin, run)
+    }
+
     /// The nodes from the root to a place, top down, by number: what two sequences share.
     pub fn path(&self, at: Cursor) -> impl Iterator<Item = u32> {
         self.tree.path(at.node, 0).into_iter()

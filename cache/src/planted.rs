@@ -41,6 +41,9 @@ pub enum Bug {
     GrowOnePageTooLate,
     TrustCorruptHostCopy,
     ReuseAfterDeadline,
+    StarveTheShort,
+    NeverTakeOver,
+    NeverShare,
 }
 
 impl Bug {

@@ -66,6 +66,10 @@ pub struct BatchConfig {
     pub step_tokens_max: u32,
     /// Whether prefill chunks and decodes share a step.
     pub mixed: bool,
+    /// Of the tokens that a step has for prompts, so many percent go to the prompts with the least left
+    /// to compute, and the rest by turn: no prompt waits for all of a longer one. Who is let in for that
+    /// leaves the first in line its memory. With 0 short prompts wait for long ones.
+    pub shortest_first_percent: u32,
     /// After so many steps of prefill alone the decodes get their turn.
     pub prefill_streak_max: u32,
     /// Tokens that a decode computes in one step: 1, or more for speculative decoding.
@@ -87,6 +91,7 @@ impl Default for BatchConfig {
             running_max: 256,
             step_tokens_max: 8192,
             mixed: true,
+            shortest_first_percent: 25,
             prefill_streak_max: 8,
             decode_tokens: 1,
             repeats_max: 0,
@@ -108,8 +113,10 @@ pub struct QueueConfig {
     pub window: u32,
     /// Who was submitted so long ago goes first, and nobody overtakes them.
     pub wait_max_ms: u64,
-    /// How long a request waits at the most for another that computes or loads its prefix.
+    /// How long a request waits at the most for others that compute or load its prefix.
     pub share_wait_max_ms: u64,
+    /// And how long while nothing more of its prefix comes to be there.
+    pub share_stall_max_ms: u64,
     /// How long a request may take before it runs; 0 for no limit.
     pub start_timeout_ms: u64,
 }
@@ -121,7 +128,8 @@ impl Default for QueueConfig {
             requests_max: 65_536,
             window: 64,
             wait_max_ms: 10_000,
-            share_wait_max_ms: 1_000,
+            share_wait_max_ms: 60_000,
+            share_stall_max_ms: 1_000,
             start_timeout_ms: 0,
         }
     }
@@ -307,6 +315,13 @@ impl Config {
         positive(&at_least_one)?;
         if !(1..=64).contains(&self.model.ranks) {
             return Err(ConfigError::new("model.ranks", self.model.ranks.into(), "use 1 to 64"));
+        }
+        if self.batch.shortest_first_percent > 100 {
+            return Err(ConfigError::new(
+                "batch.shortest_first_percent",
+                self.batch.shortest_first_percent.into(),
+                "use 0 to 100",
+            ));
         }
         let decodes = u64::from(self.batch.running_max) * u64::from(self.batch.decode_tokens);
         if decodes > self.batch.step_tokens_max.into() {

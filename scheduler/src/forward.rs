@@ -9,7 +9,7 @@ use crate::admission::prefill_end;
 use crate::config::{Config, ms};
 use crate::error::EventError;
 use crate::event::StepResult;
-use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
+use crate::plan::{Decode, Plan, RowChange, StepId};
 use crate::prefetch::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -165,47 +165,6 @@ impl Scheduler {
         let grown = Cell::new(false);
         self.happen(handle, &LifeEvent::Grow { pages, grown: &grown });
         grown.get()
-    }
-
-    // ---- prefills ----
-
-    fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if self.prefilling > 0 {
-            for place in 0..self.running.len() {
-                self.plan_chunk(self.running[place], plan, tokens_left);
-            }
-        }
-        if *tokens_left > 0 {
-            let first_new = self.running.len();
-            self.admit(plan, *tokens_left);
-            for place in first_new..self.running.len() {
-                self.plan_chunk(self.running[place], plan, tokens_left);
-            }
-        }
-    }
-
-    /// The next part of a prompt, as much as the step has room for; parts end with a page where
-    /// they can, so that all of it can be published.
-    fn plan_chunk(&mut self, handle: Handle, plan: &mut Plan, tokens_left: &mut u32) {
-        let entry = &self.requests[handle];
-        let State::Prefilling(computing) = entry.life.state() else { return };
-        if *tokens_left == 0 || computing.load_back.is_some() || entry.stalled {
-            return;
-        }
-        let start = entry.computed_tokens;
-        let mut end = entry.prefill_end.min(start + *tokens_left);
-        if end < entry.prefill_end {
-            let page_end = end - end % self.config.cache.page_size;
-            end = if page_end > start { page_end } else { end };
-        }
-        *tokens_left -= end - start;
-        plan.prefills.push(Prefill {
-            request: entry.id,
-            slot: computing.slot,
-            start,
-            tokens: end - start,
-            produces_token: end == entry.prefill_end,
-        });
     }
 
     // ---- the step itself, and rows ----
@@ -381,7 +340,7 @@ impl Scheduler {
 
     // Apart, so that looking costs little.
     #[inline(never)]
-    fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
+    pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
         let Entry { life, sequence, .. } = &mut self.requests[handle];
         let run = sequence.run(start, end);

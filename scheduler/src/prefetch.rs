@@ -399,7 +399,9 @@ impl Scheduler {
         self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages);
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
-                self.requests[handle].fetched = start_page..start_page + sound_pages;
+                let entry = &mut self.requests[handle];
+                entry.fetched = start_page..start_page + sound_pages;
+                entry.uncached_tokens = None;
                 if let Some(reading) = &mut self.reading {
                     reading.waiting_pages += sound_pages;
                 }

@@ -32,6 +32,16 @@ pub(crate) struct Found {
     pub(crate) pages: u32,
 }
 
+/// A wait for another request that computes or loads the next page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharing {
+    pub(crate) began: Time,
+    /// When it last came to something.
+    pub(crate) progressed: Time,
+    /// How many pages were there then.
+    pub(crate) pages: u32,
+}
+
 /// Everything about one live request.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -53,8 +63,10 @@ pub(crate) struct Entry {
     /// When it fails if it has not started by then.
     pub(crate) start_by: Option<Time>,
     timer: Option<Time>,
-    /// Since when it waits for another that computes or loads its prefix.
-    pub(crate) sharing_since: Option<Time>,
+    /// Its wait for another that computes or loads its prefix.
+    pub(crate) sharing: Option<Sharing>,
+    /// Tokens of it that the cache lacked when somebody looked last.
+    pub(crate) uncached_tokens: Option<u32>,
 
     /// What L3 has of it.
     pub(crate) found: Option<Found>,
@@ -74,6 +86,8 @@ pub(crate) struct Entry {
 
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
+    /// Tokens behind those that the step being planned computes of its prompt.
+    pub(crate) chunk_tokens: u32,
     /// Where its prefill ends.
     pub(crate) prefill_end: u32,
     /// Entries of its row that the engine knows.
@@ -115,7 +129,8 @@ impl Entry {
             wait_ends: None,
             start_by: None,
             timer: None,
-            sharing_since: None,
+            sharing: None,
+            uncached_tokens: None,
             found: None,
             asks_l3_later: false,
             asked_again: false,
@@ -124,6 +139,7 @@ impl Entry {
             distrusts_host: false,
             waited_for_room: false,
             computed_tokens: 0,
+            chunk_tokens: 0,
             prefill_end: 0,
             row_entries: 0,
             computing_key: None,

@@ -19,6 +19,7 @@ use crate::forward::Step;
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
 use crate::prefetch::Reading;
+use crate::prefill::Short;
 use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
 use crate::request::{Prompt, Request};
@@ -73,6 +74,8 @@ pub struct Scheduler {
     pub(crate) ended: Vec<Ended>,
     trace: VecDeque<Transition>,
     pub(crate) candidates: Vec<Candidate>,
+    pub(crate) by_turn: Vec<Handle>,
+    pub(crate) shortest: Vec<Short>,
 }
 
 impl Scheduler {
@@ -111,6 +114,8 @@ impl Scheduler {
             ended: Vec::new(),
             trace: VecDeque::new(),
             candidates: Vec::new(),
+            by_turn: Vec::new(),
+            shortest: Vec::new(),
             config,
         })
     }

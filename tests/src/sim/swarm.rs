@@ -105,6 +105,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             repeats_max: if decode_tokens == 1 { dice.pick(&[0, 1, 7]) } else { 0 },
             step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
             mixed: dice.one_in(2),
+            shortest_first_percent: dice.pick(&[0, 25, 25, 100]),
             prefill_streak_max: dice.pick(&[1, 3]),
             decode_reserve_pages: dice.pick(&[0, 1, 2]),
             step_failures_max: 3,
@@ -120,6 +121,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             window: dice.pick(&[1, 4, 16]),
             wait_max_ms: dice.pick(&[10, 100]),
             share_wait_max_ms: dice.pick(&[0, 10, 100]),
+            share_stall_max_ms: dice.pick(&[5, 100]),
             start_timeout_ms: dice.pick(&[0, 0, 0, 500]),
         })
         .copies(CopyConfig {

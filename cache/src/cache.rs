@@ -571,6 +571,14 @@ impl Cache {
         self.tree.keys_along(pin, &arrival.segments)
     }
 
+    /// How many pages of the pinned path, from its first, L3 is known to have.
+    #[must_use]
+    pub fn pages_in_l3(&self, pin: &DevicePin) -> u32 {
+        let path = self.tree.path(pin.node.index, 0);
+        let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
+        nodes.take_while(|node| node.in_l3).map(Node::end_page).last().unwrap_or(0)
+    }
+
     /// Ends a backup of which L3 took the first `stored_pages`.
     pub fn end_backup(&mut self, pin: &HostPin, arrival: &Arrival, stored_pages: usize) {
         self.tree.end_backup(pin, &arrival.segments, stored_pages);

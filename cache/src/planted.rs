@@ -44,6 +44,7 @@ pub enum Bug {
     StarveTheShort,
     NeverTakeOver,
     NeverShare,
+    ProbeOnce,
 }
 
 impl Bug {

@@ -84,7 +84,7 @@ impl Scheduler {
         if self.waits_for_another(handle, &found) {
             return Tried::Deferred;
         }
-        if self.ask_l3_now(handle, plan) {
+        if self.ask_l3_now(handle, found.host.depth, plan) {
             return Tried::Deferred;
         }
         let namespace = self.requests[handle].sequence.root();

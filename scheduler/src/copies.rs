@@ -7,7 +7,7 @@ use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 use crate::config::ms;
 use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::Handle;
+use crate::requests::{Handle, L3_ASKS_MAX};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
@@ -186,6 +186,7 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
+        let in_l3 = self.cache.pages_in_l3(&computing.path);
         // What is kept must not be evicted for the sake of the rest.
         let kept = Handover::of(self.cache.pin_host_along(&computing.path));
         let unwritten = self.cache.unwritten_pages(&computing.path, false);
@@ -202,6 +203,9 @@ impl Scheduler {
         let entry = &mut self.requests[handle];
         entry.computed_tokens = 0;
         entry.distrusts_host = false;
+        // If it loses pages that L3 has before it runs again, L3 is asked for them.
+        (entry.asked_from, entry.asks_left) = (Some(in_l3), L3_ASKS_MAX);
+        (entry.found, entry.fetched, entry.uncached_tokens) = (None, 0..0, None);
         self.wait_until(handle, None);
         self.enqueue(handle);
     }

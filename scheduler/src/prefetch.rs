@@ -81,11 +81,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether the request is alive and nothing has been decided about L3 yet.
+    /// Whether the request is alive and waits for nothing but what is decided about L3.
     fn is_before_l3(&self, handle: Handle) -> bool {
-        self.requests
-            .get(handle)
-            .is_some_and(|entry| entry.state() == StateName::Submitted && !entry.queued)
+        self.requests.get(handle).is_some_and(|entry| {
+            let waits = matches!(entry.state(), StateName::Submitted | StateName::Retracted);
+            waits && !entry.queued && entry.life.state().operation().is_none()
+        })
     }
 
     fn go_on_without(&mut self, handle: Handle) {
@@ -109,7 +110,7 @@ impl Scheduler {
         let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
             return Decision::Skip;
         };
-        if !reading.probe_backoff.allows(self.now) || !reading.prefetch_backoff.allows(self.now) {
+        if !reading.probe_backoff.allows(self.now) || !self.prefetches_may_begin() {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
@@ -119,8 +120,7 @@ impl Scheduler {
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.lookup(sequence, end).host.depth;
         if self.is_coming(handle, start_page) {
-            // Another request computes or fetches it: L3 is asked for what lies behind that.
-            self.requests[handle].asks_l3_later = true;
+            // Another request computes or fetches it: L3 is asked for what lies behind that, later.
             return Decision::Skip;
         }
         let keys = sequence.run(start_page, end).keys();
@@ -130,23 +130,50 @@ impl Scheduler {
             return Decision::Wait;
         }
         self.stats.negative_hits += u64::from(end - start_page - askable);
+        self.requests[handle].asked_from = Some(start_page);
         if !worth_it {
             return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
     }
 
-    /// Asks L3 about a request that had to wait for another first. Tells whether it did.
-    pub(crate) fn ask_l3_now(&mut self, handle: Handle, plan: &mut Plan) -> bool {
-        let entry = &mut self.requests[handle];
-        let asks = std::mem::take(&mut entry.asks_l3_later);
-        if !asks || entry.state() != StateName::Submitted {
+    /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
+    /// first, or it was in back-off), or if the cache has lost since what it held then. Tells whether
+    /// the request waits for the answer.
+    pub(crate) fn ask_l3_now(
+        &mut self,
+        handle: Handle,
+        cached_pages: u32,
+        plan: &mut Plan,
+    ) -> bool {
+        let entry = &self.requests[handle];
+        let is_news = entry.asked_from.is_none_or(|from| cached_pages < from);
+        if self.reading.is_none() || !is_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
             return false;
         }
-        let Decision::Go { start_page, pages } = self.decide_probe(handle) else { return false };
-        self.leave_queue(handle);
-        self.start_probe(handle, start_page, pages, plan);
-        true
+        let may_ask = match entry.life.state() {
+            State::Submitted { .. } => true,
+            State::Retracted { write_back, .. } => write_back.is_none(),
+            _ => false,
+        };
+        if !may_ask {
+            return false;
+        }
+        match self.decide_probe(handle) {
+            Decision::Go { start_page, pages } => {
+                self.leave_queue(handle);
+                self.start_probe(handle, start_page, pages, plan);
+                true
+            }
+            Decision::Wait => {
+                self.leave_queue(handle);
+                if let Some(reading) = &mut self.reading {
+                    reading.to_probe.push_back(handle);
+                }
+                true
+            }
+            Decision::Skip | Decision::AskAgain => false,
+        }
     }
 
     fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
@@ -154,6 +181,7 @@ impl Scheduler {
         let run = self.requests[handle].sequence.run(start_page, start_page + pages);
         run.keys().append_to(&mut plan.l3_keys);
         let work = Work::Probe { start_page, first_key: run.first_key() };
+        self.requests[handle].asks_left -= 1;
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
         self.happen(handle, &LifeEvent::ProbeStarted(op));
@@ -192,7 +220,7 @@ impl Scheduler {
         let Some(reading) = &mut self.reading else { return };
         let entry = &self.requests[handle];
         match entry.life.state() {
-            State::Submitted { probe: Some(_) } => {
+            State::Submitted { probe: Some(_) } | State::Retracted { probe: Some(_), .. } => {
                 reading.probe_backoff.failed(self.now);
                 self.stats.probes.failures += 1;
             }
@@ -277,18 +305,17 @@ impl Scheduler {
             self.rates.forgive_prefetch();
             return Decision::Skip;
         }
-        let Some(reading) = &self.reading else { return Decision::Skip };
-        let share = self.prefetch_share(config);
-        let quarantine_max = config.quarantine_pages_max.min((share / 2).max(1));
-        if self.stats.prefetches.quarantined_pages >= quarantine_max
-            || !reading.prefetch_backoff.allows(self.now)
-        {
+        if !self.prefetches_may_begin() {
+            // It may be over before the request is admitted.
+            self.requests[handle].asked_from = None;
             return Decision::Skip;
         }
         if self.is_coming(handle, start_page) {
-            self.requests[handle].asks_l3_later = true;
+            self.requests[handle].asked_from = None;
             return Decision::Skip;
         }
+        let Some(reading) = &self.reading else { return Decision::Skip };
+        let share = self.prefetch_share(config);
         let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
         let in_share = share.saturating_sub(in_use);
         let pages_now = pages.min(share);
@@ -300,6 +327,16 @@ impl Scheduler {
         Decision::Go { start_page, pages }
     }
 
+    /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
+    /// that nobody waits for any more.
+    fn prefetches_may_begin(&self) -> bool {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else { return false };
+        let half_of_share = (self.prefetch_share(config) / 2).max(1);
+        let quarantine_max = config.quarantine_pages_max.min(half_of_share);
+        reading.prefetch_backoff.allows(self.now)
+            && self.stats.prefetches.quarantined_pages < quarantine_max
+    }
+
     /// Host pages that prefetches may hold: never all of the host, so that write-backs find room.
     fn prefetch_share(&self, config: &L3Config) -> u32 {
         let host_pages = self.config.cache.host_pages;
@@ -307,15 +344,12 @@ impl Scheduler {
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    /// Puts the request back among those to ask about, but only once.
+    /// Puts the request back among those to ask about, but not for ever.
     fn ask_again(&mut self, handle: Handle) {
         let entry = &mut self.requests[handle];
         entry.found = None;
         match &mut self.reading {
-            Some(reading) if !entry.asked_again => {
-                entry.asked_again = true;
-                reading.to_probe.push_back(handle);
-            }
+            Some(reading) if entry.asks_left > 0 => reading.to_probe.push_back(handle),
             Some(_) | None => self.go_on_without(handle),
         }
     }

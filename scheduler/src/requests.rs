@@ -42,6 +42,10 @@ pub(crate) struct Sharing {
     pub(crate) pages: u32,
 }
 
+/// So often L3 is asked about a request before it runs: what the cache loses again and again is not
+/// worth more probes.
+pub(crate) const L3_ASKS_MAX: u32 = 3;
+
 /// Everything about one live request.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -70,10 +74,10 @@ pub(crate) struct Entry {
 
     /// What L3 has of it.
     pub(crate) found: Option<Found>,
-    /// Whether L3 is to be asked once the wait for another request is over.
-    pub(crate) asks_l3_later: bool,
-    /// Whether L3 was asked again after the cache had shrunk.
-    pub(crate) asked_again: bool,
+    /// The first page that L3 was asked for last, or was not worth asking for: what the cache held then.
+    pub(crate) asked_from: Option<u32>,
+    /// How often L3 may still be asked.
+    pub(crate) asks_left: u32,
     /// Until when it is not admitted without what it fetches, though there be room.
     pub(crate) fetches_until: Time,
     /// The pages that L3 brought for it.
@@ -132,8 +136,8 @@ impl Entry {
             sharing: None,
             uncached_tokens: None,
             found: None,
-            asks_l3_later: false,
-            asked_again: false,
+            asked_from: None,
+            asks_left: L3_ASKS_MAX,
             fetches_until: Time::default(),
             fetched: 0..0,
             distrusts_host: false,

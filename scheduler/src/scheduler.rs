@@ -467,18 +467,20 @@ impl Scheduler {
     pub(crate) fn abandon_operation(&mut self, handle: Handle) {
         let state = self.requests[handle].life.state();
         let Some(op) = state.operation() else { return };
-        match state.name() {
-            StateName::Submitted | StateName::Prefetching | StateName::Prefilling => {
-                self.cancelled.push(op);
-            }
-            StateName::PrefetchDone
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Draining
-            | StateName::WritingBack
-            | StateName::Finished
-            | StateName::Aborted
-            | StateName::Failed => {}
+        match state {
+            State::Submitted { .. }
+            | State::Prefetching { .. }
+            | State::Prefilling(_)
+            | State::Retracted { probe: Some(_), .. } => self.cancelled.push(op),
+            State::PrefetchDone { .. }
+            | State::Decoding(_)
+            | State::Retracted { probe: None, .. }
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_)
+            | State::Left => {}
         }
         self.loosen_anchor(handle, op);
         self.operations.abandon(op, &mut self.stats);
@@ -572,7 +574,15 @@ impl Scheduler {
             // A copy that is in flight goes on for the cache's sake.
             StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
             StateName::Draining => self.skip_drain(handle),
-            StateName::PrefetchDone | StateName::Decoding | StateName::Retracted => {}
+            StateName::Retracted => {
+                if let State::Retracted { probe: Some(_), .. } = self.requests[handle].life.state()
+                {
+                    self.abandon_operation(handle);
+                    self.happen(handle, &LifeEvent::ProbeEnded);
+                }
+                self.enqueue(handle);
+            }
+            StateName::PrefetchDone | StateName::Decoding => {}
             StateName::Finished | StateName::Aborted | StateName::Failed => {
                 unreachable!("{state:?} waits for nothing")
             }

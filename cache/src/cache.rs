@@ -134,6 +134,17 @@ impl Arrival {
         self.segments.iter().map(|segment| segment.pages as usize).sum()
     }
 
+    /// The place of the page before which so many others are under way.
+    #[must_use]
+    pub fn page_at(&self, mut pages_before: u32) -> Option<u32> {
+        self.segments.iter().find_map(|segment| {
+            let page = segment.start_page + pages_before;
+            let is_here = pages_before < segment.pages;
+            pages_before = pages_before.saturating_sub(segment.pages);
+            is_here.then_some(page)
+        })
+    }
+
     /// The place of the first page.
     #[must_use]
     pub fn start_page(&self) -> u32 {
@@ -379,15 +390,17 @@ impl Cache {
     }
 
     /// Makes computed pages visible to matches, at the end of the pinned path, and moves the pin
-    /// to their end. What is left in `pages` could not be published and stays the caller's.
+    /// to their end. What is left in `pages` could not be published and stays the caller's. New ones
+    /// have the priority of the request that made them.
     pub fn publish_device(
         &mut self,
         pin: &mut DevicePin,
         run: PageRun<'_>,
         pages: &mut DevicePages,
+        priority: i32,
     ) -> Published {
         let (published_pages, first_duplicate) =
-            self.tree.insert(pin, run, pages, false, &mut self.device);
+            self.tree.insert(pin, run, pages, priority, false, &mut self.device);
         Published { published_pages, first_duplicate }
     }
 
@@ -398,9 +411,10 @@ impl Cache {
         pin: &mut HostPin,
         run: PageRun<'_>,
         mut pages: HostPages,
+        priority: i32,
     ) -> Published {
         let (published_pages, first_duplicate) =
-            self.tree.insert(pin, run, &mut pages, true, &mut self.host);
+            self.tree.insert(pin, run, &mut pages, priority, true, &mut self.host);
         self.host.give(pages);
         Published { published_pages, first_duplicate }
     }

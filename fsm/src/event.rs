@@ -79,6 +79,8 @@ pub enum Event<'a> {
     Computed {
         /// The pages' keys and tokens.
         run: PageRun<'a>,
+        /// The priority of the request.
+        priority: i32,
         /// What became of them.
         published: &'a Cell<Option<Published>>,
     },

@@ -236,9 +236,9 @@ impl State {
                 grown.set(cache.grow_device_pages(&mut computing.tail, *pages));
                 Outcome::Handled
             }
-            Event::Computed { run, published } => {
+            Event::Computed { run, priority, published } => {
                 let Computing { path, tail, .. } = computing;
-                published.set(Some(cache.publish_device(path, *run, tail)));
+                published.set(Some(cache.publish_device(path, *run, tail, *priority)));
                 Outcome::Handled
             }
             Event::LoadBackEnded { path } => {

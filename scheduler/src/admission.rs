@@ -95,7 +95,14 @@ impl Scheduler {
         let new_pages = self.prefill_pages(handle) - found.device.depth as usize;
 
         // Pins first: making room must not evict what was just found.
-        let source = (load_pages > 0).then(|| self.cache.pin_host(namespace, found.host));
+        let source = (load_pages > 0).then(|| {
+            let end = found.device.depth + load_pages;
+            let at = match end < found.host.depth {
+                true => self.cache.lookup(&self.requests[handle].sequence, end).host,
+                false => found.host,
+            };
+            self.cache.pin_host(namespace, at)
+        });
         let path = self.cache.pin_device(namespace, found.device);
         let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
         let available = self.cache.usage().device.available_pages();
@@ -203,12 +210,13 @@ impl Scheduler {
         op
     }
 
-    /// How many pages could be loaded from host.
+    /// How many pages could be loaded from host: as many as there are, or as the share has room for.
     fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
-        let pages = found.host.depth - found.device.depth;
+        let copies = &self.config.copies;
         let in_flight = self.stats.load_backs.in_flight_pages;
-        let possible = pages >= self.config.copies.load_back_threshold_pages
-            && in_flight + pages <= self.config.copies.load_back_pages_max
+        let share = copies.load_back_pages_max.saturating_sub(in_flight);
+        let pages = (found.host.depth - found.device.depth).min(share);
+        let possible = pages >= copies.load_back_threshold_pages
             && !found.arriving
             && !self.requests[handle].distrusts_host;
         if possible { pages } else { 0 }

@@ -206,7 +206,7 @@ pub struct L3Config {
     pub probe_timeout_ms: u64,
     /// Whether host pages are stored in L3.
     pub backup: bool,
-    /// Pages on their way to L3 at the most.
+    /// Pages on their way to L3 at the most; in any case no more than three quarters of the host.
     pub backup_pages_max: u32,
     /// Backups that wait for their turn at the most; the oldest give way.
     pub backup_queue_max: u32,
@@ -284,6 +284,12 @@ impl Config {
             adapter: String::new(),
             salt: String::new(),
         }
+    }
+
+    /// Host pages that transfers of one kind with L3 may hold: never all of the host, so that copies from
+    /// the device find room.
+    pub(crate) fn most_of_host(&self) -> u32 {
+        self.cache.host_pages - self.cache.host_pages / 4
     }
 
     /// Whether this configuration can work.
@@ -377,6 +383,13 @@ impl Config {
             ("l3.backup_pages_max", l3.backup_pages_max),
             ("l3.backup_queue_max", l3.backup_queue_max),
         ])?;
+        if l3.probe_timeout_ms == 0 {
+            return Err(ConfigError::new(
+                "l3.probe_timeout_ms",
+                0,
+                "use at least 1, or leave out [l3]: no answer would ever come in time",
+            ));
+        }
         let threshold = l3.prefetch_threshold_pages;
         if threshold > l3.prefetch_pages_max {
             return Err(ConfigError::new(

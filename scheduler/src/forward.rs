@@ -342,9 +342,10 @@ impl Scheduler {
     #[inline(never)]
     pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
-        let Entry { life, sequence, .. } = &mut self.requests[handle];
-        let run = sequence.run(start, end);
-        life.handle(&LifeEvent::Computed { run, published: &published }, &mut self.cache);
+        let Entry { life, sequence, priority, .. } = &mut self.requests[handle];
+        let (run, priority) = (sequence.run(start, end), *priority);
+        let event = LifeEvent::Computed { run, priority, published: &published };
+        life.handle(&event, &mut self.cache);
         let duplicate = published.get().and_then(|published| published.first_duplicate);
         if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
             // The tree had some of these pages: the row must name the tree's, not ours.

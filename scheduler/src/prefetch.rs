@@ -337,10 +337,9 @@ impl Scheduler {
             && self.stats.prefetches.quarantined_pages < quarantine_max
     }
 
-    /// Host pages that prefetches may hold: never all of the host, so that write-backs find room.
+    /// Host pages that prefetches may hold.
     fn prefetch_share(&self, config: &L3Config) -> u32 {
-        let host_pages = self.config.cache.host_pages;
-        let most_of_host = (host_pages - host_pages / 4).max(config.prefetch_threshold_pages);
+        let most_of_host = self.config.most_of_host().max(config.prefetch_threshold_pages);
         config.prefetch_pages_max.min(most_of_host)
     }
 
@@ -388,7 +387,8 @@ impl Scheduler {
         asked.keys().append_to(&mut plan.l3_keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
         let anchor = Anchor::Pinned(anchor);
-        let work = Work::Prefetch { anchor, pages: destination, run };
+        let priority = self.requests[handle].priority;
+        let work = Work::Prefetch { anchor, pages: destination, run, priority };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op {
             op,
@@ -409,7 +409,9 @@ impl Scheduler {
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Prefetch { anchor, mut pages, run } = work else { unreachable!("a prefetch") };
+        let Work::Prefetch { anchor, mut pages, run, priority } = work else {
+            unreachable!("a prefetch")
+        };
         let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
@@ -430,7 +432,7 @@ impl Scheduler {
             return;
         };
         let start_page = anchor.depth();
-        self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages);
+        self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages, priority);
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
                 let entry = &mut self.requests[handle];

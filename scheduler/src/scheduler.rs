@@ -254,7 +254,9 @@ impl Scheduler {
         let reported = self.operations.report(op, rank, outcome, &mut self.stats)?;
         self.now = self.now.max(now);
         match reported {
-            Reported::Ignored | Reported::Pending => {}
+            Reported::Ignored => {}
+            // What one rank has found out is not read again while others are still at it.
+            Reported::Pending => self.distrust_source(op),
             Reported::TimedOut => {
                 if let Some(owner) = owner {
                     self.waited_in_vain(owner);

@@ -415,6 +415,7 @@ impl Simulation {
             FaultKind::Missing => Action::Report(nth, Outcome::Missing),
             FaultKind::Failed => Action::Report(nth, Outcome::Failed),
             FaultKind::TimedOut => Action::Report(nth, Outcome::TimedOut),
+            FaultKind::Corrupt if page > 0 => Action::Report(nth, Outcome::CorruptAfter(page)),
             FaultKind::Corrupt => Action::Report(nth, Outcome::Corrupt),
             FaultKind::ShortRead => Action::ReportDamaged(nth, page, Damage::ShortRead),
             FaultKind::FlippedBit => Action::ReportDamaged(nth, page, Damage::FlippedBit),
@@ -465,8 +466,9 @@ const ON_PREFETCH: [FaultKind; 10] = [
     FaultKind::Corrupt,
     FaultKind::RankDisagreement,
 ];
-const ON_BACKUP: [FaultKind; 5] = [
+const ON_BACKUP: [FaultKind; 6] = [
     FaultKind::Failed,
+    FaultKind::Corrupt,
     FaultKind::TimedOut,
     FaultKind::PartlyDone,
     FaultKind::NoSpace,

@@ -126,7 +126,9 @@ impl Scheduler {
     /// prefetches in order to call them off.
     fn prefetch_has_time_left(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        entry.state() == StateName::Prefetching && self.now < entry.fetches_until
+        entry.state() == StateName::Prefetching
+            && self.now < entry.fetches_until
+            && !planted(Bug::CallOffBestEffort)
     }
 
     /// Gives the request its slot and memory, and starts its load-back.
@@ -217,6 +219,7 @@ impl Scheduler {
         let share = copies.load_back_pages_max.saturating_sub(in_flight);
         let pages = (found.host.depth - found.device.depth).min(share);
         let possible = pages >= copies.load_back_threshold_pages
+            && !planted(Bug::NeverLoadBack)
             && !found.arriving
             && !self.requests[handle].distrusts_host;
         if possible { pages } else { 0 }

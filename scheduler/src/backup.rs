@@ -26,6 +26,10 @@ impl Scheduler {
 
     /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
     pub(crate) fn queue_backup(&mut self, path: HostPin) {
+        if planted(Bug::ForgetBackup) {
+            self.cache.unpin_host(path);
+            return;
+        }
         self.queue_backup_again(PendingBackup { path, failures: 0 });
     }
 

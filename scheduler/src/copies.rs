@@ -325,6 +325,7 @@ impl Scheduler {
             };
             let wanted = match self.config.cache.host_pages {
                 0 => 0,
+                _ if planted(Bug::DropWriteBacks) => 0,
                 _ => self.cache.unwritten_pages(path, true),
             };
             let share = self.config.copies.write_back_pages_max as usize;

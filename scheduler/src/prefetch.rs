@@ -114,7 +114,7 @@ impl Scheduler {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
-        if end == 0 {
+        if end == 0 || planted(Bug::NeverProbe) {
             return Decision::Skip;
         }
         let sequence = &self.requests[handle].sequence;
@@ -297,7 +297,7 @@ impl Scheduler {
             return Decision::AskAgain;
         }
         let pages = end - start_page;
-        if pages < config.prefetch_threshold_pages {
+        if pages < config.prefetch_threshold_pages || planted(Bug::NeverPrefetch) {
             return Decision::Skip;
         }
         if !self.rates.prefetch_pays(pages, pages * self.config.cache.page_size) {
@@ -363,7 +363,10 @@ impl Scheduler {
         // Pins first: making room must not evict what the pages will continue.
         let anchor = self.cache.pin_host(namespace, found.host);
         let start_page = anchor.depth();
-        let mut pages = wanted.min(share);
+        let mut pages = match planted(Bug::FetchFewPages) {
+            true => threshold,
+            false => wanted.min(share),
+        };
         if !self.make_host_room(pages as usize) {
             pages = pages.min(self.cache.usage().host.free_pages as u32);
         }
@@ -444,8 +447,10 @@ impl Scheduler {
                 let path = Some(Handover::of(anchor));
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
                 self.stop_sharing(handle);
-                self.wait_until(handle, None);
-                self.enqueue(handle);
+                if !planted(Bug::WaitOutDeadlines) {
+                    self.wait_until(handle, None);
+                    self.enqueue(handle);
+                }
             }
             None => self.cache.unpin_host(anchor),
         }

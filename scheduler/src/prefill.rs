@@ -118,11 +118,11 @@ impl Scheduler {
         }
         if !self.free_slots.is_empty() {
             let window = self.config.queue.window as usize;
-            let first = shortest.len();
+            let running = shortest.len();
             let waiting = self.queue.arrivals().take(window);
             shortest.extend(waiting.map(|handle| Short { tokens_left: 0, handle }));
-            for place in first..shortest.len() {
-                shortest[place].tokens_left = self.uncached_tokens(shortest[place].handle);
+            for short in &mut shortest[running..] {
+                short.tokens_left = self.uncached_tokens(short.handle);
             }
         }
         shortest.sort_unstable();
@@ -187,17 +187,16 @@ impl Scheduler {
         if *tokens_left == 0 || !self.can_compute(handle) || self.is_given_to_another(handle) {
             return;
         }
+        let page_size = self.config.cache.page_size;
         let entry = &mut self.requests[handle];
         let start = entry.computed_tokens + entry.chunk_tokens;
         let mut end = entry.prefill_end.min(start + *tokens_left);
         if end < entry.prefill_end {
-            let page_end = end - end % self.config.cache.page_size;
+            let page_end = end - end % page_size;
             end = match page_end > start {
                 true => page_end,
                 // Less than a page is better than nothing, but not than to end with one.
-                false if entry.chunk_tokens > 0 && start % self.config.cache.page_size == 0 => {
-                    start
-                }
+                false if entry.chunk_tokens > 0 && start.is_multiple_of(page_size) => start,
                 false => end,
             };
         }
@@ -205,17 +204,24 @@ impl Scheduler {
         *tokens_left -= end - start;
     }
 
-    /// Whether this step computes the request's next page for another already. It is taken over then.
-    fn is_given_to_another(&self, handle: Handle) -> bool {
+    /// Whether this step computes the request's next page for another already: it is taken over then. If
+    /// another was to compute it and is not there yet, this one does, and the other takes over.
+    fn is_given_to_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         if self.config.queue.share_wait_max_ms == 0 || entry.chunk_tokens > 0 || !entry.takes_hits()
         {
             return false;
         }
         let next_page = entry.computed_tokens / self.config.cache.page_size;
-        let is_given = |by: Handle| self.requests[by].chunk_tokens > 0;
-        next_page < self.cacheable_pages(handle)
-            && self.who_brings(handle, next_page).is_some_and(is_given)
+        let Some(other) = self.who_brings(handle, next_page) else { return false };
+        if self.requests[other].chunk_tokens > 0 {
+            return next_page < self.cacheable_pages(handle);
+        }
+        if self.can_compute(other) {
+            self.stop_sharing(other);
+            self.announce(handle, next_page);
+        }
+        false
     }
 
     /// Writes what was given to the plan, by admission.

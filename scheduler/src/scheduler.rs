@@ -516,7 +516,9 @@ impl Scheduler {
             self.free_slots.push(computing.slot);
             // It has used its pages up to this moment: they are no older than those of whoever came
             // and went meanwhile.
-            self.cache.touch(&computing.path, false, self.requests[handle].priority);
+            if !planted(Bug::RankByAdmission) {
+                self.cache.touch(&computing.path, false, self.requests[handle].priority);
+            }
             self.prefilling -= usize::from(state.name() == StateName::Prefilling);
             self.some_left_batch = true;
         }
@@ -584,6 +586,7 @@ impl Scheduler {
                 }
                 self.enqueue(handle);
             }
+            StateName::PrefetchDone if planted(Bug::WaitOutDeadlines) => self.enqueue(handle),
             StateName::PrefetchDone | StateName::Decoding => {}
             StateName::Finished | StateName::Aborted | StateName::Failed => {
                 unreachable!("{state:?} waits for nothing")

@@ -120,7 +120,7 @@ impl Tree {
             created: self.tick,
             last_used: self.tick,
             hits: 0,
-            priority,
+            priority: if planted(Bug::InheritPriority) { above.usage.priority } else { priority },
             fingerprint: run.first_key().0 as u64,
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);

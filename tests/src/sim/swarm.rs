@@ -39,6 +39,8 @@ pub struct Load {
     /// Microseconds that computing a token of a prompt takes. Where it is little, loading does not
     /// pay and is soon not tried any more.
     pub token_us: u64,
+    /// Microseconds at the most that pass between two calls of the scheduler.
+    pub jitter_us: u64,
 }
 
 impl Swarm {
@@ -59,6 +61,7 @@ impl Swarm {
             burst: dice.pick(&[1, 1, 4, 10]),
             namespaces: dice.pick(&[1, 1, 3]),
             token_us: dice.pick(&[0, 1_000, 4_000, 4_000]),
+            jitter_us: dice.pick(&[0, 5, 200]),
         };
         // Each seed has some kinds of faults and not others: rare ones then meet each other.
         let mut fault_odds = [0; FaultKind::ALL.len()];

@@ -31,8 +31,10 @@ impl Scheduler {
         if *tokens_left == 0 || (self.prefilling == 0 && self.queue.is_empty()) {
             return;
         }
-        for place in 0..self.running.len() {
-            self.take_over(self.running[place]);
+        if self.prefilling > 0 {
+            for place in 0..self.running.len() {
+                self.take_over(self.running[place]);
+            }
         }
         let percent = self.config.batch.shortest_first_percent;
         let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
@@ -45,7 +47,9 @@ impl Scheduler {
             self.share_among_shortest(plan, tokens_left);
         }
         self.share_by_turn(plan, is_short, tokens_left);
-        self.plan_chunks(plan);
+        if self.prefilling > 0 {
+            self.plan_chunks(plan);
+        }
     }
 
     // ---- by turn ----
@@ -54,6 +58,7 @@ impl Scheduler {
     /// admission.
     fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
         match self.config.queue.order {
+            _ if self.prefilling == 0 => {}
             AdmissionOrder::Priority => self.share_by_priority(plan, admits, tokens_left),
             AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
                 for place in 0..self.running.len() {

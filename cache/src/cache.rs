@@ -210,7 +210,7 @@ impl Cache {
 
     /// The nodes from the root to a place, top down, by number: what two sequences share.
     pub fn path(&self, at: Cursor) -> impl Iterator<Item = u32> {
-        self.tree.path(at.node, 0).into_iter()
+        self.tree.path(at.node.index, 0).into_iter()
     }
 
     /// How full the tiers are, in constant time.
@@ -306,7 +306,7 @@ impl Cache {
     /// Pins a path that is pinned already once more, for another owner.
     pub fn pin_host_again(&mut self, pin: &HostPin) -> HostPin {
         let namespace = self.tree.node(pin.node).namespace;
-        self.tree.pin(namespace, Cursor { node: pin.node.index, depth: pin.depth })
+        self.tree.pin(namespace, Cursor { node: pin.node, depth: pin.depth })
     }
 
     /// Lets go of a path too early: what a planted bug does.
@@ -319,7 +319,7 @@ impl Cache {
 
     /// Pins what the device would evict next, so that it can be copied first.
     pub fn pin_victim(&mut self, victim: Victim) -> DevicePin {
-        let node = victim.node.index;
+        let node = victim.node;
         let depth = self.tree.node(victim.node).end_page();
         let namespace = self.tree.node(victim.node).namespace;
         self.tree.pin(namespace, Cursor { node, depth })

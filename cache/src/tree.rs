@@ -42,14 +42,15 @@ pub struct NodeId {
 /// until the tree changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    pub(crate) node: u32,
+    /// It tells when the node is gone and its place was given to another.
+    pub(crate) node: NodeId,
     /// How many pages from the root.
     pub depth: u32,
 }
 
 impl Cursor {
     /// Before the first page.
-    pub const START: Cursor = Cursor { node: NONE, depth: 0 };
+    pub const START: Cursor = Cursor { node: NodeId { index: NONE, generation: 0 }, depth: 0 };
 }
 
 /// How much of a sequence the cache holds.
@@ -139,7 +140,7 @@ impl Tree {
 
     pub(crate) fn node(&self, id: NodeId) -> &Node {
         let node = &self.nodes[id.index as usize];
-        assert_eq!(node.generation, id.generation, "a pin outlived its node");
+        assert_eq!(node.generation, id.generation, "a pin or cursor outlived its node");
         node
     }
 
@@ -166,7 +167,8 @@ impl Tree {
                 break;
             }
             depth += common;
-            found.host = Cursor { node: index, depth: depth as u32 };
+            let node_id = NodeId { index, generation: node.generation };
+            found.host = Cursor { node: node_id, depth: depth as u32 };
             if node.held_by::<Device>() {
                 found.device = found.host;
             } else {

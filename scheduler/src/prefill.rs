@@ -31,21 +31,28 @@ impl Scheduler {
         if *tokens_left == 0 || (self.prefilling == 0 && self.queue.is_empty()) {
             return;
         }
-        for place in 0..self.running.len() {
-            self.take_over(self.running[place]);
+        if self.prefilling > 0 {
+            for place in 0..self.running.len() {
+                self.take_over(self.running[place]);
+            }
         }
         let percent = self.config.batch.shortest_first_percent;
         let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
         *tokens_left -= for_shortest;
+        self.is_part_left = false;
         self.share_by_turn(plan, true, tokens_left);
-        // If something is left, everybody who could be admitted has been, and has all but a part of a page.
+        // If something is left, everybody who could be admitted has been.
         let is_short = *tokens_left == 0;
         *tokens_left += for_shortest;
         if is_short {
             self.share_among_shortest(plan, tokens_left);
         }
-        self.share_by_turn(plan, is_short, tokens_left);
-        self.plan_chunks(plan);
+        if is_short || self.is_part_left {
+            self.share_by_turn(plan, is_short, tokens_left);
+        }
+        if self.prefilling > 0 {
+            self.plan_chunks(plan);
+        }
     }
 
     // ---- by turn ----
@@ -54,6 +61,7 @@ impl Scheduler {
     /// admission.
     fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
         match self.config.queue.order {
+            _ if self.prefilling == 0 => {}
             AdmissionOrder::Priority => self.share_by_priority(plan, admits, tokens_left),
             AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
                 for place in 0..self.running.len() {
@@ -200,6 +208,7 @@ impl Scheduler {
                 false => end,
             };
         }
+        self.is_part_left |= end < entry.prefill_end;
         entry.chunk_tokens += end - start;
         *tokens_left -= end - start;
     }
@@ -208,7 +217,10 @@ impl Scheduler {
     /// another was to compute it and is not there yet, this one does, and the other takes over.
     fn is_given_to_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        if self.config.queue.share_wait_max_ms == 0 || entry.chunk_tokens > 0 || !entry.takes_hits()
+        if self.prefilling < 2
+            || self.config.queue.share_wait_max_ms == 0
+            || entry.chunk_tokens > 0
+            || !entry.takes_hits()
         {
             return false;
         }

@@ -187,8 +187,8 @@ mod tests {
             rates.observe_decodes(Duration::from_millis(40), 3);
             rates.observe_prefill(1000, Duration::from_millis(11), true);
         }
-        assert!(rates.load_back_pays(1, 21), "21 tokens take 21 us");
-        assert!(!rates.load_back_pays(1, 19), "19 tokens take 19 us");
+        assert!(rates.load_back_pays(1, 25), "25 tokens take 25 us");
+        assert!(!rates.load_back_pays(1, 15), "15 tokens take 15 us");
     }
 
     #[test]

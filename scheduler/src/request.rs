@@ -9,7 +9,7 @@ use terrace_fsm::RequestId;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Request<P = Vec<Token>> {
-    /// Its name, unique among live requests.
+    /// Its name, unique until a plan has told its end.
     pub id: RequestId,
     /// The tokens to start from.
     pub prompt: P,

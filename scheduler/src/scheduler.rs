@@ -75,6 +75,8 @@ pub struct Scheduler {
     trace: VecDeque<Transition>,
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) by_turn: Vec<Handle>,
+    /// Whether somebody's prompt is not computed to its end in the step that is planned.
+    pub(crate) is_part_left: bool,
     pub(crate) shortest: Vec<Short>,
 }
 
@@ -115,6 +117,7 @@ impl Scheduler {
             trace: VecDeque::new(),
             candidates: Vec::new(),
             by_turn: Vec::new(),
+            is_part_left: false,
             shortest: Vec::new(),
             config,
         })

@@ -53,8 +53,8 @@ impl Tree {
                 // Two prefixes with one key.
                 break;
             }
-            let child =
-                self.boundary(Cursor { node: child, depth: rest.start_page + common as u32 });
+            let depth = rest.start_page + common as u32;
+            let child = self.boundary(Cursor { node: self.id(child), depth });
             self.make_way(child, pool);
             if self.nodes[child as usize].held_by::<T>() {
                 first_duplicate = first_duplicate.or(Some(rest.start_page));

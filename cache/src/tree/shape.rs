@@ -13,13 +13,13 @@ const MERGE_PAGES_MAX: usize = 32;
 impl Tree {
     /// The node that ends exactly at `at`, split off if the place is inside a node.
     pub(super) fn boundary(&mut self, at: Cursor) -> u32 {
-        let node = &self.nodes[at.node as usize];
+        let node = self.node(at.node);
         debug_assert!(node.start_page < at.depth && at.depth <= node.end_page());
         if at.depth == node.end_page() {
-            return at.node;
+            return at.node.index;
         }
         let pages = (at.depth - node.start_page) as usize;
-        self.split(at.node, pages)
+        self.split(at.node.index, pages)
     }
 
     /// Splits a node after its first `pages`; the new node gets those, and the old one, with its

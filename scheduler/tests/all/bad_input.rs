@@ -46,7 +46,7 @@ fn requests_that_cannot_be() {
     );
     assert_eq!(
         submit(request(1, 4, 4)),
-        "r1 is alive already: ids must be unique among live requests"
+        "r1 is alive already: ids must be unique until a plan has told their end"
     );
     assert_eq!(
         submit(request(2, 33, 1)),

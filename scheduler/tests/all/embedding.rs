@@ -1,7 +1,8 @@
 //! What an engine may count on when it embeds a scheduler.
 
 use terrace_scheduler::{
-    Config, Event, Outcome, Plan, Request, RequestId, Scheduler, Stats, StepResult, Time,
+    Config, Event, Outcome, Plan, Request, RequestId, Scheduler, Stats, StepResult, SubmitError,
+    Time,
 };
 
 fn scheduler() -> Scheduler {
@@ -41,12 +42,16 @@ fn a_plan_that_is_used_again_forgets_what_it_said() {
 }
 
 #[test]
-fn an_id_can_be_used_again_once_its_request_has_ended() {
+fn an_id_can_be_used_again_once_a_plan_has_told_its_end() {
     let mut scheduler = scheduler();
+    let request = || Request::new(1, vec![1, 2, 3], 4);
     for _ in 0..3 {
-        scheduler.submit(Time(0), Request::new(1, vec![1, 2, 3], 4)).expect("the id is free");
+        scheduler.submit(Time(0), request()).expect("the id is free");
         scheduler.plan(Time(0));
         scheduler.abort(Time(0), RequestId(1)).expect("it is alive");
+        let early = scheduler.submit(Time(0), request());
+        assert_eq!(early, Err(SubmitError::DuplicateId(RequestId(1))), "nobody knows of its end");
+        assert_eq!(scheduler.plan(Time(0)).ended.len(), 1);
         scheduler.audit();
     }
     assert_eq!(scheduler.stats().aborted, 3);

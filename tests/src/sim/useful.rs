@@ -393,8 +393,8 @@ impl Useful {
             places.truncate(first);
         }
         if self.measures {
-            for page in 0..pages_max {
-                if self.is_recent(keys[page]) {
+            for (page, &key) in keys.iter().enumerate().take(pages_max) {
+                if self.is_recent(key) {
                     let counted = match self.continues {
                         true => &mut self.taken.continued,
                         false => &mut self.taken.recent,

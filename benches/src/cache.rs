@@ -154,7 +154,7 @@ pub(crate) fn request(
     let visits_evicted = cache.node_visits();
     if fits {
         let mut new = cache.take_device_pages(missing).expect("room was made");
-        cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new);
+        cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new, 0);
         cache.give_device_pages(new);
     }
     cache.unpin_device(pin);

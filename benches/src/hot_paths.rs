@@ -73,7 +73,7 @@ fn insert(cache: &mut Cache, sequence: &Sequence, found: Cursor) {
     let missing = (pages - found.depth) as usize;
     assert!(cache.free_device_pages(missing), "nothing but this prompt is pinned");
     let mut new = cache.take_device_pages(missing).expect("room was made");
-    cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new);
+    cache.publish_device(&mut pin, sequence.run(found.depth, pages), &mut new, 0);
     cache.give_device_pages(new);
     cache.unpin_device(pin);
 }

@@ -134,6 +134,17 @@ impl Arrival {
         self.segments.iter().map(|segment| segment.pages as usize).sum()
     }
 
+    /// The place of the page before which so many others are under way.
+    #[must_use]
+    pub fn page_at(&self, mut pages_before: u32) -> Option<u32> {
+        self.segments.iter().find_map(|segment| {
+            let page = segment.start_page + pages_before;
+            let is_here = pages_before < segment.pages;
+            pages_before = pages_before.saturating_sub(segment.pages);
+            is_here.then_some(page)
+        })
+    }
+
     /// The place of the first page.
     #[must_use]
     pub fn start_page(&self) -> u32 {
@@ -189,6 +200,12 @@ impl Cache {
     /// Writes the device pages of a pinned path, from page `start_page` on, to the end of `into`.
     pub fn device_pages(&self, pin: &DevicePin, start_page: u32, into: &mut Vec<DevicePage>) {
         self.tree.pages(pin, start_page, into);
+    }
+
+    /// How many of the run's pages, which follow the pinned path, the device holds already.
+    #[must_use]
+    pub fn held_ahead(&self, pin: &DevicePin, run: PageRun<'_>) -> u32 {
+        self.tree.held_ahead(pin, run)
     }
 
     /// The nodes from the root to a place, top down, by number: what two sequences share.
@@ -373,15 +390,17 @@ impl Cache {
     }
 
     /// Makes computed pages visible to matches, at the end of the pinned path, and moves the pin
-    /// to their end. What is left in `pages` could not be published and stays the caller's.
+    /// to their end. What is left in `pages` could not be published and stays the caller's. New ones
+    /// have the priority of the request that made them.
     pub fn publish_device(
         &mut self,
         pin: &mut DevicePin,
         run: PageRun<'_>,
         pages: &mut DevicePages,
+        priority: i32,
     ) -> Published {
         let (published_pages, first_duplicate) =
-            self.tree.insert(pin, run, pages, false, &mut self.device);
+            self.tree.insert(pin, run, pages, priority, false, &mut self.device);
         Published { published_pages, first_duplicate }
     }
 
@@ -392,9 +411,10 @@ impl Cache {
         pin: &mut HostPin,
         run: PageRun<'_>,
         mut pages: HostPages,
+        priority: i32,
     ) -> Published {
         let (published_pages, first_duplicate) =
-            self.tree.insert(pin, run, &mut pages, true, &mut self.host);
+            self.tree.insert(pin, run, &mut pages, priority, true, &mut self.host);
         self.host.give(pages);
         Published { published_pages, first_duplicate }
     }
@@ -491,6 +511,13 @@ impl Cache {
         Arrival { segments }
     }
 
+    /// How many device pages can go without loss once a write-back has ended well: those that nothing
+    /// but its own pin keeps and that are on host by then.
+    #[must_use]
+    pub fn pages_freed_by(&self, pin: &DevicePin, arrival: &Arrival) -> usize {
+        self.tree.pages_freed_by(pin, &arrival.segments)
+    }
+
     /// Ends a write-back of which the first `sound_pages` arrived.
     pub fn end_write_back(
         &mut self,
@@ -556,6 +583,14 @@ impl Cache {
         arrival: &Arrival,
     ) -> impl Iterator<Item = (&[PageKey], bool)> {
         self.tree.keys_along(pin, &arrival.segments)
+    }
+
+    /// How many pages of the pinned path, from its first, L3 is known to have.
+    #[must_use]
+    pub fn pages_in_l3(&self, pin: &DevicePin) -> u32 {
+        let path = self.tree.path(pin.node.index, 0);
+        let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
+        nodes.take_while(|node| node.in_l3).map(Node::end_page).last().unwrap_or(0)
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

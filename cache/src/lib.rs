@@ -15,7 +15,7 @@
 //! assert_eq!(cache.lookup(&sequence, 2).device.depth, 0);
 //! let mut pages = cache.take_device_pages(2).expect("the pool has eight");
 //! let mut pin = cache.pin_device(root, Cursor::START);
-//! cache.publish_device(&mut pin, sequence.run(0, 2), &mut pages);
+//! cache.publish_device(&mut pin, sequence.run(0, 2), &mut pages, 0);
 //! cache.unpin_device(pin);
 //!
 //! // The next request with this prefix finds them.

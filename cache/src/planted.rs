@@ -41,11 +41,28 @@ pub enum Bug {
     GrowOnePageTooLate,
     TrustCorruptHostCopy,
     ReuseAfterDeadline,
+    StarveTheShort,
+    NeverTakeOver,
+    NeverShare,
+    ProbeOnce,
+    NeverProbe,
+    NeverPrefetch,
+    NeverLoadBack,
+    ForgetBackup,
+    DropWriteBacks,
+    WaitOutDeadlines,
+    RankByAdmission,
+    InheritPriority,
+    BackOffForGood,
+    MissingForGood,
+    CallOffBestEffort,
+    EvictLatestFirst,
+    FetchFewPages,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 32] = [
+    pub const ALL: [Bug; 49] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -78,6 +95,23 @@ impl Bug {
         Self::GrowOnePageTooLate,
         Self::TrustCorruptHostCopy,
         Self::ReuseAfterDeadline,
+        Self::StarveTheShort,
+        Self::NeverTakeOver,
+        Self::NeverShare,
+        Self::ProbeOnce,
+        Self::NeverProbe,
+        Self::NeverPrefetch,
+        Self::NeverLoadBack,
+        Self::ForgetBackup,
+        Self::DropWriteBacks,
+        Self::WaitOutDeadlines,
+        Self::RankByAdmission,
+        Self::InheritPriority,
+        Self::BackOffForGood,
+        Self::MissingForGood,
+        Self::CallOffBestEffort,
+        Self::EvictLatestFirst,
+        Self::FetchFewPages,
     ];
 }
 

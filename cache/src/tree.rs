@@ -24,6 +24,7 @@ use crate::hash::HashedMap;
 use crate::key::PageKey;
 use crate::node::{NONE, Node};
 use crate::pin::Pin;
+use crate::run::PageRun;
 use crate::sequence::Sequence;
 use crate::tier::{Device, Page, Tier};
 
@@ -177,6 +178,25 @@ impl Tree {
             above = index;
         }
         found
+    }
+
+    /// How many pages of the run, from its first, tier `T` holds below the pinned path.
+    pub(crate) fn held_ahead<T: Tier>(&self, pin: &Pin<T>, run: PageRun<'_>) -> u32 {
+        let (mut above, mut rest) = (pin.node.index, run);
+        while !rest.is_empty() {
+            let Some(index) = self.child(above, rest.first_key()) else { break };
+            let node = &self.nodes[index as usize];
+            let common = node.common_pages(rest.tokens(), self.page_size);
+            if !node.held_by::<T>() || common == 0 {
+                break;
+            }
+            rest = rest.skip(common);
+            if common < node.len() {
+                break;
+            }
+            above = index;
+        }
+        (run.len() - rest.len()) as u32
     }
 
     fn child(&self, above: u32, key: PageKey) -> Option<u32> {

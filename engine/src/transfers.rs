@@ -163,6 +163,7 @@ fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
     let sound = results.iter().take_while(|result| result.is_ok()).count();
     match results.get(sound) {
         None => Outcome::Done,
+        Some(Err(StoreError::Corrupt(_))) if sound > 0 => Outcome::CorruptAfter(sound as u32),
         Some(_) if sound > 0 => Outcome::Partial(sound as u32),
         Some(Ok(_)) => unreachable!("the first result that is not sound is an error"),
         Some(Err(StoreError::Missing)) => Outcome::Missing,
@@ -183,6 +184,9 @@ mod tests {
         let (sound, gone) = (|| Ok(()), || Err::<(), _>(StoreError::Missing));
         assert_eq!(outcome(&[sound(), sound()]), Outcome::Done);
         assert_eq!(outcome(&[sound(), gone(), sound()]), Outcome::Partial(1));
+        let bad = || Err(StoreError::Corrupt(terrace_l3::Mismatch::Payload));
+        assert_eq!(outcome(&[sound(), bad(), sound()]), Outcome::CorruptAfter(1));
+        assert_eq!(outcome(&[bad(), sound()]), Outcome::Corrupt);
         assert_eq!(outcome(&[gone(), sound()]), Outcome::Missing);
         assert_eq!(outcome(&[Err::<(), _>(StoreError::Closed)]), Outcome::Failed);
     }

@@ -79,6 +79,8 @@ pub enum Event<'a> {
     Computed {
         /// The pages' keys and tokens.
         run: PageRun<'a>,
+        /// The priority of the request.
+        priority: i32,
         /// What became of them.
         published: &'a Cell<Option<Published>>,
     },
@@ -191,8 +193,8 @@ impl StateName {
             (state, _) if state.is_end() => None,
             (_, E::Abort) => Some(Self::Aborted),
             (_, E::Fail) => Some(Self::Failed),
-            (Self::Submitted, E::ProbeStarted | E::ProbeEnded) => Some(Self::Submitted),
-            (Self::Submitted, E::PrefetchStarted) => Some(Self::Prefetching),
+            (Self::Submitted | Self::Retracted, E::ProbeStarted | E::ProbeEnded) => Some(self),
+            (Self::Submitted | Self::Retracted, E::PrefetchStarted) => Some(Self::Prefetching),
             (Self::Prefetching, E::PrefetchEnded) => Some(Self::PrefetchDone),
             (Self::Prefetching | Self::PrefetchDone | Self::Retracted, E::PinsYielded) => {
                 Some(self)

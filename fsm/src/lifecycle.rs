@@ -110,11 +110,11 @@ impl blocking::State<Machine> for State {
         cache: &mut Cache,
     ) -> Outcome<State> {
         match self {
-            State::Submitted { probe } => in_submitted(probe, event),
+            State::Submitted { probe } => in_queue(probe, event),
             State::Prefetching { path, .. } => in_prefetching(path, event, cache),
             State::PrefetchDone { path } => in_prefetch_done(path, event, cache),
             State::Prefilling(_) | State::Decoding(_) => self.while_computing(event, cache),
-            State::Retracted { kept, write_back } => in_retracted(kept, write_back, event, cache),
+            State::Retracted { .. } => self.while_retracted(event, cache),
             State::Draining { .. } => self.while_draining(event),
             State::WritingBack { .. } => in_writing_back(event),
             State::Finished | State::Aborted | State::Failed(_) | State::Left => Outcome::Super,
@@ -159,7 +159,8 @@ impl blocking::State<Machine> for State {
     }
 }
 
-fn in_submitted(probe: &mut Option<OpId>, event: &Event<'_>) -> Outcome<State> {
+/// What one who waits for its turn has in common with others who do: L3 is asked, and it is admitted.
+fn in_queue(probe: &mut Option<OpId>, event: &Event<'_>) -> Outcome<State> {
     match event {
         Event::ProbeStarted(op) => {
             *probe = Some(*op);
@@ -211,26 +212,6 @@ fn in_prefetch_done(
     }
 }
 
-fn in_retracted(
-    kept: &mut Option<HostPin>,
-    write_back: &mut Option<OpId>,
-    event: &Event<'_>,
-    cache: &mut Cache,
-) -> Outcome<State> {
-    match event {
-        Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
-        Event::Kept(pin) => {
-            *write_back = None;
-            if let Some(shorter) = kept.replace(pin.take()) {
-                cache.unpin_host(shorter);
-            }
-            Outcome::Handled
-        }
-        Event::PinsYielded => yield_pin(kept, cache),
-        _ => Outcome::Super,
-    }
-}
-
 fn in_writing_back(event: &Event<'_>) -> Outcome<State> {
     match event {
         Event::Drained => Outcome::Transition(State::Finished),
@@ -255,9 +236,9 @@ impl State {
                 grown.set(cache.grow_device_pages(&mut computing.tail, *pages));
                 Outcome::Handled
             }
-            Event::Computed { run, published } => {
+            Event::Computed { run, priority, published } => {
                 let Computing { path, tail, .. } = computing;
-                published.set(Some(cache.publish_device(path, *run, tail)));
+                published.set(Some(cache.publish_device(path, *run, tail, *priority)));
                 Outcome::Handled
             }
             Event::LoadBackEnded { path } => {
@@ -284,9 +265,25 @@ impl State {
                     None => cache.unpin_device(path),
                 }
                 let write_back = write_back.map(|(op, _)| op);
-                Outcome::Transition(State::Retracted { kept: Some(kept.take()), write_back })
+                let kept = Some(kept.take());
+                Outcome::Transition(State::Retracted { kept, write_back, probe: None })
             }
             _ => Outcome::Super,
+        }
+    }
+
+    fn while_retracted(&mut self, event: &Event<'_>, cache: &mut Cache) -> Outcome<State> {
+        let State::Retracted { kept, write_back, probe } = self else { return Outcome::Super };
+        match event {
+            Event::Kept(pin) => {
+                *write_back = None;
+                if let Some(shorter) = kept.replace(pin.take()) {
+                    cache.unpin_host(shorter);
+                }
+                Outcome::Handled
+            }
+            Event::PinsYielded => yield_pin(kept, cache),
+            _ => in_queue(probe, event),
         }
     }
 

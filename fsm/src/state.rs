@@ -32,12 +32,14 @@ pub enum State {
     Prefilling(Computing),
     /// Produces tokens.
     Decoding(Computing),
-    /// Gave up its device memory; in the queue again.
+    /// Gave up its device memory; in the queue again. L3 may be asked for what it has lost.
     Retracted {
         /// Keeps what is on host.
         kept: Option<HostPin>,
         /// The copy to host that is still in flight.
         write_back: Option<OpId>,
+        /// The probe in flight, once no copy is.
+        probe: Option<OpId>,
     },
     /// Has all its tokens; its pages may yet be copied to host.
     Draining {
@@ -187,7 +189,8 @@ impl State {
     #[must_use]
     pub fn operation(&self) -> Option<OpId> {
         match self {
-            Self::Submitted { probe: op } | Self::Retracted { write_back: op, .. } => *op,
+            Self::Submitted { probe } => *probe,
+            Self::Retracted { write_back, probe, .. } => write_back.or(*probe),
             Self::Prefetching { op, .. } | Self::WritingBack { op } => Some(*op),
             Self::Prefilling(computing) => computing.load_back,
             Self::PrefetchDone { .. }

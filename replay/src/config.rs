@@ -205,6 +205,7 @@ impl Config {
             queue: QueueConfig {
                 requests_max: 1 << 24,
                 share_wait_max_ms: 600_000,
+                share_stall_max_ms: 600_000,
                 ..QueueConfig::default()
             },
             l3: Some(replay_l3()),

@@ -243,7 +243,7 @@ impl Worker {
                     let outcome = around.store.read(&path);
                     let pages = match outcome {
                         Outcome::Done => asked,
-                        Outcome::Partial(pages) => pages.into(),
+                        Outcome::Partial(pages) | Outcome::CorruptAfter(pages) => pages.into(),
                         Outcome::Missing
                         | Outcome::Failed
                         | Outcome::Corrupt

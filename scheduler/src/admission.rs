@@ -7,7 +7,7 @@ use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
 use crate::config::{Config, ms};
 use crate::operations::Work;
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::{Entry, Handle};
+use crate::requests::{Entry, Handle, Sharing};
 use crate::scheduler::Scheduler;
 
 /// What came of trying to admit a request.
@@ -22,7 +22,8 @@ enum Tried {
 
 impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute.
-    pub(crate) fn admit(&mut self, plan: &mut Plan, mut tokens_left: u32) {
+    /// Only those whose priority is above the given one: `i32::MIN` means all.
+    pub(crate) fn admit(&mut self, plan: &mut Plan, above: i32, mut tokens_left: u32) {
         if self.queue.is_empty() || self.free_slots.is_empty() {
             return;
         }
@@ -32,14 +33,15 @@ impl Scheduler {
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
         self.queue.candidates(queue, overdue, requests, cache, &mut candidates);
         for candidate in &candidates {
-            if self.free_slots.is_empty() || tokens_left == 0 {
+            let is_above = above == i32::MIN || self.requests[candidate.handle].priority > above;
+            if self.free_slots.is_empty() || tokens_left == 0 || !is_above {
                 break;
             }
-            let mut tried = self.try_admit(candidate.handle, plan);
+            let mut tried = self.try_admit(candidate.handle, 0, plan);
             if tried == Tried::Blocked && self.only_waiting_hold_memory() {
                 // Only those who wait hold memory: they give it up, and the first goes ahead.
                 self.yield_waiting_pins(candidate.handle);
-                tried = self.try_admit(candidate.handle, plan);
+                tried = self.try_admit(candidate.handle, 0, plan);
             }
             match tried {
                 Tried::Admitted => {
@@ -60,30 +62,52 @@ impl Scheduler {
         self.running.is_empty() && self.pages_making_room() == 0
     }
 
-    fn try_admit(&mut self, handle: Handle, plan: &mut Plan) -> Tried {
-        if self.prefetch_has_just_begun(handle) {
+    /// Admits a request before those who came earlier, if so many pages can be had besides its own.
+    pub(crate) fn admit_past_others(
+        &mut self,
+        handle: Handle,
+        spare_pages: usize,
+        plan: &mut Plan,
+    ) {
+        if !self.free_slots.is_empty() {
+            self.try_admit(handle, spare_pages, plan);
+        }
+    }
+
+    fn try_admit(&mut self, handle: Handle, spare_pages: usize, plan: &mut Plan) -> Tried {
+        if self.prefetch_has_time_left(handle) {
             return Tried::Deferred;
         }
         let cacheable_pages = self.cacheable_pages(handle);
         let found = self.cache.lookup(&self.requests[handle].sequence, cacheable_pages);
+        self.note_uncached(handle, found.host.depth);
         if self.waits_for_another(handle, &found) {
             return Tried::Deferred;
         }
-        if self.ask_l3_now(handle, plan) {
+        if self.ask_l3_now(handle, found.host.depth, plan) {
             return Tried::Deferred;
         }
         let namespace = self.requests[handle].sequence.root();
-        let load_pages = self.load_back_pages(handle, &found);
         let page_size = self.config.cache.page_size;
-        let prefill_pages = prefill_end(&self.config, &self.requests[handle]).div_ceil(page_size);
-        let new_pages = (prefill_pages - found.device.depth) as usize;
+        let loadable_pages = self.loadable_pages(handle, &found);
+        let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
+        let load_pages = if pays { loadable_pages } else { 0 };
+        let new_pages = self.prefill_pages(handle) - found.device.depth as usize;
 
         // Pins first: making room must not evict what was just found.
-        let source = (load_pages > 0).then(|| self.cache.pin_host(namespace, found.host));
+        let source = (load_pages > 0).then(|| {
+            let end = found.device.depth + load_pages;
+            let at = match end < found.host.depth {
+                true => self.cache.lookup(&self.requests[handle].sequence, end).host,
+                false => found.host,
+            };
+            self.cache.pin_host(namespace, at)
+        });
         let path = self.cache.pin_device(namespace, found.device);
         let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
         let available = self.cache.usage().device.available_pages();
-        if new_pages + reserve > available || !self.make_room(handle, new_pages, plan) {
+        if new_pages + reserve + spare_pages > available || !self.make_room(handle, new_pages, plan)
+        {
             self.cache.unpin_device(path);
             if let Some(source) = source {
                 self.cache.unpin_host(source);
@@ -91,15 +115,20 @@ impl Scheduler {
             self.wake_when_room_is_late(handle);
             return Tried::Blocked;
         }
+        if loadable_pages > load_pages {
+            self.rates.forgive_load_back();
+        }
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted
     }
 
-    /// Whether its prefetch is part of this very plan: it gets at least until the next.
-    fn prefetch_has_just_begun(&self, handle: Handle) -> bool {
-        let state = self.requests[handle].life.state();
-        state.name() == StateName::Prefetching
-            && state.operation().is_some_and(|op| self.operations.started(op) == Some(self.now))
+    /// Whether its prefetch may take longer than it has so far: to admit it without would be to begin
+    /// prefetches in order to call them off.
+    fn prefetch_has_time_left(&self, handle: Handle) -> bool {
+        let entry = &self.requests[handle];
+        entry.state() == StateName::Prefetching
+            && self.now < entry.fetches_until
+            && !planted(Bug::CallOffBestEffort)
     }
 
     /// Gives the request its slot and memory, and starts its load-back.
@@ -129,7 +158,7 @@ impl Scheduler {
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
         entry.start_by = None;
-        entry.sharing_since = None;
+        entry.sharing = None;
         entry.waited_for_room = false;
         if !planted(Bug::KeepRowOfRetracted) {
             entry.row_entries = 0;
@@ -183,22 +212,17 @@ impl Scheduler {
         op
     }
 
-    /// How many pages to load from host: none if computing them is faster.
-    fn load_back_pages(&mut self, handle: Handle, found: &Match) -> u32 {
-        let pages = found.host.depth - found.device.depth;
+    /// How many pages could be loaded from host: as many as there are, or as the share has room for.
+    fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
+        let copies = &self.config.copies;
         let in_flight = self.stats.load_backs.in_flight_pages;
-        let possible = pages >= self.config.copies.load_back_threshold_pages
-            && in_flight + pages <= self.config.copies.load_back_pages_max
+        let share = copies.load_back_pages_max.saturating_sub(in_flight);
+        let pages = (found.host.depth - found.device.depth).min(share);
+        let possible = pages >= copies.load_back_threshold_pages
+            && !planted(Bug::NeverLoadBack)
             && !found.arriving
             && !self.requests[handle].distrusts_host;
-        if !possible {
-            return 0;
-        }
-        if !self.rates.load_back_pays(pages, pages * self.config.cache.page_size) {
-            self.rates.forgive_load_back();
-            return 0;
-        }
-        pages
+        if possible { pages } else { 0 }
     }
 
     /// Hits are counted once, when a request is first admitted; those that must be loaded, when
@@ -218,33 +242,44 @@ impl Scheduler {
     // ---- sharing what is being computed ----
 
     /// Whether another request is computing or loading the next page of this one, and the wait for
-    /// it is still within bounds.
+    /// it is still within bounds: it goes on while more and more of the prefix is there.
     fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
         if !found.arriving && !self.is_coming(handle, found.host.depth) {
             return false;
         }
+        let (now, pages) = (self.now, found.host.depth);
         let entry = &self.requests[handle];
-        if !entry.takes_hits() {
+        if !entry.takes_hits() || planted(Bug::NeverShare) {
             return false;
         }
-        let bound = ms(self.config.queue.share_wait_max_ms);
-        let since = entry.sharing_since.unwrap_or(self.now);
-        if entry.sharing_since.is_none() {
+        let mut sharing = entry.sharing.unwrap_or_else(|| {
             self.stats.shared_waits += 1;
-            self.requests[handle].sharing_since = Some(since);
+            Sharing { began: now, progressed: now, pages }
+        });
+        // Who fetches or loads has a deadline of its own for that.
+        let has_deadline = |by: Handle| self.requests[by].life.state().operation().is_some();
+        if pages > sharing.pages || self.who_brings(handle, pages).is_some_and(has_deadline) {
+            (sharing.progressed, sharing.pages) = (now, pages);
         }
-        let waits = self.now < since.after(bound);
+        self.requests[handle].sharing = Some(sharing);
+        let queue = &self.config.queue;
+        let stalls = sharing.progressed.after(ms(queue.share_stall_max_ms));
+        let until = sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls);
         let entry = &self.requests[handle];
-        if waits && entry.wait_ends.is_none() && entry.state() != StateName::Prefetching {
-            self.wait_until(handle, Some(since.after(bound)));
+        if now < until && entry.wait_ends.is_none() && entry.state() != StateName::Prefetching {
+            self.wait_until(handle, Some(until));
         }
-        waits
+        now < until
     }
 
-    /// Whether another request computes or fetches this page of the request's.
+    /// Another request that computes or fetches this page of the request's.
+    pub(crate) fn who_brings(&self, handle: Handle, page: u32) -> Option<Handle> {
+        let key = self.requests[handle].sequence.keys().get(page as usize)?;
+        self.computing.get(&key).copied().filter(|&by| by != handle)
+    }
+
     pub(crate) fn is_coming(&self, handle: Handle, page: u32) -> bool {
-        let key = self.requests[handle].sequence.keys().get(page as usize);
-        key.and_then(|key| self.computing.get(&key)).is_some_and(|&by| by != handle)
+        self.who_brings(handle, page).is_some()
     }
 
     /// Lets others know which page this request computes next.

@@ -2,6 +2,7 @@
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
+use terrace_fsm::OpId;
 
 use crate::operations::{Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
@@ -25,6 +26,10 @@ impl Scheduler {
 
     /// Takes a path whose host pages are to be stored; the oldest give way if there are too many.
     pub(crate) fn queue_backup(&mut self, path: HostPin) {
+        if planted(Bug::ForgetBackup) {
+            self.cache.unpin_host(path);
+            return;
+        }
         self.queue_backup_again(PendingBackup { path, failures: 0 });
     }
 
@@ -47,6 +52,7 @@ impl Scheduler {
     /// Stores host pages that L3 is not known to have. Their path stays pinned until the outcome.
     pub(crate) fn plan_backups(&mut self, plan: &mut Plan) {
         let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
+        let share = share.min(self.config.most_of_host());
         while self.backup_backoff.allows(self.now) {
             let in_share = share.saturating_sub(self.stats.backups.in_flight_pages);
             if in_share == 0 {
@@ -83,6 +89,17 @@ impl Scheduler {
         }
     }
 
+    /// If a backup in flight has found its source corrupt, it is the copy on host that is.
+    pub(crate) fn distrust_source(&mut self, op: OpId) {
+        let Some(operation) = self.operations.get(op) else { return };
+        if let Work::Backup { source, arrival, .. } = &operation.work
+            && operation.corrupt
+            && let Some(page) = arrival.page_at(operation.sound_pages)
+        {
+            self.cache.distrust_host(source, page);
+        }
+    }
+
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
         let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
         let Work::Backup { source, arrival, may_have_more, failures } = work else {
@@ -95,9 +112,12 @@ impl Scheduler {
             keys.for_each(|&key| reading.negative.remove(key));
         }
         self.cache.end_backup(&source, &arrival, stored);
+        if corrupt && let Some(page) = arrival.page_at(sound_pages) {
+            self.cache.distrust_host(&source, page);
+        }
         self.backup_backoff.note(failed || corrupt, true, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
-        if (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
+        if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
             self.queue_backup_again(PendingBackup { path: source, failures });
         } else {
             self.cache.unpin_host(source);

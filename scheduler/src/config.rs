@@ -66,6 +66,10 @@ pub struct BatchConfig {
     pub step_tokens_max: u32,
     /// Whether prefill chunks and decodes share a step.
     pub mixed: bool,
+    /// Of the tokens that a step has for prompts, so many percent go to the prompts with the least left
+    /// to compute, and the rest by turn: no prompt waits for all of a longer one. Who is let in for that
+    /// leaves the first in line its memory. With 0 short prompts wait for long ones.
+    pub shortest_first_percent: u32,
     /// After so many steps of prefill alone the decodes get their turn.
     pub prefill_streak_max: u32,
     /// Tokens that a decode computes in one step: 1, or more for speculative decoding.
@@ -87,6 +91,7 @@ impl Default for BatchConfig {
             running_max: 256,
             step_tokens_max: 8192,
             mixed: true,
+            shortest_first_percent: 25,
             prefill_streak_max: 8,
             decode_tokens: 1,
             repeats_max: 0,
@@ -108,8 +113,10 @@ pub struct QueueConfig {
     pub window: u32,
     /// Who was submitted so long ago goes first, and nobody overtakes them.
     pub wait_max_ms: u64,
-    /// How long a request waits at the most for another that computes or loads its prefix.
+    /// How long a request waits at the most for others that compute or load its prefix.
     pub share_wait_max_ms: u64,
+    /// And how long while nothing more of its prefix comes to be there.
+    pub share_stall_max_ms: u64,
     /// How long a request may take before it runs; 0 for no limit.
     pub start_timeout_ms: u64,
 }
@@ -121,7 +128,8 @@ impl Default for QueueConfig {
             requests_max: 65_536,
             window: 64,
             wait_max_ms: 10_000,
-            share_wait_max_ms: 1_000,
+            share_wait_max_ms: 60_000,
+            share_stall_max_ms: 1_000,
             start_timeout_ms: 0,
         }
     }
@@ -159,7 +167,8 @@ impl Default for CopyConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum PrefetchPolicy {
-    /// Until there is room to run it.
+    /// As long as it should take by the measured speed, which is less than computing would, and then
+    /// until there is room to run it.
     #[serde(alias = "best_effort")]
     BestEffort,
     /// Until it is over, but no longer than this.
@@ -188,7 +197,8 @@ pub struct L3Config {
     /// included; in any case no more than three quarters of the host.
     pub prefetch_pages_max: u32,
     /// Of those, pages of prefetches that nobody waits for any more; at this many no further
-    /// prefetch begins.
+    /// prefetch begins. In any case no more than half of those, so that a store that hangs does not
+    /// take the whole share and let later requests stand in line for it.
     pub quarantine_pages_max: u32,
     /// Probes in flight at the most.
     pub probes_max: u32,
@@ -196,7 +206,7 @@ pub struct L3Config {
     pub probe_timeout_ms: u64,
     /// Whether host pages are stored in L3.
     pub backup: bool,
-    /// Pages on their way to L3 at the most.
+    /// Pages on their way to L3 at the most; in any case no more than three quarters of the host.
     pub backup_pages_max: u32,
     /// Backups that wait for their turn at the most; the oldest give way.
     pub backup_queue_max: u32,
@@ -276,6 +286,12 @@ impl Config {
         }
     }
 
+    /// Host pages that transfers of one kind with L3 may hold: never all of the host, so that copies from
+    /// the device find room.
+    pub(crate) fn most_of_host(&self) -> u32 {
+        self.cache.host_pages - self.cache.host_pages / 4
+    }
+
     /// Whether this configuration can work.
     ///
     /// # Errors
@@ -305,6 +321,13 @@ impl Config {
         positive(&at_least_one)?;
         if !(1..=64).contains(&self.model.ranks) {
             return Err(ConfigError::new("model.ranks", self.model.ranks.into(), "use 1 to 64"));
+        }
+        if self.batch.shortest_first_percent > 100 {
+            return Err(ConfigError::new(
+                "batch.shortest_first_percent",
+                self.batch.shortest_first_percent.into(),
+                "use 0 to 100",
+            ));
         }
         let decodes = u64::from(self.batch.running_max) * u64::from(self.batch.decode_tokens);
         if decodes > self.batch.step_tokens_max.into() {
@@ -360,6 +383,13 @@ impl Config {
             ("l3.backup_pages_max", l3.backup_pages_max),
             ("l3.backup_queue_max", l3.backup_queue_max),
         ])?;
+        if l3.probe_timeout_ms == 0 {
+            return Err(ConfigError::new(
+                "l3.probe_timeout_ms",
+                0,
+                "use at least 1, or leave out [l3]: no answer would ever come in time",
+            ));
+        }
         let threshold = l3.prefetch_threshold_pages;
         if threshold > l3.prefetch_pages_max {
             return Err(ConfigError::new(

@@ -7,7 +7,7 @@ use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 use crate::config::ms;
 use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::Handle;
+use crate::requests::{Handle, L3_ASKS_MAX};
 use crate::scheduler::Scheduler;
 
 impl Scheduler {
@@ -73,7 +73,13 @@ impl Scheduler {
 
     /// Makes so many host pages free; backups that wait for their turn give way.
     pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
-        while !self.cache.free_host_pages(pages) {
+        self.backups_make_way(pages) && self.cache.free_host_pages(pages)
+    }
+
+    /// Backups that wait for their turn give way until so many host pages can be had. Tells whether
+    /// they can.
+    fn backups_make_way(&mut self, pages: usize) -> bool {
+        while self.cache.usage().host.available_pages() < pages {
             if !self.skip_oldest_backup() {
                 return false;
             }
@@ -149,18 +155,15 @@ impl Scheduler {
     pub(crate) fn pages_making_room(&self) -> usize {
         let timeout = ms(self.config.copies.write_back_timeout_ms);
         let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
-        let makes_room = |operation: &Operation| match operation.work {
-            Work::WriteBack { .. } => true,
+        let room = |operation: &Operation| match &operation.work {
+            Work::WriteBack { source, arrival, .. } => self.cache.pages_freed_by(source, arrival),
             Work::Probe { .. }
             | Work::Prefetch { .. }
             | Work::LoadBack { .. }
-            | Work::Backup { .. } => false,
+            | Work::Backup { .. } => 0,
         };
         let operations = self.operations.iter().map(|(_, operation)| operation);
-        operations
-            .filter(|operation| makes_room(operation) && in_time(operation))
-            .map(|operation| operation.pages as usize)
-            .sum()
+        operations.filter(|operation| in_time(operation)).map(room).sum()
     }
 
     /// Makes sure that a plan is made when the copies that make room are late.
@@ -183,13 +186,14 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
+        let in_l3 = self.cache.pages_in_l3(&computing.path);
         // What is kept must not be evicted for the sake of the rest.
         let kept = Handover::of(self.cache.pin_host_along(&computing.path));
         let unwritten = self.cache.unwritten_pages(&computing.path, false);
         let in_flight = self.stats.write_backs.in_flight_pages as usize;
         let copies = unwritten > 0
             && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
-            && self.cache.usage().host.available_pages() >= unwritten;
+            && self.backups_make_way(unwritten);
         let path = Handover::empty();
         let write_back = copies.then_some((next, &path));
         self.happen(handle, &LifeEvent::Retracted { kept, write_back });
@@ -199,6 +203,9 @@ impl Scheduler {
         let entry = &mut self.requests[handle];
         entry.computed_tokens = 0;
         entry.distrusts_host = false;
+        // If it loses pages that L3 has before it runs again, L3 is asked for them.
+        (entry.asked_from, entry.asks_left) = (Some(in_l3), L3_ASKS_MAX);
+        (entry.found, entry.fetched, entry.uncached_tokens) = (None, 0..0, None);
         self.wait_until(handle, None);
         self.enqueue(handle);
     }
@@ -295,8 +302,7 @@ impl Scheduler {
     fn room_for_write_back(&mut self, pages: usize, at_end: bool) -> usize {
         let share = self.config.copies.write_back_pages_max;
         let in_share = (share - self.stats.write_backs.in_flight_pages.min(share)) as usize;
-        let room = in_share.min(self.cache.usage().host.available_pages());
-        if !at_end && room < pages {
+        if !at_end && (in_share < pages || !self.backups_make_way(pages)) {
             return 0;
         }
         let wanted = pages.min(in_share);
@@ -319,6 +325,7 @@ impl Scheduler {
             };
             let wanted = match self.config.cache.host_pages {
                 0 => 0,
+                _ if planted(Bug::DropWriteBacks) => 0,
                 _ => self.cache.unwritten_pages(path, true),
             };
             let share = self.config.copies.write_back_pages_max as usize;

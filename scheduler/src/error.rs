@@ -46,8 +46,8 @@ pub enum SubmitError {
         /// What the device has.
         device_pages: u32,
     },
-    /// Another request of this name is alive.
-    #[error("{0} is alive already: ids must be unique among live requests")]
+    /// Another request of this name is alive, or no plan has told its end yet.
+    #[error("{0} is alive already: ids must be unique until a plan has told their end")]
     DuplicateId(RequestId),
     /// Too many requests are alive.
     #[error("{requests_max} requests are alive: submit again later or raise queue.requests_max")]

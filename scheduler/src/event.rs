@@ -61,6 +61,9 @@ pub enum Outcome {
     Failed,
     /// Bytes were not what they should be; no page is to be trusted.
     Corrupt,
+    /// The first so many pages were moved and are sound; the bytes of the next were not what they should
+    /// be, and neither it nor what follows is to be trusted.
+    CorruptAfter(u32),
     /// The driver stopped waiting, but the transfer may still touch the pages: they stay
     /// quarantined until another outcome arrives.
     TimedOut,

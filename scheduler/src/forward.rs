@@ -9,7 +9,7 @@ use crate::admission::prefill_end;
 use crate::config::{Config, ms};
 use crate::error::EventError;
 use crate::event::StepResult;
-use crate::plan::{Decode, Plan, Prefill, RowChange, StepId};
+use crate::plan::{Decode, Plan, RowChange, StepId};
 use crate::prefetch::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -167,47 +167,6 @@ impl Scheduler {
         grown.get()
     }
 
-    // ---- prefills ----
-
-    fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if self.prefilling > 0 {
-            for place in 0..self.running.len() {
-                self.plan_chunk(self.running[place], plan, tokens_left);
-            }
-        }
-        if *tokens_left > 0 {
-            let first_new = self.running.len();
-            self.admit(plan, *tokens_left);
-            for place in first_new..self.running.len() {
-                self.plan_chunk(self.running[place], plan, tokens_left);
-            }
-        }
-    }
-
-    /// The next part of a prompt, as much as the step has room for; parts end with a page where
-    /// they can, so that all of it can be published.
-    fn plan_chunk(&mut self, handle: Handle, plan: &mut Plan, tokens_left: &mut u32) {
-        let entry = &self.requests[handle];
-        let State::Prefilling(computing) = entry.life.state() else { return };
-        if *tokens_left == 0 || computing.load_back.is_some() || entry.stalled {
-            return;
-        }
-        let start = entry.computed_tokens;
-        let mut end = entry.prefill_end.min(start + *tokens_left);
-        if end < entry.prefill_end {
-            let page_end = end - end % self.config.cache.page_size;
-            end = if page_end > start { page_end } else { end };
-        }
-        *tokens_left -= end - start;
-        plan.prefills.push(Prefill {
-            request: entry.id,
-            slot: computing.slot,
-            start,
-            tokens: end - start,
-            produces_token: end == entry.prefill_end,
-        });
-    }
-
     // ---- the step itself, and rows ----
 
     fn begin_step(&mut self, plan: &mut Plan) {
@@ -314,11 +273,13 @@ impl Scheduler {
 
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
-        self.observe_prefill_rate(&step);
+        let mut repeated = 0;
         if step.repeats_max > 0 {
             let longest = results.iter().map(|result| result.tokens.len() as u64).max();
-            self.stats.steps += longest.unwrap_or(1) - 1;
+            repeated = longest.unwrap_or(1) - 1;
+            self.stats.steps += repeated;
         }
+        self.observe_rates(&step, repeated);
         let mut in_order = results;
         for member in &step.members {
             let ours = |result: &&StepResult<'_>| result.request == member.request;
@@ -379,11 +340,12 @@ impl Scheduler {
 
     // Apart, so that looking costs little.
     #[inline(never)]
-    fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
+    pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
-        let Entry { life, sequence, .. } = &mut self.requests[handle];
-        let run = sequence.run(start, end);
-        life.handle(&LifeEvent::Computed { run, published: &published }, &mut self.cache);
+        let Entry { life, sequence, priority, .. } = &mut self.requests[handle];
+        let (run, priority) = (sequence.run(start, end), *priority);
+        let event = LifeEvent::Computed { run, priority, published: &published };
+        life.handle(&event, &mut self.cache);
         let duplicate = published.get().and_then(|published| published.first_duplicate);
         if let Some(first) = duplicate.filter(|_| !planted(Bug::KeepRowOfDuplicate)) {
             // The tree had some of these pages: the row must name the tree's, not ours.
@@ -417,16 +379,22 @@ impl Scheduler {
         self.spare_step = Some(step);
     }
 
-    fn observe_prefill_rate(&mut self, step: &Step) {
-        if step.members.iter().any(|member| member.is_decode) {
+    /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
+    fn observe_rates(&mut self, step: &Step, repeated: u64) {
+        let took = self.now.since(step.started);
+        // Prefills come before decodes.
+        let has_decodes = step.members.last().is_some_and(|member| member.is_decode);
+        if step.members.first().is_some_and(|member| member.is_decode) {
+            self.rates.observe_decodes(took, repeated);
             return;
         }
-        let tokens = step.members.iter().filter_map(|member| {
+        let prefills = step.members.iter().take_while(|member| !member.is_decode);
+        let tokens = prefills.filter_map(|member| {
             let entry = self.requests.get(member.handle)?;
             Some(member.end - entry.computed_tokens)
         });
         let tokens = tokens.sum();
-        self.rates.observe_prefill(tokens, self.now.since(step.started));
+        self.rates.observe_prefill(tokens, took, has_decodes);
     }
 }
 

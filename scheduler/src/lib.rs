@@ -77,6 +77,7 @@ mod l3_path;
 mod operations;
 mod plan;
 mod prefetch;
+mod prefill;
 mod queue;
 mod rates;
 mod request;

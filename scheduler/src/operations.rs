@@ -26,6 +26,7 @@ pub(crate) enum Work {
         anchor: Anchor,
         pages: HostPages,
         run: KeptRun,
+        priority: i32,
     },
     LoadBack {
         source: HostPin,
@@ -155,7 +156,7 @@ impl Operations {
             stats.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         };
-        if let Outcome::Partial(claimed) = outcome
+        if let Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed) = outcome
             && claimed > operation.pages
         {
             return Err(EventError::TooManyPages { op, pages: operation.pages, claimed });
@@ -176,6 +177,10 @@ impl Operations {
             Outcome::Corrupt => {
                 operation.corrupt = true;
                 0
+            }
+            Outcome::CorruptAfter(pages) => {
+                operation.corrupt = true;
+                pages
             }
             Outcome::TimedOut => {
                 operation.failed = true;
@@ -264,10 +269,6 @@ impl Operations {
             | Work::WriteBack { .. }
             | Work::Backup { .. } => None,
         }
-    }
-
-    pub(crate) fn started(&self, op: OpId) -> Option<Time> {
-        self.in_flight.get(&op).map(|operation| operation.started)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Operation)> {

@@ -81,11 +81,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether the request is alive and nothing has been decided about L3 yet.
+    /// Whether the request is alive and waits for nothing but what is decided about L3.
     fn is_before_l3(&self, handle: Handle) -> bool {
-        self.requests
-            .get(handle)
-            .is_some_and(|entry| entry.state() == StateName::Submitted && !entry.queued)
+        self.requests.get(handle).is_some_and(|entry| {
+            let waits = matches!(entry.state(), StateName::Submitted | StateName::Retracted);
+            waits && !entry.queued && entry.life.state().operation().is_none()
+        })
     }
 
     fn go_on_without(&mut self, handle: Handle) {
@@ -109,18 +110,17 @@ impl Scheduler {
         let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
             return Decision::Skip;
         };
-        if !reading.probe_backoff.allows(self.now) || !reading.prefetch_backoff.allows(self.now) {
+        if !reading.probe_backoff.allows(self.now) || !self.prefetches_may_begin() {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
-        if end == 0 {
+        if end == 0 || planted(Bug::NeverProbe) {
             return Decision::Skip;
         }
         let sequence = &self.requests[handle].sequence;
         let start_page = self.cache.lookup(sequence, end).host.depth;
         if self.is_coming(handle, start_page) {
-            // Another request computes or fetches it: L3 is asked for what lies behind that.
-            self.requests[handle].asks_l3_later = true;
+            // Another request computes or fetches it: L3 is asked for what lies behind that, later.
             return Decision::Skip;
         }
         let keys = sequence.run(start_page, end).keys();
@@ -130,23 +130,50 @@ impl Scheduler {
             return Decision::Wait;
         }
         self.stats.negative_hits += u64::from(end - start_page - askable);
+        self.requests[handle].asked_from = Some(start_page);
         if !worth_it {
             return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
     }
 
-    /// Asks L3 about a request that had to wait for another first. Tells whether it did.
-    pub(crate) fn ask_l3_now(&mut self, handle: Handle, plan: &mut Plan) -> bool {
-        let entry = &mut self.requests[handle];
-        let asks = std::mem::take(&mut entry.asks_l3_later);
-        if !asks || entry.state() != StateName::Submitted {
+    /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
+    /// first, or it was in back-off), or if the cache has lost since what it held then. Tells whether
+    /// the request waits for the answer.
+    pub(crate) fn ask_l3_now(
+        &mut self,
+        handle: Handle,
+        cached_pages: u32,
+        plan: &mut Plan,
+    ) -> bool {
+        let entry = &self.requests[handle];
+        let is_news = entry.asked_from.is_none_or(|from| cached_pages < from);
+        if self.reading.is_none() || !is_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
             return false;
         }
-        let Decision::Go { start_page, pages } = self.decide_probe(handle) else { return false };
-        self.leave_queue(handle);
-        self.start_probe(handle, start_page, pages, plan);
-        true
+        let may_ask = match entry.life.state() {
+            State::Submitted { .. } => true,
+            State::Retracted { write_back, .. } => write_back.is_none(),
+            _ => false,
+        };
+        if !may_ask {
+            return false;
+        }
+        match self.decide_probe(handle) {
+            Decision::Go { start_page, pages } => {
+                self.leave_queue(handle);
+                self.start_probe(handle, start_page, pages, plan);
+                true
+            }
+            Decision::Wait => {
+                self.leave_queue(handle);
+                if let Some(reading) = &mut self.reading {
+                    reading.to_probe.push_back(handle);
+                }
+                true
+            }
+            Decision::Skip | Decision::AskAgain => false,
+        }
     }
 
     fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
@@ -154,6 +181,7 @@ impl Scheduler {
         let run = self.requests[handle].sequence.run(start_page, start_page + pages);
         run.keys().append_to(&mut plan.l3_keys);
         let work = Work::Probe { start_page, first_key: run.first_key() };
+        self.requests[handle].asks_left -= 1;
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
         self.happen(handle, &LifeEvent::ProbeStarted(op));
@@ -177,11 +205,10 @@ impl Scheduler {
         self.happen(handle, &LifeEvent::ProbeEnded);
         self.wait_until(handle, None);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
-        match &mut self.reading {
-            Some(reading) if pages >= threshold => {
+        match &self.reading {
+            Some(_) if pages >= threshold => {
                 self.requests[handle].found = Some(Found { start_page, pages });
-                reading.to_prefetch.push_back(handle);
-                self.wait_for_prefetch(handle, pages);
+                self.await_prefetch(handle, pages);
             }
             Some(_) | None => self.go_on_without(handle),
         }
@@ -193,7 +220,7 @@ impl Scheduler {
         let Some(reading) = &mut self.reading else { return };
         let entry = &self.requests[handle];
         match entry.life.state() {
-            State::Submitted { probe: Some(_) } => {
+            State::Submitted { probe: Some(_) } | State::Retracted { probe: Some(_), .. } => {
                 reading.probe_backoff.failed(self.now);
                 self.stats.probes.failures += 1;
             }
@@ -212,18 +239,24 @@ impl Scheduler {
             && self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort)
     }
 
-    /// Sets how long the request waits for a prefetch of so many pages, from now.
-    fn wait_for_prefetch(&mut self, handle: Handle, pages: u32) {
-        let Some(config) = &self.config.l3 else { return };
-        let until = match config.prefetch {
-            // It waits for room, not for a moment; but somebody must look whether there is room.
-            PrefetchPolicy::BestEffort => Some(Time(self.now.0 + 1)),
-            PrefetchPolicy::Wait { max_ms } => Some(self.now.after(ms(max_ms))),
+    /// How long a request waits for a prefetch of so many pages, from now.
+    fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
+        match config.prefetch {
+            PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
+            PrefetchPolicy::Wait { max_ms } => self.now.after(ms(max_ms)),
             PrefetchPolicy::Deadline { base_ms, per_page_us } => {
                 let per_page = std::time::Duration::from_micros(per_page_us);
-                Some(self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages)))
+                self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages))
             }
-        };
+        }
+    }
+
+    /// The next plan begins the prefetch of so many pages, or lets the request stand in line for it.
+    fn await_prefetch(&mut self, handle: Handle, pages: u32) {
+        let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
+        reading.to_prefetch.push_back(handle);
+        let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;
+        let until = stands_in_line.then(|| self.prefetch_deadline(config, pages));
         self.wait_until(handle, until);
     }
 
@@ -264,7 +297,7 @@ impl Scheduler {
             return Decision::AskAgain;
         }
         let pages = end - start_page;
-        if pages < config.prefetch_threshold_pages {
+        if pages < config.prefetch_threshold_pages || planted(Bug::NeverPrefetch) {
             return Decision::Skip;
         }
         if !self.rates.prefetch_pays(pages, pages * self.config.cache.page_size) {
@@ -272,18 +305,18 @@ impl Scheduler {
             self.rates.forgive_prefetch();
             return Decision::Skip;
         }
-        let Some(reading) = &self.reading else { return Decision::Skip };
-        if self.stats.prefetches.quarantined_pages >= config.quarantine_pages_max
-            || !reading.prefetch_backoff.allows(self.now)
-        {
+        if !self.prefetches_may_begin() {
+            // It may be over before the request is admitted.
+            self.requests[handle].asked_from = None;
             return Decision::Skip;
         }
         if self.is_coming(handle, start_page) {
-            self.requests[handle].asks_l3_later = true;
+            self.requests[handle].asked_from = None;
             return Decision::Skip;
         }
-        let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
+        let Some(reading) = &self.reading else { return Decision::Skip };
         let share = self.prefetch_share(config);
+        let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
         let in_share = share.saturating_sub(in_use);
         let pages_now = pages.min(share);
         if pages_now > in_share {
@@ -294,22 +327,28 @@ impl Scheduler {
         Decision::Go { start_page, pages }
     }
 
-    /// Host pages that prefetches may hold: never all of the host, so that write-backs find room.
+    /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
+    /// that nobody waits for any more.
+    fn prefetches_may_begin(&self) -> bool {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else { return false };
+        let half_of_share = (self.prefetch_share(config) / 2).max(1);
+        let quarantine_max = config.quarantine_pages_max.min(half_of_share);
+        reading.prefetch_backoff.allows(self.now)
+            && self.stats.prefetches.quarantined_pages < quarantine_max
+    }
+
+    /// Host pages that prefetches may hold.
     fn prefetch_share(&self, config: &L3Config) -> u32 {
-        let host_pages = self.config.cache.host_pages;
-        let most_of_host = (host_pages - host_pages / 4).max(config.prefetch_threshold_pages);
+        let most_of_host = self.config.most_of_host().max(config.prefetch_threshold_pages);
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    /// Puts the request back among those to ask about, but only once.
+    /// Puts the request back among those to ask about, but not for ever.
     fn ask_again(&mut self, handle: Handle) {
         let entry = &mut self.requests[handle];
         entry.found = None;
         match &mut self.reading {
-            Some(reading) if !entry.asked_again => {
-                entry.asked_again = true;
-                reading.to_probe.push_back(handle);
-            }
+            Some(reading) if entry.asks_left > 0 => reading.to_probe.push_back(handle),
             Some(_) | None => self.go_on_without(handle),
         }
     }
@@ -317,13 +356,17 @@ impl Scheduler {
     fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
         let Some(config) = &self.config.l3 else { return };
         let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
+        let deadline = self.prefetch_deadline(config, wanted.min(share));
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
         // Pins first: making room must not evict what the pages will continue.
         let anchor = self.cache.pin_host(namespace, found.host);
         let start_page = anchor.depth();
-        let mut pages = wanted.min(share);
+        let mut pages = match planted(Bug::FetchFewPages) {
+            true => threshold,
+            false => wanted.min(share),
+        };
         if !self.make_host_room(pages as usize) {
             pages = pages.min(self.cache.usage().host.free_pages as u32);
         }
@@ -347,7 +390,8 @@ impl Scheduler {
         asked.keys().append_to(&mut plan.l3_keys);
         plan.l3_host_pages.extend_from_slice(destination.as_slice());
         let anchor = Anchor::Pinned(anchor);
-        let work = Work::Prefetch { anchor, pages: destination, run };
+        let priority = self.requests[handle].priority;
+        let work = Work::Prefetch { anchor, pages: destination, run, priority };
         let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
         plan.l3.push(L3Op {
             op,
@@ -358,7 +402,8 @@ impl Scheduler {
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
-        self.wait_for_prefetch(handle, pages);
+        self.requests[handle].fetches_until = deadline;
+        self.wait_until(handle, Some(deadline));
         if self.waits_for_room_only(handle) {
             self.enqueue(handle);
         }
@@ -367,7 +412,9 @@ impl Scheduler {
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Prefetch { anchor, mut pages, run } = work else { unreachable!("a prefetch") };
+        let Work::Prefetch { anchor, mut pages, run, priority } = work else {
+            unreachable!("a prefetch")
+        };
         let keys = run.keys();
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
@@ -388,18 +435,22 @@ impl Scheduler {
             return;
         };
         let start_page = anchor.depth();
-        self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages);
+        self.cache.publish_from_l3(&mut anchor, run.run(start_page, sound), pages, priority);
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
-                self.requests[handle].fetched = start_page..start_page + sound_pages;
+                let entry = &mut self.requests[handle];
+                entry.fetched = start_page..start_page + sound_pages;
+                entry.uncached_tokens = None;
                 if let Some(reading) = &mut self.reading {
                     reading.waiting_pages += sound_pages;
                 }
                 let path = Some(Handover::of(anchor));
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
                 self.stop_sharing(handle);
-                self.wait_until(handle, None);
-                self.enqueue(handle);
+                if !planted(Bug::WaitOutDeadlines) {
+                    self.wait_until(handle, None);
+                    self.enqueue(handle);
+                }
             }
             None => self.cache.unpin_host(anchor),
         }

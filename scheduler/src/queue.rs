@@ -35,6 +35,21 @@ impl Queue {
         self.by_arrival.remove(&handle);
     }
 
+    /// Those who wait, by arrival.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = Handle> {
+        self.by_arrival.iter().copied()
+    }
+
+    /// Who is the first in line.
+    pub(crate) fn first(&self, order: AdmissionOrder) -> Option<Handle> {
+        match order {
+            AdmissionOrder::Priority => self.by_priority.first().map(|&(_, handle)| handle),
+            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
+                self.by_arrival.first().copied()
+            }
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.by_arrival.is_empty()
     }

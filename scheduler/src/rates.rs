@@ -48,6 +48,8 @@ pub(crate) struct Rates {
     prefill_ns_per_token: Mean,
     load_back_ns_per_page: Mean,
     prefetch_ns_per_page: Mean,
+    /// What a step takes in which nothing is computed but decodes.
+    decode_step_ns: Mean,
 }
 
 impl Rates {
@@ -56,12 +58,22 @@ impl Rates {
             prefill_ns_per_token: Mean::new(assumed.prefill_ns_per_token),
             load_back_ns_per_page: Mean::new(assumed.load_back_ns_per_page),
             prefetch_ns_per_page: Mean::new(assumed.prefetch_ns_per_page),
+            decode_step_ns: Mean::new(0),
             assumed: assumed.clone(),
         }
     }
 
-    pub(crate) fn observe_prefill(&mut self, tokens: u32, took: Duration) {
-        observe(&mut self.prefill_ns_per_token, nanos(took), tokens);
+    /// A step computed so many tokens of prompts; what its decodes would have taken alone is not
+    /// theirs.
+    pub(crate) fn observe_prefill(&mut self, tokens: u32, took: Duration, beside_decodes: bool) {
+        let decodes = if beside_decodes { self.decode_step_ns.each() } else { 0 };
+        observe(&mut self.prefill_ns_per_token, nanos(took).saturating_sub(decodes), tokens);
+    }
+
+    /// A step, repeated so often, was nothing but decodes.
+    pub(crate) fn observe_decodes(&mut self, took: Duration, repeated: u64) {
+        let steps = u32::try_from(repeated + 1).unwrap_or(u32::MAX);
+        observe(&mut self.decode_step_ns, nanos(took), steps);
     }
 
     pub(crate) fn observe_load_back(&mut self, pages: u32, took: Duration) {
@@ -89,10 +101,18 @@ impl Rates {
     }
 
     pub(crate) fn prefetch_pays(&self, pages: u32, tokens: u32) -> bool {
-        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.each());
-        let latency = self.assumed.prefetch_latency_us * 1000;
-        let load = fetch.saturating_add(latency).saturating_add(self.load_back_ns(pages));
+        let load = self.prefetch_ns(pages).saturating_add(self.load_back_ns(pages));
         load < self.prefill_ns(tokens)
+    }
+
+    /// How long a prefetch should take.
+    pub(crate) fn prefetch_time(&self, pages: u32) -> Duration {
+        Duration::from_nanos(self.prefetch_ns(pages))
+    }
+
+    fn prefetch_ns(&self, pages: u32) -> u64 {
+        let fetch = u64::from(pages).saturating_mul(self.prefetch_ns_per_page.each());
+        fetch.saturating_add(self.assumed.prefetch_latency_us * 1000)
     }
 
     fn load_back_ns(&self, pages: u32) -> u64 {
@@ -157,11 +177,26 @@ mod tests {
     }
 
     #[test]
+    fn prefills_beside_decodes_are_measured_without_what_the_decodes_take() {
+        let mut rates = Rates::new(&RateConfig {
+            prefill_ns_per_token: 50_000,
+            load_back_ns_per_page: 20_000,
+            ..RateConfig::default()
+        });
+        for _ in 0..50 {
+            rates.observe_decodes(Duration::from_millis(40), 3);
+            rates.observe_prefill(1000, Duration::from_millis(11), true);
+        }
+        assert!(rates.load_back_pays(1, 21), "21 tokens take 21 us");
+        assert!(!rates.load_back_pays(1, 19), "19 tokens take 19 us");
+    }
+
+    #[test]
     fn measured_speed_replaces_the_assumed_one() {
         let mut rates = Rates::new(&RateConfig::default());
         assert!(rates.load_back_pays(1, 16));
         for _ in 0..50 {
-            rates.observe_prefill(1000, Duration::from_micros(10));
+            rates.observe_prefill(1000, Duration::from_micros(10), false);
         }
         assert!(!rates.load_back_pays(1, 16), "computing 16 tokens takes 160 ns");
     }

@@ -32,6 +32,20 @@ pub(crate) struct Found {
     pub(crate) pages: u32,
 }
 
+/// A wait for another request that computes or loads the next page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharing {
+    pub(crate) began: Time,
+    /// When it last came to something.
+    pub(crate) progressed: Time,
+    /// How many pages were there then.
+    pub(crate) pages: u32,
+}
+
+/// So often L3 is asked about a request before it runs: what the cache loses again and again is not
+/// worth more probes.
+pub(crate) const L3_ASKS_MAX: u32 = 3;
+
 /// Everything about one live request.
 #[derive(Debug)]
 pub(crate) struct Entry {
@@ -53,15 +67,19 @@ pub(crate) struct Entry {
     /// When it fails if it has not started by then.
     pub(crate) start_by: Option<Time>,
     timer: Option<Time>,
-    /// Since when it waits for another that computes or loads its prefix.
-    pub(crate) sharing_since: Option<Time>,
+    /// Its wait for another that computes or loads its prefix.
+    pub(crate) sharing: Option<Sharing>,
+    /// Tokens of it that the cache lacked when somebody looked last.
+    pub(crate) uncached_tokens: Option<u32>,
 
     /// What L3 has of it.
     pub(crate) found: Option<Found>,
-    /// Whether L3 is to be asked once the wait for another request is over.
-    pub(crate) asks_l3_later: bool,
-    /// Whether L3 was asked again after the cache had shrunk.
-    pub(crate) asked_again: bool,
+    /// The first page that L3 was asked for last, or was not worth asking for: what the cache held then.
+    pub(crate) asked_from: Option<u32>,
+    /// How often L3 may still be asked.
+    pub(crate) asks_left: u32,
+    /// Until when it is not admitted without what it fetches, though there be room.
+    pub(crate) fetches_until: Time,
     /// The pages that L3 brought for it.
     pub(crate) fetched: Range<u32>,
     /// Whether a load-back failed it: it computes instead.
@@ -72,6 +90,8 @@ pub(crate) struct Entry {
 
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
+    /// Tokens behind those that the step being planned computes of its prompt.
+    pub(crate) chunk_tokens: u32,
     /// Where its prefill ends.
     pub(crate) prefill_end: u32,
     /// Entries of its row that the engine knows.
@@ -113,14 +133,17 @@ impl Entry {
             wait_ends: None,
             start_by: None,
             timer: None,
-            sharing_since: None,
+            sharing: None,
+            uncached_tokens: None,
             found: None,
-            asks_l3_later: false,
-            asked_again: false,
+            asked_from: None,
+            asks_left: L3_ASKS_MAX,
+            fetches_until: Time::default(),
             fetched: 0..0,
             distrusts_host: false,
             waited_for_room: false,
             computed_tokens: 0,
+            chunk_tokens: 0,
             prefill_end: 0,
             row_entries: 0,
             computing_key: None,
@@ -166,6 +189,7 @@ impl Entry {
 pub(crate) struct Requests {
     entries: Vec<Option<Entry>>,
     vacant: Vec<u32>,
+    /// Where the live requests are; an id stays until its end has been told, lest it mean two.
     by_id: HashedMap<RequestId, u32>,
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
@@ -187,10 +211,19 @@ impl Requests {
 
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
-        if let Some(entry) = self.entries[handle.index as usize].take() {
-            self.by_id.remove(&entry.id);
+        if self.entries[handle.index as usize].take().is_some() {
             self.vacant.push(handle.index);
         }
+    }
+
+    /// The end of a request has been told: its id may be used again.
+    pub(crate) fn end_told(&mut self, id: RequestId) {
+        self.by_id.remove(&id);
+    }
+
+    /// Whether a request has this id, or had it and its end has not been told.
+    pub(crate) fn knows(&self, id: RequestId) -> bool {
+        self.by_id.contains_key(&id)
     }
 
     /// Sets the timer to the earlier of the two moments that the request waits for.
@@ -226,7 +259,8 @@ impl Requests {
 
     pub(crate) fn find(&self, id: RequestId) -> Option<Handle> {
         let &index = self.by_id.get(&id)?;
-        self.entries[index as usize].as_ref().map(|entry| entry.handle)
+        let entry = self.entries[index as usize].as_ref().filter(|entry| entry.id == id);
+        entry.map(|entry| entry.handle)
     }
 
     /// The request, if it is still alive.
@@ -248,7 +282,7 @@ impl Requests {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.by_id.len()
+        self.entries.len() - self.vacant.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {

@@ -19,6 +19,7 @@ use crate::forward::Step;
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
 use crate::prefetch::Reading;
+use crate::prefill::Short;
 use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
 use crate::request::{Prompt, Request};
@@ -73,6 +74,8 @@ pub struct Scheduler {
     pub(crate) ended: Vec<Ended>,
     trace: VecDeque<Transition>,
     pub(crate) candidates: Vec<Candidate>,
+    pub(crate) by_turn: Vec<Handle>,
+    pub(crate) shortest: Vec<Short>,
 }
 
 impl Scheduler {
@@ -111,6 +114,8 @@ impl Scheduler {
             ended: Vec::new(),
             trace: VecDeque::new(),
             candidates: Vec::new(),
+            by_turn: Vec::new(),
+            shortest: Vec::new(),
             config,
         })
     }
@@ -166,7 +171,7 @@ impl Scheduler {
         if needed_pages > device_pages.into() || tokens > u64::from(u32::MAX / 2) {
             return Err(SubmitError::NeverFits { request: id, needed_pages, device_pages });
         }
-        if self.requests.find(id).is_some() {
+        if self.requests.knows(id) {
             return Err(SubmitError::DuplicateId(id));
         }
         // Those that have ended count until a plan has told so.
@@ -249,7 +254,9 @@ impl Scheduler {
         let reported = self.operations.report(op, rank, outcome, &mut self.stats)?;
         self.now = self.now.max(now);
         match reported {
-            Reported::Ignored | Reported::Pending => {}
+            Reported::Ignored => {}
+            // What one rank has found out is not read again while others are still at it.
+            Reported::Pending => self.distrust_source(op),
             Reported::TimedOut => {
                 if let Some(owner) = owner {
                     self.waited_in_vain(owner);
@@ -285,10 +292,11 @@ impl Scheduler {
         plan.clear();
         self.now = self.now.max(now);
         self.forget_who_left();
+        // However late a plan comes, what it can begin is not given up.
+        self.plan_prefetches(plan);
         while let Some(handle) = self.requests.next_expired(self.now) {
             self.expire(handle);
         }
-        self.plan_prefetches(plan);
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
@@ -299,6 +307,7 @@ impl Scheduler {
         self.cache.replenish();
         self.cancelled.sort_unstable();
         plan.cancelled.append(&mut self.cancelled);
+        self.ended.iter().for_each(|ended| self.requests.end_told(ended.request));
         plan.ended.append(&mut self.ended);
     }
 
@@ -460,18 +469,20 @@ impl Scheduler {
     pub(crate) fn abandon_operation(&mut self, handle: Handle) {
         let state = self.requests[handle].life.state();
         let Some(op) = state.operation() else { return };
-        match state.name() {
-            StateName::Submitted | StateName::Prefetching | StateName::Prefilling => {
-                self.cancelled.push(op);
-            }
-            StateName::PrefetchDone
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Draining
-            | StateName::WritingBack
-            | StateName::Finished
-            | StateName::Aborted
-            | StateName::Failed => {}
+        match state {
+            State::Submitted { .. }
+            | State::Prefetching { .. }
+            | State::Prefilling(_)
+            | State::Retracted { probe: Some(_), .. } => self.cancelled.push(op),
+            State::PrefetchDone { .. }
+            | State::Decoding(_)
+            | State::Retracted { probe: None, .. }
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_)
+            | State::Left => {}
         }
         self.loosen_anchor(handle, op);
         self.operations.abandon(op, &mut self.stats);
@@ -503,6 +514,11 @@ impl Scheduler {
         let state = self.requests[handle].life.state();
         if let Some(computing) = state.computing() {
             self.free_slots.push(computing.slot);
+            // It has used its pages up to this moment: they are no older than those of whoever came
+            // and went meanwhile.
+            if !planted(Bug::RankByAdmission) {
+                self.cache.touch(&computing.path, false, self.requests[handle].priority);
+            }
             self.prefilling -= usize::from(state.name() == StateName::Prefilling);
             self.some_left_batch = true;
         }
@@ -525,10 +541,13 @@ impl Scheduler {
 
     /// A request's timer has run out.
     fn expire(&mut self, handle: Handle) {
-        let entry = &self.requests[handle];
-        if entry.start_by.is_some_and(|start_by| start_by <= self.now) {
+        if self.requests[handle].start_by.is_some_and(|start_by| start_by <= self.now) {
             self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-        } else if !self.waits_for_room_only(handle) {
+            return;
+        }
+        // The limit on starting goes on, whatever becomes of this wait.
+        self.wait_until(handle, None);
+        if !self.waits_for_room_only(handle) {
             self.waited_in_vain(handle);
         }
     }
@@ -559,7 +578,16 @@ impl Scheduler {
             // A copy that is in flight goes on for the cache's sake.
             StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
             StateName::Draining => self.skip_drain(handle),
-            StateName::PrefetchDone | StateName::Decoding | StateName::Retracted => {}
+            StateName::Retracted => {
+                if let State::Retracted { probe: Some(_), .. } = self.requests[handle].life.state()
+                {
+                    self.abandon_operation(handle);
+                    self.happen(handle, &LifeEvent::ProbeEnded);
+                }
+                self.enqueue(handle);
+            }
+            StateName::PrefetchDone if planted(Bug::WaitOutDeadlines) => self.enqueue(handle),
+            StateName::PrefetchDone | StateName::Decoding => {}
             StateName::Finished | StateName::Aborted | StateName::Failed => {
                 unreachable!("{state:?} waits for nothing")
             }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HashedMap, Keys, PageKey};
 use terrace_fsm::Time;
 
@@ -50,7 +51,10 @@ impl NegativeCache {
 
     /// The page has been stored meanwhile.
     pub(crate) fn remove(&mut self, key: PageKey) {
-        if self.endings[ending(key)] > 0 && self.until.remove(&key).is_some() {
+        if self.endings[ending(key)] > 0
+            && !planted(Bug::MissingForGood)
+            && self.until.remove(&key).is_some()
+        {
             self.endings[ending(key)] -= 1;
         }
     }
@@ -61,7 +65,8 @@ impl NegativeCache {
             return keys.len();
         }
         let fresh = |key: PageKey| {
-            self.endings[ending(key)] > 0 && self.until.get(&key).is_some_and(|until| now < *until)
+            let lasts = |until: &Time| now < *until || planted(Bug::MissingForGood);
+            self.endings[ending(key)] > 0 && self.until.get(&key).is_some_and(lasts)
         };
         keys.iter().position(fresh).unwrap_or(keys.len())
     }
@@ -107,7 +112,7 @@ impl Backoff {
     }
 
     pub(crate) fn allows(&self, now: Time) -> bool {
-        self.until <= now
+        self.until <= now && !(self.failures > 0 && planted(Bug::BackOffForGood))
     }
 
     pub(crate) fn until(&self) -> Time {

@@ -17,7 +17,7 @@
 //! | `compute` | performs the step in flight |
 //! | `step` | `plan`, then `compute` |
 //! | `break` | the step in flight fails |
-//! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
+//! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `corrupt OP N`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
 //! | `wait MS` | time passes |
 //! | `accept N` | decodes accept N tokens at the most |
 //! | `forget`, `forget KEY` | L3 loses everything, or one page: its key as the trace shows it |
@@ -246,6 +246,9 @@ impl Player {
             "partial" => Outcome::Partial(number(words, 1)?),
             "missing" => Outcome::Missing,
             "failed" => Outcome::Failed,
+            "corrupt" if words.get(1).is_some_and(|word| !word.starts_with("rank=")) => {
+                Outcome::CorruptAfter(number(words, 1)?)
+            }
             "corrupt" => Outcome::Corrupt,
             "timeout" => Outcome::TimedOut,
             other => unreachable!("{other} is no outcome"),

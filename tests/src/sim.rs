@@ -11,6 +11,7 @@ mod simulation;
 mod stage;
 mod story;
 mod swarm;
+mod useful;
 
 pub use action::{Action, Opening};
 pub use decode::decode;
@@ -22,3 +23,4 @@ pub use simulation::{Fate, Life, live, panic_message};
 pub use stage::{Stage, Violation};
 pub use story::tell;
 pub use swarm::{Load, Swarm};
+pub use useful::live_usefully;

@@ -377,8 +377,12 @@ impl World {
         let pages = self.transfers.get(&op).map_or(0, Transfer::pages);
         let sound = match outcome {
             Outcome::Done => usize::MAX,
-            Outcome::Partial(claimed) if claimed as usize > pages => return outcome,
-            Outcome::Partial(pages) => pages as usize,
+            Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed)
+                if claimed as usize > pages =>
+            {
+                return outcome;
+            }
+            Outcome::Partial(pages) | Outcome::CorruptAfter(pages) => pages as usize,
             Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
             Outcome::TimedOut => return outcome,
         };
@@ -394,9 +398,9 @@ impl World {
                     self.device[to.slot() as usize] =
                         if place < sound { source.clone() } else { rubbish.clone() };
                 }
-                if outcome == Outcome::Corrupt {
+                if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
                     // It is the host's memory that has gone bad.
-                    spoil(&mut self.host, from.iter().map(|page| page.slot()));
+                    spoil(&mut self.host, from.iter().skip(sound).map(|page| page.slot()));
                 }
                 outcome
             }
@@ -425,7 +429,9 @@ impl World {
                     self.host[to.slot() as usize] = source.unwrap_or_else(|| rubbish.clone());
                 }
                 match outcome {
-                    Outcome::Done | Outcome::Partial(_) if arrived < sound.min(keys.len()) => {
+                    Outcome::Done | Outcome::Partial(_) | Outcome::CorruptAfter(_)
+                        if arrived < sound.min(keys.len()) =>
+                    {
                         Outcome::Partial(arrived as u32)
                     }
                     _ => outcome,
@@ -440,6 +446,9 @@ impl World {
                     }
                     let (generation, checksum) = (self.generation, checksum(&bytes));
                     self.l3.insert(key, Object { key, generation, checksum, bytes });
+                }
+                if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
+                    spoil(&mut self.host, from.iter().skip(sound).map(|page| page.slot()));
                 }
                 outcome
             }

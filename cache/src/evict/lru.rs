@@ -1,10 +1,14 @@
 //! The least recently used goes first.
 
 use super::ranked::Ranked;
+use crate::planted::{Bug, planted};
 
 /// The least recently used goes first.
 pub(crate) fn policy() -> Ranked {
-    Ranked::by(|usage| (usage.last_used, usage.created))
+    Ranked::by(|usage| match planted(Bug::EvictLatestFirst) {
+        true => (u64::MAX - usage.last_used, usage.created),
+        false => (usage.last_used, usage.created),
+    })
 }
 
 #[cfg(test)]

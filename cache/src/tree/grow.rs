@@ -22,6 +22,7 @@ impl Tree {
         pin: &mut Pin<T>,
         run: PageRun<'_>,
         pages: &mut Pages<T>,
+        priority: i32,
         in_l3: bool,
         pool: &mut Pool<T>,
     ) -> (u32, Option<u32>) {
@@ -40,7 +41,7 @@ impl Tree {
                 if bottom == pin.node.index && self.may_lengthen::<T>(bottom, rest, in_l3) {
                     self.grow(bottom, rest, new);
                 } else {
-                    bottom = self.add_node(bottom, rest, in_l3);
+                    bottom = self.add_node(bottom, rest, priority, in_l3);
                     self.attach(bottom, new);
                 }
                 gained += rest.len();
@@ -106,14 +107,20 @@ impl Tree {
             && node.excerpt.grows_cheaply(run)
     }
 
-    pub(super) fn add_node(&mut self, parent: u32, run: PageRun<'_>, in_l3: bool) -> u32 {
+    pub(super) fn add_node(
+        &mut self,
+        parent: u32,
+        run: PageRun<'_>,
+        priority: i32,
+        in_l3: bool,
+    ) -> u32 {
         self.tick += 1;
         let above = &self.nodes[parent as usize];
         let usage = Usage {
             created: self.tick,
             last_used: self.tick,
             hits: 0,
-            priority: above.usage.priority,
+            priority: if planted(Bug::InheritPriority) { above.usage.priority } else { priority },
             fingerprint: run.first_key().0 as u64,
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);

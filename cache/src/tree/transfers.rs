@@ -88,6 +88,19 @@ impl Tree {
         pool.give(pages);
     }
 
+    /// Pages at the end of the pinned path that no other pin keeps and that are on host, or will be
+    /// once the segments have arrived there.
+    pub(crate) fn pages_freed_by(&self, pin: &Pin<Device>, segments: &[Segment]) -> usize {
+        let path = self.path(pin.node.index, 0);
+        let nodes = path.iter().rev().map(|&index| &self.nodes[index as usize]);
+        let comes = |node: &Node| segments.iter().any(|segment| segment.covers(node));
+        nodes
+            .take_while(|node| node.device.pins == 1)
+            .take_while(|node| node.has_sound_host_copy() || comes(node))
+            .map(Node::len)
+            .sum()
+    }
+
     /// Marks what a backup of the pinned path should store, and passes each node to `each`.
     pub(crate) fn begin_backup(
         &mut self,

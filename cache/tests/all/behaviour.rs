@@ -62,7 +62,7 @@ fn pin_host(cache: &mut Cache, text: &str) -> HostPin {
 fn lengthen(cache: &mut Cache, pin: &mut DevicePin, text: &str) -> Published {
     let (start, end) = (pin.depth(), text.len() as u32);
     let mut pages = cache.take_device_pages((end - start) as usize).expect("room on device");
-    let published = cache.publish_device(pin, word(text).run(start, end), &mut pages);
+    let published = cache.publish_device(pin, word(text).run(start, end), &mut pages, 0);
     assert!(pages.is_empty());
     published
 }
@@ -98,7 +98,7 @@ fn fetch(cache: &mut Cache, text: &str) {
     let mut pin = cache.pin_host(root(), found.host);
     let run = sequence.run(found.host.depth, text.len() as u32);
     let pages = cache.take_host_pages(run.len()).expect("room on host");
-    cache.publish_from_l3(&mut pin, run, pages);
+    cache.publish_from_l3(&mut pin, run, pages, 0);
     cache.unpin_host(pin);
 }
 

@@ -61,7 +61,8 @@ impl World {
             EventName::Grow => Event::Grow { pages: 1, grown: &grown },
             EventName::Computed => {
                 let start = self.life.state().computing().map_or(0, |c| c.path.depth());
-                Event::Computed { run: sequence.run(start, start + 1), published: &published }
+                let run = sequence.run(start, start + 1);
+                Event::Computed { run, priority: 0, published: &published }
             }
             EventName::LoadBackEnded => Event::LoadBackEnded { path: None },
             EventName::PrefillEnded => Event::PrefillEnded,

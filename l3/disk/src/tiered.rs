@@ -330,7 +330,7 @@ impl Reading for Gets<'_> {
         get.id
     }
 
-    async fn from_memory(
+    async fn read_memory(
         &self,
         gets: Numbered<Get>,
         waited: bool,
@@ -367,7 +367,7 @@ impl Reading for Gets<'_> {
         left
     }
 
-    async fn from_disk(
+    async fn read_disk(
         &self,
         gets: Numbered<Get>,
         FromDisk { waited, .. }: FromDisk,

@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use tokio::sync::{Notify, oneshot};
+use terrace_l3::backend::InFlight;
+use tokio::sync::oneshot;
 
 /// Threads with a queue. Dropping it lets the threads go when they have done what they are at.
 pub(crate) struct Crew<W> {
@@ -18,7 +19,7 @@ struct Queue<W> {
     waiting: Mutex<Waiting<W>>,
     /// What wakes each of the threads.
     bells: Vec<Condvar>,
-    all_idle: Notify,
+    jobs: InFlight,
 }
 
 struct Waiting<W> {
@@ -27,7 +28,6 @@ struct Waiting<W> {
     /// The threads without a job. The last to end one is the first to get one: what it needs is still in
     /// the processor's cache, and the library's connections that it used are still warm.
     idle: Vec<usize>,
-    busy: usize,
     closed: bool,
 }
 
@@ -42,11 +42,11 @@ impl<W: Send + 'static> Crew<W> {
     /// A thread for each worker, and room for so many jobs that wait for one.
     pub(crate) fn new(workers: Vec<W>, jobs_max: usize) -> std::io::Result<Self> {
         let idle = Vec::with_capacity(workers.len());
-        let waiting = Waiting { jobs: VecDeque::new(), jobs_max, idle, busy: 0, closed: false };
+        let waiting = Waiting { jobs: VecDeque::new(), jobs_max, idle, closed: false };
         let queue = Arc::new(Queue {
             waiting: Mutex::new(waiting),
             bells: workers.iter().map(|_| Condvar::new()).collect(),
-            all_idle: Notify::new(),
+            jobs: InFlight::default(),
         });
         let crew = Self { queue };
         for (number, mut worker) in workers.into_iter().enumerate() {
@@ -93,14 +93,7 @@ impl<W: Send + 'static> Crew<W> {
         // They own pages, whose return may wake others.
         drop(given_up);
         self.queue.ring_all();
-        loop {
-            let mut all_idle = std::pin::pin!(self.queue.all_idle.notified());
-            all_idle.as_mut().enable();
-            if self.queue.waiting.lock().busy == 0 {
-                return;
-            }
-            all_idle.await;
-        }
+        self.queue.jobs.none().await;
     }
 }
 
@@ -150,21 +143,11 @@ impl<W> Queue<W> {
                 self.bells[number].wait(&mut waiting);
                 waiting.idle.retain(|idle| *idle != number);
             };
-            waiting.busy += 1;
+            // It ends even if the job panics and takes this thread with it.
+            let _under_way = self.jobs.begin();
             drop(waiting);
-            // Counted as done even if the job panics and takes this thread with it.
-            let _done = Done(self);
             job(worker);
         }
-    }
-}
-
-struct Done<'a, W>(&'a Queue<W>);
-
-impl<W> Drop for Done<'_, W> {
-    fn drop(&mut self) {
-        self.0.waiting.lock().busy -= 1;
-        self.0.all_idle.notify_waiters();
     }
 }
 

@@ -11,8 +11,11 @@ use super::dice::Dice;
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
+use super::useful::live_usefully;
 use crate::world::{Damage, Transfer};
 
+/// One in so many seeds also draws a world that means well.
+const USEFUL_EVERY: u64 = 4;
 /// An outcome that will not come while anybody waits for it.
 const NEVER_IN_TIME_US: u64 = 10_000_000;
 
@@ -85,14 +88,25 @@ pub fn live(fate: Fate) -> Life {
         simulation.stormy_phase(fate.steps)?;
         simulation.calm_phase()
     }));
+    let mut violation = violation_of(lived);
+    let Simulation { stage, swarm, actions, faults, mut steps, .. } = simulation;
+    // What is of no use does no harm: it takes a world that means well to see it.
+    if violation.is_none() && fate.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
+        let mut plans = 0;
+        let lived = catch_unwind(AssertUnwindSafe(|| live_usefully(seed, &mut plans)));
+        violation = violation_of(lived);
+        steps += plans;
+    }
     plant(None);
-    let violation = match lived {
-        Ok(result) => result.err(),
-        Err(panic) => Some(Violation::Panic(panic_message(panic.as_ref()))),
-    };
-    let Simulation { stage, swarm, actions, faults, steps, .. } = simulation;
     let (fingerprint, stats) = (stage.fingerprint, stage.world.scheduler.stats());
     Life { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
+}
+
+fn violation_of(lived: std::thread::Result<Result<(), Violation>>) -> Option<Violation> {
+    match lived {
+        Ok(result) => result.err(),
+        Err(panic) => Some(Violation::Panic(panic_message(panic.as_ref()))),
+    }
 }
 
 /// What a panic said.
@@ -119,7 +133,14 @@ struct Simulation {
 }
 
 impl Simulation {
+    /// Does something, a moment after what was done before.
     fn perform(&mut self, action: Action) -> Result<(), Violation> {
+        let jitter_us = self.swarm.load.jitter_us;
+        if jitter_us > 0 && !matches!(action, Action::Wait(_)) {
+            let moment = Action::Wait(1 + self.dice.below(jitter_us));
+            self.stage.perform(&moment)?;
+            self.actions.push(moment);
+        }
         self.actions.push(action);
         self.stage.perform(self.actions.last().expect("it was just pushed"))
     }
@@ -415,6 +436,7 @@ impl Simulation {
             FaultKind::Missing => Action::Report(nth, Outcome::Missing),
             FaultKind::Failed => Action::Report(nth, Outcome::Failed),
             FaultKind::TimedOut => Action::Report(nth, Outcome::TimedOut),
+            FaultKind::Corrupt if page > 0 => Action::Report(nth, Outcome::CorruptAfter(page)),
             FaultKind::Corrupt => Action::Report(nth, Outcome::Corrupt),
             FaultKind::ShortRead => Action::ReportDamaged(nth, page, Damage::ShortRead),
             FaultKind::FlippedBit => Action::ReportDamaged(nth, page, Damage::FlippedBit),
@@ -465,8 +487,9 @@ const ON_PREFETCH: [FaultKind; 10] = [
     FaultKind::Corrupt,
     FaultKind::RankDisagreement,
 ];
-const ON_BACKUP: [FaultKind; 5] = [
+const ON_BACKUP: [FaultKind; 6] = [
     FaultKind::Failed,
+    FaultKind::Corrupt,
     FaultKind::TimedOut,
     FaultKind::PartlyDone,
     FaultKind::NoSpace,

@@ -28,6 +28,8 @@ pub enum Violation {
     Unending(String),
     /// Something was not given back at the end.
     NotReturned(String),
+    /// What was to be had was not taken, or somebody waited for nothing.
+    Useless(String),
 }
 
 impl fmt::Display for Violation {
@@ -39,6 +41,7 @@ impl fmt::Display for Violation {
             Self::Panic(what) => write!(f, "panic: {what}"),
             Self::Unending(what) => write!(f, "unending: {what}"),
             Self::NotReturned(what) => write!(f, "not returned: {what}"),
+            Self::Useless(what) => write!(f, "useless: {what}"),
         }
     }
 }

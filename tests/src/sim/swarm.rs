@@ -39,6 +39,8 @@ pub struct Load {
     /// Microseconds that computing a token of a prompt takes. Where it is little, loading does not
     /// pay and is soon not tried any more.
     pub token_us: u64,
+    /// Microseconds at the most that pass between two calls of the scheduler.
+    pub jitter_us: u64,
 }
 
 impl Swarm {
@@ -59,6 +61,7 @@ impl Swarm {
             burst: dice.pick(&[1, 1, 4, 10]),
             namespaces: dice.pick(&[1, 1, 3]),
             token_us: dice.pick(&[0, 1_000, 4_000, 4_000]),
+            jitter_us: dice.pick(&[0, 5, 200]),
         };
         // Each seed has some kinds of faults and not others: rare ones then meet each other.
         let mut fault_odds = [0; FaultKind::ALL.len()];
@@ -105,6 +108,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             repeats_max: if decode_tokens == 1 { dice.pick(&[0, 1, 7]) } else { 0 },
             step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
             mixed: dice.one_in(2),
+            shortest_first_percent: dice.pick(&[0, 25, 25, 100]),
             prefill_streak_max: dice.pick(&[1, 3]),
             decode_reserve_pages: dice.pick(&[0, 1, 2]),
             step_failures_max: 3,
@@ -120,6 +124,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             window: dice.pick(&[1, 4, 16]),
             wait_max_ms: dice.pick(&[10, 100]),
             share_wait_max_ms: dice.pick(&[0, 10, 100]),
+            share_stall_max_ms: dice.pick(&[5, 100]),
             start_timeout_ms: dice.pick(&[0, 0, 0, 500]),
         })
         .copies(CopyConfig {

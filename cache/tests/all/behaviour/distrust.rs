@@ -85,7 +85,7 @@ fn a_write_back_replaces_what_came_and_was_distrusted_while_it_was_under_way() {
     let pin = pin_device(&mut cache, "ab");
     let arrival = cache.begin_write_back(&pin, false, usize::MAX, &mut Vec::new());
     let copies = cache.take_host_pages(2).unwrap();
-    cache.publish_from_l3(&mut anchor, word("ab").run(0, 2), fetched);
+    cache.publish_from_l3(&mut anchor, word("ab").run(0, 2), fetched, 0);
     cache.distrust_host(&anchor, 0);
     cache.unpin_host(anchor);
     cache.end_write_back(&pin, &arrival, copies, 2);
@@ -121,7 +121,7 @@ fn what_arrives_below_a_distrusted_prefix_is_found_once_the_prefix_is_sound_agai
     let mut anchor = pin_host(&mut cache, "ab");
     let pages = cache.take_host_pages(2).unwrap();
     distrust(&mut cache, "ab", 0);
-    cache.publish_from_l3(&mut anchor, word("abcd").run(2, 4), pages);
+    cache.publish_from_l3(&mut anchor, word("abcd").run(2, 4), pages, 0);
     assert_eq!((anchor.depth(), depths(&cache, "abcd")), (4, (0, 0)));
     audit(&cache, &[], &[&anchor]);
     cache.unpin_host(anchor);

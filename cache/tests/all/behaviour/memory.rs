@@ -27,7 +27,7 @@ fn publish_and_write_back(cache: &mut Cache, sequence: &Sequence) {
         if pin.depth() < end {
             let run = sequence.run(pin.depth(), end);
             let mut new = cache.take_device_pages(run.len()).expect("room on device");
-            cache.publish_device(&mut pin, run, &mut new);
+            cache.publish_device(&mut pin, run, &mut new, 0);
         }
     }
     let mut sources = Vec::new();

@@ -142,13 +142,13 @@ fn a_key_alone_does_not_make_a_match() {
     let forged = PageRun::apart(0, (tokens.len() / keys.len()) as u32, &keys, &tokens);
     let mut pin = cache.pin_device(root(), Cursor::START);
     let mut pages = cache.take_device_pages(2).unwrap();
-    cache.publish_device(&mut pin, forged, &mut pages);
+    cache.publish_device(&mut pin, forged, &mut pages, 0);
     assert_eq!(depths(&cache, "ab"), (0, 0));
     cache.unpin_device(pin);
 
     let mut pin = cache.pin_device(root(), Cursor::START);
     let mut pages = cache.take_device_pages(2).unwrap();
-    let published = cache.publish_device(&mut pin, honest.run(0, 2), &mut pages);
+    let published = cache.publish_device(&mut pin, honest.run(0, 2), &mut pages, 0);
     assert_eq!(published, Published { published_pages: 0, first_duplicate: None });
     assert_eq!((pages.len(), pin.depth()), (2, 0), "what has no place stays the caller's");
     cache.give_device_pages(pages);
@@ -168,7 +168,7 @@ fn namespaces_with_the_same_tokens_share_nothing() {
 
     let mut pin = cache.pin_device(tenant, Cursor::START);
     let mut pages = cache.take_device_pages(3).unwrap();
-    let published = cache.publish_device(&mut pin, theirs.run(0, 3), &mut pages);
+    let published = cache.publish_device(&mut pin, theirs.run(0, 3), &mut pages, 0);
     assert_eq!(published, Published { published_pages: 3, first_duplicate: None });
     let (ours_at, theirs_at) = (pages_of(&cache, &ours), pages_of(&cache, &pin));
     assert!(ours_at.iter().all(|page| !theirs_at.contains(page)));
@@ -279,11 +279,17 @@ fn what_a_prompts_vector_has_to_spare_decides_nothing() {
         let mut pin = cache.pin_device(root(), Cursor::START);
         let mut pages = cache.take_device_pages(2_001).expect("room on device");
         // The node alone has the prompt, once it is published.
-        cache.publish_device(&mut pin, Sequence::new(root(), 1, tokens).run(0, 2_000), &mut pages);
+        cache.publish_device(
+            &mut pin,
+            Sequence::new(root(), 1, tokens).run(0, 2_000),
+            &mut pages,
+            0,
+        );
         cache.publish_device(
             &mut pin,
             Sequence::new(root(), 1, longer).run(2_000, 2_001),
             &mut pages,
+            0,
         );
         cache.unpin_device(pin);
         cache.memory().nodes

@@ -180,7 +180,7 @@ fn pages_from_l3_are_inserted_where_they_belong_and_only_where_they_are_missing(
     let mut anchor = pin_host(&mut cache, "ab");
     let arrived = cache.take_host_pages(4).unwrap();
     fetch(&mut cache, "abcd");
-    let published = cache.publish_from_l3(&mut anchor, sequence.run(2, 6), arrived);
+    let published = cache.publish_from_l3(&mut anchor, sequence.run(2, 6), arrived, 0);
     assert_eq!(published, Published { published_pages: 4, first_duplicate: Some(2) });
     assert_eq!((anchor.depth(), depths(&cache, "abcdef")), (6, (2, 6)));
     assert_eq!(cache.usage().host.free_pages, 4);

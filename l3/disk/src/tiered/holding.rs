@@ -183,7 +183,7 @@ impl Reading for Lends<'_> {
         *id
     }
 
-    async fn from_memory(
+    async fn read_memory(
         &self,
         jobs: Numbered<Self::Job>,
         waited: bool,
@@ -208,7 +208,7 @@ impl Reading for Lends<'_> {
 
     /// Those for which there is no page are answered with `None`. Whoever has pages for another part of the batch
     /// does not wait for more: they might be what it waits for.
-    async fn from_disk(
+    async fn read_disk(
         &self,
         jobs: Numbered<Self::Job>,
         FromDisk { waited, alone }: FromDisk,

@@ -21,14 +21,14 @@ pub(super) trait Reading: Sync {
     fn id(job: &Self::Job) -> ObjectId;
 
     /// Answers what is in memory, and hands back the rest.
-    fn from_memory(
+    fn read_memory(
         &self,
         jobs: Numbered<Self::Job>,
         waited: bool,
         answered: &mut Numbered<Result<Self::Answer, StoreError>>,
     ) -> impl Future<Output = Numbered<Self::Job>> + Send;
 
-    fn from_disk(
+    fn read_disk(
         &self,
         jobs: Numbered<Self::Job>,
         how: FromDisk,
@@ -55,7 +55,7 @@ impl Shared {
         let objects = jobs.len();
         let mut answered = Vec::with_capacity(objects);
         let jobs = jobs.into_iter().enumerate().collect();
-        let left = reading.from_memory(jobs, false, &mut answered).await;
+        let left = reading.read_memory(jobs, false, &mut answered).await;
         let active = self.board.active(left.iter().map(|(_, job)| R::id(job)));
         let wait = options.promotion_wait;
         let wait = wait.unwrap_or(Duration::from_millis(self.config.promotion.get_wait_ms));
@@ -66,7 +66,7 @@ impl Shared {
         let alone = rest.is_empty();
         let from_disk = async {
             let how = FromDisk { waited: false, alone: true };
-            if alone { Vec::new() } else { reading.from_disk(rest, how).await }
+            if alone { Vec::new() } else { reading.read_disk(rest, how).await }
         };
         let (from_disk, promoted) =
             tokio::join!(from_disk, self.read_promoted(reading, promoted, wait, alone));
@@ -92,9 +92,9 @@ impl Shared {
             self.count_expired();
         }
         let mut answered = Vec::with_capacity(jobs.len());
-        let left = reading.from_memory(jobs, true, &mut answered).await;
+        let left = reading.read_memory(jobs, true, &mut answered).await;
         if !left.is_empty() {
-            answered.extend(reading.from_disk(left, FromDisk { waited: true, alone }).await);
+            answered.extend(reading.read_disk(left, FromDisk { waited: true, alone }).await);
         }
         answered
     }

@@ -513,3 +513,75 @@ fn f49_mirrored_schedulers_say_the_same() {
         assert!(heard.all(|other| other == first));
     }
 }
+
+/// A best-effort prefetch began only if the plan came in the very microsecond of the probe's answer, and was
+/// called off by the next plan if there was room. It begins, and gets the time that it should take.
+#[test]
+fn f53_best_effort_begins_and_gets_its_time() {
+    only_fails_with(&[Bug::CallOffBestEffort], || {
+        let config = with_l3(12, 16, |l3| l3.prefetch = PrefetchPolicy::BestEffort);
+        let mut stage = only_in_l3(config, 1..=17);
+        stage.submit(2, 1..=17, 1);
+        stage.plan();
+        stage.done(Kind::Probe);
+        stage.wait_ms(1);
+        stage.plan();
+        stage.wait_ms(1);
+        stage.plan();
+        stage.done(Kind::Prefetch);
+        stage.settle();
+        assert_eq!(stage.stats().l3_hit_tokens, 16);
+        stage.finish();
+    });
+}
+
+/// A short prompt waited until the longest one had been computed. A part of each step is for those with the
+/// least left: whoever needs no more than that waits for the step in flight and for its own.
+#[test]
+fn f54_a_short_prompt_waits_for_two_steps_at_the_most() {
+    only_fails_with(&[Bug::StarveTheShort], || {
+        for order in AdmissionOrder::ALL {
+            let mut config = two_tiers(200, 0);
+            config.batch.running_max = 8;
+            config.batch.step_tokens_max = 16;
+            config.queue.order = order;
+            let mut stage = Stage::new(config);
+            stage.submit(1, 1..=400, 1);
+            stage.submit(2, 1001..=1200, 1);
+            stage.plan();
+            stage.submit(3, 2001..=2004, 1);
+            stage.compute();
+            stage.step();
+            assert_eq!(stage.state(3), Some(StateName::Draining), "{order}");
+            stage.settle();
+            stage.finish();
+        }
+    });
+}
+
+/// Requests with one prompt waited for the first of them for a second, whatever became of it, and then
+/// computed what it had published meanwhile. They wait as long as it gets on; whoever does not wait takes
+/// over.
+#[test]
+fn f55_a_shared_prompt_is_computed_once() {
+    let play = |wait_ms: u64| {
+        let mut config = two_tiers(200, 0);
+        config.batch.running_max = 8;
+        // A step has some tokens left that make no page: the others are admitted for those.
+        config.batch.step_tokens_max = 18;
+        config.queue.share_wait_max_ms = wait_ms;
+        let mut stage = Stage::new(config);
+        for id in 1..=4 {
+            stage.submit(id, 1..=101, 1);
+        }
+        while stage.plan().step.is_some() {
+            stage.wait_ms(300);
+            stage.compute();
+        }
+        // Each computes the last token for itself.
+        assert_eq!(stage.stats().prefilled_tokens, 100 + 4);
+        stage.finish();
+    };
+    play(60_000);
+    only_fails_with(&[Bug::NeverTakeOver], || play(20));
+}

@@ -267,7 +267,7 @@ impl World {
         let mut pages = std::mem::replace(computed, rest);
         let (start, count) = (pin.depth(), pages.len() as u32);
         let run = self.sequences[*sequence].run(start, start + count);
-        let published = self.cache.publish_device(pin, run, &mut pages);
+        let published = self.cache.publish_device(pin, run, &mut pages, 0);
         assert!(pages.is_empty(), "no two prefixes here have one key");
         assert_eq!((published.published_pages, pin.depth()), (count, start + count));
         let in_run = start..start + count;

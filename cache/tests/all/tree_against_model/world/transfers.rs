@@ -222,7 +222,7 @@ impl World {
                     self.host.write(page, Some(key));
                 }
                 anchor.doubted |= run.keys().iter().any(|key| self.is_doubted_and_pinned(&key));
-                let published = self.cache.publish_from_l3(&mut anchor.pin, run, pages);
+                let published = self.cache.publish_from_l3(&mut anchor.pin, run, pages, 0);
                 assert_eq!(published.published_pages, sound as u32);
                 assert_eq!(anchor.pin.depth(), start + sound as u32);
                 self.note_published(anchor.sequence, start + sound as u32);

@@ -1,0 +1,276 @@
+//! Prefills: which prompts a step computes, and how much of each.
+//!
+//! Most of a step goes by turn. A part of it ([`BatchConfig::shortest_first_percent`]) goes to the prompts
+//! with the least left to compute, running or waiting, so that nobody's first token waits for all of
+//! somebody else's prompt.
+//!
+//! [`BatchConfig::shortest_first_percent`]: crate::BatchConfig::shortest_first_percent
+
+use std::cmp::Reverse;
+
+use terrace_cache::planted::{Bug, planted};
+use terrace_fsm::State;
+
+use crate::admission::prefill_end;
+use crate::admission_order::AdmissionOrder;
+use crate::config::ms;
+use crate::plan::{Plan, Prefill};
+use crate::requests::Handle;
+use crate::scheduler::Scheduler;
+
+/// One of those with the least left to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Short {
+    tokens_left: u32,
+    handle: Handle,
+}
+
+impl Scheduler {
+    /// Shares the step's tokens out among prompts, admitting those that wait.
+    pub(crate) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        if *tokens_left == 0 || (self.prefilling == 0 && self.queue.is_empty()) {
+            return;
+        }
+        for place in 0..self.running.len() {
+            self.take_over(self.running[place]);
+        }
+        let percent = self.config.batch.shortest_first_percent;
+        let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
+        *tokens_left -= for_shortest;
+        self.share_by_turn(plan, true, tokens_left);
+        // If something is left, everybody who could be admitted has been, and has all but a part of a page.
+        let is_short = *tokens_left == 0;
+        *tokens_left += for_shortest;
+        if is_short {
+            self.share_among_shortest(plan, tokens_left);
+        }
+        self.share_by_turn(plan, is_short, tokens_left);
+        self.plan_chunks(plan);
+    }
+
+    // ---- by turn ----
+
+    /// Gives tokens to those who run and then, if it admits, to those who wait, in the order of
+    /// admission.
+    fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
+        match self.config.queue.order {
+            AdmissionOrder::Priority => self.share_by_priority(plan, admits, tokens_left),
+            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
+                for place in 0..self.running.len() {
+                    self.give(self.running[place], tokens_left);
+                }
+            }
+        }
+        if admits {
+            self.admit_and_give(plan, i32::MIN, tokens_left);
+        }
+    }
+
+    /// Gives tokens to those who run, the most urgent first, and before them to those who wait and are
+    /// more urgent. Who was submitted too long ago goes first here too.
+    fn share_by_priority(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
+        let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
+        let mut by_turn = std::mem::take(&mut self.by_turn);
+        by_turn.clear();
+        by_turn.extend(self.running.iter().filter(|&&handle| self.can_compute(handle)));
+        by_turn.sort_unstable_by_key(|&handle| {
+            let entry = &self.requests[handle];
+            let is_overdue = entry.submitted_at < overdue;
+            let priority = if is_overdue { i32::MAX } else { entry.priority };
+            (Reverse(priority), handle)
+        });
+        for &handle in &by_turn {
+            if admits && self.requests[handle].submitted_at >= overdue {
+                self.admit_and_give(plan, self.requests[handle].priority, tokens_left);
+            }
+            self.give(handle, tokens_left);
+        }
+        self.by_turn = by_turn;
+    }
+
+    /// Admits those whose priority is above this one while there are tokens, and gives them theirs.
+    fn admit_and_give(&mut self, plan: &mut Plan, above: i32, tokens_left: &mut u32) {
+        if *tokens_left == 0 {
+            return;
+        }
+        let first_new = self.running.len();
+        self.admit(plan, above, *tokens_left);
+        for place in first_new..self.running.len() {
+            self.give(self.running[place], tokens_left);
+        }
+    }
+
+    // ---- by what is left ----
+
+    /// Gives tokens to those with the least left to compute. One who waits is admitted for it only if
+    /// the first in line keeps the memory that it needs.
+    fn share_among_shortest(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        if *tokens_left == 0 || planted(Bug::StarveTheShort) {
+            return;
+        }
+        let mut shortest = std::mem::take(&mut self.shortest);
+        shortest.clear();
+        for place in 0..self.running.len() {
+            let handle = self.running[place];
+            if self.can_compute(handle) {
+                shortest.push(Short { tokens_left: self.ungiven_tokens(handle), handle });
+            }
+        }
+        if !self.free_slots.is_empty() {
+            let window = self.config.queue.window as usize;
+            let running = shortest.len();
+            let waiting = self.queue.arrivals().take(window);
+            shortest.extend(waiting.map(|handle| Short { tokens_left: 0, handle }));
+            for short in &mut shortest[running..] {
+                short.tokens_left = self.uncached_tokens(short.handle);
+            }
+        }
+        shortest.sort_unstable();
+        let first_in_line = self.queue.first(self.config.queue.order);
+        for &Short { handle, .. } in &shortest {
+            if *tokens_left == 0 {
+                break;
+            }
+            if self.requests[handle].queued {
+                let spare = first_in_line.filter(|&first| first != handle);
+                let spare_pages = spare.map_or(0, |first| self.prefill_pages(first));
+                self.admit_past_others(handle, spare_pages, plan);
+            }
+            self.give(handle, tokens_left);
+        }
+        self.shortest = shortest;
+    }
+
+    /// What of a waiting request the cache lacked when somebody looked last: enough to tell short
+    /// prompts from long ones without looking every time.
+    fn uncached_tokens(&mut self, handle: Handle) -> u32 {
+        if let Some(tokens) = self.requests[handle].uncached_tokens {
+            return tokens;
+        }
+        let found =
+            self.cache.lookup(&self.requests[handle].sequence, self.cacheable_pages(handle));
+        self.note_uncached(handle, found.host.depth)
+    }
+
+    pub(crate) fn note_uncached(&mut self, handle: Handle, cached_pages: u32) -> u32 {
+        let entry = &mut self.requests[handle];
+        let tokens = entry.tokens() - cached_pages * self.config.cache.page_size;
+        entry.uncached_tokens = Some(tokens);
+        tokens
+    }
+
+    pub(crate) fn prefill_pages(&self, handle: Handle) -> usize {
+        let end = prefill_end(&self.config, &self.requests[handle]);
+        end.div_ceil(self.config.cache.page_size) as usize
+    }
+
+    // ---- chunks ----
+
+    /// Whether the request has a prompt to compute, and all that it takes.
+    fn can_compute(&self, handle: Handle) -> bool {
+        let entry = &self.requests[handle];
+        match entry.life.state() {
+            State::Prefilling(computing) => computing.load_back.is_none() && !entry.stalled,
+            _ => false,
+        }
+    }
+
+    /// How many tokens of its prompt this step does not compute yet.
+    fn ungiven_tokens(&self, handle: Handle) -> u32 {
+        let entry = &self.requests[handle];
+        entry.prefill_end - entry.computed_tokens - entry.chunk_tokens
+    }
+
+    /// Lets the step compute the next part of a prompt, as much as there are tokens for; parts end with a
+    /// page where they can, so that all of it can be published.
+    fn give(&mut self, handle: Handle, tokens_left: &mut u32) {
+        if *tokens_left == 0 || !self.can_compute(handle) || self.is_given_to_another(handle) {
+            return;
+        }
+        let page_size = self.config.cache.page_size;
+        let entry = &mut self.requests[handle];
+        let start = entry.computed_tokens + entry.chunk_tokens;
+        let mut end = entry.prefill_end.min(start + *tokens_left);
+        if end < entry.prefill_end {
+            let page_end = end - end % page_size;
+            end = match page_end > start {
+                true => page_end,
+                // Less than a page is better than nothing, but not than to end with one.
+                false if entry.chunk_tokens > 0 && start.is_multiple_of(page_size) => start,
+                false => end,
+            };
+        }
+        entry.chunk_tokens += end - start;
+        *tokens_left -= end - start;
+    }
+
+    /// Whether this step computes the request's next page for another already: it is taken over then. If
+    /// another was to compute it and is not there yet, this one does, and the other takes over.
+    fn is_given_to_another(&mut self, handle: Handle) -> bool {
+        let entry = &self.requests[handle];
+        if self.config.queue.share_wait_max_ms == 0 || entry.chunk_tokens > 0 || !entry.takes_hits()
+        {
+            return false;
+        }
+        let next_page = entry.computed_tokens / self.config.cache.page_size;
+        let Some(other) = self.who_brings(handle, next_page) else { return false };
+        if self.requests[other].chunk_tokens > 0 {
+            return next_page < self.cacheable_pages(handle);
+        }
+        if self.can_compute(other) {
+            self.stop_sharing(other);
+            self.announce(handle, next_page);
+        }
+        false
+    }
+
+    /// Writes what was given to the plan, by admission.
+    fn plan_chunks(&mut self, plan: &mut Plan) {
+        for &handle in &self.running {
+            let entry = &mut self.requests[handle];
+            let tokens = std::mem::take(&mut entry.chunk_tokens);
+            let State::Prefilling(computing) = entry.life.state() else { continue };
+            if tokens == 0 {
+                continue;
+            }
+            let start = entry.computed_tokens;
+            plan.prefills.push(Prefill {
+                request: entry.id,
+                slot: computing.slot,
+                start,
+                tokens,
+                produces_token: start + tokens == entry.prefill_end,
+            });
+        }
+    }
+
+    // ---- what others have published ----
+
+    /// Takes over the pages that others have published ahead of a prefill, instead of computing them
+    /// once more.
+    fn take_over(&mut self, handle: Handle) {
+        let entry = &self.requests[handle];
+        let State::Prefilling(computing) = entry.life.state() else { return };
+        let start = computing.path.depth();
+        let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
+        if computing.load_back.is_some() || start >= end || planted(Bug::NeverTakeOver) {
+            return;
+        }
+        let pages = self.cache.held_ahead(&computing.path, entry.sequence.run(start, end));
+        if pages == 0 {
+            return;
+        }
+        // To the tree they are pages that it has already: ours go back to the pool.
+        self.publish_pages(handle, start, start + pages);
+        let page_size = self.config.cache.page_size;
+        let entry = &mut self.requests[handle];
+        let computed_tokens = (start + pages) * page_size;
+        let taken_tokens = computed_tokens - entry.computed_tokens;
+        entry.computed_tokens = computed_tokens;
+        if entry.counts_loaded {
+            entry.hits.device_tokens += taken_tokens;
+            self.stats.device_hit_tokens += u64::from(taken_tokens);
+        }
+        self.start_sharing(handle);
+    }
+}

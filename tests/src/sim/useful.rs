@@ -1,0 +1,642 @@
+//! Usefulness: a world that means well, in which what was to be had must have been taken.
+//!
+//! For every request the world knows which pages of its prompt were to be had when it came, and where: on
+//! device, on host, in L3, or from another that was about to compute them. Nobody can take more than
+//! that, and a scheduler that is any use takes nearly all of it; `Yield::judge` says how much. The
+//! clock goes on a little between every two calls. In some worlds L3 is in trouble for a while, and
+//! nothing is asked of that time; after it, as much as of a world without.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use terrace_scheduler::{
+    AdmissionOrder, BatchConfig, Config, CopyConfig, EvictionKind, L3Config, Outcome, PageKey,
+    PrefetchPolicy, QueueConfig, RateConfig, RequestId, Sequence, StateName,
+};
+
+use super::action::{Action, Opening};
+use super::dice::Dice;
+use super::stage::{Stage, Violation};
+use crate::world::Transfer;
+
+/// Requests before the trouble, if there is some, and after it.
+const REQUESTS: u64 = 48;
+/// All pauses of the scheduler are over after this.
+const RECOVERY_US: u64 = 8_000_000;
+/// So many pages or steps are odd ones.
+const ODDS: u64 = 8;
+/// Texts that prompts begin with.
+const TEXTS: u64 = 10;
+/// The longest prompts, with what is their own and the answer.
+const LONG_PAGES: usize = 28;
+/// Requests that run at once.
+const RUNNING_MAX: u32 = 8;
+/// So long after its request's end a page has been stored in L3.
+const STORED_AFTER_US: u64 = 200_000;
+
+/// Where a page of a prompt was to be had when its request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Device,
+    Host,
+    L3,
+    /// Another request was about to compute it.
+    Another,
+    /// Nowhere, though a request computed it that has ended long since.
+    Nowhere,
+}
+
+impl Place {
+    /// Of the pages that were to be had there, so many percent must have been taken.
+    fn least_percent(self) -> u64 {
+        match self {
+            Self::Device | Self::Host => 97,
+            Self::L3 => 95,
+            Self::Another => 95,
+            // Pages that were lost: they count as had if their loss made no difference.
+            Self::Nowhere => 0,
+        }
+    }
+}
+
+/// What was taken of what was to be had.
+#[derive(Clone, Debug, Default)]
+struct Yield {
+    /// By place: pages that were to be had, and of those the ones that were not computed.
+    places: BTreeMap<Place, (u64, u64)>,
+    /// Pages used so lately that they must be on device, and those that were.
+    recent: (u64, u64),
+    /// The same of conversations whose long answer has just ended, with nobody else about.
+    continued: (u64, u64),
+    /// Short prompts, and the steps that they waited for.
+    short: (u64, u64),
+    /// Time in which somebody waited, and of that the time in which nothing was under way.
+    busy_us: (u64, u64),
+}
+
+impl Yield {
+    fn judge(&self, when: &str) -> Result<(), Violation> {
+        let useless = |what: String| Err(Violation::Useless(format!("{what} {when}")));
+        for (place, &(bound, had)) in &self.places {
+            if falls_short(had, bound, place.least_percent()) {
+                return useless(format!("{had} of {bound} pages taken from {place:?}"));
+            }
+        }
+        let all: u64 = self.places.values().map(|(bound, _)| bound).sum();
+        let (lost, _) = self.places.get(&Place::Nowhere).copied().unwrap_or_default();
+        if falls_short(all - lost, all, 98) {
+            return useless(format!("{lost} of {all} pages lost"));
+        }
+        let (recent, on_device) = self.recent;
+        if falls_short(on_device, recent, 75) {
+            return useless(format!("{on_device} of {recent} recent pages on device"));
+        }
+        let (continued, on_device) = self.continued;
+        if falls_short(on_device, continued, 95) {
+            return useless(format!("{on_device} of {continued} pages of conversations on device"));
+        }
+        let (shorts, steps) = self.short;
+        if steps > shorts * 3 + ODDS {
+            return useless(format!("{shorts} short prompts waited for {steps} steps"));
+        }
+        let (busy_us, idle_us) = self.busy_us;
+        if idle_us * 100 > busy_us * 2 {
+            return useless(format!("nothing under way for {idle_us} of {busy_us} us"));
+        }
+        Ok(())
+    }
+}
+
+/// Whether less was taken than so many percent, some odd ones aside: what is drawn is drawn by chance.
+fn falls_short(taken: u64, bound: u64, least_percent: u64) -> bool {
+    (taken + ODDS) * 100 < bound * least_percent
+}
+
+/// What goes wrong with L3 for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    Fails,
+    Hangs,
+    Slow,
+    Missing,
+}
+
+/// A request whose prompt was to be had in part.
+#[derive(Debug)]
+struct Asked {
+    keys: Vec<PageKey>,
+    /// For each page from the first that was to be had, where.
+    places: Vec<Place>,
+    /// Steps that were done when it came.
+    steps_before: u64,
+    /// Those that were about to compute their prompts then.
+    others: Vec<RequestId>,
+    is_short: bool,
+    priority: i32,
+    counts: bool,
+}
+
+/// Lives in a world that means well, and counts how often a plan was asked for.
+///
+/// # Errors
+/// What was useless, or worse.
+pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
+    let mut dice = Dice::new(seed ^ 0x5EED);
+    let config = draw_config(&mut dice);
+    let trouble = dice.pick(&[
+        Trouble::None,
+        Trouble::Fails,
+        Trouble::Hangs,
+        Trouble::Slow,
+        Trouble::Missing,
+    ]);
+    let mut world = Useful {
+        by_priority: config.cache.eviction == EvictionKind::Priority,
+        device_pages: config.cache.device_pages as usize,
+        page_size: config.cache.page_size,
+        step_tokens: config.batch.step_tokens_max,
+        threshold: config.l3.as_ref().map_or(1, |l3| l3.prefetch_threshold_pages) as usize,
+        stage: Stage::new(config),
+        dice,
+        trouble: Trouble::None,
+        due: Vec::new(),
+        step_due: None,
+        asked: BTreeMap::new(),
+        ended_at: BTreeMap::new(),
+        computed: BTreeMap::new(),
+        uses: BTreeMap::new(),
+        clock: 0,
+        plans: 0,
+        steps: 0,
+        next_own: 0,
+        new_tokens: None,
+        continues: false,
+        measures: true,
+        taken: Yield::default(),
+    };
+    let lived = world.live(trouble);
+    *plans = world.plans;
+    lived
+}
+
+struct Useful {
+    stage: Stage,
+    dice: Dice,
+    by_priority: bool,
+    device_pages: usize,
+    page_size: u32,
+    step_tokens: u32,
+    threshold: usize,
+    trouble: Trouble,
+    /// When each owed outcome comes, in the order of the stage's list.
+    due: Vec<u64>,
+    step_due: Option<u64>,
+    /// Those that have not produced a token yet.
+    asked: BTreeMap<RequestId, Asked>,
+    /// When the requests that have computed a page ended; the latest of them.
+    ended_at: BTreeMap<PageKey, u64>,
+    /// Who has computed a page of its prompt.
+    computed: BTreeMap<PageKey, BTreeSet<RequestId>>,
+    /// When each page was last used, by number, and whether by somebody urgent.
+    uses: BTreeMap<PageKey, (u64, i32)>,
+    clock: u64,
+    plans: u64,
+    steps: u64,
+    next_own: u32,
+    /// How many tokens the next request produces, if it is not left to chance.
+    new_tokens: Option<u32>,
+    /// Whether the next request goes on with a conversation at once.
+    continues: bool,
+    measures: bool,
+    taken: Yield,
+}
+
+impl Useful {
+    fn live(&mut self, trouble: Trouble) -> Result<(), Violation> {
+        self.requests(REQUESTS)?;
+        self.taken.judge("in a world without trouble")?;
+        if trouble == Trouble::None {
+            return Ok(());
+        }
+        (self.trouble, self.measures) = (trouble, false);
+        for _ in 0..4 {
+            self.forget_memory()?;
+            self.requests(REQUESTS / 16)?;
+        }
+        self.trouble = Trouble::None;
+        let now = self.now();
+        self.due.iter_mut().for_each(|due| *due = (*due).min(now));
+        self.run_until_quiet()?;
+        self.perform(Action::Wait(RECOVERY_US))?;
+        // What went wrong is forgotten with the first that go well, and those that are not tried for it.
+        for _ in 0..4 {
+            self.forget_memory()?;
+            self.requests(REQUESTS / 6)?;
+        }
+        self.measures = true;
+        self.taken = Yield::default();
+        self.ended_at.clear();
+        self.requests(REQUESTS)?;
+        self.taken.judge(&format!("after trouble: {trouble:?}"))
+    }
+
+    /// So many requests come, mostly one by one, and all of them end.
+    fn requests(&mut self, requests: u64) -> Result<(), Violation> {
+        let mut left = requests;
+        while left > 0 {
+            let burst = if self.dice.one_in(6) { self.dice.pick(&[2, 4]) } else { 1 };
+            match self.dice.below(8) {
+                // Different long prompts, and short ones behind them.
+                0 => {
+                    for _ in 0..burst {
+                        self.submit(Opening::Text(0), LONG_PAGES as u32 - 4, false)?;
+                    }
+                    self.go_on(2)?;
+                    for _ in 0..2 {
+                        self.submit(Opening::Text(0), 0, true)?;
+                        self.go_on(3)?;
+                    }
+                }
+                1 => self.long_answer()?,
+                2 | 3 => {
+                    let nth = self.dice.below(4) as u32;
+                    self.submit(Opening::Conversation(nth), 0, false)?;
+                }
+                _ => {
+                    let text = self.dice.below(TEXTS) as u32;
+                    for _ in 0..burst {
+                        self.submit(Opening::Text(1 + 1_000 * text), 8 + text, false)?;
+                    }
+                }
+            }
+            left = left.saturating_sub(burst);
+            if self.dice.one_in(3) {
+                self.go_on(3)?;
+            } else {
+                self.run_until_quiet()?;
+            }
+            if self.dice.one_in(12) {
+                self.store_all()?;
+                if self.dice.one_in(2) {
+                    // The cache loses what many wait for, and L3 has it.
+                    for _ in 0..2 * RUNNING_MAX {
+                        self.submit_text()?;
+                    }
+                }
+                self.forget_memory()?;
+            }
+        }
+        self.run_until_quiet()
+    }
+
+    /// A conversation whose answer outlasts many others, and goes on at once.
+    fn long_answer(&mut self) -> Result<(), Violation> {
+        self.new_tokens = Some(24 * self.page_size);
+        self.submit(Opening::Text(0), 8, false)?;
+        self.go_on(12)?;
+        for _ in 0..6 {
+            self.new_tokens = Some(1);
+            self.submit(Opening::Text(0), 16, false)?;
+            self.go_on(12)?;
+        }
+        self.run_until_quiet()?;
+        self.new_tokens = Some(1);
+        self.submit(Opening::Text(0), 10, false)?;
+        self.run_until_quiet()?;
+        self.continues = !self.by_priority;
+        self.submit(Opening::Conversation(1), 0, false)?;
+        self.continues = false;
+        Ok(())
+    }
+
+    /// Everything comes to its end, and what there is has been stored.
+    fn store_all(&mut self) -> Result<(), Violation> {
+        self.run_until_quiet()?;
+        self.perform(Action::Wait(STORED_AFTER_US))?;
+        self.plan()?;
+        self.run_until_quiet()
+    }
+
+    /// Device and host forget what nobody holds.
+    fn forget_memory(&mut self) -> Result<(), Violation> {
+        self.uses.clear();
+        self.perform(Action::Clear)
+    }
+
+    // ---- requests ----
+
+    fn submit_text(&mut self) -> Result<(), Violation> {
+        let text = self.dice.below(TEXTS) as u32;
+        self.submit(Opening::Text(1 + 1_000 * text), 8 + text, false)
+    }
+
+    /// A prompt that begins with so many pages of a text (of its own, if the text is 0) and goes on in a
+    /// way of its own.
+    fn submit(&mut self, opening: Opening, pages: u32, is_short: bool) -> Result<(), Violation> {
+        self.next_own += 1;
+        let own_start = 1_000_000 + 1_000 * self.next_own;
+        let opening = match opening {
+            Opening::Text(0) => Opening::Text(own_start + 500_000_000),
+            other => other,
+        };
+        let short_tokens = (self.step_tokens / 4).clamp(1, self.page_size);
+        let own_tokens = if is_short { short_tokens } else { 1 + self.dice.below(8) as u32 };
+        let priority = i32::from(self.dice.one_in(4));
+        let drawn = 1 + self.dice.below(3 * u64::from(self.page_size)) as u32;
+        let new_tokens = self.new_tokens.take().unwrap_or(drawn);
+        let before = self.stage.live.len();
+        self.perform(Action::Submit {
+            opening,
+            opening_tokens: pages * self.page_size,
+            own_tokens,
+            own_start,
+            new_tokens,
+            priority,
+            namespace: 0,
+            stops_at_once: false,
+        })?;
+        if self.stage.live.len() > before {
+            let id = self.stage.live[before];
+            self.expect_hits(id, is_short, priority);
+        }
+        self.plan()
+    }
+
+    /// Notes what is to be had for a request that has just come.
+    fn expect_hits(&mut self, id: RequestId, is_short: bool, priority: i32) {
+        let scheduler = &self.stage.world.scheduler;
+        let tokens = scheduler.tokens(id).expect("it is live").to_vec();
+        let cached = scheduler.cached(&tokens, "", "");
+        let on_device = cached.device_pages as usize;
+        let in_memory = on_device + cached.host_pages as usize;
+        let keys = self.keys(&tokens);
+        let pages_max = (tokens.len() - 1) / self.page_size as usize;
+        let others: BTreeSet<PageKey> =
+            self.asked.values().flat_map(|asked| asked.keys.iter().copied()).collect();
+        let now = self.now();
+        let place = |page: usize| match keys[page] {
+            _ if page < on_device => Some(Place::Device),
+            _ if page < in_memory => Some(Place::Host),
+            key if self.stage.world.l3.contains_key(&key) => Some(Place::L3),
+            key if others.contains(&key) => Some(Place::Another),
+            key => {
+                let stored = self.ended_at.get(&key).is_some_and(|at| at + STORED_AFTER_US < now);
+                stored.then_some(Place::Nowhere)
+            }
+        };
+        let mut places: Vec<Place> = (0..pages_max).map_while(place).collect();
+        // Fewer are not asked for.
+        let from_l3 = places.iter().filter(|&&place| place == Place::L3).count();
+        if from_l3 < self.threshold
+            && let Some(first) = places.iter().position(|&place| place == Place::L3)
+        {
+            places.truncate(first);
+        }
+        if self.measures {
+            for page in 0..pages_max {
+                if self.is_recent(keys[page]) {
+                    let counted = match self.continues {
+                        true => &mut self.taken.continued,
+                        false => &mut self.taken.recent,
+                    };
+                    counted.0 += 1;
+                    counted.1 += u64::from(page < on_device);
+                }
+            }
+        }
+        // Who has neither slot nor memory waits for those, and not for long prompts.
+        let stats = self.stage.world.scheduler.stats();
+        let room_for_all =
+            stats.waiting as usize * LONG_PAGES < stats.cache.device.available_pages();
+        let is_short = is_short && room_for_all && stats.waiting + stats.running < RUNNING_MAX;
+        let (steps_before, counts) = (self.steps, self.measures);
+        let others = self.asked.keys().copied().collect();
+        let asked = Asked { keys, places, steps_before, others, is_short, priority, counts };
+        self.asked.insert(id, asked);
+    }
+
+    fn keys(&self, tokens: &[u32]) -> Vec<PageKey> {
+        let namespace = self.stage.world.scheduler.namespace_of("", "");
+        Sequence::new(namespace, self.page_size, tokens.to_vec()).keys().iter().collect()
+    }
+
+    /// Whether a page was used so lately that a device of a quarter of the size would still hold it. Under
+    /// eviction by priority only what is urgent has a claim, but against what is not however late.
+    fn is_recent(&self, key: PageKey) -> bool {
+        let Some(&(used, by)) = self.uses.get(&key) else { return false };
+        if self.by_priority && by == 0 {
+            return false;
+        }
+        let recent = self.device_pages / if self.by_priority { 3 } else { 4 };
+        let counts = |&&(at, by): &&(u64, i32)| at > used && (!self.by_priority || by > 0);
+        self.uses.values().filter(counts).count() < recent
+    }
+
+    fn note_use(&mut self, keys: &[PageKey], priority: i32) {
+        self.clock += 1;
+        for &key in keys {
+            let (at, by) = self.uses.entry(key).or_insert((0, 0));
+            (*at, *by) = (self.clock, priority.max(*by));
+        }
+    }
+
+    /// Counts what those have been spared who have their first token, and notes the uses of the ended.
+    fn count_hits(&mut self) {
+        let scheduler = &self.stage.world.scheduler;
+        let mut used = Vec::new();
+        for &id in &self.stage.live {
+            let state = scheduler.state(id);
+            if !matches!(state, Some(StateName::Decoding | StateName::Draining)) {
+                continue;
+            }
+            if let Some(asked) = self.asked.remove(&id) {
+                for (key, place) in asked.keys.iter().zip(&asked.places).filter(|_| asked.counts) {
+                    let computed = self.computed.get(key);
+                    let by = |id: &RequestId| computed.is_some_and(|by| by.contains(id));
+                    let had = match place {
+                        // Whichever of them was the first computes it, once.
+                        Place::Another => !by(&id) || !asked.others.iter().any(by),
+                        Place::Device | Place::Host | Place::L3 | Place::Nowhere => !by(&id),
+                    };
+                    let counted = self.taken.places.entry(*place).or_default();
+                    counted.0 += 1;
+                    counted.1 += u64::from(had);
+                }
+                if asked.counts && asked.is_short {
+                    self.taken.short.0 += 1;
+                    self.taken.short.1 += self.steps - asked.steps_before;
+                }
+                used.push((asked.keys, asked.priority));
+            }
+            if state == Some(StateName::Draining) {
+                let tokens = scheduler.tokens(id).expect("it is live").to_vec();
+                let keys = self.keys(&tokens[..tokens.len() - 1]);
+                let now = self.now();
+                self.ended_at.extend(keys.iter().map(|&key| (key, now)));
+                used.push((keys, 0));
+            }
+        }
+        for (keys, priority) in used {
+            self.note_use(&keys, priority);
+        }
+    }
+
+    // ---- time ----
+
+    fn now(&self) -> u64 {
+        self.stage.world.now.0
+    }
+
+    /// Does something, a moment later.
+    fn perform(&mut self, action: Action) -> Result<(), Violation> {
+        self.stage.world.now.0 += 1 + self.dice.below(20);
+        self.stage.perform(&action)
+    }
+
+    /// A few things happen.
+    fn go_on(&mut self, things: u64) -> Result<(), Violation> {
+        for _ in 0..things {
+            if !self.next_thing()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_until_quiet(&mut self) -> Result<(), Violation> {
+        for _ in 0..20_000 {
+            if !self.next_thing()? {
+                return Ok(());
+            }
+        }
+        Err(Violation::Unending(format!("{:?} in a world that means well", self.stage.live)))
+    }
+
+    /// Lets the next thing happen and the engine plan; tells whether there was one.
+    fn next_thing(&mut self) -> Result<bool, Violation> {
+        let next_report = self.due.iter().copied().min();
+        let deadline = self.stage.world.scheduler.deadline().map(|time| time.0);
+        let Some(next) = [next_report, self.step_due, deadline].into_iter().flatten().min() else {
+            return Ok(false);
+        };
+        let passes = next.saturating_sub(self.now());
+        let stats = self.stage.world.scheduler.stats();
+        if self.measures && stats.waiting + stats.running > 0 {
+            let idle = next_report.is_none() && self.step_due.is_none();
+            self.taken.busy_us.0 += passes;
+            self.taken.busy_us.1 += if idle { passes } else { 0 };
+        }
+        self.stage.world.now.0 += passes;
+        if next_report == Some(next) {
+            self.report()?;
+        } else if self.step_due == Some(next) {
+            self.step_due = None;
+            self.steps += 1;
+            self.perform(Action::Compute(1))?;
+            self.count_hits();
+        }
+        self.plan()?;
+        Ok(true)
+    }
+
+    fn plan(&mut self) -> Result<(), Violation> {
+        self.plans += 1;
+        self.perform(Action::Plan)?;
+        if self.stage.world.in_step() && self.step_due.is_none() {
+            let prefills = &self.stage.world.last_plan().prefills;
+            let tokens: u64 = prefills.iter().map(|prefill| u64::from(prefill.tokens)).sum();
+            for prefill in prefills {
+                let Some(asked) = self.asked.get(&prefill.request) else { continue };
+                let end = (prefill.start + prefill.tokens).div_ceil(self.page_size) as usize;
+                let pages = (prefill.start / self.page_size) as usize..end.min(asked.keys.len());
+                for &key in &asked.keys[pages] {
+                    self.computed.entry(key).or_default().insert(prefill.request);
+                }
+            }
+            self.step_due = Some(self.now() + 300 + self.dice.below(300) + tokens * 1_000);
+        }
+        let device = self.stage.world.scheduler.stats().cache.device;
+        if device.available_pages() * 3 < device.total_pages {
+            // Those who run need most of it: others have no claim to stay.
+            self.uses.clear();
+        }
+        let slowness = match self.trouble {
+            Trouble::None | Trouble::Fails | Trouble::Missing => 1,
+            Trouble::Hangs => 10_000,
+            Trouble::Slow => 300,
+        };
+        while self.due.len() < self.stage.owed.len() {
+            let (op, _) = self.stage.owed[self.due.len()];
+            let takes = match self.stage.world.transfers.get(&op) {
+                Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) | None => {
+                    50 + self.dice.below(200)
+                }
+                Some(Transfer::Probe(_)) => (200 + self.dice.below(500)) * slowness,
+                Some(Transfer::Prefetch(keys, _) | Transfer::Backup(keys, _)) => {
+                    let pages = keys.len() as u64;
+                    (300 + 20 * pages + self.dice.below(500)) * slowness
+                }
+            };
+            self.due.push(self.now() + takes);
+        }
+        Ok(())
+    }
+
+    fn report(&mut self) -> Result<(), Violation> {
+        let place = (0..self.due.len()).min_by_key(|&place| self.due[place]).expect("one is owed");
+        self.due.remove(place);
+        let (op, _) = self.stage.owed[place];
+        let is_l3 = !matches!(
+            self.stage.world.transfers.get(&op),
+            Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) | None
+        );
+        let outcome = match self.trouble {
+            Trouble::Fails if is_l3 => Outcome::Failed,
+            Trouble::Missing if is_l3 => Outcome::Missing,
+            Trouble::None | Trouble::Fails | Trouble::Hangs | Trouble::Slow | Trouble::Missing => {
+                Outcome::Done
+            }
+        };
+        self.perform(Action::Report(place as u32, outcome))
+    }
+}
+
+fn draw_config(dice: &mut Dice) -> Config {
+    let page_size = dice.pick(&[2, 4, 8]);
+    Config::builder()
+        .page_size(page_size)
+        .device_pages(dice.pick(&[120, 150]))
+        .host_pages(dice.pick(&[200, 300]))
+        .ranks(dice.pick(&[1, 1, 2]))
+        .eviction(dice.pick(&[EvictionKind::Lru, EvictionKind::Lru, EvictionKind::Priority]))
+        .batch(BatchConfig {
+            running_max: RUNNING_MAX,
+            step_tokens_max: (4 * page_size).max(8),
+            mixed: !dice.one_in(4),
+            ..BatchConfig::default()
+        })
+        .queue(QueueConfig {
+            order: dice.pick(&[AdmissionOrder::Arrival, AdmissionOrder::Priority]),
+            // Some wait for each other, some take over what others have published.
+            share_wait_max_ms: dice.pick(&[60_000, 5]),
+            ..QueueConfig::default()
+        })
+        .copies(CopyConfig::default())
+        .l3(L3Config {
+            prefetch_threshold_pages: dice.pick(&[1, 4]),
+            prefetch: dice.pick(&[
+                PrefetchPolicy::BestEffort,
+                PrefetchPolicy::Wait { max_ms: 1_000 },
+                PrefetchPolicy::Deadline { base_ms: 100, per_page_us: 500 },
+            ]),
+            probe_timeout_ms: 50,
+            negative_ttl_ms: 1_000,
+            backoff_base_ms: 10,
+            backoff_max_ms: 1_000,
+            ..L3Config::default()
+        })
+        // Computing a token takes a millisecond: everything that can be loaded is worth it.
+        .rates(RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() })
+        .build()
+        .expect("what is drawn is legal")
+}

@@ -27,6 +27,11 @@ fn killed_processes_leave_nothing_wrong_and_nothing_behind() {
 }
 
 #[test]
+fn killed_processes_leave_nothing_on_nodes() {
+    soak(&Ground::nodes(2), Pace { life_ms_max: 450, patience: Duration::from_secs(5) });
+}
+
+#[test]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 fn killed_processes_leave_nothing_in_a_cluster() {
     soak(&Ground::mooncake(), Pace { life_ms_max: 2_500, patience: Duration::from_secs(60) });

@@ -149,6 +149,12 @@ impl Farm {
     /// The node does nothing any more, and its connections stay.
     pub(crate) fn freeze(&self, node: usize) {
         self.signal(node, "-STOP");
+        // The first of its threads to run has to stop the others.
+        let until = Instant::now() + PATIENCE;
+        while !is_stopped(self.process_id(node)) {
+            assert!(Instant::now() < until, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The node goes on.
@@ -231,6 +237,16 @@ impl Drop for Farm {
             }
         }
     }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(process: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    threads.into_iter().all(|thread| {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status"));
+        // One that has ended since runs no more either.
+        status.map_or(true, |status| status.contains("State:\tT"))
+    })
 }
 
 /// The resident memory of a process.

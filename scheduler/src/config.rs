@@ -91,7 +91,7 @@ impl Default for BatchConfig {
             running_max: 256,
             step_tokens_max: 8192,
             mixed: true,
-            shortest_first_percent: 25,
+            shortest_first_percent: 75,
             prefill_streak_max: 8,
             decode_tokens: 1,
             repeats_max: 0,

@@ -208,7 +208,7 @@ impl Scheduler {
         match &self.reading {
             Some(_) if pages >= threshold => {
                 self.requests[handle].found = Some(Found { start_page, pages });
-                self.await_prefetch(handle, pages);
+                self.stand_in_line(handle, pages);
             }
             Some(_) | None => self.go_on_without(handle),
         }
@@ -252,7 +252,7 @@ impl Scheduler {
     }
 
     /// The next plan begins the prefetch of so many pages, or lets the request stand in line for it.
-    fn await_prefetch(&mut self, handle: Handle, pages: u32) {
+    fn stand_in_line(&mut self, handle: Handle, pages: u32) {
         let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
         reading.to_prefetch.push_back(handle);
         let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;

@@ -613,6 +613,8 @@ fn draw_config(dice: &mut Dice) -> Config {
             running_max: RUNNING_MAX,
             step_tokens_max: (4 * page_size).max(8),
             mixed: !dice.one_in(4),
+            // Short prompts have as many tokens: see `submit`.
+            shortest_first_percent: 25,
             ..BatchConfig::default()
         })
         .queue(QueueConfig {

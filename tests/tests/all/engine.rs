@@ -444,8 +444,14 @@ async fn a_model_that_cannot_compute_fails_the_request() {
 /// fail at random. Whatever is answered is right, and in the end nothing is left behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_fails_no_answer_is_wrong() {
+    // How much is fetched in time is up to the machine: it goes on until all of it was seen.
+    let enough =
+        |seen: [u64; 4]| seen.into_iter().zip([50, 20, 1000, 1000]).all(|(it, least)| it > least);
     let mut seen = [0; 4];
-    for seed in 0..6 {
+    for seed in 0..36 {
+        if seed >= 6 && enough(seen) {
+            break;
+        }
         let chance = Chance::new(seed);
         let mut config = config();
         // The world lasts some tens of milliseconds, and failures are forgotten as fast.
@@ -487,9 +493,7 @@ async fn whatever_fails_no_answer_is_wrong() {
         let drained = engine.shutdown(PATIENCE).await;
         assert_eq!((drained.aborted, drained.abandoned_transfers), (0, 0), "seed {seed}");
     }
-    let [failed_steps, failed_loads, from_host, from_l3] = seen;
-    assert!(failed_steps > 50 && failed_loads > 20, "too little failed: {seen:?}");
-    assert!(from_host > 1000 && from_l3 > 1000, "too little was cached: {seen:?}");
+    assert!(enough(seen), "too little has failed or was cached: {seen:?}");
 }
 
 /// Asks about one of a few documents; sometimes hangs up. Whether there was an answer.

@@ -249,6 +249,23 @@ async fn f38_ten_promotions_are_waited_for_once() {
     drop(tickets);
 }
 
+/// Whichever way their promotion and the read of the others overlap.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_is_on_its_way_to_memory_is_not_read_from_disk() {
+    let config =
+        PromotionConfig { get_wait_ms: 60_000, remember_ms: 0, ..PromotionConfig::default() };
+    let bench = Bench::new(64, config);
+    let ids = ids(0..50);
+    bench.put_on_disk(&ids).await;
+    for _ in 0..100 {
+        bench.prefetch(&ids).await;
+        let served = bench.get_all(&ids).await;
+        assert!(served.iter().all(Result::is_ok), "{served:?}");
+        assert_eq!(bench.stats().gets_from_disk, 0);
+        bench.memory().remove(&ids, Removal::Forced).await;
+    }
+}
+
 #[tokio::test]
 async fn f38_a_wait_ends_with_the_last_promotion() {
     let bench =

@@ -54,14 +54,16 @@ impl Shared {
     ) -> Results<R::Answer> {
         let objects = jobs.len();
         let mut answered = Vec::with_capacity(objects);
+        // Before memory: what is promoted while memory is read would else be found in neither.
+        let active = self.board.active(jobs.iter().map(R::id));
         let jobs = jobs.into_iter().enumerate().collect();
         let left = reading.read_memory(jobs, false, &mut answered).await;
-        let active = self.board.active(left.iter().map(|(_, job)| R::id(job)));
         let wait = options.promotion_wait;
         let wait = wait.unwrap_or(Duration::from_millis(self.config.promotion.get_wait_ms));
         let (mut promoted, mut rest) = (Vec::new(), Vec::new());
-        for (job, active) in left.into_iter().zip(active) {
-            if active && !wait.is_zero() { promoted.push(job) } else { rest.push(job) }
+        for (number, job) in left {
+            let on_its_way = active[number] && !wait.is_zero();
+            if on_its_way { promoted.push((number, job)) } else { rest.push((number, job)) }
         }
         let alone = rest.is_empty();
         let from_disk = async {

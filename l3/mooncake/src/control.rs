@@ -175,10 +175,10 @@ impl Shared {
             .try_for_each(|departure| self.expel(client, departure).and_then(was_there))
     }
 
-    /// Takes an object that is leaving out of the cluster, when its readers are done. Answers whether
+    /// Takes an object that is leaving out of the cluster, when nobody is at it any more. Answers whether
     /// the cluster had it: another client may have removed it.
     pub(super) fn expel(&self, client: &Client, departure: Departure) -> Result<bool, StoreError> {
-        self.ledger.wait_for_readers(departure.slot);
+        self.ledger.wait_for_users(&departure);
         let code = client.remove(&self.key(&departure.id), true, departure.may_be_apart);
         match removed(self.outcome(Call::Remove, code.into())) {
             done @ (Ok(()) | Err(StoreError::Missing)) => {

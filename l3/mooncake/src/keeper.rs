@@ -98,7 +98,7 @@ impl Shared {
 
     /// Takes the cluster's own pin off an object, which is: puts it again without.
     fn soften(&self, worker: &mut Worker, client: &Client, id: &ObjectId) {
-        let Some((slot, length)) = self.ledger.lock().catalogue.begin_read(id) else { return };
+        let Some(length) = self.ledger.lock().begin_softening(id) else { return };
         let keys = [self.key(id)];
         let read = worker.read(client, &keys[0], HEADER_BYTES + length as usize);
         let copy = read.ok().and_then(|(_, copy)| copy).filter(|copy| is_whole(copy, id));
@@ -113,9 +113,9 @@ impl Shared {
             code
         });
         let mut state = self.ledger.lock();
-        state.catalogue.end_read(slot);
-        match put {
-            Some(0) => {
+        let slot = state.end_softening(id);
+        match (put, slot) {
+            (Some(0), Some(_)) => {
                 state.stiff.remove(id);
                 state.may_be_apart.remove(id);
                 // It may have been pinned again meanwhile, and the cluster does not know.
@@ -123,9 +123,9 @@ impl Shared {
                     state.hold(*id);
                 }
             }
-            Some(_) => state.forget(id, slot),
-            // It cannot be read or taken out right now: another time.
-            None => {}
+            (Some(_), Some(slot)) => state.forget(id, slot),
+            // It is leaving, or cannot be read or taken out right now: another time.
+            (Some(_) | None, None) | (None, Some(_)) => {}
         }
         drop(state);
         self.ledger.notify();

@@ -34,6 +34,16 @@ pub(crate) struct State {
     /// Objects whose payload is apart from its header, or may be, since another client has put them. All
     /// others in the catalogue are in one piece.
     pub(crate) may_be_apart: BTreeSet<ObjectId>,
+    /// The object that is out of the cluster for a moment, to be put again without the cluster's own pin.
+    /// That is no use of it, so it may be evicted meanwhile.
+    softening: Option<Softening>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Softening {
+    id: ObjectId,
+    /// What the catalogue has of this name, if anything, is another object by now.
+    was_forgotten: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +73,7 @@ impl Ledger {
             stiff: BTreeMap::new(),
             held: BTreeSet::new(),
             may_be_apart: BTreeSet::new(),
+            softening: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new(), born: Instant::now() }
     }
@@ -108,11 +119,11 @@ impl Ledger {
         self.notify();
     }
 
-    /// Waits until nobody reads an object that is leaving. Readers are in the middle of a call, so
-    /// they end.
-    pub(crate) fn wait_for_readers(&self, slot: Slot) {
+    /// Waits until nobody is at an object that is leaving. Whoever is, is in the middle of a call, which
+    /// ends.
+    pub(crate) fn wait_for_users(&self, departure: &Departure) {
         let mut state = self.lock();
-        while state.catalogue.has_readers(slot) {
+        while state.catalogue.has_readers(departure.slot) || state.is_softening(&departure.id) {
             self.changed.wait(&mut state);
         }
     }
@@ -161,6 +172,9 @@ impl State {
     pub(crate) fn forget(&mut self, id: &ObjectId, slot: Slot) {
         self.seen.remove(id);
         if self.catalogue.find(id) == Some(slot) {
+            if let Some(softening) = self.softening.as_mut().filter(|it| it.id == *id) {
+                softening.was_forgotten = true;
+            }
             self.drop_marks(id);
             self.catalogue.doom(slot);
             self.catalogue.release_doomed();
@@ -182,6 +196,23 @@ impl State {
             Some(since) => *since = None,
             None => drop(self.held.insert(id)),
         }
+    }
+
+    fn is_softening(&self, id: &ObjectId) -> bool {
+        self.softening.is_some_and(|softening| softening.id == *id)
+    }
+
+    /// Begins to soften an object, and says how long its payload is.
+    pub(crate) fn begin_softening(&mut self, id: &ObjectId) -> Option<u32> {
+        let slot = self.catalogue.find(id)?;
+        self.softening = Some(Softening { id: *id, was_forgotten: false });
+        Some(self.catalogue.length(slot))
+    }
+
+    /// Answers where the object is, unless it has left or was forgotten meanwhile.
+    pub(crate) fn end_softening(&mut self, id: &ObjectId) -> Option<Slot> {
+        let softening = self.softening.take().filter(|softening| !softening.was_forgotten);
+        softening.and_then(|_| self.catalogue.find(id))
     }
 
     fn drop_marks(&mut self, id: &ObjectId) {

@@ -260,3 +260,30 @@ async fn what_another_has_put_meanwhile_is_not_taken_for_our_own() {
         [&one, &two].map(|bench| bench.store.stats().remote.unwrap().objects).iter().sum();
     assert_eq!((own, one.script.objects()), (1, 1));
 }
+
+/// Taking off the cluster's own pin of what nobody wants any more is no use of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_softened_is_evicted_like_any_other() {
+    let bench = Bench::with_headroom("softened", 60_000);
+    let hard = Pin::Hard(Owner::named("tests"));
+    let pinned = PutOptions { pin: Some(hard), durable: false };
+    assert_eq!(bench.put(0, pinned).await, Ok(Stored::New));
+    bench.script.close_gate();
+    bench.store.unpin(&[id(0)], hard).await.remove(0).unwrap();
+    bench.script.wait_for_call();
+    let shared = bench.store.shared.clone();
+    let departures = {
+        let mut state = shared.ledger.lock();
+        assert!(state.catalogue.evict(u64::MAX - 1), "nothing goes");
+        state.take_departures()
+    };
+    let [departure] = departures[..] else { panic!("{departures:?}") };
+    let client = shared.connection.client().unwrap();
+    let expelled = tokio::task::spawn_blocking(move || shared.expel(&client, departure));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!expelled.is_finished(), "the other may put it again");
+    bench.script.open_gate();
+    assert_eq!(expelled.await.unwrap(), Ok(true));
+    assert_eq!(bench.script.objects(), 0);
+    assert_eq!(bench.store.stats().remote.unwrap().objects, 0);
+}

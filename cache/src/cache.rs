@@ -304,7 +304,7 @@ impl Cache {
     }
 
     /// Pins a path that is pinned already once more, for another owner.
-    pub fn pin_host_again(&mut self, pin: &HostPin) -> HostPin {
+    pub fn pin_again<T: Tier>(&mut self, pin: &Pin<T>) -> Pin<T> {
         let namespace = self.tree.node(pin.node).namespace;
         self.tree.pin(namespace, Cursor { node: pin.node, depth: pin.depth })
     }
@@ -365,6 +365,24 @@ impl Cache {
     pub fn take_host_pages(&mut self, count: usize) -> Option<HostPages> {
         let mut pages = Pages::none();
         self.host.take(count, &mut pages).then_some(pages)
+    }
+
+    /// Device pages that come back from now on are not handed out before they have
+    /// [cooled](Self::cooled) so far: until then a step may write to them. What is evicted is not written
+    /// to. The numbers only go up.
+    pub fn cool_device_pages_until(&mut self, step: Option<u64>) {
+        self.device.cool_until(step);
+    }
+
+    /// This step and those before it do not write any more.
+    pub fn cooled(&mut self, step: u64) {
+        self.device.cooled(step);
+    }
+
+    /// Device pages that cool.
+    #[must_use]
+    pub fn cooling_pages(&self) -> usize {
+        self.device.cooling()
     }
 
     /// Returns device pages to the pool.

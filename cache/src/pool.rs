@@ -1,16 +1,27 @@
 //! The free pages of one tier.
 
+use std::collections::VecDeque;
+
 use crate::tier::{Page, Pages};
 
 /// Hands out the pages of one arena and takes them back, last returned first.
 pub(crate) struct Pool<T> {
     free: Vec<Page<T>>,
     total: usize,
+    /// What has come back while somebody may still write to it, and until when that is so.
+    cooling: VecDeque<(u64, Page<T>)>,
+    /// Until when that is so of what comes back now.
+    cool_until: Option<u64>,
 }
 
 impl<T> Pool<T> {
     pub(crate) fn new(total: u32) -> Self {
-        Self { free: (0..total).rev().map(Page::new).collect(), total: total as usize }
+        Self {
+            free: (0..total).rev().map(Page::new).collect(),
+            total: total as usize,
+            cooling: VecDeque::new(),
+            cool_until: None,
+        }
     }
 
     /// Moves `count` pages to the end of `into`, or none if there are fewer.
@@ -20,13 +31,39 @@ impl<T> Pool<T> {
         true
     }
 
+    /// Takes back pages that may have to cool.
     pub(crate) fn give(&mut self, pages: Pages<T>) {
-        self.give_all(pages.into_vec().into_iter());
+        self.cool(pages.into_vec().into_iter());
     }
 
+    /// As [`give`](Self::give).
+    pub(crate) fn cool(&mut self, pages: impl DoubleEndedIterator<Item = Page<T>>) {
+        match self.cool_until {
+            None => self.give_all(pages),
+            Some(until) => self.cooling.extend(pages.rev().map(|page| (until, page))),
+        }
+    }
+
+    /// Takes back pages that nobody writes to.
     pub(crate) fn give_all(&mut self, pages: impl DoubleEndedIterator<Item = Page<T>>) {
         self.free.extend(pages.rev());
         assert!(self.free.len() <= self.total, "more pages came back than were given out");
+    }
+
+    /// What comes back from now on cools until then, which is never earlier than before.
+    pub(crate) fn cool_until(&mut self, until: Option<u64>) {
+        self.cool_until = until;
+    }
+
+    /// What was to cool until then is free.
+    pub(crate) fn cooled(&mut self, until: u64) {
+        while let Some((_, page)) = self.cooling.pop_front_if(|(last, _)| *last <= until) {
+            self.free.push(page);
+        }
+    }
+
+    pub(crate) fn cooling(&self) -> usize {
+        self.cooling.len()
     }
 
     pub(crate) fn free(&self) -> usize {
@@ -37,8 +74,9 @@ impl<T> Pool<T> {
         self.total
     }
 
+    /// All that nobody owns.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Page<T>> {
-        self.free.iter()
+        self.free.iter().chain(self.cooling.iter().map(|(_, page)| page))
     }
 }
 
@@ -58,6 +96,28 @@ mod tests {
         assert_eq!(pool.free(), 0);
         pool.give(pages);
         assert_eq!(pool.free(), 3);
+    }
+
+    #[test]
+    fn pages_cool_until_nobody_writes_to_them() {
+        let mut pool = Pool::<Device>::new(3);
+        let mut take = |pool: &mut Pool<Device>| {
+            let mut page = Pages::none();
+            assert!(pool.take(1, &mut page));
+            page
+        };
+        let (one, two, three) = (take(&mut pool), take(&mut pool), take(&mut pool));
+        for (until, page) in [(Some(7), one), (Some(8), two), (None, three)] {
+            pool.cool_until(until);
+            pool.give(page);
+        }
+        assert_eq!((pool.free(), pool.cooling(), pool.iter().count()), (1, 2, 3));
+        pool.cooled(6);
+        assert_eq!((pool.free(), pool.cooling()), (1, 2));
+        pool.cooled(7);
+        assert_eq!((pool.free(), pool.cooling()), (2, 1));
+        pool.cooled(9);
+        assert_eq!((pool.free(), pool.cooling()), (3, 0));
     }
 
     #[test]

@@ -376,7 +376,7 @@ impl Scheduler {
             self.go_on_without(handle);
             return;
         }
-        let path = self.cache.pin_host_again(&anchor);
+        let path = self.cache.pin_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
         let first_key = plan.l3_keys.len() as u32;

@@ -58,7 +58,8 @@ impl Tree {
             self.make_way(child, pool);
             if self.nodes[child as usize].held_by::<T>() {
                 first_duplicate = first_duplicate.or(Some(rest.start_page));
-                pool.give_all(pages.as_vec_mut().drain(..common));
+                // Whoever computed them may still read them.
+                pool.cool(pages.as_vec_mut().drain(..common));
             } else {
                 self.attach::<T>(child, pages.as_vec_mut().drain(..common));
             }

@@ -179,7 +179,7 @@ impl World {
             Op::Finish { request } => self.finish(request),
             Op::PinHostAlong { request } => self.pin_host_along(request),
             Op::PinDeviceAlong { anchor } => self.pin_device_along(anchor),
-            Op::PinHostAgain { anchor } => self.pin_host_again(anchor),
+            Op::PinHostAgain { anchor } => self.pin_again(anchor),
             Op::WriteBack { sequence, at_end, pages_max } => {
                 self.write_back(sequence, at_end, pages_max);
             }
@@ -313,10 +313,10 @@ impl World {
         self.requests.push(Request { sequence, pin: along, computed: DevicePages::none() });
     }
 
-    fn pin_host_again(&mut self, anchor: usize) {
+    fn pin_again(&mut self, anchor: usize) {
         let Some(anchor) = self.anchor(anchor) else { return };
         let Anchor { sequence, ref pin, doubted } = self.anchors[anchor];
-        let pin = self.cache.pin_host_again(pin);
+        let pin = self.cache.pin_again(pin);
         self.anchors.push(Anchor { sequence, pin, doubted });
     }
 

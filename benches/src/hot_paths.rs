@@ -202,7 +202,7 @@ impl Decodes {
     fn next_step(&mut self) {
         let Bench { scheduler, plan, now, .. } = &mut self.bench;
         let step = plan.step.expect("a step is in flight");
-        let event = Event::StepDone { step, results: &self.results };
+        let event = Event::StepDone { step, results: &self.results, failed: &[] };
         scheduler.advance(*now, event).expect("the results fit the step");
         scheduler.plan_into(*now, plan);
     }

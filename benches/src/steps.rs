@@ -218,7 +218,7 @@ impl Bench {
 
     pub(crate) fn advance(&mut self, results: &[StepResult<'_>]) -> Duration {
         let Some(step) = self.plan.step else { return Duration::ZERO };
-        let event = Event::StepDone { step, results };
+        let event = Event::StepDone { step, results, failed: &[] };
         let Self { scheduler, now, .. } = self;
         time(|| scheduler.advance(*now, event).expect("the results fit the step"))
     }

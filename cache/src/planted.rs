@@ -58,11 +58,17 @@ pub enum Bug {
     CallOffBestEffort,
     EvictLatestFirst,
     FetchFewPages,
+    /// Device pages are handed out again though a step in flight may still write to them.
+    ReuseBeforeLaterStep,
+    /// What a step computed behind a failed one is believed.
+    BelieveStepBehindFailed,
+    /// A decode is told to start from another row's token.
+    InputOfAnotherRow,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 49] = [
+    pub const ALL: [Bug; 52] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -112,6 +118,9 @@ impl Bug {
         Self::CallOffBestEffort,
         Self::EvictLatestFirst,
         Self::FetchFewPages,
+        Self::ReuseBeforeLaterStep,
+        Self::BelieveStepBehindFailed,
+        Self::InputOfAnotherRow,
     ];
 }
 

@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn pages_cool_until_nobody_writes_to_them() {
         let mut pool = Pool::<Device>::new(3);
-        let mut take = |pool: &mut Pool<Device>| {
+        let take = |pool: &mut Pool<Device>| {
             let mut page = Pages::none();
             assert!(pool.take(1, &mut page));
             page

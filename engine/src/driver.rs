@@ -285,7 +285,7 @@ impl<D: Device> Driver<D> {
             let Some(live) = self.live.get_mut(&wanted.request) else { continue };
             live.start(self.scheduler.hits(wanted.request).unwrap_or_default());
         }
-        let event = Event::StepDone { step: job.step, results: &results };
+        let event = Event::StepDone { step: job.step, results: &results, failed: &[] };
         self.scheduler.advance(now, event).expect("every request that was to produce has a token");
         drop(results);
         for wanted in &mut job.wanted {
@@ -359,7 +359,7 @@ impl<D: Device> Driver<D> {
         for &Prefill { request, slot, start, tokens, produces_token } in &plan.prefills {
             self.add_span(&mut job, request, slot, start..start + tokens, produces_token);
         }
-        for &Decode { request, slot, start, tokens } in &plan.decodes {
+        for &Decode { request, slot, start, tokens, .. } in &plan.decodes {
             self.add_span(&mut job, request, slot, start..start + tokens, true);
         }
         std::mem::swap(&mut job.plan, plan);

@@ -120,7 +120,7 @@ impl Worker {
     pub(crate) fn step_ended(&mut self, now_us: u64) {
         let step = self.step.take().expect("a step was running");
         self.step_ended_us = now_us;
-        let event = Event::StepDone { step, results: &self.results };
+        let event = Event::StepDone { step, results: &self.results, failed: &[] };
         self.scheduler.advance(Time(now_us), event).expect("the results are those of the plan");
     }
 

@@ -69,7 +69,7 @@ impl Engine {
             let results: Vec<StepResult<'_>> = producers
                 .map(|request| StepResult { request, tokens: &tokens, finished: false })
                 .collect();
-            report(scheduler, now, Event::StepDone { step, results: &results });
+            report(scheduler, now, Event::StepDone { step, results: &results, failed: &[] });
         }
     }
 

@@ -21,6 +21,7 @@ impl Scheduler {
         for (_, operation) in self.operations.iter() {
             operation.work.claim(&mut claims);
         }
+        self.steps.claim(&mut claims);
         for backup in &self.backups {
             claims.host_pin(&backup.path);
         }
@@ -81,8 +82,8 @@ impl Scheduler {
             }
             if entry.life.state().computing().is_some() {
                 let pages = entry.device_pages() * self.config.cache.page_size;
-                ensure(entry.computed_tokens <= pages, || {
-                    format!("{} computed more tokens than it has pages for", entry.id)
+                ensure(entry.planned_tokens() <= pages, || {
+                    format!("{} computes more tokens than it has pages for", entry.id)
                 })?;
             }
         }

@@ -79,6 +79,9 @@ pub struct BatchConfig {
     ///
     /// [`Plan::repeats_max`]: crate::Plan::repeats_max
     pub repeats_max: u32,
+    /// How many steps may be in flight: with 2 the next one is planned, and can be launched, while one runs,
+    /// so that the device does not wait for plans. Without speculative decoding and repetitions only.
+    pub steps_in_flight_max: u32,
     /// Device pages held back for each running request when another is admitted.
     pub decode_reserve_pages: u32,
     /// A request that was part of so many failed steps in a row fails.
@@ -95,6 +98,7 @@ impl Default for BatchConfig {
             prefill_streak_max: 8,
             decode_tokens: 1,
             repeats_max: 0,
+            steps_in_flight_max: 1,
             decode_reserve_pages: 1,
             step_failures_max: 3,
         }
@@ -344,6 +348,7 @@ impl Config {
                 "use 0 with batch.decode_tokens above 1: how far a draft gets is known only at its end",
             ));
         }
+        self.check_steps_in_flight()?;
         let threshold = self.copies.load_back_threshold_pages;
         if threshold > self.copies.load_back_pages_max {
             return Err(ConfigError::new(
@@ -365,6 +370,25 @@ impl Config {
             | WritePolicy::WriteBack => {}
         }
         self.l3.as_ref().map_or(Ok(()), |l3| self.check_l3(l3))
+    }
+
+    fn check_steps_in_flight(&self) -> Result<(), ConfigError> {
+        let BatchConfig { steps_in_flight_max, decode_tokens, repeats_max, .. } = self.batch;
+        let refused = |advice| {
+            let steps = u64::from(steps_in_flight_max);
+            Err(ConfigError::new("batch.steps_in_flight_max", steps, advice))
+        };
+        match steps_in_flight_max {
+            1 => Ok(()),
+            2 if decode_tokens > 1 => refused(
+                "use 1 with batch.decode_tokens above 1: where the next step begins is known only when a draft was checked",
+            ),
+            2 if repeats_max > 0 => refused(
+                "use 1 with batch.repeats_max: either the engine goes on by itself, or plans do",
+            ),
+            2 => Ok(()),
+            _ => refused("use 1 or 2"),
+        }
     }
 
     fn check_l3(&self, l3: &L3Config) -> Result<(), ConfigError> {

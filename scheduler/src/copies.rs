@@ -151,7 +151,8 @@ impl Scheduler {
         }
     }
 
-    /// Device pages that copies in flight will make evictable; late ones are not counted on.
+    /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
+    /// counted on.
     pub(crate) fn pages_making_room(&self) -> usize {
         let timeout = ms(self.config.copies.write_back_timeout_ms);
         let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
@@ -163,7 +164,8 @@ impl Scheduler {
             | Work::Backup { .. } => 0,
         };
         let operations = self.operations.iter().map(|(_, operation)| operation);
-        operations.filter(|operation| in_time(operation)).map(room).sum()
+        let copied: usize = operations.filter(|operation| in_time(operation)).map(room).sum();
+        copied + self.cache.cooling_pages()
     }
 
     /// Makes sure that a plan is made when the copies that make room are late.

@@ -72,6 +72,14 @@ pub enum EventError {
     /// No plan held this step.
     #[error("step {} was never issued", .0.0)]
     UnknownStep(StepId),
+    /// Steps end in the order in which they were planned.
+    #[error("step {} cannot be over before step {}", step.0, first.0)]
+    StepOutOfTurn {
+        /// The step.
+        step: StepId,
+        /// The first of those in flight.
+        first: StepId,
+    },
     /// The outcome comes from a rank that does not exist.
     #[error("{op} has no rank {rank}: there are {ranks}")]
     UnknownRank {

@@ -14,10 +14,16 @@ pub enum Event<'a> {
     StepDone {
         /// The step.
         step: StepId,
-        /// One result for each request that was to produce tokens; aborted ones may be left out.
+        /// One result for each request that was to produce tokens; those that have left the batch, or
+        /// failed, may be left out.
         results: &'a [StepResult<'a>],
+        /// Requests whose part came to nothing, though the step as a whole is sound. They try again, as
+        /// after a failed step.
+        #[serde(skip_serializing_if = "is_empty")]
+        failed: &'a [RequestId],
     },
-    /// A forward step came to nothing. What it wrote is not trusted; it will be planned again.
+    /// A forward step came to nothing. What it wrote is not trusted, nor is what the steps behind it
+    /// write; all of it will be planned again.
     StepFailed {
         /// The step.
         step: StepId,
@@ -31,6 +37,10 @@ pub enum Event<'a> {
         /// What came of it.
         outcome: Outcome,
     },
+}
+
+fn is_empty(requests: &&[RequestId]) -> bool {
+    requests.is_empty()
 }
 
 /// What a step produced for one request.

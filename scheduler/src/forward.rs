@@ -1,69 +1,29 @@
 //! The forward step: which prompts and decodes it computes, and what its results change.
 
 use std::cell::Cell;
+use std::time::Duration;
 
+use terrace_cache::Cache;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName};
 
 use crate::admission::prefill_end;
 use crate::config::{Config, ms};
 use crate::error::EventError;
 use crate::event::StepResult;
-use crate::plan::{Decode, Plan, RowChange, StepId};
+use crate::plan::{Decode, Plan, RowChange};
 use crate::prefetch::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-
-/// What a request does in a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Member {
-    handle: Handle,
-    request: RequestId,
-    /// Where its KV will end if all goes well.
-    end: u32,
-    /// How many tokens it may produce; none in the middle of a prompt.
-    tokens_max: u32,
-    is_decode: bool,
-}
-
-impl Member {
-    fn check(&self, result: &StepResult<'_>) -> Result<(), EventError> {
-        let (request, tokens_max) = (self.request, self.tokens_max);
-        match result.tokens.len() {
-            tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
-            tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
-        }
-    }
-}
-
-/// The step in flight.
-#[derive(Debug)]
-pub(crate) struct Step {
-    pub(crate) id: StepId,
-    started: Time,
-    repeats_max: u32,
-    pub(crate) members: Vec<Member>,
-}
+use crate::steps::{Member, Step};
 
 impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
     pub(crate) fn plan_forward(&mut self, plan: &mut Plan) {
         let mut tokens_left = self.config.batch.step_tokens_max;
         let retractions = self.stats.retractions;
-        if self.config.batch.mixed {
-            self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding]);
-            self.plan_decodes(plan, &mut tokens_left);
-            self.plan_prefills(plan, &mut tokens_left);
-        } else if self.prefill_streak < self.config.batch.prefill_streak_max {
-            self.plan_prefills_alone(plan, &mut tokens_left);
-            if plan.prefills.is_empty() {
-                self.plan_decodes_alone(plan, &mut tokens_left);
-            }
-        } else {
-            self.plan_decodes_alone(plan, &mut tokens_left);
-            if plan.decodes.is_empty() {
-                self.plan_prefills_alone(plan, &mut tokens_left);
-            }
+        if self.plan_members(plan, &mut tokens_left).is_none() {
+            return;
         }
         let nothing = plan.prefills.is_empty() && plan.decodes.is_empty();
         if nothing && self.stats.retractions > retractions {
@@ -80,16 +40,43 @@ impl Scheduler {
         self.begin_step(plan);
     }
 
-    fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if self.prefilling > 0 {
-            self.make_room_for(plan, &[StateName::Prefilling]);
+    /// Says which prompts and decodes are in the step; nothing if it has to wait for those in flight.
+    fn plan_members(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
+        if self.config.batch.mixed {
+            self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding])?;
+            self.plan_decodes(plan, tokens_left);
+            self.plan_prefills(plan, tokens_left);
+        } else if self.prefill_streak < self.config.batch.prefill_streak_max {
+            self.plan_prefills_alone(plan, tokens_left)?;
+            if plan.prefills.is_empty() {
+                self.plan_decodes_alone(plan, tokens_left)?;
+            }
+        } else {
+            self.plan_decodes_alone(plan, tokens_left)?;
+            if plan.decodes.is_empty() {
+                self.plan_prefills_alone(plan, tokens_left)?;
+            }
         }
-        self.plan_prefills(plan, tokens_left);
+        Some(())
     }
 
-    fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        self.make_room_for(plan, &[StateName::Decoding]);
+    fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
+        if self.prefilling > 0 {
+            self.make_room_for(plan, &[StateName::Prefilling])?;
+        }
+        self.plan_prefills(plan, tokens_left);
+        Some(())
+    }
+
+    fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
+        // Those whose prompt ends with a step in flight decode in the next.
+        let states = match self.steps.is_empty() {
+            true => &[StateName::Decoding][..],
+            false => &[StateName::Prefilling, StateName::Decoding],
+        };
+        self.make_room_for(plan, states)?;
         self.plan_decodes(plan, tokens_left);
+        Some(())
     }
 
     // ---- decodes ----
@@ -98,17 +85,23 @@ impl Scheduler {
         for place in 0..self.running.len() {
             let handle = self.running[place];
             let entry = &self.requests[handle];
-            let State::Decoding(computing) = entry.life.state() else { continue };
-            if entry.stalled {
+            let computing = match entry.life.state() {
+                State::Decoding(computing) => computing,
+                // Its prompt ends with a step in flight.
+                State::Prefilling(computing) if entry.flying.new_tokens > 0 => computing,
+                _ => continue,
+            };
+            let tokens = decode_tokens(&self.config, entry);
+            if entry.stalled || tokens == 0 || self.steps.is_in_vain_for(entry) {
                 continue;
             }
-            let tokens = decode_tokens(&self.config, entry);
             *tokens_left -= tokens;
             plan.decodes.push(Decode {
                 request: entry.id,
                 slot: computing.slot,
-                start: entry.computed_tokens,
+                start: entry.planned_tokens(),
                 tokens,
+                input: entry.flying.input(),
             });
         }
     }
@@ -140,8 +133,9 @@ impl Scheduler {
     }
 
     /// Gives every running request in one of these states the pages for what it computes next. In
-    /// case of need the worst ranked give up theirs, or sit out while pages are on their way.
-    fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) {
+    /// case of need the worst ranked give up theirs, or sit out while pages are on their way. Nobody does
+    /// while steps are in flight: then there is nothing to be planned before they have ended.
+    fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) -> Option<()> {
         for place in 0..self.running.len() {
             let handle = self.running[place];
             let entry = &mut self.requests[handle];
@@ -151,10 +145,14 @@ impl Scheduler {
             entry.stalled = false;
             let missing = missing_pages(&self.config, entry);
             if missing > 0 && !self.grow(handle, missing) {
+                if !self.steps.is_empty() {
+                    return None;
+                }
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
         self.forget_who_left();
+        Some(())
     }
 
     /// Gives the request so many more device pages, evicting if need be.
@@ -170,76 +168,62 @@ impl Scheduler {
     // ---- the step itself, and rows ----
 
     fn begin_step(&mut self, plan: &mut Plan) {
-        let id = StepId(self.next_step);
-        self.next_step += 1;
-        let mut members = self.spare_step.take().map(|step| step.members).unwrap_or_default();
-        members.clear();
+        let mut step = self.steps.new_step(self.now, plan.repeats_max);
         let holder =
             |slot: Slot| self.slot_holders[slot.0 as usize].expect("a member has its slot");
-        members.extend(plan.prefills.iter().map(|prefill| Member {
-            handle: holder(prefill.slot),
-            request: prefill.request,
-            end: prefill.start + prefill.tokens,
-            tokens_max: prefill.produces_token.into(),
-            is_decode: false,
-        }));
-        members.extend(plan.decodes.iter().map(|decode| Member {
-            handle: holder(decode.slot),
-            request: decode.request,
-            end: decode.start + decode.tokens,
-            tokens_max: decode.tokens + plan.repeats_max,
-            is_decode: true,
-        }));
-        for member in &members {
-            self.plan_row(member.handle, plan);
+        for prefill in &plan.prefills {
+            let entry = &mut self.requests[holder(prefill.slot)];
+            let tokens_max = prefill.produces_token.into();
+            step.add(entry, prefill.start, prefill.tokens, tokens_max, false);
         }
-        plan.step = Some(id);
+        for decode in &plan.decodes {
+            let entry = &mut self.requests[holder(decode.slot)];
+            let tokens_max = decode.tokens + plan.repeats_max;
+            step.add(entry, decode.start, decode.tokens, tokens_max, true);
+        }
+        for member in &step.members {
+            plan_row(&mut self.requests[member.handle], &self.cache, plan);
+        }
+        plan.step = Some(step.id);
         self.stats.steps += 1;
-        let repeats_max = plan.repeats_max;
-        self.step = Some(Step { id, started: self.now, repeats_max, members });
+        self.steps.launch(step);
+        self.cool_pages();
     }
 
-    /// Tells the engine which entries of a row it does not know yet.
-    fn plan_row(&mut self, handle: Handle, plan: &mut Plan) {
-        let entry = &mut self.requests[handle];
-        let computing = entry.life.state().computing().expect("a member computes");
-        let published = computing.path.depth();
-        let entries = published + computing.tail.len() as u32;
-        let first_entry = entry.row_entries;
-        if first_entry >= entries {
-            return;
+    /// Device pages that come back cool until the last step in flight has ended, if others can be planned
+    /// before.
+    fn cool_pages(&mut self) {
+        if self.config.batch.steps_in_flight_max > 1 && !planted(Bug::ReuseBeforeLaterStep) {
+            self.cache.cool_device_pages_until(self.steps.last().map(|step| step.0));
         }
-        let first = plan.row_pages.len() as u32;
-        if first_entry < published {
-            self.cache.device_pages(&computing.path, first_entry, &mut plan.row_pages);
-        }
-        let known_tail = first_entry.saturating_sub(published) as usize;
-        plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
-        let pages = first..plan.row_pages.len() as u32;
-        plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
-        entry.row_entries = entries;
     }
 
     // ---- results ----
 
-    /// Whether the results fit the step: one for each live member that was to produce tokens, and
-    /// no others. Results in the order of the plan are checked without a search.
+    /// Whether the results fit the step: one for each member that was to produce tokens and is still
+    /// there, and no others. Results in the order of the plan are checked without a search.
     pub(crate) fn check_results(
         &self,
         step: &Step,
         results: &[StepResult<'_>],
+        failed: &[RequestId],
     ) -> Result<(), EventError> {
+        let is_member =
+            |request: &&RequestId| step.members.iter().all(|it| it.request != **request);
+        if let Some(&request) = failed.iter().find(is_member) {
+            return Err(EventError::UnexpectedResult { step: step.id, request });
+        }
         let mut in_order = results;
-        for member in step.members.iter().filter(|member| member.tokens_max > 0) {
+        for member in step.members.iter().filter(|member| member.produces_tokens()) {
             if let Some(result) = next_of(member, &mut in_order) {
-                member.check(result)?;
-            } else if self.requests.get(member.handle).is_some() {
-                return self.check_unordered_results(step, results);
+                check(member, result)?;
+            } else if self.owes_result(member, failed) {
+                return self.check_unordered_results(step, results, failed);
             }
         }
         match in_order {
             [] => Ok(()),
-            [..] => self.check_unordered_results(step, results),
+            [..] => self.check_unordered_results(step, results, failed),
         }
     }
 
@@ -247,20 +231,21 @@ impl Scheduler {
         &self,
         step: &Step,
         results: &[StepResult<'_>],
+        failed: &[RequestId],
     ) -> Result<(), EventError> {
-        let producers = || step.members.iter().filter(|member| member.tokens_max > 0);
+        let producers = || step.members.iter().filter(|member| member.produces_tokens());
         for (place, result) in results.iter().enumerate() {
             let request = result.request;
             let repeated = results[..place].iter().any(|earlier| earlier.request == request);
             match producers().find(|member| member.request == request) {
-                Some(member) if !repeated => member.check(result)?,
+                Some(member) if !repeated => check(member, result)?,
                 Some(_) | None => {
                     return Err(EventError::UnexpectedResult { step: step.id, request });
                 }
             }
         }
         let lacks = |member: &&Member| {
-            self.requests.get(member.handle).is_some()
+            self.owes_result(member, failed)
                 && results.iter().all(|result| result.request != member.request)
         };
         match producers().find(lacks) {
@@ -271,40 +256,68 @@ impl Scheduler {
         }
     }
 
-    /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
-    pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
-        let mut repeated = 0;
-        if step.repeats_max > 0 {
-            let longest = results.iter().map(|result| result.tokens.len() as u64).max();
-            repeated = longest.unwrap_or(1) - 1;
-            self.stats.steps += repeated;
-        }
-        self.observe_rates(&step, repeated);
-        let mut in_order = results;
-        for member in &step.members {
-            let ours = |result: &&StepResult<'_>| result.request == member.request;
-            let result = match member.tokens_max {
-                0 => None,
-                _ => next_of(member, &mut in_order).or_else(|| results.iter().find(ours)),
-            };
-            self.member_done(*member, result);
-        }
-        self.spare_step = Some(step);
+    fn owes_result(&self, member: &Member, failed: &[RequestId]) -> bool {
+        let entry = self.requests.get(member.handle);
+        entry.is_some_and(|entry| member.counts_for(entry)) && !failed.contains(&member.request)
     }
 
-    fn member_done(&mut self, member: Member, result: Option<&StepResult<'_>>) {
+    /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
+    pub(crate) fn step_done(
+        &mut self,
+        step: Step,
+        took: Duration,
+        results: &[StepResult<'_>],
+        failed: &[RequestId],
+    ) {
+        if !step.is_doomed() {
+            let mut repeated = 0;
+            if step.repeats_max > 0 {
+                let longest = results.iter().map(|result| result.tokens.len() as u64).max();
+                repeated = longest.unwrap_or(1) - 1;
+                self.stats.steps += repeated;
+            }
+            self.observe_rates(&step, took, repeated);
+            let mut in_order = results;
+            for member in &step.members {
+                let ours = |result: &&StepResult<'_>| result.request == member.request;
+                let result = match member.produces_tokens() {
+                    false => None,
+                    true => next_of(member, &mut in_order).or_else(|| results.iter().find(ours)),
+                };
+                if !failed.is_empty() && failed.contains(&member.request) {
+                    self.member_failed(member);
+                } else {
+                    self.member_done(member, result);
+                }
+            }
+        }
+        self.step_over(step);
+    }
+
+    /// Nothing is computed in the step any more.
+    fn step_over(&mut self, step: Step) {
+        self.cache.cooled(step.id.0);
+        self.steps.put_by(step, &mut self.cache);
+        self.cool_pages();
+    }
+
+    fn member_done(&mut self, member: &Member, result: Option<&StepResult<'_>>) {
         let handle = member.handle;
-        let Some(entry) = self.requests.get_mut(handle) else { return };
+        let Some(entry) = self.requests.get_mut(handle).filter(|entry| member.counts_for(entry))
+        else {
+            return;
+        };
         entry.failed_steps = 0;
+        member.lands(&mut entry.flying);
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
             // Of the positions computed, those hold that led to a token.
             entry.computed_tokens += match planted(Bug::BelieveDrafts) {
-                true => (member.end - entry.computed_tokens).min(new_tokens + 1),
+                true => (member.end - member.start).min(new_tokens + 1),
                 false => new_tokens,
             };
         } else {
-            self.stats.prefilled_tokens += u64::from(member.end - entry.computed_tokens);
+            self.stats.prefilled_tokens += u64::from(member.end - member.start);
             entry.computed_tokens = member.end;
         }
         if let Some(result) = result {
@@ -363,25 +376,47 @@ impl Scheduler {
         self.wait_until(handle, Some(self.now.after(gives_up)));
     }
 
-    /// The step wrote nothing that can be trusted: its members try again, but not for ever.
+    /// The step wrote nothing that can be trusted: its members try again, but not for ever. Those of the
+    /// steps behind it have lost what they follow.
     pub(crate) fn step_failed(&mut self, step: Step) {
         self.stats.steps_failed += 1;
-        for member in &step.members {
-            let Some(entry) = self.requests.get_mut(member.handle) else { continue };
-            entry.failed_steps += 1;
-            if planted(Bug::BelieveFailedStep) && member.tokens_max == 0 {
-                entry.computed_tokens = member.end;
+        if !step.is_doomed() {
+            for member in &step.members {
+                self.member_failed(member);
             }
-            if entry.failed_steps >= self.config.batch.step_failures_max {
-                self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
+            if !planted(Bug::BelieveStepBehindFailed) {
+                for member in self.steps.doom_all() {
+                    if let Some(entry) = self.requests.get_mut(member.handle) {
+                        entry.flying.cancel();
+                    }
+                }
             }
         }
-        self.spare_step = Some(step);
+        self.step_over(step);
+    }
+
+    /// What the request computed cannot be trusted.
+    fn member_failed(&mut self, member: &Member) {
+        let Some(entry) =
+            self.requests.get_mut(member.handle).filter(|entry| member.counts_for(entry))
+        else {
+            return;
+        };
+        entry.failed_steps += 1;
+        match planted(Bug::BelieveStepBehindFailed) {
+            true => member.lands(&mut entry.flying),
+            false => entry.flying.cancel(),
+        }
+        if planted(Bug::BelieveFailedStep) && !member.produces_tokens() {
+            entry.computed_tokens = member.end;
+        }
+        if entry.failed_steps >= self.config.batch.step_failures_max {
+            self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
+        }
     }
 
     /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
-    fn observe_rates(&mut self, step: &Step, repeated: u64) {
-        let took = self.now.since(step.started);
+    fn observe_rates(&mut self, step: &Step, took: Duration, repeated: u64) {
         // Prefills come before decodes.
         let has_decodes = step.members.last().is_some_and(|member| member.is_decode);
         if step.members.first().is_some_and(|member| member.is_decode) {
@@ -389,13 +424,30 @@ impl Scheduler {
             return;
         }
         let prefills = step.members.iter().take_while(|member| !member.is_decode);
-        let tokens = prefills.filter_map(|member| {
-            let entry = self.requests.get(member.handle)?;
-            Some(member.end - entry.computed_tokens)
-        });
-        let tokens = tokens.sum();
+        let alive = prefills.filter(|member| self.requests.get(member.handle).is_some());
+        let tokens = alive.map(|member| member.end - member.start).sum();
         self.rates.observe_prefill(tokens, took, has_decodes);
     }
+}
+
+/// Tells the engine which entries of a row it does not know yet.
+fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
+    let computing = entry.life.state().computing().expect("a member computes");
+    let published = computing.path.depth();
+    let entries = published + computing.tail.len() as u32;
+    let first_entry = entry.row_entries;
+    if first_entry >= entries {
+        return;
+    }
+    let first = plan.row_pages.len() as u32;
+    if first_entry < published {
+        cache.device_pages(&computing.path, first_entry, &mut plan.row_pages);
+    }
+    let known_tail = first_entry.saturating_sub(published) as usize;
+    plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
+    let pages = first..plan.row_pages.len() as u32;
+    plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
+    entry.row_entries = entries;
 }
 
 /// Takes the next result if it is the member's.
@@ -410,9 +462,18 @@ fn next_of<'r, 't>(
     })
 }
 
-/// For how many positions a decode needs room.
+/// Whether a result has as many tokens as it may.
+fn check(member: &Member, result: &StepResult<'_>) -> Result<(), EventError> {
+    let Member { request, tokens_max, .. } = *member;
+    match result.tokens.len() {
+        tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
+        tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
+    }
+}
+
+/// For how many positions a decode needs room: none if the steps in flight produce all that it may.
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
-    config.batch.decode_tokens.min(entry.remaining_tokens())
+    config.batch.decode_tokens.min(entry.remaining_tokens() - entry.flying.new_tokens)
 }
 
 /// Device pages that a running request lacks for what it computes next.
@@ -420,7 +481,7 @@ fn missing_pages(config: &Config, entry: &Entry) -> usize {
     let end = match entry.life.state() {
         State::Decoding(_) => {
             let late = u32::from(planted(Bug::GrowOnePageTooLate));
-            entry.computed_tokens + decode_tokens(config, entry) - late
+            entry.planned_tokens() + decode_tokens(config, entry) - late
         }
         // A prefill has all its pages from the start, unless its load-back fell short.
         State::Prefilling(computing) if computing.load_back.is_none() => prefill_end(config, entry),

@@ -33,7 +33,7 @@
 //!             .chain(decodes)
 //!             .map(|request| StepResult { request, tokens: &[42], finished: false })
 //!             .collect();
-//!         scheduler.advance(now, Event::StepDone { step, results: &results })?;
+//!         scheduler.advance(now, Event::StepDone { step, results: &results, failed: &[] })?;
 //!     }
 //! }
 //! assert_eq!(scheduler.stats().finished, 1);
@@ -84,6 +84,7 @@ mod request;
 mod requests;
 mod scheduler;
 mod stats;
+mod steps;
 mod store_health;
 mod witness;
 
@@ -96,7 +97,7 @@ pub use error::{ConfigError, EventError, SubmitError, UnknownRequest};
 pub use event::{Event, Outcome, StepResult};
 pub use l3_path::{L3Path, L3Piece};
 pub use plan::{
-    Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange, StepId,
+    Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Output, Plan, Prefill, RowChange, StepId,
 };
 pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};

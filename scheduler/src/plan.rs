@@ -15,7 +15,8 @@ pub struct StepId(pub u64);
 ///
 /// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`]
 /// (in order), then may start everything else at once, in any order: nothing in a plan depends on
-/// something else in the same plan.
+/// something else in the same plan. A step that is planned while another runs begins when that one has
+/// ended; steps launched before keep the rows that they were launched with.
 ///
 /// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
 /// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `ended`
@@ -27,7 +28,8 @@ pub struct StepId(pub u64);
 /// [`rows`]: Plan::rows
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The forward step; none if there is nothing to compute or one is still running.
+    /// The forward step; none if there is nothing to compute or
+    /// [as many as may](crate::BatchConfig::steps_in_flight_max) are still running.
     pub step: Option<StepId>,
     /// How often the engine may repeat the step before it reports the results of all at once, each decode
     /// one token further each time: there is room for that, and until something happens the plans in
@@ -83,6 +85,19 @@ pub struct Decode {
     pub start: u32,
     /// For how many positions there is room: more than one with speculative decoding.
     pub tokens: u32,
+    /// Where the token to start from comes from, if a step in flight is yet to produce it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Output>,
+}
+
+/// The token that a row of a step produces. Rows count from 0, prefills before decodes, as they stand in the
+/// step's plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Output {
+    /// The step.
+    pub step: StepId,
+    /// The row.
+    pub row: u32,
 }
 
 /// Consecutive entries of one row of the page table that change.

@@ -178,7 +178,12 @@ impl Scheduler {
     fn can_compute(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         match entry.life.state() {
-            State::Prefilling(computing) => computing.load_back.is_none() && !entry.stalled,
+            State::Prefilling(computing) => {
+                computing.load_back.is_none()
+                    && !entry.stalled
+                    && entry.planned_tokens() < entry.prefill_end
+                    && !self.steps.is_in_vain_for(entry)
+            }
             _ => false,
         }
     }
@@ -186,7 +191,7 @@ impl Scheduler {
     /// How many tokens of its prompt this step does not compute yet.
     fn ungiven_tokens(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
-        entry.prefill_end - entry.computed_tokens - entry.chunk_tokens
+        entry.prefill_end - entry.planned_tokens() - entry.chunk_tokens
     }
 
     /// Lets the step compute the next part of a prompt, as much as there are tokens for; parts end with a
@@ -197,7 +202,7 @@ impl Scheduler {
         }
         let page_size = self.config.cache.page_size;
         let entry = &mut self.requests[handle];
-        let start = entry.computed_tokens + entry.chunk_tokens;
+        let start = entry.planned_tokens() + entry.chunk_tokens;
         let mut end = entry.prefill_end.min(start + *tokens_left);
         if end < entry.prefill_end {
             let page_end = end - end % page_size;
@@ -220,13 +225,14 @@ impl Scheduler {
         if self.prefilling < 2
             || self.config.queue.share_wait_max_ms == 0
             || entry.chunk_tokens > 0
+            || entry.flying.tokens > 0
             || !entry.takes_hits()
         {
             return false;
         }
         let next_page = entry.computed_tokens / self.config.cache.page_size;
         let Some(other) = self.who_brings(handle, next_page) else { return false };
-        if self.requests[other].chunk_tokens > 0 {
+        if self.requests[other].chunk_tokens + self.requests[other].flying.tokens > 0 {
             return next_page < self.cacheable_pages(handle);
         }
         if self.can_compute(other) {
@@ -245,7 +251,7 @@ impl Scheduler {
             if tokens == 0 {
                 continue;
             }
-            let start = entry.computed_tokens;
+            let start = entry.planned_tokens();
             plan.prefills.push(Prefill {
                 request: entry.id,
                 slot: computing.slot,
@@ -265,7 +271,12 @@ impl Scheduler {
         let State::Prefilling(computing) = entry.life.state() else { return };
         let start = computing.path.depth();
         let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
-        if computing.load_back.is_some() || start >= end || planted(Bug::NeverTakeOver) {
+        let is_computing = entry.flying.tokens > 0;
+        if computing.load_back.is_some()
+            || is_computing
+            || start >= end
+            || planted(Bug::NeverTakeOver)
+        {
             return;
         }
         let pages = self.cache.held_ahead(&computing.path, entry.sequence.run(start, end));

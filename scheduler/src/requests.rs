@@ -7,6 +7,7 @@ use terrace_cache::{HashedMap, PageKey, Sequence};
 use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
 
 use crate::stats::Hits;
+use crate::steps::Flying;
 
 /// A live request as the scheduler knows it. The serial number tells it apart from others that had
 /// its place or its id before; lower numbers arrived earlier.
@@ -90,6 +91,8 @@ pub(crate) struct Entry {
 
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
+    /// What steps in flight compute of it.
+    pub(crate) flying: Flying,
     /// Tokens behind those that the step being planned computes of its prompt.
     pub(crate) chunk_tokens: u32,
     /// Where its prefill ends.
@@ -143,6 +146,7 @@ impl Entry {
             distrusts_host: false,
             waited_for_room: false,
             computed_tokens: 0,
+            flying: Flying::default(),
             chunk_tokens: 0,
             prefill_end: 0,
             row_entries: 0,
@@ -171,6 +175,11 @@ impl Entry {
     /// How many tokens it may still produce.
     pub(crate) fn remaining_tokens(&self) -> u32 {
         self.max_new_tokens - (self.tokens() - self.prompt_tokens)
+    }
+
+    /// Tokens whose KV will be there when the steps in flight have ended.
+    pub(crate) fn planned_tokens(&self) -> u32 {
+        self.computed_tokens + self.flying.tokens
     }
 
     /// Pages that it has on device: published ones and its own.

@@ -1,6 +1,7 @@
 //! The scheduler's surface: submit, abort, plan, advance, deadline, stats.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
@@ -15,7 +16,6 @@ use crate::backup::PendingBackup;
 use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
-use crate::forward::Step;
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
 use crate::prefetch::Reading;
@@ -25,6 +25,7 @@ use crate::rates::Rates;
 use crate::request::{Prompt, Request};
 use crate::requests::{Entry, Handle, Requests};
 use crate::stats::{Hits, Stats};
+use crate::steps::{Step, Steps};
 use crate::store_health::Backoff;
 
 /// How much of a prompt the cache holds.
@@ -55,9 +56,7 @@ pub struct Scheduler {
     pub(crate) slot_holders: Vec<Option<Handle>>,
     /// Requests whose prefill others may wait for, by the page that they compute next.
     pub(crate) computing: HashedMap<PageKey, Handle>,
-    pub(crate) step: Option<Step>,
-    pub(crate) spare_step: Option<Step>,
-    pub(crate) next_step: u64,
+    pub(crate) steps: Steps,
     pub(crate) prefill_streak: u32,
     pub(crate) operations: Operations,
     /// Requests that have ended and whose pages may be copied to host.
@@ -100,9 +99,7 @@ impl Scheduler {
             free_slots: (0..config.batch.running_max).rev().map(Slot).collect(),
             slot_holders: vec![None; config.batch.running_max as usize],
             computing: HashedMap::default(),
-            step: None,
-            spare_step: None,
-            next_step: 0,
+            steps: Steps::default(),
             prefill_streak: 0,
             operations: Operations::new(config.model.ranks),
             drains: VecDeque::new(),
@@ -204,19 +201,19 @@ impl Scheduler {
     /// What about the event cannot be; nothing has changed then.
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
-            Event::StepDone { step, results } => {
-                let Some(step) =
-                    self.take_step(step, |this, step| this.check_results(step, results))?
+            Event::StepDone { step, results, failed } => {
+                let Some(step) = self
+                    .take_step(now, step, |this, step| this.check_results(step, results, failed))?
                 else {
                     return Ok(());
                 };
-                self.now = self.now.max(now);
-                self.step_done(step, results);
+                let (step, took) = step;
+                self.step_done(step, took, results, failed);
             }
             Event::StepFailed { step } => {
-                let Some(step) = self.take_step(step, |_, _| Ok(()))? else { return Ok(()) };
-                self.now = self.now.max(now);
-                self.step_failed(step);
+                if let Some((step, _)) = self.take_step(now, step, |_, _| Ok(()))? {
+                    self.step_failed(step);
+                }
             }
             Event::Operation { op, rank, outcome } => {
                 self.operation_reported(now, op, rank, outcome)?
@@ -225,25 +222,22 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The step in flight, if that is the one and it passes `check`; nothing for a repeated report.
+    /// The step that is over, if it passes `check`, and how long it took; nothing for a repeated report.
     fn take_step(
         &mut self,
+        now: Time,
         id: StepId,
         check: impl FnOnce(&Self, &Step) -> Result<(), EventError>,
-    ) -> Result<Option<Step>, EventError> {
-        if id.0 >= self.next_step {
-            return Err(EventError::UnknownStep(id));
+    ) -> Result<Option<(Step, Duration)>, EventError> {
+        let Some(step) = self.steps.find(id)? else {
+            self.stats.ignored_steps += 1;
+            return Ok(None);
+        };
+        if !step.is_doomed() {
+            check(self, step)?;
         }
-        match &self.step {
-            Some(step) if step.id == id => {
-                check(self, step)?;
-                Ok(self.step.take())
-            }
-            Some(_) | None => {
-                self.stats.ignored_steps += 1;
-                Ok(None)
-            }
-        }
+        self.now = self.now.max(now);
+        Ok(Some(self.steps.take_first(self.now)))
     }
 
     fn operation_reported(
@@ -290,7 +284,7 @@ impl Scheduler {
 
     /// Writes what to do next into a plan, whose memory is used again.
     ///
-    /// While a step is in flight the plan has no step, but may move pages.
+    /// While as many steps are in flight as may be the plan has no step, but may move pages.
     pub fn plan_into(&mut self, now: Time, plan: &mut Plan) {
         plan.clear();
         self.now = self.now.max(now);
@@ -303,7 +297,7 @@ impl Scheduler {
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
-        if self.step.is_none() {
+        if self.steps.may_follow(self.config.batch.steps_in_flight_max) {
             self.plan_forward(plan);
         }
         self.plan_backups(plan);
@@ -514,13 +508,18 @@ impl Scheduler {
     /// Frees the slot of a request that computes; its memory is the caller's business.
     pub(crate) fn leave_batch(&mut self, handle: Handle) {
         self.stop_sharing(handle);
-        let state = self.requests[handle].life.state();
+        let entry = &mut self.requests[handle];
+        entry.flying.cancel();
+        let state = entry.life.state();
         if let Some(computing) = state.computing() {
+            if let Some(step) = self.steps.last_with(entry) {
+                step.keep(self.cache.pin_again(&computing.path));
+            }
             self.free_slots.push(computing.slot);
             // It has used its pages up to this moment: they are no older than those of whoever came
             // and went meanwhile.
             if !planted(Bug::RankByAdmission) {
-                self.cache.touch(&computing.path, false, self.requests[handle].priority);
+                self.cache.touch(&computing.path, false, entry.priority);
             }
             self.prefilling -= usize::from(state.name() == StateName::Prefilling);
             self.some_left_batch = true;

@@ -5,14 +5,14 @@
 //! it, so a wrong page cannot go unnoticed. Transfers move bytes when their outcome arrives, and
 //! leave rubbish where they fail.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use terrace_scheduler::{
     Config, ConfigError, CopyDirection, DevicePage, Event, EventError, HostPage, L3Kind, OpId,
-    Outcome, PageKey, Plan, Request, RequestId, Scheduler, StepId, StepResult, SubmitError, Time,
-    Token,
+    Outcome, Output, PageKey, Plan, Request, RequestId, Scheduler, StepId, StepResult, SubmitError,
+    Time, Token,
 };
 
 /// The bytes of a page: one word for each position.
@@ -84,16 +84,29 @@ impl Transfer {
     }
 }
 
-/// What one request does in the step in flight.
+/// What one request does in a step in flight.
 #[derive(Clone, Debug)]
 struct Member {
     request: RequestId,
     start: u32,
     tokens: u32,
     produces: bool,
+    /// Whose token it starts from, if it was not known when the step was planned.
+    input: Option<Output>,
     /// What belongs at each position so far.
     expected: Vec<u64>,
     row: Vec<DevicePage>,
+    /// What it follows has failed: it computes rubbish.
+    in_vain: bool,
+}
+
+/// A step that was launched.
+#[derive(Debug)]
+struct Step {
+    id: StepId,
+    members: Vec<Member>,
+    /// What each of them has produced, once the device is through with it.
+    produced: Option<Vec<Vec<Token>>>,
 }
 
 /// The scheduler with everything around it.
@@ -120,7 +133,12 @@ pub struct World {
     host: Vec<Bytes>,
     rows: Vec<Vec<DevicePage>>,
     expected: BTreeMap<RequestId, Vec<u64>>,
-    step: Option<(StepId, Vec<Member>)>,
+    /// Steps in flight, in order.
+    steps: VecDeque<Step>,
+    /// What the rows of the step that ended last have produced.
+    outputs: (Option<StepId>, Vec<Vec<Token>>),
+    /// A row of a step that was not what the scheduler meant when it was planned.
+    wrong_row: Option<RequestId>,
     plan: Plan,
 }
 
@@ -146,7 +164,9 @@ impl World {
             generation: 0,
             page_size,
             expected: BTreeMap::new(),
-            step: None,
+            steps: VecDeque::new(),
+            outputs: (None, Vec::new()),
+            wrong_row: None,
             plan: Plan::default(),
         })
     }
@@ -205,8 +225,13 @@ impl World {
             };
             self.transfers.insert(op.op, transfer);
         }
-        if let Some(step) = plan.step {
-            self.step = Some((step, self.members(&plan)));
+        if let Some(id) = plan.step {
+            let members = self.members(&plan);
+            let is_wrong = |member: &&Member| {
+                self.scheduler.row(member.request).is_none_or(|meant| meant != member.row)
+            };
+            self.wrong_row = members.iter().find(is_wrong).map(|member| member.request);
+            self.steps.push_back(Step { id, members, produced: None });
         }
         self.plan = plan;
         &self.plan
@@ -224,18 +249,20 @@ impl World {
             start,
             tokens,
             produces,
+            input: None,
             expected: self.expected[&request].clone(),
             row: self.rows[slot.0 as usize].clone(),
+            in_vain: false,
         };
         let prefills = plan
             .prefills
             .iter()
             .map(|p| member(p.request, p.slot, p.start, p.tokens, p.produces_token));
         // Repetitions of a step are like drafts of which each is right.
-        let decodes = plan
-            .decodes
-            .iter()
-            .map(|d| member(d.request, d.slot, d.start, d.tokens + plan.repeats_max, true));
+        let decodes = plan.decodes.iter().map(|d| Member {
+            input: d.input,
+            ..member(d.request, d.slot, d.start, d.tokens + plan.repeats_max, true)
+        });
         prefills.chain(decodes).collect()
     }
 
@@ -248,10 +275,14 @@ impl World {
     /// Compares the rows that the engine has built from changes with what the scheduler means.
     ///
     /// # Errors
-    /// A running request whose row in the step in flight is not what it should be.
+    /// A running request whose row in a step is not what it should be.
     pub fn check_rows(&self) -> Result<(), RequestId> {
-        let members = self.step.iter().flat_map(|(_, members)| members);
-        for member in members {
+        if let Some(request) = self.wrong_row {
+            return Err(request);
+        }
+        // A step behind another may have been planned with pages that were others' too, as it turned out.
+        let ahead = self.scheduler.config().batch.steps_in_flight_max > 1;
+        for member in self.steps.iter().filter(|_| !ahead).flat_map(|step| &step.members) {
             let meant = self.scheduler.row(member.request);
             if meant.is_some_and(|meant| meant != member.row) {
                 return Err(member.request);
@@ -263,10 +294,45 @@ impl World {
     /// Whether a step is in flight.
     #[must_use]
     pub fn in_step(&self) -> bool {
-        self.step.is_some()
+        !self.steps.is_empty()
     }
 
-    /// Performs the step in flight and reports its results.
+    /// The device gets through with the first step that it has not been at, if there is one.
+    ///
+    /// # Errors
+    /// The first page that the step read and that was not what it should be.
+    pub fn execute(&mut self) -> Result<(), WrongPage> {
+        let Some(place) = self.steps.iter().position(|step| step.produced.is_none()) else {
+            return Ok(());
+        };
+        let mut members = std::mem::take(&mut self.steps[place].members);
+        for member in &mut members {
+            self.take_input(member);
+        }
+        for member in members.iter().filter(|member| !member.in_vain) {
+            self.check_reads(member)?;
+        }
+        let produced = members.iter().map(|member| self.compute(member)).collect();
+        self.steps[place].members = members;
+        self.steps[place].produced = Some(produced);
+        Ok(())
+    }
+
+    /// A member learns the token that it starts from.
+    fn take_input(&self, member: &mut Member) {
+        let Some(Output { step, row }) = member.input.filter(|_| !member.in_vain) else { return };
+        let in_flight = self.steps.iter().find(|it| it.id == step);
+        let outputs = match in_flight {
+            Some(step) => step.produced.as_ref().expect("steps are executed in order"),
+            None => &self.outputs.1,
+        };
+        assert!(in_flight.is_some() || self.outputs.0 == Some(step), "{step:?} is long over");
+        let token = outputs[row as usize].first().copied().unwrap_or_default();
+        let last = *member.expected.last().expect("a prompt is not empty");
+        member.expected.push(mix(last, token));
+    }
+
+    /// Performs the first step in flight, unless it was already, and reports its results.
     ///
     /// # Errors
     /// The first page that the step read and that was not what it should be.
@@ -274,46 +340,71 @@ impl World {
     /// # Panics
     /// If no step is in flight, or the scheduler refuses the results.
     pub fn finish_step(&mut self) -> Result<(), WrongPage> {
-        let (step, members) = self.step.take().expect("a step is in flight");
-        let mut produced: Vec<(RequestId, Vec<Token>)> = Vec::new();
-        for member in &members {
-            self.check_reads(member)?;
+        self.finish_step_but(None)
+    }
+
+    /// As [`finish_step`](Self::finish_step), except that the part of one member, counted from 0 and modulo
+    /// how many there are, comes to nothing.
+    ///
+    /// # Errors
+    /// The first page that the step read and that was not what it should be.
+    ///
+    /// # Panics
+    /// If no step is in flight, or the scheduler refuses the results.
+    pub fn finish_step_but(&mut self, failed: Option<u32>) -> Result<(), WrongPage> {
+        if self.steps[0].produced.is_none() {
+            self.execute()?;
         }
-        for member in &members {
-            let tokens = self.compute(member);
-            if member.produces {
-                produced.push((member.request, tokens));
-            }
+        let Step { id: step, members, produced } = self.steps.pop_front().expect("it was there");
+        let produced = produced.expect("it was executed");
+        let failed = failed.map(|nth| members[nth as usize % members.len()].request);
+        if let Some(request) = failed {
+            let its = members.iter().filter(|member| member.request == request);
+            its.for_each(|member| self.spoil_written(member));
+            self.all_in_vain(|member| member.request == request);
         }
-        let results: Vec<StepResult<'_>> = produced
+        let results: Vec<StepResult<'_>> = members
             .iter()
-            .filter(|(request, _)| self.scheduler.state(*request).is_some())
-            .map(|(request, tokens)| StepResult {
-                request: *request,
+            .zip(&produced)
+            .filter(|(member, _)| member.produces && !member.in_vain)
+            .filter(|(member, _)| Some(member.request) != failed)
+            .filter(|(member, _)| self.scheduler.state(member.request).is_some())
+            .map(|(member, tokens)| StepResult {
+                request: member.request,
                 tokens,
-                finished: self.finishing.contains(request),
+                finished: self.finishing.contains(&member.request),
             })
             .collect();
-        let event = Event::StepDone { step, results: &results };
+        let event = Event::StepDone { step, results: &results, failed: failed.as_slice() };
         self.scheduler.advance(self.now, event).expect("the results fit the step");
-        for (request, _) in &produced {
-            self.learn_tokens(*request);
+        for member in members.iter().filter(|member| member.produces) {
+            self.learn_tokens(member.request);
         }
+        self.outputs = (Some(step), produced);
         Ok(())
     }
 
-    /// Reports that the step in flight came to nothing; its pages hold rubbish now.
+    /// Reports that the first step in flight came to nothing; its pages hold rubbish now.
     ///
     /// # Panics
     /// If no step is in flight.
     pub fn fail_step(&mut self) {
-        let (step, members) = self.step.take().expect("a step is in flight");
-        for member in &members {
-            for position in member.start..member.start + member.tokens {
-                *self.word(&member.row, position) = RUBBISH;
-            }
-        }
+        let Step { id: step, members, .. } = self.steps.pop_front().expect("a step is in flight");
+        members.iter().for_each(|member| self.spoil_written(member));
+        self.all_in_vain(|_| true);
         self.scheduler.advance(self.now, Event::StepFailed { step }).expect("it was in flight");
+    }
+
+    fn spoil_written(&mut self, member: &Member) {
+        for position in member.start..member.start + member.tokens {
+            *self.word(&member.row, position) = RUBBISH;
+        }
+    }
+
+    /// What these compute in steps in flight follows something that has failed.
+    fn all_in_vain(&mut self, which: impl Fn(&Member) -> bool) {
+        let members = self.steps.iter_mut().flat_map(|step| &mut step.members);
+        members.filter(|member| which(member)).for_each(|member| member.in_vain = true);
     }
 
     /// Brings an operation to an outcome on one rank, and moves the bytes that it says were moved.
@@ -468,6 +559,10 @@ impl World {
     /// Writes the member's KV and produces its tokens. Positions of drafts that were not accepted
     /// hold rubbish.
     fn compute(&mut self, member: &Member) -> Vec<Token> {
+        if member.in_vain {
+            self.spoil_written(member);
+            return Vec::new();
+        }
         let known = member.expected.len() as u32;
         let is_decode = member.start + 1 == known && member.produces;
         let produced = match (member.produces, is_decode) {

@@ -89,9 +89,20 @@ enum Call {
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Happened {
-    StepDone { step: StepId, results: Vec<Produced> },
-    StepFailed { step: StepId },
-    Operation { op: OpId, rank: u32, outcome: Outcome },
+    StepDone {
+        step: StepId,
+        results: Vec<Produced>,
+        #[serde(default)]
+        failed: Vec<RequestId>,
+    },
+    StepFailed {
+        step: StepId,
+    },
+    Operation {
+        op: OpId,
+        rank: u32,
+        outcome: Outcome,
+    },
 }
 
 #[derive(Deserialize)]
@@ -258,7 +269,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
     match call {
         Call::Submitted(request) => scheduler.submit(at, request)?,
         Call::Aborted(request) => scheduler.abort(at, request)?,
-        Call::Advanced(Happened::StepDone { step, results }) => {
+        Call::Advanced(Happened::StepDone { step, results, failed }) => {
             let results: Vec<_> = results
                 .iter()
                 .map(|Produced { request, tokens, finished }| StepResult {
@@ -267,7 +278,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
                     finished: *finished,
                 })
                 .collect();
-            scheduler.advance(at, Event::StepDone { step, results: &results })?;
+            scheduler.advance(at, Event::StepDone { step, results: &results, failed: &failed })?;
         }
         Call::Advanced(Happened::StepFailed { step }) => {
             scheduler.advance(at, Event::StepFailed { step })?;

@@ -115,7 +115,9 @@ mod tests {
                     .map(|request| StepResult { request, tokens: &[7], finished: false })
                     .collect();
                 if let Some(step) = plan.step {
-                    scheduler.advance(now, Event::StepDone { step, results: &results }).unwrap();
+                    scheduler
+                        .advance(now, Event::StepDone { step, results: &results, failed: &[] })
+                        .unwrap();
                 }
             }
         }

@@ -91,7 +91,10 @@ fn operations_and_steps_that_never_were() {
     assert_eq!(refuse(report(0, 0, Outcome::Done)), EventError::UnknownOperation(OpId(0)));
     let step = StepId(0);
     assert_eq!(refuse(Event::StepFailed { step }), EventError::UnknownStep(step));
-    assert_eq!(refuse(Event::StepDone { step, results: &[] }), EventError::UnknownStep(step));
+    assert_eq!(
+        refuse(Event::StepDone { step, results: &[], failed: &[] }),
+        EventError::UnknownStep(step)
+    );
 }
 
 #[test]
@@ -119,7 +122,9 @@ fn results_that_do_not_fit_their_step() {
     let step = scheduler.plan(Time(0)).step.expect("there is a prompt to compute");
     let result = |id, tokens| StepResult { request: RequestId(id), tokens, finished: false };
     let mut refuse = |results: &[StepResult<'_>]| {
-        refused(&mut scheduler, |s| s.advance(Time(1), Event::StepDone { step, results }))
+        refused(&mut scheduler, |s| {
+            s.advance(Time(1), Event::StepDone { step, results, failed: &[] })
+        })
     };
     let request = RequestId(1);
     assert_eq!(refuse(&[]), EventError::MissingResult { step, request });
@@ -137,7 +142,7 @@ fn results_that_do_not_fit_their_step() {
         assert_eq!(error, EventError::WrongTokenCount { request, tokens, tokens_max: 1 });
     }
     let results = [result(1, &[5])];
-    let event = Event::StepDone { step, results: &results };
+    let event = Event::StepDone { step, results: &results, failed: &[] };
     scheduler.advance(Time(1), event).expect("it fits");
     scheduler.advance(Time(1), event).expect("a repeated report is no error");
     assert_eq!(scheduler.stats().ignored_steps, 1);
@@ -152,15 +157,15 @@ fn more_tokens_than_a_repeated_step_has_room_for() {
     scheduler.submit(Time(0), request(1, 4, 9)).expect("a sound request");
     let result = |tokens| [StepResult { request: RequestId(1), tokens, finished: false }];
     let step = scheduler.plan(Time(0)).step.expect("there is a prompt to compute");
-    let event = Event::StepDone { step, results: &result(&[5]) };
+    let event = Event::StepDone { step, results: &result(&[5]), failed: &[] };
     scheduler.advance(Time(0), event).expect("it fits");
     let plan = scheduler.plan(Time(1));
     let (step, request) = (plan.step.expect("there is a decode"), RequestId(1));
     assert_eq!(plan.repeats_max, 2);
-    let event = Event::StepDone { step, results: &result(&[5; 4]) };
+    let event = Event::StepDone { step, results: &result(&[5; 4]), failed: &[] };
     let error = refused(&mut scheduler, |s| s.advance(Time(2), event));
     assert_eq!(error, EventError::WrongTokenCount { request, tokens: 4, tokens_max: 3 });
-    let event = Event::StepDone { step, results: &result(&[5; 2]) };
+    let event = Event::StepDone { step, results: &result(&[5; 2]), failed: &[] };
     scheduler.advance(Time(2), event).expect("fewer will do");
     assert_eq!((scheduler.stats().steps, scheduler.stats().generated_tokens), (3, 3));
 }

@@ -25,7 +25,9 @@ fn while_a_step_is_in_flight_plans_compute_nothing() {
     scheduler.submit(Time(1), Request::new(2, vec![4, 5, 6], 4)).expect("a sound request");
     assert!(scheduler.plan(Time(1)).is_idle());
     let results = [StepResult { request: RequestId(1), tokens: &[9], finished: false }];
-    scheduler.advance(Time(2), Event::StepDone { step, results: &results }).expect("it fits");
+    scheduler
+        .advance(Time(2), Event::StepDone { step, results: &results, failed: &[] })
+        .expect("it fits");
     let plan = scheduler.plan(Time(2));
     assert_eq!((plan.decodes.len(), plan.prefills.len()), (1, 1));
 }
@@ -93,7 +95,7 @@ fn run_repeating(repeats_max: u32) -> (Stats, u32, Vec<(RequestId, u32)>) {
             .map(|request| StepResult { request, tokens: &tokens, finished: false })
             .collect();
         produced.extend(results.iter().map(|result| (result.request, tokens.len() as u32)));
-        let event = Event::StepDone { step, results: &results };
+        let event = Event::StepDone { step, results: &results, failed: &[] };
         scheduler.advance(Time(plans.into()), event).expect("it fits");
         scheduler.audit();
     }
@@ -126,12 +128,15 @@ fn a_step_is_not_repeated_while_somebody_waits_for_a_plan() {
     let prefill = scheduler.plan(Time(0));
     assert_eq!((prefill.prefills.len(), prefill.repeats_max), (1, 0));
     let results = [StepResult { request: RequestId(1), tokens: &[9], finished: false }];
-    let event = Event::StepDone { step: prefill.step.expect("a step"), results: &results };
+    let event =
+        Event::StepDone { step: prefill.step.expect("a step"), results: &results, failed: &[] };
     scheduler.advance(Time(1), event).expect("it fits");
     let alone = scheduler.plan(Time(1));
     assert_eq!((alone.decodes.len(), alone.repeats_max), (1, 7), "eight tokens are left");
     let step = alone.step.expect("a step");
-    scheduler.advance(Time(2), Event::StepDone { step, results: &results }).expect("it fits");
+    scheduler
+        .advance(Time(2), Event::StepDone { step, results: &results, failed: &[] })
+        .expect("it fits");
     scheduler.submit(Time(2), Request::new(2, vec![2; 17], 9)).expect("a sound request");
     let crowded = scheduler.plan(Time(2));
     assert_eq!((crowded.decodes.len(), crowded.prefills.len()), (1, 0), "there is no room");
@@ -147,7 +152,8 @@ fn step(scheduler: &mut Scheduler, now: Time) -> Plan {
     let requests = last_chunks.map(|prefill| prefill.request).chain(decodes);
     let results: Vec<_> =
         requests.map(|request| StepResult { request, tokens: &[9], finished: false }).collect();
-    let event = Event::StepDone { step: plan.step.expect("a step"), results: &results };
+    let event =
+        Event::StepDone { step: plan.step.expect("a step"), results: &results, failed: &[] };
     scheduler.advance(now, event).expect("it fits");
     scheduler.audit();
     plan

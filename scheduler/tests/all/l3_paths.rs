@@ -65,7 +65,7 @@ fn run(scheduler: &mut Scheduler, id: u64, prompt: Vec<Token>) -> Plan {
         if let Some(step) = plan.step {
             let results = [StepResult { request: RequestId(id), tokens: &[9], finished: true }];
             scheduler
-                .advance(Time(1), Event::StepDone { step, results: &results })
+                .advance(Time(1), Event::StepDone { step, results: &results, failed: &[] })
                 .expect("it fits");
         }
     }

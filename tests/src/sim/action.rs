@@ -45,10 +45,14 @@ pub enum Action {
     Abort(u32),
     /// The engine asks for a plan.
     Plan,
-    /// The step in flight is done; decodes accept so many tokens at the most.
+    /// The first step in flight is done; decodes accept so many tokens at the most.
     Compute(u32),
-    /// The step in flight comes to nothing.
+    /// The first step in flight comes to nothing.
     FailStep,
+    /// The first step in flight is done, but for the part of its n-th member.
+    FailMember(u32),
+    /// The device gets through with the first step that it has not been at.
+    Execute,
     /// The n-th outcome that is owed arrives.
     Report(u32, Outcome),
     /// The n-th outcome that is owed arrives, but a page was damaged on the way.

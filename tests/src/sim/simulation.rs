@@ -318,11 +318,9 @@ impl Simulation {
     fn plan(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         self.perform(Action::Plan)?;
-        if self.stage.world.in_step() && self.step_due.is_none() {
+        if self.step_due.is_none() {
             let prefills = &self.stage.world.last_plan().prefills;
-            let tokens: u64 = prefills.iter().map(|prefill| u64::from(prefill.tokens)).sum();
-            let takes = 200 + self.dice.below(2_000) + tokens * self.swarm.load.token_us;
-            self.step_due = Some(self.now() + takes);
+            self.begin_step(prefills.iter().map(|prefill| u64::from(prefill.tokens)).sum());
         }
         while self.due.len() < self.stage.owed.len() {
             let (op, _) = self.stage.owed[self.due.len()];
@@ -351,18 +349,36 @@ impl Simulation {
         Ok(())
     }
 
+    /// The first step in flight, if there is one, takes its time from now on.
+    fn begin_step(&mut self, prefilled_tokens: u64) {
+        if self.stage.world.in_step() {
+            let tokens_us = prefilled_tokens * self.swarm.load.token_us;
+            self.step_due = Some(self.now() + 200 + self.dice.below(2_000) + tokens_us);
+        }
+    }
+
     fn end_step(&mut self) -> Result<(), Violation> {
         self.step_due = None;
-        if self.dice.one_in(4) && self.strikes(FaultKind::StepFailed) {
+        let action = if self.dice.one_in(4) && self.strikes(FaultKind::StepFailed) {
             self.faults.count(FaultKind::StepFailed);
-            return self.perform(Action::FailStep);
-        }
-        let accepted = 1 + self.dice.below(4) as u32;
-        self.perform(Action::Compute(accepted))
+            match self.dice.one_in(2) {
+                true => Action::FailStep,
+                false => Action::FailMember(self.dice.below(16) as u32),
+            }
+        } else {
+            Action::Compute(1 + self.dice.below(4) as u32)
+        };
+        self.perform(action)?;
+        self.begin_step(0);
+        Ok(())
     }
 
     /// Aborts, restarts and the like, at any moment.
     fn chaos(&mut self) -> Result<(), Violation> {
+        let runs_ahead = self.swarm.config.batch.steps_in_flight_max > 1;
+        if runs_ahead && self.dice.one_in(4) {
+            self.perform(Action::Execute)?;
+        }
         let alive = !self.stage.live.is_empty();
         if alive && self.dice.one_in(8) && self.strikes(FaultKind::Abort) {
             self.faults.count(FaultKind::Abort);

@@ -3,7 +3,9 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 
-use terrace_scheduler::{Config, Event, OpId, Outcome, Plan, Request, RequestId, StateName, Token};
+use terrace_scheduler::{
+    Config, Event, OpId, Outcome, Output, Plan, Request, RequestId, StateName, Token,
+};
 
 use super::action::{Action, Opening};
 use crate::world::{Transfer, World};
@@ -106,11 +108,17 @@ impl Stage {
             Action::Compute(accepted) => {
                 if self.world.in_step() {
                     self.world.accepted_tokens = *accepted;
-                    let wrong = |wrong: crate::WrongPage| Violation::WrongPage(wrong.to_string());
-                    self.world.finish_step().map_err(wrong)?;
+                    self.world.finish_step().map_err(wrong_page)?;
                     self.record_conversations();
                 }
             }
+            Action::FailMember(nth) => {
+                if self.world.in_step() {
+                    self.world.finish_step_but(Some(*nth)).map_err(wrong_page)?;
+                    self.record_conversations();
+                }
+            }
+            Action::Execute => self.world.execute().map_err(wrong_page)?,
             Action::FailStep => {
                 if self.world.in_step() {
                     self.world.fail_step();
@@ -243,6 +251,10 @@ impl Stage {
     }
 }
 
+fn wrong_page(wrong: crate::WrongPage) -> Violation {
+    Violation::WrongPage(wrong.to_string())
+}
+
 fn nth_of(nth: u32, count: usize) -> Option<usize> {
     (nth as usize).checked_rem(count)
 }
@@ -260,6 +272,9 @@ fn fingerprint(before: u64, plan: &Plan) -> u64 {
     for decode in &plan.decodes {
         mix(decode.request.0 << 32 | u64::from(decode.start));
         mix(u64::from(decode.slot.0) << 32 | u64::from(decode.tokens));
+        if let Some(Output { step, row }) = decode.input {
+            mix(step.0 << 32 | u64::from(row));
+        }
     }
     for change in &plan.rows {
         mix(u64::from(change.slot.0) << 32 | u64::from(change.first_entry));

@@ -87,7 +87,12 @@ impl Swarm {
 
 fn draw_config(dice: &mut Dice) -> Config {
     let host_pages = dice.pick(&[0, 1, 6, 20, 60, 60]);
-    let decode_tokens = dice.pick(&[1, 1, 2, 4]);
+    let steps_in_flight_max = dice.pick(&[1, 2]);
+    let (decode_tokens, repeats_max) = match (steps_in_flight_max, dice.pick(&[1, 1, 2, 4])) {
+        (1, 1) => (1, dice.pick(&[0, 1, 7])),
+        (1, decode_tokens) => (decode_tokens, 0),
+        _ => (1, 0),
+    };
     let running_max = dice.pick(&[1, 2, 4, 8]);
     let mut builder = Config::builder()
         .page_size(dice.pick(&[1, 2, 2, 4, 8]))
@@ -105,7 +110,8 @@ fn draw_config(dice: &mut Dice) -> Config {
         .batch(BatchConfig {
             running_max,
             decode_tokens,
-            repeats_max: if decode_tokens == 1 { dice.pick(&[0, 1, 7]) } else { 0 },
+            repeats_max,
+            steps_in_flight_max,
             step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
             mixed: dice.one_in(2),
             shortest_first_percent: dice.pick(&[0, 25, 25, 100]),

@@ -1,0 +1,234 @@
+//! The steps in flight.
+//!
+//! A step may be planned while another runs. What it computes follows what the other computes, so the one
+//! behind is worth nothing if the one before it fails; and whoever leaves the batch meanwhile leaves what
+//! the steps in flight may read or write with the last of them.
+
+use std::collections::VecDeque;
+
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{Cache, Claims, DevicePin};
+use terrace_fsm::{RequestId, Time};
+
+use crate::error::EventError;
+use crate::plan::{Output, StepId};
+use crate::requests::{Entry, Handle};
+
+/// What a request does in a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub(crate) handle: Handle,
+    pub(crate) request: RequestId,
+    /// Where its KV begins, and where it will end if all goes well.
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    /// How many tokens it may produce; none in the middle of a prompt.
+    pub(crate) tokens_max: u32,
+    pub(crate) is_decode: bool,
+    /// What the request's [`Flying::epoch`] was.
+    epoch: u32,
+}
+
+impl Member {
+    pub(crate) fn produces_tokens(&self) -> bool {
+        self.tokens_max > 0
+    }
+}
+
+/// What the steps in flight compute of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Flying {
+    /// Tokens behind the computed ones whose KV they write.
+    pub(crate) tokens: u32,
+    /// Tokens that they produce, at least.
+    pub(crate) new_tokens: u32,
+    /// Its row of the last step that it was part of.
+    last: Option<Output>,
+    /// How often what was in flight turned out to be of no use.
+    epoch: u32,
+}
+
+impl Flying {
+    /// Nothing that is in flight is to be believed.
+    pub(crate) fn cancel(&mut self) {
+        (self.tokens, self.new_tokens) = (0, 0);
+        self.epoch += 1;
+    }
+
+    /// Where its next input token comes from, if that is not known yet.
+    pub(crate) fn input(&self) -> Option<Output> {
+        let last = self.last.filter(|_| self.new_tokens > 0)?;
+        let row =
+            if planted(Bug::InputOfAnotherRow) { last.row.saturating_sub(1) } else { last.row };
+        Some(Output { row, ..last })
+    }
+}
+
+/// A step in flight.
+#[derive(Debug)]
+pub(crate) struct Step {
+    pub(crate) id: StepId,
+    pub(crate) started: Time,
+    pub(crate) repeats_max: u32,
+    pub(crate) members: Vec<Member>,
+    /// The step before it has failed: whatever it reports, it wrote nothing that can be trusted.
+    is_doomed: bool,
+    /// What it may read of those who have left the batch.
+    left: Vec<DevicePin>,
+}
+
+/// The steps in flight, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Steps {
+    in_flight: VecDeque<Step>,
+    next: u64,
+    /// Their memory is used again.
+    spare: Vec<Step>,
+    /// When the last one ended.
+    last_end: Time,
+}
+
+impl Steps {
+    pub(crate) fn count(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Whether another step may follow those in flight.
+    pub(crate) fn may_follow(&self, steps_max: u32) -> bool {
+        self.count() < steps_max as usize && self.in_flight.iter().all(|step| !step.is_doomed)
+    }
+
+    /// A step without members, not yet in flight.
+    pub(crate) fn new_step(&mut self, started: Time, repeats_max: u32) -> Step {
+        let id = StepId(self.next);
+        self.next += 1;
+        match self.spare.pop() {
+            Some(step) => Step { id, started, repeats_max, is_doomed: false, ..step },
+            None => Step {
+                id,
+                started,
+                repeats_max,
+                members: Vec::new(),
+                is_doomed: false,
+                left: Vec::new(),
+            },
+        }
+    }
+
+    pub(crate) fn launch(&mut self, step: Step) {
+        self.in_flight.push_back(step);
+    }
+
+    /// The step that is reported, unless it was before.
+    pub(crate) fn find(&self, id: StepId) -> Result<Option<&Step>, EventError> {
+        if id.0 >= self.next {
+            return Err(EventError::UnknownStep(id));
+        }
+        match self.in_flight.front() {
+            Some(step) if step.id == id => Ok(Some(step)),
+            Some(first) if first.id < id => {
+                Err(EventError::StepOutOfTurn { step: id, first: first.id })
+            }
+            Some(_) | None => Ok(None),
+        }
+    }
+
+    /// The first step is over. Answers how long it took, by itself.
+    pub(crate) fn take_first(&mut self, now: Time) -> (Step, std::time::Duration) {
+        let step = self.in_flight.pop_front().expect("it was found");
+        let began = step.started.max(std::mem::replace(&mut self.last_end, now));
+        let took = now.since(began);
+        (step, took)
+    }
+
+    /// Nobody needs a step that is over any more: what was left with it is let go, its memory put by.
+    pub(crate) fn put_by(&mut self, mut step: Step, cache: &mut Cache) {
+        step.left.drain(..).for_each(|pin| cache.unpin_device(pin));
+        step.members.clear();
+        self.spare.push(step);
+    }
+
+    /// The steps behind a failed one fail with it.
+    pub(crate) fn doom_all(&mut self) -> impl Iterator<Item = &Member> {
+        self.in_flight.iter_mut().flat_map(|step| {
+            step.is_doomed = true;
+            step.members.iter()
+        })
+    }
+
+    /// The last step that may touch pages of a request, if any does.
+    pub(crate) fn last_with(&mut self, entry: &Entry) -> Option<&mut Step> {
+        let last = entry.flying.last?.step;
+        self.in_flight.iter_mut().find(|step| step.id == last)
+    }
+
+    /// Whether a step in flight has the request in it and is of no use to it.
+    pub(crate) fn is_in_vain_for(&self, entry: &Entry) -> bool {
+        let Flying { tokens, last, .. } = entry.flying;
+        let is_in_flight =
+            |output: Output| self.in_flight.front().is_some_and(|first| first.id <= output.step);
+        tokens == 0 && last.is_some_and(is_in_flight)
+    }
+
+    /// The last step in flight.
+    pub(crate) fn last(&self) -> Option<StepId> {
+        self.in_flight.back().map(|step| step.id)
+    }
+
+    pub(crate) fn claim(&self, claims: &mut Claims) {
+        self.in_flight.iter().flat_map(|step| &step.left).for_each(|pin| claims.device_pin(pin));
+    }
+}
+
+impl Step {
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.is_doomed
+    }
+
+    /// The request takes part: what it computes is in flight from now on.
+    pub(crate) fn add(
+        &mut self,
+        entry: &mut Entry,
+        start: u32,
+        tokens: u32,
+        tokens_max: u32,
+        is_decode: bool,
+    ) {
+        let row = self.members.len() as u32;
+        let Flying { tokens: in_flight, new_tokens, last, epoch } = &mut entry.flying;
+        *in_flight += tokens;
+        *new_tokens += u32::from(tokens_max > 0);
+        *last = Some(Output { step: self.id, row });
+        self.members.push(Member {
+            handle: entry.handle,
+            request: entry.id,
+            start,
+            end: start + tokens,
+            tokens_max,
+            is_decode,
+            epoch: *epoch,
+        });
+    }
+
+    /// What a request leaves behind that this step may still read.
+    pub(crate) fn keep(&mut self, path: DevicePin) {
+        self.left.push(path);
+    }
+}
+
+impl Member {
+    /// Whether the step's results are the request's.
+    pub(crate) fn counts_for(&self, entry: &Entry) -> bool {
+        entry.flying.epoch == self.epoch
+    }
+
+    /// What it computed is not in flight any more.
+    pub(crate) fn lands(&self, flying: &mut Flying) {
+        flying.tokens -= self.end - self.start;
+        flying.new_tokens -= u32::from(self.produces_tokens());
+    }
+}

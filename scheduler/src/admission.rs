@@ -9,6 +9,7 @@ use crate::operations::Work;
 use crate::plan::{Copy, CopyDirection, Plan};
 use crate::requests::{Entry, Handle, Sharing};
 use crate::scheduler::Scheduler;
+use crate::waiting::{DelayReason, Waiting};
 
 /// What came of trying to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +25,14 @@ impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute.
     /// Only those whose priority is above the given one: `i32::MIN` means all.
     pub(crate) fn admit(&mut self, plan: &mut Plan, above: i32, mut tokens_left: u32) {
-        if self.queue.is_empty() || self.free_slots.is_empty() {
+        if self.requests.line().is_empty() || self.free_slots.is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         let wait_max = ms(self.config.queue.wait_max_ms);
         let overdue = self.now.before(wait_max);
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
-        self.queue.candidates(queue, overdue, requests, cache, &mut candidates);
+        requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
         for candidate in &candidates {
             let is_above = above == i32::MIN || self.requests[candidate.handle].priority > above;
             if self.free_slots.is_empty() || tokens_left == 0 || !is_above {
@@ -75,7 +76,8 @@ impl Scheduler {
     }
 
     fn try_admit(&mut self, handle: Handle, spare_pages: usize, plan: &mut Plan) -> Tried {
-        if self.prefetch_has_time_left(handle) {
+        let is_delayed = self.requests[handle].waiting().is_delayed_by_fetch();
+        if is_delayed && !planted(Bug::CallOffBestEffort) {
             return Tried::Deferred;
         }
         let cacheable_pages = self.cacheable_pages(handle);
@@ -122,15 +124,6 @@ impl Scheduler {
         Tried::Admitted
     }
 
-    /// Whether its prefetch may take longer than it has so far: to admit it without would be to begin
-    /// prefetches in order to call them off.
-    fn prefetch_has_time_left(&self, handle: Handle) -> bool {
-        let entry = &self.requests[handle];
-        entry.state() == StateName::Prefetching
-            && self.now < entry.fetches_until
-            && !planted(Bug::CallOffBestEffort)
-    }
-
     /// Gives the request its slot and memory, and starts its load-back.
     fn grant(
         &mut self,
@@ -142,11 +135,10 @@ impl Scheduler {
         plan: &mut Plan,
     ) {
         if self.requests[handle].state() == StateName::Prefetching {
-            self.stop_waiting(handle);
+            self.stop_fetching(handle);
         }
         self.abandon_operation(handle);
         self.release_fetched(handle);
-        self.leave_queue(handle);
 
         let entry = &mut self.requests[handle];
         let is_first = !entry.admitted_before;
@@ -157,7 +149,6 @@ impl Scheduler {
         }
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
-        entry.start_by = None;
         entry.sharing = None;
         entry.waited_for_room = false;
         if !planted(Bug::KeepRowOfRetracted) {
@@ -186,8 +177,13 @@ impl Scheduler {
         self.slot_holders[slot.0 as usize] = Some(handle);
         self.running.push(handle);
         self.prefilling += 1;
-        let gives_up = ms(self.config.copies.load_back_timeout_ms);
-        self.wait_until(handle, load_back.map(|_| self.now.after(gives_up)));
+        let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
+        let waiting = match load_back {
+            Some(_) => Waiting::Loading { until: loads_until },
+            None => Waiting::COMPUTING,
+        };
+        self.requests.limit_start(handle, None);
+        self.requests.wait(handle, waiting);
         self.start_sharing(handle);
     }
 
@@ -265,9 +261,8 @@ impl Scheduler {
         let queue = &self.config.queue;
         let stalls = sharing.progressed.after(ms(queue.share_stall_max_ms));
         let until = sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls);
-        let entry = &self.requests[handle];
-        if now < until && entry.wait_ends.is_none() && entry.state() != StateName::Prefetching {
-            self.wait_until(handle, Some(until));
+        if now < until && self.requests[handle].state() != StateName::Prefetching {
+            self.look_again(handle, until, DelayReason::Prefix);
         }
         now < until
     }

@@ -62,7 +62,7 @@ impl Scheduler {
     }
 
     fn audit_requests(&self) -> Result<(), Fault> {
-        let (mut slots, mut draining, mut queued, mut sharing) = (Vec::new(), 0, 0, 0);
+        let (mut slots, mut draining, mut in_line, mut sharing) = (Vec::new(), 0, 0, 0);
         let (mut fetched_pages, mut prefilling) = (0, 0);
         for entry in self.requests.iter() {
             let state = entry.state();
@@ -70,7 +70,10 @@ impl Scheduler {
             slots.extend(entry.life.state().computing().map(|computing| computing.slot));
             draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
             prefilling += usize::from(state == StateName::Prefilling);
-            queued += usize::from(entry.queued);
+            in_line += usize::from(entry.waiting().is_in_line());
+            ensure(entry.waiting().fits(state), || {
+                format!("{} is {state:?} and waits: {:?}", entry.id, entry.waiting())
+            })?;
             if state == StateName::PrefetchDone {
                 fetched_pages += entry.fetched.len() as u32;
             }
@@ -96,7 +99,7 @@ impl Scheduler {
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
         ensure(draining == self.stats.draining, || format!("{draining} requests drain"))?;
         ensure(prefilling == self.prefilling, || format!("{prefilling} requests prefill"))?;
-        ensure(queued == self.queue.len(), || format!("{queued} requests are queued"))?;
+        ensure(in_line == self.requests.line().len(), || format!("{in_line} requests are in line"))?;
         ensure(sharing == self.computing.len(), || format!("{sharing} requests share"))?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())
     }

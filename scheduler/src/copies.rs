@@ -9,6 +9,7 @@ use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
 use crate::requests::{Handle, L3_ASKS_MAX};
 use crate::scheduler::Scheduler;
+use crate::waiting::{DelayReason, Waiting};
 
 impl Scheduler {
     // ---- making room ----
@@ -168,10 +169,9 @@ impl Scheduler {
 
     /// Makes sure that a plan is made when the copies that make room are late.
     pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
-        let entry = &self.requests[handle];
-        if self.pages_making_room() > 0 && entry.wait_ends.is_none() {
+        if self.pages_making_room() > 0 {
             let timeout = ms(self.config.copies.write_back_timeout_ms);
-            self.wait_until(handle, Some(self.now.after(timeout)));
+            self.look_again(handle, self.now.after(timeout), DelayReason::Room);
         }
     }
 
@@ -205,9 +205,8 @@ impl Scheduler {
         entry.distrusts_host = false;
         // If it loses pages that L3 has before it runs again, L3 is asked for them.
         (entry.asked_from, entry.asks_left) = (Some(in_l3), L3_ASKS_MAX);
-        (entry.found, entry.fetched, entry.uncached_tokens) = (None, 0..0, None);
-        self.wait_until(handle, None);
-        self.enqueue(handle);
+        (entry.fetched, entry.uncached_tokens) = (0..0, None);
+        self.requests.wait(handle, Waiting::IN_LINE);
     }
 
     // ---- load-backs ----
@@ -236,7 +235,7 @@ impl Scheduler {
                 self.count_loaded(handle, start_page..loaded.max(start_page));
             }
             self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
-            self.wait_until(handle, None);
+            self.requests.wait(handle, Waiting::COMPUTING);
             let entry = &mut self.requests[handle];
             entry.computed_tokens = loaded * self.config.cache.page_size;
             entry.distrusts_host |= sound_pages < count;
@@ -248,11 +247,10 @@ impl Scheduler {
 
     /// The request computes what its load-back has not brought in time.
     pub(crate) fn compute_instead_of_loading(&mut self, handle: Handle) {
-        if self.requests[handle].life.state().operation().is_some() {
-            self.abandon_operation(handle);
-            self.requests[handle].distrusts_host = true;
-            self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
-        }
+        self.abandon_operation(handle);
+        self.requests[handle].distrusts_host = true;
+        self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
+        self.requests.wait(handle, Waiting::COMPUTING);
     }
 
     pub(crate) fn waits_for(&self, handle: Handle, op: OpId) -> bool {
@@ -380,8 +378,17 @@ impl Scheduler {
         }
     }
 
+    /// The request ends, and its copy goes on for the cache's sake if it has begun.
+    pub(crate) fn stop_draining(&mut self, handle: Handle) {
+        match self.requests[handle].state() {
+            StateName::Draining => self.skip_drain(handle),
+            StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
+            other => unreachable!("{other:?} does not drain"),
+        }
+    }
+
     /// Lets a request end whose pages have not been copied to host.
-    pub(crate) fn skip_drain(&mut self, handle: Handle) {
+    fn skip_drain(&mut self, handle: Handle) {
         if let State::Draining { path } = self.requests[handle].life.state() {
             let skipped = self.cache.unwritten_pages(path, true);
             self.stats.write_backs_skipped_pages += skipped as u64;

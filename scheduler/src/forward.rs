@@ -13,6 +13,7 @@ use crate::plan::{Decode, Plan, RowChange, StepId};
 use crate::prefetch::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
+use crate::waiting::Waiting;
 
 /// What a request does in a step.
 #[derive(Clone, Copy, Debug)]
@@ -133,8 +134,8 @@ impl Scheduler {
     /// Whether a plan may do something for a request without anything having happened before it.
     fn somebody_waits_for_a_plan(&self) -> bool {
         let asks_l3 =
-            |reading: &Reading| !reading.to_probe.is_empty() || !reading.to_prefetch.is_empty();
-        !self.queue.is_empty()
+            |reading: &Reading| !reading.to_ask.is_empty() || !reading.told.is_empty();
+        !self.requests.line().is_empty()
             || !self.drains.is_empty()
             || self.reading.as_ref().is_some_and(asks_l3)
     }
@@ -360,7 +361,7 @@ impl Scheduler {
         self.stats.draining += 1;
         self.drains.push_back(handle);
         let gives_up = ms(self.config.copies.write_back_timeout_ms);
-        self.wait_until(handle, Some(self.now.after(gives_up)));
+        self.requests.wait(handle, Waiting::Draining { until: self.now.after(gives_up) });
     }
 
     /// The step wrote nothing that can be trusted: its members try again, but not for ever.

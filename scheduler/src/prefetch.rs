@@ -9,17 +9,18 @@ use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
 use crate::config::{L3Config, PrefetchPolicy, ms};
 use crate::operations::{Anchor, Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::requests::{Found, Handle};
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 use crate::store_health::{Backoff, NegativeCache};
+use crate::waiting::{Delay, DelayReason, Found, Waiting};
 
 /// What reading from L3 needs.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    /// Requests about which L3 is to be asked.
-    pub(crate) to_probe: VecDeque<Handle>,
-    /// Requests of which L3 has enough.
-    pub(crate) to_prefetch: VecDeque<Handle>,
+    /// Requests about which L3 is to be asked; some may have gone on without.
+    pub(crate) to_ask: VecDeque<Handle>,
+    /// Requests of which L3 has enough; some may have gone on without.
+    pub(crate) told: VecDeque<Handle>,
     /// Pages that L3 brought for requests that still wait to be admitted: they hold host memory.
     pub(crate) waiting_pages: u32,
     pub(crate) negative: NegativeCache,
@@ -31,8 +32,8 @@ impl Reading {
     pub(crate) fn new(config: &L3Config) -> Self {
         let backoff = || Backoff::new(ms(config.backoff_base_ms), ms(config.backoff_max_ms));
         Self {
-            to_probe: VecDeque::new(),
-            to_prefetch: VecDeque::new(),
+            to_ask: VecDeque::new(),
+            told: VecDeque::new(),
             waiting_pages: 0,
             negative: NegativeCache::new(ms(config.negative_ttl_ms), config.negative_max),
             probe_backoff: backoff(),
@@ -59,40 +60,29 @@ impl Scheduler {
     /// Asks L3 about requests of which the cache lacks enough.
     pub(crate) fn plan_probes(&mut self, plan: &mut Plan) {
         if let Some(reading) = &mut self.reading {
-            self.requests.prune(&mut reading.to_probe);
+            self.requests.prune(&mut reading.to_ask);
         }
-        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_probe.front().copied()) {
-            let decision = match self.is_before_l3(handle) {
-                true => self.decide_probe(handle),
-                false => Decision::Skip,
+        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_ask.front().copied()) {
+            let waiting = self.requests.get(handle).map(Entry::waiting);
+            let decision = match waiting {
+                Some(Waiting::ToAsk) => Some(self.decide_probe(handle)),
+                Some(_) | None => None,
             };
-            if matches!(decision, Decision::Wait) {
+            if matches!(decision, Some(Decision::Wait)) {
                 return;
             }
             if let Some(reading) = &mut self.reading {
-                reading.to_probe.pop_front();
+                reading.to_ask.pop_front();
             }
             match decision {
-                Decision::Go { start_page, pages } => {
+                Some(Decision::Go { start_page, pages }) => {
                     self.start_probe(handle, start_page, pages, plan);
                 }
-                Decision::Skip | Decision::Wait | Decision::AskAgain => self.go_on_without(handle),
+                Some(Decision::Skip | Decision::Wait | Decision::AskAgain) => {
+                    self.requests.wait(handle, Waiting::IN_LINE);
+                }
+                None => {}
             }
-        }
-    }
-
-    /// Whether the request is alive and waits for nothing but what is decided about L3.
-    fn is_before_l3(&self, handle: Handle) -> bool {
-        self.requests.get(handle).is_some_and(|entry| {
-            let waits = matches!(entry.state(), StateName::Submitted | StateName::Retracted);
-            waits && !entry.queued && entry.life.state().operation().is_none()
-        })
-    }
-
-    fn go_on_without(&mut self, handle: Handle) {
-        if self.is_before_l3(handle) {
-            self.wait_until(handle, None);
-            self.enqueue(handle);
         }
     }
 
@@ -161,18 +151,21 @@ impl Scheduler {
         }
         match self.decide_probe(handle) {
             Decision::Go { start_page, pages } => {
-                self.leave_queue(handle);
                 self.start_probe(handle, start_page, pages, plan);
                 true
             }
             Decision::Wait => {
-                self.leave_queue(handle);
-                if let Some(reading) = &mut self.reading {
-                    reading.to_probe.push_back(handle);
-                }
+                self.stand_in_line_to_ask(handle);
                 true
             }
             Decision::Skip | Decision::AskAgain => false,
+        }
+    }
+
+    fn stand_in_line_to_ask(&mut self, handle: Handle) {
+        if let Some(reading) = &mut self.reading {
+            reading.to_ask.push_back(handle);
+            self.requests.wait(handle, Waiting::ToAsk);
         }
     }
 
@@ -186,7 +179,8 @@ impl Scheduler {
         plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
         self.happen(handle, &LifeEvent::ProbeStarted(op));
         let timeout = self.config.l3.as_ref().map_or(0, |l3| l3.probe_timeout_ms);
-        self.wait_until(handle, Some(self.now.after(ms(timeout))));
+        let until = self.now.after(ms(timeout));
+        self.requests.wait(handle, Waiting::Asking { until });
     }
 
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
@@ -203,14 +197,11 @@ impl Scheduler {
             return;
         };
         self.happen(handle, &LifeEvent::ProbeEnded);
-        self.wait_until(handle, None);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
-        match &self.reading {
-            Some(_) if pages >= threshold => {
-                self.requests[handle].found = Some(Found { start_page, pages });
-                self.stand_in_line(handle, pages);
-            }
-            Some(_) | None => self.go_on_without(handle),
+        if pages >= threshold {
+            self.stand_in_line_to_fetch(handle, Found { start_page, pages });
+        } else {
+            self.requests.wait(handle, Waiting::IN_LINE);
         }
     }
 
@@ -234,11 +225,6 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn waits_for_room_only(&self, handle: Handle) -> bool {
-        self.requests[handle].state() == StateName::Prefetching
-            && self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort)
-    }
-
     /// How long a request waits for a prefetch of so many pages, from now.
     fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
         match config.prefetch {
@@ -251,13 +237,13 @@ impl Scheduler {
         }
     }
 
-    /// The next plan begins the prefetch of so many pages, or lets the request stand in line for it.
-    fn stand_in_line(&mut self, handle: Handle, pages: u32) {
+    /// The next plan begins the prefetch of what was found, or lets the request stand in line for it.
+    fn stand_in_line_to_fetch(&mut self, handle: Handle, found: Found) {
         let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
-        reading.to_prefetch.push_back(handle);
+        reading.told.push_back(handle);
         let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;
-        let until = stands_in_line.then(|| self.prefetch_deadline(config, pages));
-        self.wait_until(handle, until);
+        let until = stands_in_line.then(|| self.prefetch_deadline(config, found.pages));
+        self.requests.wait(handle, Waiting::Told { found, until });
     }
 
     // ---- prefetches ----
@@ -265,32 +251,38 @@ impl Scheduler {
     /// Fetches what L3 has and the cache still lacks: the match is made again, here and now.
     pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
         if let Some(reading) = &mut self.reading {
-            self.requests.prune(&mut reading.to_prefetch);
+            self.requests.prune(&mut reading.told);
         }
-        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_prefetch.front().copied())
-        {
-            let decision = match self.is_before_l3(handle) {
-                true => self.decide_prefetch(handle),
-                false => Decision::Skip,
+        while let Some(handle) = self.reading.as_ref().and_then(|r| r.told.front().copied()) {
+            let waiting = self.requests.get(handle).map(Entry::waiting);
+            let told = match waiting {
+                Some(Waiting::Told { found, .. }) => {
+                    Some((found, self.decide_prefetch(handle, found)))
+                }
+                Some(_) | None => None,
             };
-            if matches!(decision, Decision::Wait) {
+            if matches!(told, Some((_, Decision::Wait))) {
                 return;
             }
             if let Some(reading) = &mut self.reading {
-                reading.to_prefetch.pop_front();
+                reading.told.pop_front();
             }
-            match decision {
-                Decision::Go { pages, .. } => self.start_prefetch(handle, pages, plan),
-                Decision::AskAgain => self.ask_again(handle),
-                Decision::Skip | Decision::Wait => self.go_on_without(handle),
+            match told {
+                Some((found, Decision::Go { pages, .. })) => {
+                    self.start_prefetch(handle, found, pages, plan);
+                }
+                Some((_, Decision::AskAgain)) => self.ask_again(handle),
+                Some((_, Decision::Skip | Decision::Wait)) => {
+                    self.requests.wait(handle, Waiting::IN_LINE);
+                }
+                None => {}
             }
         }
     }
 
-    fn decide_prefetch(&mut self, handle: Handle) -> Decision {
+    fn decide_prefetch(&mut self, handle: Handle, found: Found) -> Decision {
         let Some(config) = &self.config.l3 else { return Decision::Skip };
         let entry = &self.requests[handle];
-        let Some(found) = entry.found else { return Decision::Skip };
         let end = found.start_page + found.pages;
         let start_page = self.cache.lookup(&entry.sequence, end).host.depth;
         if start_page < found.start_page {
@@ -345,18 +337,18 @@ impl Scheduler {
 
     /// Puts the request back among those to ask about, but not for ever.
     fn ask_again(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        entry.found = None;
-        match &mut self.reading {
-            Some(reading) if entry.asks_left > 0 => reading.to_probe.push_back(handle),
-            Some(_) | None => self.go_on_without(handle),
+        if self.requests[handle].asks_left > 0 {
+            self.stand_in_line_to_ask(handle);
+        } else {
+            self.requests.wait(handle, Waiting::IN_LINE);
         }
     }
 
-    fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
+    fn start_prefetch(&mut self, handle: Handle, told: Found, wanted: u32, plan: &mut Plan) {
         let Some(config) = &self.config.l3 else { return };
         let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
         let deadline = self.prefetch_deadline(config, wanted.min(share));
+        let fetches_in_line = config.prefetch == PrefetchPolicy::BestEffort;
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
@@ -373,7 +365,7 @@ impl Scheduler {
         self.stats.prefetch_shortened_pages += u64::from(wanted - pages);
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            self.go_on_without(handle);
+            self.requests.wait(handle, Waiting::IN_LINE);
             return;
         }
         let path = self.cache.pin_host_again(&anchor);
@@ -381,10 +373,10 @@ impl Scheduler {
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
         let first_key = plan.l3_keys.len() as u32;
         let first_page = plan.l3_host_pages.len() as u32;
-        let asked_from = match self.requests[handle].found {
+        let asked_from = match start_page {
             _ if planted(Bug::FetchFromPageZero) => 0,
-            Some(found) if planted(Bug::UseKeysOfTheProbe) => found.start_page,
-            Some(_) | None => start_page,
+            _ if planted(Bug::UseKeysOfTheProbe) => told.start_page,
+            start_page => start_page,
         };
         let asked = self.requests[handle].sequence.run(asked_from, asked_from + pages);
         asked.keys().append_to(&mut plan.l3_keys);
@@ -402,11 +394,13 @@ impl Scheduler {
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
-        self.requests[handle].fetches_until = deadline;
-        self.wait_until(handle, Some(deadline));
-        if self.waits_for_room_only(handle) {
-            self.enqueue(handle);
-        }
+        let waiting = match fetches_in_line {
+            true => Waiting::InLine {
+                delay: Some(Delay { until: deadline, reason: DelayReason::Fetch }),
+            },
+            false => Waiting::Fetching { until: deadline },
+        };
+        self.requests.wait(handle, waiting);
     }
 
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
@@ -448,8 +442,7 @@ impl Scheduler {
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
                 self.stop_sharing(handle);
                 if !planted(Bug::WaitOutDeadlines) {
-                    self.wait_until(handle, None);
-                    self.enqueue(handle);
+                    self.requests.wait(handle, Waiting::IN_LINE);
                 }
             }
             None => self.cache.unpin_host(anchor),

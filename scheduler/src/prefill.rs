@@ -28,7 +28,7 @@ pub(crate) struct Short {
 impl Scheduler {
     /// Shares the step's tokens out among prompts, admitting those that wait.
     pub(crate) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if *tokens_left == 0 || (self.prefilling == 0 && self.queue.is_empty()) {
+        if *tokens_left == 0 || (self.prefilling == 0 && self.requests.line().is_empty()) {
             return;
         }
         if self.prefilling > 0 {
@@ -127,19 +127,19 @@ impl Scheduler {
         if !self.free_slots.is_empty() {
             let window = self.config.queue.window as usize;
             let running = shortest.len();
-            let waiting = self.queue.arrivals().take(window);
+            let waiting = self.requests.line().arrivals().take(window);
             shortest.extend(waiting.map(|handle| Short { tokens_left: 0, handle }));
             for short in &mut shortest[running..] {
                 short.tokens_left = self.uncached_tokens(short.handle);
             }
         }
         shortest.sort_unstable();
-        let first_in_line = self.queue.first(self.config.queue.order);
+        let first_in_line = self.requests.line().first(self.config.queue.order);
         for &Short { handle, .. } in &shortest {
             if *tokens_left == 0 {
                 break;
             }
-            if self.requests[handle].queued {
+            if self.requests[handle].waiting().is_in_line() {
                 let spare = first_in_line.filter(|&first| first != handle);
                 let spare_pages = spare.map_or(0, |first| self.prefill_pages(first));
                 self.admit_past_others(handle, spare_pages, plan);

@@ -8,7 +8,7 @@ use terrace_cache::{
     Tokens,
 };
 use terrace_fsm::{
-    Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
+    Event as LifeEvent, OpId, RequestId, Slot, State, StateName, Time, Transition,
 };
 
 use crate::backup::PendingBackup;
@@ -16,16 +16,17 @@ use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
 use crate::forward::Step;
+use crate::line::Candidate;
 use crate::operations::{Operations, Reported, Work};
 use crate::plan::{Ended, Plan, StepId};
 use crate::prefetch::Reading;
 use crate::prefill::Short;
-use crate::queue::{Candidate, Queue};
 use crate::rates::Rates;
 use crate::request::{Prompt, Request};
 use crate::requests::{Entry, Handle, Requests};
 use crate::stats::{Hits, Stats};
 use crate::store_health::Backoff;
+use crate::waiting::Waiting;
 
 /// How much of a prompt the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +44,6 @@ pub struct Scheduler {
     pub(crate) namespace: Namespace,
     pub(crate) cache: Cache,
     pub(crate) requests: Requests,
-    pub(crate) queue: Queue,
     /// Requests with a slot, by admission; some may have ended since the last plan.
     pub(crate) running: Vec<Handle>,
     /// Whether some have.
@@ -93,7 +93,6 @@ impl Scheduler {
             namespace: config.namespace(),
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
-            queue: Queue::default(),
             running: Vec::new(),
             some_left_batch: false,
             prefilling: 0,
@@ -144,13 +143,12 @@ impl Scheduler {
         });
         if self.config.queue.start_timeout_ms > 0 {
             let start_by = now.after(ms(self.config.queue.start_timeout_ms));
-            self.requests[handle].start_by = Some(start_by);
-            self.requests.refresh_timer(handle);
+            self.requests.limit_start(handle, Some(start_by));
         }
         self.stats.submitted += 1;
         match &mut self.reading {
-            Some(reading) => reading.to_probe.push_back(handle),
-            None => self.enqueue(handle),
+            Some(reading) => reading.to_ask.push_back(handle),
+            None => self.requests.wait(handle, Waiting::IN_LINE),
         }
         Ok(())
     }
@@ -436,7 +434,6 @@ impl Scheduler {
     pub(crate) fn end(&mut self, handle: Handle, event: &LifeEvent<'_>) {
         self.abandon_operation(handle);
         self.release_fetched(handle);
-        self.leave_queue(handle);
         self.leave_batch(handle);
         match self.requests[handle].state() {
             StateName::Draining | StateName::WritingBack => self.stats.draining -= 1,
@@ -496,21 +493,6 @@ impl Scheduler {
         }
     }
 
-    /// From now on the request may be admitted.
-    pub(crate) fn enqueue(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        if !std::mem::replace(&mut entry.queued, true) {
-            self.queue.insert(handle, entry.priority);
-        }
-    }
-
-    pub(crate) fn leave_queue(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        if std::mem::take(&mut entry.queued) {
-            self.queue.remove(handle, entry.priority);
-        }
-    }
-
     /// Frees the slot of a request that computes; its memory is the caller's business.
     pub(crate) fn leave_batch(&mut self, handle: Handle) {
         self.stop_sharing(handle);
@@ -533,67 +515,6 @@ impl Scheduler {
             let requests = &self.requests;
             let computes = |entry: &Entry| entry.life.state().computing().is_some();
             self.running.retain(|&handle| requests.get(handle).is_some_and(computes));
-        }
-    }
-
-    /// Sets or clears the moment at which the request's present wait is given up.
-    pub(crate) fn wait_until(&mut self, handle: Handle, until: Option<Time>) {
-        self.requests[handle].wait_ends = until;
-        self.requests.refresh_timer(handle);
-    }
-
-    /// A request's timer has run out.
-    fn expire(&mut self, handle: Handle) {
-        if self.requests[handle].start_by.is_some_and(|start_by| start_by <= self.now) {
-            self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-            return;
-        }
-        // The limit on starting goes on, whatever becomes of this wait.
-        self.wait_until(handle, None);
-        if !self.waits_for_room_only(handle) {
-            self.waited_in_vain(handle);
-        }
-    }
-
-    /// What the request waits for takes too long.
-    fn waited_in_vain(&mut self, handle: Handle) {
-        self.l3_is_late(handle);
-        self.stop_waiting(handle);
-    }
-
-    /// The request goes on without what it waits for.
-    pub(crate) fn stop_waiting(&mut self, handle: Handle) {
-        self.wait_until(handle, None);
-        let state = self.requests[handle].state();
-        match state {
-            StateName::Submitted => {
-                self.abandon_operation(handle);
-                self.happen(handle, &LifeEvent::ProbeEnded);
-                self.enqueue(handle);
-            }
-            StateName::Prefetching => {
-                self.abandon_operation(handle);
-                self.stop_sharing(handle);
-                self.happen(handle, &LifeEvent::PrefetchEnded { path: None });
-                self.enqueue(handle);
-            }
-            StateName::Prefilling => self.compute_instead_of_loading(handle),
-            // A copy that is in flight goes on for the cache's sake.
-            StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
-            StateName::Draining => self.skip_drain(handle),
-            StateName::Retracted => {
-                if let State::Retracted { probe: Some(_), .. } = self.requests[handle].life.state()
-                {
-                    self.abandon_operation(handle);
-                    self.happen(handle, &LifeEvent::ProbeEnded);
-                }
-                self.enqueue(handle);
-            }
-            StateName::PrefetchDone if planted(Bug::WaitOutDeadlines) => self.enqueue(handle),
-            StateName::PrefetchDone | StateName::Decoding => {}
-            StateName::Finished | StateName::Aborted | StateName::Failed => {
-                unreachable!("{state:?} waits for nothing")
-            }
         }
     }
 }

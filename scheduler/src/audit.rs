@@ -3,8 +3,10 @@
 use terrace_cache::{Claims, Fault};
 use terrace_fsm::{OpId, StateName};
 
+use crate::operations::Counts;
+use crate::reading::Reading;
 use crate::scheduler::Scheduler;
-use crate::stats::{OperationStats, Stats};
+use crate::stats::OperationStats;
 
 impl Scheduler {
     /// Proves that no page is lost or owned twice, that every pin is counted, and that slots and
@@ -21,9 +23,7 @@ impl Scheduler {
         for (_, operation) in self.operations.iter() {
             operation.work.claim(&mut claims);
         }
-        for backup in &self.backups {
-            claims.host_pin(&backup.path);
-        }
+        self.backups.claim(&mut claims);
         self.cache.audit(&claims)?;
         self.audit_budgets()?;
         self.audit_requests()
@@ -40,7 +40,7 @@ impl Scheduler {
     }
 
     fn audit_budgets(&self) -> Result<(), Fault> {
-        let mut counted = Stats::default();
+        let mut counted = Counts::default();
         for (_, operation) in self.operations.iter() {
             let counts = operation.work.counts(&mut counted);
             counts.in_flight += 1;
@@ -49,15 +49,22 @@ impl Scheduler {
                 counts.quarantined_pages += operation.pages;
             }
         }
-        let in_flight = |stats: &Stats| {
+        let in_flight = |counts: &Counts| {
             let of = |counts: OperationStats| {
                 (counts.in_flight, counts.in_flight_pages, counts.quarantined_pages)
             };
-            [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
-                .map(of)
+            [
+                counts.probes,
+                counts.prefetches,
+                counts.load_backs,
+                counts.write_backs,
+                counts.backups,
+            ]
+            .map(of)
         };
-        ensure(in_flight(&counted) == in_flight(&self.stats), || {
-            format!("budgets {:?}, in flight {:?}", in_flight(&self.stats), in_flight(&counted))
+        let budgets = in_flight(self.operations.counts());
+        ensure(in_flight(&counted) == budgets, || {
+            format!("budgets {budgets:?}, in flight {:?}", in_flight(&counted))
         })
     }
 
@@ -89,18 +96,20 @@ impl Scheduler {
                 })?;
             }
         }
-        slots.extend(&self.free_slots);
+        slots.extend(self.batch.free_slots());
         slots.sort_unstable();
         slots.dedup();
         ensure(slots.len() == self.config.batch.running_max as usize, || {
             "a slot is lost or owned twice".to_owned()
         })?;
-        let waiting_pages = self.reading.as_ref().map_or(0, |reading| reading.waiting_pages);
+        let waiting_pages = self.reading.as_ref().map_or(0, Reading::waiting_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
-        ensure(draining == self.stats.draining, || format!("{draining} requests drain"))?;
-        ensure(prefilling == self.prefilling, || format!("{prefilling} requests prefill"))?;
-        ensure(in_line == self.requests.line().len(), || format!("{in_line} requests are in line"))?;
-        ensure(sharing == self.computing.len(), || format!("{sharing} requests share"))?;
+        ensure(draining == self.drains.draining(), || format!("{draining} requests drain"))?;
+        ensure(prefilling == self.batch.prefilling(), || format!("{prefilling} requests prefill"))?;
+        ensure(in_line == self.requests.line().len(), || {
+            format!("{in_line} requests are in line")
+        })?;
+        ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())
     }
 }

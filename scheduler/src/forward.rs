@@ -3,48 +3,16 @@
 use std::cell::Cell;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, FailReason, Slot, State, StateName};
 
 use crate::admission::prefill_end;
-use crate::config::{Config, ms};
-use crate::error::EventError;
+use crate::config::Config;
 use crate::event::StepResult;
-use crate::plan::{Decode, Plan, RowChange, StepId};
-use crate::prefetch::Reading;
+use crate::plan::{Decode, Plan, RowChange};
+use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
-
-/// What a request does in a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Member {
-    handle: Handle,
-    request: RequestId,
-    /// Where its KV will end if all goes well.
-    end: u32,
-    /// How many tokens it may produce; none in the middle of a prompt.
-    tokens_max: u32,
-    is_decode: bool,
-}
-
-impl Member {
-    fn check(&self, result: &StepResult<'_>) -> Result<(), EventError> {
-        let (request, tokens_max) = (self.request, self.tokens_max);
-        match result.tokens.len() {
-            tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
-            tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
-        }
-    }
-}
-
-/// The step in flight.
-#[derive(Debug)]
-pub(crate) struct Step {
-    pub(crate) id: StepId,
-    started: Time,
-    repeats_max: u32,
-    pub(crate) members: Vec<Member>,
-}
+use crate::step::{Member, Step, next_of};
 
 impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
@@ -55,7 +23,7 @@ impl Scheduler {
             self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding]);
             self.plan_decodes(plan, &mut tokens_left);
             self.plan_prefills(plan, &mut tokens_left);
-        } else if self.prefill_streak < self.config.batch.prefill_streak_max {
+        } else if self.steps.prefill_streak() < self.config.batch.prefill_streak_max {
             self.plan_prefills_alone(plan, &mut tokens_left);
             if plan.prefills.is_empty() {
                 self.plan_decodes_alone(plan, &mut tokens_left);
@@ -71,9 +39,8 @@ impl Scheduler {
             // What was given up may serve another, and nothing would remind us later.
             self.plan_prefills(plan, &mut tokens_left);
         }
-        self.prefill_streak = if plan.decodes.is_empty() { self.prefill_streak + 1 } else { 0 };
+        self.steps.note_kind(plan);
         if plan.prefills.is_empty() && plan.decodes.is_empty() {
-            self.prefill_streak = 0;
             return;
         }
         self.copy_ahead(plan);
@@ -82,7 +49,7 @@ impl Scheduler {
     }
 
     fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if self.prefilling > 0 {
+        if self.batch.prefilling() > 0 {
             self.make_room_for(plan, &[StateName::Prefilling]);
         }
         self.plan_prefills(plan, tokens_left);
@@ -96,8 +63,8 @@ impl Scheduler {
     // ---- decodes ----
 
     fn plan_decodes(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        for place in 0..self.running.len() {
-            let handle = self.running[place];
+        for place in 0..self.batch.running().len() {
+            let handle = self.batch.running()[place];
             let entry = &self.requests[handle];
             let State::Decoding(computing) = entry.life.state() else { continue };
             if entry.stalled {
@@ -118,12 +85,12 @@ impl Scheduler {
     /// decode has room on its pages and tokens to produce.
     fn repeats_max(&self, plan: &Plan) -> u32 {
         let repeats_max = self.config.batch.repeats_max;
-        let all_decode = plan.decodes.len() == self.running.len();
+        let all_decode = plan.decodes.len() == self.batch.running().len();
         if repeats_max == 0 || !all_decode || self.somebody_waits_for_a_plan() {
             return 0;
         }
         let page_size = self.config.cache.page_size;
-        let repeats = self.running.iter().map(|&handle| {
+        let repeats = self.batch.running().iter().map(|&handle| {
             let entry = &self.requests[handle];
             let room = entry.device_pages() * page_size - entry.computed_tokens;
             room.min(entry.remaining_tokens()).saturating_sub(1)
@@ -133,18 +100,16 @@ impl Scheduler {
 
     /// Whether a plan may do something for a request without anything having happened before it.
     fn somebody_waits_for_a_plan(&self) -> bool {
-        let asks_l3 =
-            |reading: &Reading| !reading.to_ask.is_empty() || !reading.told.is_empty();
         !self.requests.line().is_empty()
-            || !self.drains.is_empty()
-            || self.reading.as_ref().is_some_and(asks_l3)
+            || !self.drains.nobody_waits()
+            || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
     }
 
     /// Gives every running request in one of these states the pages for what it computes next. In
     /// case of need the worst ranked give up theirs, or sit out while pages are on their way.
     fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) {
-        for place in 0..self.running.len() {
-            let handle = self.running[place];
+        for place in 0..self.batch.running().len() {
+            let handle = self.batch.running()[place];
             let entry = &mut self.requests[handle];
             if !states.contains(&entry.state()) {
                 continue;
@@ -155,7 +120,7 @@ impl Scheduler {
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
-        self.forget_who_left();
+        self.batch.forget_who_left(&self.requests);
     }
 
     /// Gives the request so many more device pages, evicting if need be.
@@ -171,12 +136,8 @@ impl Scheduler {
     // ---- the step itself, and rows ----
 
     fn begin_step(&mut self, plan: &mut Plan) {
-        let id = StepId(self.next_step);
-        self.next_step += 1;
-        let mut members = self.spare_step.take().map(|step| step.members).unwrap_or_default();
-        members.clear();
-        let holder =
-            |slot: Slot| self.slot_holders[slot.0 as usize].expect("a member has its slot");
+        let mut members = self.steps.members();
+        let holder = |slot: Slot| self.batch.holder(slot).expect("a member has its slot");
         members.extend(plan.prefills.iter().map(|prefill| Member {
             handle: holder(prefill.slot),
             request: prefill.request,
@@ -194,10 +155,8 @@ impl Scheduler {
         for member in &members {
             self.plan_row(member.handle, plan);
         }
-        plan.step = Some(id);
+        plan.step = Some(self.steps.begin(self.now, plan.repeats_max, members));
         self.stats.steps += 1;
-        let repeats_max = plan.repeats_max;
-        self.step = Some(Step { id, started: self.now, repeats_max, members });
     }
 
     /// Tells the engine which entries of a row it does not know yet.
@@ -223,55 +182,6 @@ impl Scheduler {
 
     // ---- results ----
 
-    /// Whether the results fit the step: one for each live member that was to produce tokens, and
-    /// no others. Results in the order of the plan are checked without a search.
-    pub(crate) fn check_results(
-        &self,
-        step: &Step,
-        results: &[StepResult<'_>],
-    ) -> Result<(), EventError> {
-        let mut in_order = results;
-        for member in step.members.iter().filter(|member| member.tokens_max > 0) {
-            if let Some(result) = next_of(member, &mut in_order) {
-                member.check(result)?;
-            } else if self.requests.get(member.handle).is_some() {
-                return self.check_unordered_results(step, results);
-            }
-        }
-        match in_order {
-            [] => Ok(()),
-            [..] => self.check_unordered_results(step, results),
-        }
-    }
-
-    fn check_unordered_results(
-        &self,
-        step: &Step,
-        results: &[StepResult<'_>],
-    ) -> Result<(), EventError> {
-        let producers = || step.members.iter().filter(|member| member.tokens_max > 0);
-        for (place, result) in results.iter().enumerate() {
-            let request = result.request;
-            let repeated = results[..place].iter().any(|earlier| earlier.request == request);
-            match producers().find(|member| member.request == request) {
-                Some(member) if !repeated => member.check(result)?,
-                Some(_) | None => {
-                    return Err(EventError::UnexpectedResult { step: step.id, request });
-                }
-            }
-        }
-        let lacks = |member: &&Member| {
-            self.requests.get(member.handle).is_some()
-                && results.iter().all(|result| result.request != member.request)
-        };
-        match producers().find(lacks) {
-            Some(Member { request, .. }) => {
-                Err(EventError::MissingResult { step: step.id, request: *request })
-            }
-            None => Ok(()),
-        }
-    }
-
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(&mut self, step: Step, results: &[StepResult<'_>]) {
         let mut repeated = 0;
@@ -290,7 +200,7 @@ impl Scheduler {
             };
             self.member_done(*member, result);
         }
-        self.spare_step = Some(step);
+        self.steps.recycle(step);
     }
 
     fn member_done(&mut self, member: Member, result: Option<&StepResult<'_>>) {
@@ -320,7 +230,7 @@ impl Scheduler {
             self.complete(handle);
         } else if prefilled {
             self.stop_sharing(handle);
-            self.prefilling -= 1;
+            self.batch.prefill_ended();
             self.happen(handle, &LifeEvent::PrefillEnded);
         } else if !member.is_decode {
             self.start_sharing(handle);
@@ -355,15 +265,6 @@ impl Scheduler {
         }
     }
 
-    fn complete(&mut self, handle: Handle) {
-        self.leave_batch(handle);
-        self.happen(handle, &LifeEvent::Completed);
-        self.stats.draining += 1;
-        self.drains.push_back(handle);
-        let gives_up = ms(self.config.copies.write_back_timeout_ms);
-        self.requests.wait(handle, Waiting::Draining { until: self.now.after(gives_up) });
-    }
-
     /// The step wrote nothing that can be trusted: its members try again, but not for ever.
     pub(crate) fn step_failed(&mut self, step: Step) {
         self.stats.steps_failed += 1;
@@ -377,7 +278,7 @@ impl Scheduler {
                 self.end(member.handle, &LifeEvent::Fail(FailReason::StepFailed));
             }
         }
-        self.spare_step = Some(step);
+        self.steps.recycle(step);
     }
 
     /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
@@ -397,18 +298,6 @@ impl Scheduler {
         let tokens = tokens.sum();
         self.rates.observe_prefill(tokens, took, has_decodes);
     }
-}
-
-/// Takes the next result if it is the member's.
-fn next_of<'r, 't>(
-    member: &Member,
-    results: &mut &'r [StepResult<'t>],
-) -> Option<&'r StepResult<'t>> {
-    let (first, rest) = results.split_first()?;
-    (first.request == member.request).then(|| {
-        *results = rest;
-        first
-    })
 }
 
 /// For how many positions a decode needs room.

@@ -7,6 +7,7 @@ use terrace_cache::{HashedMap, PageKey, Sequence};
 use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
 
 use crate::line::Line;
+use crate::sharing::Sharing;
 use crate::stats::Hits;
 use crate::waiting::Waiting;
 
@@ -25,16 +26,6 @@ impl Handle {
         let room = 4096 + 64 * (self.serial % 64) as usize;
         room.min(tokens_max as usize)
     }
-}
-
-/// A wait for another request that computes or loads the next page.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sharing {
-    pub(crate) began: Time,
-    /// When it last came to something.
-    pub(crate) progressed: Time,
-    /// How many pages were there then.
-    pub(crate) pages: u32,
 }
 
 /// So often L3 is asked about a request before it runs: what the cache loses again and again is not

@@ -1,32 +1,29 @@
 //! The scheduler's surface: submit, abort, plan, advance, deadline, stats.
 
-use std::collections::VecDeque;
-
-use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Cache, DevicePage, Freed, HashedMap, KvEvent, Namespace, NodeView, PageKey, Sequence, Token,
-    Tokens,
+    Cache, DevicePage, Freed, KvEvent, Namespace, NodeView, PageKey, Sequence, Token, Tokens,
 };
-use terrace_fsm::{
-    Event as LifeEvent, OpId, RequestId, Slot, State, StateName, Time, Transition,
-};
+use terrace_fsm::{Event as LifeEvent, OpId, RequestId, StateName, Time, Transition};
 
-use crate::backup::PendingBackup;
+use crate::backup::Backups;
+use crate::batch::Batch;
 use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
-use crate::forward::Step;
+use crate::life::News;
 use crate::line::Candidate;
 use crate::operations::{Operations, Reported, Work};
-use crate::plan::{Ended, Plan, StepId};
-use crate::prefetch::Reading;
-use crate::prefill::Short;
+use crate::plan::{Plan, StepId};
+use crate::prefill::ShareOut;
 use crate::rates::Rates;
+use crate::reading::Reading;
 use crate::request::{Prompt, Request};
-use crate::requests::{Entry, Handle, Requests};
+use crate::requests::{Entry, Requests};
+use crate::sharing::Announced;
 use crate::stats::{Hits, Stats};
-use crate::store_health::Backoff;
+use crate::step::{Step, Steps};
 use crate::waiting::Waiting;
+use crate::write_back::Drains;
 
 /// How much of a prompt the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,40 +41,23 @@ pub struct Scheduler {
     pub(crate) namespace: Namespace,
     pub(crate) cache: Cache,
     pub(crate) requests: Requests,
-    /// Requests with a slot, by admission; some may have ended since the last plan.
-    pub(crate) running: Vec<Handle>,
-    /// Whether some have.
-    pub(crate) some_left_batch: bool,
-    /// How many of them prefill.
-    pub(crate) prefilling: usize,
-    pub(crate) free_slots: Vec<Slot>,
-    /// Who has a slot, or had it last.
-    pub(crate) slot_holders: Vec<Option<Handle>>,
-    /// Requests whose prefill others may wait for, by the page that they compute next.
-    pub(crate) computing: HashedMap<PageKey, Handle>,
-    pub(crate) step: Option<Step>,
-    pub(crate) spare_step: Option<Step>,
-    pub(crate) next_step: u64,
-    pub(crate) prefill_streak: u32,
+    /// Who computes.
+    pub(crate) batch: Batch,
+    pub(crate) steps: Steps,
+    /// Who waits for whom.
+    pub(crate) announced: Announced,
     pub(crate) operations: Operations,
-    /// Requests that have ended and whose pages may be copied to host.
-    pub(crate) drains: VecDeque<Handle>,
+    pub(crate) drains: Drains,
     /// What L3 reading needs; nothing without L3.
     pub(crate) reading: Option<Reading>,
-    /// Paths whose host pages are to be stored in L3.
-    pub(crate) backups: VecDeque<PendingBackup>,
-    pub(crate) backup_backoff: Backoff,
+    pub(crate) backups: Backups,
     pub(crate) rates: Rates,
+    pub(crate) news: News,
+    /// What no part of these counts itself.
     pub(crate) stats: Stats,
     pub(crate) now: Time,
-    pub(crate) cancelled: Vec<OpId>,
-    pub(crate) ended: Vec<Ended>,
-    trace: VecDeque<Transition>,
     pub(crate) candidates: Vec<Candidate>,
-    pub(crate) by_turn: Vec<Handle>,
-    /// Whether somebody's prompt is not computed to its end in the step that is planned.
-    pub(crate) is_part_left: bool,
-    pub(crate) shortest: Vec<Short>,
+    pub(crate) share_out: ShareOut,
 }
 
 impl Scheduler {
@@ -87,37 +67,23 @@ impl Scheduler {
     /// What about the configuration cannot work, and what to change.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
-        let (backoff_base_ms, backoff_max_ms) =
-            config.l3.as_ref().map_or((0, 0), |l3| (l3.backoff_base_ms, l3.backoff_max_ms));
         Ok(Self {
             namespace: config.namespace(),
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
-            running: Vec::new(),
-            some_left_batch: false,
-            prefilling: 0,
-            free_slots: (0..config.batch.running_max).rev().map(Slot).collect(),
-            slot_holders: vec![None; config.batch.running_max as usize],
-            computing: HashedMap::default(),
-            step: None,
-            spare_step: None,
-            next_step: 0,
-            prefill_streak: 0,
+            batch: Batch::new(config.batch.running_max),
+            steps: Steps::default(),
+            announced: Announced::default(),
             operations: Operations::new(config.model.ranks),
-            drains: VecDeque::new(),
+            drains: Drains::default(),
             reading: config.l3.as_ref().map(Reading::new),
-            backups: VecDeque::new(),
-            backup_backoff: Backoff::new(ms(backoff_base_ms), ms(backoff_max_ms)),
+            backups: Backups::new(config.l3.as_ref()),
             rates: Rates::new(&config.rates),
+            news: News::new(config.trace_max),
             stats: Stats::default(),
             now: Time::default(),
-            cancelled: Vec::new(),
-            ended: Vec::new(),
-            trace: VecDeque::new(),
             candidates: Vec::new(),
-            by_turn: Vec::new(),
-            is_part_left: false,
-            shortest: Vec::new(),
+            share_out: ShareOut::default(),
             config,
         })
     }
@@ -147,7 +113,7 @@ impl Scheduler {
         }
         self.stats.submitted += 1;
         match &mut self.reading {
-            Some(reading) => reading.to_ask.push_back(handle),
+            Some(reading) => reading.ask_about(handle),
             None => self.requests.wait(handle, Waiting::IN_LINE),
         }
         Ok(())
@@ -177,7 +143,7 @@ impl Scheduler {
         }
         // Those that have ended count until a plan has told so.
         let requests_max = self.config.queue.requests_max;
-        if self.requests.len() + self.ended.len() >= requests_max as usize {
+        if self.requests.len() + self.news.ends_untold() >= requests_max as usize {
             return Err(SubmitError::QueueFull { requests_max });
         }
         Ok(())
@@ -203,11 +169,8 @@ impl Scheduler {
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
             Event::StepDone { step, results } => {
-                let Some(step) =
-                    self.take_step(step, |this, step| this.check_results(step, results))?
-                else {
-                    return Ok(());
-                };
+                let check = |step: &Step, requests: &Requests| step.check(results, requests);
+                let Some(step) = self.take_step(step, check)? else { return Ok(()) };
                 self.now = self.now.max(now);
                 self.step_done(step, results);
             }
@@ -227,17 +190,14 @@ impl Scheduler {
     fn take_step(
         &mut self,
         id: StepId,
-        check: impl FnOnce(&Self, &Step) -> Result<(), EventError>,
+        check: impl FnOnce(&Step, &Requests) -> Result<(), EventError>,
     ) -> Result<Option<Step>, EventError> {
-        if id.0 >= self.next_step {
-            return Err(EventError::UnknownStep(id));
-        }
-        match &self.step {
-            Some(step) if step.id == id => {
-                check(self, step)?;
-                Ok(self.step.take())
+        match self.steps.reported(id)? {
+            Some(step) => {
+                check(step, &self.requests)?;
+                Ok(self.steps.end())
             }
-            Some(_) | None => {
+            None => {
                 self.stats.ignored_steps += 1;
                 Ok(None)
             }
@@ -252,7 +212,7 @@ impl Scheduler {
         outcome: Outcome,
     ) -> Result<(), EventError> {
         let owner = self.operations.owner(op);
-        let reported = self.operations.report(op, rank, outcome, &mut self.stats)?;
+        let reported = self.operations.report(op, rank, outcome)?;
         self.now = self.now.max(now);
         match reported {
             Reported::Ignored => {}
@@ -263,16 +223,13 @@ impl Scheduler {
                     self.waited_in_vain(owner);
                 }
             }
-            Reported::Ended(operation) => {
-                self.cancelled.retain(|&cancelled| cancelled != op);
-                match &operation.work {
-                    Work::Probe { .. } => self.probe_ended(op, operation),
-                    Work::Prefetch { .. } => self.prefetch_ended(op, operation),
-                    Work::LoadBack { .. } => self.load_back_ended(op, operation),
-                    Work::WriteBack { .. } => self.write_back_ended(op, operation),
-                    Work::Backup { .. } => self.backup_ended(operation),
-                }
-            }
+            Reported::Ended(operation) => match &operation.work {
+                Work::Probe { .. } => self.probe_ended(op, operation),
+                Work::Prefetch { .. } => self.prefetch_ended(op, operation),
+                Work::LoadBack { .. } => self.load_back_ended(op, operation),
+                Work::WriteBack { .. } => self.write_back_ended(op, operation),
+                Work::Backup { .. } => self.backup_ended(operation),
+            },
         }
         Ok(())
     }
@@ -292,7 +249,7 @@ impl Scheduler {
     pub fn plan_into(&mut self, now: Time, plan: &mut Plan) {
         plan.clear();
         self.now = self.now.max(now);
-        self.forget_who_left();
+        self.batch.forget_who_left(&self.requests);
         // However late a plan comes, what it can begin is not given up.
         self.plan_prefetches(plan);
         while let Some(handle) = self.requests.next_expired(self.now) {
@@ -301,32 +258,36 @@ impl Scheduler {
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
-        if self.step.is_none() {
+        if self.steps.none_in_flight() {
             self.plan_forward(plan);
         }
         self.plan_backups(plan);
         self.cache.replenish();
-        self.cancelled.sort_unstable();
-        plan.cancelled.append(&mut self.cancelled);
-        self.ended.iter().for_each(|ended| self.requests.end_told(ended.request));
-        plan.ended.append(&mut self.ended);
+        self.operations.tell_cancelled(&mut plan.cancelled);
+        self.news.tell_ended(&mut self.requests, &mut plan.ended);
     }
 
     /// When to plan again even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let backup = (!self.backups.is_empty() && !self.backup_backoff.allows(self.now))
-            .then(|| self.backup_backoff.until());
-        [self.requests.next_timer(), backup].into_iter().flatten().min()
+        [self.requests.next_timer(), self.backups.next_try(self.now)].into_iter().flatten().min()
     }
 
     /// Counters and gauges, in constant time.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let running = self.config.batch.running_max - self.free_slots.len() as u32;
-        let draining = self.stats.draining;
+        let running = self.config.batch.running_max - self.batch.free_slots().len() as u32;
+        let draining = self.drains.draining();
+        let counts = self.operations.counts();
         Stats {
             running,
+            draining,
+            probes: counts.probes,
+            prefetches: counts.prefetches,
+            load_backs: counts.load_backs,
+            write_backs: counts.write_backs,
+            backups: counts.backups,
+            ignored_outcomes: counts.ignored_outcomes,
             waiting: self.requests.len() as u32 - running - draining,
             backups_waiting: self.backups.len() as u32,
             node_visits: self.cache.node_visits(),
@@ -406,115 +367,12 @@ impl Scheduler {
     /// The state transitions since the last call, oldest first. If more happened than
     /// `trace_max`, the oldest are missing.
     pub fn drain_trace(&mut self) -> impl Iterator<Item = Transition> + '_ {
-        self.trace.drain(..)
+        self.news.drain_trace()
     }
 
     /// Forgets every cached page that no request and no operation holds, and says how many that were.
     /// What is held stays, and may be found again when it is let go.
     pub fn clear_cache(&mut self) -> Freed {
         self.cache.clear()
-    }
-
-    // ---- the life of a request ----
-
-    /// Lets something happen to a request that stays alive.
-    pub(crate) fn happen(&mut self, handle: Handle, event: &LifeEvent<'_>) {
-        let entry = self.requests.get_mut(handle).expect("a live request");
-        let (from, to) = entry.life.handle(event, &mut self.cache);
-        if from != to && self.config.trace_max > 0 {
-            if self.trace.len() == self.config.trace_max as usize {
-                self.trace.pop_front();
-            }
-            let (at, request) = (self.now, entry.id);
-            self.trace.push_back(Transition { at, request, from, event: event.name(), to });
-        }
-    }
-
-    /// Lets a request's life end, and takes it out of everything it is part of.
-    pub(crate) fn end(&mut self, handle: Handle, event: &LifeEvent<'_>) {
-        self.abandon_operation(handle);
-        self.release_fetched(handle);
-        self.leave_batch(handle);
-        match self.requests[handle].state() {
-            StateName::Draining | StateName::WritingBack => self.stats.draining -= 1,
-            StateName::Submitted
-            | StateName::Prefetching
-            | StateName::PrefetchDone
-            | StateName::Prefilling
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Finished
-            | StateName::Aborted
-            | StateName::Failed => {}
-        }
-        self.happen(handle, event);
-        let entry = &self.requests[handle];
-        let reason = match entry.life.state() {
-            State::Failed(reason) => Some(*reason),
-            _ => None,
-        };
-        let (request, state) = (entry.id, entry.state());
-        match state {
-            StateName::Finished => self.stats.finished += 1,
-            StateName::Aborted => self.stats.aborted += 1,
-            StateName::Failed => self.stats.failed += 1,
-            other => unreachable!("{other:?} is no end"),
-        }
-        self.ended.push(Ended { request, state, reason });
-        self.requests.remove(handle);
-    }
-
-    /// Nobody waits for the request's operation any more. Copies to host go on for the cache's
-    /// sake; the others may be stopped.
-    pub(crate) fn abandon_operation(&mut self, handle: Handle) {
-        let state = self.requests[handle].life.state();
-        let Some(op) = state.operation() else { return };
-        match state {
-            State::Submitted { .. }
-            | State::Prefetching { .. }
-            | State::Prefilling(_)
-            | State::Retracted { probe: Some(_), .. } => self.cancelled.push(op),
-            State::PrefetchDone { .. }
-            | State::Decoding(_)
-            | State::Retracted { probe: None, .. }
-            | State::Draining { .. }
-            | State::WritingBack { .. }
-            | State::Finished
-            | State::Aborted
-            | State::Failed(_)
-            | State::Left => {}
-        }
-        self.loosen_anchor(handle, op);
-        self.operations.abandon(op, &mut self.stats);
-        if planted(Bug::ReuseAfterDeadline)
-            && let Some(pages) = self.operations.take_destination(op)
-        {
-            self.cache.give_host_pages(pages);
-        }
-    }
-
-    /// Frees the slot of a request that computes; its memory is the caller's business.
-    pub(crate) fn leave_batch(&mut self, handle: Handle) {
-        self.stop_sharing(handle);
-        let state = self.requests[handle].life.state();
-        if let Some(computing) = state.computing() {
-            self.free_slots.push(computing.slot);
-            // It has used its pages up to this moment: they are no older than those of whoever came
-            // and went meanwhile.
-            if !planted(Bug::RankByAdmission) {
-                self.cache.touch(&computing.path, false, self.requests[handle].priority);
-            }
-            self.prefilling -= usize::from(state.name() == StateName::Prefilling);
-            self.some_left_batch = true;
-        }
-    }
-
-    /// Those that no longer compute are not running.
-    pub(crate) fn forget_who_left(&mut self) {
-        if std::mem::take(&mut self.some_left_batch) {
-            let requests = &self.requests;
-            let computes = |entry: &Entry| entry.life.state().computing().is_some();
-            self.running.retain(|&handle| requests.get(handle).is_some_and(computes));
-        }
     }
 }

@@ -91,9 +91,7 @@ impl Waiting {
     /// Whether L3 brings its pages, and it is not admitted without.
     pub(crate) fn is_delayed_by_fetch(&self) -> bool {
         match self {
-            Self::InLine { delay } => {
-                delay.is_some_and(|delay| delay.reason == DelayReason::Fetch)
-            }
+            Self::InLine { delay } => delay.is_some_and(|delay| delay.reason == DelayReason::Fetch),
             Self::ToAsk
             | Self::Asking { .. }
             | Self::Told { .. }

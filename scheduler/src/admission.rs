@@ -1,14 +1,14 @@
-//! Admission: who gets a slot and memory, and who waits for whom.
+//! Admission: who gets a slot and memory.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
-use terrace_fsm::{Computing, Event as LifeEvent, Handover, OpId, StateName};
+use terrace_cache::{DevicePin, HostPin};
+use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
 
 use crate::config::{Config, ms};
-use crate::operations::Work;
-use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::{Entry, Handle, Sharing};
+use crate::plan::Plan;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
+use crate::waiting::Waiting;
 
 /// What came of trying to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +24,17 @@ impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute.
     /// Only those whose priority is above the given one: `i32::MIN` means all.
     pub(crate) fn admit(&mut self, plan: &mut Plan, above: i32, mut tokens_left: u32) {
-        if self.queue.is_empty() || self.free_slots.is_empty() {
+        if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
         let wait_max = ms(self.config.queue.wait_max_ms);
         let overdue = self.now.before(wait_max);
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
-        self.queue.candidates(queue, overdue, requests, cache, &mut candidates);
+        requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
         for candidate in &candidates {
             let is_above = above == i32::MIN || self.requests[candidate.handle].priority > above;
-            if self.free_slots.is_empty() || tokens_left == 0 || !is_above {
+            if self.batch.free_slots().is_empty() || tokens_left == 0 || !is_above {
                 break;
             }
             let mut tried = self.try_admit(candidate.handle, 0, plan);
@@ -59,7 +59,7 @@ impl Scheduler {
     }
 
     fn only_waiting_hold_memory(&self) -> bool {
-        self.running.is_empty() && self.pages_making_room() == 0
+        self.batch.running().is_empty() && self.pages_making_room() == 0
     }
 
     /// Admits a request before those who came earlier, if so many pages can be had besides its own.
@@ -69,13 +69,14 @@ impl Scheduler {
         spare_pages: usize,
         plan: &mut Plan,
     ) {
-        if !self.free_slots.is_empty() {
+        if !self.batch.free_slots().is_empty() {
             self.try_admit(handle, spare_pages, plan);
         }
     }
 
     fn try_admit(&mut self, handle: Handle, spare_pages: usize, plan: &mut Plan) -> Tried {
-        if self.prefetch_has_time_left(handle) {
+        let is_delayed = self.requests[handle].waiting().is_delayed_by_fetch();
+        if is_delayed && !planted(Bug::CallOffBestEffort) {
             return Tried::Deferred;
         }
         let cacheable_pages = self.cacheable_pages(handle);
@@ -104,7 +105,7 @@ impl Scheduler {
             self.cache.pin_host(namespace, at)
         });
         let path = self.cache.pin_device(namespace, found.device);
-        let reserve = self.running.len() * self.config.batch.decode_reserve_pages as usize;
+        let reserve = self.batch.running().len() * self.config.batch.decode_reserve_pages as usize;
         let available = self.cache.usage().device.available_pages();
         if new_pages + reserve + spare_pages > available || !self.make_room(handle, new_pages, plan)
         {
@@ -122,15 +123,6 @@ impl Scheduler {
         Tried::Admitted
     }
 
-    /// Whether its prefetch may take longer than it has so far: to admit it without would be to begin
-    /// prefetches in order to call them off.
-    fn prefetch_has_time_left(&self, handle: Handle) -> bool {
-        let entry = &self.requests[handle];
-        entry.state() == StateName::Prefetching
-            && self.now < entry.fetches_until
-            && !planted(Bug::CallOffBestEffort)
-    }
-
     /// Gives the request its slot and memory, and starts its load-back.
     fn grant(
         &mut self,
@@ -142,11 +134,10 @@ impl Scheduler {
         plan: &mut Plan,
     ) {
         if self.requests[handle].state() == StateName::Prefetching {
-            self.stop_waiting(handle);
+            self.stop_fetching(handle);
         }
         self.abandon_operation(handle);
         self.release_fetched(handle);
-        self.leave_queue(handle);
 
         let entry = &mut self.requests[handle];
         let is_first = !entry.admitted_before;
@@ -157,7 +148,6 @@ impl Scheduler {
         }
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
-        entry.start_by = None;
         entry.sharing = None;
         entry.waited_for_room = false;
         if !planted(Bug::KeepRowOfRetracted) {
@@ -168,7 +158,7 @@ impl Scheduler {
         entry.prefill_end = entry.tokens();
         entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens()));
         // Each running request may need a node for what it decodes, and later another.
-        self.cache.set_aside(2 * (self.running.len() + 1));
+        self.cache.set_aside(2 * (self.batch.running().len() + 1));
         let priority = entry.priority;
         match &source {
             Some(source) => self.cache.touch_host(source, is_first, priority),
@@ -180,131 +170,28 @@ impl Scheduler {
             let destination = tail.split_off(new_pages - load_pages as usize);
             self.start_load_back(handle, source, &path, destination, plan)
         });
-        let slot = self.free_slots.pop().expect("a slot is free");
+        let slot = self.batch.take_slot().expect("a slot is free");
         let computing = Computing { slot, path, tail, load_back };
         self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
-        self.slot_holders[slot.0 as usize] = Some(handle);
-        self.running.push(handle);
-        self.prefilling += 1;
-        let gives_up = ms(self.config.copies.load_back_timeout_ms);
-        self.wait_until(handle, load_back.map(|_| self.now.after(gives_up)));
+        self.batch.join(handle, slot);
+        let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
+        let waiting = match load_back {
+            Some(_) => Waiting::Loading { until: loads_until },
+            None => Waiting::COMPUTING,
+        };
+        self.requests.limit_start(handle, None);
+        self.requests.wait(handle, waiting);
         self.start_sharing(handle);
     }
 
-    fn start_load_back(
-        &mut self,
-        handle: Handle,
-        source: HostPin,
-        path: &DevicePin,
-        pages: DevicePages,
-        plan: &mut Plan,
-    ) -> OpId {
-        let first = plan.copy_host_pages.len() as u32;
-        let arrival = self.cache.begin_load_back(&source, path.depth(), &mut plan.copy_host_pages);
-        assert_eq!(arrival.pages(), pages.len(), "a load-back has a destination for each page");
-        plan.copy_device_pages.extend_from_slice(pages.as_slice());
-        let anchor = self.cache.pin_device_along(&source);
-        let count = pages.len() as u32;
-        let work = Work::LoadBack { source, anchor, arrival, pages };
-        let op = self.operations.start(work, Some(handle), count, self.now, &mut self.stats);
-        let pages = first..first + count;
-        plan.copies.push(Copy { op, direction: CopyDirection::LoadBack, pages });
-        op
-    }
-
-    /// How many pages could be loaded from host: as many as there are, or as the share has room for.
-    fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
-        let copies = &self.config.copies;
-        let in_flight = self.stats.load_backs.in_flight_pages;
-        let share = copies.load_back_pages_max.saturating_sub(in_flight);
-        let pages = (found.host.depth - found.device.depth).min(share);
-        let possible = pages >= copies.load_back_threshold_pages
-            && !planted(Bug::NeverLoadBack)
-            && !found.arriving
-            && !self.requests[handle].distrusts_host;
-        if possible { pages } else { 0 }
-    }
-
-    /// Hits are counted once, when a request is first admitted; those that must be loaded, when
-    /// they have been.
-    pub(crate) fn count_loaded(&mut self, handle: Handle, loaded: std::ops::Range<u32>) {
-        let entry = &mut self.requests[handle];
-        let fetched = &entry.fetched;
-        let from_l3 = loaded.end.min(fetched.end).saturating_sub(loaded.start.max(fetched.start));
-        let from_host = loaded.len() as u32 - from_l3;
-        let page_size = self.config.cache.page_size;
-        entry.hits.host_tokens = from_host * page_size;
-        entry.hits.l3_tokens = from_l3 * page_size;
-        self.stats.host_hit_tokens += u64::from(entry.hits.host_tokens);
-        self.stats.l3_hit_tokens += u64::from(entry.hits.l3_tokens);
-    }
-
-    // ---- sharing what is being computed ----
-
-    /// Whether another request is computing or loading the next page of this one, and the wait for
-    /// it is still within bounds: it goes on while more and more of the prefix is there.
-    fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
-        if !found.arriving && !self.is_coming(handle, found.host.depth) {
-            return false;
-        }
-        let (now, pages) = (self.now, found.host.depth);
+    /// Pages of the request that may come from the cache. At least one token is computed, for there
+    /// must be something to produce the next from.
+    pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
         let entry = &self.requests[handle];
-        if !entry.takes_hits() || planted(Bug::NeverShare) {
-            return false;
+        if !entry.takes_hits() {
+            return 0;
         }
-        let mut sharing = entry.sharing.unwrap_or_else(|| {
-            self.stats.shared_waits += 1;
-            Sharing { began: now, progressed: now, pages }
-        });
-        // Who fetches or loads has a deadline of its own for that.
-        let has_deadline = |by: Handle| self.requests[by].life.state().operation().is_some();
-        if pages > sharing.pages || self.who_brings(handle, pages).is_some_and(has_deadline) {
-            (sharing.progressed, sharing.pages) = (now, pages);
-        }
-        self.requests[handle].sharing = Some(sharing);
-        let queue = &self.config.queue;
-        let stalls = sharing.progressed.after(ms(queue.share_stall_max_ms));
-        let until = sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls);
-        let entry = &self.requests[handle];
-        if now < until && entry.wait_ends.is_none() && entry.state() != StateName::Prefetching {
-            self.wait_until(handle, Some(until));
-        }
-        now < until
-    }
-
-    /// Another request that computes or fetches this page of the request's.
-    pub(crate) fn who_brings(&self, handle: Handle, page: u32) -> Option<Handle> {
-        let key = self.requests[handle].sequence.keys().get(page as usize)?;
-        self.computing.get(&key).copied().filter(|&by| by != handle)
-    }
-
-    pub(crate) fn is_coming(&self, handle: Handle, page: u32) -> bool {
-        self.who_brings(handle, page).is_some()
-    }
-
-    /// Lets others know which page this request computes next.
-    pub(crate) fn start_sharing(&mut self, handle: Handle) {
-        let next_page = self.requests[handle].computed_tokens / self.config.cache.page_size;
-        self.announce(handle, next_page);
-    }
-
-    /// Lets others know which page this request is about to have.
-    pub(crate) fn announce(&mut self, handle: Handle, next_page: u32) {
-        self.stop_sharing(handle);
-        let entry = &self.requests[handle];
-        let Some(key) = entry.sequence.keys().get(next_page as usize) else { return };
-        if let std::collections::hash_map::Entry::Vacant(vacant) = self.computing.entry(key) {
-            vacant.insert(handle);
-            self.requests[handle].computing_key = Some(key);
-        }
-    }
-
-    pub(crate) fn stop_sharing(&mut self, handle: Handle) {
-        if let Some(key) = self.requests[handle].computing_key.take()
-            && !planted(Bug::KeepSharingAfterEnd)
-        {
-            self.computing.remove(&key);
-        }
+        (entry.tokens() - 1) / self.config.cache.page_size
     }
 }
 

@@ -3,8 +3,10 @@
 use terrace_cache::{Claims, Fault};
 use terrace_fsm::{OpId, StateName};
 
+use crate::operations::Counts;
+use crate::reading::Reading;
 use crate::scheduler::Scheduler;
-use crate::stats::{OperationStats, Stats};
+use crate::stats::OperationStats;
 
 impl Scheduler {
     /// Proves that no page is lost or owned twice, that every pin is counted, and that slots and
@@ -21,10 +23,8 @@ impl Scheduler {
         for (_, operation) in self.operations.iter() {
             operation.work.claim(&mut claims);
         }
+        self.backups.claim(&mut claims);
         self.steps.claim(&mut claims);
-        for backup in &self.backups {
-            claims.host_pin(&backup.path);
-        }
         self.cache.audit(&claims)?;
         self.audit_budgets()?;
         self.audit_requests()
@@ -41,7 +41,7 @@ impl Scheduler {
     }
 
     fn audit_budgets(&self) -> Result<(), Fault> {
-        let mut counted = Stats::default();
+        let mut counted = Counts::default();
         for (_, operation) in self.operations.iter() {
             let counts = operation.work.counts(&mut counted);
             counts.in_flight += 1;
@@ -50,20 +50,27 @@ impl Scheduler {
                 counts.quarantined_pages += operation.pages;
             }
         }
-        let in_flight = |stats: &Stats| {
+        let in_flight = |counts: &Counts| {
             let of = |counts: OperationStats| {
                 (counts.in_flight, counts.in_flight_pages, counts.quarantined_pages)
             };
-            [stats.probes, stats.prefetches, stats.load_backs, stats.write_backs, stats.backups]
-                .map(of)
+            [
+                counts.probes,
+                counts.prefetches,
+                counts.load_backs,
+                counts.write_backs,
+                counts.backups,
+            ]
+            .map(of)
         };
-        ensure(in_flight(&counted) == in_flight(&self.stats), || {
-            format!("budgets {:?}, in flight {:?}", in_flight(&self.stats), in_flight(&counted))
+        let budgets = in_flight(self.operations.counts());
+        ensure(in_flight(&counted) == budgets, || {
+            format!("budgets {budgets:?}, in flight {:?}", in_flight(&counted))
         })
     }
 
     fn audit_requests(&self) -> Result<(), Fault> {
-        let (mut slots, mut draining, mut queued, mut sharing) = (Vec::new(), 0, 0, 0);
+        let (mut slots, mut draining, mut in_line, mut sharing) = (Vec::new(), 0, 0, 0);
         let (mut fetched_pages, mut prefilling) = (0, 0);
         for entry in self.requests.iter() {
             let state = entry.state();
@@ -71,7 +78,10 @@ impl Scheduler {
             slots.extend(entry.life.state().computing().map(|computing| computing.slot));
             draining += u32::from(matches!(state, StateName::Draining | StateName::WritingBack));
             prefilling += usize::from(state == StateName::Prefilling);
-            queued += usize::from(entry.queued);
+            in_line += usize::from(entry.waiting().is_in_line());
+            ensure(entry.waiting().fits(state), || {
+                format!("{} is {state:?} and waits: {:?}", entry.id, entry.waiting())
+            })?;
             if state == StateName::PrefetchDone {
                 fetched_pages += entry.fetched.len() as u32;
             }
@@ -87,18 +97,20 @@ impl Scheduler {
                 })?;
             }
         }
-        slots.extend(&self.free_slots);
+        slots.extend(self.batch.free_slots());
         slots.sort_unstable();
         slots.dedup();
         ensure(slots.len() == self.config.batch.running_max as usize, || {
             "a slot is lost or owned twice".to_owned()
         })?;
-        let waiting_pages = self.reading.as_ref().map_or(0, |reading| reading.waiting_pages);
+        let waiting_pages = self.reading.as_ref().map_or(0, Reading::waiting_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
-        ensure(draining == self.stats.draining, || format!("{draining} requests drain"))?;
-        ensure(prefilling == self.prefilling, || format!("{prefilling} requests prefill"))?;
-        ensure(queued == self.queue.len(), || format!("{queued} requests are queued"))?;
-        ensure(sharing == self.computing.len(), || format!("{sharing} requests share"))?;
+        ensure(draining == self.drains.draining(), || format!("{draining} requests drain"))?;
+        ensure(prefilling == self.batch.prefilling(), || format!("{prefilling} requests prefill"))?;
+        ensure(in_line == self.requests.line().len(), || {
+            format!("{in_line} requests are in line")
+        })?;
+        ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())
     }
 }

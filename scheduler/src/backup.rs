@@ -1,17 +1,55 @@
 //! Backups: storing in L3 what the host holds and L3 is not known to have.
 
-use terrace_cache::HostPin;
-use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::OpId;
+use std::collections::VecDeque;
 
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{Claims, HostPin};
+use terrace_fsm::{OpId, Time};
+
+use crate::config::{L3Config, ms};
 use crate::operations::{Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
 use crate::scheduler::Scheduler;
+use crate::store_health::Backoff;
+
+/// Backups that wait for their turn.
+#[derive(Debug)]
+pub(crate) struct Backups {
+    waiting: VecDeque<PendingBackup>,
+    waiting_max: usize,
+    backoff: Backoff,
+}
+
+impl Backups {
+    pub(crate) fn new(config: Option<&L3Config>) -> Self {
+        let backoff_ms = config.map_or((0, 0), |l3| (l3.backoff_base_ms, l3.backoff_max_ms));
+        Self {
+            waiting: VecDeque::new(),
+            waiting_max: config.map_or(0, |l3| l3.backup_queue_max as usize),
+            backoff: Backoff::new(ms(backoff_ms.0), ms(backoff_ms.1)),
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// When one can begin that waits because others have failed.
+    pub(crate) fn next_try(&self, now: Time) -> Option<Time> {
+        let waits = !self.waiting.is_empty() && !self.backoff.allows(now);
+        waits.then(|| self.backoff.until())
+    }
+
+    pub(crate) fn claim(&self, claims: &mut Claims) {
+        self.waiting.iter().for_each(|backup| claims.host_pin(&backup.path));
+    }
+}
 
 /// A path whose host pages are to be stored.
 #[derive(Debug)]
-pub(crate) struct PendingBackup {
-    pub(crate) path: HostPin,
+struct PendingBackup {
+    path: HostPin,
     /// How often in a row it was not stored in full.
     failures: u32,
 }
@@ -34,16 +72,15 @@ impl Scheduler {
     }
 
     fn queue_backup_again(&mut self, backup: PendingBackup) {
-        let queue_max = self.config.l3.as_ref().map_or(0, |l3| l3.backup_queue_max as usize);
-        self.backups.push_back(backup);
-        while self.backups.len() > queue_max {
+        self.backups.waiting.push_back(backup);
+        while self.backups.len() > self.backups.waiting_max {
             self.skip_oldest_backup();
         }
     }
 
     /// Lets a backup that waits for its turn give way, if there is one.
     pub(crate) fn skip_oldest_backup(&mut self) -> bool {
-        let Some(oldest) = self.backups.pop_front() else { return false };
+        let Some(oldest) = self.backups.waiting.pop_front() else { return false };
         self.cache.unpin_host(oldest.path);
         self.stats.backups_skipped += 1;
         true
@@ -53,12 +90,12 @@ impl Scheduler {
     pub(crate) fn plan_backups(&mut self, plan: &mut Plan) {
         let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
         let share = share.min(self.config.most_of_host());
-        while self.backup_backoff.allows(self.now) {
-            let in_share = share.saturating_sub(self.stats.backups.in_flight_pages);
+        while self.backups.backoff.allows(self.now) {
+            let in_share = share.saturating_sub(self.operations.counts().backups.in_flight_pages);
             if in_share == 0 {
                 return;
             }
-            let Some(backup) = self.backups.pop_front() else { return };
+            let Some(backup) = self.backups.waiting.pop_front() else { return };
             let PendingBackup { path: source, failures } = backup;
             let first_key = plan.l3_keys.len() as u32;
             let first_page = plan.l3_host_pages.len() as u32;
@@ -79,7 +116,7 @@ impl Scheduler {
             };
             let may_have_more = pages == in_share;
             let work = Work::Backup { source, arrival, may_have_more, failures };
-            let op = self.operations.start(work, None, pages, self.now, &mut self.stats);
+            let op = self.operations.start(work, None, pages, self.now);
             plan.l3.push(L3Op {
                 op,
                 kind: L3Kind::Backup,
@@ -109,13 +146,13 @@ impl Scheduler {
         if let Some(reading) = &mut self.reading {
             let pieces = self.cache.keys_along(&source, &arrival).filter(|(_, is_ours)| *is_ours);
             let keys = pieces.flat_map(|(keys, _)| keys).take(stored);
-            keys.for_each(|&key| reading.negative.remove(key));
+            keys.for_each(|&key| reading.is_there(key));
         }
         self.cache.end_backup(&source, &arrival, stored);
         if corrupt && let Some(page) = arrival.page_at(sound_pages) {
             self.cache.distrust_host(&source, page);
         }
-        self.backup_backoff.note(failed || corrupt, true, self.now);
+        self.backups.backoff.note(failed || corrupt, true, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
         if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
             self.queue_backup_again(PendingBackup { path: source, failures });

@@ -8,14 +8,13 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName};
 
 use crate::admission::prefill_end;
-use crate::config::{Config, ms};
-use crate::error::EventError;
+use crate::config::Config;
 use crate::event::StepResult;
 use crate::plan::{Decode, Plan, RowChange};
-use crate::prefetch::Reading;
+use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::steps::{Member, Step};
+use crate::step::{Member, Step, next_of};
 
 impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
@@ -30,9 +29,8 @@ impl Scheduler {
             // What was given up may serve another, and nothing would remind us later.
             self.plan_prefills(plan, &mut tokens_left);
         }
-        self.prefill_streak = if plan.decodes.is_empty() { self.prefill_streak + 1 } else { 0 };
+        self.steps.note_kind(plan);
         if plan.prefills.is_empty() && plan.decodes.is_empty() {
-            self.prefill_streak = 0;
             return;
         }
         self.copy_ahead(plan);
@@ -46,7 +44,7 @@ impl Scheduler {
             self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding])?;
             self.plan_decodes(plan, tokens_left);
             self.plan_prefills(plan, tokens_left);
-        } else if self.prefill_streak < self.config.batch.prefill_streak_max {
+        } else if self.steps.prefill_streak() < self.config.batch.prefill_streak_max {
             self.plan_prefills_alone(plan, tokens_left)?;
             if plan.prefills.is_empty() {
                 self.plan_decodes_alone(plan, tokens_left)?;
@@ -61,7 +59,7 @@ impl Scheduler {
     }
 
     fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
-        if self.prefilling > 0 {
+        if self.batch.prefilling() > 0 {
             self.make_room_for(plan, &[StateName::Prefilling])?;
         }
         self.plan_prefills(plan, tokens_left);
@@ -82,8 +80,8 @@ impl Scheduler {
     // ---- decodes ----
 
     fn plan_decodes(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        for place in 0..self.running.len() {
-            let handle = self.running[place];
+        for place in 0..self.batch.running().len() {
+            let handle = self.batch.running()[place];
             let entry = &self.requests[handle];
             let computing = match entry.life.state() {
                 State::Decoding(computing) => computing,
@@ -110,12 +108,12 @@ impl Scheduler {
     /// decode has room on its pages and tokens to produce.
     fn repeats_max(&self, plan: &Plan) -> u32 {
         let repeats_max = self.config.batch.repeats_max;
-        let all_decode = plan.decodes.len() == self.running.len();
+        let all_decode = plan.decodes.len() == self.batch.running().len();
         if repeats_max == 0 || !all_decode || self.somebody_waits_for_a_plan() {
             return 0;
         }
         let page_size = self.config.cache.page_size;
-        let repeats = self.running.iter().map(|&handle| {
+        let repeats = self.batch.running().iter().map(|&handle| {
             let entry = &self.requests[handle];
             let room = entry.device_pages() * page_size - entry.computed_tokens;
             room.min(entry.remaining_tokens()).saturating_sub(1)
@@ -125,19 +123,17 @@ impl Scheduler {
 
     /// Whether a plan may do something for a request without anything having happened before it.
     fn somebody_waits_for_a_plan(&self) -> bool {
-        let asks_l3 =
-            |reading: &Reading| !reading.to_probe.is_empty() || !reading.to_prefetch.is_empty();
-        !self.queue.is_empty()
-            || !self.drains.is_empty()
-            || self.reading.as_ref().is_some_and(asks_l3)
+        !self.requests.line().is_empty()
+            || !self.drains.nobody_waits()
+            || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
     }
 
     /// Gives every running request in one of these states the pages for what it computes next. In
     /// case of need the worst ranked give up theirs, or sit out while pages are on their way. Nobody does
     /// while steps are in flight: then there is nothing to be planned before they have ended.
     fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) -> Option<()> {
-        for place in 0..self.running.len() {
-            let handle = self.running[place];
+        for place in 0..self.batch.running().len() {
+            let handle = self.batch.running()[place];
             let entry = &mut self.requests[handle];
             if !states.contains(&entry.state()) {
                 continue;
@@ -151,7 +147,7 @@ impl Scheduler {
                 self.make_room_by_retraction(handle, missing, plan);
             }
         }
-        self.forget_who_left();
+        self.batch.forget_who_left(&self.requests);
         Some(())
     }
 
@@ -169,8 +165,7 @@ impl Scheduler {
 
     fn begin_step(&mut self, plan: &mut Plan) {
         let mut step = self.steps.new_step(self.now, plan.repeats_max);
-        let holder =
-            |slot: Slot| self.slot_holders[slot.0 as usize].expect("a member has its slot");
+        let holder = |slot: Slot| self.batch.holder(slot).expect("a member has its slot");
         for prefill in &plan.prefills {
             let entry = &mut self.requests[holder(prefill.slot)];
             let tokens_max = prefill.produces_token.into();
@@ -199,67 +194,6 @@ impl Scheduler {
     }
 
     // ---- results ----
-
-    /// Whether the results fit the step: one for each member that was to produce tokens and is still
-    /// there, and no others. Results in the order of the plan are checked without a search.
-    pub(crate) fn check_results(
-        &self,
-        step: &Step,
-        results: &[StepResult<'_>],
-        failed: &[RequestId],
-    ) -> Result<(), EventError> {
-        let is_member =
-            |request: &&RequestId| step.members.iter().all(|it| it.request != **request);
-        if let Some(&request) = failed.iter().find(is_member) {
-            return Err(EventError::UnexpectedResult { step: step.id, request });
-        }
-        let mut in_order = results;
-        for member in step.members.iter().filter(|member| member.produces_tokens()) {
-            if let Some(result) = next_of(member, &mut in_order) {
-                check(member, result)?;
-            } else if self.owes_result(member, failed) {
-                return self.check_unordered_results(step, results, failed);
-            }
-        }
-        match in_order {
-            [] => Ok(()),
-            [..] => self.check_unordered_results(step, results, failed),
-        }
-    }
-
-    fn check_unordered_results(
-        &self,
-        step: &Step,
-        results: &[StepResult<'_>],
-        failed: &[RequestId],
-    ) -> Result<(), EventError> {
-        let producers = || step.members.iter().filter(|member| member.produces_tokens());
-        for (place, result) in results.iter().enumerate() {
-            let request = result.request;
-            let repeated = results[..place].iter().any(|earlier| earlier.request == request);
-            match producers().find(|member| member.request == request) {
-                Some(member) if !repeated => check(member, result)?,
-                Some(_) | None => {
-                    return Err(EventError::UnexpectedResult { step: step.id, request });
-                }
-            }
-        }
-        let lacks = |member: &&Member| {
-            self.owes_result(member, failed)
-                && results.iter().all(|result| result.request != member.request)
-        };
-        match producers().find(lacks) {
-            Some(Member { request, .. }) => {
-                Err(EventError::MissingResult { step: step.id, request: *request })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn owes_result(&self, member: &Member, failed: &[RequestId]) -> bool {
-        let entry = self.requests.get(member.handle);
-        entry.is_some_and(|entry| member.counts_for(entry)) && !failed.contains(&member.request)
-    }
 
     /// The step's KV is written: publishes it, appends the new tokens, lets requests go on or end.
     pub(crate) fn step_done(
@@ -332,7 +266,7 @@ impl Scheduler {
             self.complete(handle);
         } else if prefilled {
             self.stop_sharing(handle);
-            self.prefilling -= 1;
+            self.batch.prefill_ended();
             self.happen(handle, &LifeEvent::PrefillEnded);
         } else if !member.is_decode {
             self.start_sharing(handle);
@@ -365,15 +299,6 @@ impl Scheduler {
             let entry = &mut self.requests[handle];
             entry.row_entries = entry.row_entries.min(first);
         }
-    }
-
-    fn complete(&mut self, handle: Handle) {
-        self.leave_batch(handle);
-        self.happen(handle, &LifeEvent::Completed);
-        self.stats.draining += 1;
-        self.drains.push_back(handle);
-        let gives_up = ms(self.config.copies.write_back_timeout_ms);
-        self.wait_until(handle, Some(self.now.after(gives_up)));
     }
 
     /// The step wrote nothing that can be trusted: its members try again, but not for ever. Those of the
@@ -448,27 +373,6 @@ fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
     let pages = first..plan.row_pages.len() as u32;
     plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
     entry.row_entries = entries;
-}
-
-/// Takes the next result if it is the member's.
-fn next_of<'r, 't>(
-    member: &Member,
-    results: &mut &'r [StepResult<'t>],
-) -> Option<&'r StepResult<'t>> {
-    let (first, rest) = results.split_first()?;
-    (first.request == member.request).then(|| {
-        *results = rest;
-        first
-    })
-}
-
-/// Whether a result has as many tokens as it may.
-fn check(member: &Member, result: &StepResult<'_>) -> Result<(), EventError> {
-    let Member { request, tokens_max, .. } = *member;
-    match result.tokens.len() {
-        tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
-        tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
-    }
 }
 
 /// For how many positions a decode needs room: none if the steps in flight produce all that it may.

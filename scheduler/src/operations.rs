@@ -12,7 +12,7 @@ use terrace_fsm::{OpId, Time};
 use crate::error::EventError;
 use crate::event::Outcome;
 use crate::requests::Handle;
-use crate::stats::{OperationStats, Stats};
+use crate::stats::OperationStats;
 
 /// What an operation does, and what it owns meanwhile.
 #[derive(Debug)]
@@ -91,16 +91,37 @@ pub(crate) enum Reported {
     Ended(Operation),
 }
 
+/// How the operations of each kind are doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) probes: OperationStats,
+    pub(crate) prefetches: OperationStats,
+    pub(crate) load_backs: OperationStats,
+    pub(crate) write_backs: OperationStats,
+    pub(crate) backups: OperationStats,
+    /// Outcomes that came after their operation had ended, or twice.
+    pub(crate) ignored_outcomes: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Operations {
     in_flight: BTreeMap<OpId, Operation>,
+    counts: Counts,
+    /// Those that nobody waits for any more, until that is told.
+    cancelled: Vec<OpId>,
     next: u64,
     ranks: u32,
 }
 
 impl Operations {
     pub(crate) fn new(ranks: u32) -> Self {
-        Self { in_flight: BTreeMap::new(), next: 0, ranks }
+        Self {
+            in_flight: BTreeMap::new(),
+            counts: Counts::default(),
+            cancelled: Vec::new(),
+            next: 0,
+            ranks,
+        }
     }
 
     /// The id that the next operation will have.
@@ -114,9 +135,8 @@ impl Operations {
         owner: Option<Handle>,
         pages: u32,
         now: Time,
-        stats: &mut Stats,
     ) -> OpId {
-        let counts = work.counts(stats);
+        let counts = work.counts(&mut self.counts);
         counts.started += 1;
         counts.in_flight += 1;
         counts.in_flight_pages += pages;
@@ -144,7 +164,6 @@ impl Operations {
         op: OpId,
         rank: u32,
         outcome: Outcome,
-        stats: &mut Stats,
     ) -> Result<Reported, EventError> {
         if op.0 >= self.next {
             return Err(EventError::UnknownOperation(op));
@@ -153,7 +172,7 @@ impl Operations {
             return Err(EventError::UnknownRank { op, rank, ranks: self.ranks });
         }
         let Some(operation) = self.in_flight.get_mut(&op) else {
-            stats.ignored_outcomes += 1;
+            self.counts.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         };
         if let Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed) = outcome
@@ -163,7 +182,7 @@ impl Operations {
         }
         let repeated = operation.ended_ranks & 1 << rank != 0;
         if repeated && !planted(Bug::CountRankTwice) {
-            stats.ignored_outcomes += 1;
+            self.counts.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         }
         let sound_pages = match outcome {
@@ -204,7 +223,8 @@ impl Operations {
             return Ok(Reported::Pending);
         }
         let operation = self.in_flight.remove(&op).expect("it was just there");
-        let counts = operation.work.counts(stats);
+        self.cancelled.retain(|&cancelled| cancelled != op);
+        let counts = operation.work.counts(&mut self.counts);
         counts.in_flight -= 1;
         if !(operation.quarantined && planted(Bug::DropBudgetOfLateOperation)) {
             counts.in_flight_pages -= operation.pages;
@@ -219,7 +239,7 @@ impl Operations {
     }
 
     /// Nobody waits for the operation any more.
-    pub(crate) fn abandon(&mut self, op: OpId, stats: &mut Stats) {
+    pub(crate) fn abandon(&mut self, op: OpId) {
         let Some(operation) = self.in_flight.get_mut(&op) else { return };
         if operation.owner.take().is_none() {
             return;
@@ -227,8 +247,8 @@ impl Operations {
         match operation.work {
             // It owns nothing: once its answer is not wanted it is over, lest lost ones add up.
             Work::Probe { .. } => {
-                stats.probes.in_flight -= 1;
-                stats.probes.in_flight_pages -= operation.pages;
+                self.counts.probes.in_flight -= 1;
+                self.counts.probes.in_flight_pages -= operation.pages;
                 self.in_flight.remove(&op);
             }
             Work::Prefetch { .. }
@@ -236,9 +256,29 @@ impl Operations {
             | Work::WriteBack { .. }
             | Work::Backup { .. } => {
                 operation.quarantined = true;
-                operation.work.counts(stats).quarantined_pages += operation.pages;
+                operation.work.counts(&mut self.counts).quarantined_pages += operation.pages;
             }
         }
+    }
+
+    /// The driver may stop an operation: the next plan says so.
+    pub(crate) fn cancel(&mut self, op: OpId) {
+        self.cancelled.push(op);
+    }
+
+    /// Tells which operations may be stopped, in order.
+    pub(crate) fn tell_cancelled(&mut self, into: &mut Vec<OpId>) {
+        self.cancelled.sort_unstable();
+        into.append(&mut self.cancelled);
+    }
+
+    /// A probe has kept its request waiting for too long.
+    pub(crate) fn note_late_probe(&mut self) {
+        self.counts.probes.failures += 1;
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
     }
 
     pub(crate) fn get(&self, op: OpId) -> Option<&Operation> {
@@ -277,13 +317,13 @@ impl Operations {
 }
 
 impl Work {
-    pub(crate) fn counts<'a>(&self, stats: &'a mut Stats) -> &'a mut OperationStats {
+    pub(crate) fn counts<'a>(&self, counts: &'a mut Counts) -> &'a mut OperationStats {
         match self {
-            Self::Probe { .. } => &mut stats.probes,
-            Self::Prefetch { .. } => &mut stats.prefetches,
-            Self::LoadBack { .. } => &mut stats.load_backs,
-            Self::WriteBack { .. } => &mut stats.write_backs,
-            Self::Backup { .. } => &mut stats.backups,
+            Self::Probe { .. } => &mut counts.probes,
+            Self::Prefetch { .. } => &mut counts.prefetches,
+            Self::LoadBack { .. } => &mut counts.load_backs,
+            Self::WriteBack { .. } => &mut counts.write_backs,
+            Self::Backup { .. } => &mut counts.backups,
         }
     }
 

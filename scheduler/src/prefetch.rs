@@ -1,47 +1,19 @@
-//! Reading from L3: asking what it has, fetching it in time.
-
-use std::collections::VecDeque;
+//! Prefetches: bringing to host what L3 has of a request, from standing in line for a share of the host
+//! to the pages that arrived.
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, StateName, Time};
 
 use crate::config::{L3Config, PrefetchPolicy, ms};
 use crate::operations::{Anchor, Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
-use crate::requests::{Found, Handle};
+use crate::reading::Reading;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::store_health::{Backoff, NegativeCache};
+use crate::waiting::{Delay, DelayReason, Found, Waiting};
 
-/// What reading from L3 needs.
-#[derive(Debug)]
-pub(crate) struct Reading {
-    /// Requests about which L3 is to be asked.
-    pub(crate) to_probe: VecDeque<Handle>,
-    /// Requests of which L3 has enough.
-    pub(crate) to_prefetch: VecDeque<Handle>,
-    /// Pages that L3 brought for requests that still wait to be admitted: they hold host memory.
-    pub(crate) waiting_pages: u32,
-    pub(crate) negative: NegativeCache,
-    probe_backoff: Backoff,
-    prefetch_backoff: Backoff,
-}
-
-impl Reading {
-    pub(crate) fn new(config: &L3Config) -> Self {
-        let backoff = || Backoff::new(ms(config.backoff_base_ms), ms(config.backoff_max_ms));
-        Self {
-            to_probe: VecDeque::new(),
-            to_prefetch: VecDeque::new(),
-            waiting_pages: 0,
-            negative: NegativeCache::new(ms(config.negative_ttl_ms), config.negative_max),
-            probe_backoff: backoff(),
-            prefetch_backoff: backoff(),
-        }
-    }
-}
-
-/// What a probe or prefetch may do.
+/// Whether a prefetch begins.
 enum Decision {
     /// It is not worth it: the request goes on without.
     Skip,
@@ -49,248 +21,52 @@ enum Decision {
     Wait,
     /// The cache has lost pages that L3 was not asked about.
     AskAgain,
-    /// These pages, from the cache's end on.
-    Go { start_page: u32, pages: u32 },
+    /// Of so many pages, from the cache's end on.
+    Go { pages: u32 },
 }
 
 impl Scheduler {
-    // ---- probes ----
-
-    /// Asks L3 about requests of which the cache lacks enough.
-    pub(crate) fn plan_probes(&mut self, plan: &mut Plan) {
-        if let Some(reading) = &mut self.reading {
-            self.requests.prune(&mut reading.to_probe);
-        }
-        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_probe.front().copied()) {
-            let decision = match self.is_before_l3(handle) {
-                true => self.decide_probe(handle),
-                false => Decision::Skip,
-            };
-            if matches!(decision, Decision::Wait) {
-                return;
-            }
-            if let Some(reading) = &mut self.reading {
-                reading.to_probe.pop_front();
-            }
-            match decision {
-                Decision::Go { start_page, pages } => {
-                    self.start_probe(handle, start_page, pages, plan);
-                }
-                Decision::Skip | Decision::Wait | Decision::AskAgain => self.go_on_without(handle),
-            }
-        }
-    }
-
-    /// Whether the request is alive and waits for nothing but what is decided about L3.
-    fn is_before_l3(&self, handle: Handle) -> bool {
-        self.requests.get(handle).is_some_and(|entry| {
-            let waits = matches!(entry.state(), StateName::Submitted | StateName::Retracted);
-            waits && !entry.queued && entry.life.state().operation().is_none()
-        })
-    }
-
-    fn go_on_without(&mut self, handle: Handle) {
-        if self.is_before_l3(handle) {
-            self.wait_until(handle, None);
-            self.enqueue(handle);
-        }
-    }
-
-    /// Pages of the request that may come from the cache. At least one token is computed, for there
-    /// must be something to produce the next from.
-    pub(crate) fn cacheable_pages(&self, handle: Handle) -> u32 {
-        let entry = &self.requests[handle];
-        if !entry.takes_hits() {
-            return 0;
-        }
-        (entry.tokens() - 1) / self.config.cache.page_size
-    }
-
-    fn decide_probe(&mut self, handle: Handle) -> Decision {
-        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
-            return Decision::Skip;
-        };
-        if !reading.probe_backoff.allows(self.now) || !self.prefetches_may_begin() {
-            return Decision::Skip;
-        }
-        let end = self.cacheable_pages(handle);
-        if end == 0 || planted(Bug::NeverProbe) {
-            return Decision::Skip;
-        }
-        let sequence = &self.requests[handle].sequence;
-        let start_page = self.cache.lookup(sequence, end).host.depth;
-        if self.is_coming(handle, start_page) {
-            // Another request computes or fetches it: L3 is asked for what lies behind that, later.
-            return Decision::Skip;
-        }
-        let keys = sequence.run(start_page, end).keys();
-        let askable = reading.negative.askable(keys, self.now) as u32;
-        let worth_it = askable >= config.prefetch_threshold_pages;
-        if worth_it && self.stats.probes.in_flight >= config.probes_max {
-            return Decision::Wait;
-        }
-        self.stats.negative_hits += u64::from(end - start_page - askable);
-        self.requests[handle].asked_from = Some(start_page);
-        if !worth_it {
-            return Decision::Skip;
-        }
-        Decision::Go { start_page, pages: askable }
-    }
-
-    /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
-    /// first, or it was in back-off), or if the cache has lost since what it held then. Tells whether
-    /// the request waits for the answer.
-    pub(crate) fn ask_l3_now(
-        &mut self,
-        handle: Handle,
-        cached_pages: u32,
-        plan: &mut Plan,
-    ) -> bool {
-        let entry = &self.requests[handle];
-        let is_news = entry.asked_from.is_none_or(|from| cached_pages < from);
-        if self.reading.is_none() || !is_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
-            return false;
-        }
-        let may_ask = match entry.life.state() {
-            State::Submitted { .. } => true,
-            State::Retracted { write_back, .. } => write_back.is_none(),
-            _ => false,
-        };
-        if !may_ask {
-            return false;
-        }
-        match self.decide_probe(handle) {
-            Decision::Go { start_page, pages } => {
-                self.leave_queue(handle);
-                self.start_probe(handle, start_page, pages, plan);
-                true
-            }
-            Decision::Wait => {
-                self.leave_queue(handle);
-                if let Some(reading) = &mut self.reading {
-                    reading.to_probe.push_back(handle);
-                }
-                true
-            }
-            Decision::Skip | Decision::AskAgain => false,
-        }
-    }
-
-    fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
-        let first = plan.l3_keys.len() as u32;
-        let run = self.requests[handle].sequence.run(start_page, start_page + pages);
-        run.keys().append_to(&mut plan.l3_keys);
-        let work = Work::Probe { start_page, first_key: run.first_key() };
-        self.requests[handle].asks_left -= 1;
-        let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
-        plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
-        self.happen(handle, &LifeEvent::ProbeStarted(op));
-        let timeout = self.config.l3.as_ref().map_or(0, |l3| l3.probe_timeout_ms);
-        self.wait_until(handle, Some(self.now.after(ms(timeout))));
-    }
-
-    pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
-        let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
-        let pages = operation.sound_pages;
-        if let Some(reading) = &mut self.reading {
-            let failed = operation.failed || operation.corrupt;
-            reading.probe_backoff.note(failed, operation.owner.is_some(), self.now);
-            if pages == 0 {
-                reading.negative.insert(first_key, self.now);
-            }
-        }
-        let Some(handle) = operation.owner.filter(|&handle| self.waits_for(handle, op)) else {
-            return;
-        };
-        self.happen(handle, &LifeEvent::ProbeEnded);
-        self.wait_until(handle, None);
-        let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
-        match &self.reading {
-            Some(_) if pages >= threshold => {
-                self.requests[handle].found = Some(Found { start_page, pages });
-                self.stand_in_line(handle, pages);
-            }
-            Some(_) | None => self.go_on_without(handle),
-        }
-    }
-
-    /// L3 keeps a request waiting in vain: it is left alone for a while, and not asked for what it
-    /// did not deliver.
-    pub(crate) fn l3_is_late(&mut self, handle: Handle) {
-        let Some(reading) = &mut self.reading else { return };
-        let entry = &self.requests[handle];
-        match entry.life.state() {
-            State::Submitted { probe: Some(_) } | State::Retracted { probe: Some(_), .. } => {
-                reading.probe_backoff.failed(self.now);
-                self.stats.probes.failures += 1;
-            }
-            State::Prefetching { start_page, .. } => {
-                reading.prefetch_backoff.failed(self.now);
-                if let Some(undelivered) = entry.sequence.keys().get(*start_page as usize) {
-                    reading.negative.insert(undelivered, self.now);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    pub(crate) fn waits_for_room_only(&self, handle: Handle) -> bool {
-        self.requests[handle].state() == StateName::Prefetching
-            && self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort)
-    }
-
-    /// How long a request waits for a prefetch of so many pages, from now.
-    fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
-        match config.prefetch {
-            PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
-            PrefetchPolicy::Wait { max_ms } => self.now.after(ms(max_ms)),
-            PrefetchPolicy::Deadline { base_ms, per_page_us } => {
-                let per_page = std::time::Duration::from_micros(per_page_us);
-                self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages))
-            }
-        }
-    }
-
-    /// The next plan begins the prefetch of so many pages, or lets the request stand in line for it.
-    fn stand_in_line(&mut self, handle: Handle, pages: u32) {
+    /// The next plan begins the prefetch of what was found, or lets the request stand in line for it.
+    pub(crate) fn stand_in_line_to_fetch(&mut self, handle: Handle, found: Found) {
         let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
-        reading.to_prefetch.push_back(handle);
+        reading.was_told_about(handle);
         let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;
-        let until = stands_in_line.then(|| self.prefetch_deadline(config, pages));
-        self.wait_until(handle, until);
+        let until = stands_in_line.then(|| self.prefetch_deadline(config, found.pages));
+        self.requests.wait(handle, Waiting::Told { found, until });
     }
-
-    // ---- prefetches ----
 
     /// Fetches what L3 has and the cache still lacks: the match is made again, here and now.
     pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
-        if let Some(reading) = &mut self.reading {
-            self.requests.prune(&mut reading.to_prefetch);
-        }
-        while let Some(handle) = self.reading.as_ref().and_then(|r| r.to_prefetch.front().copied())
-        {
-            let decision = match self.is_before_l3(handle) {
-                true => self.decide_prefetch(handle),
-                false => Decision::Skip,
+        while let Some(handle) = self.reading.as_ref().and_then(Reading::first_told) {
+            let waiting = self.requests.get(handle).map(Entry::waiting);
+            let told = match waiting {
+                Some(Waiting::Told { found, .. }) => {
+                    Some((found, self.decide_prefetch(handle, found)))
+                }
+                Some(_) | None => None,
             };
-            if matches!(decision, Decision::Wait) {
+            if matches!(told, Some((_, Decision::Wait))) {
                 return;
             }
             if let Some(reading) = &mut self.reading {
-                reading.to_prefetch.pop_front();
+                reading.next_told();
             }
-            match decision {
-                Decision::Go { pages, .. } => self.start_prefetch(handle, pages, plan),
-                Decision::AskAgain => self.ask_again(handle),
-                Decision::Skip | Decision::Wait => self.go_on_without(handle),
+            match told {
+                Some((found, Decision::Go { pages })) => {
+                    self.start_prefetch(handle, found, pages, plan);
+                }
+                Some((_, Decision::AskAgain)) => self.ask_again(handle),
+                Some((_, Decision::Skip | Decision::Wait)) => {
+                    self.requests.wait(handle, Waiting::IN_LINE);
+                }
+                None => {}
             }
         }
     }
 
-    fn decide_prefetch(&mut self, handle: Handle) -> Decision {
+    fn decide_prefetch(&mut self, handle: Handle, found: Found) -> Decision {
         let Some(config) = &self.config.l3 else { return Decision::Skip };
         let entry = &self.requests[handle];
-        let Some(found) = entry.found else { return Decision::Skip };
         let end = found.start_page + found.pages;
         let start_page = self.cache.lookup(&entry.sequence, end).host.depth;
         if start_page < found.start_page {
@@ -316,7 +92,8 @@ impl Scheduler {
         }
         let Some(reading) = &self.reading else { return Decision::Skip };
         let share = self.prefetch_share(config);
-        let in_use = self.stats.prefetches.in_flight_pages + reading.waiting_pages;
+        let counts = self.operations.counts().prefetches;
+        let in_use = counts.in_flight_pages + reading.waiting_pages();
         let in_share = share.saturating_sub(in_use);
         let pages_now = pages.min(share);
         if pages_now > in_share {
@@ -324,17 +101,29 @@ impl Scheduler {
             let best_effort = config.prefetch == PrefetchPolicy::BestEffort;
             return if best_effort { Decision::Skip } else { Decision::Wait };
         }
-        Decision::Go { start_page, pages }
+        Decision::Go { pages }
+    }
+
+    /// How long a request waits for a prefetch of so many pages, from now.
+    fn prefetch_deadline(&self, config: &L3Config, pages: u32) -> Time {
+        match config.prefetch {
+            PrefetchPolicy::BestEffort => self.now.after(self.rates.prefetch_time(pages)),
+            PrefetchPolicy::Wait { max_ms } => self.now.after(ms(max_ms)),
+            PrefetchPolicy::Deadline { base_ms, per_page_us } => {
+                let per_page = std::time::Duration::from_micros(per_page_us);
+                self.now.after(ms(base_ms)).after(per_page.saturating_mul(pages))
+            }
+        }
     }
 
     /// Whether L3 delivers, as far as is known: it is not in back-off, and does not hold too many pages
     /// that nobody waits for any more.
-    fn prefetches_may_begin(&self) -> bool {
+    pub(crate) fn prefetches_may_begin(&self) -> bool {
         let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else { return false };
         let half_of_share = (self.prefetch_share(config) / 2).max(1);
         let quarantine_max = config.quarantine_pages_max.min(half_of_share);
-        reading.prefetch_backoff.allows(self.now)
-            && self.stats.prefetches.quarantined_pages < quarantine_max
+        reading.may_prefetch(self.now)
+            && self.operations.counts().prefetches.quarantined_pages < quarantine_max
     }
 
     /// Host pages that prefetches may hold.
@@ -343,20 +132,11 @@ impl Scheduler {
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    /// Puts the request back among those to ask about, but not for ever.
-    fn ask_again(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        entry.found = None;
-        match &mut self.reading {
-            Some(reading) if entry.asks_left > 0 => reading.to_probe.push_back(handle),
-            Some(_) | None => self.go_on_without(handle),
-        }
-    }
-
-    fn start_prefetch(&mut self, handle: Handle, wanted: u32, plan: &mut Plan) {
+    fn start_prefetch(&mut self, handle: Handle, told: Found, wanted: u32, plan: &mut Plan) {
         let Some(config) = &self.config.l3 else { return };
         let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
         let deadline = self.prefetch_deadline(config, wanted.min(share));
+        let fetches_in_line = config.prefetch == PrefetchPolicy::BestEffort;
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
@@ -373,7 +153,7 @@ impl Scheduler {
         self.stats.prefetch_shortened_pages += u64::from(wanted - pages);
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            self.go_on_without(handle);
+            self.requests.wait(handle, Waiting::IN_LINE);
             return;
         }
         let path = self.cache.pin_again(&anchor);
@@ -381,10 +161,10 @@ impl Scheduler {
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
         let first_key = plan.l3_keys.len() as u32;
         let first_page = plan.l3_host_pages.len() as u32;
-        let asked_from = match self.requests[handle].found {
+        let asked_from = match start_page {
             _ if planted(Bug::FetchFromPageZero) => 0,
-            Some(found) if planted(Bug::UseKeysOfTheProbe) => found.start_page,
-            Some(_) | None => start_page,
+            _ if planted(Bug::UseKeysOfTheProbe) => told.start_page,
+            start_page => start_page,
         };
         let asked = self.requests[handle].sequence.run(asked_from, asked_from + pages);
         asked.keys().append_to(&mut plan.l3_keys);
@@ -392,7 +172,7 @@ impl Scheduler {
         let anchor = Anchor::Pinned(anchor);
         let priority = self.requests[handle].priority;
         let work = Work::Prefetch { anchor, pages: destination, run, priority };
-        let op = self.operations.start(work, Some(handle), pages, self.now, &mut self.stats);
+        let op = self.operations.start(work, Some(handle), pages, self.now);
         plan.l3.push(L3Op {
             op,
             kind: L3Kind::Prefetch,
@@ -402,11 +182,13 @@ impl Scheduler {
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
-        self.requests[handle].fetches_until = deadline;
-        self.wait_until(handle, Some(deadline));
-        if self.waits_for_room_only(handle) {
-            self.enqueue(handle);
-        }
+        let waiting = match fetches_in_line {
+            true => Waiting::InLine {
+                delay: Some(Delay { until: deadline, reason: DelayReason::Fetch }),
+            },
+            false => Waiting::Fetching { until: deadline },
+        };
+        self.requests.wait(handle, waiting);
     }
 
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
@@ -419,10 +201,10 @@ impl Scheduler {
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
         if let Some(reading) = &mut self.reading {
-            reading.prefetch_backoff.note(failed || corrupt, owner.is_some(), self.now);
-            keys.iter().take(sound).for_each(|key| reading.negative.remove(key));
+            reading.note_prefetch(failed || corrupt, owner.is_some(), self.now);
+            keys.iter().take(sound).for_each(|key| reading.is_there(key));
             if let Some(undelivered) = keys.get(sound) {
-                reading.negative.insert(undelivered, self.now);
+                reading.is_missing(undelivered, self.now);
             }
         }
         if sound > 0 && owner.is_some() {
@@ -442,14 +224,13 @@ impl Scheduler {
                 entry.fetched = start_page..start_page + sound_pages;
                 entry.uncached_tokens = None;
                 if let Some(reading) = &mut self.reading {
-                    reading.waiting_pages += sound_pages;
+                    reading.pages_wait(sound_pages);
                 }
                 let path = Some(Handover::of(anchor));
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
                 self.stop_sharing(handle);
                 if !planted(Bug::WaitOutDeadlines) {
-                    self.wait_until(handle, None);
-                    self.enqueue(handle);
+                    self.requests.wait(handle, Waiting::IN_LINE);
                 }
             }
             None => self.cache.unpin_host(anchor),
@@ -488,7 +269,7 @@ impl Scheduler {
         if let Some(reading) = &mut self.reading
             && entry.state() == StateName::PrefetchDone
         {
-            reading.waiting_pages -= entry.fetched.len() as u32;
+            reading.pages_wait_no_more(entry.fetched.len() as u32);
         }
     }
 }

@@ -18,9 +18,18 @@ use crate::plan::{Plan, Prefill};
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 
+/// What sharing a step out among prompts needs.
+#[derive(Debug, Default)]
+pub(crate) struct ShareOut {
+    by_turn: Vec<Handle>,
+    shortest: Vec<Short>,
+    /// Whether somebody's prompt is not computed to its end in the step that is planned.
+    is_part_left: bool,
+}
+
 /// One of those with the least left to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Short {
+struct Short {
     tokens_left: u32,
     handle: Handle,
 }
@@ -28,18 +37,18 @@ pub(crate) struct Short {
 impl Scheduler {
     /// Shares the step's tokens out among prompts, admitting those that wait.
     pub(crate) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if *tokens_left == 0 || (self.prefilling == 0 && self.queue.is_empty()) {
+        if *tokens_left == 0 || (self.batch.prefilling() == 0 && self.requests.line().is_empty()) {
             return;
         }
-        if self.prefilling > 0 {
-            for place in 0..self.running.len() {
-                self.take_over(self.running[place]);
+        if self.batch.prefilling() > 0 {
+            for place in 0..self.batch.running().len() {
+                self.take_over(self.batch.running()[place]);
             }
         }
         let percent = self.config.batch.shortest_first_percent;
         let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
         *tokens_left -= for_shortest;
-        self.is_part_left = false;
+        self.share_out.is_part_left = false;
         self.share_by_turn(plan, true, tokens_left);
         // If something is left, everybody who could be admitted has been.
         let is_short = *tokens_left == 0;
@@ -47,10 +56,10 @@ impl Scheduler {
         if is_short {
             self.share_among_shortest(plan, tokens_left);
         }
-        if is_short || self.is_part_left {
+        if is_short || self.share_out.is_part_left {
             self.share_by_turn(plan, is_short, tokens_left);
         }
-        if self.prefilling > 0 {
+        if self.batch.prefilling() > 0 {
             self.plan_chunks(plan);
         }
     }
@@ -61,11 +70,11 @@ impl Scheduler {
     /// admission.
     fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
         match self.config.queue.order {
-            _ if self.prefilling == 0 => {}
+            _ if self.batch.prefilling() == 0 => {}
             AdmissionOrder::Priority => self.share_by_priority(plan, admits, tokens_left),
             AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
-                for place in 0..self.running.len() {
-                    self.give(self.running[place], tokens_left);
+                for place in 0..self.batch.running().len() {
+                    self.give(self.batch.running()[place], tokens_left);
                 }
             }
         }
@@ -78,9 +87,9 @@ impl Scheduler {
     /// more urgent. Who was submitted too long ago goes first here too.
     fn share_by_priority(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
-        let mut by_turn = std::mem::take(&mut self.by_turn);
+        let mut by_turn = std::mem::take(&mut self.share_out.by_turn);
         by_turn.clear();
-        by_turn.extend(self.running.iter().filter(|&&handle| self.can_compute(handle)));
+        by_turn.extend(self.batch.running().iter().filter(|&&handle| self.can_compute(handle)));
         by_turn.sort_unstable_by_key(|&handle| {
             let entry = &self.requests[handle];
             let is_overdue = entry.submitted_at < overdue;
@@ -93,7 +102,7 @@ impl Scheduler {
             }
             self.give(handle, tokens_left);
         }
-        self.by_turn = by_turn;
+        self.share_out.by_turn = by_turn;
     }
 
     /// Admits those whose priority is above this one while there are tokens, and gives them theirs.
@@ -101,10 +110,10 @@ impl Scheduler {
         if *tokens_left == 0 {
             return;
         }
-        let first_new = self.running.len();
+        let first_new = self.batch.running().len();
         self.admit(plan, above, *tokens_left);
-        for place in first_new..self.running.len() {
-            self.give(self.running[place], tokens_left);
+        for place in first_new..self.batch.running().len() {
+            self.give(self.batch.running()[place], tokens_left);
         }
     }
 
@@ -116,37 +125,37 @@ impl Scheduler {
         if *tokens_left == 0 || planted(Bug::StarveTheShort) {
             return;
         }
-        let mut shortest = std::mem::take(&mut self.shortest);
+        let mut shortest = std::mem::take(&mut self.share_out.shortest);
         shortest.clear();
-        for place in 0..self.running.len() {
-            let handle = self.running[place];
+        for place in 0..self.batch.running().len() {
+            let handle = self.batch.running()[place];
             if self.can_compute(handle) {
                 shortest.push(Short { tokens_left: self.ungiven_tokens(handle), handle });
             }
         }
-        if !self.free_slots.is_empty() {
+        if !self.batch.free_slots().is_empty() {
             let window = self.config.queue.window as usize;
             let running = shortest.len();
-            let waiting = self.queue.arrivals().take(window);
+            let waiting = self.requests.line().arrivals().take(window);
             shortest.extend(waiting.map(|handle| Short { tokens_left: 0, handle }));
             for short in &mut shortest[running..] {
                 short.tokens_left = self.uncached_tokens(short.handle);
             }
         }
         shortest.sort_unstable();
-        let first_in_line = self.queue.first(self.config.queue.order);
+        let first_in_line = self.requests.line().first(self.config.queue.order);
         for &Short { handle, .. } in &shortest {
             if *tokens_left == 0 {
                 break;
             }
-            if self.requests[handle].queued {
+            if self.requests[handle].waiting().is_in_line() {
                 let spare = first_in_line.filter(|&first| first != handle);
                 let spare_pages = spare.map_or(0, |first| self.prefill_pages(first));
                 self.admit_past_others(handle, spare_pages, plan);
             }
             self.give(handle, tokens_left);
         }
-        self.shortest = shortest;
+        self.share_out.shortest = shortest;
     }
 
     /// What of a waiting request the cache lacked when somebody looked last: enough to tell short
@@ -213,7 +222,7 @@ impl Scheduler {
                 false => end,
             };
         }
-        self.is_part_left |= end < entry.prefill_end;
+        self.share_out.is_part_left |= end < entry.prefill_end;
         entry.chunk_tokens += end - start;
         *tokens_left -= end - start;
     }
@@ -222,7 +231,7 @@ impl Scheduler {
     /// another was to compute it and is not there yet, this one does, and the other takes over.
     fn is_given_to_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        if self.prefilling < 2
+        if self.batch.prefilling() < 2
             || self.config.queue.share_wait_max_ms == 0
             || entry.chunk_tokens > 0
             || entry.flying.tokens > 0
@@ -244,7 +253,7 @@ impl Scheduler {
 
     /// Writes what was given to the plan, by admission.
     fn plan_chunks(&mut self, plan: &mut Plan) {
-        for &handle in &self.running {
+        for &handle in self.batch.running() {
             let entry = &mut self.requests[handle];
             let tokens = std::mem::take(&mut entry.chunk_tokens);
             let State::Prefilling(computing) = entry.life.state() else { continue };

@@ -6,8 +6,11 @@ use std::ops::Range;
 use terrace_cache::{HashedMap, PageKey, Sequence};
 use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
 
+use crate::line::Line;
+use crate::sharing::Sharing;
 use crate::stats::Hits;
-use crate::steps::Flying;
+use crate::step::Flying;
+use crate::waiting::Waiting;
 
 /// A live request as the scheduler knows it. The serial number tells it apart from others that had
 /// its place or its id before; lower numbers arrived earlier.
@@ -24,23 +27,6 @@ impl Handle {
         let room = 4096 + 64 * (self.serial % 64) as usize;
         room.min(tokens_max as usize)
     }
-}
-
-/// What L3 said it has of a request.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    pub(crate) start_page: u32,
-    pub(crate) pages: u32,
-}
-
-/// A wait for another request that computes or loads the next page.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sharing {
-    pub(crate) began: Time,
-    /// When it last came to something.
-    pub(crate) progressed: Time,
-    /// How many pages were there then.
-    pub(crate) pages: u32,
 }
 
 /// So often L3 is asked about a request before it runs: what the cache loses again and again is not
@@ -61,26 +47,19 @@ pub(crate) struct Entry {
     pub(crate) life: Lifecycle,
 
     pub(crate) submitted_at: Time,
-    /// Whether it is among those that could be admitted.
-    pub(crate) queued: bool,
-    /// When its present wait is given up.
-    pub(crate) wait_ends: Option<Time>,
+    waiting: Waiting,
     /// When it fails if it has not started by then.
-    pub(crate) start_by: Option<Time>,
+    start_by: Option<Time>,
     timer: Option<Time>,
-    /// Its wait for another that computes or loads its prefix.
+    /// How it has waited for others that compute or load its prefix, since it last ran.
     pub(crate) sharing: Option<Sharing>,
     /// Tokens of it that the cache lacked when somebody looked last.
     pub(crate) uncached_tokens: Option<u32>,
 
-    /// What L3 has of it.
-    pub(crate) found: Option<Found>,
     /// The first page that L3 was asked for last, or was not worth asking for: what the cache held then.
     pub(crate) asked_from: Option<u32>,
     /// How often L3 may still be asked.
     pub(crate) asks_left: u32,
-    /// Until when it is not admitted without what it fetches, though there be room.
-    pub(crate) fetches_until: Time,
     /// The pages that L3 brought for it.
     pub(crate) fetched: Range<u32>,
     /// Whether a load-back failed it: it computes instead.
@@ -132,16 +111,13 @@ impl Entry {
             computes_prompt: false,
             life: Lifecycle::new(),
             submitted_at: now,
-            queued: false,
-            wait_ends: None,
+            waiting: Waiting::ToAsk,
             start_by: None,
             timer: None,
             sharing: None,
             uncached_tokens: None,
-            found: None,
             asked_from: None,
             asks_left: L3_ASKS_MAX,
-            fetches_until: Time::default(),
             fetched: 0..0,
             distrusts_host: false,
             waited_for_room: false,
@@ -161,6 +137,16 @@ impl Entry {
 
     pub(crate) fn state(&self) -> StateName {
         self.life.state().name()
+    }
+
+    /// What it waits for.
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.waiting
+    }
+
+    /// When it fails if it has not started by then.
+    pub(crate) fn start_by(&self) -> Option<Time> {
+        self.start_by
     }
 
     pub(crate) fn tokens(&self) -> u32 {
@@ -193,7 +179,7 @@ impl Entry {
     }
 }
 
-/// The live requests, by place and by id, and their timers.
+/// The live requests, by place and by id, their timers, and the line of those that could be admitted.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     entries: Vec<Option<Entry>>,
@@ -202,6 +188,7 @@ pub(crate) struct Requests {
     by_id: HashedMap<RequestId, u32>,
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
+    line: Line,
 }
 
 impl Requests {
@@ -220,6 +207,10 @@ impl Requests {
 
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
+        let Entry { waiting, priority, .. } = self[handle];
+        if waiting.is_in_line() {
+            self.line.remove(handle, priority);
+        }
         if self.entries[handle.index as usize].take().is_some() {
             self.vacant.push(handle.index);
         }
@@ -235,10 +226,29 @@ impl Requests {
         self.by_id.contains_key(&id)
     }
 
+    /// From now on the request waits for this: its place in line and its timer follow.
+    pub(crate) fn wait(&mut self, handle: Handle, waiting: Waiting) {
+        let entry = self.get_mut(handle).expect("a live request");
+        let before = std::mem::replace(&mut entry.waiting, waiting);
+        let priority = entry.priority;
+        match (before.is_in_line(), waiting.is_in_line()) {
+            (false, true) => self.line.insert(handle, priority),
+            (true, false) => self.line.remove(handle, priority),
+            (true, true) | (false, false) => {}
+        }
+        self.refresh_timer(handle);
+    }
+
+    /// The request fails if it has not started by then.
+    pub(crate) fn limit_start(&mut self, handle: Handle, start_by: Option<Time>) {
+        self[handle].start_by = start_by;
+        self.refresh_timer(handle);
+    }
+
     /// Sets the timer to the earlier of the two moments that the request waits for.
-    pub(crate) fn refresh_timer(&mut self, handle: Handle) {
+    fn refresh_timer(&mut self, handle: Handle) {
         let entry = &self[handle];
-        let timer = [entry.wait_ends, entry.start_by].into_iter().flatten().min();
+        let timer = [entry.waiting.until(), entry.start_by].into_iter().flatten().min();
         self.set_timer(handle, timer);
     }
 
@@ -288,6 +298,11 @@ impl Requests {
         if queue.len() > self.len() {
             queue.retain(|&handle| self.get(handle).is_some());
         }
+    }
+
+    /// Those that could be admitted.
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
     }
 
     pub(crate) fn len(&self) -> usize {

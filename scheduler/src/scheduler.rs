@@ -1,32 +1,31 @@
 //! The scheduler's surface: submit, abort, plan, advance, deadline, stats.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
-use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Cache, DevicePage, Freed, HashedMap, KvEvent, Namespace, NodeView, PageKey, Sequence, Token,
-    Tokens,
+    Cache, DevicePage, Freed, KvEvent, Namespace, NodeView, PageKey, Sequence, Token, Tokens,
 };
-use terrace_fsm::{
-    Event as LifeEvent, FailReason, OpId, RequestId, Slot, State, StateName, Time, Transition,
-};
+use terrace_fsm::{Event as LifeEvent, OpId, RequestId, StateName, Time, Transition};
 
-use crate::backup::PendingBackup;
+use crate::backup::Backups;
+use crate::batch::Batch;
 use crate::config::{Config, ms};
 use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
+use crate::life::News;
+use crate::line::Candidate;
 use crate::operations::{Operations, Reported, Work};
-use crate::plan::{Ended, Plan, StepId};
-use crate::prefetch::Reading;
-use crate::prefill::Short;
-use crate::queue::{Candidate, Queue};
+use crate::plan::{Plan, StepId};
+use crate::prefill::ShareOut;
 use crate::rates::Rates;
+use crate::reading::Reading;
 use crate::request::{Prompt, Request};
-use crate::requests::{Entry, Handle, Requests};
+use crate::requests::{Entry, Requests};
+use crate::sharing::Announced;
 use crate::stats::{Hits, Stats};
-use crate::steps::{Step, Steps};
-use crate::store_health::Backoff;
+use crate::step::{Step, Steps};
+use crate::waiting::Waiting;
+use crate::write_back::Drains;
 
 /// How much of a prompt the cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,39 +43,23 @@ pub struct Scheduler {
     pub(crate) namespace: Namespace,
     pub(crate) cache: Cache,
     pub(crate) requests: Requests,
-    pub(crate) queue: Queue,
-    /// Requests with a slot, by admission; some may have ended since the last plan.
-    pub(crate) running: Vec<Handle>,
-    /// Whether some have.
-    pub(crate) some_left_batch: bool,
-    /// How many of them prefill.
-    pub(crate) prefilling: usize,
-    pub(crate) free_slots: Vec<Slot>,
-    /// Who has a slot, or had it last.
-    pub(crate) slot_holders: Vec<Option<Handle>>,
-    /// Requests whose prefill others may wait for, by the page that they compute next.
-    pub(crate) computing: HashedMap<PageKey, Handle>,
+    /// Who computes.
+    pub(crate) batch: Batch,
     pub(crate) steps: Steps,
-    pub(crate) prefill_streak: u32,
+    /// Who waits for whom.
+    pub(crate) announced: Announced,
     pub(crate) operations: Operations,
-    /// Requests that have ended and whose pages may be copied to host.
-    pub(crate) drains: VecDeque<Handle>,
+    pub(crate) drains: Drains,
     /// What L3 reading needs; nothing without L3.
     pub(crate) reading: Option<Reading>,
-    /// Paths whose host pages are to be stored in L3.
-    pub(crate) backups: VecDeque<PendingBackup>,
-    pub(crate) backup_backoff: Backoff,
+    pub(crate) backups: Backups,
     pub(crate) rates: Rates,
+    pub(crate) news: News,
+    /// What no part of these counts itself.
     pub(crate) stats: Stats,
     pub(crate) now: Time,
-    pub(crate) cancelled: Vec<OpId>,
-    pub(crate) ended: Vec<Ended>,
-    trace: VecDeque<Transition>,
     pub(crate) candidates: Vec<Candidate>,
-    pub(crate) by_turn: Vec<Handle>,
-    /// Whether somebody's prompt is not computed to its end in the step that is planned.
-    pub(crate) is_part_left: bool,
-    pub(crate) shortest: Vec<Short>,
+    pub(crate) share_out: ShareOut,
 }
 
 impl Scheduler {
@@ -86,36 +69,23 @@ impl Scheduler {
     /// What about the configuration cannot work, and what to change.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
-        let (backoff_base_ms, backoff_max_ms) =
-            config.l3.as_ref().map_or((0, 0), |l3| (l3.backoff_base_ms, l3.backoff_max_ms));
         Ok(Self {
             namespace: config.namespace(),
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
-            queue: Queue::default(),
-            running: Vec::new(),
-            some_left_batch: false,
-            prefilling: 0,
-            free_slots: (0..config.batch.running_max).rev().map(Slot).collect(),
-            slot_holders: vec![None; config.batch.running_max as usize],
-            computing: HashedMap::default(),
+            batch: Batch::new(config.batch.running_max),
             steps: Steps::default(),
-            prefill_streak: 0,
+            announced: Announced::default(),
             operations: Operations::new(config.model.ranks),
-            drains: VecDeque::new(),
+            drains: Drains::default(),
             reading: config.l3.as_ref().map(Reading::new),
-            backups: VecDeque::new(),
-            backup_backoff: Backoff::new(ms(backoff_base_ms), ms(backoff_max_ms)),
+            backups: Backups::new(config.l3.as_ref()),
             rates: Rates::new(&config.rates),
+            news: News::new(config.trace_max),
             stats: Stats::default(),
             now: Time::default(),
-            cancelled: Vec::new(),
-            ended: Vec::new(),
-            trace: VecDeque::new(),
             candidates: Vec::new(),
-            by_turn: Vec::new(),
-            is_part_left: false,
-            shortest: Vec::new(),
+            share_out: ShareOut::default(),
             config,
         })
     }
@@ -141,13 +111,12 @@ impl Scheduler {
         });
         if self.config.queue.start_timeout_ms > 0 {
             let start_by = now.after(ms(self.config.queue.start_timeout_ms));
-            self.requests[handle].start_by = Some(start_by);
-            self.requests.refresh_timer(handle);
+            self.requests.limit_start(handle, Some(start_by));
         }
         self.stats.submitted += 1;
         match &mut self.reading {
-            Some(reading) => reading.to_probe.push_back(handle),
-            None => self.enqueue(handle),
+            Some(reading) => reading.ask_about(handle),
+            None => self.requests.wait(handle, Waiting::IN_LINE),
         }
         Ok(())
     }
@@ -176,7 +145,7 @@ impl Scheduler {
         }
         // Those that have ended count until a plan has told so.
         let requests_max = self.config.queue.requests_max;
-        if self.requests.len() + self.ended.len() >= requests_max as usize {
+        if self.requests.len() + self.news.ends_untold() >= requests_max as usize {
             return Err(SubmitError::QueueFull { requests_max });
         }
         Ok(())
@@ -202,13 +171,11 @@ impl Scheduler {
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
             Event::StepDone { step, results, failed } => {
-                let Some(step) = self
-                    .take_step(now, step, |this, step| this.check_results(step, results, failed))?
-                else {
-                    return Ok(());
-                };
-                let (step, took) = step;
-                self.step_done(step, took, results, failed);
+                let check =
+                    |step: &Step, requests: &Requests| step.check(results, failed, requests);
+                if let Some((step, took)) = self.take_step(now, step, check)? {
+                    self.step_done(step, took, results, failed);
+                }
             }
             Event::StepFailed { step } => {
                 if let Some((step, _)) = self.take_step(now, step, |_, _| Ok(()))? {
@@ -227,17 +194,17 @@ impl Scheduler {
         &mut self,
         now: Time,
         id: StepId,
-        check: impl FnOnce(&Self, &Step) -> Result<(), EventError>,
+        check: impl FnOnce(&Step, &Requests) -> Result<(), EventError>,
     ) -> Result<Option<(Step, Duration)>, EventError> {
-        let Some(step) = self.steps.find(id)? else {
+        let Some(step) = self.steps.reported(id)? else {
             self.stats.ignored_steps += 1;
             return Ok(None);
         };
         if !step.is_doomed() {
-            check(self, step)?;
+            check(step, &self.requests)?;
         }
         self.now = self.now.max(now);
-        Ok(Some(self.steps.take_first(self.now)))
+        Ok(Some(self.steps.end_first(self.now)))
     }
 
     fn operation_reported(
@@ -248,7 +215,7 @@ impl Scheduler {
         outcome: Outcome,
     ) -> Result<(), EventError> {
         let owner = self.operations.owner(op);
-        let reported = self.operations.report(op, rank, outcome, &mut self.stats)?;
+        let reported = self.operations.report(op, rank, outcome)?;
         self.now = self.now.max(now);
         match reported {
             Reported::Ignored => {}
@@ -259,16 +226,13 @@ impl Scheduler {
                     self.waited_in_vain(owner);
                 }
             }
-            Reported::Ended(operation) => {
-                self.cancelled.retain(|&cancelled| cancelled != op);
-                match &operation.work {
-                    Work::Probe { .. } => self.probe_ended(op, operation),
-                    Work::Prefetch { .. } => self.prefetch_ended(op, operation),
-                    Work::LoadBack { .. } => self.load_back_ended(op, operation),
-                    Work::WriteBack { .. } => self.write_back_ended(op, operation),
-                    Work::Backup { .. } => self.backup_ended(operation),
-                }
-            }
+            Reported::Ended(operation) => match &operation.work {
+                Work::Probe { .. } => self.probe_ended(op, operation),
+                Work::Prefetch { .. } => self.prefetch_ended(op, operation),
+                Work::LoadBack { .. } => self.load_back_ended(op, operation),
+                Work::WriteBack { .. } => self.write_back_ended(op, operation),
+                Work::Backup { .. } => self.backup_ended(operation),
+            },
         }
         Ok(())
     }
@@ -288,7 +252,7 @@ impl Scheduler {
     pub fn plan_into(&mut self, now: Time, plan: &mut Plan) {
         plan.clear();
         self.now = self.now.max(now);
-        self.forget_who_left();
+        self.batch.forget_who_left(&self.requests);
         // However late a plan comes, what it can begin is not given up.
         self.plan_prefetches(plan);
         while let Some(handle) = self.requests.next_expired(self.now) {
@@ -302,27 +266,31 @@ impl Scheduler {
         }
         self.plan_backups(plan);
         self.cache.replenish();
-        self.cancelled.sort_unstable();
-        plan.cancelled.append(&mut self.cancelled);
-        self.ended.iter().for_each(|ended| self.requests.end_told(ended.request));
-        plan.ended.append(&mut self.ended);
+        self.operations.tell_cancelled(&mut plan.cancelled);
+        self.news.tell_ended(&mut self.requests, &mut plan.ended);
     }
 
     /// When to plan again even if nothing happens.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let backup = (!self.backups.is_empty() && !self.backup_backoff.allows(self.now))
-            .then(|| self.backup_backoff.until());
-        [self.requests.next_timer(), backup].into_iter().flatten().min()
+        [self.requests.next_timer(), self.backups.next_try(self.now)].into_iter().flatten().min()
     }
 
     /// Counters and gauges, in constant time.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let running = self.config.batch.running_max - self.free_slots.len() as u32;
-        let draining = self.stats.draining;
+        let running = self.config.batch.running_max - self.batch.free_slots().len() as u32;
+        let draining = self.drains.draining();
+        let counts = self.operations.counts();
         Stats {
             running,
+            draining,
+            probes: counts.probes,
+            prefetches: counts.prefetches,
+            load_backs: counts.load_backs,
+            write_backs: counts.write_backs,
+            backups: counts.backups,
+            ignored_outcomes: counts.ignored_outcomes,
             waiting: self.requests.len() as u32 - running - draining,
             backups_waiting: self.backups.len() as u32,
             node_visits: self.cache.node_visits(),
@@ -402,197 +370,12 @@ impl Scheduler {
     /// The state transitions since the last call, oldest first. If more happened than
     /// `trace_max`, the oldest are missing.
     pub fn drain_trace(&mut self) -> impl Iterator<Item = Transition> + '_ {
-        self.trace.drain(..)
+        self.news.drain_trace()
     }
 
     /// Forgets every cached page that no request and no operation holds, and says how many that were.
     /// What is held stays, and may be found again when it is let go.
     pub fn clear_cache(&mut self) -> Freed {
         self.cache.clear()
-    }
-
-    // ---- the life of a request ----
-
-    /// Lets something happen to a request that stays alive.
-    pub(crate) fn happen(&mut self, handle: Handle, event: &LifeEvent<'_>) {
-        let entry = self.requests.get_mut(handle).expect("a live request");
-        let (from, to) = entry.life.handle(event, &mut self.cache);
-        if from != to && self.config.trace_max > 0 {
-            if self.trace.len() == self.config.trace_max as usize {
-                self.trace.pop_front();
-            }
-            let (at, request) = (self.now, entry.id);
-            self.trace.push_back(Transition { at, request, from, event: event.name(), to });
-        }
-    }
-
-    /// Lets a request's life end, and takes it out of everything it is part of.
-    pub(crate) fn end(&mut self, handle: Handle, event: &LifeEvent<'_>) {
-        self.abandon_operation(handle);
-        self.release_fetched(handle);
-        self.leave_queue(handle);
-        self.leave_batch(handle);
-        match self.requests[handle].state() {
-            StateName::Draining | StateName::WritingBack => self.stats.draining -= 1,
-            StateName::Submitted
-            | StateName::Prefetching
-            | StateName::PrefetchDone
-            | StateName::Prefilling
-            | StateName::Decoding
-            | StateName::Retracted
-            | StateName::Finished
-            | StateName::Aborted
-            | StateName::Failed => {}
-        }
-        self.happen(handle, event);
-        let entry = &self.requests[handle];
-        let reason = match entry.life.state() {
-            State::Failed(reason) => Some(*reason),
-            _ => None,
-        };
-        let (request, state) = (entry.id, entry.state());
-        match state {
-            StateName::Finished => self.stats.finished += 1,
-            StateName::Aborted => self.stats.aborted += 1,
-            StateName::Failed => self.stats.failed += 1,
-            other => unreachable!("{other:?} is no end"),
-        }
-        self.ended.push(Ended { request, state, reason });
-        self.requests.remove(handle);
-    }
-
-    /// Nobody waits for the request's operation any more. Copies to host go on for the cache's
-    /// sake; the others may be stopped.
-    pub(crate) fn abandon_operation(&mut self, handle: Handle) {
-        let state = self.requests[handle].life.state();
-        let Some(op) = state.operation() else { return };
-        match state {
-            State::Submitted { .. }
-            | State::Prefetching { .. }
-            | State::Prefilling(_)
-            | State::Retracted { probe: Some(_), .. } => self.cancelled.push(op),
-            State::PrefetchDone { .. }
-            | State::Decoding(_)
-            | State::Retracted { probe: None, .. }
-            | State::Draining { .. }
-            | State::WritingBack { .. }
-            | State::Finished
-            | State::Aborted
-            | State::Failed(_)
-            | State::Left => {}
-        }
-        self.loosen_anchor(handle, op);
-        self.operations.abandon(op, &mut self.stats);
-        if planted(Bug::ReuseAfterDeadline)
-            && let Some(pages) = self.operations.take_destination(op)
-        {
-            self.cache.give_host_pages(pages);
-        }
-    }
-
-    /// From now on the request may be admitted.
-    pub(crate) fn enqueue(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        if !std::mem::replace(&mut entry.queued, true) {
-            self.queue.insert(handle, entry.priority);
-        }
-    }
-
-    pub(crate) fn leave_queue(&mut self, handle: Handle) {
-        let entry = &mut self.requests[handle];
-        if std::mem::take(&mut entry.queued) {
-            self.queue.remove(handle, entry.priority);
-        }
-    }
-
-    /// Frees the slot of a request that computes; its memory is the caller's business.
-    pub(crate) fn leave_batch(&mut self, handle: Handle) {
-        self.stop_sharing(handle);
-        let entry = &mut self.requests[handle];
-        entry.flying.cancel();
-        let state = entry.life.state();
-        if let Some(computing) = state.computing() {
-            if let Some(step) = self.steps.last_with(entry) {
-                step.keep(self.cache.pin_again(&computing.path));
-            }
-            self.free_slots.push(computing.slot);
-            // It has used its pages up to this moment: they are no older than those of whoever came
-            // and went meanwhile.
-            if !planted(Bug::RankByAdmission) {
-                self.cache.touch(&computing.path, false, entry.priority);
-            }
-            self.prefilling -= usize::from(state.name() == StateName::Prefilling);
-            self.some_left_batch = true;
-        }
-    }
-
-    /// Those that no longer compute are not running.
-    pub(crate) fn forget_who_left(&mut self) {
-        if std::mem::take(&mut self.some_left_batch) {
-            let requests = &self.requests;
-            let computes = |entry: &Entry| entry.life.state().computing().is_some();
-            self.running.retain(|&handle| requests.get(handle).is_some_and(computes));
-        }
-    }
-
-    /// Sets or clears the moment at which the request's present wait is given up.
-    pub(crate) fn wait_until(&mut self, handle: Handle, until: Option<Time>) {
-        self.requests[handle].wait_ends = until;
-        self.requests.refresh_timer(handle);
-    }
-
-    /// A request's timer has run out.
-    fn expire(&mut self, handle: Handle) {
-        if self.requests[handle].start_by.is_some_and(|start_by| start_by <= self.now) {
-            self.end(handle, &LifeEvent::Fail(FailReason::TimedOut));
-            return;
-        }
-        // The limit on starting goes on, whatever becomes of this wait.
-        self.wait_until(handle, None);
-        if !self.waits_for_room_only(handle) {
-            self.waited_in_vain(handle);
-        }
-    }
-
-    /// What the request waits for takes too long.
-    fn waited_in_vain(&mut self, handle: Handle) {
-        self.l3_is_late(handle);
-        self.stop_waiting(handle);
-    }
-
-    /// The request goes on without what it waits for.
-    pub(crate) fn stop_waiting(&mut self, handle: Handle) {
-        self.wait_until(handle, None);
-        let state = self.requests[handle].state();
-        match state {
-            StateName::Submitted => {
-                self.abandon_operation(handle);
-                self.happen(handle, &LifeEvent::ProbeEnded);
-                self.enqueue(handle);
-            }
-            StateName::Prefetching => {
-                self.abandon_operation(handle);
-                self.stop_sharing(handle);
-                self.happen(handle, &LifeEvent::PrefetchEnded { path: None });
-                self.enqueue(handle);
-            }
-            StateName::Prefilling => self.compute_instead_of_loading(handle),
-            // A copy that is in flight goes on for the cache's sake.
-            StateName::WritingBack => self.end(handle, &LifeEvent::Drained),
-            StateName::Draining => self.skip_drain(handle),
-            StateName::Retracted => {
-                if let State::Retracted { probe: Some(_), .. } = self.requests[handle].life.state()
-                {
-                    self.abandon_operation(handle);
-                    self.happen(handle, &LifeEvent::ProbeEnded);
-                }
-                self.enqueue(handle);
-            }
-            StateName::PrefetchDone if planted(Bug::WaitOutDeadlines) => self.enqueue(handle),
-            StateName::PrefetchDone | StateName::Decoding => {}
-            StateName::Finished | StateName::Aborted | StateName::Failed => {
-                unreachable!("{state:?} waits for nothing")
-            }
-        }
     }
 }

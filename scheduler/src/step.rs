@@ -11,8 +11,9 @@ use terrace_cache::{Cache, Claims, DevicePin};
 use terrace_fsm::{RequestId, Time};
 
 use crate::error::EventError;
-use crate::plan::{Output, StepId};
-use crate::requests::{Entry, Handle};
+use crate::event::StepResult;
+use crate::plan::{Output, Plan, StepId};
+use crate::requests::{Entry, Handle, Requests};
 
 /// What a request does in a step.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +28,6 @@ pub(crate) struct Member {
     pub(crate) is_decode: bool,
     /// What the request's [`Flying::epoch`] was.
     epoch: u32,
-}
-
-impl Member {
-    pub(crate) fn produces_tokens(&self) -> bool {
-        self.tokens_max > 0
-    }
 }
 
 /// What the steps in flight compute of a request.
@@ -86,6 +81,8 @@ pub(crate) struct Steps {
     spare: Vec<Step>,
     /// When the last one ended.
     last_end: Time,
+    /// Steps of prefills alone since the last of another kind.
+    prefill_streak: u32,
 }
 
 impl Steps {
@@ -100,6 +97,16 @@ impl Steps {
     /// Whether another step may follow those in flight.
     pub(crate) fn may_follow(&self, steps_max: u32) -> bool {
         self.count() < steps_max as usize && self.in_flight.iter().all(|step| !step.is_doomed)
+    }
+
+    /// Notes which kind of step a plan is.
+    pub(crate) fn note_kind(&mut self, plan: &Plan) {
+        let is_prefill_alone = !plan.prefills.is_empty() && plan.decodes.is_empty();
+        self.prefill_streak = if is_prefill_alone { self.prefill_streak + 1 } else { 0 };
+    }
+
+    pub(crate) fn prefill_streak(&self) -> u32 {
+        self.prefill_streak
     }
 
     /// A step without members, not yet in flight.
@@ -124,7 +131,7 @@ impl Steps {
     }
 
     /// The step that is reported, unless it was before.
-    pub(crate) fn find(&self, id: StepId) -> Result<Option<&Step>, EventError> {
+    pub(crate) fn reported(&self, id: StepId) -> Result<Option<&Step>, EventError> {
         if id.0 >= self.next {
             return Err(EventError::UnknownStep(id));
         }
@@ -138,7 +145,7 @@ impl Steps {
     }
 
     /// The first step is over. Answers how long it took, by itself.
-    pub(crate) fn take_first(&mut self, now: Time) -> (Step, std::time::Duration) {
+    pub(crate) fn end_first(&mut self, now: Time) -> (Step, std::time::Duration) {
         let step = self.in_flight.pop_front().expect("it was found");
         let began = step.started.max(std::mem::replace(&mut self.last_end, now));
         let took = now.since(began);
@@ -214,6 +221,62 @@ impl Step {
         });
     }
 
+    /// Whether the results fit the step: one for each member that was to produce tokens and is still
+    /// there, and no others. Results in the order of the plan are checked without a search.
+    pub(crate) fn check(
+        &self,
+        results: &[StepResult<'_>],
+        failed: &[RequestId],
+        requests: &Requests,
+    ) -> Result<(), EventError> {
+        let is_no_member =
+            |request: &&RequestId| self.members.iter().all(|it| it.request != **request);
+        if let Some(&request) = failed.iter().find(is_no_member) {
+            return Err(EventError::UnexpectedResult { step: self.id, request });
+        }
+        let mut in_order = results;
+        for member in self.members.iter().filter(|member| member.produces_tokens()) {
+            if let Some(result) = next_of(member, &mut in_order) {
+                member.check(result)?;
+            } else if member.owes_result(failed, requests) {
+                return self.check_unordered(results, failed, requests);
+            }
+        }
+        match in_order {
+            [] => Ok(()),
+            [..] => self.check_unordered(results, failed, requests),
+        }
+    }
+
+    fn check_unordered(
+        &self,
+        results: &[StepResult<'_>],
+        failed: &[RequestId],
+        requests: &Requests,
+    ) -> Result<(), EventError> {
+        let producers = || self.members.iter().filter(|member| member.produces_tokens());
+        for (place, result) in results.iter().enumerate() {
+            let request = result.request;
+            let repeated = results[..place].iter().any(|earlier| earlier.request == request);
+            match producers().find(|member| member.request == request) {
+                Some(member) if !repeated => member.check(result)?,
+                Some(_) | None => {
+                    return Err(EventError::UnexpectedResult { step: self.id, request });
+                }
+            }
+        }
+        let lacks = |member: &&Member| {
+            member.owes_result(failed, requests)
+                && results.iter().all(|result| result.request != member.request)
+        };
+        match producers().find(lacks) {
+            Some(Member { request, .. }) => {
+                Err(EventError::MissingResult { step: self.id, request: *request })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// What a request leaves behind that this step may still read.
     pub(crate) fn keep(&mut self, path: DevicePin) {
         self.left.push(path);
@@ -221,6 +284,23 @@ impl Step {
 }
 
 impl Member {
+    fn check(&self, result: &StepResult<'_>) -> Result<(), EventError> {
+        let (request, tokens_max) = (self.request, self.tokens_max);
+        match result.tokens.len() {
+            tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
+            tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
+        }
+    }
+
+    fn owes_result(&self, failed: &[RequestId], requests: &Requests) -> bool {
+        let entry = requests.get(self.handle);
+        entry.is_some_and(|entry| self.counts_for(entry)) && !failed.contains(&self.request)
+    }
+
+    pub(crate) fn produces_tokens(&self) -> bool {
+        self.tokens_max > 0
+    }
+
     /// Whether the step's results are the request's.
     pub(crate) fn counts_for(&self, entry: &Entry) -> bool {
         entry.flying.epoch == self.epoch
@@ -231,4 +311,16 @@ impl Member {
         flying.tokens -= self.end - self.start;
         flying.new_tokens -= u32::from(self.produces_tokens());
     }
+}
+
+/// Takes the next result if it is the member's.
+pub(crate) fn next_of<'r, 't>(
+    member: &Member,
+    results: &mut &'r [StepResult<'t>],
+) -> Option<&'r StepResult<'t>> {
+    let (first, rest) = results.split_first()?;
+    (first.request == member.request).then(|| {
+        *results = rest;
+        first
+    })
 }

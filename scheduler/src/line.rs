@@ -19,12 +19,12 @@ pub(crate) struct Candidate {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
+pub(crate) struct Line {
     by_priority: BTreeSet<(Reverse<i32>, Handle)>,
     by_arrival: BTreeSet<Handle>,
 }
 
-impl Queue {
+impl Line {
     pub(crate) fn insert(&mut self, handle: Handle, priority: i32) {
         self.by_priority.insert((Reverse(priority), handle));
         self.by_arrival.insert(handle);

@@ -1,0 +1,103 @@
+//! Load-backs: pages of a request that is admitted come from host instead of being computed again.
+
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId};
+
+use crate::operations::{Operation, Work};
+use crate::plan::{Copy, CopyDirection, Plan};
+use crate::requests::Handle;
+use crate::scheduler::Scheduler;
+use crate::waiting::Waiting;
+
+impl Scheduler {
+    /// How many pages could be loaded from host: as many as there are, or as the share has room for.
+    pub(crate) fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
+        let copies = &self.config.copies;
+        let in_flight = self.operations.counts().load_backs.in_flight_pages;
+        let share = copies.load_back_pages_max.saturating_sub(in_flight);
+        let pages = (found.host.depth - found.device.depth).min(share);
+        let possible = pages >= copies.load_back_threshold_pages
+            && !planted(Bug::NeverLoadBack)
+            && !found.arriving
+            && !self.requests[handle].distrusts_host;
+        if possible { pages } else { 0 }
+    }
+
+    pub(crate) fn start_load_back(
+        &mut self,
+        handle: Handle,
+        source: HostPin,
+        path: &DevicePin,
+        pages: DevicePages,
+        plan: &mut Plan,
+    ) -> OpId {
+        let first = plan.copy_host_pages.len() as u32;
+        let arrival = self.cache.begin_load_back(&source, path.depth(), &mut plan.copy_host_pages);
+        assert_eq!(arrival.pages(), pages.len(), "a load-back has a destination for each page");
+        plan.copy_device_pages.extend_from_slice(pages.as_slice());
+        let anchor = self.cache.pin_device_along(&source);
+        let count = pages.len() as u32;
+        let work = Work::LoadBack { source, anchor, arrival, pages };
+        let op = self.operations.start(work, Some(handle), count, self.now);
+        let pages = first..first + count;
+        plan.copies.push(Copy { op, direction: CopyDirection::LoadBack, pages });
+        op
+    }
+
+    /// All that will be on device of a load-back is there.
+    pub(crate) fn load_back_ended(&mut self, op: OpId, operation: Operation) {
+        let Operation { work, owner, started, pages: count, sound_pages, corrupt, .. } = operation;
+        let Work::LoadBack { source, anchor, arrival, pages } = work else {
+            unreachable!("a load-back")
+        };
+        let start_page = arrival.start_page();
+        self.cache.end_load_back(&source, &arrival, pages, sound_pages as usize);
+        if corrupt {
+            self.cache.distrust_host(&source, start_page + sound_pages);
+        }
+        if sound_pages == count && owner.is_some() {
+            self.rates.observe_load_back(count, self.now.since(started));
+        }
+        if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
+            let path = self.cache.pin_device_along(&source);
+            let loaded = match planted(Bug::BelieveWholeLoadBack) {
+                true => source.depth(),
+                false => path.depth(),
+            };
+            if self.requests[handle].counts_loaded {
+                self.count_loaded(handle, start_page..loaded.max(start_page));
+            }
+            self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
+            self.requests.wait(handle, Waiting::COMPUTING);
+            let entry = &mut self.requests[handle];
+            entry.computed_tokens = loaded * self.config.cache.page_size;
+            entry.distrusts_host |= sound_pages < count;
+            self.start_sharing(handle);
+        }
+        self.cache.unpin_device(anchor);
+        self.cache.unpin_host(source);
+    }
+
+    /// Hits are counted once, when a request is first admitted; those that must be loaded, when
+    /// they have been.
+    fn count_loaded(&mut self, handle: Handle, loaded: std::ops::Range<u32>) {
+        let entry = &mut self.requests[handle];
+        let fetched = &entry.fetched;
+        let from_l3 = loaded.end.min(fetched.end).saturating_sub(loaded.start.max(fetched.start));
+        let from_host = loaded.len() as u32 - from_l3;
+        let page_size = self.config.cache.page_size;
+        entry.hits.host_tokens = from_host * page_size;
+        entry.hits.l3_tokens = from_l3 * page_size;
+        self.stats.host_hit_tokens += u64::from(entry.hits.host_tokens);
+        self.stats.l3_hit_tokens += u64::from(entry.hits.l3_tokens);
+    }
+
+    /// The request computes what its load-back has not brought in time.
+    pub(crate) fn compute_instead_of_loading(&mut self, handle: Handle) {
+        self.abandon_operation(handle);
+        self.requests[handle].distrusts_host = true;
+        self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
+        self.requests.wait(handle, Waiting::COMPUTING);
+    }
+}

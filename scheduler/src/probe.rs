@@ -1,0 +1,171 @@
+//! Probes: asking L3 what it has of a request, from the question to the answer.
+
+use terrace_cache::planted::{Bug, planted};
+use terrace_fsm::{Event as LifeEvent, OpId, State};
+
+use crate::config::ms;
+use crate::operations::{Operation, Work};
+use crate::plan::{L3Kind, L3Op, Plan};
+use crate::reading::Reading;
+use crate::requests::{Entry, Handle};
+use crate::scheduler::Scheduler;
+use crate::waiting::{Found, Waiting};
+
+/// Whether L3 is asked.
+enum Decision {
+    /// It is not worth it: the request goes on without.
+    Skip,
+    /// Too many questions are open.
+    Wait,
+    /// About these pages, from the cache's end on.
+    Go { start_page: u32, pages: u32 },
+}
+
+impl Scheduler {
+    /// Asks L3 about requests of which the cache lacks enough.
+    pub(crate) fn plan_probes(&mut self, plan: &mut Plan) {
+        if let Some(reading) = &mut self.reading {
+            reading.prune(&self.requests);
+        }
+        while let Some(handle) = self.reading.as_ref().and_then(Reading::first_to_ask) {
+            let waiting = self.requests.get(handle).map(Entry::waiting);
+            let decision = match waiting {
+                Some(Waiting::ToAsk) => Some(self.decide_probe(handle)),
+                Some(_) | None => None,
+            };
+            if matches!(decision, Some(Decision::Wait)) {
+                return;
+            }
+            if let Some(reading) = &mut self.reading {
+                reading.next_to_ask();
+            }
+            match decision {
+                Some(Decision::Go { start_page, pages }) => {
+                    self.start_probe(handle, start_page, pages, plan);
+                }
+                Some(Decision::Skip | Decision::Wait) => {
+                    self.requests.wait(handle, Waiting::IN_LINE);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn decide_probe(&mut self, handle: Handle) -> Decision {
+        let (Some(config), Some(reading)) = (&self.config.l3, &self.reading) else {
+            return Decision::Skip;
+        };
+        if !reading.may_probe(self.now) || !self.prefetches_may_begin() {
+            return Decision::Skip;
+        }
+        let end = self.cacheable_pages(handle);
+        if end == 0 || planted(Bug::NeverProbe) {
+            return Decision::Skip;
+        }
+        let sequence = &self.requests[handle].sequence;
+        let start_page = self.cache.lookup(sequence, end).host.depth;
+        if self.is_coming(handle, start_page) {
+            // Another request computes or fetches it: L3 is asked for what lies behind that, later.
+            return Decision::Skip;
+        }
+        let keys = sequence.run(start_page, end).keys();
+        let askable = reading.askable(keys, self.now);
+        let worth_it = askable >= config.prefetch_threshold_pages;
+        if worth_it && self.operations.counts().probes.in_flight >= config.probes_max {
+            return Decision::Wait;
+        }
+        self.stats.negative_hits += u64::from(end - start_page - askable);
+        self.requests[handle].asked_from = Some(start_page);
+        if !worth_it {
+            return Decision::Skip;
+        }
+        Decision::Go { start_page, pages: askable }
+    }
+
+    /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
+    /// first, or it was in back-off), or if the cache has lost since what it held then. Tells whether
+    /// the request waits for the answer.
+    pub(crate) fn ask_l3_now(
+        &mut self,
+        handle: Handle,
+        cached_pages: u32,
+        plan: &mut Plan,
+    ) -> bool {
+        let entry = &self.requests[handle];
+        let is_news = entry.asked_from.is_none_or(|from| cached_pages < from);
+        if self.reading.is_none() || !is_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
+            return false;
+        }
+        let may_ask = match entry.life.state() {
+            State::Submitted { .. } => true,
+            State::Retracted { write_back, .. } => write_back.is_none(),
+            _ => false,
+        };
+        if !may_ask {
+            return false;
+        }
+        match self.decide_probe(handle) {
+            Decision::Go { start_page, pages } => {
+                self.start_probe(handle, start_page, pages, plan);
+                true
+            }
+            Decision::Wait => {
+                self.stand_in_line_to_ask(handle);
+                true
+            }
+            Decision::Skip => false,
+        }
+    }
+
+    fn stand_in_line_to_ask(&mut self, handle: Handle) {
+        if let Some(reading) = &mut self.reading {
+            reading.ask_about(handle);
+            self.requests.wait(handle, Waiting::ToAsk);
+        }
+    }
+
+    fn start_probe(&mut self, handle: Handle, start_page: u32, pages: u32, plan: &mut Plan) {
+        let first = plan.l3_keys.len() as u32;
+        let run = self.requests[handle].sequence.run(start_page, start_page + pages);
+        run.keys().append_to(&mut plan.l3_keys);
+        let work = Work::Probe { start_page, first_key: run.first_key() };
+        self.requests[handle].asks_left -= 1;
+        let op = self.operations.start(work, Some(handle), pages, self.now);
+        plan.l3.push(L3Op { op, kind: L3Kind::Probe, keys: first..first + pages, pages: 0..0 });
+        self.happen(handle, &LifeEvent::ProbeStarted(op));
+        let timeout = self.config.l3.as_ref().map_or(0, |l3| l3.probe_timeout_ms);
+        let until = self.now.after(ms(timeout));
+        self.requests.wait(handle, Waiting::Asking { until });
+    }
+
+    pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
+        let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
+        let pages = operation.sound_pages;
+        if let Some(reading) = &mut self.reading {
+            let failed = operation.failed || operation.corrupt;
+            reading.note_probe(failed, operation.owner.is_some(), self.now);
+            if pages == 0 {
+                reading.is_missing(first_key, self.now);
+            }
+        }
+        let Some(handle) = operation.owner.filter(|&handle| self.waits_for(handle, op)) else {
+            return;
+        };
+        self.happen(handle, &LifeEvent::ProbeEnded);
+        let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
+        if pages >= threshold {
+            self.stand_in_line_to_fetch(handle, Found { start_page, pages });
+        } else {
+            self.requests.wait(handle, Waiting::IN_LINE);
+        }
+    }
+
+    /// Puts the request back among those to ask about, but not for ever.
+    pub(crate) fn ask_again(&mut self, handle: Handle) {
+        if self.requests[handle].asks_left > 0 {
+            self.stand_in_line_to_ask(handle);
+        } else {
+            self.requests.wait(handle, Waiting::IN_LINE);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Room on device and host: evicting, copying away first what would be lost, and retraction.
+
+use terrace_cache::Victim;
+use terrace_cache::planted::{Bug, planted};
+use terrace_fsm::{Event as LifeEvent, Handover, State};
+
+use crate::config::ms;
+use crate::operations::{Operation, Work};
+use crate::plan::Plan;
+use crate::requests::{Handle, L3_ASKS_MAX};
+use crate::scheduler::Scheduler;
+use crate::waiting::{DelayReason, Waiting};
+
+impl Scheduler {
+    /// Makes so many device pages free for a request. Under the write-back policy, pages whose
+    /// bytes would be lost are copied to host first: then the answer is no, and yes once they have
+    /// been copied. A request waits for such copies once; then its pages are freed as they are.
+    pub(crate) fn make_room(&mut self, handle: Handle, pages: usize, plan: &mut Plan) -> bool {
+        let copies_first = self.copies_before_eviction()
+            && (!self.requests[handle].waited_for_room || self.pages_making_room() > 0);
+        if !copies_first {
+            return self.cache.free_device_pages(pages);
+        }
+        loop {
+            let free = self.cache.usage().device.free_pages;
+            if free >= pages {
+                return true;
+            }
+            let coming = self.pages_making_room();
+            let victim = self.cache.device_victim().filter(|_| free + coming < pages);
+            let Some(victim) = victim else {
+                self.requests[handle].waited_for_room = coming > 0;
+                return false;
+            };
+            if !victim.is_last_copy || !self.copy_victim(victim, plan) {
+                self.cache.free_device_pages(free + victim.pages.min(pages - free));
+            }
+        }
+    }
+
+    /// Whether what would be lost by eviction is copied to host first.
+    fn copies_before_eviction(&self) -> bool {
+        self.cache.write_policy().writes_at_eviction() && self.config.cache.host_pages > 0
+    }
+
+    /// Starts to copy to host what would be evicted next; tells whether there was room for it.
+    fn copy_victim(&mut self, victim: Victim, plan: &mut Plan) -> bool {
+        let source = self.cache.pin_victim(victim);
+        match self.start_write_back(source, None, false, plan) {
+            Ok(_) => true,
+            Err(source) => {
+                self.cache.unpin_device(source);
+                false
+            }
+        }
+    }
+
+    /// Under the write-back policy, copies what would be evicted next to host before the decodes need
+    /// its room: they cannot wait for it.
+    pub(crate) fn copy_ahead(&mut self, plan: &mut Plan) {
+        if !self.copies_before_eviction() {
+            return;
+        }
+        let reserve = self.batch.running().len() * self.config.batch.decode_reserve_pages as usize;
+        while self.cache.usage().device.free_pages + self.pages_making_room() < reserve {
+            match self.cache.device_victim() {
+                Some(victim) if victim.is_last_copy && self.copy_victim(victim, plan) => {}
+                Some(_) | None => return,
+            }
+        }
+    }
+
+    /// Makes so many host pages free; backups that wait for their turn give way.
+    pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
+        self.backups_make_way(pages) && self.cache.free_host_pages(pages)
+    }
+
+    /// Backups that wait for their turn give way until so many host pages can be had. Tells whether
+    /// they can.
+    pub(crate) fn backups_make_way(&mut self, pages: usize) -> bool {
+        while self.cache.usage().host.available_pages() < pages {
+            if !self.skip_oldest_backup() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Those who do not compute give up what they keep on device or host, for the sake of one.
+    pub(crate) fn yield_waiting_pins(&mut self, except: Handle) {
+        self.skip_drains();
+        while self.skip_oldest_backup() {}
+        let waiting: Vec<Handle> = self
+            .requests
+            .iter()
+            .filter(|entry| entry.handle != except)
+            .filter(|entry| match entry.life.state() {
+                State::Prefetching { path: pin, .. }
+                | State::PrefetchDone { path: pin }
+                | State::Retracted { kept: pin, .. } => pin.is_some(),
+                State::Submitted { .. }
+                | State::Prefilling(_)
+                | State::Decoding(_)
+                | State::Draining { .. }
+                | State::WritingBack { .. }
+                | State::Finished
+                | State::Aborted
+                | State::Failed(_)
+                | State::Left => false,
+            })
+            .map(|entry| entry.handle)
+            .collect();
+        for handle in waiting {
+            self.happen(handle, &LifeEvent::PinsYielded);
+        }
+    }
+
+    // ---- retraction ----
+
+    /// Lets the worst ranked requests give up their device memory until `handle` has its pages. It
+    /// may be the worst itself, or may have to sit out a step until pages have been copied away.
+    pub(crate) fn make_room_by_retraction(
+        &mut self,
+        handle: Handle,
+        pages: usize,
+        plan: &mut Plan,
+    ) {
+        self.skip_drains();
+        let mut others_have_yielded = false;
+        while !self.grow(handle, pages) {
+            if self.pages_making_room() > 0 {
+                self.requests[handle].stalled = true;
+                self.stats.stalls += 1;
+                self.wake_when_room_is_late(handle);
+                return;
+            }
+            let computes = |h: &&Handle| self.requests[**h].life.state().computing().is_some();
+            let running = self.batch.running();
+            let worst = running.iter().filter(computes).max_by_key(|h| self.requests[**h].rank());
+            let worst = *worst.expect("at least the one who asks computes");
+            if worst == handle && !std::mem::replace(&mut others_have_yielded, true) {
+                // Nobody worse computes: those who only wait give up what they hold first.
+                self.yield_waiting_pins(handle);
+                continue;
+            }
+            self.retract(worst, plan);
+            if worst == handle {
+                return;
+            }
+        }
+    }
+
+    /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
+    /// counted on.
+    pub(crate) fn pages_making_room(&self) -> usize {
+        let timeout = ms(self.config.copies.write_back_timeout_ms);
+        let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
+        let room = |operation: &Operation| match &operation.work {
+            Work::WriteBack { source, arrival, .. } => self.cache.pages_freed_by(source, arrival),
+            Work::Probe { .. }
+            | Work::Prefetch { .. }
+            | Work::LoadBack { .. }
+            | Work::Backup { .. } => 0,
+        };
+        let operations = self.operations.iter().map(|(_, operation)| operation);
+        let copied: usize = operations.filter(|operation| in_time(operation)).map(room).sum();
+        copied + self.cache.cooling_pages()
+    }
+
+    /// Makes sure that a plan is made when the copies that make room are late.
+    pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
+        if self.pages_making_room() > 0 {
+            let timeout = ms(self.config.copies.write_back_timeout_ms);
+            self.look_again(handle, self.now.after(timeout), DelayReason::Room);
+        }
+    }
+
+    /// Takes a request's device memory. What the host has no copy of is copied first, if the host
+    /// has room for all of it; else it stays cached as long as nobody needs its pages.
+    pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
+        self.stats.retractions += 1;
+        self.abandon_operation(handle);
+        if !planted(Bug::LoseSlotOnRetraction) {
+            self.leave_batch(handle);
+        }
+        let next = self.operations.next_id();
+        let entry = &self.requests[handle];
+        let computing = entry.life.state().computing().expect("only who computes is retracted");
+        let in_l3 = self.cache.pages_in_l3(&computing.path);
+        // What is kept must not be evicted for the sake of the rest.
+        let kept = Handover::of(self.cache.pin_host_along(&computing.path));
+        let unwritten = self.cache.unwritten_pages(&computing.path, false);
+        let in_flight = self.operations.counts().write_backs.in_flight_pages as usize;
+        let copies = unwritten > 0
+            && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
+            && self.backups_make_way(unwritten);
+        let path = Handover::empty();
+        let write_back = copies.then_some((next, &path));
+        self.happen(handle, &LifeEvent::Retracted { kept, write_back });
+        if copies && let Err(path) = self.start_write_back(path.take(), Some(handle), false, plan) {
+            unreachable!("the host had room for what {path:?} holds");
+        }
+        let entry = &mut self.requests[handle];
+        entry.computed_tokens = 0;
+        entry.distrusts_host = false;
+        // If it loses pages that L3 has before it runs again, L3 is asked for them.
+        (entry.asked_from, entry.asks_left) = (Some(in_l3), L3_ASKS_MAX);
+        (entry.fetched, entry.uncached_tokens) = (0..0, None);
+        self.requests.wait(handle, Waiting::IN_LINE);
+    }
+}

@@ -1,0 +1,146 @@
+//! How long a device has nothing to do between two steps of an engine: with a model that only takes time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use terrace_engine::{
+    Batch, CpuDevice, CpuMemory, Engine, Generate, KvShape, Logits, Model, ModelError, Update,
+};
+use terrace_scheduler::{Config, Token};
+
+use crate::figures::{Distribution, nanos};
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct GapWorkload {
+    /// Requests that run at once.
+    pub running: u32,
+    /// Steps of decoding to measure.
+    pub steps: u32,
+    /// How long the device takes for a step.
+    pub step: Duration,
+    /// How long launching one takes.
+    pub launch: Duration,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct GapFigures {
+    /// Steps with all requests in them.
+    pub steps: usize,
+    /// From the end of one to the beginning of the next.
+    pub gap_us: Distribution,
+}
+
+const PAGE_SIZE: u32 = 16;
+const VOCABULARY: usize = 64;
+const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 4 };
+
+impl GapWorkload {
+    /// Measures.
+    ///
+    /// # Errors
+    /// When the system does not give what is needed.
+    pub fn run(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(self.measure())
+    }
+
+    async fn measure(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
+        let ran = Ran::default();
+        let model = Idler { workload: *self, ran: ran.clone() };
+        let row_pages = (self.steps + 8).div_ceil(PAGE_SIZE) + 1;
+        let page_bytes = SHAPE.page_bytes(PAGE_SIZE);
+        let device = CpuDevice::new(row_pages * self.running * 2, 0, page_bytes)?;
+        let mut config = Config::builder().page_size(PAGE_SIZE).build()?;
+        config.batch.running_max = self.running;
+        let engine = Engine::start(config, model, Arc::new(device), None)?;
+        let mut answers = Vec::new();
+        for request in 0..self.running {
+            let prompt = vec![request % VOCABULARY as Token, request / VOCABULARY as Token, 1];
+            answers.push(engine.submit(Generate::new(prompt, self.steps)).await?);
+        }
+        for mut answer in answers {
+            while let Some(update) = answer.next().await {
+                if let Update::Ended(_) = update {
+                    break;
+                }
+            }
+        }
+        engine.shutdown(Duration::from_secs(10)).await;
+        Ok(figures(&ran.0.lock(), self.running as usize))
+    }
+}
+
+/// The gaps between steps of all requests.
+fn figures(ran: &[Step], running: usize) -> GapFigures {
+    let full = |step: &Step| step.requests == running;
+    let pairs = ran.windows(2).filter(|pair| pair.iter().all(full));
+    let gaps: Vec<u64> =
+        pairs.map(|pair| nanos(pair[1].began.saturating_duration_since(pair[0].ended))).collect();
+    GapFigures { steps: gaps.len(), gap_us: Distribution::of(gaps) }
+}
+
+/// A step that the device has done.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    requests: usize,
+    began: Instant,
+    ended: Instant,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Ran(Arc<Mutex<Vec<Step>>>);
+
+/// A model that computes nothing and takes its time.
+#[derive(Debug)]
+struct Idler {
+    workload: GapWorkload,
+    ran: Ran,
+}
+
+impl Model for Idler {
+    type Memory = CpuMemory;
+
+    fn kv_shape(&self) -> KvShape {
+        SHAPE
+    }
+
+    fn vocabulary(&self) -> usize {
+        VOCABULARY
+    }
+
+    fn positions_max(&self) -> u32 {
+        1 << 20
+    }
+
+    fn fingerprint(&self) -> String {
+        "idler".to_owned()
+    }
+
+    fn forward(
+        &mut self,
+        _memory: &CpuMemory,
+        batch: &Batch<'_>,
+        logits: &mut Logits<'_>,
+    ) -> Result<(), ModelError> {
+        spin(self.workload.launch);
+        let began = Instant::now();
+        std::thread::sleep(self.workload.step);
+        let step = Step { requests: batch.spans.len(), began, ended: Instant::now() };
+        self.ran.0.lock().push(step);
+        let rows = batch.spans.iter().map(|span| span.logits).sum();
+        logits.add(rows, |rows| rows.fill(0.0));
+        Ok(())
+    }
+}
+
+/// Keeps a processor busy, as launching does.
+fn spin(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        std::hint::spin_loop();
+    }
+}

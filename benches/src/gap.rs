@@ -1,12 +1,13 @@
 //! How long a device has nothing to do between two steps of an engine: with a model that only takes time.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use terrace_engine::{
-    Batch, CpuDevice, CpuMemory, Engine, Generate, KvShape, Logits, Model, ModelError, Update,
+    Batch, Chosen, CpuDevice, CpuMemory, Engine, Finished, Generate, GoesOn, KvShape, Model,
+    ModelError, Output, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, Token};
 
@@ -50,7 +51,7 @@ impl GapWorkload {
 
     async fn measure(&self) -> Result<GapFigures, Box<dyn std::error::Error>> {
         let ran = Ran::default();
-        let model = Idler { workload: *self, ran: ran.clone() };
+        let model = Idler { workload: *self, ran: ran.clone(), device: None };
         let row_pages = (self.steps + 8).div_ceil(PAGE_SIZE) + 1;
         let page_bytes = SHAPE.page_bytes(PAGE_SIZE);
         let device = CpuDevice::new(row_pages * self.running * 2, 0, page_bytes)?;
@@ -94,15 +95,32 @@ struct Step {
 #[derive(Clone, Debug, Default)]
 struct Ran(Arc<Mutex<Vec<Step>>>);
 
-/// A model that computes nothing and takes its time.
+/// A model that computes nothing and takes its time: one thread is its device.
 #[derive(Debug)]
 struct Idler {
     workload: GapWorkload,
     ran: Ran,
+    device: Option<mpsc::Sender<Launched>>,
+}
+
+#[derive(Debug)]
+struct Launched {
+    batch: Arc<Batch>,
+    finished: mpsc::SyncSender<Finished>,
+}
+
+#[derive(Debug)]
+struct Ticket(mpsc::Receiver<Finished>);
+
+impl StepTicket for Ticket {
+    fn finish(self) -> Finished {
+        self.0.recv().expect("the device runs until nobody launches")
+    }
 }
 
 impl Model for Idler {
     type Memory = CpuMemory;
+    type Ticket = Ticket;
 
     fn kv_shape(&self) -> KvShape {
         SHAPE
@@ -120,21 +138,39 @@ impl Model for Idler {
         "idler".to_owned()
     }
 
-    fn forward(
-        &mut self,
-        _memory: &CpuMemory,
-        batch: &Batch<'_>,
-        logits: &mut Logits<'_>,
-    ) -> Result<(), ModelError> {
-        spin(self.workload.launch);
-        let began = Instant::now();
-        std::thread::sleep(self.workload.step);
-        let step = Step { requests: batch.spans.len(), began, ended: Instant::now() };
-        self.ran.0.lock().push(step);
-        let rows = batch.spans.iter().map(|span| span.logits).sum();
-        logits.add(rows, |rows| rows.fill(0.0));
+    fn begin(&mut self, _memory: &CpuMemory, _limits: StepLimits) -> Result<(), ModelError> {
+        let (device, launched) = mpsc::channel::<Launched>();
+        let (step, ran) = (self.workload.step, self.ran.clone());
+        std::thread::spawn(move || {
+            for Launched { batch, finished } in launched {
+                let began_at = Instant::now();
+                std::thread::sleep(step);
+                let ended_at = Instant::now();
+                let requests = batch.spans.len();
+                ran.0.lock().push(Step { requests, began: began_at, ended: ended_at });
+                let outputs = batch.wanted.iter().map(|_| output()).collect();
+                drop(batch);
+                // An engine that has ended does not wait for it.
+                let _ = finished.send(Finished { result: Ok(outputs), began_at, ended_at });
+            }
+        });
+        self.device = Some(device);
         Ok(())
     }
+
+    fn launch(&mut self, batch: &Arc<Batch>) -> Result<Ticket, ModelError> {
+        spin(self.workload.launch);
+        let (finished, ticket) = mpsc::sync_channel(1);
+        let device = self.device.as_ref().expect("it has begun");
+        let step = Launched { batch: batch.clone(), finished };
+        device.send(step).map_err(|_| ModelError("its device has ended".to_owned()))?;
+        Ok(Ticket(ticket))
+    }
+}
+
+fn output() -> Output {
+    let chosen = Chosen { token: 0, goes_on: GoesOn::Yes, logprobs: None, logits: None };
+    Output { chosen: Some(chosen), scores: Vec::new() }
 }
 
 /// Keeps a processor busy, as launching does.

@@ -8,6 +8,8 @@ mod cache;
 #[cfg(feature = "program")]
 mod features;
 mod figures;
+#[cfg(feature = "program")]
+mod gap;
 pub mod hot_paths;
 #[cfg(feature = "program")]
 mod l3;
@@ -25,6 +27,8 @@ pub use cache::{CacheFigures, CacheWorkload, PerPage};
 #[cfg(feature = "program")]
 pub use features::{FeaturesFigures, FeaturesWorkload, Residency};
 pub use figures::Distribution;
+#[cfg(feature = "program")]
+pub use gap::{GapFigures, GapWorkload};
 #[cfg(feature = "program")]
 pub use l3::{L3Backend, L3Figures, L3Workload};
 #[cfg(feature = "program")]

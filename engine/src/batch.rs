@@ -1,8 +1,12 @@
-//! What a model computes in one step, and the page table that says where its KV is.
+//! What a model computes in one step: what is handed over with it, and the page table that says where KV is.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use terrace_scheduler::{DevicePage, Plan, Slot, Token};
+use terrace_scheduler::{DevicePage, Plan, Slot, StepId, Token};
+
+use crate::sampling::Choosing;
+use crate::sampling::grammar::Mask;
 
 /// Consecutive tokens of one sequence to compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,11 +30,153 @@ impl Span {
     }
 }
 
-/// One forward step.
+/// One forward step as it is handed to a model, which keeps the page table and what choosing depends on
+/// from one to the next: only what changes is told.
 ///
 /// Spans are of different sequences and do not read what other spans of the same batch write.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// The step's name, for those who look at it.
+    pub step: Option<StepId>,
+    /// Rows whose sequence has ended: what was kept for them can be forgotten. Comes before `came`.
+    pub went: Vec<Slot>,
+    /// Sequences that come to a row. What was in it before has gone, told or not.
+    pub came: Vec<Arrival>,
+    /// Entries of the page table that change, in order.
+    pub changes: Vec<RowChange>,
+    /// The pages of all of them.
+    pub pages: Vec<DevicePage>,
+    /// What to compute.
+    pub spans: Vec<Span>,
+    /// The tokens of all spans, one span after the other.
+    pub tokens: Vec<Token>,
+    /// Those of them that are not known yet.
+    pub awaited: Vec<Awaited>,
+    /// What the logits are for, in the order of the spans that want some: as many outputs are given back.
+    pub wanted: Vec<Wanted>,
+    /// The tokens of prompts whose log-probability is wanted.
+    pub scored: Vec<Token>,
+}
+
+/// A sequence that comes to a row of the page table.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// The row.
+    pub slot: Slot,
+    /// How its tokens are chosen.
+    pub choosing: Arc<Choosing>,
+    /// What its answer has already, where choosing depends on it.
+    pub produced: Vec<Token>,
+}
+
+/// Consecutive entries of one row of the page table that change. The row has none behind them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowChange {
+    /// The row.
+    pub slot: Slot,
+    /// The first entry.
+    pub first_entry: u32,
+    /// Where the pages are in [`Batch::pages`].
+    pub pages: Range<usize>,
+}
+
+/// A token that the step launched before chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Its place in [`Batch::tokens`], where nothing of meaning stands.
+    pub token: usize,
+    /// Which of that step's outputs it is.
+    pub output: usize,
+}
+
+/// What the logits of a span are for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Its place in [`Batch::spans`].
+    pub span: usize,
+    /// What to choose after its last token, if anything.
+    pub choice: Option<Choice>,
+    /// Where in [`Batch::scored`] the tokens are that follow its own in the prompt, one for each of its
+    /// tokens, except for the prompt's last: how likely they were is wanted.
+    pub scored: Range<usize>,
+}
+
+/// The choice of a token.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// How many tokens the answer has before it. A model that has chosen more, in a step that came to
+    /// nothing, forgets them.
+    pub index: u32,
+    /// What may be chosen; anything without. What it allows depends on the token before, so whoever has
+    /// one waits for that: its span has no token that is awaited.
+    pub mask: Option<Mask>,
+}
+
+impl Batch {
+    /// Forgets everything, and keeps the memory.
+    pub(crate) fn clear(&mut self) {
+        let Self { step, went, came, changes, pages, spans, tokens, awaited, wanted, scored } =
+            self;
+        *step = None;
+        went.clear();
+        came.clear();
+        changes.clear();
+        pages.clear();
+        spans.clear();
+        tokens.clear();
+        awaited.clear();
+        wanted.clear();
+        scored.clear();
+    }
+
+    /// Takes over the entries that a plan says have changed.
+    pub(crate) fn take_rows(&mut self, plan: &Plan) {
+        for change in &plan.rows {
+            let pages = plan.row_pages(change);
+            self.add_change(change.slot, change.first_entry, pages);
+        }
+    }
+
+    fn add_change(&mut self, slot: Slot, first_entry: u32, pages: &[DevicePage]) {
+        let first = self.pages.len();
+        self.pages.extend_from_slice(pages);
+        self.changes.push(RowChange { slot, first_entry, pages: first..self.pages.len() });
+    }
+
+    /// What it tells of rows.
+    pub(crate) fn told(&self) -> Batch {
+        Batch {
+            went: self.went.clone(),
+            came: self.came.clone(),
+            changes: self.changes.clone(),
+            pages: self.pages.clone(),
+            ..Batch::default()
+        }
+    }
+
+    /// Tells what another batch was to tell, and no model has taken in, before what it tells itself.
+    pub(crate) fn tell_first(&mut self, mut untold: Batch) {
+        // Who goes is told before who comes: one that has come and gone meanwhile was never there.
+        untold.came.retain(|came| !self.went.contains(&came.slot));
+        untold.went.append(&mut self.went);
+        untold.came.append(&mut self.came);
+        for (slot, first_entry, pages) in self.changes() {
+            untold.add_change(slot, first_entry, pages);
+        }
+        (self.went, self.came) = (untold.went, untold.came);
+        (self.changes, self.pages) = (untold.changes, untold.pages);
+    }
+
+    /// The entries of the page table that change.
+    pub fn changes(&self) -> impl Iterator<Item = (Slot, u32, &[DevicePage])> {
+        let pages = |change: &RowChange| &self.pages[change.pages.clone()];
+        self.changes.iter().map(move |change| (change.slot, change.first_entry, pages(change)))
+    }
+}
+
+/// One forward step as a [`Forward`](crate::Forward) sees it: all tokens known, and the whole page table.
 #[derive(Clone, Copy, Debug)]
-pub struct Batch<'a> {
+pub struct Step<'a> {
     /// What to compute.
     pub spans: &'a [Span],
     /// The tokens of all spans, one span after the other.
@@ -39,7 +185,7 @@ pub struct Batch<'a> {
     pub table: &'a PageTable,
 }
 
-impl Batch<'_> {
+impl Step<'_> {
     /// The tokens of a span.
     #[must_use]
     pub fn tokens_of(&self, span: &Span) -> &[Token] {
@@ -74,10 +220,10 @@ impl PageTable {
         Self { page_size, rows: vec![Vec::new(); rows as usize] }
     }
 
-    /// Changes the entries that a plan says have changed.
-    pub fn apply(&mut self, plan: &Plan) {
-        for change in &plan.rows {
-            self.set(change.slot, change.first_entry, plan.row_pages(change));
+    /// Changes the entries that a batch says have changed.
+    pub fn apply(&mut self, batch: &Batch) {
+        for (slot, first_entry, pages) in batch.changes() {
+            self.set(slot, first_entry, pages);
         }
     }
 
@@ -98,5 +244,51 @@ impl PageTable {
     #[must_use]
     pub fn page_size(&self) -> u32 {
         self.page_size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_cache::{Cache, CacheConfig};
+
+    use super::*;
+    use crate::sampling::shaping::Shaping;
+    use crate::sampling::{Choosing, Sampling};
+
+    fn arrival(slot: u32, produced: Token) -> Arrival {
+        let choosing = Choosing {
+            sampling: Sampling::GREEDY,
+            shaping: Shaping::default(),
+            ends: Arc::new([]),
+            prompt: Vec::new(),
+            logprobs: None,
+            logits: false,
+        };
+        let choosing = Arc::new(choosing);
+        Arrival { slot: Slot(slot), choosing, produced: vec![produced] }
+    }
+
+    #[test]
+    fn what_no_model_has_taken_in_is_told_first() {
+        let pages = Cache::new(&CacheConfig::default()).take_device_pages(4).unwrap();
+        let pages = pages.as_slice();
+        let mut untold = Batch { went: vec![Slot(3)], ..Batch::default() };
+        untold.came = vec![arrival(0, 10), arrival(1, 11)];
+        untold.add_change(Slot(0), 0, &pages[..2]);
+        untold.add_change(Slot(1), 0, &pages[2..3]);
+        let mut batch = Batch { tokens: vec![7], went: vec![Slot(1)], ..Batch::default() };
+        batch.came = vec![arrival(1, 12)];
+        batch.add_change(Slot(1), 0, &pages[3..]);
+        batch.add_change(Slot(0), 1, &pages[3..]);
+
+        batch.tell_first(untold.told());
+        assert_eq!(batch.went, [Slot(3), Slot(1)]);
+        let came: Vec<_> = batch.came.iter().map(|came| (came.slot, came.produced[0])).collect();
+        assert_eq!(came, [(Slot(0), 10), (Slot(1), 12)], "who has gone meanwhile never came");
+        assert_eq!(batch.tokens, [7], "what is computed stays");
+        let mut table = PageTable::new(4, 16);
+        table.apply(&batch);
+        assert_eq!(table.row(Slot(0)), [pages[0], pages[3]]);
+        assert_eq!(table.row(Slot(1)), [pages[3]]);
     }
 }

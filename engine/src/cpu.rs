@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use terrace_l3::{Arena, Lent, Source, Target};
 use terrace_scheduler::{CopyDirection, DevicePage, StepId};
 
-use crate::batch::Batch;
+use crate::batch::Step;
 use crate::device::{CopyError, CopyJob, Device};
 
 /// The CPU as a device.
@@ -152,17 +152,17 @@ impl CpuMemory {
     /// # Errors
     /// When another transfer is using a page that the step writes to, or, checked in debug builds
     /// only, writing to one that it reads.
-    pub fn lend(&self, batch: &Batch<'_>) -> Result<StepPages<'_>, Lent> {
+    pub fn lend(&self, step: &Step<'_>) -> Result<StepPages<'_>, Lent> {
         let mut pages = StepPages { memory: self, written: Vec::new(), _read: Vec::new() };
-        for span in batch.spans {
-            let written = batch.written_pages_of(span);
+        for span in step.spans {
+            let written = step.written_pages_of(span);
             for page in written {
                 pages.written.push(self.0.target(page.slot())?);
             }
             // A page in use never moves, which is the scheduler's promise; taking a loan of each
             // would cost a step as much as its contexts are long.
             if cfg!(debug_assertions) {
-                let all = batch.pages_of(span);
+                let all = step.pages_of(span);
                 for page in &all[..all.len() - written.len()] {
                     pages._read.push(self.0.source(page.slot())?);
                 }
@@ -305,14 +305,14 @@ mod tests {
         let mut table = PageTable::new(1, PAGE_SIZE);
         table.set(Slot(0), 0, pages.as_slice());
         let span = Span { slot: Slot(0), start: 6, tokens: 0..4, logits: 0 };
-        let batch = Batch { spans: &[span], tokens: &[0; 4], table: &table };
+        let step = Step { spans: &[span], tokens: &[0; 4], table: &table };
         let [read, first, second] = *pages.as_slice() else { panic!("three pages") };
 
-        let mut lent = memory.lend(&batch).unwrap();
+        let mut lent = memory.lend(&step).unwrap();
         lent.write(first)[0] = 1.5;
         lent.write(second)[1] = 2.5;
         assert_eq!((lent.read(first)[0], lent.read(second)[1]), (1.5, 2.5));
-        assert!(memory.lend(&batch).is_err(), "one step at a time");
+        assert!(memory.lend(&step).is_err(), "one step at a time");
         assert!(memory.0.target(first.slot()).is_err());
         assert!(memory.0.target(read.slot()).is_err(), "it may read what the step reads");
         let panics = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -320,6 +320,6 @@ mod tests {
         }));
         assert!(panics.is_err(), "a page that the step only reads is not written to");
         drop(lent);
-        assert!(memory.lend(&batch).is_ok());
+        assert!(memory.lend(&step).is_ok());
     }
 }

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use terrace_l3::Store;
 use terrace_scheduler::{
-    Config, Copy, Decode, Event, EventName, OpId, Outcome, PageKey, Plan, Prefill, Request,
+    Config, Copy, Decode, Event, EventName, OpId, Outcome, Output, PageKey, Plan, Prefill, Request,
     RequestId, Slot, StateName, StepId, StepResult, Time, Transition, WatchedScheduler, Witness,
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::batch::{PageTable, Span};
+use crate::batch::{Arrival, Awaited, Span};
 use crate::device::{CopyJob, Device};
 use crate::engine::{Drained, StartError, SubmitError};
 use crate::generation::{EndReason, Generate, Generation};
 use crate::happening::{Happening, Happenings};
 use crate::histogram::TimeHistogram;
 use crate::live::Live;
-use crate::model::Model;
+use crate::model::{Model, StepLimits};
 use crate::stepper::{StepJob, Stepper};
 use crate::transfers::Transfers;
 use crate::view::{Figures, History, StepFigures, View};
@@ -44,11 +44,23 @@ pub(crate) struct Driver<D> {
     positions_max: u32,
     vocabulary: usize,
     page_bytes: usize,
-    /// The memory of the next step, unless one is running.
-    job: Option<Box<StepJob>>,
+    /// Steps that were started and have not ended.
+    steps_in_flight: u32,
+    /// The memory of steps that have ended.
+    #[expect(clippy::vec_box, reason = "they travel in their boxes")]
+    spare: Vec<Box<StepJob>>,
+    /// Who was last told to have come to each row.
+    rows: Vec<Option<RequestId>>,
+    /// Rows whose request has ended, which the next step tells.
+    went: Vec<Slot>,
     last_step_ended: Option<StepId>,
+    last_started: Option<StepId>,
+    /// Which spans of it have outputs.
+    outputs_wanted: Vec<usize>,
     /// Since when the next step could have begun.
     could_begin_at: Instant,
+    /// When the device had done the last.
+    idle_since: Instant,
     steps: StepFigures,
     queue: TimeHistogram,
     started: Instant,
@@ -68,7 +80,7 @@ struct Closing {
 impl<D: Device> Driver<D> {
     pub(crate) fn new<M>(
         mut config: Config,
-        model: M,
+        mut model: M,
         device: Arc<D>,
         store: Option<Arc<dyn Store>>,
         witnesses: Vec<Box<dyn Witness>>,
@@ -97,14 +109,19 @@ impl<D: Device> Driver<D> {
             (Some(store), Some(host)) => Some(Transfers::new(store, host.clone())?),
             (Some(_), None) | (None, _) => None,
         };
-        let rows = PageTable::new(config.batch.running_max, config.cache.page_size);
+        let limits = StepLimits {
+            page_size: config.cache.page_size,
+            rows: config.batch.running_max,
+            tokens_max: config.batch.step_tokens_max,
+        };
         let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
         let scheduler = WatchedScheduler::new(config, witnesses)?;
+        model.begin(device.memory(), limits)?;
         Ok(Self {
             namespace: scheduler.namespace_of("", ""),
             scheduler,
             plan: Plan::default(),
-            stepper: Stepper::spawn(model, device.clone(), rows, happenings.clone())?,
+            stepper: Stepper::spawn(model, device.clone(), happenings.clone())?,
             device,
             transfers,
             happenings,
@@ -114,9 +131,15 @@ impl<D: Device> Driver<D> {
             positions_max,
             vocabulary,
             page_bytes,
-            job: Some(Box::new(StepJob::new())),
+            steps_in_flight: 0,
+            spare: Vec::new(),
+            rows: vec![None; limits.rows as usize],
+            went: Vec::new(),
             last_step_ended: None,
+            last_started: None,
+            outputs_wanted: Vec::new(),
             could_begin_at: Instant::now(),
+            idle_since: Instant::now(),
             steps: StepFigures::default(),
             queue: TimeHistogram::default(),
             started: Instant::now(),
@@ -131,7 +154,7 @@ impl<D: Device> Driver<D> {
                 Some(at) => tokio::time::timeout_at(at.into(), happened.recv()).await.ok(),
                 None => Some(happened.recv().await),
             };
-            if self.job.is_some() {
+            if self.steps_in_flight == 0 {
                 self.could_begin_at = Instant::now();
             }
             if let Some(happening) = happening.flatten() {
@@ -229,6 +252,7 @@ impl<D: Device> Driver<D> {
             priority: generate.priority,
             adapter: String::new(),
             salt: generate.salt,
+            awaits_tokens: !live.can_run_ahead(),
         };
         self.scheduler.submit(now, request)?;
         self.next_request += 1;
@@ -250,16 +274,14 @@ impl<D: Device> Driver<D> {
 
     fn step_ended(&mut self, mut job: Box<StepJob>) {
         let now = self.now();
+        self.steps_in_flight -= 1;
         self.last_step_ended = Some(job.step);
-        self.could_begin_at = job.ended_at;
+        // One that was started ahead could not begin before the one before it had ended.
+        let could_begin_at = job.could_begin_at.max(self.idle_since);
+        (self.could_begin_at, self.idle_since) = (job.ended_at, job.ended_at);
         self.steps.steps += 1;
-        self.steps.busy_us += (job.ended_at - job.could_begin_at).as_micros() as u64;
+        self.steps.busy_us += job.ended_at.duration_since(could_begin_at).as_micros() as u64;
         self.steps.model_us += job.model_time.as_micros() as u64;
-        for wanted in &mut job.wanted {
-            if let Some(live) = self.live.get_mut(&wanted.request) {
-                live.take_back(wanted);
-            }
-        }
         match &job.result {
             Ok(()) => self.tokens_came(&mut job, now),
             Err(error) => {
@@ -269,30 +291,43 @@ impl<D: Device> Driver<D> {
                 self.scheduler.advance(now, event).expect("the step was planned");
             }
         }
-        self.job = Some(job);
+        self.spare.push(job);
     }
 
     /// Reports the tokens of a step to the scheduler, and then to those who asked for them.
     fn tokens_came(&mut self, job: &mut StepJob, now: Time) {
-        let results = job.wanted.iter().filter_map(|wanted| {
-            let chosen = wanted.chosen.as_ref()?;
-            let finished = self.live.get(&wanted.request)?.ends_with(chosen);
+        let StepJob { step, batch, requests, outputs, checksums, .. } = job;
+        for ((wanted, &request), output) in
+            batch.wanted.iter().zip(&*requests).zip(outputs.iter_mut())
+        {
+            let Some(live) = self.live.get_mut(&request) else { continue };
+            let start = batch.spans[wanted.span].start;
+            live.take_scores(start, std::mem::take(&mut output.scores));
+        }
+        let results = requests.iter().zip(&*outputs).filter_map(|(&request, output)| {
+            let chosen = output.chosen.as_ref()?;
+            let finished = self.live.get(&request)?.ends_with(chosen);
             let tokens = std::slice::from_ref(&chosen.token);
-            Some(StepResult { request: wanted.request, tokens, finished })
+            Some(StepResult { request, tokens, finished })
         });
         let results: Vec<_> = results.collect();
-        for wanted in job.wanted.iter().filter(|wanted| wanted.produces && wanted.index == 0) {
-            let Some(live) = self.live.get_mut(&wanted.request) else { continue };
-            live.start(self.scheduler.hits(wanted.request).unwrap_or_default());
-        }
-        let event = Event::StepDone { step: job.step, results: &results, failed: &[] };
+        let event = Event::StepDone { step: *step, results: &results, failed: &[] };
         self.scheduler.advance(now, event).expect("every request that was to produce has a token");
         drop(results);
-        for wanted in &mut job.wanted {
-            if let (Some(live), Some(chosen)) =
-                (self.live.get_mut(&wanted.request), wanted.chosen.take())
+        let asked = batch.wanted.iter().zip(&*requests).zip(outputs).zip(&*checksums);
+        for (((wanted, &request), output), &checksum) in asked {
+            let (Some(choice), Some(chosen)) = (&wanted.choice, output.chosen.take()) else {
+                continue;
+            };
+            // Steps may have been started before it was known that they are in vain.
+            let answered = self.scheduler.tokens(request).map_or(0, |all| all.appended.len());
+            if let Some(live) =
+                self.live.get_mut(&request).filter(|_| answered > choice.index as usize)
             {
-                live.produce(chosen);
+                if choice.index == 0 {
+                    live.start(self.scheduler.hits(request).unwrap_or_default());
+                }
+                live.produce(chosen, checksum);
             }
         }
     }
@@ -313,6 +348,11 @@ impl<D: Device> Driver<D> {
         }
         for ended in &plan.ended {
             if let Some(live) = self.live.remove(&ended.request) {
+                if let Some(slot) = live.slot
+                    && self.rows[slot.0 as usize].take_if(|who| *who == ended.request).is_some()
+                {
+                    self.went.push(slot);
+                }
                 self.history.add(live.end(EndReason::of(ended)));
             }
         }
@@ -324,7 +364,7 @@ impl<D: Device> Driver<D> {
             transfers.start(&plan, op, self.namespace, &self.happenings);
         }
         if let Some(step) = plan.step {
-            self.start_step(step, &mut plan);
+            self.start_step(step, &plan);
         }
         self.plan = plan;
     }
@@ -349,43 +389,80 @@ impl<D: Device> Driver<D> {
         });
     }
 
-    /// Hands the plan to the model, in exchange for the one of the step before.
-    fn start_step(&mut self, step: StepId, plan: &mut Plan) {
-        let mut job = self.job.take().expect("a step is planned only when none is running");
-        job.step = step;
-        job.spans.clear();
-        job.tokens.clear();
-        job.wanted.clear();
+    /// Hands a step to the model, with what has changed since the one before.
+    fn start_step(&mut self, step: StepId, plan: &Plan) {
+        let mut job = self.spare.pop().unwrap_or_else(|| Box::new(StepJob::new()));
+        job.begin(step, self.could_begin_at);
+        let batch = job.batch_mut();
+        batch.went.append(&mut self.went);
+        batch.take_rows(plan);
         for &Prefill { request, slot, start, tokens, produces_token } in &plan.prefills {
-            self.add_span(&mut job, request, slot, start..start + tokens, produces_token);
+            let positions = start..start + tokens;
+            self.add_span(&mut job, request, slot, positions, produces_token, None);
         }
-        for &Decode { request, slot, start, tokens, .. } in &plan.decodes {
-            self.add_span(&mut job, request, slot, start..start + tokens, true);
+        for &Decode { request, slot, start, tokens, input } in &plan.decodes {
+            let awaited = input.map(|input| self.output_of(input));
+            self.add_span(&mut job, request, slot, start..start + tokens, true, awaited);
         }
-        std::mem::swap(&mut job.plan, plan);
-        job.could_begin_at = self.could_begin_at;
+        self.last_started = Some(step);
+        self.outputs_wanted.clear();
+        self.outputs_wanted.extend(job.batch.wanted.iter().map(|wanted| wanted.span));
+        self.steps_in_flight += 1;
         self.stepper.start(job);
     }
 
+    /// Which of the outputs of the step started last that is.
+    fn output_of(&self, Output { step, row }: Output) -> usize {
+        assert_eq!(self.last_started, Some(step), "only the step before is awaited");
+        let output = self.outputs_wanted.binary_search(&(row as usize));
+        output.expect("whoever is awaited was to choose a token")
+    }
+
+    /// Adds what is computed of a request. Where its first token is not known yet, `awaited` says which
+    /// output of the step started before it is.
     fn add_span(
         &mut self,
         job: &mut StepJob,
         request: RequestId,
         slot: Slot,
-        places: Range<u32>,
+        positions: Range<u32>,
         produces: bool,
+        awaited: Option<usize>,
     ) {
-        let first = job.tokens.len();
-        let tokens = self.scheduler.tokens(request).expect("whoever computes is alive");
-        for part in tokens.range(places.start as usize..places.end as usize) {
-            job.tokens.extend_from_slice(part);
-        }
-        let tokens = first..job.tokens.len();
+        let (batch, requests) = job.parts();
         let live = self.live.get_mut(&request).expect("whoever computes is alive");
-        let wanted = live.wanted(places.start, tokens.len(), produces);
-        let logits = wanted.as_ref().map_or(0, |wanted| wanted.rows);
-        job.spans.push(Span { slot, start: places.start, tokens, logits });
-        job.wanted.extend(wanted);
+        let all = self.scheduler.tokens(request).expect("whoever computes is alive");
+        if self.rows[slot.0 as usize].replace(request) != Some(request) {
+            live.slot = Some(slot);
+            let choosing = live.choosing.clone();
+            let mut produced = Vec::new();
+            if choosing.shaping.counts_tokens() {
+                let answer = live.view.prompt_tokens as usize..all.len();
+                for part in all.range(answer) {
+                    produced.extend_from_slice(part);
+                }
+            }
+            batch.came.push(Arrival { slot, choosing, produced });
+        }
+        let first = batch.tokens.len();
+        let known = match awaited {
+            Some(output) => {
+                assert!(live.can_run_ahead(), "a grammar sees every token before the next");
+                batch.awaited.push(Awaited { token: first, output });
+                batch.tokens.push(0);
+                positions.start + 1..positions.end
+            }
+            None => positions.clone(),
+        };
+        for part in all.range(known.start as usize..known.end as usize) {
+            batch.tokens.extend_from_slice(part);
+        }
+        let tokens = first..batch.tokens.len();
+        let logits = live.want(batch, positions.clone(), produces);
+        batch.spans.push(Span { slot, start: positions.start, tokens, logits });
+        if logits > 0 {
+            requests.push(request);
+        }
     }
 
     // ---- what there is to see ----
@@ -434,7 +511,7 @@ impl<D: Device> Driver<D> {
     fn take_closing_if_drained(&mut self) -> Option<Closing> {
         let closing = self.closing.as_mut()?;
         let under_way = self.scheduler.stats().transfers_under_way();
-        let is_quiet = self.live.is_empty() && self.job.is_some() && under_way == 0;
+        let is_quiet = self.live.is_empty() && self.steps_in_flight == 0 && under_way == 0;
         if !is_quiet && Instant::now() < closing.gives_up {
             return None;
         }

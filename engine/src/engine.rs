@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::generation::{Generate, Generation};
 use crate::happening::{Happening, Happenings};
-use crate::model::Model;
+use crate::model::{Model, ModelError};
 use crate::view::{Figures, View};
 
 /// A running engine. Clones are the same engine; it ends when it is shut down or its runtime is.
@@ -171,6 +171,9 @@ pub enum StartError {
         /// What the device has.
         device_bytes: usize,
     },
+    /// The model does not start.
+    #[error("the model cannot begin: {0}")]
+    Model(#[from] ModelError),
     /// The system does not give what is needed.
     #[error("cannot start the model's thread: {0}")]
     Io(#[from] std::io::Error),

@@ -1,16 +1,19 @@
 //! A request that has not ended, as the driver knows it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_scheduler::{Hits, RequestId, StateName, Time, Token};
+use terrace_scheduler::{Hits, RequestId, Slot, StateName, Time, Token};
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::batch::{Batch, Choice, Wanted};
 use crate::generation::{EndReason, Ending, Generate, Ticket, Update};
-use crate::sampling::Sampling;
-use crate::sampling::logprobs::PromptScores;
-use crate::sampling::shaping::{GoesOn, Shaper};
-use crate::stepper::{Chosen, Wanted};
+use crate::sampling::Choosing;
+use crate::sampling::chooser::Chosen;
+use crate::sampling::grammar::Mask;
+use crate::sampling::logprobs::{Logprobs, PromptScores};
+use crate::sampling::shaping::GoesOn;
 use crate::view::RequestView;
 
 /// A request, from its submission until the scheduler says that it has ended. Its asker has the whole
@@ -19,12 +22,14 @@ use crate::view::RequestView;
 pub(crate) struct Live {
     pub(crate) view: RequestView,
     updates: mpsc::UnboundedSender<Update>,
-    sampling: Sampling,
-    logprobs: Option<u32>,
-    /// What changes its logits, if anything does; a step under way has it.
-    shaper: Option<Box<Shaper>>,
-    /// What its prompt's tokens are scored in, until they are told; a step under way has it.
+    /// How its tokens are chosen: told to the model when it comes to a row.
+    pub(crate) choosing: Arc<Choosing>,
+    /// What its grammar allows next, if it has one.
+    mask: Option<Mask>,
+    /// What its prompt's tokens are scored in, until they are told.
     prompt_scores: Option<Box<PromptScores>>,
+    /// The row that it came to last.
+    pub(crate) slot: Option<Slot>,
     stop_tokens: Arc<[Token]>,
     keeps_stop_token: bool,
     max_new_tokens: u32,
@@ -42,19 +47,25 @@ impl Live {
     ) -> (Self, mpsc::UnboundedReceiver<Update>) {
         let (updates, receiver) = mpsc::unbounded_channel();
         let prompt_tokens = generate.prompt.len() as u32;
-        let prompt_scores = generate.prompt_logprobs.then(|| {
-            let top = generate.logprobs.unwrap_or(0);
-            Box::new(PromptScores::new(generate.prompt.clone(), top))
-        });
-        let (shaping, grammar) = (std::mem::take(&mut generate.shaping), generate.grammar.take());
-        let shaper = Shaper::new(shaping, grammar, &generate.prompt, &generate.stop_tokens);
+        let prompt_scores =
+            generate.prompt_logprobs.then(|| Box::new(PromptScores::new(generate.prompt.clone())));
+        let shaping = std::mem::take(&mut generate.shaping);
+        let prompt = if shaping.repeats_cost() { generate.prompt.clone() } else { Vec::new() };
+        let choosing = Choosing {
+            sampling: generate.sampling,
+            shaping,
+            ends: generate.stop_tokens.clone(),
+            prompt,
+            logprobs: generate.logprobs,
+            logits: generate.logits_checksum,
+        };
         let live = Self {
             view: RequestView::new(id, generate.salt.clone(), prompt_tokens, now),
             updates,
-            sampling: generate.sampling,
-            logprobs: generate.logprobs,
-            shaper: shaper.map(Box::new),
+            choosing: Arc::new(choosing),
+            mask: generate.grammar.take().map(Mask::new),
             prompt_scores,
+            slot: None,
             stop_tokens: generate.stop_tokens.clone(),
             keeps_stop_token: generate.keeps_stop_token,
             max_new_tokens: generate.max_new_tokens,
@@ -80,8 +91,15 @@ impl Live {
         }
     }
 
-    /// It has another token.
-    pub(crate) fn produce(&mut self, chosen: Chosen) {
+    /// How likely the tokens of its prompt behind those from a position on were.
+    pub(crate) fn take_scores(&mut self, start: u32, scores: Vec<Logprobs>) {
+        if let Some(prompt_scores) = &mut self.prompt_scores {
+            prompt_scores.take(start, scores);
+        }
+    }
+
+    /// It has another token, chosen by logits of this checksum, if that was to be known.
+    pub(crate) fn produce(&mut self, chosen: Chosen, logits_checksum: u64) {
         if self.max_new_tokens == 0 {
             // It was chosen because every step chooses one, and nobody asked for it.
             self.answer(EndReason::Length);
@@ -89,7 +107,7 @@ impl Live {
         }
         self.view.new_tokens += 1;
         if let Some(checksum) = &mut self.checksum {
-            *checksum = xxh3_64_with_seed(&chosen.checksum.to_le_bytes(), *checksum);
+            *checksum = xxh3_64_with_seed(&logits_checksum.to_le_bytes(), *checksum);
         }
         match &chosen.goes_on {
             GoesOn::Yes => {}
@@ -102,8 +120,8 @@ impl Live {
         let ends = self.ends_with(&chosen);
         let is_stop_token = self.stop_tokens.contains(&chosen.token);
         if !ends || (is_stop_token && self.keeps_stop_token && !self.wants_no_more) {
-            if let Some(shaper) = &mut self.shaper {
-                shaper.push(chosen.token);
+            if let Some(mask) = &self.mask {
+                mask.push(chosen.token);
             }
             if let Some(logprobs) = chosen.logprobs {
                 self.tell(Update::Logprobs(logprobs));
@@ -123,34 +141,30 @@ impl Live {
         self.view
     }
 
-    /// What the logits of a span are for, if it wants any: a span that begins at `start`, has so many
-    /// tokens, and produces one or not.
-    pub(crate) fn wanted(&mut self, start: u32, tokens: usize, produces: bool) -> Option<Wanted> {
-        let rows = match &mut self.prompt_scores {
+    /// What the logits after some positions are for, the batch's next span, if they are for anything; how
+    /// many there are.
+    pub(crate) fn want(&self, batch: &mut Batch, positions: Range<u32>, produces: bool) -> usize {
+        let first = batch.scored.len();
+        let logits = match &self.prompt_scores {
             Some(scores) => {
-                scores.begin(start);
-                tokens
+                batch.scored.extend_from_slice(scores.following(positions.clone()));
+                positions.len()
             }
             None => usize::from(produces),
         };
-        (rows > 0).then(|| Wanted {
-            request: self.view.id,
-            rows,
-            produces,
-            sampling: self.sampling,
-            index: self.view.new_tokens,
-            checksum: self.checksum.is_some(),
-            logprobs: self.logprobs,
-            shaper: self.shaper.take(),
-            prompt_scores: self.prompt_scores.take(),
-            chosen: None,
-        })
+        if logits > 0 {
+            let index = positions.end.saturating_sub(self.view.prompt_tokens);
+            let choice = produces.then(|| Choice { index, mask: self.mask.clone() });
+            let (span, scored) = (batch.spans.len(), first..batch.scored.len());
+            batch.wanted.push(Wanted { span, choice, scored });
+        }
+        logits
     }
 
-    /// Takes back what it has lent to a step.
-    pub(crate) fn take_back(&mut self, wanted: &mut Wanted) {
-        self.shaper = wanted.shaper.take();
-        self.prompt_scores = wanted.prompt_scores.take();
+    /// Whether it can be part of a step before its token of the step before is known: not if a grammar
+    /// has to see that first.
+    pub(crate) fn can_run_ahead(&self) -> bool {
+        self.mask.is_none()
     }
 
     /// Whether this token is its last.

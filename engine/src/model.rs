@@ -1,16 +1,27 @@
 //! What the engine asks of a model.
 
-use crate::batch::Batch;
-use crate::logits::Logits;
+use std::sync::Arc;
+use std::time::Instant;
 
-/// Computes forward steps. It runs on a thread of its own and may take as long as it needs.
+use crate::batch::Batch;
+use crate::sampling::chooser::Output;
+
+/// Computes forward steps, and chooses the tokens that come of them.
+///
+/// Steps are launched in the order in which they are to be computed, one or more ahead of the one that
+/// runs, and each is finished by its [ticket](StepTicket): in the same order, on another thread. A step
+/// may have tokens that the one launched before it chooses ([`Batch::awaited`]).
 ///
 /// The KV that it writes for a token, and the logits after it, must be a function of the tokens up to
 /// there and nothing else, to the bit: not of how a prompt was cut into spans, of the other spans of a
-/// batch, or of where pages lie. Whether KV was computed or loaded can then not be seen in an answer.
+/// batch, or of where pages lie. Whether KV was computed or loaded can then not be seen in an answer. What
+/// is chosen is a function of the logits and of what the batches say of the row, as
+/// [`Chooser`](crate::Chooser) does it.
 pub trait Model: Send + 'static {
     /// The device memory that the model reads and writes KV in.
     type Memory;
+    /// A step that was launched.
+    type Ticket: StepTicket;
 
     /// How much KV a token has.
     fn kv_shape(&self) -> KvShape;
@@ -24,24 +35,66 @@ pub trait Model: Send + 'static {
     /// Names model and weights: different weights have different fingerprints.
     fn fingerprint(&self) -> String;
 
-    /// Computes the spans of a batch: writes the KV of their tokens to their pages, and gives to
-    /// `logits` one row of [`Model::vocabulary`] values for each token after which a span wants logits,
-    /// in order.
+    /// Prepares for steps, once, before the first.
     ///
     /// # Errors
-    /// When the step came to nothing. It may be tried again.
-    fn forward(
-        &mut self,
-        memory: &Self::Memory,
-        batch: &Batch<'_>,
-        logits: &mut Logits<'_>,
-    ) -> Result<(), ModelError>;
+    /// When the model cannot work so.
+    fn begin(&mut self, memory: &Self::Memory, limits: StepLimits) -> Result<(), ModelError>;
+
+    /// Takes in what a batch tells, begins to compute it behind all that were launched before, and
+    /// returns without waiting for any of them. What the model needs of the batch after that it keeps.
+    ///
+    /// # Errors
+    /// When the step could not be launched: nothing of the batch was taken in then, and what it tells of
+    /// rows is told again.
+    fn launch(&mut self, batch: &Arc<Batch>) -> Result<Self::Ticket, ModelError>;
+}
+
+/// A step that was launched.
+pub trait StepTicket: Send + 'static {
+    /// Waits until the step has ended. What it wrote is there for copies then.
+    ///
+    /// A step that fails has still taken in what its batch told of rows, and a step behind it that awaits
+    /// tokens of it fails as well.
+    fn finish(self) -> Finished;
+}
+
+/// What came of a step.
+#[derive(Debug)]
+pub struct Finished {
+    /// One output for each of [`Batch::wanted`], in order, unless the step came to nothing. It may be
+    /// tried again.
+    pub result: Result<Vec<Output>, ModelError>,
+    /// When the device had everything to begin with.
+    pub began_at: Instant,
+    /// When it had computed and chosen everything.
+    pub ended_at: Instant,
+}
+
+/// How large steps can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Tokens in a page.
+    pub page_size: u32,
+    /// Rows of the page table: sequences that run at once.
+    pub rows: u32,
+    /// Tokens that a step computes at the most.
+    pub tokens_max: u32,
 }
 
 /// A step that came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the model could not compute a step: {0}")]
 pub struct ModelError(pub String);
+
+impl ModelError {
+    /// What a panic says.
+    pub(crate) fn of(panic: &(dyn std::any::Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Self(text.unwrap_or_else(|| "it panicked".to_owned()))
+    }
+}
 
 /// How much KV a token has.
 ///

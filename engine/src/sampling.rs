@@ -1,13 +1,41 @@
 //! From logits to a token.
 
+pub(crate) mod chooser;
 pub(crate) mod grammar;
 pub(crate) mod logprobs;
 pub(crate) mod shaping;
 
+use std::sync::Arc;
+
 use terrace_scheduler::Token;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use logprobs::{by_likelihood, keep_likeliest};
+use logprobs::{by_likelihood, likeliest_of};
+use shaping::Shaping;
+
+/// How the tokens of an answer are chosen, and what is to be told of them besides.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choosing {
+    /// How the next one is drawn.
+    pub sampling: Sampling,
+    /// What changes logits before.
+    pub shaping: Shaping,
+    /// The tokens that end the answer, which they do not before it is long enough.
+    pub ends: Arc<[Token]>,
+    /// The prompt, where repeating it costs; nothing otherwise.
+    pub prompt: Vec<Token>,
+    /// Whether to tell the log-probability of each token, and of how many of the likeliest in its place.
+    pub logprobs: Option<u32>,
+    /// Whether to tell the logits themselves.
+    pub logits: bool,
+}
+
+impl Choosing {
+    /// Whether logits are changed before a token is chosen by them.
+    fn shapes(&self) -> bool {
+        self.shaping != Shaping::default()
+    }
+}
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,59 +76,79 @@ impl Sampler {
             return likeliest;
         }
         self.weigh(logits, logits[likeliest as usize], sampling);
-        if sampling.top_k > 0 {
-            keep_likeliest(&mut self.candidates, sampling.top_k as usize);
-        }
         if sampling.top_p < 1.0 {
-            self.keep_share(sampling.top_p);
+            let share = f64::from(sampling.top_p) * self.total();
+            let kept = self.reach(share, |left| left <= 0.0);
+            self.candidates.truncate(kept.max(1));
         }
-        let total: f64 = self.candidates.iter().map(|&(weight, _)| f64::from(weight)).sum();
-        let mut left = uniform(sampling.seed, index) * total;
-        for &(weight, token) in &self.candidates {
-            left -= f64::from(weight);
-            if left < 0.0 {
-                return token;
-            }
-        }
-        likeliest
+        let drawn = uniform(sampling.seed, index) * self.total();
+        let place = match sampling.top_k > 0 || sampling.top_p < 1.0 {
+            true => self.reach(drawn, |left| left < 0.0),
+            // All in the order of tokens is an order as good as any other.
+            false => walk(&self.candidates, drawn, |left| left < 0.0),
+        };
+        // Rounding may leave a little more than there is.
+        self.candidates.get(place.wrapping_sub(1)).map_or(likeliest, |&(_, token)| token)
     }
 
-    /// The tokens that are possible at all, each with its weight; the likeliest has weight 1.
+    /// The tokens that are possible at all, each with its weight; the likeliest has weight 1. Where only
+    /// some of the likeliest are considered, these, in order.
     fn weigh(&mut self, logits: &[f32], highest: f32, sampling: &Sampling) {
+        let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
+        let is_possible = |weight: f32| weight > 0.0 && weight >= sampling.min_p;
+        let top_k = sampling.top_k as usize;
+        if (1..logits.len()).contains(&top_k) {
+            likeliest_of(logits, top_k, &mut self.candidates);
+            self.candidates.iter_mut().for_each(|(logit, _)| *logit = weight(*logit));
+            self.candidates.retain(|&(weight, _)| is_possible(weight));
+            return;
+        }
         self.candidates.clear();
-        let weighed = logits.iter().zip(0..).filter_map(|(&logit, token)| {
-            let weight = ((logit - highest) / sampling.temperature).exp();
-            (weight > 0.0 && weight >= sampling.min_p).then_some((weight, token))
-        });
-        self.candidates.extend(weighed);
+        let weighed = logits.iter().zip(0..).map(|(&logit, token)| (weight(logit), token));
+        self.candidates.extend(weighed.filter(|&(weight, _)| is_possible(weight)));
     }
 
-    /// Keeps the shortest list of likeliest tokens that has the share `top_p` of all weight. Few usually
-    /// have it, so no more are put in order than are needed.
-    fn keep_share(&mut self, top_p: f32) {
-        const AT_FIRST: usize = 64;
-        let total: f64 = self.candidates.iter().map(|&(weight, _)| f64::from(weight)).sum();
-        let mut left = f64::from(top_p) * total;
-        let (mut kept, mut ordered, mut more) = (0, 0, AT_FIRST);
-        while left > 0.0 && kept < self.candidates.len() {
-            if kept == ordered {
-                let rest = &mut self.candidates[ordered..];
-                let next = more.min(rest.len());
-                if next < rest.len() {
-                    rest.select_nth_unstable_by(next - 1, by_likelihood);
-                }
-                rest[..next].sort_unstable_by(by_likelihood);
-                (ordered, more) = (ordered + next, more * 4);
-            }
-            left -= f64::from(self.candidates[kept].0);
-            kept += 1;
-        }
-        if kept == 0 {
-            keep_likeliest(&mut self.candidates, 1);
-        } else {
-            self.candidates.truncate(kept);
-        }
+    fn total(&self) -> f64 {
+        self.candidates.iter().map(|&(weight, _)| f64::from(weight)).sum()
     }
+
+    /// How many of the likeliest candidates it takes until so much weight is taken off that what is left
+    /// is enough; they come to the front. Few are enough usually, and no more than a few are put in order
+    /// in any case.
+    fn reach(&mut self, weight: f64, is_enough: impl Fn(f64) -> bool) -> usize {
+        const ORDERED_MAX: usize = 64;
+        let (mut left, mut more, mut is_within) = (weight, ORDERED_MAX, false);
+        let (mut first, mut end) = (0, self.candidates.len());
+        // All before `first` are needed, and none from `end` on.
+        while end - first > ORDERED_MAX {
+            let half = (end - first) / 2;
+            let count = if is_within { half } else { more.min(half) };
+            let rest = &mut self.candidates[first..end];
+            rest.select_nth_unstable_by(count - 1, by_likelihood);
+            let sum: f64 = rest[..count].iter().map(|&(weight, _)| f64::from(weight)).sum();
+            if is_enough(left - sum) {
+                (end, is_within) = (first + count, true);
+            } else {
+                (first, left, more) = (first + count, left - sum, more * 4);
+            }
+        }
+        let rest = &mut self.candidates[first..end];
+        rest.sort_unstable_by(by_likelihood);
+        let count = walk(rest, left, is_enough);
+        // What is within does not get out by rounding.
+        if is_within { (first + count).min(end) } else { first + count }
+    }
+}
+
+/// How many candidates it takes, in their order, until so much weight is taken off that what is left is
+/// enough.
+fn walk(candidates: &[(f32, Token)], weight: f64, is_enough: impl Fn(f64) -> bool) -> usize {
+    let mut left = weight;
+    let reaches = |&(weight, _): &(f32, Token)| {
+        left -= f64::from(weight);
+        is_enough(left)
+    };
+    candidates.iter().position(reaches).map_or(candidates.len() + 1, |place| place + 1)
 }
 
 fn likeliest(logits: &[f32]) -> Token {
@@ -226,5 +274,42 @@ mod tests {
         let counts = drawn(&logits, sampling);
         assert!(counts[250..].iter().all(|count| *count == 0), "the lowest 250 have the share");
         assert!(counts[..250].iter().all(|count| *count > 0));
+    }
+
+    /// What was drawn if all candidates were put in order.
+    fn drawn_in_order(logits: &[f32], sampling: &Sampling, index: u32) -> Token {
+        let highest = logits.iter().copied().fold(f32::MIN, f32::max);
+        let weight = |logit: f32| ((logit - highest) / sampling.temperature).exp();
+        let mut all: Vec<(f32, Token)> =
+            logits.iter().zip(0..).map(|(&logit, token)| (weight(logit), token)).collect();
+        all.sort_by(by_likelihood);
+        if sampling.top_k > 0 {
+            all.truncate(sampling.top_k as usize);
+        }
+        let total = |all: &[(f32, Token)]| all.iter().map(|it| f64::from(it.0)).sum::<f64>();
+        let kept = walk(&all, f64::from(sampling.top_p) * total(&all), |left| left <= 0.0);
+        all.truncate(kept);
+        let place = walk(&all, uniform(sampling.seed, index) * total(&all), |left| left < 0.0);
+        all[place - 1].1
+    }
+
+    #[test]
+    fn what_is_drawn_is_what_would_be_drawn_in_order() {
+        let mut sampler = Sampler::default();
+        for (seed, vocabulary) in [(1, 10), (2, 65), (3, 700), (4, 5_000)] {
+            // Few likely ones, or hardly any difference.
+            for spread in [8.0, 0.5] {
+                let logits: Vec<f32> =
+                    (0..vocabulary).map(|token| (uniform(seed, token) * spread) as f32).collect();
+                for (top_k, top_p) in [(0, 0.3), (0, 0.95), (0, 0.999), (50, 1.0), (300, 0.9)] {
+                    let sampling = Sampling { temperature: 0.8, top_k, top_p, min_p: 0.0, seed: 9 };
+                    for index in 0..40 {
+                        let drawn = sampler.choose(&logits, &sampling, index);
+                        let expected = drawn_in_order(&logits, &sampling, index);
+                        assert_eq!(drawn, expected, "{sampling:?} of {vocabulary} at {index}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -1,70 +1,36 @@
-//! The thread that the model runs on.
+//! The threads that launch the model's steps and wait for them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use terrace_scheduler::{Plan, RequestId, StepId, Token};
+use terrace_scheduler::{RequestId, StepId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::batch::{Batch, PageTable, Span};
+use crate::batch::Batch;
 use crate::device::Device;
 use crate::happening::{Happening, Happenings};
-use crate::logits::Logits;
-use crate::model::{Model, ModelError};
+use crate::model::{Model, ModelError, StepTicket};
+use crate::sampling::chooser::Output;
 use crate::sampling::grammar::Preparer;
-use crate::sampling::logprobs::{Logprobs, PromptScores, Scorer};
-use crate::sampling::shaping::{GoesOn, Shaper};
-use crate::sampling::{Sampler, Sampling};
 
-/// A step on its way to the model and back. Its memory is used again for the next one.
+/// A step on its way to the model and back. Its memory is used again for a later one.
 #[derive(Debug)]
 pub(crate) struct StepJob {
     pub(crate) step: StepId,
-    /// The plan of the step, for the rows that change.
-    pub(crate) plan: Plan,
-    pub(crate) spans: Vec<Span>,
-    pub(crate) tokens: Vec<Token>,
-    /// What the logits are for, in the order of the spans that want some.
-    pub(crate) wanted: Vec<Wanted>,
-    /// What came of it; if all went well, every token that was to be chosen is.
+    pub(crate) batch: Arc<Batch>,
+    /// Whose outputs are wanted, in the batch's order.
+    pub(crate) requests: Vec<RequestId>,
+    /// What came of it.
     pub(crate) result: Result<(), ModelError>,
+    /// If all went well, one for each that was wanted.
+    pub(crate) outputs: Vec<Output>,
+    /// Of the logits of each, where they were to be told.
+    pub(crate) checksums: Vec<u64>,
     pub(crate) could_begin_at: Instant,
     pub(crate) model_time: Duration,
     pub(crate) ended_at: Instant,
-}
-
-/// What the logits of a request are for.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    pub(crate) request: RequestId,
-    /// How many rows of logits there are.
-    pub(crate) rows: usize,
-    /// Whether a token is to be chosen by the last of them.
-    pub(crate) produces: bool,
-    pub(crate) sampling: Sampling,
-    /// How many the request has produced before.
-    pub(crate) index: u32,
-    pub(crate) checksum: bool,
-    /// Of how many of the likeliest tokens to tell the log-probability, if it is wanted at all.
-    pub(crate) logprobs: Option<u32>,
-    /// What changes logits before a token is chosen by them; lent by the request.
-    pub(crate) shaper: Option<Box<Shaper>>,
-    /// What the prompt's tokens are scored in; lent by the request.
-    pub(crate) prompt_scores: Option<Box<PromptScores>>,
-    /// What came of it.
-    pub(crate) chosen: Option<Chosen>,
-}
-
-/// A token that was chosen.
-#[derive(Debug)]
-pub(crate) struct Chosen {
-    pub(crate) token: Token,
-    /// Of the logits, if it was wanted.
-    pub(crate) checksum: u64,
-    pub(crate) logprobs: Option<Box<Logprobs>>,
-    pub(crate) goes_on: GoesOn,
 }
 
 impl StepJob {
@@ -72,19 +38,51 @@ impl StepJob {
         let now = Instant::now();
         Self {
             step: StepId(0),
-            plan: Plan::default(),
-            spans: Vec::new(),
-            tokens: Vec::new(),
-            wanted: Vec::new(),
+            batch: Arc::default(),
+            requests: Vec::new(),
             result: Ok(()),
+            outputs: Vec::new(),
+            checksums: Vec::new(),
             could_begin_at: now,
             model_time: Duration::ZERO,
             ended_at: now,
         }
     }
+
+    /// Is another step from here on.
+    pub(crate) fn begin(&mut self, step: StepId, could_begin_at: Instant) {
+        (self.step, self.could_begin_at) = (step, could_begin_at);
+        // A model that still holds the batch keeps it.
+        match Arc::get_mut(&mut self.batch) {
+            Some(batch) => batch.clear(),
+            None => self.batch = Arc::default(),
+        }
+        self.batch_mut().step = Some(step);
+        self.requests.clear();
+        self.outputs.clear();
+        self.checksums.clear();
+    }
+
+    /// The batch, until it is launched.
+    pub(crate) fn batch_mut(&mut self) -> &mut Batch {
+        Arc::get_mut(&mut self.batch).expect("no model has it before it is launched")
+    }
+
+    /// The batch, until it is launched, and whose outputs it wants.
+    pub(crate) fn parts(&mut self) -> (&mut Batch, &mut Vec<RequestId>) {
+        let batch = Arc::get_mut(&mut self.batch);
+        (batch.expect("no model has it before it is launched"), &mut self.requests)
+    }
+
+    /// Came to nothing.
+    fn fail(&mut self, error: ModelError) {
+        self.result = Err(error);
+        self.model_time = Duration::ZERO;
+        self.ended_at = Instant::now();
+    }
 }
 
-/// The way to the model's thread, which ends when this is dropped.
+/// The way to the thread that launches, which ends when this is dropped, and with it the one that waits.
 #[derive(Debug)]
 pub(crate) struct Stepper {
     jobs: mpsc::Sender<Box<StepJob>>,
@@ -94,7 +92,6 @@ impl Stepper {
     pub(crate) fn spawn<M, D>(
         model: M,
         device: Arc<D>,
-        table: PageTable,
         happenings: Happenings,
     ) -> std::io::Result<Self>
     where
@@ -102,11 +99,24 @@ impl Stepper {
         M: Model<Memory = D::Memory>,
     {
         let (jobs, receiver) = mpsc::channel::<Box<StepJob>>();
-        let (chooser, preparer, rows) = Default::default();
-        let mut thread = ModelThread { model, device, table, chooser, preparer, rows };
-        std::thread::Builder::new().name("terrace-model".to_owned()).spawn(move || {
+        let (launched, tickets) = mpsc::channel();
+        let mut launcher =
+            Launcher { model, preparer: Preparer::default(), untold: None, failed: false };
+        std::thread::Builder::new().name("terrace-launch".to_owned()).spawn(move || {
             for mut job in receiver {
-                thread.run(&mut job);
+                let ticket = launcher.launch(&mut job);
+                if launched.send((job, ticket)).is_err() {
+                    return;
+                }
+            }
+        })?;
+        std::thread::Builder::new().name("terrace-steps".to_owned()).spawn(move || {
+            for (mut job, ticket) in tickets {
+                match ticket {
+                    Ok(ticket) => finish(&mut job, ticket),
+                    Err(error) => job.fail(error),
+                }
+                device.step_ended(job.step);
                 happenings.send(Happening::StepEnded(job));
             }
         })?;
@@ -118,103 +128,58 @@ impl Stepper {
     }
 }
 
-struct ModelThread<M, D> {
+struct Launcher<M> {
     model: M,
-    device: Arc<D>,
-    table: PageTable,
-    chooser: Chooser,
     preparer: Preparer,
-    /// Memory for logits.
-    rows: Vec<f32>,
+    /// What a batch was to tell that could not be launched.
+    untold: Option<Batch>,
+    /// Whether the last one could not.
+    failed: bool,
 }
 
-/// Makes of logits what is wanted.
-#[derive(Debug, Default)]
-struct Chooser {
-    sampler: Sampler,
-    scorer: Scorer,
-    /// Memory for logits that are changed.
-    shaped: Vec<f32>,
-}
-
-impl Chooser {
-    /// Takes a row of logits, the last of a request's or one before it.
-    fn take(&mut self, wanted: &mut Wanted, is_last: bool, logits: &[f32]) {
-        if let Some(scores) = &mut wanted.prompt_scores {
-            scores.take(&mut self.scorer, logits);
+impl<M: Model> Launcher<M> {
+    fn launch(&mut self, job: &mut StepJob) -> Result<M::Ticket, ModelError> {
+        if let Some(untold) = self.untold.take() {
+            job.batch_mut().tell_first(untold);
         }
-        if wanted.produces && is_last {
-            wanted.chosen = Some(self.choose(wanted, logits));
+        let choices = job.batch.wanted.iter().filter_map(|wanted| wanted.choice.as_ref());
+        for mask in choices.filter_map(|choice| choice.mask.clone()) {
+            self.preparer.start(mask);
         }
-    }
-
-    fn choose(&mut self, wanted: &Wanted, logits: &[f32]) -> Chosen {
-        let (shaped, goes_on) = match &wanted.shaper {
-            Some(shaper) => {
-                self.shaped.clear();
-                self.shaped.extend_from_slice(logits);
-                let goes_on = shaper.apply(&mut self.shaped);
-                (&*self.shaped, goes_on)
-            }
-            None => (logits, GoesOn::Yes),
+        let launched = if self.failed && !job.batch.awaited.is_empty() {
+            Err(ModelError("the step before it could not be launched".to_owned()))
+        } else {
+            let launch = AssertUnwindSafe(|| self.model.launch(&job.batch));
+            catch_unwind(launch).unwrap_or_else(|panic| Err(ModelError::of(&*panic)))
         };
-        let token = self.sampler.choose(shaped, &wanted.sampling, wanted.index);
-        Chosen {
-            token,
-            checksum: if wanted.checksum { checksum(logits) } else { 0 },
-            // Of what the model said, not of what was made of it.
-            logprobs: wanted.logprobs.map(|top| Box::new(self.scorer.score(logits, token, top))),
-            goes_on,
+        self.failed = launched.is_err();
+        if self.failed {
+            self.untold = Some(job.batch.told());
         }
+        launched
     }
 }
 
-impl<M, D> ModelThread<M, D>
-where
-    D: Device,
-    M: Model<Memory = D::Memory>,
-{
-    fn run(&mut self, job: &mut StepJob) {
-        // A model that panics has failed at this step; the others are owed an answer.
-        job.result = catch_unwind(AssertUnwindSafe(|| self.compute(job)))
-            .unwrap_or_else(|panic| Err(ModelError(message(&*panic))));
-        self.device.step_ended(job.step);
-        job.ended_at = Instant::now();
+/// Waits for a step.
+fn finish(job: &mut StepJob, ticket: impl StepTicket) {
+    let finished = match catch_unwind(AssertUnwindSafe(|| ticket.finish())) {
+        Ok(finished) => finished,
+        Err(panic) => return job.fail(ModelError::of(&*panic)),
+    };
+    match finished.result {
+        Ok(outputs) if outputs.len() == job.requests.len() => job.outputs = outputs,
+        Ok(outputs) => {
+            let (found, wanted) = (outputs.len(), job.requests.len());
+            return job.fail(ModelError(format!("{found} outputs instead of {wanted}")));
+        }
+        Err(error) => return job.fail(error),
     }
-
-    fn compute(&mut self, job: &mut StepJob) -> Result<(), ModelError> {
-        let Self { model, device, table, chooser, preparer, rows } = self;
-        let StepJob { plan, spans, tokens, wanted, model_time, .. } = job;
-        table.apply(plan);
-        for wanted in wanted.iter_mut() {
-            wanted.chosen = None;
-            if let Some(shaper) = wanted.shaper.as_ref().filter(|_| wanted.produces) {
-                shaper.prepare(preparer);
-            }
-        }
-        let rows_wanted: usize = wanted.iter().map(|wanted| wanted.rows).sum();
-        let mut next = wanted.iter_mut();
-        let mut current = next.next();
-        let mut taken = 0;
-        let mut take = |logits: &[f32]| {
-            let Some(wanted) = &mut current else { return };
-            taken += 1;
-            let is_last = taken == wanted.rows;
-            chooser.take(wanted, is_last, logits);
-            if is_last {
-                (current, taken) = (next.next(), 0);
-            }
-        };
-        let mut logits = Logits::new(model.vocabulary(), rows, &mut take);
-        let batch = Batch { spans, tokens, table };
-        let began = Instant::now();
-        let computed = model.forward(device.memory(), &batch, &mut logits);
-        *model_time = began.elapsed().saturating_sub(logits.time_taking());
-        computed?;
-        match logits.taken() {
-            found if found == rows_wanted => Ok(()),
-            found => Err(ModelError(format!("{found} rows of logits instead of {rows_wanted}"))),
-        }
+    job.result = Ok(());
+    job.model_time = finished.ended_at.saturating_duration_since(finished.began_at);
+    job.ended_at = finished.ended_at;
+    for output in &mut job.outputs {
+        let logits = output.chosen.as_mut().and_then(|chosen| chosen.logits.take());
+        job.checksums.push(logits.map_or(0, |logits| checksum(&logits)));
     }
 }
 
@@ -224,8 +189,78 @@ fn checksum(logits: &[f32]) -> u64 {
     xxh3_64(&bytes)
 }
 
-fn message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it panicked".to_owned())
+#[cfg(test)]
+mod tests {
+    use terrace_scheduler::Slot;
+
+    use super::*;
+    use crate::batch::Awaited;
+    use crate::model::{Finished, KvShape, StepLimits};
+
+    /// Launches what it is told to, and remembers who went.
+    #[derive(Default)]
+    struct Launches {
+        fails: Vec<bool>,
+        went: Vec<Vec<Slot>>,
+    }
+
+    struct Nothing;
+
+    impl StepTicket for Nothing {
+        fn finish(self) -> Finished {
+            unreachable!("nobody waits")
+        }
+    }
+
+    impl Model for Launches {
+        type Memory = ();
+        type Ticket = Nothing;
+
+        fn kv_shape(&self) -> KvShape {
+            KvShape { layers: 1, heads: 1, head_elements: 1 }
+        }
+
+        fn vocabulary(&self) -> usize {
+            1
+        }
+
+        fn positions_max(&self) -> u32 {
+            1
+        }
+
+        fn fingerprint(&self) -> String {
+            String::new()
+        }
+
+        fn begin(&mut self, (): &(), _limits: StepLimits) -> Result<(), ModelError> {
+            Ok(())
+        }
+
+        fn launch(&mut self, batch: &Arc<Batch>) -> Result<Nothing, ModelError> {
+            assert!(!self.fails.remove(0), "a model panics");
+            self.went.push(batch.went.clone());
+            Ok(Nothing)
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_launched_is_told_with_the_next_that_can() {
+        let model = Launches { fails: vec![true, false, false], ..Launches::default() };
+        let preparer = Preparer::default();
+        let mut launcher = Launcher { model, preparer, untold: None, failed: false };
+        let mut launch = |slot, awaits: bool| {
+            let mut job = StepJob::new();
+            job.begin(StepId(slot), Instant::now());
+            job.batch_mut().went.push(Slot(slot as u32));
+            if awaits {
+                job.batch_mut().awaited.push(Awaited { token: 0, output: 0 });
+            }
+            launcher.launch(&mut job).map(|Nothing| ())
+        };
+        assert!(launch(1, false).is_err());
+        assert!(launch(2, true).is_err(), "what it awaits never comes");
+        assert!(launch(3, false).is_ok());
+        assert!(launch(4, true).is_ok());
+        assert_eq!(launcher.model.went, [vec![Slot(1), Slot(2), Slot(3)], vec![Slot(4)]]);
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use terrace_cache::{Cache, CacheConfig};
-use terrace_engine::{Batch, CpuMemory, Logits, Model, PageTable, Span};
+use terrace_engine::{CpuMemory, Forward, Logits, PageTable, Span, Step};
 use terrace_scheduler::Slot;
 
 const PAGE_SIZE: u32 = 16;
@@ -23,10 +23,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     table.set(Slot(0), 0, pages.as_slice());
     let memory = CpuMemory::new(device_pages, model.kv_shape().page_bytes(PAGE_SIZE))?;
     let span = Span { slot: Slot(0), start: 0, tokens: 0..tokens.len(), logits: 1 };
-    let batch = Batch { spans: &[span], tokens: &tokens, table: &table };
+    let step = Step { spans: &[span], tokens: &tokens, table: &table };
     let (mut logits, mut rows) = (Vec::new(), Vec::new());
-    let mut take = |row: &[f32]| logits.extend_from_slice(row);
-    model.forward(&memory, &batch, &mut Logits::new(model.vocabulary(), &mut rows, &mut take))?;
+    let mut take = |rows: &[f32]| logits.extend_from_slice(rows);
+    model.forward(&memory, &step, &mut Logits::new(model.vocabulary(), &mut rows, &mut take))?;
     println!("{}", serde_json::to_string(&logits)?);
     Ok(())
 }

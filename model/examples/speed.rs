@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
-use terrace_engine::{Batch, CpuMemory, Logits, Model, PageTable, Span};
+use terrace_engine::{CpuMemory, Forward, Logits, PageTable, Span, Step};
 use terrace_model::Llama;
 use terrace_scheduler::Slot;
 
@@ -100,10 +100,10 @@ impl Bench {
         let tokens: Vec<u32> = (0..self.sequences)
             .flat_map(|slot| positions.clone().map(move |position| (position * 7 + slot) % 256))
             .collect();
-        let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
+        let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
         let mut ignore = |_: &[f32]| {};
         let mut logits = Logits::new(model.vocabulary(), &mut self.rows, &mut ignore);
-        model.forward(&self.memory, &batch, &mut logits).expect("a step");
+        model.forward(&self.memory, &step, &mut logits).expect("a step");
     }
 }
 

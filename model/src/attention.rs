@@ -7,7 +7,7 @@ use std::mem;
 
 use parking_lot::Mutex;
 use rayon::prelude::*;
-use terrace_engine::{Batch, Span, StepPages};
+use terrace_engine::{Span, Step, StepPages};
 
 use crate::math::{LANES, Running, soften};
 use crate::product::{Before, Operand, Output, multiply};
@@ -45,10 +45,10 @@ impl Attention {
     }
 
     /// Cuts a step into jobs, to be done in every layer.
-    pub(crate) fn prepare(&mut self, shape: &Shape, batch: &Batch<'_>) {
+    pub(crate) fn prepare(&mut self, shape: &Shape, step: &Step<'_>) {
         self.jobs.clear();
         let tokens_max = job_tokens(shape);
-        for (index, span) in batch.spans.iter().enumerate() {
+        for (index, span) in step.spans.iter().enumerate() {
             // The last tokens have the longest way back, so they go first.
             for first in (0..span.tokens.len()).step_by(tokens_max).rev() {
                 let tokens = tokens_max.min(span.tokens.len() - first);
@@ -57,7 +57,7 @@ impl Attention {
                 self.jobs.extend(jobs);
             }
         }
-        self.found.resize(batch.tokens.len() * shape.queries(), 0.0);
+        self.found.resize(step.tokens.len() * shape.queries(), 0.0);
     }
 
     /// Computes a layer, in the current pool: `qkv` has the queries of all tokens, and `out` gets what
@@ -66,7 +66,7 @@ impl Attention {
         &mut self,
         shape: &Shape,
         layer: usize,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         pages: &StepPages<'_>,
         qkv: &[f32],
         out: &mut [f32],
@@ -85,13 +85,13 @@ impl Attention {
         jobs.into_par_iter().with_max_len(1).for_each(|(job, found)| {
             let thread = rayon::current_thread_index().expect("attention runs in the model's pool");
             let scratch = &mut *self.scratch[thread].lock();
-            let span = &batch.spans[job.span];
-            scratch.attend(&View { shape, layer, batch, pages, span }, job, qkv, found);
+            let span = &step.spans[job.span];
+            scratch.attend(&View { shape, layer, step, pages, span }, job, qkv, found);
         });
 
         let mut found = self.found.chunks_exact(width);
         for job in &self.jobs {
-            let first = batch.spans[job.span].tokens.start + job.first;
+            let first = step.spans[job.span].tokens.start + job.first;
             for (row, found) in (first..first + job.tokens).zip(&mut found) {
                 out[row * shape.queries() + job.kv_head * width..][..width].copy_from_slice(found);
             }
@@ -103,7 +103,7 @@ impl Attention {
 struct View<'a> {
     shape: &'a Shape,
     layer: usize,
-    batch: &'a Batch<'a>,
+    step: &'a Step<'a>,
     pages: &'a StepPages<'a>,
     span: &'a Span,
 }
@@ -168,10 +168,10 @@ impl Scratch {
     /// Copies the keys and values of a tile from their pages. What lies behind the last key has never
     /// been written and is not looked at.
     fn gather(&mut self, view: &View<'_>, kv_head: usize, tile_start: usize, keys: usize) {
-        let page_size = view.batch.table.page_size() as usize;
+        let page_size = view.step.table.page_size() as usize;
         let head_dim = view.shape.head_dim;
         let keys_at = ((view.layer * view.shape.kv_heads) + kv_head) * 2 * page_size * head_dim;
-        let row = view.batch.pages_of(view.span);
+        let row = view.step.pages_of(view.span);
         let mut key = 0;
         while key < keys {
             let (page, within) = ((tile_start + key) / page_size, (tile_start + key) % page_size);

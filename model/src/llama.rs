@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError, Span, StepPages};
+use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Span, Step, StepPages};
 
 use crate::attention::Attention;
 use crate::math::{rms_norm, swiglu};
@@ -74,34 +74,34 @@ impl Llama {
         }
     }
 
-    /// What is wrong with a batch, if anything is.
-    fn check(&self, batch: &Batch<'_>) -> Result<(), ModelError> {
+    /// What is wrong with a step, if anything is.
+    fn check(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let unknown = |token: &&u32| **token as usize >= self.shape.vocabulary;
-        if let Some(token) = batch.tokens.iter().find(unknown) {
+        if let Some(token) = step.tokens.iter().find(unknown) {
             return Err(ModelError(format!(
                 "token {token} is not one of the model's {}",
                 self.shape.vocabulary
             )));
         }
         let too_long = |span: &&Span| span.end() > self.shape.positions_max;
-        if let Some(span) = batch.spans.iter().find(too_long) {
+        if let Some(span) = step.spans.iter().find(too_long) {
             return Err(ModelError(format!(
                 "a sequence of {} tokens is longer than the model's {}",
                 span.end(),
                 self.shape.positions_max
             )));
         }
-        if batch.spans.iter().any(|span| span.tokens.is_empty()) {
+        if step.spans.iter().any(|span| span.tokens.is_empty()) {
             return Err(ModelError("a span has no tokens".to_owned()));
         }
-        if batch.spans.iter().any(|span| span.logits > span.tokens.len()) {
+        if step.spans.iter().any(|span| span.logits > span.tokens.len()) {
             return Err(ModelError("a span wants more logits than it has tokens".to_owned()));
         }
         Ok(())
     }
 }
 
-impl Model for Llama {
+impl Forward for Llama {
     type Memory = CpuMemory;
 
     fn kv_shape(&self) -> KvShape {
@@ -129,26 +129,26 @@ impl Model for Llama {
     fn forward(
         &mut self,
         memory: &CpuMemory,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
-        self.check(batch)?;
-        let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
+        self.check(step)?;
+        let mut pages = memory.lend(step).map_err(|lent| ModelError(lent.to_string()))?;
         let Self { shape, weights, frequencies, pool, attention, scratch, .. } = self;
         let kv_shape =
             KvShape { layers: shape.layers, heads: shape.kv_heads, head_elements: shape.head_dim };
         pool.install(|| {
-            scratch.begin(shape, weights, frequencies, batch);
-            attention.prepare(shape, batch);
+            scratch.begin(shape, weights, frequencies, step);
+            attention.prepare(shape, step);
             for (index, layer) in weights.layers.iter().enumerate() {
                 scratch.queries_keys_values(shape, layer);
-                scratch.write_kv(shape, kv_shape, index, batch, &mut pages);
+                scratch.write_kv(shape, kv_shape, index, step, &mut pages);
                 let (qkv, found) = (&scratch.qkv, &mut scratch.found);
-                attention.layer(shape, index, batch, &pages, qkv, found);
+                attention.layer(shape, index, step, &pages, qkv, found);
                 layer.attention_out.multiply(&scratch.found, &mut scratch.x, Before::Added);
                 scratch.feed_forward(shape, layer);
             }
-            scratch.logits(shape, weights, batch, logits);
+            scratch.logits(shape, weights, step, logits);
         });
         Ok(())
     }
@@ -156,8 +156,8 @@ impl Model for Llama {
 
 impl Scratch {
     /// Looks up the embeddings of all tokens and the angles of their positions.
-    fn begin(&mut self, shape: &Shape, weights: &Weights, frequencies: &[f32], batch: &Batch<'_>) {
-        let tokens = batch.tokens.len();
+    fn begin(&mut self, shape: &Shape, weights: &Weights, frequencies: &[f32], step: &Step<'_>) {
+        let tokens = step.tokens.len();
         self.x.resize(tokens * shape.dim, 0.0);
         self.normed.resize(tokens * shape.dim, 0.0);
         self.qkv.resize(tokens * shape.qkv(), 0.0);
@@ -165,9 +165,9 @@ impl Scratch {
         self.angles.resize(tokens * shape.head_dim, 0.0);
         self.x
             .par_chunks_mut(shape.dim)
-            .zip(batch.tokens)
+            .zip(step.tokens)
             .for_each(|(out, token)| weights.embed(*token as usize, out));
-        for span in batch.spans {
+        for span in step.spans {
             let angles = &mut self.angles
                 [span.tokens.start * shape.head_dim..span.tokens.end * shape.head_dim];
             let positions = span.start..span.end();
@@ -201,12 +201,12 @@ impl Scratch {
         shape: &Shape,
         kv_shape: KvShape,
         layer: usize,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         pages: &mut StepPages<'_>,
     ) {
-        let (page_size, head_dim) = (batch.table.page_size(), shape.head_dim);
-        for span in batch.spans {
-            let row = batch.pages_of(span);
+        let (page_size, head_dim) = (step.table.page_size(), shape.head_dim);
+        for span in step.spans {
+            let row = step.pages_of(span);
             let mut position = span.start;
             while position < span.end() {
                 let (page, within) = (position / page_size, position % page_size);
@@ -255,11 +255,11 @@ impl Scratch {
         &mut self,
         shape: &Shape,
         weights: &Weights,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         logits: &mut Logits<'_>,
     ) {
         let mut rows = 0;
-        for token in batch.spans.iter().flat_map(|span| {
+        for token in step.spans.iter().flat_map(|span| {
             let end = span.tokens.end;
             end - span.logits..end
         }) {

@@ -29,6 +29,11 @@ pub struct Request<P = Vec<Token>> {
     /// has computed may serve it after a retraction once it has produced a token.
     #[serde(default, skip_serializing_if = "is_false")]
     pub computes_prompt: bool,
+    /// Whether each of its tokens is to be known before a step that follows it is planned, because the
+    /// engine decides by it what may come next. Others go ahead where
+    /// [two steps are in flight](crate::BatchConfig::steps_in_flight_max).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub awaits_tokens: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
@@ -62,6 +67,7 @@ impl<P> Request<P> {
             adapter: String::new(),
             salt: String::new(),
             computes_prompt: false,
+            awaits_tokens: false,
         }
     }
 }

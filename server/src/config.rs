@@ -129,6 +129,9 @@ settings! {
             step_tokens: u32 = 512, "TOKENS";
             /// Requests that run at once.
             running_max: u32 = 64, "REQUESTS";
+            /// Steps in flight: with 2 the next one is planned, and launched, while one runs. A new request
+            /// waits for both then, which is long on a CPU.
+            steps_in_flight: u32 = 1, "STEPS";
             /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
         }
@@ -195,6 +198,9 @@ impl Config {
         self.check_threads(cores())?;
         if self.running_max == 0 {
             return Err(ConfigError::new("running_max", 0, "use at least 1"));
+        }
+        if !(1..=2).contains(&self.steps_in_flight) {
+            return Err(ConfigError::new("steps_in_flight", self.steps_in_flight, "use 1 or 2"));
         }
         if self.step_tokens < self.running_max {
             let advice =
@@ -511,6 +517,7 @@ mod tests {
         let cases = [
             "page_size = 17",
             "running_max = 0",
+            "steps_in_flight = 3",
             "step_tokens = 8",
             "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
             "node_copies = 3",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_cache::CacheConfig;
-use terrace_engine::{CpuDevice, Engine, Model, StartError};
+use terrace_engine::{CpuDevice, Engine, Forward, StartError, Threaded};
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store, TierStats};
 use terrace_l3_disk::OpenError;
 use terrace_l3_mooncake::{MooncakeError, MooncakeStore};
@@ -212,6 +212,7 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
     };
     let store = opened.map(|opened| opened.store);
     let (scheduler, device) = (scheduler_config(config), Arc::new(device));
+    let model = Threaded::new(model);
     let engine = Engine::start_watched(scheduler, model, device, store, recordings.witnesses)?;
     Ok(Launched { engine, model: model_served, summary })
 }
@@ -243,6 +244,7 @@ fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
         batch: BatchConfig {
             running_max: config.running_max,
             step_tokens_max: config.step_tokens,
+            steps_in_flight_max: config.steps_in_flight,
             ..BatchConfig::default()
         },
         queue: QueueConfig {

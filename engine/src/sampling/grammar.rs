@@ -31,9 +31,12 @@ pub type Allowed = Vec<u32>;
 #[error("{0}")]
 pub struct GrammarError(pub String);
 
-/// What a grammar allows next. Clones are the same: the thread that prepares it has one.
+/// What a grammar allows next, as it is handed to a model. Finding that out may take about as long as a
+/// step, and a thread does it while the model computes: whoever needs it earlier waits, or has the work.
+///
+/// Clones are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Constraint(Arc<Mutex<Following>>);
+pub struct Mask(Arc<Mutex<Following>>);
 
 /// How far a grammar has been followed.
 #[derive(Debug)]
@@ -45,21 +48,33 @@ struct Following {
     allowed: Option<Result<Allowed, GrammarError>>,
 }
 
-impl Constraint {
-    pub(crate) fn new(grammar: Box<dyn Grammar>) -> Self {
+impl Mask {
+    /// Follows a grammar.
+    #[must_use]
+    pub fn new(grammar: Box<dyn Grammar>) -> Self {
         Self(Arc::new(Mutex::new(Following { grammar, untold: None, allowed: None })))
     }
 
     /// The answer has another token.
-    pub(crate) fn push(&self, token: Token) {
+    pub fn push(&self, token: Token) {
         let mut following = self.0.lock();
         following.untold = Some(token);
         following.allowed = None;
     }
 
-    /// Leaves only what is allowed next among the logits. Whoever finds out first what that is has the
-    /// work; others wait for it.
-    pub(crate) fn apply(&self, logits: &mut [f32]) -> Result<(), GrammarError> {
+    /// What is allowed next.
+    ///
+    /// # Errors
+    /// Why the answer cannot go on.
+    pub fn allowed(&self) -> Result<Allowed, GrammarError> {
+        self.0.lock().allowed().clone()
+    }
+
+    /// Leaves only what is allowed next among the logits.
+    ///
+    /// # Errors
+    /// Why the answer cannot go on.
+    pub fn apply(&self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let mut following = self.0.lock();
         let allowed = following.allowed().as_ref().map_err(Clone::clone)?;
         let bits = allowed.iter().flat_map(|word| (0..32).map(move |bit| word >> bit & 1 == 1));
@@ -87,27 +102,27 @@ impl Following {
     }
 }
 
-/// A thread that finds out what constraints allow while the model computes. It begins with the first.
+/// A thread that finds out what masks allow while the model computes. It begins with the first.
 #[derive(Debug, Default)]
 pub(crate) struct Preparer {
-    constraints: Option<mpsc::Sender<Constraint>>,
+    masks: Option<mpsc::Sender<Mask>>,
 }
 
 impl Preparer {
-    /// Begins to find out what a constraint allows next. If that cannot be done, whoever needs it finds
-    /// out by itself.
-    pub(crate) fn start(&mut self, constraint: Constraint) {
-        let constraints = self.constraints.get_or_insert_with(|| {
-            let (sender, constraints) = mpsc::channel::<Constraint>();
+    /// Begins to find out what a mask allows next. If that cannot be done, whoever needs it finds out by
+    /// itself.
+    pub(crate) fn start(&mut self, mask: Mask) {
+        let masks = self.masks.get_or_insert_with(|| {
+            let (sender, masks) = mpsc::channel::<Mask>();
             let work = move || {
-                for constraint in constraints {
-                    constraint.0.lock().allowed();
+                for mask in masks {
+                    mask.0.lock().allowed();
                 }
             };
             let _ = std::thread::Builder::new().name("terrace-grammars".to_owned()).spawn(work);
             sender
         });
-        let _ = constraints.send(constraint);
+        let _ = masks.send(mask);
     }
 }
 
@@ -142,23 +157,23 @@ pub(crate) mod tests {
 
     #[test]
     fn only_what_is_allowed_is_left() {
-        let constraint = Constraint::new(Box::new(Only { text: vec![3, 40], end: 1, at: 0 }));
+        let mask = Mask::new(Box::new(Only { text: vec![3, 40], end: 1, at: 0 }));
         let mut preparer = Preparer::default();
         for (before, expected) in [(None, 3), (Some(3), 40), (Some(40), 1)] {
             if let Some(token) = before {
-                constraint.push(token);
+                mask.push(token);
             }
-            preparer.start(constraint.clone());
+            preparer.start(mask.clone());
             // Asked twice, as after a step that failed, it says the same.
             for _ in 0..2 {
                 let mut logits = [0.5; 70];
-                constraint.apply(&mut logits).unwrap();
+                mask.apply(&mut logits).unwrap();
                 let left = (0..70).filter(|token| logits[*token] == 0.5).collect::<Vec<_>>();
                 assert_eq!(left, [expected]);
             }
         }
-        constraint.push(7);
-        assert!(constraint.apply(&mut [0.5; 70]).is_err());
+        mask.push(7);
+        assert!(mask.apply(&mut [0.5; 70]).is_err());
     }
 
     #[test]
@@ -173,7 +188,7 @@ pub(crate) mod tests {
                 panic!("a grammar panics")
             }
         }
-        let constraint = Constraint::new(Box::new(Panics));
-        assert!(constraint.apply(&mut [0.0]).is_err());
+        let mask = Mask::new(Box::new(Panics));
+        assert!(mask.apply(&mut [0.0]).is_err());
     }
 }

@@ -1,5 +1,7 @@
 //! Log-probabilities: how likely a model thought a token.
 
+use std::ops::Range;
+
 use terrace_scheduler::Token;
 
 /// A token, and how likely the model thought it: by its logits alone, before temperature, penalties and
@@ -18,21 +20,16 @@ pub struct Logprobs {
 
 /// Computes log-probabilities; keeps the memory that it needs for it.
 #[derive(Debug, Default)]
-pub(crate) struct Scorer {
+pub struct Scorer {
     candidates: Vec<(f32, Token)>,
 }
 
 impl Scorer {
     /// How likely `token` was, and the `top` likeliest ones.
-    pub(crate) fn score(&mut self, logits: &[f32], token: Token, top: u32) -> Logprobs {
+    pub fn score(&mut self, logits: &[f32], token: Token, top: u32) -> Logprobs {
         let (highest, total) = log_sum_exp(logits);
         let logprob = |logit: f32| (f64::from(logit) - highest - total) as f32;
-        let top = (top as usize).min(logits.len());
-        self.candidates.clear();
-        if top > 0 {
-            self.candidates.extend(logits.iter().copied().zip(0..));
-            keep_likeliest(&mut self.candidates, top);
-        }
+        likeliest_of(logits, (top as usize).min(logits.len()), &mut self.candidates);
         Logprobs {
             token,
             logprob: logprob(logits[token as usize]),
@@ -41,8 +38,29 @@ impl Scorer {
     }
 }
 
-/// Keeps the `count` likeliest candidates, in order; `count` is not zero.
-pub(super) fn keep_likeliest(candidates: &mut Vec<(f32, Token)>, count: usize) {
+/// Puts the `count` likeliest of all tokens into `candidates`, in order. Every logit is looked at once, and
+/// no more than a few times `count` are ever kept or put in order.
+pub(super) fn likeliest_of(logits: &[f32], count: usize, candidates: &mut Vec<(f32, Token)>) {
+    const ROOM_MIN: usize = 64;
+    candidates.clear();
+    if count == 0 {
+        return;
+    }
+    let room = (2 * count).max(ROOM_MIN);
+    // Once so many are known: who is not likelier than the last of them is not among them, because of
+    // equals the lower token comes first.
+    let mut last = None;
+    for (&logit, token) in logits.iter().zip(0..) {
+        if last.is_some_and(|last| logit <= last || logit.is_nan()) {
+            continue;
+        }
+        candidates.push((logit, token));
+        if candidates.len() == room {
+            candidates.select_nth_unstable_by(count - 1, by_likelihood);
+            candidates.truncate(count);
+            last = candidates.last().map(|&(logit, _)| number(logit));
+        }
+    }
     if count < candidates.len() {
         candidates.select_nth_unstable_by(count - 1, by_likelihood);
         candidates.truncate(count);
@@ -52,8 +70,11 @@ pub(super) fn keep_likeliest(candidates: &mut Vec<(f32, Token)>, count: usize) {
 
 /// Likelier ones first; of equals, the lower token. What is not a number comes last.
 pub(super) fn by_likelihood(a: &(f32, Token), b: &(f32, Token)) -> std::cmp::Ordering {
-    let key = |weight: f32| if weight.is_nan() { f32::NEG_INFINITY } else { weight };
-    key(b.0).total_cmp(&key(a.0)).then(a.1.cmp(&b.1))
+    number(b.0).total_cmp(&number(a.0)).then(a.1.cmp(&b.1))
+}
+
+fn number(weight: f32) -> f32 {
+    if weight.is_nan() { f32::NEG_INFINITY } else { weight }
 }
 
 /// The highest of all logits, and how much more the logarithm of the sum of their exponentials is, summed
@@ -73,28 +94,28 @@ fn log_sum_exp(logits: &[f32]) -> (f64, f64) {
 #[derive(Debug)]
 pub(crate) struct PromptScores {
     prompt: Vec<Token>,
-    top: u32,
     /// Of the tokens from the second on: nothing comes before the first.
     scores: Vec<Logprobs>,
 }
 
 impl PromptScores {
-    pub(crate) fn new(prompt: Vec<Token>, top: u32) -> Self {
+    pub(crate) fn new(prompt: Vec<Token>) -> Self {
         let scores = Vec::with_capacity(prompt.len().saturating_sub(1));
-        Self { prompt, top, scores }
+        Self { prompt, scores }
     }
 
-    /// The positions from `start` on are computed, perhaps again.
-    pub(crate) fn begin(&mut self, start: u32) {
+    /// The tokens that follow those at some positions.
+    pub(crate) fn following(&self, positions: Range<u32>) -> &[Token] {
+        let place = |position: u32| (position as usize + 1).min(self.prompt.len());
+        &self.prompt[place(positions.start)..place(positions.end)]
+    }
+
+    /// Takes how likely the tokens were that follow those from a position on, perhaps not for the first
+    /// time.
+    pub(crate) fn take(&mut self, start: u32, scores: Vec<Logprobs>) {
         assert!(start as usize <= self.scores.len(), "a prompt that is scored is computed whole");
         self.scores.truncate(start as usize);
-    }
-
-    /// Takes the logits of the next position.
-    pub(crate) fn take(&mut self, scorer: &mut Scorer, logits: &[f32]) {
-        if let Some(&next) = self.prompt.get(self.scores.len() + 1) {
-            self.scores.push(scorer.score(logits, next, self.top));
-        }
+        self.scores.extend(scores);
     }
 
     pub(crate) fn into_scores(self) -> Vec<Logprobs> {
@@ -138,15 +159,35 @@ mod tests {
     }
 
     #[test]
+    fn the_likeliest_are_found_whatever_the_order() {
+        let logits: Vec<f32> = (0..1_000_u32)
+            .map(|token| match token % 101 {
+                0 => f32::NAN,
+                1 => f32::NEG_INFINITY,
+                _ => (token.wrapping_mul(2_654_435_761) >> 26) as f32,
+            })
+            .collect();
+        let mut all: Vec<(f32, Token)> = logits.iter().copied().zip(0..).collect();
+        all.sort_by(by_likelihood);
+        let tokens = |candidates: &[(f32, Token)]| -> Vec<Token> {
+            candidates.iter().map(|(_, token)| *token).collect()
+        };
+        let mut found = Vec::new();
+        for count in [0, 1, 2, 31, 32, 33, 100, 499, 500, 501, 990, 1_000] {
+            likeliest_of(&logits, count, &mut found);
+            assert_eq!(tokens(&found), tokens(&all[..count]), "{count} of them");
+        }
+    }
+
+    #[test]
     fn a_prompt_is_scored_from_its_second_token_and_again_where_a_step_failed() {
         let mut scorer = Scorer::default();
-        let mut scores = PromptScores::new(vec![0, 1, 1], 0);
-        let rows = [[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]];
-        scores.begin(0);
-        rows[..2].iter().for_each(|row| scores.take(&mut scorer, row));
-        scores.begin(1);
-        rows[1..].iter().for_each(|row| scores.take(&mut scorer, row));
-        let expected = rows[..2].iter().map(|row| scorer.score(row, 1, 0)).collect::<Vec<_>>();
-        assert_eq!(scores.into_scores(), expected);
+        let mut scores = PromptScores::new(vec![0, 1, 1]);
+        let rows = [[0.0, 1.0], [0.0, 2.0]].map(|row| scorer.score(&row, 1, 0));
+        assert_eq!(scores.following(0..2), [1, 1]);
+        scores.take(0, rows.to_vec());
+        assert_eq!(scores.following(1..3), [1], "nothing follows the last");
+        scores.take(1, rows[1..].to_vec());
+        assert_eq!(scores.into_scores(), rows);
     }
 }

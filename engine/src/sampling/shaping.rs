@@ -1,11 +1,11 @@
 //! What changes logits before a token is chosen by them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use terrace_scheduler::Token;
 
-use super::grammar::{Constraint, Grammar, GrammarError, Preparer};
+use super::grammar::GrammarError;
+use crate::batch::Choice;
 
 /// What changes the logits of an answer before its tokens are chosen. The default changes nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,30 +36,30 @@ impl Default for Shaping {
 }
 
 impl Shaping {
-    fn counts_tokens(&self) -> bool {
+    /// Whether it depends on the tokens that the answer has.
+    pub(crate) fn counts_tokens(&self) -> bool {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 || self.repeats_cost()
     }
 
-    fn repeats_cost(&self) -> bool {
+    /// Whether it depends on the tokens of the prompt.
+    pub(crate) fn repeats_cost(&self) -> bool {
         self.repetition_penalty != 1.0
     }
 }
 
-/// Changes the logits of one answer.
-#[derive(Debug)]
-pub(crate) struct Shaper {
-    shaping: Shaping,
-    constraint: Option<Constraint>,
-    /// The tokens that end the answer.
-    ends: Arc<[Token]>,
+/// What has come of an answer so far, as far as its logits are changed by that.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
     /// How often the answer has each token, if that counts; never, for some of the prompt's.
-    seen: BTreeMap<Token, u32>,
-    produced: u32,
+    times: BTreeMap<Token, u32>,
+    /// The answer's tokens, if they count.
+    produced: Vec<Token>,
 }
 
 /// Whether an answer can go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum GoesOn {
+pub enum GoesOn {
+    /// It can, with the token that was chosen.
     Yes,
     /// Its grammar is complete, and nothing that ends it may be chosen.
     Complete,
@@ -67,53 +67,42 @@ pub(crate) enum GoesOn {
     Failed(GrammarError),
 }
 
-impl Shaper {
-    /// Nothing for an answer whose logits stay as they are.
-    pub(crate) fn new(
-        shaping: Shaping,
-        grammar: Option<Box<dyn Grammar>>,
-        prompt: &[Token],
-        ends: &Arc<[Token]>,
-    ) -> Option<Self> {
-        if shaping == Shaping::default() && grammar.is_none() {
-            return None;
+impl Shaping {
+    /// What is changed by, after a prompt and the beginning of an answer.
+    pub(crate) fn seen(&self, prompt: &[Token], produced: &[Token]) -> Seen {
+        let mut seen = Seen::default();
+        if self.repeats_cost() {
+            seen.times.extend(prompt.iter().map(|&token| (token, 0)));
         }
-        let prompt = if shaping.repeats_cost() { prompt } else { &[] };
-        Some(Self {
-            seen: prompt.iter().map(|&token| (token, 0)).collect(),
-            constraint: grammar.map(Constraint::new),
-            ends: ends.clone(),
-            shaping,
-            produced: 0,
-        })
+        produced.iter().for_each(|&token| seen.push(self, token));
+        seen
     }
 
-    /// Begins with what takes long.
-    pub(crate) fn prepare(&self, preparer: &mut Preparer) {
-        if let Some(constraint) = &self.constraint {
-            preparer.start(constraint.clone());
-        }
-    }
-
-    /// Changes the logits of the next token.
-    pub(crate) fn apply(&self, logits: &mut [f32]) -> GoesOn {
-        if let Some(constraint) = &self.constraint
-            && let Err(error) = constraint.apply(logits)
+    /// Changes the logits of the `index`-th token of an answer, which `ends` would end.
+    pub(crate) fn apply(
+        &self,
+        seen: &Seen,
+        ends: &[Token],
+        choice: &Choice,
+        logits: &mut [f32],
+    ) -> GoesOn {
+        if let Some(mask) = &choice.mask
+            && let Err(error) = mask.apply(logits)
         {
             return GoesOn::Failed(error);
         }
-        if self.produced < self.shaping.min_tokens {
+        if choice.index < self.min_tokens {
             let vocabulary = logits.len();
-            for &end in self.ends.iter().filter(|end| (**end as usize) < vocabulary) {
+            for &end in ends.iter().filter(|end| (**end as usize) < vocabulary) {
                 logits[end as usize] = f32::NEG_INFINITY;
             }
         }
         let is_impossible = |logit: &f32| *logit == f32::NEG_INFINITY;
-        if self.constraint.is_some() && logits.iter().all(is_impossible) {
+        if choice.mask.is_some() && logits.iter().all(is_impossible) {
             return GoesOn::Complete;
         }
-        self.penalise(logits);
-        for &(token, bias) in &self.shaping.bias {
+        self.penalise(seen, logits);
+        for &(token, bias) in &self.bias {
             if let Some(logit) = logits.get_mut(token as usize) {
                 *logit += bias;
             }
@@ -121,11 +110,11 @@ impl Shaper {
         GoesOn::Yes
     }
 
-    fn penalise(&self, logits: &mut [f32]) {
-        let Shaping { presence_penalty, frequency_penalty, repetition_penalty, .. } = self.shaping;
-        for (&token, &times) in &self.seen {
+    fn penalise(&self, seen: &Seen, logits: &mut [f32]) {
+        let Shaping { presence_penalty, frequency_penalty, repetition_penalty, .. } = *self;
+        for (&token, &times) in &seen.times {
             let Some(logit) = logits.get_mut(token as usize) else { continue };
-            if self.shaping.repeats_cost() {
+            if self.repeats_cost() {
                 *logit = match *logit > 0.0 {
                     true => *logit / repetition_penalty,
                     false => *logit * repetition_penalty,
@@ -136,26 +125,54 @@ impl Shaper {
             }
         }
     }
+}
 
+impl Seen {
     /// The answer has another token.
-    pub(crate) fn push(&mut self, token: Token) {
-        self.produced += 1;
-        if self.shaping.counts_tokens() {
-            *self.seen.entry(token).or_default() += 1;
+    pub(crate) fn push(&mut self, shaping: &Shaping, token: Token) {
+        if shaping.counts_tokens() {
+            *self.times.entry(token).or_default() += 1;
+            self.produced.push(token);
         }
-        if let Some(constraint) = &self.constraint {
-            constraint.push(token);
-        }
+    }
+
+    /// The answer's tokens, if they count.
+    pub(crate) fn produced(&self) -> &[Token] {
+        &self.produced
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::grammar::Mask;
     use super::super::grammar::tests::Only;
     use super::*;
 
+    /// An answer whose logits are changed.
+    struct Shaper {
+        shaping: Shaping,
+        ends: Vec<Token>,
+        seen: Seen,
+        mask: Option<Mask>,
+        index: u32,
+    }
+
+    impl Shaper {
+        fn push(&mut self, token: Token) {
+            self.seen.push(&self.shaping, token);
+            self.mask.iter().for_each(|mask| mask.push(token));
+            self.index += 1;
+        }
+
+        fn apply(&self, logits: &mut [f32]) -> GoesOn {
+            let choice = Choice { index: self.index, mask: self.mask.clone() };
+            self.shaping.apply(&self.seen, &self.ends, &choice, logits)
+        }
+    }
+
     fn shaper(shaping: Shaping, prompt: &[Token], ends: &[Token]) -> Shaper {
-        Shaper::new(shaping, None, prompt, &ends.into()).unwrap()
+        let seen = shaping.seen(prompt, &[]);
+        Shaper { shaping, ends: ends.to_vec(), seen, mask: None, index: 0 }
     }
 
     fn shaped(shaper: &Shaper, logits: &[f32]) -> Vec<f32> {
@@ -165,8 +182,25 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_nothing_to_do() {
-        assert!(Shaper::new(Shaping::default(), None, &[1], &[2].into()).is_none());
+    fn nothing_asked_for_changes_nothing() {
+        let mut shaper = shaper(Shaping::default(), &[1], &[2]);
+        shaper.push(0);
+        assert_eq!(shaped(&shaper, &[1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn an_answer_that_has_begun_is_taken_up() {
+        let shaping =
+            Shaping { repetition_penalty: 2.0, frequency_penalty: 1.0, ..Shaping::default() };
+        let mut pushed = shaper(shaping.clone(), &[0], &[]);
+        for token in [1, 1, 2] {
+            pushed.push(token);
+        }
+        let seen = shaping.seen(&[0], &[1, 1, 2]);
+        let taken_up = Shaper { seen, shaping, ..shaper(Shaping::default(), &[], &[]) };
+        let logits = [4.0, 4.0, 4.0, 4.0];
+        assert_eq!(shaped(&taken_up, &logits), shaped(&pushed, &logits));
+        assert_eq!(shaped(&taken_up, &logits), [2.0, 0.0, 1.0, 4.0]);
     }
 
     #[test]
@@ -210,7 +244,8 @@ mod tests {
     fn a_grammar_that_is_complete_ends_an_answer_that_should_be_longer() {
         let shaping = Shaping { min_tokens: 9, ..Shaping::default() };
         let grammar = Only { text: vec![0], end: 1, at: 0 };
-        let mut shaper = Shaper::new(shaping, Some(Box::new(grammar)), &[], &[1].into()).unwrap();
+        let mask = Some(Mask::new(Box::new(grammar)));
+        let mut shaper = Shaper { mask, ..shaper(shaping, &[], &[1]) };
         assert_eq!(shaped(&shaper, &[0.0, 9.0]), [0.0, f32::NEG_INFINITY]);
         shaper.push(0);
         assert_eq!(shaper.apply(&mut [0.0, 9.0]), GoesOn::Complete);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use terrace_engine::Model;
+use terrace_engine::Forward;
 use terrace_model::Llama;
 
 use crate::folder::Folder;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use terrace_engine::Model;
+use terrace_engine::Forward;
 use terrace_model::{Conversation, load};
 
 use crate::folder::{Dtype, Folder, write_json};

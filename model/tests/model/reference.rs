@@ -3,7 +3,7 @@
 use std::f64::consts::TAU;
 
 use serde_json::{Value, json};
-use terrace_engine::Model;
+use terrace_engine::Forward;
 
 use crate::folder::{Dtype, Folder};
 use crate::world::{Dice, World};

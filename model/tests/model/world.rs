@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
-use terrace_engine::{Batch, CpuMemory, Logits, Model, ModelError, PageTable, Span};
+use terrace_engine::{CpuMemory, Forward, Logits, ModelError, PageTable, Span, Step};
 use terrace_model::Llama;
 use terrace_scheduler::{Slot, Token};
 
@@ -78,8 +78,8 @@ impl World {
         for slot in 0..self.sequences.len() {
             let whole = 0..self.sequences[slot].len();
             let (spans, tokens) = self.spans(&[(slot, whole)], 0);
-            let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-            let mut pages = self.memory.lend(&batch).unwrap();
+            let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
+            let mut pages = self.memory.lend(&step).unwrap();
             for page in self.table.row(Slot(slot as u32)) {
                 pages.write(*page).fill(f32::NAN);
             }
@@ -127,11 +127,14 @@ impl World {
         spans: &[Span],
         tokens: &[Token],
     ) -> Result<Vec<Vec<f32>>, ModelError> {
-        let batch = Batch { spans, tokens, table: &self.table };
+        let step = Step { spans, tokens, table: &self.table };
         let (mut logits, mut rows) = (Vec::new(), Vec::new());
-        let mut take = |row: &[f32]| logits.push(row.to_vec());
-        let mut taken = Logits::new(model.vocabulary(), &mut rows, &mut take);
-        model.forward(&self.memory, &batch, &mut taken)?;
+        let vocabulary = model.vocabulary();
+        let mut take = |rows: &[f32]| {
+            logits.extend(rows.chunks_exact(vocabulary).map(<[f32]>::to_vec));
+        };
+        let mut taken = Logits::new(vocabulary, &mut rows, &mut take);
+        model.forward(&self.memory, &step, &mut taken)?;
         Ok(logits)
     }
 
@@ -155,8 +158,8 @@ impl World {
         let (shape, page_size) = (model.kv_shape(), self.table.page_size());
         let len = self.sequences[slot].len();
         let (spans, tokens) = self.spans(&[(slot, 0..len)], 0);
-        let batch = Batch { spans: &spans, tokens: &tokens, table: &self.table };
-        let pages = self.memory.lend(&batch).unwrap();
+        let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
+        let pages = self.memory.lend(&step).unwrap();
         let row = self.table.row(Slot(slot as u32));
         let at = |position: usize| {
             let page = pages.read(row[position / page_size as usize]);

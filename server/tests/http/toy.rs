@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError};
+use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Step};
 use terrace_scheduler::Token;
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
@@ -37,7 +37,7 @@ impl Speech {
     }
 }
 
-impl Model for Toy {
+impl Forward for Toy {
     type Memory = CpuMemory;
 
     fn kv_shape(&self) -> KvShape {
@@ -59,19 +59,19 @@ impl Model for Toy {
     fn forward(
         &mut self,
         memory: &CpuMemory,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         std::thread::sleep(self.step);
-        let page_size = batch.table.page_size();
+        let page_size = step.table.page_size();
         let place = |position: u32| {
             let element = (position % page_size) as usize * SHAPE.head_elements;
             ((position / page_size) as usize, SHAPE.keys_at(0, 0, page_size) + element)
         };
-        let mut pages = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
-        for span in batch.spans {
-            let table = batch.pages_of(span);
-            for (position, token) in (span.start..).zip(batch.tokens_of(span)) {
+        let mut pages = memory.lend(step).map_err(|lent| ModelError(lent.to_string()))?;
+        for span in step.spans {
+            let table = step.pages_of(span);
+            for (position, token) in (span.start..).zip(step.tokens_of(span)) {
                 let (page, element) = place(position);
                 pages.write(table[page])[element] = *token as f32;
             }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_engine::{CpuDevice, Drained, Engine, Figures, Model};
+use terrace_engine::{CpuDevice, Drained, Engine, Figures, Forward, Threaded};
 use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
 use terrace_server::{Config, ServedModel, Server, ToolFormat};
 use tokio::sync::oneshot;
@@ -51,7 +51,7 @@ impl World {
             ..terrace_scheduler::Config::default()
         };
         let device = Arc::new(CpuDevice::new(device_pages, 0, page_bytes).unwrap());
-        let engine = Engine::start(scheduler, model, device, None).unwrap();
+        let engine = Engine::start(scheduler, Threaded::new(model), device, None).unwrap();
         let built_in = terrace_model::built_in(1);
         let mut model = ServedModel {
             name: NAME.to_owned(),

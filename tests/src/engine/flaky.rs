@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use terrace_engine::{Batch, CopyError, CopyJob, Device, Logits, Model, ModelError};
+use terrace_engine::{CopyError, CopyJob, Device, Forward, Logits, ModelError, Step};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
@@ -104,7 +104,7 @@ impl<M> FlakyModel<M> {
     }
 }
 
-impl<M: Model> Model for FlakyModel<M> {
+impl<M: Forward> Forward for FlakyModel<M> {
     type Memory = M::Memory;
 
     fn kv_shape(&self) -> terrace_engine::KvShape {
@@ -126,10 +126,10 @@ impl<M: Model> Model for FlakyModel<M> {
     fn forward(
         &mut self,
         memory: &M::Memory,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
-        self.inner.forward(memory, batch, logits)?;
+        self.inner.forward(memory, step, logits)?;
         if self.chance.once_in(self.once_in) {
             if self.chance.once_in(2) {
                 panic!("a flaky model panics");

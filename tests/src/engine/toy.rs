@@ -1,7 +1,7 @@
 //! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
 //! the one it should be, and whose answers anybody can work out from the prompt alone.
 
-use terrace_engine::{Batch, CpuMemory, KvShape, Logits, Model, ModelError};
+use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Step};
 use terrace_scheduler::Token;
 
 /// Tokens in a page.
@@ -55,7 +55,7 @@ impl Entry {
     }
 }
 
-impl Model for ToyModel {
+impl Forward for ToyModel {
     type Memory = CpuMemory;
 
     fn kv_shape(&self) -> KvShape {
@@ -77,12 +77,12 @@ impl Model for ToyModel {
     fn forward(
         &mut self,
         memory: &CpuMemory,
-        batch: &Batch<'_>,
+        step: &Step<'_>,
         logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
-        let mut kv = memory.lend(batch).map_err(|lent| ModelError(lent.to_string()))?;
-        for span in batch.spans {
-            let pages = batch.pages_of(span);
+        let mut kv = memory.lend(step).map_err(|lent| ModelError(lent.to_string()))?;
+        for span in step.spans {
+            let pages = step.pages_of(span);
             let mut digest = 0;
             for position in 0..span.start {
                 let page = kv.read(pages[(position / PAGE_SIZE) as usize]);
@@ -94,7 +94,7 @@ impl Model for ToyModel {
                     digest = !digest;
                 }
             }
-            for (position, &token) in (span.start..).zip(batch.tokens_of(span)) {
+            for (position, &token) in (span.start..).zip(step.tokens_of(span)) {
                 digest = extend(digest, token);
                 let page = kv.write(pages[(position / PAGE_SIZE) as usize]);
                 let elements = Entry { token, digest }.to_elements();

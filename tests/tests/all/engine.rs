@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CopyJob, CpuDevice, Device, EndReason, Engine, Generate, Model, StartError, SubmitError, Update,
+    CopyJob, CpuDevice, Device, EndReason, Engine, Forward, Generate, Shaping, StartError,
+    SubmitError, Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
@@ -43,7 +44,7 @@ fn start(
     device: impl Device<Memory = terrace_engine::CpuMemory>,
     store: Option<Arc<dyn Store>>,
 ) -> Engine {
-    Engine::start(config(), ToyModel, Arc::new(device), store).unwrap()
+    Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), store).unwrap()
 }
 
 /// A prompt of its own kind: prompts of different seeds share nothing.
@@ -216,7 +217,8 @@ async fn requests_that_cannot_be_are_refused() {
 #[tokio::test]
 async fn a_device_of_another_page_size_is_refused() {
     let device = CpuDevice::new(16, 0, 8192).unwrap();
-    let error = Engine::start(config(), ToyModel, Arc::new(device), None).unwrap_err();
+    let error =
+        Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), None).unwrap_err();
     assert!(matches!(error, StartError::PageBytes { page_bytes: 4096, device_bytes: 8192 }));
 }
 
@@ -383,7 +385,7 @@ async fn a_shutdown_sleeps_while_it_waits_for_copies() {
     let mut config = config();
     config.cache.write_policy = WritePolicy::WriteThrough;
     let device = Arc::new(BrokenDevice::new(false));
-    let engine = Engine::start(config, ToyModel, device, None).unwrap();
+    let engine = Engine::start(config, Threaded::new(ToyModel), device, None).unwrap();
     ask(&engine, &prompt(1, 100), 20).await;
     figures_when(&engine, "the copy", |figures| figures.scheduler.draining == 1).await;
     let before = computed();
@@ -399,8 +401,13 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
     faulty.set(Call::Exists, Some(Fault::BeginsLate));
     let mut config = config();
     config.l3 = Some(L3Config { probe_timeout_ms: 3_600_000, ..L3Config::default() });
-    let engine =
-        Engine::start(config, ToyModel, Arc::new(device(64, 64)), Some(faulty.clone())).unwrap();
+    let engine = Engine::start(
+        config,
+        Threaded::new(ToyModel),
+        Arc::new(device(64, 64)),
+        Some(faulty.clone()),
+    )
+    .unwrap();
     let mut waiting = engine.submit(Generate::new(prompt(1, 100), 4)).await.unwrap();
     let shutdown = tokio::spawn(async move { engine.shutdown(Duration::from_secs(1)).await });
     // The probe that it waits for would take an hour.
@@ -430,10 +437,41 @@ async fn an_engine_that_dies_is_known_to_have_ended() {
     assert!(engine.figures().await.is_none());
 }
 
+/// What choosing depends on goes with a request that gives up its row and comes to another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn penalties_count_all_of_an_answer_that_was_retracted() {
+    const ASKERS: u32 = 8;
+    let penalised = |seed| {
+        let mut generate = Generate::new(prompt(seed, 20), 60);
+        generate.shaping = Shaping { frequency_penalty: 1.5, ..Shaping::default() };
+        generate
+    };
+    let roomy = start(device(256, 0), None);
+    let mut expected = Vec::new();
+    for seed in 0..ASKERS {
+        expected.push(ask_for(&roomy, penalised(seed)).await.tokens);
+        assert_ne!(expected[seed as usize], toy_answer(&prompt(seed, 20), 60), "they matter");
+    }
+    assert_eq!(figures_when(&roomy, "an end", |_| true).await.scheduler.retractions, 0);
+
+    let small = start(device(16, 0), None);
+    let mut askers = tokio::task::JoinSet::new();
+    for seed in 0..ASKERS {
+        let (small, generate) = (small.clone(), penalised(seed));
+        askers.spawn(async move { (seed, ask_for(&small, generate).await.tokens) });
+    }
+    let answers = askers.join_all().await;
+    let retractions = figures_when(&small, "an end", |_| true).await.scheduler.retractions;
+    assert!(retractions > 0, "all of them fit");
+    for (seed, answer) in answers {
+        assert_eq!(answer, expected[seed as usize]);
+    }
+}
+
 /// A model that always fails takes down the request that it fails, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_cannot_compute_fails_the_request() {
-    let model = FlakyModel::new(ToyModel, Chance::new(1), 1);
+    let model = Threaded::new(FlakyModel::new(ToyModel, Chance::new(1), 1));
     let engine = Engine::start(config(), model, Arc::new(device(64, 0)), None).unwrap();
     let answer = ask(&engine, &prompt(1, 20), 4).await;
     assert_eq!(answer.reason, EndReason::Failed(FailReason::StepFailed));
@@ -466,7 +504,7 @@ async fn whatever_fails_no_answer_is_wrong() {
             GuardConfig { get_timeout_ms: 20, put_timeout_ms: 20, ..GuardConfig::default() };
         let guarded: Arc<dyn Store> = Arc::new(Guarded::new(flaky, guard));
         let flaky_device = FlakyDevice::new(device(48, 40), chance.clone(), 6);
-        let model = FlakyModel::new(ToyModel, chance.clone(), 40);
+        let model = Threaded::new(FlakyModel::new(ToyModel, chance.clone(), 40));
         let engine = Engine::start(config, model, Arc::new(flaky_device), Some(guarded)).unwrap();
         let mut askers = tokio::task::JoinSet::new();
         for _ in 0..8 {

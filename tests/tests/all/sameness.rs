@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use terrace_cache::{Cache, CacheConfig};
 use terrace_engine::{
-    Batch, CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Generate, Logits, Model,
-    PageTable, Sampler, Sampling, Span, Update,
+    CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Forward, Generate, Logits, PageTable,
+    Sampler, Sampling, Span, Step, Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore};
@@ -99,11 +99,11 @@ impl Alone {
         let (mut answer, mut checksum) = (Vec::new(), 0);
         while answer.len() < NEW_TOKENS as usize {
             let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), logits: 1 };
-            let batch = Batch { spans: &[span], tokens: &tokens, table: &self.table };
+            let step = Step { spans: &[span], tokens: &tokens, table: &self.table };
             logits.clear();
             let (mut rows, mut take) = (Vec::new(), |row: &[f32]| logits.extend_from_slice(row));
             let mut taken = Logits::new(self.model.vocabulary(), &mut rows, &mut take);
-            self.model.forward(&self.memory, &batch, &mut taken).unwrap();
+            self.model.forward(&self.memory, &step, &mut taken).unwrap();
             let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
             checksum = xxh3_64_with_seed(&xxh3_64(&bytes).to_le_bytes(), checksum);
             start += tokens.len() as u32;
@@ -131,7 +131,7 @@ fn config() -> Config {
 
 fn start(device_pages: u32, host_pages: u32, store: Option<Arc<dyn Store>>) -> Engine {
     let device = CpuDevice::new(device_pages, host_pages, page_bytes()).unwrap();
-    Engine::start(config(), model(), Arc::new(device), store).unwrap()
+    Engine::start(config(), Threaded::new(model()), Arc::new(device), store).unwrap()
 }
 
 fn memory_store() -> Arc<dyn Store> {
@@ -325,7 +325,7 @@ async fn with_parts_that_fail_at_random() {
     let device = CpuDevice::new(40, 128, page_bytes()).unwrap();
     let device = FlakyDevice::new(device, chance.clone(), 10);
     assert!(device.host().is_some());
-    let model = FlakyModel::new(model(), chance.clone(), 100);
+    let model = Threaded::new(FlakyModel::new(model(), chance.clone(), 100));
     let mut config = config();
     config.l3 = Some(L3Config {
         prefetch_threshold_pages: 1,

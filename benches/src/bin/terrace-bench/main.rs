@@ -16,15 +16,16 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
-    CacheWorkload, FeaturesWorkload, L3Backend, L3Workload, LifetimesWorkload, MooncakeWorkload,
-    NodesWorkload, ScalingWorkload, StepWorkload, Trace,
+    CacheWorkload, FeaturesWorkload, GapWorkload, L3Backend, L3Workload, LifetimesWorkload,
+    MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3_disk::IoEngine;
 use terrace_replay::Size;
 
 use crate::text::{
-    cache_text, features_text, l3_text, lifetimes_text, mooncake_text, nodes_text, steps_text,
+    cache_text, features_text, gap_text, l3_text, lifetimes_text, mooncake_text, nodes_text,
+    steps_text,
 };
 
 /// Measures Terrace on this machine.
@@ -78,6 +79,24 @@ enum Workload {
         /// Decode steps to measure
         #[arg(long, default_value_t = 64)]
         decode_steps: u32,
+    },
+    /// How long a device waits between steps of an engine, with a model that only takes time
+    Gap {
+        /// Requests that run at once
+        #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
+        running: u32,
+        /// Steps that may be in flight: with 2 they are planned ahead
+        #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2))]
+        in_flight: u32,
+        /// Tokens of each answer
+        #[arg(long, default_value_t = 300)]
+        steps: u32,
+        /// How long a step takes
+        #[arg(long, default_value = "10ms", value_parser = humantime::parse_duration)]
+        step: Duration,
+        /// How long launching a step takes
+        #[arg(long, default_value = "50us", value_parser = humantime::parse_duration)]
+        launch: Duration,
     },
     /// How costs grow with the tree, the batch and the context
     Scaling {
@@ -258,6 +277,16 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             }
             .run()?;
             print(arguments.json, &figures, steps_text)
+        }
+        Workload::Gap { running, in_flight, steps, step, launch } => {
+            let workload = GapWorkload {
+                running: *running,
+                in_flight: *in_flight,
+                steps: *steps,
+                step: *step,
+                launch: *launch,
+            };
+            print(arguments.json, &workload.run()?, gap_text)
         }
         Workload::Scaling { quick, svg } => {
             let workload = ScalingWorkload {

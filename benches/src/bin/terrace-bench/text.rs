@@ -1,8 +1,8 @@
 //! Figures as people read them.
 
 use terrace_bench::{
-    CacheFigures, Distribution, FeaturesFigures, L3Figures, LifetimesFigures, MooncakeFigures,
-    MooncakeOverhead, NodesFigures, StepFigures,
+    CacheFigures, Distribution, FeaturesFigures, GapFigures, L3Figures, LifetimesFigures,
+    MooncakeFigures, MooncakeOverhead, NodesFigures, StepFigures,
 };
 use terrace_replay::Size;
 use terrace_replay::human;
@@ -47,6 +47,10 @@ pub(crate) fn steps_text(figures: &StepFigures) -> String {
         figures.rehit_us_per_request,
         figures.stats_us
     )
+}
+
+pub(crate) fn gap_text(figures: &GapFigures) -> String {
+    format!("between {} steps the device waits {}\n", figures.steps, spread(&figures.gap_us))
 }
 
 pub(crate) fn l3_text(figures: &L3Figures) -> String {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_engine::{CpuDevice, Engine, Generate, Model, Update};
+use terrace_engine::{CpuDevice, Engine, Forward, Generate, Threaded, Update};
 use terrace_l3::{GuardConfig, Guarded, Store};
 use terrace_l3_mooncake::MooncakeConfig;
 use terrace_scheduler::{Config, RateConfig, Token};
@@ -70,7 +70,8 @@ impl Side {
         let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
         let scheduler = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
         let device = Arc::new(CpuDevice::new(2_048, 4_096, page_bytes).unwrap());
-        let engine = Engine::start(scheduler, ToyModel, device, Some(store.clone())).unwrap();
+        let engine =
+            Engine::start(scheduler, Threaded::new(ToyModel), device, Some(store.clone())).unwrap();
         Self { cluster, store, engine }
     }
 }

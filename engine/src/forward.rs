@@ -1,0 +1,361 @@
+//! Models that compute a step when they are called, and the thread that makes steps to be launched of that.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Instant;
+
+use terrace_scheduler::Token;
+
+use crate::batch::{Batch, PageTable, Step};
+use crate::logits::Logits;
+use crate::model::{Finished, KvShape, Model, ModelError, StepLimits, StepTicket};
+use crate::sampling::chooser::{Chooser, Output};
+
+/// Computes the logits of forward steps, and takes as long as it needs. [`Threaded`] makes a [`Model`] of
+/// it.
+///
+/// What is asked of a model's KV and logits is asked of these.
+pub trait Forward: Send + 'static {
+    /// The device memory that the model reads and writes KV in.
+    type Memory;
+
+    /// How much KV a token has.
+    fn kv_shape(&self) -> KvShape;
+
+    /// How many tokens there are.
+    fn vocabulary(&self) -> usize;
+
+    /// The longest sequence that the model was made for.
+    fn positions_max(&self) -> u32;
+
+    /// Names model and weights: different weights have different fingerprints.
+    fn fingerprint(&self) -> String;
+
+    /// Computes the spans of a step: writes the KV of their tokens to their pages, and gives to `logits`
+    /// one row of [`Forward::vocabulary`] values for each token after which a span wants logits, in order.
+    ///
+    /// # Errors
+    /// When the step came to nothing. It may be tried again.
+    fn forward(
+        &mut self,
+        memory: &Self::Memory,
+        step: &Step<'_>,
+        logits: &mut Logits<'_>,
+    ) -> Result<(), ModelError>;
+}
+
+/// A model whose steps a thread of its own computes one after the other, and chooses their tokens.
+#[derive(Debug)]
+pub struct Threaded<F> {
+    kv_shape: KvShape,
+    vocabulary: usize,
+    positions_max: u32,
+    fingerprint: String,
+    /// Until its thread begins.
+    forward: Option<F>,
+    /// The way to the thread, which ends when this is dropped.
+    steps: Option<mpsc::Sender<Launched>>,
+}
+
+/// A step on its way to the thread.
+#[derive(Debug)]
+struct Launched {
+    batch: Arc<Batch>,
+    finished: mpsc::SyncSender<Finished>,
+}
+
+impl<F: Forward> Threaded<F> {
+    /// A model that computes by calling `forward`.
+    pub fn new(forward: F) -> Self {
+        Self {
+            kv_shape: forward.kv_shape(),
+            vocabulary: forward.vocabulary(),
+            positions_max: forward.positions_max(),
+            fingerprint: forward.fingerprint(),
+            forward: Some(forward),
+            steps: None,
+        }
+    }
+}
+
+impl<F> Model for Threaded<F>
+where
+    F: Forward,
+    F::Memory: Clone + Send + 'static,
+{
+    type Memory = F::Memory;
+    type Ticket = ThreadedTicket;
+
+    fn kv_shape(&self) -> KvShape {
+        self.kv_shape
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    fn positions_max(&self) -> u32 {
+        self.positions_max
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn begin(&mut self, memory: &F::Memory, limits: StepLimits) -> Result<(), ModelError> {
+        let already = || ModelError("it has begun already".to_owned());
+        let forward = self.forward.take().ok_or_else(already)?;
+        let (steps, receiver) = mpsc::channel::<Launched>();
+        let mut worker = Worker {
+            forward,
+            memory: memory.clone(),
+            table: PageTable::new(limits.rows, limits.page_size),
+            chooser: Chooser::new(limits.rows),
+            tokens: Vec::new(),
+            logits: Vec::new(),
+            chosen: None,
+        };
+        let work = move || {
+            for Launched { batch, finished } in receiver {
+                let done = worker.run(&batch);
+                // Whoever waits for the step may use its memory again.
+                drop(batch);
+                // An engine that has ended does not wait for it.
+                let _ = finished.send(done);
+            }
+        };
+        let spawned = std::thread::Builder::new().name("terrace-forward".to_owned()).spawn(work);
+        spawned.map_err(|error| ModelError(format!("cannot start its thread: {error}")))?;
+        self.steps = Some(steps);
+        Ok(())
+    }
+
+    fn launch(&mut self, batch: &Arc<Batch>) -> Result<ThreadedTicket, ModelError> {
+        let gone = || ModelError("its thread does not run".to_owned());
+        let (finished, ticket) = mpsc::sync_channel(1);
+        let step = Launched { batch: batch.clone(), finished };
+        self.steps.as_ref().ok_or_else(gone)?.send(step).map_err(|_| gone())?;
+        Ok(ThreadedTicket(ticket))
+    }
+}
+
+/// A step of a [`Threaded`] model.
+#[derive(Debug)]
+pub struct ThreadedTicket(mpsc::Receiver<Finished>);
+
+impl StepTicket for ThreadedTicket {
+    fn finish(self) -> Finished {
+        self.0.recv().unwrap_or_else(|_| {
+            let now = Instant::now();
+            let result = Err(ModelError("its thread has ended".to_owned()));
+            Finished { result, began_at: now, ended_at: now }
+        })
+    }
+}
+
+/// What the thread has.
+struct Worker<F: Forward> {
+    forward: F,
+    memory: F::Memory,
+    table: PageTable,
+    chooser: Chooser,
+    /// Memory for tokens of which some were awaited.
+    tokens: Vec<Token>,
+    /// Memory for logits.
+    logits: Vec<f32>,
+    /// What the step before has chosen, unless it came to nothing.
+    chosen: Option<Vec<Option<Token>>>,
+}
+
+impl<F: Forward> Worker<F> {
+    fn run(&mut self, batch: &Batch) -> Finished {
+        let began_at = Instant::now();
+        self.table.apply(batch);
+        self.chooser.tell(batch);
+        let before = self.chosen.take();
+        // A model that panics has failed at this step; the others are owed an answer.
+        let compute = AssertUnwindSafe(|| self.compute(batch, before.as_deref()));
+        let result = catch_unwind(compute).unwrap_or_else(|panic| Err(ModelError::of(&*panic)));
+        if let Ok(outputs) = &result {
+            let token = |output: &Output| output.chosen.as_ref().map(|chosen| chosen.token);
+            self.chosen = Some(outputs.iter().map(token).collect());
+        }
+        Finished { result, began_at, ended_at: Instant::now() }
+    }
+
+    fn compute(
+        &mut self,
+        batch: &Batch,
+        before: Option<&[Option<Token>]>,
+    ) -> Result<Vec<Output>, ModelError> {
+        let Self { forward, memory, table, chooser, tokens, logits, .. } = self;
+        let tokens = match &*batch.awaited {
+            [] => &*batch.tokens,
+            awaited => {
+                let failed = || ModelError("the step before it came to nothing".to_owned());
+                let before = before.ok_or_else(failed)?;
+                let unknown = || ModelError("it awaits a token that is not chosen".to_owned());
+                tokens.clear();
+                tokens.extend_from_slice(&batch.tokens);
+                for awaited in awaited {
+                    let token = before.get(awaited.output).copied().flatten();
+                    tokens[awaited.token] = token.ok_or_else(unknown)?;
+                }
+                &*tokens
+            }
+        };
+        chooser.begin(batch);
+        let vocabulary = forward.vocabulary();
+        let mut take = |rows: &[f32]| chooser.take(batch, vocabulary, rows);
+        let mut logits = Logits::new(vocabulary, logits, &mut take);
+        let step = Step { spans: &batch.spans, tokens, table };
+        forward.forward(memory, &step, &mut logits)?;
+        chooser.end(batch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_scheduler::Slot;
+
+    use super::*;
+    use crate::batch::{Arrival, Awaited, Choice, Span, Wanted};
+    use crate::sampling::shaping::Shaping;
+    use crate::sampling::{Choosing, Sampling};
+
+    const VOCABULARY: usize = 10;
+
+    /// Waits for a word before each step, which may be that it fails, and answers one token after the
+    /// last of each span.
+    struct Waits {
+        words: mpsc::Receiver<Result<(), ModelError>>,
+    }
+
+    impl Forward for Waits {
+        type Memory = ();
+
+        fn kv_shape(&self) -> KvShape {
+            KvShape { layers: 1, heads: 1, head_elements: 1 }
+        }
+
+        fn vocabulary(&self) -> usize {
+            VOCABULARY
+        }
+
+        fn positions_max(&self) -> u32 {
+            100
+        }
+
+        fn fingerprint(&self) -> String {
+            "waits".to_owned()
+        }
+
+        fn forward(
+            &mut self,
+            (): &(),
+            step: &Step<'_>,
+            logits: &mut Logits<'_>,
+        ) -> Result<(), ModelError> {
+            self.words.recv().expect("a word")?;
+            for span in step.spans {
+                let next = *step.tokens_of(span).last().unwrap() as usize + 1;
+                logits.add(1, |row| {
+                    row.fill(0.0);
+                    row[next] = 1.0;
+                });
+            }
+            Ok(())
+        }
+    }
+
+    fn model() -> (Threaded<Waits>, mpsc::Sender<Result<(), ModelError>>) {
+        let (sender, words) = mpsc::channel();
+        let mut model = Threaded::new(Waits { words });
+        model.begin(&(), StepLimits { page_size: 4, rows: 4, tokens_max: 16 }).unwrap();
+        (model, sender)
+    }
+
+    /// A step of some rows, each with the token that it has or the output that it awaits.
+    fn batch(inputs: &[(u32, Result<Token, usize>)]) -> Arc<Batch> {
+        let mut batch = Batch::default();
+        for (place, &(slot, input)) in inputs.iter().enumerate() {
+            let tokens = place..place + 1;
+            batch.spans.push(Span { slot: Slot(slot), start: 0, tokens, logits: 1 });
+            batch.tokens.push(input.unwrap_or(0));
+            if let Err(output) = input {
+                batch.awaited.push(Awaited { token: place, output });
+            }
+            let choice = Some(Choice { index: 0, mask: None });
+            batch.wanted.push(Wanted { span: place, choice, scored: 0..0 });
+        }
+        Arc::new(batch)
+    }
+
+    /// The same, of rows that come.
+    fn first_batch(inputs: &[(u32, Token)]) -> Arc<Batch> {
+        let known: Vec<_> = inputs.iter().map(|&(slot, token)| (slot, Ok(token))).collect();
+        let mut batch = batch(&known);
+        let choosing = Arc::new(Choosing {
+            sampling: Sampling::GREEDY,
+            shaping: Shaping::default(),
+            ends: Arc::new([]),
+            prompt: Vec::new(),
+            logprobs: None,
+            logits: false,
+        });
+        let arrival = |&(slot, _): &(u32, Token)| Arrival {
+            slot: Slot(slot),
+            choosing: choosing.clone(),
+            produced: Vec::new(),
+        };
+        Arc::get_mut(&mut batch).unwrap().came = inputs.iter().map(arrival).collect();
+        batch
+    }
+
+    fn tokens(finished: Finished) -> Result<Vec<Token>, ModelError> {
+        let token = |output: Output| output.chosen.unwrap().token;
+        finished.result.map(|outputs| outputs.into_iter().map(token).collect())
+    }
+
+    #[test]
+    fn a_step_goes_on_with_what_the_one_before_chooses() {
+        let (mut model, words) = model();
+        let first = model.launch(&first_batch(&[(0, 1), (1, 5)])).unwrap();
+        // Both are launched though none has been computed: the model waits for a word.
+        let second = model.launch(&batch(&[(1, Err(1)), (0, Err(0))])).unwrap();
+        let third = model.launch(&batch(&[(0, Err(1)), (1, Ok(2))])).unwrap();
+        for _ in 0..3 {
+            words.send(Ok(())).unwrap();
+        }
+        assert_eq!(tokens(first.finish()).unwrap(), [2, 6]);
+        assert_eq!(tokens(second.finish()).unwrap(), [7, 3]);
+        assert_eq!(tokens(third.finish()).unwrap(), [4, 3]);
+    }
+
+    #[test]
+    fn a_step_that_fails_takes_along_the_one_that_awaits_it() {
+        let (mut model, words) = model();
+        let first = model.launch(&first_batch(&[(0, 1)])).unwrap();
+        let second = model.launch(&batch(&[(0, Err(0))])).unwrap();
+        let third = model.launch(&batch(&[(0, Ok(3))])).unwrap();
+        words.send(Err(ModelError("no".to_owned()))).unwrap();
+        words.send(Ok(())).unwrap();
+        assert_eq!(tokens(first.finish()), Err(ModelError("no".to_owned())));
+        assert!(tokens(second.finish()).is_err());
+        assert_eq!(
+            tokens(third.finish()).unwrap(),
+            [4],
+            "it came to its row in the step that failed"
+        );
+    }
+
+    #[test]
+    fn a_batch_that_has_ended_can_be_used_again() {
+        let (mut model, words) = model();
+        words.send(Ok(())).unwrap();
+        let mut batch = first_batch(&[(0, 1)]);
+        model.launch(&batch).unwrap().finish();
+        assert!(Arc::get_mut(&mut batch).is_some());
+    }
+}

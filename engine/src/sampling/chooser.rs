@@ -1,0 +1,347 @@
+//! From the logits of a step to its outputs.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use terrace_scheduler::Token;
+
+use super::logprobs::{Logprobs, Scorer};
+use super::shaping::{GoesOn, Seen};
+use super::{Choosing, Sampler};
+use crate::batch::{Arrival, Batch, Choice, Wanted};
+use crate::model::ModelError;
+
+/// What came of a span.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Output {
+    /// The token that was chosen, if one was to be.
+    pub chosen: Option<Chosen>,
+    /// How likely the tokens of the prompt were, if that was wanted.
+    pub scores: Vec<Logprobs>,
+}
+
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    /// The token.
+    pub token: Token,
+    /// Whether it may follow.
+    pub goes_on: GoesOn,
+    /// How likely it was, if that was wanted: by what the model said, not by what was made of it.
+    pub logprobs: Option<Box<Logprobs>>,
+    /// What the model said, if that was wanted.
+    pub logits: Option<Box<[f32]>>,
+}
+
+/// Chooses the tokens of steps by their logits, on all cores of the current pool. It keeps, row by row,
+/// what that depends on.
+///
+/// Models that compute on the CPU choose by it ([`Threaded`](crate::Threaded)), and others choose the same.
+#[derive(Debug)]
+pub struct Chooser {
+    rows: Vec<Option<Row>>,
+    outputs: Vec<Output>,
+    /// The wanted output that the next logits are for, and how many of its rows have been taken.
+    at: (usize, usize),
+}
+
+/// What the choice of a sequence's tokens depends on.
+#[derive(Debug)]
+struct Row {
+    choosing: Arc<Choosing>,
+    seen: Seen,
+}
+
+/// What a row of logits is for.
+struct Use<'a> {
+    output: usize,
+    /// Whose probability is wanted, and of how many of the likeliest besides.
+    scored: Option<(Token, u32)>,
+    choice: Option<(&'a Choice, &'a Row)>,
+}
+
+/// Memory that choosing needs, for each thread.
+#[derive(Debug, Default)]
+struct Scratch {
+    sampler: Sampler,
+    scorer: Scorer,
+    shaped: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// With fewer numbers than this, waking other threads takes longer than choosing.
+const PARALLEL_MIN: usize = 1 << 15;
+
+impl Chooser {
+    /// For so many rows of the page table.
+    #[must_use]
+    pub fn new(rows: u32) -> Self {
+        let rows = (0..rows).map(|_| None).collect();
+        Self { rows, outputs: Vec::new(), at: (0, 0) }
+    }
+
+    /// Takes in who comes and goes.
+    pub fn tell(&mut self, batch: &Batch) {
+        for slot in &batch.went {
+            self.rows[slot.0 as usize] = None;
+        }
+        for Arrival { slot, choosing, produced } in &batch.came {
+            let seen = choosing.shaping.seen(&choosing.prompt, produced);
+            self.rows[slot.0 as usize] = Some(Row { choosing: choosing.clone(), seen });
+        }
+    }
+
+    /// Begins with a step, whatever became of the one before.
+    ///
+    /// # Panics
+    /// When nobody has come to a row of which something is wanted, or tokens of its answer are missing.
+    pub fn begin(&mut self, batch: &Batch) {
+        self.outputs.clear();
+        self.outputs.resize_with(batch.wanted.len(), Output::default);
+        self.at = (0, 0);
+        for Wanted { span, choice, .. } in &batch.wanted {
+            let slot = batch.spans[*span].slot;
+            let row = self.rows[slot.0 as usize].as_mut();
+            let row = row.unwrap_or_else(|| panic!("nobody has come to {slot:?}"));
+            if let Some(choice) = choice {
+                row.rewind(choice.index as usize);
+            }
+        }
+    }
+
+    /// Takes the next rows of logits of a step, of `vocabulary` values each.
+    pub fn take(&mut self, batch: &Batch, vocabulary: usize, logits: &[f32]) {
+        let Self { rows, outputs, at } = self;
+        let rows: &[Option<Row>] = rows;
+        let uses: Vec<Use<'_>> =
+            logits.chunks_exact(vocabulary).map_while(|_| next_use(rows, batch, at)).collect();
+        let one = |(of, logits): (&Use<'_>, &[f32])| {
+            SCRATCH.with_borrow_mut(|scratch| scratch.take(of, logits))
+        };
+        let taken: Vec<_> = match logits.len() {
+            few if few < PARALLEL_MIN => {
+                uses.iter().zip(logits.chunks_exact(vocabulary)).map(one).collect()
+            }
+            _ => uses.par_iter().zip(logits.par_chunks_exact(vocabulary)).map(one).collect(),
+        };
+        for (Use { output, .. }, (score, chosen)) in uses.iter().zip(taken) {
+            let output = &mut outputs[*output];
+            output.scores.extend(score);
+            output.chosen = chosen.or(output.chosen.take());
+        }
+    }
+
+    /// The outputs of a step, all of whose logits have been taken.
+    ///
+    /// # Errors
+    /// When some are missing.
+    pub fn end(&mut self, batch: &Batch) -> Result<Vec<Output>, ModelError> {
+        if self.at != (batch.wanted.len(), 0) {
+            let (done, all) = (self.at.0, batch.wanted.len());
+            return Err(ModelError(format!("it has the logits for {done} outputs, not {all}")));
+        }
+        for (wanted, output) in batch.wanted.iter().zip(&self.outputs) {
+            let slot = batch.spans[wanted.span].slot;
+            if let (Some(row), Some(chosen)) = (&mut self.rows[slot.0 as usize], &output.chosen) {
+                row.seen.push(&row.choosing.shaping, chosen.token);
+            }
+        }
+        Ok(std::mem::take(&mut self.outputs))
+    }
+}
+
+/// What the next row of logits is for.
+fn next_use<'a>(
+    rows: &'a [Option<Row>],
+    batch: &'a Batch,
+    (output, taken): &mut (usize, usize),
+) -> Option<Use<'a>> {
+    let Wanted { span, choice, scored } = batch.wanted.get(*output)?;
+    let span = &batch.spans[*span];
+    let row = rows[span.slot.0 as usize].as_ref()?;
+    let is_last = *taken + 1 == span.logits;
+    let top = row.choosing.logprobs.unwrap_or(0);
+    let next = Use {
+        output: *output,
+        scored: batch.scored[scored.clone()].get(*taken).map(|&token| (token, top)),
+        choice: choice.as_ref().filter(|_| is_last).map(|choice| (choice, row)),
+    };
+    (*output, *taken) = if is_last { (*output + 1, 0) } else { (*output, *taken + 1) };
+    Some(next)
+}
+
+impl Row {
+    /// Forgets what was chosen after so many tokens.
+    fn rewind(&mut self, tokens: usize) {
+        if self.choosing.shaping.counts_tokens() {
+            let produced = self.seen.produced();
+            assert!(tokens <= produced.len(), "{} of {tokens} tokens are known", produced.len());
+            if tokens < produced.len() {
+                self.seen = self.choosing.shaping.seen(&self.choosing.prompt, &produced[..tokens]);
+            }
+        }
+    }
+}
+
+impl Scratch {
+    fn take(&mut self, of: &Use<'_>, logits: &[f32]) -> (Option<Logprobs>, Option<Chosen>) {
+        let score = of.scored.map(|(token, top)| self.scorer.score(logits, token, top));
+        (score, of.choice.map(|(choice, row)| self.choose(choice, row, logits)))
+    }
+
+    fn choose(&mut self, choice: &Choice, row: &Row, logits: &[f32]) -> Chosen {
+        let choosing = &*row.choosing;
+        let (shaped, goes_on) = if choosing.shapes() || choice.mask.is_some() {
+            self.shaped.clear();
+            self.shaped.extend_from_slice(logits);
+            let goes_on =
+                choosing.shaping.apply(&row.seen, &choosing.ends, choice, &mut self.shaped);
+            (&*self.shaped, goes_on)
+        } else {
+            (logits, GoesOn::Yes)
+        };
+        let token = self.sampler.choose(shaped, &choosing.sampling, choice.index);
+        let logprobs = choosing.logprobs.map(|top| Box::new(self.scorer.score(logits, token, top)));
+        Chosen { token, goes_on, logprobs, logits: choosing.logits.then(|| logits.into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_scheduler::Slot;
+
+    use super::super::Sampling;
+    use super::super::shaping::Shaping;
+    use super::*;
+    use crate::batch::Span;
+
+    fn choosing() -> Choosing {
+        Choosing {
+            sampling: Sampling::GREEDY,
+            shaping: Shaping::default(),
+            ends: Arc::new([]),
+            prompt: Vec::new(),
+            logprobs: None,
+            logits: false,
+        }
+    }
+
+    fn arrival(slot: u32, choosing: Choosing, produced: &[Token]) -> Arrival {
+        Arrival { slot: Slot(slot), choosing: Arc::new(choosing), produced: produced.to_vec() }
+    }
+
+    /// A step in which each of some rows has its `index`-th token chosen.
+    fn batch(rows: u32, index: u32) -> Batch {
+        let span = |slot| Span {
+            slot: Slot(slot),
+            start: 0,
+            tokens: slot as usize..slot as usize + 1,
+            logits: 1,
+        };
+        let wanted =
+            |span| Wanted { span, choice: Some(Choice { index, mask: None }), scored: 0..0 };
+        Batch {
+            spans: (0..rows).map(span).collect(),
+            tokens: vec![0; rows as usize],
+            wanted: (0..rows as usize).map(wanted).collect(),
+            ..Batch::default()
+        }
+    }
+
+    fn step(chooser: &mut Chooser, batch: &Batch, logits: &[f32]) -> Vec<Output> {
+        chooser.tell(batch);
+        chooser.begin(batch);
+        chooser.take(batch, logits.len() / batch.wanted.len(), logits);
+        chooser.end(batch).unwrap()
+    }
+
+    fn tokens(outputs: &[Output]) -> Vec<Token> {
+        outputs.iter().map(|output| output.chosen.as_ref().unwrap().token).collect()
+    }
+
+    #[test]
+    fn many_rows_are_chosen_by_as_one_by_one() {
+        const ROWS: u32 = 48;
+        const VOCABULARY: usize = 2_000;
+        let logit = |place: usize| (place.wrapping_mul(2_654_435_761) >> 7 & 1023) as f32 / 100.0;
+        let logits: Vec<f32> = (0..ROWS as usize * VOCABULARY).map(logit).collect();
+        let arrivals = || {
+            (0..ROWS).map(|slot| {
+                let (top_k, top_p) =
+                    ([0, 40, 0, 5][slot as usize % 4], [1.0, 0.9][slot as usize % 2]);
+                let sampling =
+                    Sampling { temperature: 0.7, top_k, top_p, min_p: 0.0, seed: slot.into() };
+                arrival(slot, Choosing { sampling, logprobs: Some(3), ..choosing() }, &[])
+            })
+        };
+        assert!(logits.len() > PARALLEL_MIN && VOCABULARY < PARALLEL_MIN);
+        let together = Batch { came: arrivals().collect(), ..batch(ROWS, 4) };
+        let together = step(&mut Chooser::new(ROWS), &together, &logits);
+
+        let mut chooser = Chooser::new(ROWS);
+        let one_by_one = Batch { came: arrivals().collect(), ..batch(ROWS, 4) };
+        chooser.tell(&one_by_one);
+        chooser.begin(&one_by_one);
+        logits.chunks(VOCABULARY).for_each(|row| chooser.take(&one_by_one, VOCABULARY, row));
+        assert_eq!(together, chooser.end(&one_by_one).unwrap());
+        let distinct: std::collections::BTreeSet<_> = tokens(&together).into_iter().collect();
+        assert!(distinct.len() > 20, "{distinct:?}");
+    }
+
+    #[test]
+    fn logits_are_told_to_those_who_ask() {
+        let told = Choosing { logits: true, ..choosing() };
+        let came = vec![arrival(0, told, &[]), arrival(1, choosing(), &[])];
+        let batch = Batch { came, ..batch(2, 0) };
+        let outputs = step(&mut Chooser::new(2), &batch, &[0.0, 1.0, 3.0, 2.0]);
+        assert_eq!(tokens(&outputs), [1, 0]);
+        let logits = outputs.iter().map(|output| output.chosen.as_ref().unwrap().logits.as_deref());
+        assert_eq!(logits.collect::<Vec<_>>(), [Some(&[0.0, 1.0][..]), None]);
+    }
+
+    #[test]
+    fn what_a_step_chose_that_came_to_nothing_is_forgotten() {
+        let shaping = Shaping { frequency_penalty: 1.0, ..Shaping::default() };
+        let came = vec![arrival(0, Choosing { shaping, ..choosing() }, &[2])];
+        let mut chooser = Chooser::new(1);
+        let logits = [1.5, 1.0, 1.9];
+        let first = Batch { came, ..batch(1, 1) };
+        assert_eq!(tokens(&step(&mut chooser, &first, &logits)), [0], "2 has come before");
+        assert_eq!(tokens(&step(&mut chooser, &batch(1, 2), &logits)), [1]);
+        assert_eq!(tokens(&step(&mut chooser, &batch(1, 3), &logits)), [2]);
+        assert_eq!(
+            tokens(&step(&mut chooser, &batch(1, 2), &logits)),
+            [1],
+            "as if for the first time"
+        );
+        // Logits of one that fails before its end are of no consequence either.
+        let failed = batch(1, 3);
+        chooser.begin(&failed);
+        chooser.take(&failed, 3, &logits);
+        assert_eq!(tokens(&step(&mut chooser, &failed, &logits)), [2]);
+    }
+
+    #[test]
+    fn a_step_that_lacks_logits_is_none() {
+        let mut chooser = Chooser::new(2);
+        let came = vec![arrival(0, choosing(), &[]), arrival(1, choosing(), &[])];
+        let batch = Batch { came, ..batch(2, 0) };
+        chooser.tell(&batch);
+        chooser.begin(&batch);
+        chooser.take(&batch, 2, &[0.0, 1.0]);
+        assert!(chooser.end(&batch).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody has come")]
+    fn whoever_has_gone_has_nothing_chosen() {
+        let mut chooser = Chooser::new(1);
+        let came = Batch { came: vec![arrival(0, choosing(), &[])], ..batch(1, 0) };
+        step(&mut chooser, &came, &[0.0, 1.0]);
+        step(&mut chooser, &Batch { went: vec![Slot(0)], ..batch(1, 1) }, &[0.0, 1.0]);
+    }
+}

@@ -418,8 +418,8 @@ impl<D: Device> Driver<D> {
         output.expect("whoever is awaited was to choose a token")
     }
 
-    /// Adds what is computed of a request. Where its first token is not known yet, `awaited` says which
-    /// output of the step started before it is.
+    /// Adds what is computed of a request. If it is a single token that is not known yet, `awaited` says
+    /// which output of the step started before it is.
     fn add_span(
         &mut self,
         job: &mut StepJob,
@@ -445,17 +445,17 @@ impl<D: Device> Driver<D> {
             batch.came.push(Arrival { slot, choosing, produced });
         }
         let first = batch.tokens.len();
-        let known = match awaited {
+        match awaited {
             Some(output) => {
                 assert!(live.can_run_ahead(), "a grammar sees every token before the next");
                 batch.awaited.push(Awaited { token: first, output });
                 batch.tokens.push(0);
-                positions.start + 1..positions.end
             }
-            None => positions.clone(),
-        };
-        for part in all.range(known.start as usize..known.end as usize) {
-            batch.tokens.extend_from_slice(part);
+            None => {
+                for part in all.range(positions.start as usize..positions.end as usize) {
+                    batch.tokens.extend_from_slice(part);
+                }
+            }
         }
         let tokens = first..batch.tokens.len();
         let logits = live.want(batch, positions.clone(), produces);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CopyJob, CpuDevice, Device, EndReason, Engine, Forward, Generate, Shaping, StartError,
-    SubmitError, Threaded, Update,
+    CopyJob, CpuDevice, Device, EndReason, Engine, Forward, Generate, Grammar, GrammarError,
+    Sampling, Shaping, StartError, SubmitError, Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
@@ -468,6 +468,72 @@ async fn penalties_count_all_of_an_answer_that_was_retracted() {
     }
 }
 
+/// Only even tokens, and in turns those that 4 divides.
+#[derive(Debug)]
+struct Even {
+    tokens: u32,
+}
+
+impl Grammar for Even {
+    fn advance(&mut self, token: Token) -> Result<(), GrammarError> {
+        self.tokens += 1;
+        if token.is_multiple_of(2) { Ok(()) } else { Err(GrammarError("odd".to_owned())) }
+    }
+
+    fn allowed(&mut self) -> Result<Vec<u32>, GrammarError> {
+        let allowed = if self.tokens.is_multiple_of(2) { 0x5555_5555 } else { 0x1111_1111 };
+        Ok(vec![allowed; ToyModel.vocabulary().div_ceil(32)])
+    }
+}
+
+/// Steps that are launched ahead change no answer, however tokens are chosen and wherever answers end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_launched_ahead_changes_no_answer() {
+    const REQUESTS: u32 = 300;
+    let generate = |number: u32| {
+        let mut generate = Generate::new(prompt(number % 40, 5 + number % 90), 1 + number % 50);
+        let vocabulary = ToyModel.vocabulary() as Token;
+        match number % 6 {
+            0 => {}
+            1 => {
+                generate.sampling =
+                    Sampling { temperature: 1.0, top_k: 20, seed: 7, ..Sampling::GREEDY };
+            }
+            2 => generate.shaping = Shaping { frequency_penalty: 1.5, ..Shaping::default() },
+            3 => generate.stop_tokens = (0..vocabulary / 10).collect(),
+            4 => generate.grammar = Some(Box::new(Even { tokens: 0 })),
+            _ => generate.logprobs = Some(2),
+        }
+        generate.logits_checksum = true;
+        generate
+    };
+    let mut all = Vec::new();
+    for steps_in_flight_max in [1, 2] {
+        let mut config = config();
+        config.batch.steps_in_flight_max = steps_in_flight_max;
+        let device = Arc::new(device(60, 40));
+        let engine = Engine::start(config, Threaded::new(ToyModel), device, None).unwrap();
+        let mut askers = tokio::task::JoinSet::new();
+        for number in 0..REQUESTS {
+            let (engine, generate) = (engine.clone(), generate(number));
+            askers.spawn(async move {
+                let Answer { tokens, reason, checksum, .. } = ask_for(&engine, generate).await;
+                (number, tokens, reason, checksum)
+            });
+        }
+        let mut answers = askers.join_all().await;
+        answers.sort_by_key(|(number, ..)| *number);
+        all.push(answers);
+        let drained = engine.shutdown(PATIENCE).await;
+        assert_eq!((drained.aborted, drained.abandoned_transfers), (0, 0));
+    }
+    let stopped = all[0].iter().filter(|(_, _, reason, _)| *reason == EndReason::Stop).count();
+    assert!(stopped > 20, "only {stopped} have ended before their length");
+    for (one, two) in all[0].iter().zip(&all[1]) {
+        assert_eq!(one, two);
+    }
+}
+
 /// A model that always fails takes down the request that it fails, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_cannot_compute_fails_the_request() {
@@ -492,6 +558,7 @@ async fn whatever_fails_no_answer_is_wrong() {
         }
         let chance = Chance::new(seed);
         let mut config = config();
+        config.batch.steps_in_flight_max = 1 + (seed % 2) as u32;
         // The world lasts some tens of milliseconds, and failures are forgotten as fast.
         config.l3 = Some(L3Config {
             negative_ttl_ms: 5,

@@ -185,11 +185,9 @@ impl Scheduler {
         self.cool_pages();
     }
 
-    /// Device pages that come back cool until the last step in flight has ended, if others can be planned
-    /// before.
     fn cool_pages(&mut self) {
-        if self.config.batch.steps_in_flight_max > 1 && !planted(Bug::ReuseBeforeLaterStep) {
-            self.cache.cool_device_pages_until(self.steps.last().map(|step| step.0));
+        if !planted(Bug::ReuseBeforeLaterStep) {
+            self.cache.cool_device_pages_until(self.steps.cool_until());
         }
     }
 

@@ -74,7 +74,7 @@ impl Scheduler {
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
             batch: Batch::new(config.batch.running_max),
-            steps: Steps::default(),
+            steps: Steps::new(config.batch.steps_in_flight_max),
             announced: Announced::default(),
             operations: Operations::new(config.model.ranks),
             drains: Drains::default(),
@@ -262,7 +262,7 @@ impl Scheduler {
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
-        if self.steps.may_follow(self.config.batch.steps_in_flight_max) {
+        if self.steps.may_follow() {
             self.plan_forward(plan);
         }
         self.plan_backups(plan);

@@ -73,8 +73,10 @@ pub(crate) struct Step {
 }
 
 /// The steps in flight, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Steps {
+    /// How many there may be.
+    steps_max: usize,
     in_flight: VecDeque<Step>,
     next: u64,
     /// Their memory is used again.
@@ -86,8 +88,15 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub(crate) fn count(&self) -> usize {
-        self.in_flight.len()
+    pub(crate) fn new(steps_max: u32) -> Self {
+        Self {
+            steps_max: steps_max as usize,
+            in_flight: VecDeque::new(),
+            next: 0,
+            spare: Vec::new(),
+            last_end: Time::default(),
+            prefill_streak: 0,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -95,8 +104,9 @@ impl Steps {
     }
 
     /// Whether another step may follow those in flight.
-    pub(crate) fn may_follow(&self, steps_max: u32) -> bool {
-        self.count() < steps_max as usize && self.in_flight.iter().all(|step| !step.is_doomed)
+    pub(crate) fn may_follow(&self) -> bool {
+        let is_free = self.in_flight.len() < self.steps_max;
+        is_free && self.in_flight.iter().all(|step| !step.is_doomed)
     }
 
     /// Notes which kind of step a plan is.
@@ -167,9 +177,9 @@ impl Steps {
         })
     }
 
-    /// The last step that may touch pages of a request, if any does.
+    /// The last step that may touch pages of a request, if any does while others are planned.
     pub(crate) fn last_with(&mut self, entry: &Entry) -> Option<&mut Step> {
-        let last = entry.flying.last?.step;
+        let last = entry.flying.last.filter(|_| self.steps_max > 1)?.step;
         self.in_flight.iter_mut().find(|step| step.id == last)
     }
 
@@ -181,9 +191,10 @@ impl Steps {
         tokens == 0 && last.is_some_and(is_in_flight)
     }
 
-    /// The last step in flight.
-    pub(crate) fn last(&self) -> Option<StepId> {
-        self.in_flight.back().map(|step| step.id)
+    /// Until which step device pages that come back have to cool: the last in flight, if others can be
+    /// planned before it has ended.
+    pub(crate) fn cool_until(&self) -> Option<u64> {
+        self.in_flight.back().filter(|_| self.steps_max > 1).map(|step| step.id.0)
     }
 
     pub(crate) fn claim(&self, claims: &mut Claims) {

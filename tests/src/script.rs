@@ -9,14 +9,14 @@
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
-//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`; TOKENS like `1-8+100-103` |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `awaits_tokens=true`; TOKENS like `1-8+100-103` |
 //! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
 //! | `last ID` | its next tokens are its last |
 //! | `plan` | asks for a plan and starts what it says |
-//! | `compute` | performs the step in flight |
+//! | `compute` | performs the first step in flight |
 //! | `step` | `plan`, then `compute` |
-//! | `break` | the step in flight fails |
+//! | `break`, `break ID` | the first step in flight fails, or one request's part of it |
 //! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `corrupt OP N`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
 //! | `wait MS` | time passes |
 //! | `accept N` | decodes accept N tokens at the most |
@@ -29,7 +29,8 @@
 use std::fmt::Write;
 
 use terrace_scheduler::{
-    Config, CopyDirection, KvEvent, L3Kind, OpId, Outcome, PageKey, Plan, Request, RequestId, Token,
+    Config, CopyDirection, KvEvent, L3Kind, OpId, Outcome, Output, PageKey, Plan, Request,
+    RequestId, Token,
 };
 
 use crate::world::World;
@@ -113,7 +114,12 @@ impl Player {
                 self.plan();
                 self.compute();
             }
-            "break" => self.world.fail_step(),
+            "break" if words.is_empty() => self.world.fail_step(),
+            "break" => {
+                let failed = Some(request(&words, 0)?);
+                let done = self.world.finish_step_but(failed);
+                done.unwrap_or_else(|wrong| panic!("{wrong}\n{}", self.trace));
+            }
             "done" | "partial" | "missing" | "failed" | "corrupt" | "timeout" => {
                 self.outcome(command, &words)?;
             }
@@ -191,6 +197,7 @@ impl Player {
                 ("adapter", value) => value.clone_into(&mut request.adapter),
                 ("salt", value) => value.clone_into(&mut request.salt),
                 ("computes_prompt", value) => request.computes_prompt = parse(value)?,
+                ("awaits_tokens", value) => request.awaits_tokens = parse(value)?,
                 (key, _) => return Err(format!("unknown key {key}")),
             }
         }
@@ -307,8 +314,11 @@ pub(crate) fn describe(plan: &Plan) -> String {
     }
     for decode in &plan.decodes {
         let end = decode.start + decode.tokens;
+        let input = decode.input.map_or_else(String::new, |Output { step, row }| {
+            format!(" from what row {row} of step {} produces", step.0)
+        });
         line(format!(
-            "decode {} in slot {}: {}..{end}",
+            "decode {} in slot {}: {}..{end}{input}",
             decode.request, decode.slot.0, decode.start
         ));
     }

@@ -343,21 +343,26 @@ impl World {
         self.finish_step_but(None)
     }
 
-    /// As [`finish_step`](Self::finish_step), except that the part of one member, counted from 0 and modulo
-    /// how many there are, comes to nothing.
+    /// Who takes part in the first step in flight, by a number modulo how many there are.
+    #[must_use]
+    pub fn member(&self, nth: u32) -> Option<RequestId> {
+        let members = &self.steps.front()?.members;
+        Some(members[nth as usize % members.len()].request)
+    }
+
+    /// As [`finish_step`](Self::finish_step), except that the part of one request comes to nothing.
     ///
     /// # Errors
     /// The first page that the step read and that was not what it should be.
     ///
     /// # Panics
     /// If no step is in flight, or the scheduler refuses the results.
-    pub fn finish_step_but(&mut self, failed: Option<u32>) -> Result<(), WrongPage> {
+    pub fn finish_step_but(&mut self, failed: Option<RequestId>) -> Result<(), WrongPage> {
         if self.steps[0].produced.is_none() {
             self.execute()?;
         }
         let Step { id: step, members, produced } = self.steps.pop_front().expect("it was there");
         let produced = produced.expect("it was executed");
-        let failed = failed.map(|nth| members[nth as usize % members.len()].request);
         if let Some(request) = failed {
             let its = members.iter().filter(|member| member.request == request);
             its.for_each(|member| self.spoil_written(member));

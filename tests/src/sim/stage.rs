@@ -113,8 +113,8 @@ impl Stage {
                 }
             }
             Action::FailMember(nth) => {
-                if self.world.in_step() {
-                    self.world.finish_step_but(Some(*nth)).map_err(wrong_page)?;
+                if let Some(request) = self.world.member(*nth) {
+                    self.world.finish_step_but(Some(request)).map_err(wrong_page)?;
                     self.record_conversations();
                 }
             }

@@ -46,6 +46,9 @@
 //!
 //! - Apply a plan's [`rows`](Plan::rows) before its step; everything else in a plan may start at
 //!   once and in any order. A write-back only reads pages whose step has been reported as done.
+//! - With two steps in flight ([`BatchConfig::steps_in_flight_max`]), begin the second when the first has
+//!   ended, with the rows that it was planned with, and take the input of a decode from where
+//!   [`Decode::input`] says. Report steps in their order.
 //! - Ask for a plan after every event, and when [`Scheduler::deadline`] has come.
 //! - Report each step once, with one result for each request that was to produce tokens. An engine that
 //!   would rather not plan between steps of decodes sets [`BatchConfig::repeats_max`] and repeats them as

@@ -150,6 +150,31 @@ fn results_that_do_not_fit_their_step() {
 }
 
 #[test]
+fn steps_end_in_their_order_and_fail_only_for_their_members() {
+    let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
+    config.batch.steps_in_flight_max = 2;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), request(1, 9, 4)).expect("a sound request");
+    let [first, step] = [0, 1].map(|now| scheduler.plan(Time(now)).step.expect("a step"));
+    assert_eq!(scheduler.plan(Time(2)).step, None, "two are in flight");
+    let results = [StepResult { request: RequestId(1), tokens: &[5], finished: false }];
+    for event in
+        [Event::StepFailed { step }, Event::StepDone { step, results: &results, failed: &[] }]
+    {
+        let error = refused(&mut scheduler, |s| s.advance(Time(3), event));
+        assert_eq!(error, EventError::StepOutOfTurn { step, first });
+    }
+    let failed = &[RequestId(2)];
+    let event = Event::StepDone { step: first, results: &results, failed };
+    let error = refused(&mut scheduler, |s| s.advance(Time(3), event));
+    let request = RequestId(2);
+    assert_eq!(error, EventError::UnexpectedResult { step: first, request });
+    let event = Event::StepDone { step: first, results: &[], failed: &[RequestId(1)] };
+    scheduler.advance(Time(3), event).expect("it fits");
+    assert_eq!((scheduler.stats().steps_failed, scheduler.stats().generated_tokens), (0, 0));
+}
+
+#[test]
 fn more_tokens_than_a_repeated_step_has_room_for() {
     let mut config = Config::builder().page_size(4).device_pages(8).build().expect("it can work");
     config.batch.repeats_max = 2;

@@ -54,6 +54,29 @@ fn settings_that_contradict_each_other_are_refused() {
         "batch.repeats_max = 1: use 0 with batch.decode_tokens above 1: how far a draft gets is known \
          only at its end"
     );
+    let two_steps = |change: fn(&mut Config)| {
+        refused(|config| {
+            config.batch.steps_in_flight_max = 2;
+            config.batch.step_tokens_max = 512;
+            change(config);
+        })
+    };
+    assert_eq!(
+        two_steps(|config| config.batch.decode_tokens = 2),
+        "batch.steps_in_flight_max = 2: use 1 with batch.decode_tokens above 1: where the next step \
+         begins is known only when a draft was checked"
+    );
+    assert_eq!(
+        two_steps(|config| config.batch.repeats_max = 1),
+        "batch.steps_in_flight_max = 2: use 1 with batch.repeats_max: either the engine goes on by \
+         itself, or plans do"
+    );
+    for steps in [0, 3] {
+        assert_eq!(
+            refused(|config| config.batch.steps_in_flight_max = steps),
+            format!("batch.steps_in_flight_max = {steps}: use 1 or 2")
+        );
+    }
     assert_eq!(
         refused(|config| {
             config.copies.load_back_threshold_pages = 9;

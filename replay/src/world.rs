@@ -177,19 +177,23 @@ impl<'a> World<'a> {
             let traced = &self.trace.requests()[request as usize];
             let prompt = self.prompt(traced);
             let submitted = Request::hashed(request.into(), prompt, traced.output_tokens);
-            match self.workers[number].submit(self.now_us, submitted) {
-                Ok(()) => self.touch(number),
-                Err(
-                    SubmitError::NeverFits { .. }
-                    | SubmitError::QueueFull { .. }
-                    | SubmitError::EmptyPrompt(_)
-                    | SubmitError::NoNewTokens(_),
-                ) => {
-                    self.tally.refused(request);
-                    self.router.started(route);
-                    self.arrivals.answered(1);
-                }
-                Err(other) => unreachable!("{other}"),
+            // What is measured are answers: whoever wants none is refused.
+            let taken = traced.output_tokens > 0
+                && match self.workers[number].submit(self.now_us, submitted) {
+                    Ok(()) => true,
+                    Err(
+                        SubmitError::NeverFits { .. }
+                        | SubmitError::QueueFull { .. }
+                        | SubmitError::EmptyPrompt(_),
+                    ) => false,
+                    Err(other) => unreachable!("{other}"),
+                };
+            if taken {
+                self.touch(number);
+            } else {
+                self.tally.refused(request);
+                self.router.started(route);
+                self.arrivals.answered(1);
             }
         }
     }

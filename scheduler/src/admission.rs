@@ -197,5 +197,5 @@ impl Scheduler {
 
 /// The end of all tokens there are and of the first decode: so far its pages go from the start.
 pub(crate) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
-    entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens() - 1)
+    entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens().saturating_sub(1))
 }

@@ -123,6 +123,9 @@ pub struct QueueConfig {
     pub share_stall_max_ms: u64,
     /// How long a request may take before it runs; 0 for no limit.
     pub start_timeout_ms: u64,
+    /// Whether the least urgent of those who run gives up its place to one in line that is more urgent, if
+    /// there is no other for it. With admission by priority only.
+    pub preempts: bool,
 }
 
 impl Default for QueueConfig {
@@ -135,6 +138,7 @@ impl Default for QueueConfig {
             share_wait_max_ms: 60_000,
             share_stall_max_ms: 1_000,
             start_timeout_ms: 0,
+            preempts: false,
         }
     }
 }
@@ -349,6 +353,13 @@ impl Config {
             ));
         }
         self.check_steps_in_flight()?;
+        if self.queue.preempts && self.queue.order != AdmissionOrder::Priority {
+            return Err(ConfigError::new(
+                "queue.preempts",
+                1,
+                "use it with queue.order = \"priority\": else whoever gives up its place gets it back",
+            ));
+        }
         let threshold = self.copies.load_back_threshold_pages;
         if threshold > self.copies.load_back_pages_max {
             return Err(ConfigError::new(

@@ -30,9 +30,6 @@ pub enum SubmitError {
     /// There is nothing to compute.
     #[error("{0} has an empty prompt: give it at least one token")]
     EmptyPrompt(RequestId),
-    /// There is nothing to produce.
-    #[error("{0} may produce no tokens: max_new_tokens must be at least 1")]
-    NoNewTokens(RequestId),
     /// Even alone on an empty device it would not fit.
     #[error(
         "{request} needs {needed_pages} device pages and there are {device_pages}: \

@@ -40,6 +40,9 @@ impl Scheduler {
 
     /// Says which prompts and decodes are in the step; nothing if it has to wait for those in flight.
     fn plan_members(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
+        if !self.preempt(plan) {
+            return None;
+        }
         if self.config.batch.mixed {
             self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding])?;
             self.plan_decodes(plan, tokens_left);
@@ -256,8 +259,8 @@ impl Scheduler {
             entry.sequence.extend(result.tokens);
             self.stats.generated_tokens += u64::from(new_tokens);
         }
-        let completed =
-            result.is_some_and(|result| result.finished) || entry.remaining_tokens() == 0;
+        let has_all = entry.remaining_tokens() == 0 && entry.computed_tokens >= entry.prefill_end;
+        let completed = has_all || result.is_some_and(|result| result.finished);
         let prefilled = !member.is_decode && result.is_some();
         self.publish(handle);
         if completed {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, OpId, State, StateName, Transition};
+use terrace_fsm::{Event as LifeEvent, OpId, RequestId, State, StateName, Transition};
 
 use crate::plan::Ended;
 use crate::requests::{Handle, Requests};
@@ -12,6 +12,7 @@ use crate::scheduler::Scheduler;
 /// What has happened to requests and has not been told yet.
 #[derive(Debug)]
 pub(crate) struct News {
+    completed: Vec<RequestId>,
     ended: Vec<Ended>,
     trace: VecDeque<Transition>,
     trace_max: usize,
@@ -19,7 +20,21 @@ pub(crate) struct News {
 
 impl News {
     pub(crate) fn new(trace_max: u32) -> Self {
-        Self { ended: Vec::new(), trace: VecDeque::new(), trace_max: trace_max as usize }
+        Self {
+            completed: Vec::new(),
+            ended: Vec::new(),
+            trace: VecDeque::new(),
+            trace_max: trace_max as usize,
+        }
+    }
+
+    /// The request has all that it was to have.
+    pub(crate) fn completed(&mut self, request: RequestId) {
+        self.completed.push(request);
+    }
+
+    pub(crate) fn tell_completed(&mut self, into: &mut Vec<RequestId>) {
+        into.append(&mut self.completed);
     }
 
     /// Tells who has ended; their ids may be used again.

@@ -50,6 +50,10 @@ impl Line {
         }
     }
 
+    pub(crate) fn most_urgent(&self) -> Option<Handle> {
+        self.first(AdmissionOrder::Priority)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.by_arrival.is_empty()
     }

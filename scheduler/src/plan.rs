@@ -19,8 +19,8 @@ pub struct StepId(pub u64);
 /// ended; steps launched before keep the rows that they were launched with.
 ///
 /// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
-/// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `ended`
-/// by time.
+/// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `completed`
+/// and `ended` by time.
 ///
 /// A plan is reused: give the same one to [`plan_into`](crate::Scheduler::plan_into) again and it
 /// does not allocate.
@@ -50,6 +50,10 @@ pub struct Plan {
     /// Operations that nobody waits for any more. The driver may stop them; their outcomes are
     /// still owed.
     pub cancelled: Vec<OpId>,
+    /// Requests whose last token is known since the last plan, or whose prompt is computed if they produce
+    /// none. They have left the batch; their life ends when what they computed was copied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub completed: Vec<RequestId>,
     /// Requests whose life has ended since the last plan.
     pub ended: Vec<Ended>,
     pub(crate) row_pages: Vec<DevicePage>,
@@ -70,7 +74,8 @@ pub struct Prefill {
     pub start: u32,
     /// How many tokens. They are in [`Scheduler::tokens`](crate::Scheduler::tokens).
     pub tokens: u32,
-    /// Whether this is the last part, so that the step produces the next token.
+    /// Whether this is the last part, so that the step produces the next token, if the request is to have
+    /// one.
     pub produces_token: bool,
 }
 
@@ -172,6 +177,7 @@ impl Plan {
             && self.copies.is_empty()
             && self.l3.is_empty()
             && self.cancelled.is_empty()
+            && self.completed.is_empty()
             && self.ended.is_empty()
     }
 
@@ -214,6 +220,7 @@ impl Plan {
         self.copies.clear();
         self.l3.clear();
         self.cancelled.clear();
+        self.completed.clear();
         self.ended.clear();
         self.row_pages.clear();
         self.copy_device_pages.clear();

@@ -266,7 +266,7 @@ impl Scheduler {
                 slot: computing.slot,
                 start,
                 tokens,
-                produces_token: start + tokens == entry.prefill_end,
+                produces_token: start + tokens == entry.prefill_end && entry.max_new_tokens > 0,
             });
         }
     }

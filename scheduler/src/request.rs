@@ -13,7 +13,8 @@ pub struct Request<P = Vec<Token>> {
     pub id: RequestId,
     /// The tokens to start from.
     pub prompt: P,
-    /// How many tokens it may produce.
+    /// How many tokens it may produce. With 0 its prompt is computed and that is all, as for scores and
+    /// embeddings.
     pub max_new_tokens: u32,
     /// Higher goes first where priorities count.
     #[serde(default)]

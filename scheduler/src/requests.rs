@@ -242,6 +242,15 @@ impl Requests {
         self.refresh_timer(handle);
     }
 
+    pub(crate) fn set_priority(&mut self, handle: Handle, priority: i32) {
+        let entry = self.get_mut(handle).expect("a live request");
+        let before = std::mem::replace(&mut entry.priority, priority);
+        if entry.waiting.is_in_line() {
+            self.line.remove(handle, before);
+            self.line.insert(handle, priority);
+        }
+    }
+
     /// The request fails if it has not started by then.
     pub(crate) fn limit_start(&mut self, handle: Handle, start_by: Option<Time>) {
         self[handle].start_by = start_by;

@@ -150,6 +150,44 @@ impl Scheduler {
         }
     }
 
+    /// Lets the least urgent of those who run give up their places to the most urgent in line, if it is
+    /// more urgent than they are and there is no other place for it. False if that has to wait for the end
+    /// of steps in flight.
+    pub(crate) fn preempt(&mut self, plan: &mut Plan) -> bool {
+        if !self.config.queue.preempts {
+            return true;
+        }
+        while let Some(urgent) = self.requests.line().most_urgent() {
+            let priority = self.requests[urgent].priority;
+            let running = self.batch.running().iter();
+            let worst = running.max_by_key(|&&handle| self.requests[handle].rank()).copied();
+            let worst = worst.filter(|&worst| self.requests[worst].priority < priority);
+            let Some(worst) = worst.filter(|_| self.lacks_place(urgent)) else { break };
+            if !self.steps.is_empty() {
+                return false;
+            }
+            self.retract(worst, plan);
+            self.batch.forget_who_left(&self.requests);
+        }
+        true
+    }
+
+    /// Whether one in line could run now, but for a slot or for memory.
+    fn lacks_place(&self, handle: Handle) -> bool {
+        let entry = &self.requests[handle];
+        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
+        if entry.waiting().is_delayed()
+            || found.arriving
+            || self.is_coming(handle, found.host.depth)
+        {
+            return false;
+        }
+        let new_pages = self.prefill_pages(handle) - found.device.depth as usize;
+        let reserve = self.batch.running().len() * self.config.batch.decode_reserve_pages as usize;
+        let available = self.cache.usage().device.available_pages() + self.pages_making_room();
+        self.batch.free_slots().is_empty() || new_pages + reserve > available
+    }
+
     /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
     /// counted on.
     pub(crate) fn pages_making_room(&self) -> usize {

@@ -131,11 +131,8 @@ impl Scheduler {
         if prompt_tokens == 0 {
             return Err(SubmitError::EmptyPrompt(id));
         }
-        if max_new_tokens == 0 {
-            return Err(SubmitError::NoNewTokens(id));
-        }
-        // The KV of the last token is never needed.
-        let tokens = prompt_tokens + u64::from(max_new_tokens) - 1;
+        // The KV of the last token that is produced is never needed.
+        let tokens = prompt_tokens + u64::from(max_new_tokens.saturating_sub(1));
         let needed_pages = tokens.div_ceil(self.config.cache.page_size.into());
         let device_pages = self.config.cache.device_pages;
         if needed_pages > device_pages.into() || tokens > u64::from(u32::MAX / 2) {
@@ -161,6 +158,17 @@ impl Scheduler {
         let handle = self.requests.find(id).ok_or(UnknownRequest(id))?;
         self.now = self.now.max(now);
         self.end(handle, &LifeEvent::Abort);
+        Ok(())
+    }
+
+    /// Changes how urgent a request is, whatever it is doing: from now on it counts as if it had been
+    /// submitted so.
+    ///
+    /// # Errors
+    /// If there is no such request, or it has ended.
+    pub fn set_priority(&mut self, id: RequestId, priority: i32) -> Result<(), UnknownRequest> {
+        let handle = self.requests.find(id).ok_or(UnknownRequest(id))?;
+        self.requests.set_priority(handle, priority);
         Ok(())
     }
 
@@ -268,6 +276,7 @@ impl Scheduler {
         self.plan_backups(plan);
         self.cache.replenish();
         self.operations.tell_cancelled(&mut plan.cancelled);
+        self.news.tell_completed(&mut plan.completed);
         self.news.tell_ended(&mut self.requests, &mut plan.ended);
     }
 

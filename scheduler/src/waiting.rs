@@ -102,6 +102,11 @@ impl Waiting {
         }
     }
 
+    /// Whether it is in line and there is a reason not to admit it.
+    pub(crate) fn is_delayed(&self) -> bool {
+        self.is_in_line() && self.until().is_some()
+    }
+
     /// Whether one in this state of its life can wait for that.
     pub(crate) fn fits(&self, state: StateName) -> bool {
         use StateName as S;

@@ -24,6 +24,8 @@ pub enum Seen<'a> {
     Submitted(&'a Request),
     /// A request was called off.
     Aborted(RequestId),
+    /// A request is as urgent as this from now on.
+    PrioritySet(RequestId, i32),
     /// Something happened outside.
     Advanced(Event<'a>),
     /// This was planned.
@@ -79,6 +81,21 @@ impl WatchedScheduler {
     pub fn abort(&mut self, now: Time, id: RequestId) -> Result<(), UnknownRequest> {
         self.scheduler.abort(now, id)?;
         self.tell(now, Seen::Aborted(id));
+        Ok(())
+    }
+
+    /// See [`Scheduler::set_priority`].
+    ///
+    /// # Errors
+    /// If there is no such request, or it has ended.
+    pub fn set_priority(
+        &mut self,
+        now: Time,
+        id: RequestId,
+        priority: i32,
+    ) -> Result<(), UnknownRequest> {
+        self.scheduler.set_priority(id, priority)?;
+        self.tell(now, Seen::PrioritySet(id, priority));
         Ok(())
     }
 

@@ -49,6 +49,7 @@ impl Scheduler {
     pub(crate) fn complete(&mut self, handle: Handle) {
         self.leave_batch(handle);
         self.happen(handle, &LifeEvent::Completed);
+        self.news.completed(self.requests[handle].id);
         self.drains.draining += 1;
         self.drains.waiting.push_back(handle);
         let gives_up = ms(self.config.copies.write_back_timeout_ms);

@@ -12,6 +12,7 @@
 //! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `awaits_tokens=true`; TOKENS like `1-8+100-103` |
 //! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
+//! | `priority ID N` | it is as urgent as this from now on |
 //! | `last ID` | its next tokens are its last |
 //! | `plan` | asks for a plan and starts what it says |
 //! | `compute` | performs the first step in flight |
@@ -24,6 +25,7 @@
 //! | `clear` | the cache forgets everything that nobody holds |
 //! | `deadline` | prints when the scheduler wants to be asked again |
 //! | `events` | prints the KV events |
+//! | `completed` | prints who was told to have all its tokens by the last plan |
 //! | `stats KEY…` | prints counters |
 
 use std::fmt::Write;
@@ -104,6 +106,16 @@ impl Player {
                 {
                     say!(self, "  error: {error}");
                 }
+            }
+            "priority" => {
+                let (id, priority) = (request(&words, 0)?, number(&words, 1)?);
+                if let Err(error) = self.world.scheduler.set_priority(id, priority) {
+                    say!(self, "  error: {error}");
+                }
+            }
+            "completed" => {
+                let completed = &self.world.last_plan().completed;
+                say!(self, "  {completed:?}");
             }
             "last" => {
                 self.world.finishing.insert(request(&words, 0)?);

@@ -48,6 +48,7 @@ enum NotedCall<'a> {
     Began(&'a Config),
     Submitted(&'a Request),
     Aborted(RequestId),
+    PrioritySet(RequestId, i32),
     Advanced(Event<'a>),
     Planned(&'a Plan),
     CacheCleared(()),
@@ -59,6 +60,7 @@ impl Witness for DecisionRecorder {
             Seen::Began(config) => NotedCall::Began(config),
             Seen::Submitted(request) => NotedCall::Submitted(request),
             Seen::Aborted(request) => NotedCall::Aborted(request),
+            Seen::PrioritySet(request, priority) => NotedCall::PrioritySet(request, priority),
             Seen::Advanced(event) => NotedCall::Advanced(event),
             Seen::Planned(plan) => NotedCall::Planned(plan),
             Seen::CacheCleared => NotedCall::CacheCleared(()),
@@ -80,6 +82,7 @@ enum Call {
     Began(Box<Config>),
     Submitted(Request),
     Aborted(RequestId),
+    PrioritySet(RequestId, i32),
     Advanced(Happened),
     Planned(Value),
     CacheCleared(()),
@@ -269,6 +272,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
     match call {
         Call::Submitted(request) => scheduler.submit(at, request)?,
         Call::Aborted(request) => scheduler.abort(at, request)?,
+        Call::PrioritySet(request, priority) => scheduler.set_priority(request, priority)?,
         Call::Advanced(Happened::StepDone { step, results, failed }) => {
             let results: Vec<_> = results
                 .iter()

@@ -81,6 +81,7 @@ impl Witness for TrafficRecorder {
                 }
             }
             Seen::Aborted(_)
+            | Seen::PrioritySet(..)
             | Seen::Advanced(Event::StepFailed { .. } | Event::Operation { .. })
             | Seen::CacheCleared => {}
         }

@@ -43,6 +43,8 @@ pub enum Action {
     },
     /// The n-th live request is called off.
     Abort(u32),
+    /// The n-th live request is as urgent as this from now on.
+    SetPriority(u32, i32),
     /// The engine asks for a plan.
     Plan,
     /// The first step in flight is done; decodes accept so many tokens at the most.

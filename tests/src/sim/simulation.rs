@@ -307,7 +307,8 @@ impl Simulation {
             opening_tokens: prompt_tokens - own_tokens,
             own_tokens,
             own_start: 100_000 + 100 * self.dice.below(3) as u32,
-            new_tokens: 1 + self.dice.below(load.new_max) as u32,
+            // Some only have their prompt computed.
+            new_tokens: self.dice.below(load.new_max + 1) as u32,
             priority: self.dice.below(3) as i32,
             namespace,
             stops_at_once: self.dice.one_in(8),
@@ -384,6 +385,11 @@ impl Simulation {
             self.faults.count(FaultKind::Abort);
             let nth = self.dice.below(self.stage.live.len() as u64) as u32;
             self.perform(Action::Abort(nth))?;
+        }
+        if alive && self.dice.one_in(16) {
+            let nth = self.dice.below(self.stage.live.len() as u64) as u32;
+            let priority = self.dice.below(3) as i32;
+            self.perform(Action::SetPriority(nth, priority))?;
         }
         if self.dice.one_in(4) && self.strikes(FaultKind::Repeated) {
             self.faults.count(FaultKind::Repeated);

@@ -104,6 +104,11 @@ impl Stage {
                     let _ = self.world.scheduler.abort(self.world.now, self.live[place]);
                 }
             }
+            Action::SetPriority(nth, priority) => {
+                if let Some(place) = nth_of(*nth, self.live.len()) {
+                    let _ = self.world.scheduler.set_priority(self.live[place], *priority);
+                }
+            }
             Action::Plan => self.plan(),
             Action::Compute(accepted) => {
                 if self.world.in_step() {

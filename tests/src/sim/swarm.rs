@@ -93,6 +93,12 @@ fn draw_config(dice: &mut Dice) -> Config {
         (1, decode_tokens) => (decode_tokens, 0),
         _ => (1, 0),
     };
+    let order = dice.pick(&[
+        AdmissionOrder::Arrival,
+        AdmissionOrder::Priority,
+        AdmissionOrder::LongestPrefix,
+        AdmissionOrder::TreeOrder,
+    ]);
     let running_max = dice.pick(&[1, 2, 4, 8]);
     let mut builder = Config::builder()
         .page_size(dice.pick(&[1, 2, 2, 4, 8]))
@@ -120,18 +126,14 @@ fn draw_config(dice: &mut Dice) -> Config {
             step_failures_max: 3,
         })
         .queue(QueueConfig {
-            order: dice.pick(&[
-                AdmissionOrder::Arrival,
-                AdmissionOrder::Priority,
-                AdmissionOrder::LongestPrefix,
-                AdmissionOrder::TreeOrder,
-            ]),
+            order,
             requests_max: 16,
             window: dice.pick(&[1, 4, 16]),
             wait_max_ms: dice.pick(&[10, 100]),
             share_wait_max_ms: dice.pick(&[0, 10, 100]),
             share_stall_max_ms: dice.pick(&[5, 100]),
             start_timeout_ms: dice.pick(&[0, 0, 0, 500]),
+            preempts: order == AdmissionOrder::Priority && dice.one_in(2),
         })
         .copies(CopyConfig {
             load_back_threshold_pages: dice.pick(&[1, 1, 2]),

@@ -99,8 +99,6 @@ pub(crate) struct Counts {
     pub(crate) load_backs: OperationStats,
     pub(crate) write_backs: OperationStats,
     pub(crate) backups: OperationStats,
-    /// Outcomes that came after their operation had ended, or twice.
-    pub(crate) ignored_outcomes: u64,
 }
 
 #[derive(Debug)]
@@ -172,7 +170,6 @@ impl Operations {
             return Err(EventError::UnknownRank { op, rank, ranks: self.ranks });
         }
         let Some(operation) = self.in_flight.get_mut(&op) else {
-            self.counts.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         };
         if let Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed) = outcome
@@ -182,7 +179,6 @@ impl Operations {
         }
         let repeated = operation.ended_ranks & 1 << rank != 0;
         if repeated && !planted(Bug::CountRankTwice) {
-            self.counts.ignored_outcomes += 1;
             return Ok(Reported::Ignored);
         }
         let sound_pages = match outcome {

@@ -152,6 +152,14 @@ impl Entry {
         self.start_by
     }
 
+    /// The earlier of the two moments that it waits for.
+    fn next_moment(&self) -> Option<Time> {
+        match (self.waiting.until(), self.start_by) {
+            (Some(until), Some(start_by)) => Some(until.min(start_by)),
+            (until, start_by) => until.or(start_by),
+        }
+    }
+
     pub(crate) fn tokens(&self) -> u32 {
         self.sequence.len() as u32
     }
@@ -233,13 +241,16 @@ impl Requests {
     pub(crate) fn wait(&mut self, handle: Handle, waiting: Waiting) {
         let entry = self.get_mut(handle).expect("a live request");
         let before = std::mem::replace(&mut entry.waiting, waiting);
-        let priority = entry.priority;
+        let (priority, timer) = (entry.priority, entry.next_moment());
+        let changes_timer = entry.timer != timer;
         match (before.is_in_line(), waiting.is_in_line()) {
             (false, true) => self.line.insert(handle, priority),
             (true, false) => self.line.remove(handle, priority),
             (true, true) | (false, false) => {}
         }
-        self.refresh_timer(handle);
+        if changes_timer {
+            self.set_timer(handle, timer);
+        }
     }
 
     pub(crate) fn set_priority(&mut self, handle: Handle, priority: i32) {
@@ -253,15 +264,12 @@ impl Requests {
 
     /// The request fails if it has not started by then.
     pub(crate) fn limit_start(&mut self, handle: Handle, start_by: Option<Time>) {
-        self[handle].start_by = start_by;
-        self.refresh_timer(handle);
-    }
-
-    /// Sets the timer to the earlier of the two moments that the request waits for.
-    fn refresh_timer(&mut self, handle: Handle) {
-        let entry = &self[handle];
-        let timer = [entry.waiting.until(), entry.start_by].into_iter().flatten().min();
-        self.set_timer(handle, timer);
+        let entry = &mut self[handle];
+        if entry.start_by != start_by {
+            entry.start_by = start_by;
+            let timer = entry.next_moment();
+            self.set_timer(handle, timer);
+        }
     }
 
     fn set_timer(&mut self, handle: Handle, timer: Option<Time>) {

@@ -227,7 +227,7 @@ impl Scheduler {
         let reported = self.operations.report(op, rank, outcome)?;
         self.now = self.now.max(now);
         match reported {
-            Reported::Ignored => {}
+            Reported::Ignored => self.stats.ignored_outcomes += 1,
             // What one rank has found out is not read again while others are still at it.
             Reported::Pending => self.distrust_source(op),
             Reported::TimedOut => {
@@ -300,7 +300,6 @@ impl Scheduler {
             load_backs: counts.load_backs,
             write_backs: counts.write_backs,
             backups: counts.backups,
-            ignored_outcomes: counts.ignored_outcomes,
             waiting: self.requests.len() as u32 - running - draining,
             backups_waiting: self.backups.len() as u32,
             node_visits: self.cache.node_visits(),

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Serialize;
 use terrace_engine::{
-    Batch, Chosen, CpuDevice, CpuMemory, Engine, Finished, Generate, GoesOn, KvShape, Model,
-    ModelError, Output, StepLimits, StepTicket, Update,
+    Batch, Chosen, CpuDevice, CpuFence, CpuMemory, Engine, Finished, Generate, GoesOn, KvLayout,
+    KvShape, Model, ModelError, Output, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, Token};
 
@@ -55,8 +55,8 @@ impl GapWorkload {
         let ran = Ran::default();
         let model = Idler { workload: *self, ran: ran.clone(), device: None };
         let row_pages = (self.steps + 8).div_ceil(PAGE_SIZE) + 1;
-        let page_bytes = SHAPE.page_bytes(PAGE_SIZE);
-        let device = CpuDevice::new(row_pages * self.running * 2, 0, page_bytes)?;
+        let layout = SHAPE.layout().pages(PAGE_SIZE)?;
+        let device = CpuDevice::new(row_pages * self.running * 2, 0, layout)?;
         let mut config = Config::builder().page_size(PAGE_SIZE).build()?;
         config.batch.running_max = self.running;
         config.batch.steps_in_flight_max = self.in_flight;
@@ -116,6 +116,13 @@ struct Launched {
 struct Ticket(mpsc::Receiver<Finished>);
 
 impl StepTicket for Ticket {
+    type Fence = CpuFence;
+
+    /// Nothing is copied.
+    fn fence(&self) -> CpuFence {
+        CpuFence::default()
+    }
+
     fn finish(self) -> Finished {
         self.0.recv().expect("the device runs until nobody launches")
     }
@@ -123,10 +130,11 @@ impl StepTicket for Ticket {
 
 impl Model for Idler {
     type Memory = CpuMemory;
+    type Fence = CpuFence;
     type Ticket = Ticket;
 
-    fn kv_shape(&self) -> KvShape {
-        SHAPE
+    fn kv_layout(&self) -> KvLayout {
+        SHAPE.layout()
     }
 
     fn vocabulary(&self) -> usize {

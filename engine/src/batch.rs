@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use terrace_scheduler::{DevicePage, Plan, Slot, StepId, Token};
 
+use crate::device::{CopyError, CopyProgress};
 use crate::sampling::Choosing;
 use crate::sampling::grammar::Mask;
 
@@ -56,6 +57,9 @@ pub struct Batch {
     pub wanted: Vec<Wanted>,
     /// The tokens of prompts whose log-probability is wanted.
     pub scored: Vec<Token>,
+    /// Load-backs whose pages the spans read though not all of them has arrived: of these, a layer is read
+    /// only after it has.
+    pub arriving: Vec<CopyProgress>,
 }
 
 /// A sequence that comes to a row of the page table.
@@ -115,8 +119,19 @@ pub struct Choice {
 impl Batch {
     /// Forgets everything, and keeps the memory.
     pub(crate) fn clear(&mut self) {
-        let Self { step, went, came, changes, pages, spans, tokens, awaited, wanted, scored } =
-            self;
+        let Self {
+            step,
+            went,
+            came,
+            changes,
+            pages,
+            spans,
+            tokens,
+            awaited,
+            wanted,
+            scored,
+            arriving,
+        } = self;
         *step = None;
         went.clear();
         came.clear();
@@ -127,6 +142,7 @@ impl Batch {
         awaited.clear();
         wanted.clear();
         scored.clear();
+        arriving.clear();
     }
 
     /// Takes over the entries that a plan says have changed.
@@ -183,9 +199,19 @@ pub struct Step<'a> {
     pub tokens: &'a [Token],
     /// Where the KV of each sequence is.
     pub table: &'a PageTable,
+    /// Load-backs of which a layer is read only after it has arrived.
+    pub arriving: &'a [CopyProgress],
 }
 
 impl Step<'_> {
+    /// Waits until a layer of all that is loaded is there.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn wait_for_layer(&self, layer: usize) -> Result<(), CopyError> {
+        self.arriving.iter().try_for_each(|progress| progress.wait_for(layer))
+    }
+
     /// The tokens of a span.
     #[must_use]
     pub fn tokens_of(&self, span: &Span) -> &[Token] {

@@ -3,24 +3,26 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use terrace_l3::{Arena, Lent, Source, Target};
-use terrace_scheduler::{CopyDirection, DevicePage, StepId};
+use terrace_scheduler::{CopyDirection, DevicePage};
 
 use crate::batch::Step;
 use crate::device::{CopyError, CopyJob, Device};
+use crate::layout::PageLayout;
 
 /// The CPU as a device.
 #[derive(Debug)]
 pub struct CpuDevice {
+    layout: PageLayout,
     memory: CpuMemory,
     host: Option<Arena>,
-    copies: Option<std::sync::mpsc::Sender<CopyJob>>,
-    steps: Arc<StepsEnded>,
-    copier: Option<JoinHandle<()>>,
+    to_device: Lane,
+    to_host: Lane,
 }
 
 impl CpuDevice {
@@ -29,36 +31,32 @@ impl CpuDevice {
     ///
     /// # Errors
     /// When the system has not so much address space left.
-    pub fn new(device_pages: u32, host_pages: u32, page_bytes: usize) -> io::Result<Self> {
-        let memory = CpuMemory(Arena::new(device_pages, page_bytes)?);
+    pub fn new(device_pages: u32, host_pages: u32, layout: PageLayout) -> io::Result<Self> {
+        let memory = CpuMemory(Arena::new(device_pages, layout.bytes())?);
         let host = match host_pages {
             0 => None,
-            pages => Some(Arena::with_headroom(pages, page_bytes)?),
+            pages => Some(Arena::with_headroom(pages, layout.bytes())?),
         };
-        let steps = Arc::new(StepsEnded::default());
-        let (sender, receiver) = std::sync::mpsc::channel::<CopyJob>();
-        let copier = std::thread::Builder::new().name("terrace-copies".to_owned()).spawn({
-            let (memory, host, steps) = (memory.clone(), host.clone(), steps.clone());
-            move || {
-                for job in receiver {
-                    let (copied, done) = (copy(&memory, host.as_ref(), &steps, &job), job.done);
-                    done(copied);
-                }
-            }
-        })?;
-        Ok(Self { memory, host, copies: Some(sender), steps, copier: Some(copier) })
+        let lane = |name: &str| {
+            let copier =
+                Copier { layout: layout.clone(), memory: memory.clone(), host: host.clone() };
+            Lane::spawn(name, copier)
+        };
+        let (to_device, to_host) = (lane("terrace-to-device")?, lane("terrace-to-host")?);
+        Ok(Self { layout, memory, host, to_device, to_host })
     }
 }
 
 impl Device for CpuDevice {
     type Memory = CpuMemory;
+    type Fence = CpuFence;
 
     fn pages(&self) -> u32 {
         self.memory.0.pages()
     }
 
-    fn page_bytes(&self) -> usize {
-        self.memory.0.page_bytes()
+    fn layout(&self) -> &PageLayout {
+        &self.layout
     }
 
     fn memory(&self) -> &CpuMemory {
@@ -69,69 +67,132 @@ impl Device for CpuDevice {
         self.host.as_ref()
     }
 
-    fn start_copy(&self, job: CopyJob) {
-        let copies = self.copies.as_ref().expect("the copier lives as long as its device");
-        copies.send(job).expect("the copier lives as long as its device");
-    }
-
-    fn step_ended(&self, step: StepId) {
-        self.steps.set(step);
+    fn start_copy(&self, job: CopyJob<CpuFence>) {
+        let lane = match job.direction {
+            CopyDirection::LoadBack => &self.to_device,
+            CopyDirection::WriteBack => &self.to_host,
+        };
+        let jobs = lane.jobs.as_ref().expect("a lane lives as long as its device");
+        jobs.send(job).expect("a lane lives as long as its device");
     }
 }
 
-impl Drop for CpuDevice {
+/// A point that a thread passes, and for which others wait.
+#[derive(Clone, Debug, Default)]
+pub struct CpuFence(Arc<(Mutex<bool>, Condvar)>);
+
+impl CpuFence {
+    /// Everything before it has been done.
+    pub fn pass(&self) {
+        let (passed, changed) = &*self.0;
+        *passed.lock() = true;
+        changed.notify_all();
+    }
+
+    /// Waits until everything before it has been done.
+    pub fn wait(&self) {
+        let (passed, changed) = &*self.0;
+        let mut passed = passed.lock();
+        while !*passed {
+            changed.wait(&mut passed);
+        }
+    }
+}
+
+/// A thread that does the copies of one direction, one after the other.
+#[derive(Debug)]
+struct Lane {
+    jobs: Option<mpsc::Sender<CopyJob<CpuFence>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lane {
+    fn spawn(name: &str, copier: Copier) -> io::Result<Self> {
+        let (jobs, receiver) = mpsc::channel::<CopyJob<CpuFence>>();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            for job in receiver {
+                let (copied, done) = (copier.copy(&job), job.done);
+                done(copied);
+            }
+        })?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+}
+
+impl Drop for Lane {
     /// Copies that were started are finished first.
     fn drop(&mut self) {
-        drop(self.copies.take());
-        if let Some(copier) = self.copier.take()
-            && copier.thread().id() != std::thread::current().id()
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
         {
-            let _ = copier.join();
+            let _ = thread.join();
         }
     }
 }
 
-/// The last step that has ended, and who waits for one.
-#[derive(Debug, Default)]
-struct StepsEnded {
-    last: Mutex<Option<StepId>>,
-    changed: Condvar,
+#[derive(Debug)]
+struct Copier {
+    layout: PageLayout,
+    memory: CpuMemory,
+    host: Option<Arena>,
 }
 
-impl StepsEnded {
-    fn set(&self, step: StepId) {
-        let mut last = self.last.lock();
-        *last = (*last).max(Some(step));
-        self.changed.notify_all();
-    }
-
-    fn wait_for(&self, step: Option<StepId>) {
-        let mut last = self.last.lock();
-        while *last < step {
-            self.changed.wait(&mut last);
+impl Copier {
+    fn copy(&self, job: &CopyJob<CpuFence>) -> Result<(), CopyError> {
+        let none = || CopyError::Failed("there is no host tier".to_owned());
+        let host = self.host.as_ref().ok_or_else(none)?;
+        if let Some(after) = &job.after {
+            after.wait();
         }
-    }
-}
-
-fn copy(
-    memory: &CpuMemory,
-    host: Option<&Arena>,
-    steps: &StepsEnded,
-    job: &CopyJob,
-) -> Result<(), CopyError> {
-    let host = host.ok_or_else(|| CopyError("there is no host tier".to_owned()))?;
-    let in_use = |lent: Lent| CopyError(lent.to_string());
-    steps.wait_for(job.after);
-    for (device_page, host_page) in job.device_pages.iter().zip(&job.host_pages) {
-        let (device_page, host_page) = (device_page.slot(), host_page.slot());
-        let (mut to, from) = match job.direction {
-            CopyDirection::LoadBack => (memory.0.target(device_page), host.source(host_page)),
-            CopyDirection::WriteBack => (host.target(host_page), memory.0.source(device_page)),
+        if job.progress.is_called_off() {
+            return Err(CopyError::CalledOff);
+        }
+        let pages = job.device_pages.iter().zip(&job.host_pages);
+        let pages = pages.map(|(device_page, host_page)| (device_page.slot(), host_page.slot()));
+        let copied = match job.direction {
+            CopyDirection::LoadBack => self.load_back(host, pages, job),
+            CopyDirection::WriteBack => self.write_back(host, pages),
         };
-        let (to, from) = (to.as_mut().map_err(|lent| in_use(*lent))?, from.map_err(in_use)?);
-        to.copy_from_slice(&from);
+        copied.map_err(|lent| CopyError::Failed(lent.to_string()))
     }
-    Ok(())
+
+    /// Copies layer by layer, and tells of each.
+    fn load_back(
+        &self,
+        host: &Arena,
+        pages: impl Iterator<Item = (u32, u32)>,
+        job: &CopyJob<CpuFence>,
+    ) -> Result<(), Lent> {
+        let memory = &self.memory.0;
+        let lent: Result<Vec<(Target, Source)>, Lent> = pages
+            .map(|(device_page, host_page)| {
+                Ok((memory.target(device_page)?, host.source(host_page)?))
+            })
+            .collect();
+        let lent = lent?;
+        for layer in 0..self.layout.layers() {
+            for part in self.layout.layer(layer) {
+                for (to, from) in &lent {
+                    self.memory.write_part(to, part.clone(), from);
+                }
+            }
+            job.progress.arrive(layer + 1);
+        }
+        Ok(())
+    }
+
+    fn write_back(
+        &self,
+        host: &Arena,
+        pages: impl Iterator<Item = (u32, u32)>,
+    ) -> Result<(), Lent> {
+        for (device_page, host_page) in pages {
+            let (mut to, from) = (host.target(host_page)?, self.memory.0.source(device_page)?);
+            to.copy_from_slice(&from);
+        }
+        Ok(())
+    }
 }
 
 /// The memory of a [`CpuDevice`], as models see it.
@@ -145,6 +206,21 @@ impl CpuMemory {
     /// When the system has not so much address space left.
     pub fn new(pages: u32, page_bytes: usize) -> io::Result<Self> {
         Arena::new(pages, page_bytes).map(Self)
+    }
+
+    /// Copies a part of a host page to the same part of a device page that is lent for it. Others may
+    /// read what was copied before.
+    fn write_part(&self, to: &Target, part: Range<usize>, from: &Source) {
+        let from = &from[part.clone()];
+        assert!(part.end <= self.0.page_bytes(), "a part lies in its page");
+        let offset = to.page() as usize * self.0.page_bytes() + part.start;
+        // SAFETY: the part lies in a page of the arena that is lent for writing to the caller alone.
+        // Whoever reads that page while it is loaded reads layers that have arrived, which are other
+        // bytes than these, and takes no reference to these.
+        unsafe {
+            let to = self.0.base().as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
+        }
     }
 
     /// Takes the pages that a step uses until the returned value is dropped.
@@ -161,7 +237,7 @@ impl CpuMemory {
             }
             // A page in use never moves, which is the scheduler's promise; taking a loan of each
             // would cost a step as much as its contexts are long.
-            if cfg!(debug_assertions) {
+            if cfg!(debug_assertions) && step.arriving.is_empty() {
                 let all = step.pages_of(span);
                 for page in &all[..all.len() - written.len()] {
                     pages._read.push(self.0.source(page.slot())?);
@@ -186,11 +262,21 @@ impl StepPages<'_> {
     /// The elements of a page that the step reads or has written.
     #[must_use]
     pub fn read(&self, page: DevicePage) -> &[f32] {
+        let (_, elements) = self.locate(page);
+        self.read_part(page, 0..elements)
+    }
+
+    /// Some of the elements of such a page. Of one that is still arriving ([`Step::arriving`]), only
+    /// layers that have arrived may be read.
+    #[must_use]
+    pub fn read_part(&self, page: DevicePage, part: Range<usize>) -> &[f32] {
         let (start, elements) = self.locate(page);
-        // SAFETY: the page lies in the arena, which is aligned for any element and outlives `self`.
+        assert!(part.start <= part.end && part.end <= elements, "a part lies in its page");
+        // SAFETY: the part lies in the arena, which is aligned for any element and outlives `self`.
         // Nobody else writes to it: pages that the step writes to are lent to it alone and need
-        // `&mut self`, and the scheduler starts no transfer into a page that a step reads.
-        unsafe { std::slice::from_raw_parts(start, elements) }
+        // `&mut self`, the scheduler starts no transfer into a page that a step reads, and one that is
+        // still arriving is not written to again where it has arrived.
+        unsafe { std::slice::from_raw_parts(start.add(part.start), part.len()) }
     }
 
     /// The elements of a page that the step writes to.
@@ -218,14 +304,15 @@ impl StepPages<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
     use std::time::Duration;
 
     use terrace_cache::{Cache, CacheConfig, DevicePages, HostPages};
-    use terrace_scheduler::Slot;
+    use terrace_scheduler::{OpId, Slot};
 
     use super::*;
     use crate::batch::{PageTable, Span};
+    use crate::device::CopyProgress;
+    use crate::layout::{KvLayout, KvType};
 
     const PAGE_SIZE: u32 = 4;
     const SOON: Duration = Duration::from_secs(10);
@@ -236,32 +323,38 @@ mod tests {
         (cache.take_device_pages(count).unwrap(), cache.take_host_pages(count).unwrap())
     }
 
+    /// Pages of 4 KiB, 1 KiB a layer.
+    fn device() -> CpuDevice {
+        let layout = KvLayout::keys_and_values(KvType::F32, 4, 2, 16).pages(PAGE_SIZE).unwrap();
+        CpuDevice::new(8, 8, layout).unwrap()
+    }
+
     fn job(
         direction: CopyDirection,
         pages: &(DevicePages, HostPages),
-        after: Option<StepId>,
-    ) -> (CopyJob, mpsc::Receiver<Result<(), CopyError>>) {
+        after: Option<&CpuFence>,
+    ) -> (CopyJob<CpuFence>, mpsc::Receiver<Result<(), CopyError>>) {
         let (sender, receiver) = mpsc::channel();
         let job = CopyJob {
             direction,
             device_pages: pages.0.as_slice().to_vec(),
             host_pages: pages.1.as_slice().to_vec(),
-            after,
+            after: after.cloned(),
+            progress: CopyProgress::new(OpId(7)),
             done: Box::new(move |copied| sender.send(copied).unwrap()),
         };
         (job, receiver)
     }
 
     #[test]
-    fn a_copy_waits_for_the_step_that_writes_its_pages() {
-        let device = CpuDevice::new(8, 8, 4096).unwrap();
-        let pages = pages(1);
-        let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(StepId(3)));
+    fn a_copy_waits_for_its_fence() {
+        let device = device();
+        let (pages, fence) = (pages(1), CpuFence::default());
+        let (copy, done) = job(CopyDirection::WriteBack, &pages, Some(&fence));
         device.start_copy(copy);
-        device.step_ended(StepId(2));
-        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "step 3 has not ended");
+        assert!(done.recv_timeout(Duration::from_millis(30)).is_err(), "nobody has passed it");
         device.memory.0.target(pages.0.as_slice()[0].slot()).unwrap().fill(7);
-        device.step_ended(StepId(3));
+        fence.pass();
         done.recv_timeout(SOON).unwrap().unwrap();
         let host = device.host().unwrap().source(pages.1.as_slice()[0].slot()).unwrap();
         assert_eq!(host[4095], 7, "it has what the step wrote");
@@ -269,7 +362,7 @@ mod tests {
 
     #[test]
     fn bytes_go_to_host_and_back() {
-        let device = CpuDevice::new(8, 8, 4096).unwrap();
+        let device = device();
         let pages = pages(3);
         let slots: Vec<_> = pages.0.as_slice().iter().map(|page| page.slot()).collect();
         for (&slot, byte) in slots.iter().zip(1..) {
@@ -290,12 +383,66 @@ mod tests {
 
     #[test]
     fn a_copy_of_a_page_in_use_fails() {
-        let device = CpuDevice::new(8, 8, 4096).unwrap();
+        let device = device();
         let pages = pages(1);
         let _in_use = device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap();
         let (copy, done) = job(CopyDirection::WriteBack, &pages, None);
         device.start_copy(copy);
         assert!(done.recv_timeout(SOON).unwrap().is_err());
+    }
+
+    #[test]
+    fn a_load_back_does_not_queue_behind_write_backs() {
+        let device = device();
+        let (pages, fence) = (pages(2), CpuFence::default());
+        let (held_up, held) = job(CopyDirection::WriteBack, &pages, Some(&fence));
+        device.start_copy(held_up);
+        let (load_back, loaded) = job(CopyDirection::LoadBack, &pages, None);
+        device.start_copy(load_back);
+        loaded.recv_timeout(SOON).unwrap().unwrap();
+        assert!(held.try_recv().is_err(), "its fence is not passed");
+        fence.pass();
+        held.recv_timeout(SOON).unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
+        let device = device();
+        let (pages, fence) = (pages(1), CpuFence::default());
+        device.host().unwrap().target(pages.1.as_slice()[0].slot()).unwrap().fill(9);
+        let (copy, done) = job(CopyDirection::LoadBack, &pages, Some(&fence));
+        let progress = copy.progress.clone();
+        device.start_copy(copy);
+        progress.call_off();
+        fence.pass();
+        assert_eq!(done.recv_timeout(SOON).unwrap(), Err(CopyError::CalledOff));
+        assert_eq!(device.memory.0.source(pages.0.as_slice()[0].slot()).unwrap()[0], 0);
+    }
+
+    #[test]
+    fn a_load_back_tells_of_every_layer() {
+        let device = device();
+        let pages = pages(2);
+        for (page, byte) in pages.1.as_slice().iter().zip(1..) {
+            let mut page = device.host().unwrap().target(page.slot()).unwrap();
+            page.chunks_mut(1024).zip(0..).for_each(|(part, layer)| part.fill(10 * byte + layer));
+        }
+        let (copy, done) = job(CopyDirection::LoadBack, &pages, None);
+        let progress = copy.progress.clone();
+        assert_eq!(progress.layers_arrived(), 0);
+        device.start_copy(copy);
+        for layer in 0..4 {
+            progress.wait_for(layer).unwrap();
+        }
+        done.recv_timeout(SOON).unwrap().unwrap();
+        assert_eq!(progress.layers_arrived(), 4);
+        for (page, byte) in pages.0.as_slice().iter().zip(1..) {
+            let page = device.memory.0.source(page.slot()).unwrap();
+            let parts: Vec<_> = page.chunks(1024).map(|part| (part[0], part[1023])).collect();
+            let expected: Vec<_> =
+                (0..4).map(|layer| (10 * byte + layer, 10 * byte + layer)).collect();
+            assert_eq!(parts, expected);
+        }
     }
 
     #[test]
@@ -305,7 +452,7 @@ mod tests {
         let mut table = PageTable::new(1, PAGE_SIZE);
         table.set(Slot(0), 0, pages.as_slice());
         let span = Span { slot: Slot(0), start: 6, tokens: 0..4, logits: 0 };
-        let step = Step { spans: &[span], tokens: &[0; 4], table: &table };
+        let step = Step { spans: &[span], tokens: &[0; 4], table: &table, arriving: &[] };
         let [read, first, second] = *pages.as_slice() else { panic!("three pages") };
 
         let mut lent = memory.lend(&step).unwrap();

@@ -14,7 +14,7 @@ use terrace_scheduler::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::batch::{Arrival, Awaited, Span};
-use crate::device::{CopyJob, Device};
+use crate::device::{CopyError, CopyJob, CopyProgress, Device};
 use crate::engine::{Drained, StartError, SubmitError};
 use crate::generation::{EndReason, Generate, Generation};
 use crate::happening::{Happening, Happenings};
@@ -30,13 +30,15 @@ const BURST_MAX: usize = 1024;
 /// Transitions that one plan and its events may leave behind.
 const TRACE_MAX: u32 = 16_384;
 
-pub(crate) struct Driver<D> {
+pub(crate) struct Driver<D: Device> {
     scheduler: WatchedScheduler,
     plan: Plan,
     namespace: PageKey,
     device: Arc<D>,
     transfers: Option<Transfers>,
-    stepper: Stepper,
+    stepper: Stepper<D::Fence>,
+    /// Copies under way.
+    copies: BTreeMap<OpId, CopyProgress>,
     happenings: Happenings,
     live: BTreeMap<RequestId, Live>,
     history: History,
@@ -87,11 +89,16 @@ impl<D: Device> Driver<D> {
         happenings: Happenings,
     ) -> Result<Self, StartError>
     where
-        M: Model<Memory = D::Memory>,
+        M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
         config.model.fingerprint = model.fingerprint();
-        config.model.layout = format!("{:?}", model.kv_shape());
-        config.model.dtype = "f32".to_owned();
+        let layout = model.kv_layout().pages(config.cache.page_size)?;
+        if *device.layout() != layout {
+            let (model, device) = (layout.to_string(), device.layout().to_string());
+            return Err(StartError::Layout { model, device });
+        }
+        config.model.layout = layout.kv().to_string();
+        config.model.dtype = layout.kv().dtypes();
         config.trace_max = TRACE_MAX;
         // A decode computes one token in a step: there is no draft model, and tokens go out one by one.
         config.batch.decode_tokens = 1;
@@ -100,11 +107,6 @@ impl<D: Device> Driver<D> {
         let store = store.filter(|_| config.cache.host_pages > 0);
         config.l3 = store.as_ref().and(Some(config.l3.unwrap_or_default()));
         config.cache.device_pages = device.pages();
-        let page_bytes = model.kv_shape().page_bytes(config.cache.page_size);
-        if device.page_bytes() != page_bytes {
-            let device_bytes = device.page_bytes();
-            return Err(StartError::PageBytes { page_bytes, device_bytes });
-        }
         let transfers = match (store, device.host()) {
             (Some(store), Some(host)) => Some(Transfers::new(store, host.clone())?),
             (Some(_), None) | (None, _) => None,
@@ -121,7 +123,7 @@ impl<D: Device> Driver<D> {
             namespace: scheduler.namespace_of("", ""),
             scheduler,
             plan: Plan::default(),
-            stepper: Stepper::spawn(model, device.clone(), happenings.clone())?,
+            stepper: Stepper::spawn(model, happenings.clone())?,
             device,
             transfers,
             happenings,
@@ -130,7 +132,8 @@ impl<D: Device> Driver<D> {
             next_request: 0,
             positions_max,
             vocabulary,
-            page_bytes,
+            page_bytes: layout.bytes(),
+            copies: BTreeMap::new(),
             steps_in_flight: 0,
             spare: Vec::new(),
             rows: vec![None; limits.rows as usize],
@@ -268,6 +271,7 @@ impl<D: Device> Driver<D> {
 
     fn operation_ended(&mut self, op: OpId, outcome: Outcome) {
         let now = self.now();
+        self.copies.remove(&op);
         let event = Event::Operation { op, rank: 0, outcome };
         self.scheduler.advance(now, event).expect("only planned operations are reported");
     }
@@ -359,6 +363,10 @@ impl<D: Device> Driver<D> {
         for copy in &plan.copies {
             self.start_copy(&plan, copy);
         }
+        // What L3 does has begun; it is waited for by nobody, and used if it comes.
+        for progress in plan.cancelled.iter().filter_map(|op| self.copies.get(op)) {
+            progress.call_off();
+        }
         for op in &plan.l3 {
             let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
             transfers.start(&plan, op, self.namespace, &self.happenings);
@@ -369,21 +377,28 @@ impl<D: Device> Driver<D> {
         self.plan = plan;
     }
 
-    fn start_copy(&self, plan: &Plan, copy: &Copy) {
+    fn start_copy(&mut self, plan: &Plan, copy: &Copy) {
         let (op, happenings) = (copy.op, self.happenings.clone());
+        let progress = CopyProgress::new(op);
+        self.copies.insert(op, progress.clone());
+        let ended = progress.clone();
         self.device.start_copy(CopyJob {
             direction: copy.direction,
             device_pages: plan.device_pages(copy).to_vec(),
             host_pages: plan.host_pages(copy).to_vec(),
-            after: self.last_step_ended,
+            // Pages are handed out, and copied to host, when the last step that used them has reported.
+            after: self.last_step_ended.and_then(|step| self.stepper.fence_behind(step)),
+            progress,
             done: Box::new(move |copied| {
-                let outcome = match copied {
+                let outcome = match &copied {
                     Ok(()) => Outcome::Done,
-                    Err(error) => {
+                    Err(CopyError::CalledOff) => Outcome::Partial(0),
+                    Err(error @ CopyError::Failed(_)) => {
                         tracing::warn!("{error}");
                         Outcome::Failed
                     }
                 };
+                ended.end(copied);
                 happenings.send(Happening::Operation { op, outcome });
             }),
         });
@@ -433,7 +448,12 @@ impl<D: Device> Driver<D> {
         let live = self.live.get_mut(&request).expect("whoever computes is alive");
         let all = self.scheduler.tokens(request).expect("whoever computes is alive");
         if self.rows[slot.0 as usize].replace(request) != Some(request) {
-            live.slot = Some(slot);
+            // What a row that it had before knows of it gets old.
+            if let Some(before) = live.slot.replace(slot).filter(|before| *before != slot)
+                && self.rows[before.0 as usize].take_if(|who| *who == request).is_some()
+            {
+                batch.went.push(before);
+            }
             let choosing = live.choosing.clone();
             let mut produced = Vec::new();
             if choosing.shaping.counts_tokens() {

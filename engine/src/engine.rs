@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::generation::{Generate, Generation};
 use crate::happening::{Happening, Happenings};
+use crate::layout::LayoutError;
 use crate::model::{Model, ModelError};
 use crate::view::{Figures, View};
 
@@ -37,7 +38,7 @@ impl Engine {
     ) -> Result<Self, StartError>
     where
         D: Device,
-        M: Model<Memory = D::Memory>,
+        M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
         Self::start_watched(config, model, device, store, Vec::new())
     }
@@ -55,7 +56,7 @@ impl Engine {
     ) -> Result<Self, StartError>
     where
         D: Device,
-        M: Model<Memory = D::Memory>,
+        M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
         let (happenings, happened) = Happenings::channel();
         let driver = Driver::new(config, model, device, store, witnesses, happenings.clone())?;
@@ -160,16 +161,19 @@ pub enum StartError {
     /// The store does not take the host memory.
     #[error("the store cannot use the host memory: {0}")]
     Store(#[from] StoreError),
+    /// The model's KV cannot lie so.
+    #[error(transparent)]
+    KvLayout(#[from] LayoutError),
     /// Device and model do not belong together.
     #[error(
-        "a page of the model's KV has {page_bytes} bytes and one of the device {device_bytes}: make the \
-         device with `KvShape::page_bytes` of the model and the page size"
+        "a page of the model has {model}, and a page of the device has {device}: make the device with \
+         `KvLayout::pages` of the model and the page size"
     )]
-    PageBytes {
+    Layout {
         /// What the model needs.
-        page_bytes: usize,
+        model: String,
         /// What the device has.
-        device_bytes: usize,
+        device: String,
     },
     /// The model does not start.
     #[error("the model cannot begin: {0}")]

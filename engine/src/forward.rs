@@ -8,8 +8,10 @@ use std::time::Instant;
 use terrace_scheduler::Token;
 
 use crate::batch::{Batch, PageTable, Step};
+use crate::cpu::CpuFence;
+use crate::layout::KvLayout;
 use crate::logits::Logits;
-use crate::model::{Finished, KvShape, Model, ModelError, StepLimits, StepTicket};
+use crate::model::{Finished, Model, ModelError, StepLimits, StepTicket};
 use crate::sampling::chooser::{Chooser, Output};
 
 /// Computes the logits of forward steps, and takes as long as it needs. [`Threaded`] makes a [`Model`] of
@@ -20,8 +22,8 @@ pub trait Forward: Send + 'static {
     /// The device memory that the model reads and writes KV in.
     type Memory;
 
-    /// How much KV a token has.
-    fn kv_shape(&self) -> KvShape;
+    /// How KV lies in a page.
+    fn kv_layout(&self) -> KvLayout;
 
     /// How many tokens there are.
     fn vocabulary(&self) -> usize;
@@ -48,7 +50,7 @@ pub trait Forward: Send + 'static {
 /// A model whose steps a thread of its own computes one after the other, and chooses their tokens.
 #[derive(Debug)]
 pub struct Threaded<F> {
-    kv_shape: KvShape,
+    kv_layout: KvLayout,
     vocabulary: usize,
     positions_max: u32,
     fingerprint: String,
@@ -62,6 +64,7 @@ pub struct Threaded<F> {
 #[derive(Debug)]
 struct Launched {
     batch: Arc<Batch>,
+    fence: CpuFence,
     finished: mpsc::SyncSender<Finished>,
 }
 
@@ -69,7 +72,7 @@ impl<F: Forward> Threaded<F> {
     /// A model that computes by calling `forward`.
     pub fn new(forward: F) -> Self {
         Self {
-            kv_shape: forward.kv_shape(),
+            kv_layout: forward.kv_layout(),
             vocabulary: forward.vocabulary(),
             positions_max: forward.positions_max(),
             fingerprint: forward.fingerprint(),
@@ -85,10 +88,11 @@ where
     F::Memory: Clone + Send + 'static,
 {
     type Memory = F::Memory;
+    type Fence = CpuFence;
     type Ticket = ThreadedTicket;
 
-    fn kv_shape(&self) -> KvShape {
-        self.kv_shape
+    fn kv_layout(&self) -> KvLayout {
+        self.kv_layout.clone()
     }
 
     fn vocabulary(&self) -> usize {
@@ -117,8 +121,9 @@ where
             chosen: None,
         };
         let work = move || {
-            for Launched { batch, finished } in receiver {
+            for Launched { batch, fence, finished } in receiver {
                 let done = worker.run(&batch);
+                fence.pass();
                 // Whoever waits for the step may use its memory again.
                 drop(batch);
                 // An engine that has ended does not wait for it.
@@ -134,19 +139,29 @@ where
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<ThreadedTicket, ModelError> {
         let gone = || ModelError("its thread does not run".to_owned());
         let (finished, ticket) = mpsc::sync_channel(1);
-        let step = Launched { batch: batch.clone(), finished };
+        let fence = CpuFence::default();
+        let step = Launched { batch: batch.clone(), fence: fence.clone(), finished };
         self.steps.as_ref().ok_or_else(gone)?.send(step).map_err(|_| gone())?;
-        Ok(ThreadedTicket(ticket))
+        Ok(ThreadedTicket { fence, finished: ticket })
     }
 }
 
 /// A step of a [`Threaded`] model.
 #[derive(Debug)]
-pub struct ThreadedTicket(mpsc::Receiver<Finished>);
+pub struct ThreadedTicket {
+    fence: CpuFence,
+    finished: mpsc::Receiver<Finished>,
+}
 
 impl StepTicket for ThreadedTicket {
+    type Fence = CpuFence;
+
+    fn fence(&self) -> CpuFence {
+        self.fence.clone()
+    }
+
     fn finish(self) -> Finished {
-        self.0.recv().unwrap_or_else(|_| {
+        self.finished.recv().unwrap_or_else(|_| {
             let now = Instant::now();
             let result = Err(ModelError("its thread has ended".to_owned()));
             Finished { result, began_at: now, ended_at: now }
@@ -209,7 +224,7 @@ impl<F: Forward> Worker<F> {
         let vocabulary = forward.vocabulary();
         let mut take = |rows: &[f32]| chooser.take(batch, vocabulary, rows);
         let mut logits = Logits::new(vocabulary, logits, &mut take);
-        let step = Step { spans: &batch.spans, tokens, table };
+        let step = Step { spans: &batch.spans, tokens, table, arriving: &batch.arriving };
         forward.forward(memory, &step, &mut logits)?;
         chooser.end(batch)
     }
@@ -221,6 +236,7 @@ mod tests {
 
     use super::*;
     use crate::batch::{Arrival, Awaited, Choice, Span, Wanted};
+    use crate::layout::KvType;
     use crate::sampling::shaping::Shaping;
     use crate::sampling::{Choosing, Sampling};
 
@@ -235,8 +251,8 @@ mod tests {
     impl Forward for Waits {
         type Memory = ();
 
-        fn kv_shape(&self) -> KvShape {
-            KvShape { layers: 1, heads: 1, head_elements: 1 }
+        fn kv_layout(&self) -> KvLayout {
+            KvLayout::keys_and_values(KvType::F32, 1, 1, 1)
         }
 
         fn vocabulary(&self) -> usize {

@@ -1,9 +1,9 @@
 //! The engine: drives a scheduler. It asks for plans, starts copies and L3 transfers, runs the model,
 //! and reports what came of it, so that whoever embeds it only submits requests and reads tokens.
 //!
-//! One task decides ([`Engine`]); the model runs on a thread of its own ([`Model`]), copies on the
-//! device's ([`Device`]), L3 transfers as tasks on the [`Store`](terrace_l3::Store). The deciding task
-//! never waits for any of them, nor for a client: what they have to say comes as a message.
+//! One task decides ([`Engine`]); a thread launches the model's steps and another waits for them ([`Model`]),
+//! copies run on the device's ([`Device`]), L3 transfers as tasks on the [`Store`](terrace_l3::Store). The
+//! deciding task never waits for any of them, nor for a client: what they have to say comes as a message.
 //!
 //! The engine never touches KV bytes. Pages are computed by the model, copied by the device, and go
 //! between host memory and L3 without a copy in between.
@@ -17,6 +17,7 @@ mod forward;
 mod generation;
 mod happening;
 mod histogram;
+mod layout;
 mod live;
 mod logits;
 mod model;
@@ -26,14 +27,15 @@ mod transfers;
 mod view;
 
 pub use batch::{Arrival, Awaited, Batch, Choice, PageTable, RowChange, Span, Step, Wanted};
-pub use cpu::{CpuDevice, CpuMemory, StepPages};
-pub use device::{CopyError, CopyJob, Device};
+pub use cpu::{CpuDevice, CpuFence, CpuMemory, StepPages};
+pub use device::{CopyError, CopyJob, CopyProgress, Device};
 pub use engine::{Drained, Engine, StartError, SubmitError};
 pub use forward::{Forward, Threaded, ThreadedTicket};
 pub use generation::{EndReason, Ending, Generate, Generation, Ticket, Update};
 pub use histogram::TimeHistogram;
+pub use layout::{KvForm, KvLayout, KvShape, KvType, LayoutError, PageLayout, Slab};
 pub use logits::Logits;
-pub use model::{Finished, KvShape, Model, ModelError, StepLimits, StepTicket};
+pub use model::{Finished, Model, ModelError, StepLimits, StepTicket};
 pub use sampling::chooser::{Chooser, Chosen, Output};
 pub use sampling::grammar::{Allowed, Grammar, GrammarError, Mask};
 pub use sampling::logprobs::{Logprobs, Scorer};

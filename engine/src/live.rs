@@ -100,6 +100,10 @@ impl Live {
 
     /// It has another token, chosen by logits of this checksum, if that was to be known.
     pub(crate) fn produce(&mut self, chosen: Chosen, logits_checksum: u64) {
+        if self.is_answered {
+            // The step was started before its end was known.
+            return;
+        }
         if self.max_new_tokens == 0 {
             // It was chosen because every step chooses one, and nobody asked for it.
             self.answer(EndReason::Length);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::batch::Batch;
+use crate::layout::KvLayout;
 use crate::sampling::chooser::Output;
 
 /// Computes forward steps, and chooses the tokens that come of them.
@@ -20,11 +21,13 @@ use crate::sampling::chooser::Output;
 pub trait Model: Send + 'static {
     /// The device memory that the model reads and writes KV in.
     type Memory;
+    /// What steps leave behind in the order of what the device does.
+    type Fence;
     /// A step that was launched.
-    type Ticket: StepTicket;
+    type Ticket: StepTicket<Fence = Self::Fence>;
 
-    /// How much KV a token has.
-    fn kv_shape(&self) -> KvShape;
+    /// How KV lies in a page.
+    fn kv_layout(&self) -> KvLayout;
 
     /// How many tokens there are.
     fn vocabulary(&self) -> usize;
@@ -52,7 +55,14 @@ pub trait Model: Send + 'static {
 
 /// A step that was launched.
 pub trait StepTicket: Send + 'static {
-    /// Waits until the step has ended. What it wrote is there for copies then.
+    /// What it leaves behind in the order of what the device does.
+    type Fence;
+
+    /// Behind the step: whoever touches pages that it uses only after this was passed does not come too
+    /// early, whether anybody has waited for the step or not.
+    fn fence(&self) -> Self::Fence;
+
+    /// Waits until the step has ended.
     ///
     /// A step that fails has still taken in what its batch told of rows, and a step behind it that awaits
     /// tokens of it fails as well.
@@ -93,39 +103,5 @@ impl ModelError {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
         Self(text.unwrap_or_else(|| "it panicked".to_owned()))
-    }
-}
-
-/// How much KV a token has.
-///
-/// A page holds, for each layer and each KV head, the keys of its tokens and then their values:
-/// `[layer][head][key or value][token][element]`, all of them `f32`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Layers of the model.
-    pub layers: usize,
-    /// Key and value heads of a layer.
-    pub heads: usize,
-    /// Elements of a key or value.
-    pub head_elements: usize,
-}
-
-impl KvShape {
-    /// The number of `f32` in a page of so many tokens.
-    #[must_use]
-    pub fn page_elements(&self, page_size: u32) -> usize {
-        self.layers * self.heads * 2 * page_size as usize * self.head_elements
-    }
-
-    /// The size of a page of so many tokens.
-    #[must_use]
-    pub fn page_bytes(&self, page_size: u32) -> usize {
-        self.page_elements(page_size) * size_of::<f32>()
-    }
-
-    /// Where in a page the keys of a layer and head begin; their values follow them.
-    #[must_use]
-    pub fn keys_at(&self, layer: usize, head: usize, page_size: u32) -> usize {
-        (layer * self.heads + head) * 2 * page_size as usize * self.head_elements
     }
 }

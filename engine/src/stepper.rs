@@ -1,15 +1,16 @@
 //! The threads that launch the model's steps and wait for them.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use terrace_scheduler::{RequestId, StepId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::Batch;
-use crate::device::Device;
 use crate::happening::{Happening, Happenings};
 use crate::model::{Model, ModelError, StepTicket};
 use crate::sampling::chooser::Output;
@@ -83,28 +84,41 @@ impl StepJob {
 }
 
 /// The way to the thread that launches, which ends when this is dropped, and with it the one that waits.
-#[derive(Debug)]
-pub(crate) struct Stepper {
+pub(crate) struct Stepper<F> {
     jobs: mpsc::Sender<Box<StepJob>>,
+    fences: Arc<Mutex<Fences<F>>>,
 }
 
-impl Stepper {
-    pub(crate) fn spawn<M, D>(
-        model: M,
-        device: Arc<D>,
-        happenings: Happenings,
-    ) -> std::io::Result<Self>
+/// The fences behind steps that were launched, oldest first.
+struct Fences<F>(VecDeque<(StepId, F)>);
+
+impl<F: Clone> Fences<F> {
+    /// Behind a step and all before it; those before are forgotten.
+    fn behind(&mut self, step: StepId) -> Option<F> {
+        while self.0.get(1).is_some_and(|(next, _)| *next <= step) {
+            self.0.pop_front();
+        }
+        self.0.front().filter(|(first, _)| *first <= step).map(|(_, fence)| fence.clone())
+    }
+}
+
+impl<F: Clone + Send + 'static> Stepper<F> {
+    pub(crate) fn spawn<M>(model: M, happenings: Happenings) -> std::io::Result<Self>
     where
-        D: Device,
-        M: Model<Memory = D::Memory>,
+        M: Model<Fence = F>,
     {
+        let fences = Arc::new(Mutex::new(Fences(VecDeque::new())));
         let (jobs, receiver) = mpsc::channel::<Box<StepJob>>();
         let (launched, tickets) = mpsc::channel();
         let mut launcher =
             Launcher { model, preparer: Preparer::default(), untold: None, failed: false };
+        let launched_behind = fences.clone();
         std::thread::Builder::new().name("terrace-launch".to_owned()).spawn(move || {
             for mut job in receiver {
                 let ticket = launcher.launch(&mut job);
+                if let Ok(ticket) = &ticket {
+                    launched_behind.lock().0.push_back((job.step, ticket.fence()));
+                }
                 if launched.send((job, ticket)).is_err() {
                     return;
                 }
@@ -116,15 +130,20 @@ impl Stepper {
                     Ok(ticket) => finish(&mut job, ticket),
                     Err(error) => job.fail(error),
                 }
-                device.step_ended(job.step);
                 happenings.send(Happening::StepEnded(job));
             }
         })?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, fences })
     }
 
     pub(crate) fn start(&self, job: Box<StepJob>) {
         self.jobs.send(job).expect("the model's thread lives as long as its driver");
+    }
+
+    /// The fence behind a step that was launched, and all before it. What was before that is not asked
+    /// for any more.
+    pub(crate) fn fence_behind(&self, step: StepId) -> Option<F> {
+        self.fences.lock().behind(step)
     }
 }
 
@@ -195,7 +214,8 @@ mod tests {
 
     use super::*;
     use crate::batch::Awaited;
-    use crate::model::{Finished, KvShape, StepLimits};
+    use crate::layout::{KvLayout, KvType};
+    use crate::model::{Finished, StepLimits};
 
     /// Launches what it is told to, and remembers who went.
     #[derive(Default)]
@@ -207,6 +227,10 @@ mod tests {
     struct Nothing;
 
     impl StepTicket for Nothing {
+        type Fence = ();
+
+        fn fence(&self) {}
+
         fn finish(self) -> Finished {
             unreachable!("nobody waits")
         }
@@ -214,10 +238,11 @@ mod tests {
 
     impl Model for Launches {
         type Memory = ();
+        type Fence = ();
         type Ticket = Nothing;
 
-        fn kv_shape(&self) -> KvShape {
-            KvShape { layers: 1, heads: 1, head_elements: 1 }
+        fn kv_layout(&self) -> KvLayout {
+            KvLayout::keys_and_values(KvType::F32, 1, 1, 1)
         }
 
         fn vocabulary(&self) -> usize {
@@ -262,5 +287,18 @@ mod tests {
         assert!(launch(3, false).is_ok());
         assert!(launch(4, true).is_ok());
         assert_eq!(launcher.model.went, [vec![Slot(1), Slot(2), Slot(3)], vec![Slot(4)]]);
+    }
+
+    #[test]
+    fn a_fence_is_behind_its_step_and_all_before() {
+        let launched = [1, 2, 4].map(|step| (StepId(step), step));
+        let mut fences = Fences(VecDeque::from(launched));
+        assert_eq!(fences.behind(StepId(0)), None, "nothing was launched");
+        assert_eq!(fences.behind(StepId(1)), Some(1));
+        // The third could not be launched.
+        assert_eq!(fences.behind(StepId(3)), Some(2));
+        assert_eq!(fences.0.len(), 2, "what is before is forgotten");
+        assert_eq!(fences.behind(StepId(9)), Some(4));
+        assert_eq!(fences.behind(StepId(9)), Some(4), "the last is kept");
     }
 }

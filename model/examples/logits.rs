@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     table.set(Slot(0), 0, pages.as_slice());
     let memory = CpuMemory::new(device_pages, model.kv_shape().page_bytes(PAGE_SIZE))?;
     let span = Span { slot: Slot(0), start: 0, tokens: 0..tokens.len(), logits: 1 };
-    let step = Step { spans: &[span], tokens: &tokens, table: &table };
+    let step = Step { spans: &[span], tokens: &tokens, table: &table, arriving: &[] };
     let (mut logits, mut rows) = (Vec::new(), Vec::new());
     let mut take = |rows: &[f32]| logits.extend_from_slice(rows);
     model.forward(&memory, &step, &mut Logits::new(model.vocabulary(), &mut rows, &mut take))?;

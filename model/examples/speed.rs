@@ -100,7 +100,7 @@ impl Bench {
         let tokens: Vec<u32> = (0..self.sequences)
             .flat_map(|slot| positions.clone().map(move |position| (position * 7 + slot) % 256))
             .collect();
-        let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
+        let step = Step { spans: &spans, tokens: &tokens, table: &self.table, arriving: &[] };
         let mut ignore = |_: &[f32]| {};
         let mut logits = Logits::new(model.vocabulary(), &mut self.rows, &mut ignore);
         model.forward(&self.memory, &step, &mut logits).expect("a step");

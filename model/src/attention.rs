@@ -176,7 +176,8 @@ impl Scratch {
         while key < keys {
             let (page, within) = ((tile_start + key) / page_size, (tile_start + key) % page_size);
             let count = (page_size - within).min(keys - key);
-            let page = &view.pages.read(row[page])[keys_at..][..2 * page_size * head_dim];
+            let part = keys_at..keys_at + 2 * page_size * head_dim;
+            let page = view.pages.read_part(row[page], part);
             let (page_keys, page_values) = page.split_at(page_size * head_dim);
             let from = within * head_dim..(within + count) * head_dim;
             let to = key * head_dim..(key + count) * head_dim;

@@ -2,7 +2,9 @@
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Span, Step, StepPages};
+use terrace_engine::{
+    CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Span, Step, StepPages,
+};
 
 use crate::attention::Attention;
 use crate::math::{rms_norm, swiglu};
@@ -74,6 +76,16 @@ impl Llama {
         }
     }
 
+    /// How much KV a token has.
+    #[must_use]
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape {
+            layers: self.shape.layers,
+            heads: self.shape.kv_heads,
+            head_elements: self.shape.head_dim,
+        }
+    }
+
     /// What is wrong with a step, if anything is.
     fn check(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let unknown = |token: &&u32| **token as usize >= self.shape.vocabulary;
@@ -104,12 +116,8 @@ impl Llama {
 impl Forward for Llama {
     type Memory = CpuMemory;
 
-    fn kv_shape(&self) -> KvShape {
-        KvShape {
-            layers: self.shape.layers,
-            heads: self.shape.kv_heads,
-            head_elements: self.shape.head_dim,
-        }
+    fn kv_layout(&self) -> KvLayout {
+        self.kv_shape().layout()
     }
 
     fn vocabulary(&self) -> usize {
@@ -134,23 +142,23 @@ impl Forward for Llama {
     ) -> Result<(), ModelError> {
         self.check(step)?;
         let mut pages = memory.lend(step).map_err(|lent| ModelError(lent.to_string()))?;
+        let kv_shape = self.kv_shape();
         let Self { shape, weights, frequencies, pool, attention, scratch, .. } = self;
-        let kv_shape =
-            KvShape { layers: shape.layers, heads: shape.kv_heads, head_elements: shape.head_dim };
         pool.install(|| {
             scratch.begin(shape, weights, frequencies, step);
             attention.prepare(shape, step);
             for (index, layer) in weights.layers.iter().enumerate() {
                 scratch.queries_keys_values(shape, layer);
                 scratch.write_kv(shape, kv_shape, index, step, &mut pages);
+                step.wait_for_layer(index).map_err(|error| ModelError(error.to_string()))?;
                 let (qkv, found) = (&scratch.qkv, &mut scratch.found);
                 attention.layer(shape, index, step, &pages, qkv, found);
                 layer.attention_out.multiply(&scratch.found, &mut scratch.x, Before::Added);
                 scratch.feed_forward(shape, layer);
             }
             scratch.logits(shape, weights, step, logits);
-        });
-        Ok(())
+            Ok(())
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_cache::CacheConfig;
-use terrace_engine::{CpuDevice, Engine, Forward, StartError, Threaded};
+use terrace_engine::{CpuDevice, Engine, Forward, PageLayout, StartError, Threaded};
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store, TierStats};
 use terrace_l3_disk::OpenError;
 use terrace_l3_mooncake::{MooncakeError, MooncakeStore};
@@ -176,7 +176,7 @@ pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
         None => terrace_model::built_in(threads),
     };
     let sizes = Sizes::new(config, &loaded)?;
-    let device = CpuDevice::new(sizes.device_pages, sizes.host_pages, sizes.page_bytes);
+    let device = CpuDevice::new(sizes.device_pages, sizes.host_pages, sizes.layout.clone());
     let device = device.map_err(|error| LaunchError::Memory {
         device: config.device_memory,
         host: config.host_memory,
@@ -268,6 +268,7 @@ fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
 /// How many pages each tier has.
 struct Sizes {
     page_size: u32,
+    layout: PageLayout,
     page_bytes: usize,
     device_pages: u32,
     host_pages: u32,
@@ -278,7 +279,8 @@ impl Sizes {
         /// With fewer, hardly a request would fit.
         const DEVICE_PAGES_MIN: u32 = 8;
         let page_size = config.page_size;
-        let page_bytes = loaded.model.kv_shape().page_bytes(page_size);
+        let layout = loaded.model.kv_layout().pages(page_size).map_err(StartError::from)?;
+        let page_bytes = layout.bytes();
         let page = Size(page_bytes as u64);
         let pages = |memory: Size| {
             let pages = memory.as_u64() / page.as_u64();
@@ -294,7 +296,13 @@ impl Sizes {
                 needed: Size(page.as_u64() * u64::from(DEVICE_PAGES_MIN)),
             });
         }
-        Ok(Self { page_size, page_bytes, device_pages, host_pages: pages(config.host_memory)? })
+        Ok(Self {
+            page_size,
+            layout,
+            page_bytes,
+            device_pages,
+            host_pages: pages(config.host_memory)?,
+        })
     }
 
     fn tier(&self, pages: u32) -> Tier {

@@ -8,7 +8,7 @@ use terrace_engine::{Engine, Figures};
 mod flaky;
 mod toy;
 
-pub use flaky::{Chance, FlakyDevice, FlakyModel, FlakyStore};
+pub use flaky::{Chance, FlakyDevice, FlakyModel, FlakyStore, LateDevice};
 pub use toy::{PAGE_SIZE, ToyModel, toy_answer};
 
 /// The engine's figures once something holds for them.

@@ -78,7 +78,7 @@ impl World {
         for slot in 0..self.sequences.len() {
             let whole = 0..self.sequences[slot].len();
             let (spans, tokens) = self.spans(&[(slot, whole)], 0);
-            let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
+            let step = Step { spans: &spans, tokens: &tokens, table: &self.table, arriving: &[] };
             let mut pages = self.memory.lend(&step).unwrap();
             for page in self.table.row(Slot(slot as u32)) {
                 pages.write(*page).fill(f32::NAN);
@@ -127,7 +127,7 @@ impl World {
         spans: &[Span],
         tokens: &[Token],
     ) -> Result<Vec<Vec<f32>>, ModelError> {
-        let step = Step { spans, tokens, table: &self.table };
+        let step = Step { spans, tokens, table: &self.table, arriving: &[] };
         let (mut logits, mut rows) = (Vec::new(), Vec::new());
         let vocabulary = model.vocabulary();
         let mut take = |rows: &[f32]| {
@@ -158,7 +158,7 @@ impl World {
         let (shape, page_size) = (model.kv_shape(), self.table.page_size());
         let len = self.sequences[slot].len();
         let (spans, tokens) = self.spans(&[(slot, 0..len)], 0);
-        let step = Step { spans: &spans, tokens: &tokens, table: &self.table };
+        let step = Step { spans: &spans, tokens: &tokens, table: &self.table, arriving: &[] };
         let pages = self.memory.lend(&step).unwrap();
         let row = self.table.row(Slot(slot as u32));
         let at = |position: usize| {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Step};
+use terrace_engine::{CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Step};
 use terrace_scheduler::Token;
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
@@ -40,8 +40,8 @@ impl Speech {
 impl Forward for Toy {
     type Memory = CpuMemory;
 
-    fn kv_shape(&self) -> KvShape {
-        SHAPE
+    fn kv_layout(&self) -> KvLayout {
+        SHAPE.layout()
     }
 
     fn vocabulary(&self) -> usize {

@@ -40,7 +40,7 @@ impl World {
         change: impl FnOnce(&mut ServedModel),
     ) -> Self {
         let device_pages = 4096;
-        let page_bytes = model.kv_shape().page_bytes(config.page_size);
+        let layout = model.kv_layout().pages(config.page_size).unwrap();
         let scheduler = terrace_scheduler::Config {
             cache: CacheConfig { page_size: config.page_size, ..CacheConfig::default() },
             batch: BatchConfig { running_max: 64, step_tokens_max: 512, ..BatchConfig::default() },
@@ -50,7 +50,7 @@ impl World {
             },
             ..terrace_scheduler::Config::default()
         };
-        let device = Arc::new(CpuDevice::new(device_pages, 0, page_bytes).unwrap());
+        let device = Arc::new(CpuDevice::new(device_pages, 0, layout).unwrap());
         let engine = Engine::start(scheduler, Threaded::new(model), device, None).unwrap();
         let built_in = terrace_model::built_in(1);
         let mut model = ServedModel {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use terrace_engine::{CopyError, CopyJob, Device, Forward, Logits, ModelError, Step};
+use terrace_engine::{
+    CopyError, CopyJob, Device, Forward, KvLayout, Logits, ModelError, PageLayout, Step,
+};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
 };
-use terrace_scheduler::StepId;
 
 /// Draws that depend on a seed and on how many there were before.
 #[derive(Clone, Debug)]
@@ -55,13 +56,14 @@ impl<D> FlakyDevice<D> {
 
 impl<D: Device> Device for FlakyDevice<D> {
     type Memory = D::Memory;
+    type Fence = D::Fence;
 
     fn pages(&self) -> u32 {
         self.inner.pages()
     }
 
-    fn page_bytes(&self) -> usize {
-        self.inner.page_bytes()
+    fn layout(&self) -> &PageLayout {
+        self.inner.layout()
     }
 
     fn memory(&self) -> &D::Memory {
@@ -72,8 +74,8 @@ impl<D: Device> Device for FlakyDevice<D> {
         self.inner.host()
     }
 
-    fn start_copy(&self, job: CopyJob) {
-        let fails = || Err(CopyError("at random".to_owned()));
+    fn start_copy(&self, job: CopyJob<D::Fence>) {
+        let fails = || Err(CopyError::Failed("at random".to_owned()));
         if !self.chance.once_in(self.once_in) {
             return self.inner.start_copy(job);
         }
@@ -83,9 +85,50 @@ impl<D: Device> Device for FlakyDevice<D> {
         let done = job.done;
         self.inner.start_copy(CopyJob { done: Box::new(move |_| done(fails())), ..job });
     }
+}
 
-    fn step_ended(&self, step: StepId) {
-        self.inner.step_ended(step);
+/// A device whose copies begin late, and not in the order in which they were started.
+#[derive(Debug)]
+pub struct LateDevice<D> {
+    inner: Arc<D>,
+    chance: Chance,
+    late_max: Duration,
+}
+
+impl<D> LateDevice<D> {
+    /// Copies begin after up to `late_max`.
+    pub fn new(inner: D, chance: Chance, late_max: Duration) -> Self {
+        Self { inner: Arc::new(inner), chance, late_max }
+    }
+}
+
+impl<D: Device> Device for LateDevice<D> {
+    type Memory = D::Memory;
+    type Fence = D::Fence;
+
+    fn pages(&self) -> u32 {
+        self.inner.pages()
+    }
+
+    fn layout(&self) -> &PageLayout {
+        self.inner.layout()
+    }
+
+    fn memory(&self) -> &D::Memory {
+        self.inner.memory()
+    }
+
+    fn host(&self) -> Option<&Arena> {
+        self.inner.host()
+    }
+
+    fn start_copy(&self, job: CopyJob<D::Fence>) {
+        let late = Duration::from_micros(self.chance.below(self.late_max.as_micros() as u64));
+        let inner = self.inner.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(late);
+            inner.start_copy(job);
+        });
     }
 }
 
@@ -107,8 +150,8 @@ impl<M> FlakyModel<M> {
 impl<M: Forward> Forward for FlakyModel<M> {
     type Memory = M::Memory;
 
-    fn kv_shape(&self) -> terrace_engine::KvShape {
-        self.inner.kv_shape()
+    fn kv_layout(&self) -> KvLayout {
+        self.inner.kv_layout()
     }
 
     fn vocabulary(&self) -> usize {

@@ -1,7 +1,7 @@
 //! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
 //! the one it should be, and whose answers anybody can work out from the prompt alone.
 
-use terrace_engine::{CpuMemory, Forward, KvShape, Logits, ModelError, Step};
+use terrace_engine::{CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Step};
 use terrace_scheduler::Token;
 
 /// Tokens in a page.
@@ -58,8 +58,8 @@ impl Entry {
 impl Forward for ToyModel {
     type Memory = CpuMemory;
 
-    fn kv_shape(&self) -> KvShape {
-        SHAPE
+    fn kv_layout(&self) -> KvLayout {
+        SHAPE.layout()
     }
 
     fn vocabulary(&self) -> usize {

@@ -7,24 +7,30 @@ use std::time::Duration;
 
 use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CopyJob, CpuDevice, Device, EndReason, Engine, Forward, Generate, Grammar, GrammarError,
-    Sampling, Shaping, StartError, SubmitError, Threaded, Update,
+    CopyJob, CpuDevice, CpuFence, CpuMemory, Device, EndReason, Engine, Forward, Generate, Grammar,
+    GrammarError, KvLayout, KvType, PageLayout, Sampling, Shaping, StartError, SubmitError,
+    Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
-use terrace_scheduler::{Config, FailReason, Hits, L3Config, RateConfig, StepId, Token};
+use terrace_scheduler::{Config, CopyDirection, FailReason, Hits, L3Config, RateConfig, Token};
 use terrace_tests::engine::{
-    Chance, FlakyDevice, FlakyModel, FlakyStore, PAGE_SIZE, ToyModel, figures_when, toy_answer,
+    Chance, FlakyDevice, FlakyModel, FlakyStore, LateDevice, PAGE_SIZE, ToyModel, figures_when,
+    toy_answer,
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
+fn layout() -> PageLayout {
+    ToyModel.kv_layout().pages(PAGE_SIZE).unwrap()
+}
+
 fn page_bytes() -> usize {
-    ToyModel.kv_shape().page_bytes(PAGE_SIZE)
+    layout().bytes()
 }
 
 fn device(device_pages: u32, host_pages: u32) -> CpuDevice {
-    CpuDevice::new(device_pages, host_pages, page_bytes()).unwrap()
+    CpuDevice::new(device_pages, host_pages, layout()).unwrap()
 }
 
 fn memory_store() -> Arc<dyn Store> {
@@ -41,7 +47,7 @@ fn config() -> Config {
 }
 
 fn start(
-    device: impl Device<Memory = terrace_engine::CpuMemory>,
+    device: impl Device<Memory = CpuMemory, Fence = CpuFence>,
     store: Option<Arc<dyn Store>>,
 ) -> Engine {
     Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), store).unwrap()
@@ -216,10 +222,25 @@ async fn requests_that_cannot_be_are_refused() {
 
 #[tokio::test]
 async fn a_device_of_another_page_size_is_refused() {
-    let device = CpuDevice::new(16, 0, 8192).unwrap();
-    let error =
-        Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), None).unwrap_err();
-    assert!(matches!(error, StartError::PageBytes { page_bytes: 4096, device_bytes: 8192 }));
+    let refused = |layout: PageLayout| {
+        let device = CpuDevice::new(16, 0, layout).unwrap();
+        let error = Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), None);
+        match error.unwrap_err() {
+            error @ StartError::Layout { .. } => error.to_string(),
+            other => panic!("{other}"),
+        }
+    };
+    let larger = ToyModel.kv_layout().pages(2 * PAGE_SIZE).unwrap();
+    let error = refused(larger);
+    assert!(
+        error.contains("4096 bytes for 16 tokens") && error.contains("8192 bytes for 32"),
+        "{error}"
+    );
+    // As many bytes, and yet nothing of one could be read as the other.
+    let others = KvLayout::keys_and_values(KvType::Bf16, 1, 2, 32).pages(PAGE_SIZE).unwrap();
+    assert_eq!(others.bytes(), page_bytes());
+    let error = refused(others);
+    assert!(error.contains("keys and values f32") && error.contains("bf16"), "{error}");
 }
 
 /// A store that hangs, in each of its calls, holds up nobody who does not need it, and those who do
@@ -333,7 +354,7 @@ async fn a_shutdown_gives_up_on_a_store_that_hangs() {
 struct BrokenDevice {
     inner: CpuDevice,
     panics: bool,
-    begun: Mutex<Vec<CopyJob>>,
+    begun: Mutex<Vec<CopyJob<CpuFence>>>,
 }
 
 impl BrokenDevice {
@@ -343,14 +364,15 @@ impl BrokenDevice {
 }
 
 impl Device for BrokenDevice {
-    type Memory = terrace_engine::CpuMemory;
+    type Memory = CpuMemory;
+    type Fence = CpuFence;
 
     fn pages(&self) -> u32 {
         self.inner.pages()
     }
 
-    fn page_bytes(&self) -> usize {
-        self.inner.page_bytes()
+    fn layout(&self) -> &PageLayout {
+        self.inner.layout()
     }
 
     fn memory(&self) -> &Self::Memory {
@@ -361,14 +383,100 @@ impl Device for BrokenDevice {
         self.inner.host()
     }
 
-    fn start_copy(&self, job: CopyJob) {
+    fn start_copy(&self, job: CopyJob<CpuFence>) {
         assert!(!self.panics, "a broken device panics");
         self.begun.lock().unwrap().push(job);
     }
+}
 
-    fn step_ended(&self, step: StepId) {
-        self.inner.step_ended(step);
+/// A device that keeps load-backs for later.
+#[derive(Debug)]
+struct HoldingDevice {
+    inner: CpuDevice,
+    held: Mutex<Vec<CopyJob<CpuFence>>>,
+}
+
+impl Device for HoldingDevice {
+    type Memory = CpuMemory;
+    type Fence = CpuFence;
+
+    fn pages(&self) -> u32 {
+        self.inner.pages()
     }
+
+    fn layout(&self) -> &PageLayout {
+        self.inner.layout()
+    }
+
+    fn memory(&self) -> &Self::Memory {
+        self.inner.memory()
+    }
+
+    fn host(&self) -> Option<&terrace_l3::Arena> {
+        self.inner.host()
+    }
+
+    fn start_copy(&self, job: CopyJob<CpuFence>) {
+        match job.direction {
+            CopyDirection::LoadBack => self.held.lock().unwrap().push(job),
+            CopyDirection::WriteBack => self.inner.start_copy(job),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
+    let mut config = config();
+    config.copies.load_back_timeout_ms = 50;
+    let device = Arc::new(HoldingDevice { inner: device(16, 64), held: Mutex::default() });
+    let engine = Engine::start(config, Threaded::new(ToyModel), device.clone(), None).unwrap();
+    let old = prompt(1, 200);
+    ask(&engine, &old, 8).await;
+    for seed in 2..5 {
+        ask(&engine, &prompt(seed, 200), 8).await;
+    }
+    // Nothing is loaded in time, so it is computed.
+    assert_eq!(ask(&engine, &old, 8).await.tokens, toy_answer(&old, 8));
+    let held = std::mem::take(&mut *device.held.lock().unwrap());
+    assert!(!held.is_empty(), "it was to be loaded");
+    for job in held {
+        assert!(job.progress.is_called_off(), "{job:?}");
+        device.inner.start_copy(job);
+    }
+    let figures = figures_when(&engine, "the end of the copies", |figures| {
+        figures.scheduler.load_backs.in_flight == 0
+    });
+    let load_backs = figures.await.scheduler.load_backs;
+    assert_eq!((load_backs.sound_pages, load_backs.failures), (0, 0), "none of them began");
+    assert_eq!(ask(&engine, &prompt(9, 50), 8).await.tokens, toy_answer(&prompt(9, 50), 8));
+}
+
+/// Copies that come late, out of order and not at all bring nothing wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_order_copies_come_in_no_answer_is_wrong() {
+    let chance = Chance::new(77);
+    let flaky = FlakyDevice::new(device(40, 80), chance.clone(), 8);
+    let late = LateDevice::new(flaky, chance.clone(), Duration::from_millis(8));
+    let mut config = config();
+    config.copies.load_back_timeout_ms = 6;
+    let engine = Engine::start(config, Threaded::new(ToyModel), Arc::new(late), None).unwrap();
+    const ROUNDS_MAX: usize = 60;
+    for round in 0..ROUNDS_MAX {
+        let mut askers = tokio::task::JoinSet::new();
+        for _ in 0..6 {
+            let (engine, prompt) = (engine.clone(), prompt(chance.below(9) as u32, 120));
+            askers.spawn(async move {
+                assert_eq!(ask(&engine, &prompt, 6).await.tokens, toy_answer(&prompt, 6));
+            });
+        }
+        askers.join_all().await;
+        let stats = engine.figures().await.unwrap().scheduler;
+        let seen = [stats.host_hit_tokens, stats.load_backs.failures, stats.write_backs.failures];
+        if round > 8 && seen.iter().all(|count| *count > 0) {
+            return;
+        }
+    }
+    panic!("too little happened: {:?}", engine.figures().await.unwrap().scheduler);
 }
 
 /// How long this thread has computed.

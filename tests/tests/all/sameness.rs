@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use terrace_cache::{Cache, CacheConfig};
 use terrace_engine::{
-    CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Forward, Generate, Logits, PageTable,
-    Sampler, Sampling, Span, Step, Threaded, Update,
+    CpuDevice, CpuMemory, Device, EndReason, Engine, Figures, Forward, Generate, Logits,
+    PageLayout, PageTable, Sampler, Sampling, Span, Step, Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore};
@@ -99,7 +99,7 @@ impl Alone {
         let (mut answer, mut checksum) = (Vec::new(), 0);
         while answer.len() < NEW_TOKENS as usize {
             let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), logits: 1 };
-            let step = Step { spans: &[span], tokens: &tokens, table: &self.table };
+            let step = Step { spans: &[span], tokens: &tokens, table: &self.table, arriving: &[] };
             logits.clear();
             let (mut rows, mut take) = (Vec::new(), |row: &[f32]| logits.extend_from_slice(row));
             let mut taken = Logits::new(self.model.vocabulary(), &mut rows, &mut take);
@@ -115,8 +115,12 @@ impl Alone {
     }
 }
 
+fn layout() -> PageLayout {
+    model().kv_layout().pages(PAGE_SIZE).unwrap()
+}
+
 fn page_bytes() -> usize {
-    Alone::new().model.kv_shape().page_bytes(PAGE_SIZE)
+    layout().bytes()
 }
 
 fn config() -> Config {
@@ -130,7 +134,7 @@ fn config() -> Config {
 }
 
 fn start(device_pages: u32, host_pages: u32, store: Option<Arc<dyn Store>>) -> Engine {
-    let device = CpuDevice::new(device_pages, host_pages, page_bytes()).unwrap();
+    let device = CpuDevice::new(device_pages, host_pages, layout()).unwrap();
     Engine::start(config(), Threaded::new(model()), Arc::new(device), store).unwrap()
 }
 
@@ -322,7 +326,7 @@ async fn with_parts_that_fail_at_random() {
         ..GuardConfig::default()
     };
     let guarded: Arc<dyn Store> = Arc::new(Guarded::new(flaky, guard));
-    let device = CpuDevice::new(40, 128, page_bytes()).unwrap();
+    let device = CpuDevice::new(40, 128, layout()).unwrap();
     let device = FlakyDevice::new(device, chance.clone(), 10);
     assert!(device.host().is_some());
     let model = Threaded::new(FlakyModel::new(model(), chance.clone(), 100));

@@ -58,7 +58,8 @@ struct Side {
 impl Side {
     fn start() -> Self {
         let cluster = Cluster::start(Options::default());
-        let page_bytes = ToyModel.kv_shape().page_bytes(PAGE_SIZE);
+        let layout = ToyModel.kv_layout().pages(PAGE_SIZE).unwrap();
+        let page_bytes = layout.bytes();
         let mooncake = MooncakeConfig {
             capacity_bytes: 64 << 20,
             object_bytes_max: page_bytes,
@@ -69,7 +70,7 @@ impl Side {
         let store: Arc<dyn Store> = Arc::new(Guarded::new(Arc::new(open(mooncake)), guard));
         let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
         let scheduler = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
-        let device = Arc::new(CpuDevice::new(2_048, 4_096, page_bytes).unwrap());
+        let device = Arc::new(CpuDevice::new(2_048, 4_096, layout).unwrap());
         let engine =
             Engine::start(scheduler, Threaded::new(ToyModel), device, Some(store.clone())).unwrap();
         Self { cluster, store, engine }

@@ -49,7 +49,7 @@ pub(crate) struct Driver<D: Device> {
     /// Steps that were started and have not ended.
     steps_in_flight: u32,
     /// The memory of steps that have ended.
-    #[expect(clippy::vec_box, reason = "they travel in their boxes")]
+    #[expect(clippy::vec_box, reason = "a step travels in its box, and keeps it")]
     spare: Vec<Box<StepJob>>,
     /// Who was last told to have come to each row.
     rows: Vec<Option<RequestId>>,

@@ -428,11 +428,12 @@ impl Device for HoldingDevice {
 async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     let mut config = config();
     config.copies.load_back_timeout_ms = 50;
-    let device = Arc::new(HoldingDevice { inner: device(16, 64), held: Mutex::default() });
+    // There is room to compute what is not loaded while its pages wait.
+    let device = Arc::new(HoldingDevice { inner: device(40, 128), held: Mutex::default() });
     let engine = Engine::start(config, Threaded::new(ToyModel), device.clone(), None).unwrap();
     let old = prompt(1, 200);
     ask(&engine, &old, 8).await;
-    for seed in 2..5 {
+    for seed in 2..8 {
         ask(&engine, &prompt(seed, 200), 8).await;
     }
     // Nothing is loaded in time, so it is computed.

@@ -255,7 +255,7 @@ impl<D: Device> Driver<D> {
             priority: generate.priority,
             adapter: String::new(),
             salt: generate.salt,
-            awaits_tokens: !live.can_run_ahead(),
+            waits_for_tokens: !live.can_run_ahead(),
         };
         self.scheduler.submit(now, request)?;
         self.next_request += 1;

@@ -124,7 +124,8 @@ pub struct QueueConfig {
     /// How long a request may take before it runs; 0 for no limit.
     pub start_timeout_ms: u64,
     /// Whether the least urgent of those who run gives up its place to one in line that is more urgent, if
-    /// there is no other for it. With admission by priority only.
+    /// there is no other for it; not if it was submitted [too long ago](Self::wait_max_ms). With admission by
+    /// priority only.
     pub preempts: bool,
 }
 

@@ -379,7 +379,7 @@ fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
 /// For how many positions a decode needs room: none if the steps in flight produce all that it may, or what
 /// it has to wait for.
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
-    if entry.awaits_tokens && entry.flying.new_tokens > 0 {
+    if entry.waits_for_tokens && entry.flying.new_tokens > 0 {
         return 0;
     }
     config.batch.decode_tokens.min(entry.remaining_tokens() - entry.flying.new_tokens)

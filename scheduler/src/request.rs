@@ -34,7 +34,7 @@ pub struct Request<P = Vec<Token>> {
     /// engine decides by it what may come next. Others go ahead where
     /// [two steps are in flight](crate::BatchConfig::steps_in_flight_max).
     #[serde(default, skip_serializing_if = "is_false")]
-    pub awaits_tokens: bool,
+    pub waits_for_tokens: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
@@ -68,7 +68,7 @@ impl<P> Request<P> {
             adapter: String::new(),
             salt: String::new(),
             computes_prompt: false,
-            awaits_tokens: false,
+            waits_for_tokens: false,
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct Entry {
     /// Whether its whole prompt is computed, whatever the cache holds.
     pub(crate) computes_prompt: bool,
     /// Whether each of its tokens is known before a step that follows it is planned.
-    pub(crate) awaits_tokens: bool,
+    pub(crate) waits_for_tokens: bool,
     pub(crate) life: Lifecycle,
 
     pub(crate) submitted_at: Time,
@@ -111,7 +111,7 @@ impl Entry {
             sequence,
             max_new_tokens,
             computes_prompt: false,
-            awaits_tokens: false,
+            waits_for_tokens: false,
             life: Lifecycle::new(),
             submitted_at: now,
             waiting: Waiting::ToAsk,

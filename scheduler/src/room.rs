@@ -157,11 +157,16 @@ impl Scheduler {
         if !self.config.queue.preempts {
             return true;
         }
+        let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
         while let Some(urgent) = self.requests.line().most_urgent() {
             let priority = self.requests[urgent].priority;
-            let running = self.batch.running().iter();
+            let gives_way = |&&handle: &&Handle| {
+                let entry = &self.requests[handle];
+                // Nobody overtakes who was submitted long ago.
+                entry.priority < priority && entry.submitted_at >= overdue
+            };
+            let running = self.batch.running().iter().filter(gives_way);
             let worst = running.max_by_key(|&&handle| self.requests[handle].rank()).copied();
-            let worst = worst.filter(|&worst| self.requests[worst].priority < priority);
             let Some(worst) = worst.filter(|_| self.lacks_place(urgent)) else { break };
             if !self.steps.is_empty() {
                 return false;

@@ -98,7 +98,7 @@ impl Scheduler {
     /// Why it cannot be taken; nothing has changed then.
     pub fn submit<P: Prompt>(&mut self, now: Time, request: Request<P>) -> Result<(), SubmitError> {
         let Request { id, prompt, max_new_tokens: max_new, .. } = request;
-        let Request { priority, adapter, salt, computes_prompt, awaits_tokens, .. } = request;
+        let Request { priority, adapter, salt, computes_prompt, waits_for_tokens, .. } = request;
         self.check_request(id, prompt.tokens() as u64, max_new)?;
         self.now = self.now.max(now);
         let namespace = self.namespace_of(&adapter, &salt);
@@ -107,7 +107,7 @@ impl Scheduler {
             let sequence = prompt.hashed(namespace, page_size);
             let mut entry = Entry::new(id, handle, priority, sequence, max_new, now);
             entry.computes_prompt = computes_prompt;
-            entry.awaits_tokens = awaits_tokens;
+            entry.waits_for_tokens = waits_for_tokens;
             entry
         });
         if self.config.queue.start_timeout_ms > 0 {

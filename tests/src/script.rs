@@ -9,7 +9,7 @@
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
-//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `awaits_tokens=true`; TOKENS like `1-8+100-103` |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `waits_for_tokens=true`; TOKENS like `1-8+100-103` |
 //! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
 //! | `priority ID N` | it is as urgent as this from now on |
@@ -209,7 +209,7 @@ impl Player {
                 ("adapter", value) => value.clone_into(&mut request.adapter),
                 ("salt", value) => value.clone_into(&mut request.salt),
                 ("computes_prompt", value) => request.computes_prompt = parse(value)?,
-                ("awaits_tokens", value) => request.awaits_tokens = parse(value)?,
+                ("waits_for_tokens", value) => request.waits_for_tokens = parse(value)?,
                 (key, _) => return Err(format!("unknown key {key}")),
             }
         }

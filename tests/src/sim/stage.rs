@@ -193,7 +193,7 @@ impl Stage {
         let mut request = Request::new(self.next_request, prompt, new_tokens);
         self.next_request += 1;
         request.priority = priority;
-        request.awaits_tokens = self.next_request.is_multiple_of(5);
+        request.waits_for_tokens = self.next_request.is_multiple_of(5);
         request.adapter = ["", "lora", ""][namespace as usize % 3].to_owned();
         request.salt = ["", "", "tenant"][namespace as usize % 3].to_owned();
         let id = request.id;

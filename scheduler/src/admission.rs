@@ -5,6 +5,7 @@ use terrace_cache::{DevicePin, HostPin};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
 
 use crate::config::{Config, ms};
+use crate::pace::work;
 use crate::plan::Plan;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -46,7 +47,8 @@ impl Scheduler {
             match tried {
                 Tried::Admitted => {
                     let entry = &self.requests[candidate.handle];
-                    let to_compute = entry.prefill_end - entry.computed_tokens;
+                    let (start, end) = (entry.computed_tokens, entry.prefill_end);
+                    let to_compute = work(&self.config.batch, start, end - start);
                     if entry.life.state().operation().is_none() {
                         tokens_left = tokens_left.saturating_sub(to_compute);
                     }

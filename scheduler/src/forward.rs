@@ -8,6 +8,7 @@ use terrace_fsm::{Event as LifeEvent, FailReason, Slot, State, StateName};
 use crate::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
+use crate::pace::work;
 use crate::plan::{Decode, Plan, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
@@ -291,12 +292,14 @@ impl Scheduler {
             return;
         }
         let prefills = step.members.iter().take_while(|member| !member.is_decode);
-        let tokens = prefills.filter_map(|member| {
-            let entry = self.requests.get(member.handle)?;
-            Some(member.end - entry.computed_tokens)
-        });
-        let tokens = tokens.sum();
-        self.rates.observe_prefill(tokens, took, has_decodes);
+        let (mut tokens, mut counted) = (0, 0);
+        for member in prefills {
+            let Some(entry) = self.requests.get(member.handle) else { continue };
+            let (start, computed) = (entry.computed_tokens, member.end - entry.computed_tokens);
+            tokens += computed;
+            counted += work(&self.config.batch, start, computed);
+        }
+        self.rates.observe_prefill(tokens, counted, took, has_decodes);
     }
 }
 

@@ -107,6 +107,8 @@ fn draw_config(dice: &mut Dice) -> Config {
             decode_tokens,
             repeats_max: if decode_tokens == 1 { dice.pick(&[0, 1, 7]) } else { 0 },
             step_tokens_max: (running_max * decode_tokens).max(dice.pick(&[1, 5, 16, 64])),
+            context_tokens: if decode_tokens == 2 { 6 } else { 49_152 },
+            chunk_tokens_min: if decode_tokens == 4 { 3 } else { 128 },
             mixed: dice.one_in(2),
             shortest_first_percent: dice.pick(&[0, 25, 25, 100]),
             prefill_streak_max: dice.pick(&[1, 3]),

@@ -58,11 +58,12 @@ pub enum Bug {
     CallOffBestEffort,
     EvictLatestFirst,
     FetchFewPages,
+    PriceOutForGood,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 49] = [
+    pub const ALL: [Bug; 50] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -112,6 +113,7 @@ impl Bug {
         Self::CallOffBestEffort,
         Self::EvictLatestFirst,
         Self::FetchFewPages,
+        Self::PriceOutForGood,
     ];
 }
 

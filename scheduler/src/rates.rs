@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use terrace_cache::planted::{Bug, planted};
+
 use crate::config::RateConfig;
 
 /// A running mean that forgets an eighth of what it knew with each sample, and in which a sample of
@@ -104,6 +106,9 @@ impl Rates {
     /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
     /// prefetching off for good, since only prefetches measure it.
     pub(crate) fn forgive_prefetch(&mut self) {
+        if planted(Bug::PriceOutForGood) {
+            return;
+        }
         self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
     }
 

@@ -47,7 +47,9 @@ impl Scheduler {
         }
         if self.batch.prefilling() > 0 {
             for place in 0..self.batch.running().len() {
-                self.take_over(self.batch.running()[place]);
+                let handle = self.batch.running()[place];
+                self.take_over(handle);
+                self.load_on(handle, plan);
             }
         }
         let percent = self.config.batch.shortest_first_percent;

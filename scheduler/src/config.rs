@@ -221,6 +221,9 @@ pub struct L3Config {
     pub backup_pages_max: u32,
     /// Backups that wait for their turn at the most; the oldest give way.
     pub backup_queue_max: u32,
+    /// For how long it is believed that L3 still has what it had, twice that at the most; what is used after
+    /// that is offered to it again, and taken if it has lost it. With 0 it is believed for good.
+    pub doubt_after_ms: u64,
     /// For how long a page that L3 failed to deliver is not asked for.
     pub negative_ttl_ms: u64,
     /// How many such pages are remembered.
@@ -243,6 +246,7 @@ impl Default for L3Config {
             backup: true,
             backup_pages_max: 16_384,
             backup_queue_max: 1_024,
+            doubt_after_ms: 600_000,
             negative_ttl_ms: 10_000,
             negative_max: 65_536,
             backoff_base_ms: 100,

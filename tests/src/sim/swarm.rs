@@ -165,6 +165,7 @@ fn draw_l3(dice: &mut Dice, host_pages: u32) -> L3Config {
         backup_pages_max: dice.pick(&[1, 3, 100]),
         backup_queue_max: dice.pick(&[1, 8]),
         negative_ttl_ms: dice.pick(&[1, 30]),
+        doubt_after_ms: if host_pages == 20 { 40 } else { 600_000 },
         negative_max: 4,
         backoff_base_ms: 1,
         backoff_max_ms: 8,

@@ -577,16 +577,19 @@ impl Cache {
         self.tree.settle_arrival(pin, &arrival.segments, pages, sound_pages, &mut self.device);
     }
 
-    /// Begins to store in L3 what the host holds of the pinned path and L3 is not known to have,
-    /// at most `pages_max`. Writes keys and host pages, in order.
+    /// Begins to store in L3 what the host holds of the pinned path and L3 is not known to have, at most
+    /// `pages_max`. Writes keys and host pages, in order. What is known is that of the latest round
+    /// ([`Cache::begin_l3_round`]), or, for one that goes on bit by bit, of the round in which it began: else it
+    /// might never end.
     pub fn begin_backup(
         &mut self,
         pin: &HostPin,
+        round: u32,
         pages_max: usize,
         keys: &mut Vec<PageKey>,
         sources: &mut Vec<HostPage>,
     ) -> Arrival {
-        let segments = self.tree.begin_backup(pin, pages_max, |node| {
+        let segments = self.tree.begin_backup(pin, round, pages_max, |node| {
             keys.extend_from_slice(node.keys());
             sources.extend_from_slice(&node.host.pages);
         });
@@ -609,6 +612,23 @@ impl Cache {
         let path = self.tree.path(pin.node.index, 0);
         let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
         nodes.take_while(|node| node.in_l3).map(Node::end_page).last().unwrap_or(0)
+    }
+
+    /// Begins a new round of what is known about L3: what it was not seen to have in this round or the one
+    /// before is stored again when its turn comes, since stores lose things and do not tell.
+    pub fn begin_l3_round(&mut self) {
+        self.tree.l3_round = self.tree.l3_round.saturating_add(1);
+    }
+
+    /// The round that was begun last.
+    #[must_use]
+    pub fn l3_round(&self) -> u32 {
+        self.tree.l3_round
+    }
+
+    /// Merges what grew bit by bit along a pinned path, once it will not grow any more.
+    pub fn tidy<T: Tier>(&mut self, pin: &Pin<T>) {
+        self.tree.tidy(pin);
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

@@ -60,6 +60,8 @@ pub(crate) struct Node {
     pub(crate) usage: Usage,
     /// Whether L3 is known to have these pages.
     pub(crate) in_l3: bool,
+    /// In which round that was last learnt.
+    pub(crate) l3_round: u32,
     /// Whether an operation is bringing these pages to L3.
     pub(crate) backing_up: bool,
     /// Whether the host copy has proved unsound: it is never read again.
@@ -83,6 +85,7 @@ impl Node {
             host: Holding::default(),
             usage,
             in_l3: false,
+            l3_round: 0,
             backing_up: false,
             host_unsound: false,
             is_untrimmed: false,
@@ -117,6 +120,11 @@ impl Node {
     /// Whether the tier holds this node. Every tier holds a root.
     pub(crate) fn held_by<T: Tier>(&self) -> bool {
         self.is_root() || !T::of(self).pages.is_empty()
+    }
+
+    /// In which round L3 was last seen to have these pages, if it was.
+    pub(crate) fn seen_in_l3(&self) -> Option<u32> {
+        self.in_l3.then_some(self.l3_round)
     }
 
     pub(crate) fn has_sound_host_copy(&self) -> bool {

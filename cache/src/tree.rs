@@ -107,6 +107,8 @@ pub struct Tree {
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,
     tick: u64,
+    /// The round in which things are learnt about L3.
+    pub(crate) l3_round: u32,
 }
 
 impl Tree {
@@ -135,6 +137,7 @@ impl Tree {
             shrunk: None,
             visits: 0,
             tick: 0,
+            l3_round: 0,
         }
     }
 

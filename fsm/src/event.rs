@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use terrace_cache::{DevicePin, HostPin, PageRun, Published};
+use terrace_cache::{DevicePages, DevicePin, HostPin, PageRun, Published};
 
 use crate::ids::OpId;
 use crate::state::{Computing, FailReason, StateName};
@@ -84,6 +84,15 @@ pub enum Event<'a> {
         /// What became of them.
         published: &'a Cell<Option<Published>>,
     },
+    /// More of its pages are coming from host.
+    LoadBackStarted {
+        /// The operation that brings them.
+        op: OpId,
+        /// How many of its own pages they go to.
+        pages: usize,
+        /// Those.
+        destination: &'a Handover<DevicePages>,
+    },
     /// The wait for its load-back is over.
     LoadBackEnded {
         /// Keeps the path as far as the device holds it now; without it the former pin stays.
@@ -124,6 +133,7 @@ pub enum EventName {
     Admitted,
     Grow,
     Computed,
+    LoadBackStarted,
     LoadBackEnded,
     PrefillEnded,
     Retracted,
@@ -137,7 +147,7 @@ pub enum EventName {
 
 impl EventName {
     /// Every event.
-    pub const ALL: [EventName; 17] = [
+    pub const ALL: [EventName; 18] = [
         Self::ProbeStarted,
         Self::ProbeEnded,
         Self::PrefetchStarted,
@@ -146,6 +156,7 @@ impl EventName {
         Self::Admitted,
         Self::Grow,
         Self::Computed,
+        Self::LoadBackStarted,
         Self::LoadBackEnded,
         Self::PrefillEnded,
         Self::Retracted,
@@ -171,6 +182,7 @@ impl Event<'_> {
             Self::Admitted(_) => EventName::Admitted,
             Self::Grow { .. } => EventName::Grow,
             Self::Computed { .. } => EventName::Computed,
+            Self::LoadBackStarted { .. } => EventName::LoadBackStarted,
             Self::LoadBackEnded { .. } => EventName::LoadBackEnded,
             Self::PrefillEnded => EventName::PrefillEnded,
             Self::Retracted { .. } => EventName::Retracted,
@@ -203,7 +215,7 @@ impl StateName {
                 Some(Self::Prefilling)
             }
             (Self::Prefilling | Self::Decoding, E::Grow | E::Computed) => Some(self),
-            (Self::Prefilling, E::LoadBackEnded) => Some(Self::Prefilling),
+            (Self::Prefilling, E::LoadBackStarted | E::LoadBackEnded) => Some(Self::Prefilling),
             (Self::Prefilling, E::PrefillEnded) => Some(Self::Decoding),
             (Self::Prefilling | Self::Decoding, E::Retracted) => Some(Self::Retracted),
             (Self::Retracted, E::Kept) => Some(Self::Retracted),

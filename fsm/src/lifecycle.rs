@@ -91,6 +91,7 @@ impl blocking::Superstate<Machine> for Superstate {
             | Event::Admitted(_)
             | Event::Grow { .. }
             | Event::Computed { .. }
+            | Event::LoadBackStarted { .. }
             | Event::LoadBackEnded { .. }
             | Event::PrefillEnded
             | Event::Retracted { .. }
@@ -239,6 +240,12 @@ impl State {
             Event::Computed { run, priority, published } => {
                 let Computing { path, tail, .. } = computing;
                 published.set(Some(cache.publish_device(path, *run, tail, *priority)));
+                Outcome::Handled
+            }
+            Event::LoadBackStarted { op, pages, destination } => {
+                computing.load_back = Some(*op);
+                let kept = computing.tail.len() - pages;
+                destination.put(computing.tail.split_off(kept));
                 Outcome::Handled
             }
             Event::LoadBackEnded { path } => {

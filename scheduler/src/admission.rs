@@ -5,6 +5,7 @@ use terrace_cache::{DevicePin, HostPin};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
 
 use crate::config::{Config, ms};
+use crate::pace::work;
 use crate::plan::Plan;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -46,7 +47,8 @@ impl Scheduler {
             match tried {
                 Tried::Admitted => {
                     let entry = &self.requests[candidate.handle];
-                    let to_compute = entry.prefill_end - entry.computed_tokens;
+                    let (start, end) = (entry.computed_tokens, entry.prefill_end);
+                    let to_compute = work(&self.config.batch, start, end - start);
                     if entry.life.state().operation().is_none() {
                         tokens_left = tokens_left.saturating_sub(to_compute);
                     }
@@ -90,6 +92,9 @@ impl Scheduler {
         }
         let namespace = self.requests[handle].sequence.root();
         let page_size = self.config.cache.page_size;
+        if self.waits_for_share(handle, &found) {
+            return Tried::Deferred;
+        }
         let loadable_pages = self.loadable_pages(handle, &found);
         let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
         let load_pages = if pays { loadable_pages } else { 0 };
@@ -119,6 +124,8 @@ impl Scheduler {
         if loadable_pages > load_pages {
             self.rates.forgive_load_back();
         }
+        let on_host = found.host.depth - found.device.depth;
+        self.requests[handle].loads_on = pays && loadable_pages < on_host;
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted
     }
@@ -149,7 +156,7 @@ impl Scheduler {
         entry.counts_loaded = is_first;
         entry.admitted_before = true;
         entry.sharing = None;
-        entry.waited_for_room = false;
+        (entry.waited_for_room, entry.waited_for_share) = (false, false);
         if !planted(Bug::KeepRowOfRetracted) {
             entry.row_entries = 0;
         }
@@ -168,7 +175,7 @@ impl Scheduler {
         let mut tail = self.cache.take_device_pages(new_pages).expect("room was made");
         let load_back = source.map(|source| {
             let destination = tail.split_off(new_pages - load_pages as usize);
-            self.start_load_back(handle, source, &path, destination, plan)
+            self.start_load_back(handle, source, path.depth(), destination, plan)
         });
         let slot = self.batch.take_slot().expect("a slot is free");
         let computing = Computing { slot, path, tail, load_back };

@@ -1,6 +1,7 @@
 //! Backups: storing in L3 what the host holds and L3 is not known to have.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Claims, HostPin};
@@ -18,6 +19,9 @@ pub(crate) struct Backups {
     waiting: VecDeque<PendingBackup>,
     waiting_max: usize,
     backoff: Backoff,
+    /// How long a round of what is known about L3 takes, if it ends at all, and when this one began.
+    round: Option<Duration>,
+    round_began: Time,
 }
 
 impl Backups {
@@ -27,6 +31,8 @@ impl Backups {
             waiting: VecDeque::new(),
             waiting_max: config.map_or(0, |l3| l3.backup_queue_max as usize),
             backoff: Backoff::new(ms(backoff_ms.0), ms(backoff_ms.1)),
+            round: config.map(|l3| ms(l3.doubt_after_ms)).filter(|round| !round.is_zero()),
+            round_began: Time::default(),
         }
     }
 
@@ -50,6 +56,8 @@ impl Backups {
 #[derive(Debug)]
 struct PendingBackup {
     path: HostPin,
+    /// The round of what is known about L3 in which it was queued.
+    round: u32,
     /// How often in a row it was not stored in full.
     failures: u32,
 }
@@ -68,7 +76,9 @@ impl Scheduler {
             self.cache.unpin_host(path);
             return;
         }
-        self.queue_backup_again(PendingBackup { path, failures: 0 });
+        self.doubt_l3();
+        let round = self.cache.l3_round();
+        self.queue_backup_again(PendingBackup { path, round, failures: 0 });
     }
 
     fn queue_backup_again(&mut self, backup: PendingBackup) {
@@ -86,6 +96,21 @@ impl Scheduler {
         true
     }
 
+    /// What L3 was last seen to have too long ago is no longer known.
+    fn doubt_l3(&mut self) {
+        let Some(round) = self.backups.round else { return };
+        // However long it has been, after two rounds nothing is known that was known before.
+        for _ in 0..2 {
+            if self.backups.round_began.after(round) <= self.now {
+                self.backups.round_began = self.backups.round_began.after(round);
+                self.cache.begin_l3_round();
+            }
+        }
+        if self.backups.round_began.after(round) <= self.now {
+            self.backups.round_began = self.now;
+        }
+    }
+
     /// Stores host pages that L3 is not known to have. Their path stays pinned until the outcome.
     pub(crate) fn plan_backups(&mut self, plan: &mut Plan) {
         let share = self.config.l3.as_ref().map_or(0, |l3| l3.backup_pages_max);
@@ -96,11 +121,12 @@ impl Scheduler {
                 return;
             }
             let Some(backup) = self.backups.waiting.pop_front() else { return };
-            let PendingBackup { path: source, failures } = backup;
+            let PendingBackup { path: source, round, failures } = backup;
             let first_key = plan.l3_keys.len() as u32;
             let first_page = plan.l3_host_pages.len() as u32;
             let arrival = self.cache.begin_backup(
                 &source,
+                round,
                 in_share as usize,
                 &mut plan.l3_keys,
                 &mut plan.l3_host_pages,
@@ -115,7 +141,7 @@ impl Scheduler {
                 false => source,
             };
             let may_have_more = pages == in_share;
-            let work = Work::Backup { source, arrival, may_have_more, failures };
+            let work = Work::Backup { source, arrival, round, may_have_more, failures };
             let op = self.operations.start(work, None, pages, self.now);
             plan.l3.push(L3Op {
                 op,
@@ -139,7 +165,7 @@ impl Scheduler {
 
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
         let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
-        let Work::Backup { source, arrival, may_have_more, failures } = work else {
+        let Work::Backup { source, arrival, round, may_have_more, failures } = work else {
             unreachable!("a backup")
         };
         let stored = sound_pages as usize;
@@ -149,13 +175,14 @@ impl Scheduler {
             keys.for_each(|&key| reading.is_there(key));
         }
         self.cache.end_backup(&source, &arrival, stored);
+        self.cache.tidy(&source);
         if corrupt && let Some(page) = arrival.page_at(sound_pages) {
             self.cache.distrust_host(&source, page);
         }
         self.backups.backoff.note(failed || corrupt, true, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
         if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
-            self.queue_backup_again(PendingBackup { path: source, failures });
+            self.queue_backup_again(PendingBackup { path: source, round, failures });
         } else {
             self.cache.unpin_host(source);
         }

@@ -62,8 +62,17 @@ impl Default for ModelConfig {
 pub struct BatchConfig {
     /// Requests that run at once: rows of the engine's page table.
     pub running_max: u32,
-    /// Tokens that one step computes at the most.
+    /// Tokens that one step computes at the most. Those far into a prompt count for more than one each, see
+    /// `context_tokens`.
     pub step_tokens_max: u32,
+    /// A token of a prompt with more than so many before it counts for more in a step, with twice as many
+    /// for two, since it attends to them all: steps take about as long at the end of a long prompt as at its
+    /// start. With 0 all count the same.
+    pub context_tokens: u32,
+    /// Prompts that a step cannot finish get no more of it, all together, than is computed in a quarter of
+    /// the time in which another request is expected, so that those who come meanwhile do not wait for long.
+    /// So many tokens they get in any case; with `step_tokens_max` as much as there is.
+    pub chunk_tokens_min: u32,
     /// Whether prefill chunks and decodes share a step.
     pub mixed: bool,
     /// Of the tokens that a step has for prompts, so many percent go to the prompts with the least left
@@ -93,6 +102,8 @@ impl Default for BatchConfig {
         Self {
             running_max: 256,
             step_tokens_max: 8192,
+            context_tokens: 49_152,
+            chunk_tokens_min: 128,
             mixed: true,
             shortest_first_percent: 75,
             prefill_streak_max: 8,
@@ -219,6 +230,9 @@ pub struct L3Config {
     pub backup_pages_max: u32,
     /// Backups that wait for their turn at the most; the oldest give way.
     pub backup_queue_max: u32,
+    /// For how long it is believed that L3 still has what it had, twice that at the most; what is used after
+    /// that is offered to it again, and taken if it has lost it. With 0 it is believed for good.
+    pub doubt_after_ms: u64,
     /// For how long a page that L3 failed to deliver is not asked for.
     pub negative_ttl_ms: u64,
     /// How many such pages are remembered.
@@ -241,6 +255,7 @@ impl Default for L3Config {
             backup: true,
             backup_pages_max: 16_384,
             backup_queue_max: 1_024,
+            doubt_after_ms: 600_000,
             negative_ttl_ms: 10_000,
             negative_max: 65_536,
             backoff_base_ms: 100,
@@ -318,6 +333,7 @@ impl Config {
             ("cache.device_pages", self.cache.device_pages),
             ("batch.running_max", self.batch.running_max),
             ("batch.step_tokens_max", self.batch.step_tokens_max),
+            ("batch.chunk_tokens_min", self.batch.chunk_tokens_min),
             ("batch.prefill_streak_max", self.batch.prefill_streak_max),
             ("batch.decode_tokens", self.batch.decode_tokens),
             ("batch.step_failures_max", self.batch.step_failures_max),

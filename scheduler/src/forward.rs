@@ -10,6 +10,7 @@ use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateN
 use crate::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
+use crate::pace::work;
 use crate::plan::{Decode, Plan, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
@@ -350,9 +351,13 @@ impl Scheduler {
             return;
         }
         let prefills = step.members.iter().take_while(|member| !member.is_decode);
-        let alive = prefills.filter(|member| self.requests.get(member.handle).is_some());
-        let tokens = alive.map(|member| member.end - member.start).sum();
-        self.rates.observe_prefill(tokens, took, has_decodes);
+        let (mut tokens, mut counted) = (0, 0);
+        for member in prefills.filter(|member| self.requests.get(member.handle).is_some()) {
+            let computed = member.end - member.start;
+            tokens += computed;
+            counted += work(&self.config.batch, member.start, computed);
+        }
+        self.rates.observe_prefill(tokens, counted, took, has_decodes);
     }
 }
 

@@ -81,6 +81,7 @@ mod life;
 mod line;
 mod load_back;
 mod operations;
+mod pace;
 mod plan;
 mod prefetch;
 mod prefill;

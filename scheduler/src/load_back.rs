@@ -1,39 +1,97 @@
 //! Load-backs: pages of a request that is admitted come from host instead of being computed again.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePages, DevicePin, HostPin, Match};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId};
+use terrace_cache::{DevicePages, HostPin, Match};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, State};
 
+use crate::config::ms;
 use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
-use crate::waiting::Waiting;
+use crate::waiting::{DelayReason, Waiting};
 
 impl Scheduler {
     /// How many pages could be loaded from host: as many as there are, or as the share has room for.
     pub(crate) fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
-        let copies = &self.config.copies;
         let in_flight = self.operations.counts().load_backs.in_flight_pages;
-        let share = copies.load_back_pages_max.saturating_sub(in_flight);
+        let share = self.config.copies.load_back_pages_max.saturating_sub(in_flight);
+        self.loadable_within(share, handle, found)
+    }
+
+    fn loadable_within(&self, share: u32, handle: Handle, found: &Match) -> u32 {
         let pages = (found.host.depth - found.device.depth).min(share);
-        let possible = pages >= copies.load_back_threshold_pages
+        let possible = pages >= self.config.copies.load_back_threshold_pages
             && !planted(Bug::NeverLoadBack)
             && !found.arriving
             && !self.requests[handle].distrusts_host;
         if possible { pages } else { 0 }
     }
 
+    /// Whether the request waits for others to load less, so that it can load what it would have to
+    /// compute. What comes late is not waited for, and nobody waits twice.
+    pub(crate) fn waits_for_share(&mut self, handle: Handle, found: &Match) -> bool {
+        let counts = self.operations.counts().load_backs;
+        let others = counts.in_flight_pages - counts.quarantined_pages;
+        if others == 0 || self.requests[handle].waited_for_share {
+            return false;
+        }
+        let copies = &self.config.copies;
+        let share = copies.load_back_pages_max.saturating_sub(counts.quarantined_pages);
+        let wanted = self.loadable_within(share, handle, found);
+        let is_worth_it = wanted > self.loadable_pages(handle, found)
+            && self.rates.load_back_pays(wanted, wanted * self.config.cache.page_size);
+        if is_worth_it {
+            let until = self.now.after(ms(copies.load_back_timeout_ms));
+            self.look_again(handle, until, DelayReason::Share);
+        }
+        is_worth_it
+    }
+
+    /// Loads what the share had no room for when the request was admitted.
+    pub(crate) fn load_on(&mut self, handle: Handle, plan: &mut Plan) {
+        let entry = &self.requests[handle];
+        let State::Prefilling(computing) = entry.life.state() else { return };
+        let start_page = computing.path.depth();
+        let page_size = self.config.cache.page_size;
+        let is_between_pages = entry.computed_tokens == start_page * page_size;
+        // A step in flight writes to the pages that it would be loaded to.
+        let is_computed = self.steps.have(entry) && !planted(Bug::LoadOverStep);
+        if !entry.loads_on || computing.load_back.is_some() || !is_between_pages || is_computed {
+            return;
+        }
+        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
+        let on_host = found.host.depth - found.device.depth;
+        let pages = self.loadable_pages(handle, &found).min(computing.tail.len() as u32);
+        let pays = self.rates.load_back_pays(on_host, on_host * page_size);
+        self.requests[handle].loads_on = pays && pages < on_host;
+        if !pays || pages == 0 || found.device.depth != start_page {
+            return;
+        }
+        let sequence = &self.requests[handle].sequence;
+        let namespace = sequence.root();
+        let at = self.cache.lookup(sequence, start_page + pages).host;
+        let source = self.cache.pin_host(namespace, at);
+        let (op, destination) = (self.operations.next_id(), Handover::empty());
+        let pages = pages as usize;
+        self.happen(handle, &LifeEvent::LoadBackStarted { op, pages, destination: &destination });
+        let entry = &mut self.requests[handle];
+        entry.row_entries = entry.row_entries.min(start_page);
+        self.start_load_back(handle, source, start_page, destination.take(), plan);
+        let until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
+        self.requests.wait(handle, Waiting::Loading { until });
+    }
+
     pub(crate) fn start_load_back(
         &mut self,
         handle: Handle,
         source: HostPin,
-        path: &DevicePin,
+        start_page: u32,
         pages: DevicePages,
         plan: &mut Plan,
     ) -> OpId {
         let first = plan.copy_host_pages.len() as u32;
-        let arrival = self.cache.begin_load_back(&source, path.depth(), &mut plan.copy_host_pages);
+        let arrival = self.cache.begin_load_back(&source, start_page, &mut plan.copy_host_pages);
         assert_eq!(arrival.pages(), pages.len(), "a load-back has a destination for each page");
         plan.copy_device_pages.extend_from_slice(pages.as_slice());
         let anchor = self.cache.pin_device_along(&source);
@@ -87,10 +145,10 @@ impl Scheduler {
         let from_l3 = loaded.end.min(fetched.end).saturating_sub(loaded.start.max(fetched.start));
         let from_host = loaded.len() as u32 - from_l3;
         let page_size = self.config.cache.page_size;
-        entry.hits.host_tokens = from_host * page_size;
-        entry.hits.l3_tokens = from_l3 * page_size;
-        self.stats.host_hit_tokens += u64::from(entry.hits.host_tokens);
-        self.stats.l3_hit_tokens += u64::from(entry.hits.l3_tokens);
+        entry.hits.host_tokens += from_host * page_size;
+        entry.hits.l3_tokens += from_l3 * page_size;
+        self.stats.host_hit_tokens += u64::from(from_host * page_size);
+        self.stats.l3_hit_tokens += u64::from(from_l3 * page_size);
     }
 
     /// The request computes what its load-back has not brought in time.

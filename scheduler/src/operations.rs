@@ -42,6 +42,8 @@ pub(crate) enum Work {
     Backup {
         source: HostPin,
         arrival: Arrival,
+        /// The round of what is known about L3 in which it was queued.
+        round: u32,
         /// Whether the share had no room for more of the path.
         may_have_more: bool,
         /// How often in a row it was not stored in full before.

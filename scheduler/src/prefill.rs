@@ -14,6 +14,7 @@ use terrace_fsm::State;
 use crate::admission::prefill_end;
 use crate::admission_order::AdmissionOrder;
 use crate::config::ms;
+use crate::pace::{tokens_for, work};
 use crate::plan::{Plan, Prefill};
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
@@ -25,6 +26,10 @@ pub(crate) struct ShareOut {
     shortest: Vec<Short>,
     /// Whether somebody's prompt is not computed to its end in the step that is planned.
     is_part_left: bool,
+    /// How much of the step is left for prompts that it cannot finish.
+    left_for_long: u32,
+    /// Whether one of those would have got more of it.
+    is_held_back: bool,
 }
 
 /// One of those with the least left to compute.
@@ -42,17 +47,24 @@ impl Scheduler {
         }
         if self.batch.prefilling() > 0 {
             for place in 0..self.batch.running().len() {
-                self.take_over(self.batch.running()[place]);
+                let handle = self.batch.running()[place];
+                self.take_over(handle);
+                self.load_on(handle, plan);
             }
         }
         let percent = self.config.batch.shortest_first_percent;
         let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
         *tokens_left -= for_shortest;
         self.share_out.is_part_left = false;
+        self.share_out.is_held_back = false;
+        let long = self.work_for_long_prompts();
+        let long_for_shortest = (u64::from(long) * u64::from(percent)).div_ceil(100) as u32;
+        self.share_out.left_for_long = long - long_for_shortest;
         self.share_by_turn(plan, true, tokens_left);
-        // If something is left, everybody who could be admitted has been.
-        let is_short = *tokens_left == 0;
+        // If something is left that nobody was refused, everybody who could be admitted has been.
+        let is_short = *tokens_left == 0 || self.share_out.is_held_back;
         *tokens_left += for_shortest;
+        self.share_out.left_for_long += long_for_shortest;
         if is_short {
             self.share_among_shortest(plan, tokens_left);
         }
@@ -183,6 +195,15 @@ impl Scheduler {
 
     // ---- chunks ----
 
+    /// How much of a step prompts may have that it cannot finish: whoever comes meanwhile waits for it.
+    fn work_for_long_prompts(&self) -> u32 {
+        let chunk_min = self.config.batch.chunk_tokens_min;
+        match self.arrivals.gap_ns(self.now) {
+            Some(gap_ns) => self.rates.work_within(gap_ns / 4).max(chunk_min),
+            None => u32::MAX,
+        }
+    }
+
     /// Whether the request has a prompt to compute, and all that it takes.
     fn can_compute(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
@@ -209,11 +230,15 @@ impl Scheduler {
         if *tokens_left == 0 || !self.can_compute(handle) || self.is_given_to_another(handle) {
             return;
         }
-        let page_size = self.config.cache.page_size;
+        let (page_size, config) = (self.config.cache.page_size, &self.config.batch);
         let entry = &mut self.requests[handle];
         let start = entry.planned_tokens() + entry.chunk_tokens;
-        let mut end = entry.prefill_end.min(start + *tokens_left);
+        let mut end = entry.prefill_end.min(start + tokens_for(config, start, *tokens_left));
         if end < entry.prefill_end {
+            let in_step = end;
+            let for_long = tokens_for(config, start, self.share_out.left_for_long);
+            end = end.min(start.saturating_add(for_long));
+            self.share_out.is_held_back |= end < in_step;
             let page_end = end - end % page_size;
             end = match page_end > start {
                 true => page_end,
@@ -222,9 +247,14 @@ impl Scheduler {
                 false => end,
             };
         }
-        self.share_out.is_part_left |= end < entry.prefill_end;
+        let counted = work(config, start, end - start);
+        if end < entry.prefill_end {
+            self.share_out.is_part_left = true;
+            let left = &mut self.share_out.left_for_long;
+            *left = left.saturating_sub(counted);
+        }
         entry.chunk_tokens += end - start;
-        *tokens_left -= end - start;
+        *tokens_left = tokens_left.saturating_sub(counted);
     }
 
     /// Whether this step computes the request's next page for another already: it is taken over then. If
@@ -280,9 +310,8 @@ impl Scheduler {
         let State::Prefilling(computing) = entry.life.state() else { return };
         let start = computing.path.depth();
         let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
-        let is_computing = entry.flying.tokens > 0;
         if computing.load_back.is_some()
-            || is_computing
+            || self.steps.have(entry)
             || start >= end
             || planted(Bug::NeverTakeOver)
         {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use terrace_cache::planted::{Bug, planted};
+
 use crate::config::RateConfig;
 
 /// A running mean that forgets an eighth of what it knew with each sample, and in which a sample of
@@ -46,6 +48,8 @@ impl Mean {
 pub(crate) struct Rates {
     assumed: RateConfig,
     prefill_ns_per_token: Mean,
+    /// The same for tokens as they count in a step.
+    work_ns: Mean,
     load_back_ns_per_page: Mean,
     prefetch_ns_per_page: Mean,
     /// What a step takes in which nothing is computed but decodes.
@@ -56,6 +60,7 @@ impl Rates {
     pub(crate) fn new(assumed: &RateConfig) -> Self {
         Self {
             prefill_ns_per_token: Mean::new(assumed.prefill_ns_per_token),
+            work_ns: Mean::new(assumed.prefill_ns_per_token),
             load_back_ns_per_page: Mean::new(assumed.load_back_ns_per_page),
             prefetch_ns_per_page: Mean::new(assumed.prefetch_ns_per_page),
             decode_step_ns: Mean::new(0),
@@ -63,11 +68,24 @@ impl Rates {
         }
     }
 
-    /// A step computed so many tokens of prompts; what its decodes would have taken alone is not
-    /// theirs.
-    pub(crate) fn observe_prefill(&mut self, tokens: u32, took: Duration, beside_decodes: bool) {
+    /// A step computed so many tokens of prompts, which counted for that much work; what its decodes
+    /// would have taken alone is not theirs.
+    pub(crate) fn observe_prefill(
+        &mut self,
+        tokens: u32,
+        work: u32,
+        took: Duration,
+        beside_decodes: bool,
+    ) {
         let decodes = if beside_decodes { self.decode_step_ns.each() } else { 0 };
-        observe(&mut self.prefill_ns_per_token, nanos(took).saturating_sub(decodes), tokens);
+        let took = nanos(took).saturating_sub(decodes);
+        observe(&mut self.prefill_ns_per_token, took, tokens);
+        observe(&mut self.work_ns, took, work);
+    }
+
+    /// How much work on prompts is done in so long.
+    pub(crate) fn work_within(&self, ns: u64) -> u32 {
+        u32::try_from(ns / self.work_ns.each().max(1)).unwrap_or(u32::MAX)
     }
 
     /// A step, repeated so often, was nothing but decodes.
@@ -88,6 +106,9 @@ impl Rates {
     /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
     /// prefetching off for good, since only prefetches measure it.
     pub(crate) fn forgive_prefetch(&mut self) {
+        if planted(Bug::PriceOutForGood) {
+            return;
+        }
         self.prefetch_ns_per_page.drift_to(self.assumed.prefetch_ns_per_page);
     }
 
@@ -185,7 +206,7 @@ mod tests {
         });
         for _ in 0..50 {
             rates.observe_decodes(Duration::from_millis(40), 3);
-            rates.observe_prefill(1000, Duration::from_millis(11), true);
+            rates.observe_prefill(1000, 1000, Duration::from_millis(11), true);
         }
         assert!(rates.load_back_pays(1, 25), "25 tokens take 25 us");
         assert!(!rates.load_back_pays(1, 15), "15 tokens take 15 us");
@@ -196,7 +217,7 @@ mod tests {
         let mut rates = Rates::new(&RateConfig::default());
         assert!(rates.load_back_pays(1, 16));
         for _ in 0..50 {
-            rates.observe_prefill(1000, Duration::from_micros(10), false);
+            rates.observe_prefill(1000, 1000, Duration::from_micros(10), false);
         }
         assert!(!rates.load_back_pays(1, 16), "computing 16 tokens takes 160 ns");
     }

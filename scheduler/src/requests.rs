@@ -69,6 +69,10 @@ pub(crate) struct Entry {
 
     /// Whether it has waited for copies to host that make room.
     pub(crate) waited_for_room: bool,
+    /// Whether it has waited in vain for others to load less.
+    pub(crate) waited_for_share: bool,
+    /// Whether the host has more of it than could be loaded at once.
+    pub(crate) loads_on: bool,
 
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
@@ -124,6 +128,8 @@ impl Entry {
             fetched: 0..0,
             distrusts_host: false,
             waited_for_room: false,
+            waited_for_share: false,
+            loads_on: false,
             computed_tokens: 0,
             flying: Flying::default(),
             chunk_tokens: 0,

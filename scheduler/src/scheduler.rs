@@ -15,6 +15,7 @@ use crate::event::{Event, Outcome};
 use crate::life::News;
 use crate::line::Candidate;
 use crate::operations::{Operations, Reported, Work};
+use crate::pace::Arrivals;
 use crate::plan::{Plan, StepId};
 use crate::prefill::ShareOut;
 use crate::rates::Rates;
@@ -60,6 +61,7 @@ pub struct Scheduler {
     pub(crate) now: Time,
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) share_out: ShareOut,
+    pub(crate) arrivals: Arrivals,
 }
 
 impl Scheduler {
@@ -86,6 +88,7 @@ impl Scheduler {
             now: Time::default(),
             candidates: Vec::new(),
             share_out: ShareOut::default(),
+            arrivals: Arrivals::default(),
             config,
         })
     }
@@ -114,6 +117,7 @@ impl Scheduler {
             let start_by = now.after(ms(self.config.queue.start_timeout_ms));
             self.requests.limit_start(handle, Some(start_by));
         }
+        self.arrivals.observe(now);
         self.stats.submitted += 1;
         match &mut self.reading {
             Some(reading) => reading.ask_about(handle),

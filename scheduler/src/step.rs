@@ -183,12 +183,16 @@ impl Steps {
         self.in_flight.iter_mut().find(|step| step.id == last)
     }
 
-    /// Whether a step in flight has the request in it and is of no use to it.
+    /// Whether a step in flight has the request in it.
+    pub(crate) fn have(&self, entry: &Entry) -> bool {
+        let first = self.in_flight.front();
+        let is_in_flight = |output: Output| first.is_some_and(|first| first.id <= output.step);
+        entry.flying.last.is_some_and(is_in_flight)
+    }
+
+    /// Whether one has, and is of no use to it.
     pub(crate) fn is_in_vain_for(&self, entry: &Entry) -> bool {
-        let Flying { tokens, last, .. } = entry.flying;
-        let is_in_flight =
-            |output: Output| self.in_flight.front().is_some_and(|first| first.id <= output.step);
-        tokens == 0 && last.is_some_and(is_in_flight)
+        entry.flying.tokens == 0 && self.have(entry)
     }
 
     /// Until which step device pages that come back have to cool: the last in flight, if others can be

@@ -53,6 +53,8 @@ pub(crate) enum DelayReason {
     Prefix,
     /// Copies to host make room.
     Room,
+    /// Others load so much that the rest of its pages on host would have to be computed.
+    Share,
 }
 
 impl Waiting {
@@ -138,7 +140,12 @@ impl Scheduler {
         }
         match entry.waiting() {
             // It stays where it is; whoever admits looks at it again.
-            Waiting::InLine { .. } => self.requests.wait(handle, Waiting::IN_LINE),
+            Waiting::InLine { delay } => {
+                if delay.is_some_and(|delay| delay.reason == DelayReason::Share) {
+                    self.requests[handle].waited_for_share = true;
+                }
+                self.requests.wait(handle, Waiting::IN_LINE);
+            }
             Waiting::ToAsk
             | Waiting::Asking { .. }
             | Waiting::Told { .. }

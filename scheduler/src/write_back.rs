@@ -106,11 +106,12 @@ impl Scheduler {
 
     /// Lets a drained request end; what is on host of it already may still be missing in L3.
     fn finish(&mut self, handle: Handle) {
-        if self.backs_up()
-            && let State::Draining { path } = self.requests[handle].life.state()
-        {
-            let kept = self.cache.pin_host_along(path);
-            self.queue_backup(kept);
+        if let State::Draining { path } = self.requests[handle].life.state() {
+            self.cache.tidy(path);
+            if self.backs_up() {
+                let kept = self.cache.pin_host_along(path);
+                self.queue_backup(kept);
+            }
         }
         self.end(handle, &LifeEvent::Drained);
     }
@@ -201,6 +202,7 @@ impl Scheduler {
         let Operation { work, owner, sound_pages, .. } = operation;
         let Work::WriteBack { source, arrival, pages } = work else { unreachable!("a write-back") };
         self.cache.end_write_back(&source, &arrival, pages, sound_pages as usize);
+        self.cache.tidy(&source);
         if sound_pages > 0 && self.backs_up() {
             let stored = self.cache.pin_host_along(&source);
             self.queue_backup(stored);

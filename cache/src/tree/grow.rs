@@ -63,7 +63,9 @@ impl Tree {
             } else {
                 self.attach::<T>(child, pages.as_vec_mut().drain(..common));
             }
-            self.nodes[child as usize].in_l3 |= in_l3;
+            if in_l3 {
+                self.note_in_l3(child);
+            }
             gained += common;
             rest = rest.skip(common);
             bottom = child;
@@ -126,7 +128,7 @@ impl Tree {
         };
         let mut node = Node::new(above.namespace, run.start_page, usage);
         self.furnish(&mut node, run);
-        node.in_l3 = in_l3;
+        (node.in_l3, node.l3_round) = (in_l3, self.l3_round);
         let index = self.place(node);
         self.by_key.insert(run.first_key(), index);
         self.link(index, parent);

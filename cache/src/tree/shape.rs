@@ -2,6 +2,7 @@
 
 use super::{Cursor, Tree};
 use crate::node::{Holding, NONE, Node};
+use crate::pin::Pin;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
 use crate::tier::Device;
@@ -43,8 +44,8 @@ impl Tree {
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
         (upper.is_untrimmed, node.is_untrimmed) = (true, true);
-        (upper.in_l3, upper.backing_up, upper.host_unsound) =
-            (node.in_l3, node.backing_up, node.host_unsound);
+        (upper.in_l3, upper.l3_round) = (node.in_l3, node.l3_round);
+        (upper.backing_up, upper.host_unsound) = (node.backing_up, node.host_unsound);
         node.start_page += pages as u32;
         self.tick += 1;
         node.usage.created = self.tick;
@@ -59,6 +60,18 @@ impl Tree {
         self.refresh(upper);
         self.refresh(index);
         upper
+    }
+
+    /// Merges the nodes along a pinned path that nothing tells apart and that were used alike: what grew
+    /// bit by bit under a request that has ended.
+    pub(crate) fn tidy<T>(&mut self, pin: &Pin<T>) {
+        for index in self.path(pin.node.index, 0) {
+            let node = &self.nodes[index as usize];
+            let child = self.nodes.get(node.first_child as usize);
+            if child.is_some_and(|child| node.usage.is_like(&child.usage)) {
+                self.merge_with_only_child(index);
+            }
+        }
     }
 
     /// Merges a node with its only child, if nothing tells them apart and the child is small.
@@ -139,7 +152,7 @@ fn is_like_only_child(node: &Node, child: &Node) -> bool {
         && node.host.pages.is_empty() == child.host.pages.is_empty()
         && !node.is_in_motion()
         && !child.is_in_motion()
-        && (node.in_l3, node.host_unsound) == (child.in_l3, child.host_unsound)
+        && (node.seen_in_l3(), node.host_unsound) == (child.seen_in_l3(), child.host_unsound)
 }
 
 /// The part of a holding that goes to the upper node of a split.

@@ -9,6 +9,9 @@ use crate::planted::{Bug, planted};
 use crate::pool::Pool;
 use crate::tier::{Device, Host, Pages, Tier};
 
+/// For so many rounds it is believed that L3 still has what it had.
+const ROUNDS_BELIEVED: u32 = 2;
+
 impl Tree {
     /// Marks pages of the pinned path that tier `T` lacks and nobody is bringing as arriving, from
     /// page `start_page` down, at most `pages_max`, and passes each node to `each`. Nodes that
@@ -101,10 +104,12 @@ impl Tree {
             .sum()
     }
 
-    /// Marks what a backup of the pinned path should store, and passes each node to `each`.
+    /// Marks what a backup of the pinned path should store, by what was known in a round, and passes each
+    /// node to `each`.
     pub(crate) fn begin_backup(
         &mut self,
         pin: &Pin<Host>,
+        round: u32,
         pages_max: usize,
         mut each: impl FnMut(&Node),
     ) -> Vec<Segment> {
@@ -115,7 +120,8 @@ impl Tree {
             if left == 0 {
                 break;
             }
-            if node.in_l3 || node.backing_up || node.host.pages.is_empty() || node.host_unsound {
+            let is_known = node.in_l3 && round.saturating_sub(node.l3_round) < ROUNDS_BELIEVED;
+            if is_known || node.backing_up || node.host.pages.is_empty() || node.host_unsound {
                 continue;
             }
             let index = if node.len() > left { self.split(index, left) } else { index };
@@ -153,10 +159,19 @@ impl Tree {
             let node = &mut self.nodes[index as usize];
             if segments.iter().any(|segment| segment.covers(node)) {
                 node.backing_up = false;
-                node.in_l3 |= node.len() <= stored && !node.host_unsound;
-                stored = stored.saturating_sub(node.len());
+                let length = node.len();
+                if length <= stored && !node.host_unsound {
+                    self.note_in_l3(index);
+                }
+                stored = stored.saturating_sub(length);
             }
         }
+    }
+
+    /// L3 has just shown that it has a node's pages.
+    pub(super) fn note_in_l3(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        (node.in_l3, node.l3_round) = (true, self.l3_round);
     }
 
     /// Never reads the host copies of the pinned path from `start_page` on again.

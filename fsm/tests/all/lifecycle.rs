@@ -42,7 +42,7 @@ impl World {
 
     /// Lets an event of this name happen, with what such an event carries.
     fn happen(&mut self, name: EventName) -> (StateName, StateName) {
-        let path = Handover::empty();
+        let (path, destination) = (Handover::empty(), Handover::empty());
         let (grown, published) = (Cell::new(false), Cell::new(None));
         let sequence = self.sequence.clone();
         let event = match name {
@@ -64,6 +64,9 @@ impl World {
                 let run = sequence.run(start, start + 1);
                 Event::Computed { run, priority: 0, published: &published }
             }
+            EventName::LoadBackStarted => {
+                Event::LoadBackStarted { op: OpId(4), pages: 1, destination: &destination }
+            }
             EventName::LoadBackEnded => Event::LoadBackEnded { path: None },
             EventName::PrefillEnded => Event::PrefillEnded,
             EventName::Retracted => {
@@ -82,6 +85,9 @@ impl World {
         let states = self.handle(&event);
         if name == EventName::WriteBackStarted {
             self.cache.unpin_device(path.take());
+        }
+        if name == EventName::LoadBackStarted {
+            self.cache.give_device_pages(destination.take());
         }
         states
     }

@@ -363,3 +363,31 @@ fn a_store_counts_a_page_once_however_its_writes_failed() {
         assert_eq!(unlimited, pages(&config), "seed {seed}");
     }
 }
+
+/// A hundred prompts of 200 tokens a second, and perhaps one of 262,144 that comes after a second.
+fn short_prompts(with_a_long_one: bool) -> Trace {
+    let mut builder = TraceBuilder::new(BLOCK_TOKENS).expect("a good size of blocks");
+    for number in 0..2500 {
+        let arrival_us = number * 10_000;
+        if with_a_long_one && number == 100 {
+            let blocks: Vec<u64> =
+                (0..262_144 / u64::from(BLOCK_TOKENS)).map(|b| 1 << 32 | b).collect();
+            builder.push(arrival_us, 262_144, 4, &blocks).expect("a good request");
+        }
+        let blocks: Vec<u64> =
+            (0..200 / u64::from(BLOCK_TOKENS) + 1).map(|b| number << 8 | b).collect();
+        builder.push(arrival_us, 200, 4, &blocks).expect("a good request");
+    }
+    builder.finish()
+}
+
+#[test]
+fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
+    for step_tokens_max in [512, 8192] {
+        let mut config = Config::default();
+        config.scheduler.batch.step_tokens_max = step_tokens_max;
+        let alone = run(&short_prompts(false), &config).ttft_ms.p99;
+        let beside = run(&short_prompts(true), &config).ttft_ms.p99;
+        assert!(beside < 3.0 * alone, "{step_tokens_max} tokens a step: {beside} ms, {alone} ms");
+    }
+}

@@ -99,6 +99,10 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(l3(|l3| l3.prefetch_pages_max = 3).contains("exceeds l3.prefetch_pages_max"));
     assert!(l3(|l3| l3.backoff_max_ms = 1).contains("exceeds l3.backoff_max_ms"));
     assert!(l3(|l3| l3.prefetch_threshold_pages = 0).contains("use at least 1"));
+    assert_eq!(
+        l3(|l3| l3.probe_timeout_ms = 0),
+        "l3.probe_timeout_ms = 0: use at least 1, or leave out [l3]: no answer would ever come in time"
+    );
 }
 
 #[test]

@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let started = Instant::now();
-    let Lived { steps, faults, failures, fingerprint } = live_all(&arguments, seeds.clone());
+    let Lived { steps, faults, failures, fingerprint, .. } = live_all(&arguments, seeds.clone());
     let seconds = started.elapsed().as_secs_f64();
     let summary = Summary {
         seeds: seeds.end - seeds.start,
@@ -105,9 +105,43 @@ fn main() -> ExitCode {
 #[derive(Default)]
 struct Lived {
     steps: u64,
+    /// Seeds that came to their end.
+    seeds: u64,
     faults: FaultCounts,
     failures: Vec<Life>,
     fingerprint: u64,
+}
+
+/// Lines that tell how far a long run has come where nobody looks at a terminal.
+struct Log {
+    seeds: u64,
+    started: Instant,
+    /// Seconds from the start until the next line; it grows with the run.
+    next_s: AtomicU64,
+    is_on: bool,
+}
+
+impl Log {
+    fn new(seeds: u64) -> Self {
+        let is_on = !std::io::stderr().is_terminal();
+        Self { seeds, started: Instant::now(), next_s: AtomicU64::new(10), is_on }
+    }
+
+    fn seed_lived(&self, lived: &Lived) {
+        let seconds = self.started.elapsed().as_secs();
+        if !self.is_on || seconds < self.next_s.load(Ordering::Relaxed) {
+            return;
+        }
+        self.next_s.store(seconds + (seconds / 10).clamp(10, 300), Ordering::Relaxed);
+        let left = (seconds + 1) * (self.seeds - lived.seeds) / lived.seeds.max(1);
+        eprintln!(
+            "{seconds} s: {} of {} seeds, {} steps, {} violations, about {left} s left",
+            lived.seeds,
+            self.seeds,
+            lived.steps,
+            lived.failures.len(),
+        );
+    }
 }
 
 /// Lives all the seeds, several at once.
@@ -117,6 +151,7 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
     let progress = progress(seeds.end - seeds.start);
     let next = AtomicU64::new(seeds.start);
     let lived = Mutex::new(Lived::default());
+    let log = Log::new(seeds.end - seeds.start);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -127,6 +162,7 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
                     }
                     let life = live(Fate::of(seed, arguments.steps));
                     let mut lived = lived.lock().expect("no thread panics");
+                    lived.seeds += 1;
                     lived.steps += life.steps;
                     lived.faults.add(&life.faults);
                     // A sum does not depend on which seed was done first.
@@ -135,6 +171,7 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
                         lived.failures.push(life);
                     }
                     progress.inc(1);
+                    log.seed_lived(&lived);
                 }
             });
         }

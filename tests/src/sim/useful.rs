@@ -118,6 +118,8 @@ enum Trouble {
     Fails,
     Hangs,
     Slow,
+    /// It answers at once and delivers so slowly that computing is cheaper.
+    Dear,
     Missing,
 }
 
@@ -150,6 +152,10 @@ pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
         Trouble::Slow,
         Trouble::Missing,
     ]);
+    let trouble = match trouble {
+        Trouble::Slow if seed / 4 % 2 == 0 => Trouble::Dear,
+        other => other,
+    };
     let mut world = Useful {
         by_priority: config.cache.eviction == EvictionKind::Priority,
         device_pages: config.cache.device_pages as usize,
@@ -561,9 +567,10 @@ impl Useful {
             self.uses.clear();
         }
         let slowness = match self.trouble {
-            Trouble::None | Trouble::Fails | Trouble::Missing => 1,
-            Trouble::Hangs => 10_000,
-            Trouble::Slow => 300,
+            Trouble::None | Trouble::Fails | Trouble::Missing => (1, 1),
+            Trouble::Hangs => (10_000, 10_000),
+            Trouble::Slow => (300, 300),
+            Trouble::Dear => (1, 60),
         };
         while self.due.len() < self.stage.owed.len() {
             let (op, _) = self.stage.owed[self.due.len()];
@@ -571,10 +578,10 @@ impl Useful {
                 Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) | None => {
                     50 + self.dice.below(200)
                 }
-                Some(Transfer::Probe(_)) => (200 + self.dice.below(500)) * slowness,
+                Some(Transfer::Probe(_)) => (200 + self.dice.below(500)) * slowness.0,
                 Some(Transfer::Prefetch(keys, _) | Transfer::Backup(keys, _)) => {
                     let pages = keys.len() as u64;
-                    (300 + 20 * pages + self.dice.below(500)) * slowness
+                    (300 + 20 * pages + self.dice.below(500)) * slowness.1
                 }
             };
             self.due.push(self.now() + takes);
@@ -593,9 +600,12 @@ impl Useful {
         let outcome = match self.trouble {
             Trouble::Fails if is_l3 => Outcome::Failed,
             Trouble::Missing if is_l3 => Outcome::Missing,
-            Trouble::None | Trouble::Fails | Trouble::Hangs | Trouble::Slow | Trouble::Missing => {
-                Outcome::Done
-            }
+            Trouble::None
+            | Trouble::Fails
+            | Trouble::Hangs
+            | Trouble::Slow
+            | Trouble::Dear
+            | Trouble::Missing => Outcome::Done,
         };
         self.perform(Action::Report(place as u32, outcome))
     }
@@ -613,8 +623,6 @@ fn draw_config(dice: &mut Dice) -> Config {
             running_max: RUNNING_MAX,
             step_tokens_max: (4 * page_size).max(8),
             mixed: !dice.one_in(4),
-            // Short prompts have as many tokens: see `submit`.
-            shortest_first_percent: 25,
             ..BatchConfig::default()
         })
         .queue(QueueConfig {

@@ -107,6 +107,61 @@ fn nobody_lengthens_a_node_that_another_has_pinned() {
     end(cache);
 }
 
+/// A word whose maker could not lengthen its node, since another had it pinned each time.
+fn letter_by_letter(cache: &mut Cache, text: &str) -> DevicePin {
+    let mut pin = publish_and_pin(cache, &text[..1]);
+    for end in 1..text.len() {
+        let other = pin_device(cache, &text[..end]);
+        lengthen(cache, &mut pin, &text[..=end]);
+        cache.unpin_device(other);
+    }
+    assert_eq!(nodes(cache, 1), text.len());
+    pin
+}
+
+#[test]
+fn what_grew_bit_by_bit_is_one_node_once_it_grows_no_more() {
+    let mut cache = cache(8, 8);
+    let pin = letter_by_letter(&mut cache, "abcdef");
+    cache.touch(&pin, false, 0);
+    let pages = pages_of(&cache, &pin);
+    cache.tidy(&pin);
+    assert_eq!((nodes(&cache, 1), pages_of(&cache, &pin)), (1, pages));
+    audit(&cache, &[&pin], &[]);
+    cache.unpin_device(pin);
+    assert_eq!(depths(&cache, "abcdef"), (6, 6));
+    end(cache);
+}
+
+#[test]
+fn what_another_has_pinned_or_used_otherwise_stays_apart() {
+    let mut cache = cache(8, 8);
+    let pin = letter_by_letter(&mut cache, "abcdef");
+    cache.touch(&pin, false, 0);
+    let beginning = pin_device(&mut cache, "ab");
+    cache.touch(&beginning, true, 0);
+    cache.unpin_device(beginning);
+    let held = pin_device(&mut cache, "abcd");
+    cache.tidy(&pin);
+    assert_eq!(nodes(&cache, 1), 3, "ab, cd, ef");
+    audit(&cache, &[&pin, &held], &[]);
+    cache.unpin_device(pin);
+    cache.unpin_device(held);
+    end(cache);
+}
+
+#[test]
+#[should_panic(expected = "a pin or cursor outlived its node")]
+fn a_place_in_a_node_that_is_gone_is_no_place() {
+    let mut cache = cache(2, 0);
+    publish(&mut cache, "ab");
+    let found = cache.lookup(&word("ab"), 2);
+    evict_device(&mut cache, 2);
+    publish(&mut cache, "cd");
+    let pin = cache.pin_device(root(), found.device);
+    cache.unpin_device(pin);
+}
+
 #[test]
 fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
     let mut cache = cache(16, 0);
@@ -211,7 +266,7 @@ fn cache_that_has_begun_to_evict() -> Cache {
 fn host_pages(cache: &mut Cache) -> Vec<HostPage> {
     let pin = pin_host(cache, ALPHABET);
     let (mut keys, mut pages) = (Vec::new(), Vec::new());
-    let arrival = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut pages);
+    let arrival = cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut keys, &mut pages);
     cache.end_backup(&pin, &arrival, 0);
     cache.unpin_host(pin);
     assert_eq!(keys, word(ALPHABET).keys().to_vec());

@@ -196,22 +196,53 @@ fn a_backup_stores_what_l3_is_not_known_to_have() {
     fetch(&mut cache, "abcd");
     let pin = pin_host(&mut cache, "abcd");
     let (mut keys, mut sources) = (Vec::new(), Vec::new());
-    let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut sources);
+    let backup = cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut keys, &mut sources);
     assert_eq!(
         (&keys[..], sources.len()),
         (&word("ab").keys().to_vec()[..], 2),
         "the rest came from L3"
     );
-    let nothing = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
+    let nothing =
+        cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(nothing.pages(), 0, "it is on its way");
     assert!(!cache.free_host_pages(5), "the backup reads the host pages");
 
     cache.end_backup(&pin, &backup, 1);
-    let again = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
+    let again =
+        cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(again.pages(), 2, "a run that was stored in part is stored again");
     cache.end_backup(&pin, &again, 2);
-    let done = cache.begin_backup(&pin, usize::MAX, &mut Vec::new(), &mut Vec::new());
+    let done =
+        cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut Vec::new(), &mut Vec::new());
     assert_eq!(done.pages(), 0);
+    cache.unpin_host(pin);
+    end(cache);
+}
+
+#[test]
+fn what_l3_was_not_seen_to_have_for_two_rounds_is_offered_again() {
+    let mut cache = cache(8, 8);
+    publish(&mut cache, "ab");
+    write_back(&mut cache, "ab");
+    let pin = pin_host(&mut cache, "ab");
+    let offered = |cache: &mut Cache, stored| {
+        let backup = cache.begin_backup(
+            &pin,
+            cache.l3_round(),
+            usize::MAX,
+            &mut Vec::new(),
+            &mut Vec::new(),
+        );
+        cache.end_backup(&pin, &backup, stored);
+        backup.pages()
+    };
+    assert_eq!(offered(&mut cache, 2), 2);
+    cache.begin_l3_round();
+    assert_eq!(offered(&mut cache, 2), 0, "it was seen in the round before");
+    cache.begin_l3_round();
+    assert_eq!(offered(&mut cache, 0), 2, "that was long ago");
+    assert_eq!(offered(&mut cache, 2), 2, "and L3 has not taken it");
+    assert_eq!(offered(&mut cache, 2), 0);
     cache.unpin_host(pin);
     end(cache);
 }
@@ -231,7 +262,7 @@ fn what_is_computed_behind_pages_from_l3_is_still_backed_up() {
     write_back(&mut cache, "abcd");
     let pin = pin_host(&mut cache, "abcd");
     let mut keys = Vec::new();
-    let backup = cache.begin_backup(&pin, usize::MAX, &mut keys, &mut Vec::new());
+    let backup = cache.begin_backup(&pin, cache.l3_round(), usize::MAX, &mut keys, &mut Vec::new());
     assert_eq!(keys, word("abcd").keys().to_vec()[2..]);
     cache.end_backup(&pin, &backup, 2);
     cache.unpin_host(pin);

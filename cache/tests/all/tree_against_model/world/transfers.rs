@@ -133,7 +133,13 @@ impl World {
         let found = self.cache.lookup(&self.sequences[sequence], u32::MAX);
         let pin = self.cache.pin_host(self.sequences[sequence].root(), found.host);
         let (mut keys, mut sources) = (Vec::new(), Vec::new());
-        let arrival = self.cache.begin_backup(&pin, pages_max, &mut keys, &mut sources);
+        let arrival = self.cache.begin_backup(
+            &pin,
+            self.cache.l3_round(),
+            pages_max,
+            &mut keys,
+            &mut sources,
+        );
         assert_eq!((keys.len(), sources.len()), (arrival.pages(), arrival.pages()));
         assert!(keys.len() <= pages_max);
         for (key, &source) in keys.iter().zip(&sources) {

@@ -64,14 +64,12 @@ pub enum Bug {
     BelieveStepBehindFailed,
     /// A decode is told to start from another row's token.
     InputOfAnotherRow,
-    /// Pages are loaded to where a step in flight writes.
-    LoadOverStep,
     PriceOutForGood,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 54] = [
+    pub const ALL: [Bug; 53] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -124,7 +122,6 @@ impl Bug {
         Self::ReuseBeforeLaterStep,
         Self::BelieveStepBehindFailed,
         Self::InputOfAnotherRow,
-        Self::LoadOverStep,
         Self::PriceOutForGood,
     ];
 }

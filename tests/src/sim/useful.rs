@@ -153,7 +153,7 @@ pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
         Trouble::Missing,
     ]);
     let trouble = match trouble {
-        Trouble::Slow if seed / 4 % 2 == 0 => Trouble::Dear,
+        Trouble::Slow if (seed / 4).is_multiple_of(2) => Trouble::Dear,
         other => other,
     };
     let mut world = Useful {

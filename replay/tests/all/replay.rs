@@ -364,7 +364,8 @@ fn a_store_counts_a_page_once_however_its_writes_failed() {
     }
 }
 
-/// A hundred prompts of 200 tokens a second, and perhaps one of 262,144 that comes after a second.
+/// A hundred prompts of 200 tokens a second, with answers of 16, and perhaps a prompt of 262,144 that comes after a
+/// second.
 fn short_prompts(with_a_long_one: bool) -> Trace {
     let mut builder = TraceBuilder::new(BLOCK_TOKENS).expect("a good size of blocks");
     for number in 0..2500 {
@@ -372,11 +373,11 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
         if with_a_long_one && number == 100 {
             let blocks: Vec<u64> =
                 (0..262_144 / u64::from(BLOCK_TOKENS)).map(|b| 1 << 32 | b).collect();
-            builder.push(arrival_us, 262_144, 4, &blocks).expect("a good request");
+            builder.push(arrival_us, 262_144, 16, &blocks).expect("a good request");
         }
         let blocks: Vec<u64> =
             (0..200 / u64::from(BLOCK_TOKENS) + 1).map(|b| number << 8 | b).collect();
-        builder.push(arrival_us, 200, 4, &blocks).expect("a good request");
+        builder.push(arrival_us, 200, 16, &blocks).expect("a good request");
     }
     builder.finish()
 }

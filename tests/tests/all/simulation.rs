@@ -73,7 +73,7 @@ fn the_same_seed_gives_the_same_life() {
 fn planted_bugs_are_caught_and_their_stories_shrink() {
     for bug in [Bug::SkipTokenCompare, Bug::PublishFailedTransfer, Bug::LosePagesOnCompletion] {
         // Worlds that mean well, which one seed in four draws too, leave no story.
-        let caught = (0..100)
+        let caught = (0..100_u64)
             .filter(|seed| !seed.is_multiple_of(4))
             .map(|seed| live(Fate { bug: Some(bug), ..Fate::of(seed, 1000) }))
             .find(|life| life.violation.is_some());

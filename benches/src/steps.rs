@@ -159,6 +159,8 @@ impl Bench {
             Config::builder().page_size(page_size).device_pages(device_pages).build()?;
         config.batch.running_max = running;
         config.batch.step_tokens_max = running.max(8192);
+        // All come at once, and then nobody.
+        config.batch.chunk_tokens_min = config.batch.step_tokens_max;
         config.batch.mixed = false;
         config.batch.prefill_streak_max = u32::MAX;
         config.queue.window = running.max(64);

@@ -20,7 +20,7 @@ use terrace_server::Size;
 
 use crate::settings::GivenClusters;
 
-use self::place::{Place, Sizes, Turn};
+use self::place::{AWAY_MAX, PAUSE, Place, Sizes, Turn, is_away};
 use self::refs::Refs;
 use self::report::{GcOutcome, Progress, Totals};
 
@@ -227,6 +227,9 @@ async fn produce(
                 {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
+                Err(error) if is_away(&error) && last_put.elapsed() < AWAY_MAX => {
+                    tokio::time::sleep(PAUSE).await;
+                }
                 // Others must consume first: here they can, or only when this turn has ended.
                 Err(FeatureError::OverBudget { .. }) if turn.is_shared() => {}
                 Err(FeatureError::OverBudget { .. }) => break,
@@ -298,13 +301,22 @@ async fn leave(mut turn: Turn, totals: &mut Totals) -> Result<(), Failure> {
 
 /// Reads a sample, checks every byte, and releases it.
 async fn take(turn: &Turn, reference: FeatureRef, totals: &mut Totals) -> Result<(), Failure> {
-    let specs = (0..).zip(reference.tensors());
     let target = |(page, spec): (u32, &TensorSpec)| {
         let target = turn.arena.target(page)?;
         Ok(target.first(spec.bytes().unwrap_or(0).min(turn.arena.page_bytes())))
     };
-    let targets = specs.map(target).collect::<Result<Vec<_>, Failure>>()?;
-    match turn.features.get_into(&reference, targets).await {
+    let since = Instant::now();
+    let taken = loop {
+        let specs = (0..).zip(reference.tensors());
+        let targets = specs.map(target).collect::<Result<Vec<_>, Failure>>()?;
+        match turn.features.get_into(&reference, targets).await {
+            Err(error) if is_away(&error) && since.elapsed() < AWAY_MAX => {
+                tokio::time::sleep(PAUSE).await;
+            }
+            taken => break taken,
+        }
+    };
+    match taken {
         Ok(()) => {}
         Err(FeatureError::Gone { .. }) => {
             totals.gone += 1;

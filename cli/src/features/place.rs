@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use terrace_l3::{Arena, Registration, Store};
+use terrace_l3::{Arena, Registration, Store, StoreError};
 use terrace_l3_disk::{DiskConfig, DiskStore, OpenError};
-use terrace_l3_features::{FeatureConfig, FeatureStore, GcReport};
+use terrace_l3_features::{FeatureConfig, FeatureError, FeatureStore, GcReport};
 use terrace_l3_mooncake::MooncakeStore;
 use terrace_l3_nodes::NodesStore;
 use terrace_server::{Config, L3Choice};
@@ -98,7 +98,15 @@ impl Turn {
             Place::Mooncake(master) => (open_mooncake(master, clusters, sizes)?, None),
             Place::Nodes(nodes) => (open_nodes(nodes, clusters, sizes).await?, None),
         };
-        let features = FeatureStore::open(store.clone(), config.clone()).await?;
+        let since = Instant::now();
+        let features = loop {
+            match FeatureStore::open(store.clone(), config.clone()).await {
+                Err(error) if is_away(&error) && since.elapsed() < AWAY_MAX => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                opened => break opened?,
+            }
+        };
         let (arena, registration) = memory(&features, pages, sizes.tensor_bytes)?;
         let offers_segment =
             matches!(place, Place::Mooncake(_)) && clusters.mooncake_segment.as_u64() > 0;
@@ -133,9 +141,14 @@ impl Turn {
 
     /// Collects garbage now and then.
     pub(super) async fn tend(&mut self) -> Result<(), Failure> {
-        const PAUSE: Duration = Duration::from_secs(1);
-        if self.tended.elapsed() >= PAUSE {
-            self.gc().await?;
+        const INTERVAL: Duration = Duration::from_secs(1);
+        if self.tended.elapsed() >= INTERVAL {
+            self.tended = Instant::now();
+            match self.features.gc().await {
+                // Another time.
+                Err(error) if is_away(&error) => {}
+                collected => drop(collected?),
+            }
         }
         Ok(())
     }
@@ -155,6 +168,16 @@ impl Turn {
         }
         Ok(())
     }
+}
+
+/// So long a node that does not answer is waited for: it may have much to do, or just have been started.
+pub(super) const AWAY_MAX: Duration = Duration::from_secs(10);
+/// And so long before it is asked again.
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
+
+/// Whether it failed because a node does not answer; nothing has happened then.
+pub(super) fn is_away(error: &FeatureError) -> bool {
+    matches!(error, FeatureError::Store { error: StoreError::HolderAway, .. })
 }
 
 /// Memory that a store moves without a copy.
@@ -212,7 +235,13 @@ async fn open_nodes(
     sizes: Sizes,
 ) -> Result<Arc<NodesStore>, Failure> {
     let store = NodesStore::new(clusters.nodes(nodes)?)?;
-    if store.reach().await == 0 {
+    let since = Instant::now();
+    let mut reached = store.reach().await;
+    while reached < store.peers().len() && since.elapsed() < AWAY_MAX {
+        tokio::time::sleep(PAUSE).await;
+        reached = store.reach().await;
+    }
+    if reached == 0 {
         return Err(format!(
             "none of the nodes {nodes} answers: do they run, and do they know this secret?"
         )

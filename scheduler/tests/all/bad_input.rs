@@ -41,10 +41,6 @@ fn requests_that_cannot_be() {
     };
     assert_eq!(submit(request(2, 0, 4)), "r2 has an empty prompt: give it at least one token");
     assert_eq!(
-        submit(request(2, 4, 0)),
-        "r2 may produce no tokens: max_new_tokens must be at least 1"
-    );
-    assert_eq!(
         submit(request(1, 4, 4)),
         "r1 is alive already: ids must be unique until a plan has told their end"
     );

@@ -85,10 +85,13 @@ impl Scheduler {
     pub(crate) fn leave_batch(&mut self, handle: Handle) {
         self.stop_sharing(handle);
         let entry = &mut self.requests[handle];
-        entry.flying.cancel();
+        let goes_ahead = self.steps.go_ahead();
+        if goes_ahead {
+            entry.flying.cancel();
+        }
         let state = entry.life.state();
         if let Some(computing) = state.computing() {
-            if let Some(step) = self.steps.last_with(entry) {
+            if goes_ahead && let Some(step) = self.steps.last_with(entry) {
                 step.keep(self.cache.pin_again(&computing.path));
             }
             self.batch.leave(computing.slot, state.name() == StateName::Prefilling);

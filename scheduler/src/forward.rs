@@ -11,7 +11,7 @@ use crate::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
 use crate::pace::work;
-use crate::plan::{Decode, Plan, RowChange};
+use crate::plan::{Decode, Output, Plan, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -84,8 +84,27 @@ impl Scheduler {
     // ---- decodes ----
 
     fn plan_decodes(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        for place in 0..self.batch.running().len() {
-            let handle = self.batch.running()[place];
+        if !self.steps.is_empty() {
+            return self.plan_decodes_ahead(plan, tokens_left);
+        }
+        let decode_tokens = self.config.batch.decode_tokens;
+        for &handle in self.batch.running() {
+            let entry = &self.requests[handle];
+            let State::Decoding(computing) = entry.life.state() else { continue };
+            if entry.stalled {
+                continue;
+            }
+            let tokens = decode_tokens.min(entry.remaining_tokens());
+            *tokens_left -= tokens;
+            let (slot, start) = (computing.slot, entry.computed_tokens);
+            plan.decodes.push(Decode { request: entry.id, slot, start, tokens, input: None });
+        }
+    }
+
+    /// The same behind steps in flight.
+    #[inline(never)]
+    fn plan_decodes_ahead(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        for &handle in self.batch.running() {
             let entry = &self.requests[handle];
             let computing = match entry.life.state() {
                 State::Decoding(computing) => computing,
@@ -94,17 +113,13 @@ impl Scheduler {
                 _ => continue,
             };
             let tokens = decode_tokens(&self.config, entry);
-            if entry.stalled || tokens == 0 || self.steps.is_in_vain_for(entry) {
+            if tokens == 0 || self.steps.is_in_vain_for(entry) {
                 continue;
             }
             *tokens_left -= tokens;
-            plan.decodes.push(Decode {
-                request: entry.id,
-                slot: computing.slot,
-                start: entry.planned_tokens(),
-                tokens,
-                input: entry.flying.input(),
-            });
+            let (slot, start) = (computing.slot, entry.planned_tokens());
+            let input = entry.flying.input();
+            plan.decodes.push(Decode { request: entry.id, slot, start, tokens, input });
         }
     }
 
@@ -170,18 +185,35 @@ impl Scheduler {
     fn begin_step(&mut self, plan: &mut Plan) {
         let mut step = self.steps.new_step(self.now, plan.repeats_max);
         let holder = |slot: Slot| self.batch.holder(slot).expect("a member has its slot");
-        for prefill in &plan.prefills {
-            let entry = &mut self.requests[holder(prefill.slot)];
-            let tokens_max = prefill.produces_token.into();
-            step.add(entry, prefill.start, prefill.tokens, tokens_max, false);
-        }
-        for decode in &plan.decodes {
-            let entry = &mut self.requests[holder(decode.slot)];
-            let tokens_max = decode.tokens + plan.repeats_max;
-            step.add(entry, decode.start, decode.tokens, tokens_max, true);
-        }
+        step.members.extend(plan.prefills.iter().map(|prefill| Member {
+            handle: holder(prefill.slot),
+            request: prefill.request,
+            start: prefill.start,
+            end: prefill.start + prefill.tokens,
+            tokens_max: prefill.produces_token.into(),
+            is_decode: false,
+            epoch: 0,
+        }));
+        let repeats_max = plan.repeats_max;
+        step.members.extend(plan.decodes.iter().map(|decode| Member {
+            handle: holder(decode.slot),
+            request: decode.request,
+            start: decode.start,
+            end: decode.start + decode.tokens,
+            tokens_max: decode.tokens + repeats_max,
+            is_decode: true,
+            epoch: 0,
+        }));
         for member in &step.members {
             plan_row(&mut self.requests[member.handle], &self.cache, plan);
+        }
+        if self.steps.go_ahead() {
+            for (row, member) in (0..).zip(&mut step.members) {
+                let (tokens, produces) = (member.end - member.start, member.produces_tokens());
+                let output = Output { step: step.id, row };
+                let flying = &mut self.requests[member.handle].flying;
+                member.epoch = flying.take_off(tokens, produces, output);
+            }
         }
         plan.step = Some(step.id);
         self.stats.steps += 1;
@@ -239,12 +271,14 @@ impl Scheduler {
 
     fn member_done(&mut self, member: &Member, result: Option<&StepResult<'_>>) {
         let handle = member.handle;
-        let Some(entry) = self.requests.get_mut(handle).filter(|entry| member.counts_for(entry))
-        else {
-            return;
-        };
+        let Some(entry) = self.requests.get_mut(handle) else { return };
+        if self.steps.go_ahead() {
+            if !member.counts_for(entry) {
+                return;
+            }
+            member.lands(&mut entry.flying);
+        }
         entry.failed_steps = 0;
-        member.lands(&mut entry.flying);
         let new_tokens = result.map_or(0, |result| result.tokens.len() as u32);
         if member.is_decode {
             // Of the positions computed, those hold that led to a token.
@@ -330,9 +364,11 @@ impl Scheduler {
             return;
         };
         entry.failed_steps += 1;
-        match planted(Bug::BelieveStepBehindFailed) {
-            true => member.lands(&mut entry.flying),
-            false => entry.flying.cancel(),
+        if self.steps.go_ahead() {
+            match planted(Bug::BelieveStepBehindFailed) {
+                true => member.lands(&mut entry.flying),
+                false => entry.flying.cancel(),
+            }
         }
         if planted(Bug::BelieveFailedStep) && !member.produces_tokens() {
             entry.computed_tokens = member.end;
@@ -383,11 +419,13 @@ fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
 
 /// For how many positions a decode needs room: none if the steps in flight produce all that it may, or what
 /// it has to wait for.
+#[inline]
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
-    if entry.waits_for_tokens && entry.flying.new_tokens > 0 {
-        return 0;
+    match entry.flying.new_tokens {
+        0 => config.batch.decode_tokens.min(entry.remaining_tokens()),
+        _ if entry.waits_for_tokens => 0,
+        new_tokens => config.batch.decode_tokens.min(entry.remaining_tokens() - new_tokens),
     }
-    config.batch.decode_tokens.min(entry.remaining_tokens() - entry.flying.new_tokens)
 }
 
 /// Device pages that a running request lacks for what it computes next.

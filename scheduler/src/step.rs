@@ -27,7 +27,7 @@ pub(crate) struct Member {
     pub(crate) tokens_max: u32,
     pub(crate) is_decode: bool,
     /// What the request's [`Flying::epoch`] was.
-    epoch: u32,
+    pub(crate) epoch: u16,
 }
 
 /// What the steps in flight compute of a request.
@@ -39,15 +39,23 @@ pub(crate) struct Flying {
     pub(crate) new_tokens: u32,
     /// Its row of the last step that it was part of.
     last: Option<Output>,
-    /// How often what was in flight turned out to be of no use.
-    epoch: u32,
+    /// How often what was in flight turned out to be of no use, modulo more than can be in flight.
+    epoch: u16,
 }
 
 impl Flying {
+    /// So much more is in flight from now on. Answers the present epoch.
+    pub(crate) fn take_off(&mut self, tokens: u32, produces_token: bool, output: Output) -> u16 {
+        self.tokens += tokens;
+        self.new_tokens += u32::from(produces_token);
+        self.last = Some(output);
+        self.epoch
+    }
+
     /// Nothing that is in flight is to be believed.
     pub(crate) fn cancel(&mut self) {
         (self.tokens, self.new_tokens) = (0, 0);
-        self.epoch += 1;
+        self.epoch = self.epoch.wrapping_add(1);
     }
 
     /// Where its next input token comes from, if that is not known yet.
@@ -101,6 +109,12 @@ impl Steps {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
+    }
+
+    /// Whether steps are planned while others are in flight. If not, nothing has to be kept of what those
+    /// compute: whoever is in one stays in the batch, or ends.
+    pub(crate) fn go_ahead(&self) -> bool {
+        self.steps_max > 1
     }
 
     /// Whether another step may follow those in flight.
@@ -177,9 +191,9 @@ impl Steps {
         })
     }
 
-    /// The last step that may touch pages of a request, if any does while others are planned.
+    /// The last step that may touch pages of a request, if any does.
     pub(crate) fn last_with(&mut self, entry: &Entry) -> Option<&mut Step> {
-        let last = entry.flying.last.filter(|_| self.steps_max > 1)?.step;
+        let last = entry.flying.last?.step;
         self.in_flight.iter_mut().find(|step| step.id == last)
     }
 
@@ -198,7 +212,7 @@ impl Steps {
     /// Until which step device pages that come back have to cool: the last in flight, if others can be
     /// planned before it has ended.
     pub(crate) fn cool_until(&self) -> Option<u64> {
-        self.in_flight.back().filter(|_| self.steps_max > 1).map(|step| step.id.0)
+        self.in_flight.back().filter(|_| self.go_ahead()).map(|step| step.id.0)
     }
 
     pub(crate) fn claim(&self, claims: &mut Claims) {
@@ -209,31 +223,6 @@ impl Steps {
 impl Step {
     pub(crate) fn is_doomed(&self) -> bool {
         self.is_doomed
-    }
-
-    /// The request takes part: what it computes is in flight from now on.
-    pub(crate) fn add(
-        &mut self,
-        entry: &mut Entry,
-        start: u32,
-        tokens: u32,
-        tokens_max: u32,
-        is_decode: bool,
-    ) {
-        let row = self.members.len() as u32;
-        let Flying { tokens: in_flight, new_tokens, last, epoch } = &mut entry.flying;
-        *in_flight += tokens;
-        *new_tokens += u32::from(tokens_max > 0);
-        *last = Some(Output { step: self.id, row });
-        self.members.push(Member {
-            handle: entry.handle,
-            request: entry.id,
-            start,
-            end: start + tokens,
-            tokens_max,
-            is_decode,
-            epoch: *epoch,
-        });
     }
 
     /// Whether the results fit the step: one for each member that was to produce tokens and is still

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
+use std::ops::Range;
 
 use terrace_cache::PageKey;
 
@@ -14,6 +15,9 @@ const VERSION: u32 = 2;
 /// What every entry of this version says, one of [`VERSION`] may: that nobody has pinned the object.
 const VERSION_WITHOUT_OWNERS: u32 = 1;
 const ENTRY_BYTES: usize = 64;
+/// Where an entry says whose hard pin the object has.
+const OWNER_LOW: Range<usize> = 44..48;
+const OWNER_HIGH: Range<usize> = 52..56;
 
 /// How many entries a block of the index has.
 pub(super) const ENTRIES_PER_BLOCK: u32 = (BLOCK_BYTES / ENTRY_BYTES) as u32;
@@ -108,11 +112,20 @@ pub(super) fn write_entry(block: &mut [u8], slot: Slot, recorded: &Recorded) {
     entry[16..32].copy_from_slice(&id.key.0.to_le_bytes());
     entry[32..40].copy_from_slice(&id.generation.to_le_bytes());
     entry[40..44].copy_from_slice(&length.to_le_bytes());
-    entry[44..48].copy_from_slice(&(owner as u32).to_le_bytes());
+    entry[OWNER_LOW].copy_from_slice(&(owner as u32).to_le_bytes());
     entry[48..52].copy_from_slice(&slot.to_le_bytes());
-    entry[52..56].copy_from_slice(&((owner >> 32) as u32).to_le_bytes());
-    let checksum = payload_checksum(&entry[..56]);
+    entry[OWNER_HIGH].copy_from_slice(&((owner >> 32) as u32).to_le_bytes());
+    let checksum = entry_checksum(entry);
     entry[56..64].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// The checksum of all that an entry says but the owner, which changes while the object stays: a crash that
+/// tears the change must not cost the object.
+fn entry_checksum(entry: &[u8]) -> u64 {
+    let mut lasting: [u8; 56] = entry[..56].try_into().expect("56 bytes");
+    lasting[OWNER_LOW].fill(0);
+    lasting[OWNER_HIGH].fill(0);
+    payload_checksum(&lasting)
 }
 
 /// The entries of consecutive slots from `first` on; `None` for empty slots.
@@ -121,12 +134,12 @@ pub(super) fn read_entries(
     first: Slot,
 ) -> impl Iterator<Item = (Slot, Option<Recorded>)> {
     (first..).zip(blocks.chunks_exact(ENTRY_BYTES)).map(|(slot, entry)| {
-        let sound = half(entry, 48) == slot && number(entry, 56) == payload_checksum(&entry[..56]);
+        let sound = half(entry, 48) == slot && number(entry, 56) == entry_checksum(entry);
         let key = |at: usize| {
             PageKey(u128::from_le_bytes(entry[at..at + 16].try_into().expect("16 bytes")))
         };
         let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
-        let owner = u64::from(half(entry, 44)) | u64::from(half(entry, 52)) << 32;
+        let owner = u64::from(half(entry, OWNER_LOW.start)) | u64::from(half(entry, OWNER_HIGH.start)) << 32;
         let owner = NonZeroU64::new(owner).map(Owner);
         (slot, sound.then_some(Recorded { id, length: half(entry, 40), owner }))
     })
@@ -170,15 +183,39 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_of_an_entry_empties_it() {
+    fn every_flipped_bit_of_an_entry_empties_it_or_ends_its_pin() {
         let mut block = [0; BLOCK_BYTES];
         write_entry(&mut block, 0, &recorded());
         for bit in 0..ENTRY_BYTES * 8 {
             let mut flipped = block;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(read_entries(&flipped, 0).next().unwrap().1, None, "bit {bit}");
+            let read = read_entries(&flipped, 0).next().unwrap().1;
+            if OWNER_LOW.contains(&(bit / 8)) || OWNER_HIGH.contains(&(bit / 8)) {
+                let read = read.expect("the object is there");
+                assert_ne!(read.owner, recorded().owner, "bit {bit}");
+                assert_eq!(Recorded { owner: recorded().owner, ..read }, recorded());
+            } else {
+                assert_eq!(read, None, "bit {bit}");
+            }
         }
         assert_eq!(read_entries(&block, 64).next().unwrap().1, None, "another slot's entry");
+    }
+
+    /// A pin that comes or goes is written over the entry in its place.
+    #[test]
+    fn a_change_of_owner_that_is_torn_anywhere_costs_no_object() {
+        let pinned = recorded();
+        let plain = Recorded { owner: None, ..pinned };
+        for (before, after) in [(pinned, plain), (plain, pinned)] {
+            let (mut old, mut new) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+            write_entry(&mut old, 0, &before);
+            write_entry(&mut new, 0, &after);
+            for torn in 0..=ENTRY_BYTES {
+                old[..torn].copy_from_slice(&new[..torn]);
+                let read = read_entries(&old, 0).next().unwrap().1.expect("the object is there");
+                assert_eq!((read.id, read.length), (before.id, before.length), "{torn} bytes");
+            }
+        }
     }
 
     #[test]

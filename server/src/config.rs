@@ -75,6 +75,9 @@ settings! {
             /// What L3 on disk leaves free on its file system.
             l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
                 Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
+            /// For how long it is believed that L3 still has what it had, twice that at the most; what is used
+            /// after that is offered to it again. With 0s it is believed for good.
+            l3_doubt_after: Duration = Duration::from_secs(600), "TIME";
             /// Memory over L3 on disk: pages that a request asks about are moved there before they are read; 0
             /// for none.
             l3_memory: Size = Size(0), "SIZE";
@@ -134,6 +137,16 @@ settings! {
             steps_in_flight: u32 = 1, "STEPS";
             /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
+            /// Whether the least urgent of those who run gives up its place to one in line that is more
+            /// urgent, with admission by priority; what it has computed stays in the cache.
+            preempts: bool = false, "SWITCH";
+            /// Tokens of a step that prompts which it cannot finish get in any case; they get more while
+            /// no other request is expected, so that short prompts do not wait for long ones.
+            chunk_tokens: u32 = 128, "TOKENS";
+            /// A token of a prompt with more than so many before it counts for more in a step, since it
+            /// attends to them all: steps take about as long everywhere in a long prompt. With 0 all count
+            /// the same.
+            context_tokens: u32 = 49_152, "TOKENS";
         }
         "Security" {
             /// A tenant and its key; without any, everybody who can reach the address may ask. Better in
@@ -202,6 +215,14 @@ impl Config {
         if !(1..=2).contains(&self.steps_in_flight) {
             return Err(ConfigError::new("steps_in_flight", self.steps_in_flight, "use 1 or 2"));
         }
+        if self.chunk_tokens == 0 {
+            return Err(ConfigError::new("chunk_tokens", 0, "use at least 1"));
+        }
+        if self.preempts && self.admission != AdmissionOrder::Priority {
+            let advice = "use it with priority for admission (--admission): else whoever gives up its \
+                          place gets it back";
+            return Err(ConfigError::new("preempts", true, advice));
+        }
         if self.step_tokens < self.running_max {
             let advice =
                 "raise it to running_max (--running-max), so that all that run fit into a step";
@@ -217,9 +238,13 @@ impl Config {
             return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
         }
         self.check_clusters()?;
-        if self.shutdown_patience > WAIT_MAX {
-            let patience = humantime::format_duration(self.shutdown_patience);
-            return Err(ConfigError::new("shutdown_patience", patience, "use a year at the most"));
+        let times = [
+            ("shutdown_patience", self.shutdown_patience),
+            ("l3_doubt_after", self.l3_doubt_after),
+        ];
+        if let Some((setting, time)) = times.into_iter().find(|(_, time)| *time > WAIT_MAX) {
+            let time = humantime::format_duration(time);
+            return Err(ConfigError::new(setting, time, "use a year at the most"));
         }
         let mut names = BTreeSet::new();
         let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
@@ -518,10 +543,13 @@ mod tests {
             "page_size = 17",
             "running_max = 0",
             "steps_in_flight = 3",
+            "chunk_tokens = 0",
+            "preempts = true\nadmission = \"arrival\"",
             "step_tokens = 8",
             "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
             "node_copies = 3",
             "shutdown_patience = \"9999years\"",
+            "l3_doubt_after = \"9999years\"",
             "write_policy = { selective_write_through = { hits = 0 } }",
             "operator_key = \"\"",
             "[limits]\nn_max = 0",

@@ -245,14 +245,21 @@ fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
             running_max: config.running_max,
             step_tokens_max: config.step_tokens,
             steps_in_flight_max: config.steps_in_flight,
+            chunk_tokens_min: config.chunk_tokens,
+            context_tokens: config.context_tokens,
             ..BatchConfig::default()
         },
         queue: QueueConfig {
             order: config.admission,
             requests_max: config.limits.requests_max,
+            preempts: config.preempts,
             ..QueueConfig::default()
         },
-        l3: Some(L3Config { prefetch_threshold_pages: 1, ..L3Config::default() }),
+        l3: Some(L3Config {
+            prefetch_threshold_pages: 1,
+            doubt_after_ms: config.l3_doubt_after.as_millis() as u64,
+            ..L3Config::default()
+        }),
         // What is usual for a CPU, until it has been measured: computing is slow enough that loading
         // pays from the first request on.
         rates: RateConfig {

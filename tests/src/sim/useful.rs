@@ -410,6 +410,10 @@ impl Useful {
                 }
             }
         }
+        // What is gone has no claim any more: how urgent it was once does not count when it comes back.
+        for key in keys.iter().skip(in_memory) {
+            self.uses.remove(key);
+        }
         // Who has neither slot nor memory waits for those, and not for long prompts.
         let stats = self.stage.world.scheduler.stats();
         let room_for_all =

@@ -97,9 +97,12 @@ impl Scheduler {
         let in_share = share.saturating_sub(in_use);
         let pages_now = pages.min(share);
         if pages_now > in_share {
-            // Who waits only until there is room to run does not wait for a share.
-            let best_effort = config.prefetch == PrefetchPolicy::BestEffort;
-            return if best_effort { Decision::Skip } else { Decision::Wait };
+            if config.prefetch != PrefetchPolicy::BestEffort {
+                return Decision::Wait;
+            }
+            // Who waits only until there is room to run does not wait for a share. There may be one by then.
+            self.requests[handle].asked_from = None;
+            return Decision::Skip;
         }
         Decision::Go { pages }
     }

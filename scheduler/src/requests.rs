@@ -31,7 +31,7 @@ impl Handle {
 
 /// So often L3 is asked about a request before it runs: what the cache loses again and again is not
 /// worth more probes.
-pub(crate) const L3_ASKS_MAX: u32 = 3;
+pub(crate) const L3_ASKS_MAX: u32 = 8;
 
 /// Everything about one live request.
 #[derive(Debug)]

@@ -23,4 +23,3 @@ pub use simulation::{Fate, Life, live, panic_message};
 pub use stage::{Stage, Violation};
 pub use story::tell;
 pub use swarm::{Load, Swarm};
-pub use useful::live_usefully;

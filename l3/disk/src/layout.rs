@@ -139,7 +139,8 @@ pub(super) fn read_entries(
             PageKey(u128::from_le_bytes(entry[at..at + 16].try_into().expect("16 bytes")))
         };
         let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
-        let owner = u64::from(half(entry, OWNER_LOW.start)) | u64::from(half(entry, OWNER_HIGH.start)) << 32;
+        let owner = u64::from(half(entry, OWNER_LOW.start))
+            | u64::from(half(entry, OWNER_HIGH.start)) << 32;
         let owner = NonZeroU64::new(owner).map(Owner);
         (slot, sound.then_some(Recorded { id, length: half(entry, 40), owner }))
     })

@@ -11,7 +11,7 @@ use super::dice::Dice;
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
-use super::useful::live_usefully;
+use super::useful::{Account, live_usefully};
 use crate::world::{Damage, Transfer};
 
 /// One in so many seeds also draws a world that means well.
@@ -92,10 +92,10 @@ pub fn live(fate: Fate) -> Life {
     let Simulation { stage, swarm, actions, faults, mut steps, .. } = simulation;
     // What is of no use does no harm: it takes a world that means well to see it.
     if violation.is_none() && fate.only_fault.is_none() && seed.is_multiple_of(USEFUL_EVERY) {
-        let mut plans = 0;
-        let lived = catch_unwind(AssertUnwindSafe(|| live_usefully(seed, &mut plans)));
+        let mut account = Account::default();
+        let lived = catch_unwind(AssertUnwindSafe(|| live_usefully(seed, &mut account)));
         violation = violation_of(lived);
-        steps += plans;
+        steps += account.plans;
     }
     plant(None);
     let (fingerprint, stats) = (stage.fingerprint, stage.world.scheduler.stats());

@@ -2,44 +2,72 @@
 
 use std::fmt::Write;
 
+use terrace_scheduler::Config;
+
 use super::action::Action;
-use super::simulation::{Fate, live};
-use super::stage::Stage;
+use super::simulation::{Fate, Life, live};
+use super::stage::{Stage, Violation};
+use super::useful::{Account, live_usefully};
 use crate::script::describe;
 
-/// Everything that happens in the world of a seed, line by line.
+/// Everything that happens in the world of a seed, line by line; if it was of no use, in the one that means well.
 ///
 /// # Panics
 /// If a plan cannot be told, which does not happen.
 #[must_use]
 pub fn tell(seed: u64, steps: u64) -> String {
     let life = live(Fate::of(seed, steps));
-    let mut config = life.swarm.config.clone();
-    config.trace_max = 10_000;
-    let settings = serde_json::to_string(&config).expect("plain data");
-    let mut story = format!("seed {seed}\nconfiguration {settings}\n");
-    let mut stage = Stage::new(config);
-    for action in &life.actions {
-        let at = stage.world.now.0;
-        let performed =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.perform(action)));
-        if !matches!(action, Action::Wait(_)) {
-            writeln!(story, "{at:>9} us  {action}").expect("writing to a string");
-        }
-        if *action == Action::Plan {
-            story.push_str(&describe(stage.world.last_plan()));
-        }
-        for transition in stage.world.scheduler.drain_trace() {
-            writeln!(story, "  {transition}").expect("writing to a string");
-        }
-        if !matches!(performed, Ok(Ok(()))) {
-            break;
-        }
-    }
+    let mut story = match life.violation {
+        Some(Violation::Useless(_)) => tell_useful(seed),
+        Some(_) | None => tell_life(&life),
+    };
     match life.violation {
         Some(violation) => writeln!(story, "VIOLATION: {violation}"),
         None => writeln!(story, "all is well after {} steps", life.steps),
     }
     .expect("writing to a string");
     story
+}
+
+fn tell_life(life: &Life) -> String {
+    let mut config = life.swarm.config.clone();
+    let mut story = begin_story(life.seed, &mut config);
+    let mut stage = Stage::new(config);
+    for action in &life.actions {
+        let at = stage.world.now.0;
+        let performed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.perform(action)));
+        tell_action(&mut story, at, action, &mut stage);
+        if !matches!(performed, Ok(Ok(()))) {
+            break;
+        }
+    }
+    story
+}
+
+fn tell_useful(seed: u64) -> String {
+    let mut account = Account { story: Some(String::new()), ..Account::default() };
+    // How it ends is known.
+    let _ = live_usefully(seed, &mut account);
+    account.story.unwrap_or_default()
+}
+
+/// The head of a story; the scheduler keeps from then on what there is to tell.
+pub(super) fn begin_story(seed: u64, config: &mut Config) -> String {
+    config.trace_max = 10_000;
+    let settings = serde_json::to_string(config).expect("plain data");
+    format!("seed {seed}\nconfiguration {settings}\n")
+}
+
+/// Tells what an action was and what came of it.
+pub(super) fn tell_action(story: &mut String, at: u64, action: &Action, stage: &mut Stage) {
+    if !matches!(action, Action::Wait(_)) {
+        writeln!(story, "{at:>9} us  {action}").expect("writing to a string");
+    }
+    if *action == Action::Plan {
+        story.push_str(&describe(stage.world.last_plan()));
+    }
+    for transition in stage.world.scheduler.drain_trace() {
+        writeln!(story, "  {transition}").expect("writing to a string");
+    }
 }

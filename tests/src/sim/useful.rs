@@ -16,14 +16,15 @@ use terrace_scheduler::{
 use super::action::{Action, Opening};
 use super::dice::Dice;
 use super::stage::{Stage, Violation};
+use super::story::{begin_story, tell_action};
 use crate::world::Transfer;
 
 /// Requests before the trouble, if there is some, and after it.
 const REQUESTS: u64 = 48;
 /// All pauses of the scheduler are over after this.
 const RECOVERY_US: u64 = 8_000_000;
-/// So many pages or steps are odd ones.
-const ODDS: u64 = 8;
+/// So many pages or steps are odd ones: about a prompt's, since what is missed is mostly missed whole.
+const ODDS: u64 = 16;
 /// Texts that prompts begin with.
 const TEXTS: u64 = 10;
 /// The longest prompts, with what is their own and the answer.
@@ -138,13 +139,25 @@ struct Asked {
     counts: bool,
 }
 
-/// Lives in a world that means well, and counts how often a plan was asked for.
+/// What is left of a world that means well.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// How often a plan was asked for.
+    pub(super) plans: u64,
+    /// What happened, if it is to be told.
+    pub(super) story: Option<String>,
+}
+
+/// Lives in a world that means well.
 ///
 /// # Errors
 /// What was useless, or worse.
-pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
+pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Violation> {
     let mut dice = Dice::new(seed ^ 0x5EED);
-    let config = draw_config(&mut dice);
+    let mut config = draw_config(&mut dice);
+    if let Some(story) = &mut account.story {
+        *story = begin_story(seed, &mut config);
+    }
     let trouble = dice.pick(&[
         Trouble::None,
         Trouble::Fails,
@@ -156,7 +169,7 @@ pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
         Trouble::Slow if (seed / 4).is_multiple_of(2) => Trouble::Dear,
         other => other,
     };
-    let mut world = Useful {
+    Useful {
         by_priority: config.cache.eviction == EvictionKind::Priority,
         device_pages: config.cache.device_pages as usize,
         page_size: config.cache.page_size,
@@ -172,20 +185,19 @@ pub fn live_usefully(seed: u64, plans: &mut u64) -> Result<(), Violation> {
         computed: BTreeMap::new(),
         uses: BTreeMap::new(),
         clock: 0,
-        plans: 0,
+        account,
         steps: 0,
         next_own: 0,
         new_tokens: None,
         continues: false,
         measures: true,
         taken: Yield::default(),
-    };
-    let lived = world.live(trouble);
-    *plans = world.plans;
-    lived
+    }
+    .live(trouble)
 }
 
-struct Useful {
+struct Useful<'a> {
+    account: &'a mut Account,
     stage: Stage,
     dice: Dice,
     by_priority: bool,
@@ -203,10 +215,9 @@ struct Useful {
     ended_at: BTreeMap<PageKey, u64>,
     /// Who has computed a page of its prompt.
     computed: BTreeMap<PageKey, BTreeSet<RequestId>>,
-    /// When each page was last used, by number, and whether by somebody urgent.
+    /// When each page was last used, by number (0 if it has no claim to stay), and whether by somebody urgent.
     uses: BTreeMap<PageKey, (u64, i32)>,
     clock: u64,
-    plans: u64,
     steps: u64,
     next_own: u32,
     /// How many tokens the next request produces, if it is not left to chance.
@@ -217,7 +228,7 @@ struct Useful {
     taken: Yield,
 }
 
-impl Useful {
+impl Useful<'_> {
     fn live(&mut self, trouble: Trouble) -> Result<(), Violation> {
         self.requests(REQUESTS)?;
         self.taken.judge("in a world without trouble")?;
@@ -407,8 +418,17 @@ impl Useful {
                     };
                     counted.0 += 1;
                     counted.1 += u64::from(page < on_device);
+                    if let Some(story) = self.account.story.as_mut().filter(|_| page >= on_device) {
+                        story.push_str(&format!(
+                            "  {id} comes for page {page}, recently used, and not on device\n"
+                        ));
+                    }
                 }
             }
+        }
+        // What has left the device is missed once.
+        for key in keys.iter().skip(on_device) {
+            self.uses.entry(*key).and_modify(|(at, _)| *at = 0);
         }
         // What is gone has no claim any more: how urgent it was once does not count when it comes back.
         for key in keys.iter().skip(in_memory) {
@@ -434,12 +454,13 @@ impl Useful {
     /// eviction by priority only what is urgent has a claim, but against what is not however late.
     fn is_recent(&self, key: PageKey) -> bool {
         let Some(&(used, by)) = self.uses.get(&key) else { return false };
-        if self.by_priority && by == 0 {
+        if used == 0 || (self.by_priority && by == 0) {
             return false;
         }
         let recent = self.device_pages / if self.by_priority { 3 } else { 4 };
-        let counts = |&&(at, by): &&(u64, i32)| at > used && (!self.by_priority || by > 0);
-        self.uses.values().filter(counts).count() < recent
+        // With all that was used together with it.
+        let counts = |&&(at, by): &&(u64, i32)| at >= used && (!self.by_priority || by > 0);
+        self.uses.values().filter(counts).count() <= recent
     }
 
     fn note_use(&mut self, keys: &[PageKey], priority: i32) {
@@ -471,6 +492,11 @@ impl Useful {
                     let counted = self.taken.places.entry(*place).or_default();
                     counted.0 += 1;
                     counted.1 += u64::from(had);
+                    if let Some(story) = self.account.story.as_mut().filter(|_| !had) {
+                        story.push_str(&format!(
+                            "  {id} missed {key:?}, which was to be had: {place:?}\n"
+                        ));
+                    }
                 }
                 if asked.counts && asked.is_short {
                     self.taken.short.0 += 1;
@@ -500,7 +526,12 @@ impl Useful {
     /// Does something, a moment later.
     fn perform(&mut self, action: Action) -> Result<(), Violation> {
         self.stage.world.now.0 += 1 + self.dice.below(20);
-        self.stage.perform(&action)
+        let at = self.now();
+        let performed = self.stage.perform(&action);
+        if let Some(story) = &mut self.account.story {
+            tell_action(story, at, &action, &mut self.stage);
+        }
+        performed
     }
 
     /// A few things happen.
@@ -550,7 +581,7 @@ impl Useful {
     }
 
     fn plan(&mut self) -> Result<(), Violation> {
-        self.plans += 1;
+        self.account.plans += 1;
         self.perform(Action::Plan)?;
         if self.stage.world.in_step() && self.step_due.is_none() {
             let prefills = &self.stage.world.last_plan().prefills;
@@ -568,7 +599,7 @@ impl Useful {
         let device = self.stage.world.scheduler.stats().cache.device;
         if device.available_pages() * 3 < device.total_pages {
             // Those who run need most of it: others have no claim to stay.
-            self.uses.clear();
+            self.uses.values_mut().for_each(|(at, _)| *at = 0);
         }
         let slowness = match self.trouble {
             Trouble::None | Trouble::Fails | Trouble::Missing => (1, 1),

@@ -23,8 +23,8 @@ use crate::world::Transfer;
 const REQUESTS: u64 = 48;
 /// All pauses of the scheduler are over after this.
 const RECOVERY_US: u64 = 8_000_000;
-/// So many pages or steps are odd ones: about a prompt's, since what is missed is mostly missed whole.
-const ODDS: u64 = 16;
+/// So many pages or steps are odd ones.
+const ODDS: u64 = 8;
 /// Texts that prompts begin with.
 const TEXTS: u64 = 10;
 /// The longest prompts, with what is their own and the answer.
@@ -458,9 +458,8 @@ impl Useful<'_> {
             return false;
         }
         let recent = self.device_pages / if self.by_priority { 3 } else { 4 };
-        // With all that was used together with it.
-        let counts = |&&(at, by): &&(u64, i32)| at >= used && (!self.by_priority || by > 0);
-        self.uses.values().filter(counts).count() <= recent
+        let counts = |&&(at, by): &&(u64, i32)| at > used && (!self.by_priority || by > 0);
+        self.uses.values().filter(counts).count() < recent
     }
 
     fn note_use(&mut self, keys: &[PageKey], priority: i32) {

@@ -53,6 +53,11 @@ fn seeds_that_once_failed_live_well() {
         (2_013_214, 10_000),
         // A write-back of no pages.
         (2_013_683, 10_000),
+        // L3 had a long prompt, and a burst of others had taken all of the host's share when it was told so.
+        (2_015_584, 400),
+        (2_019_212, 400),
+        // The host lost a prompt page by page, more often than L3 was asked again.
+        (2_033_516, 400),
     ];
     for (seed, steps) in lives {
         assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");

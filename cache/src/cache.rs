@@ -606,14 +606,6 @@ impl Cache {
         self.tree.keys_along(pin, &arrival.segments)
     }
 
-    /// How many pages of the pinned path, from its first, L3 is known to have.
-    #[must_use]
-    pub fn pages_in_l3(&self, pin: &DevicePin) -> u32 {
-        let path = self.tree.path(pin.node.index, 0);
-        let nodes = path.iter().map(|&index| &self.tree.nodes[index as usize]);
-        nodes.take_while(|node| node.in_l3).map(Node::end_page).last().unwrap_or(0)
-    }
-
     /// Begins a new round of what is known about L3: what it was not seen to have in this round or the one
     /// before is stored again when its turn comes, since stores lose things and do not tell.
     pub fn begin_l3_round(&mut self) {

@@ -83,11 +83,11 @@ impl Scheduler {
         }
         if !self.prefetches_may_begin() {
             // It may be over before the request is admitted.
-            self.requests[handle].asked_from = None;
+            self.requests[handle].asked = None;
             return Decision::Skip;
         }
         if self.is_coming(handle, start_page) {
-            self.requests[handle].asked_from = None;
+            self.requests[handle].asked = None;
             return Decision::Skip;
         }
         let Some(reading) = &self.reading else { return Decision::Skip };
@@ -101,7 +101,7 @@ impl Scheduler {
                 return Decision::Wait;
             }
             // Who waits only until there is room to run does not wait for a share. There may be one by then.
-            self.requests[handle].asked_from = None;
+            self.requests[handle].asked = None;
             return Decision::Skip;
         }
         Decision::Go { pages }
@@ -226,6 +226,9 @@ impl Scheduler {
                 let entry = &mut self.requests[handle];
                 entry.fetched = start_page..start_page + sound_pages;
                 entry.uncached_tokens = None;
+                if sound < keys.len() {
+                    self.l3_lacks(handle, start_page + sound_pages);
+                }
                 if let Some(reading) = &mut self.reading {
                     reading.pages_wait(sound_pages);
                 }

@@ -7,7 +7,7 @@ use crate::config::ms;
 use crate::operations::{Operation, Work};
 use crate::plan::{L3Kind, L3Op, Plan};
 use crate::reading::Reading;
-use crate::requests::{Entry, Handle};
+use crate::requests::{Asked, Entry, Handle};
 use crate::scheduler::Scheduler;
 use crate::waiting::{Found, Waiting};
 
@@ -75,25 +75,38 @@ impl Scheduler {
             return Decision::Wait;
         }
         self.stats.negative_hits += u64::from(end - start_page - askable);
-        self.requests[handle].asked_from = Some(start_page);
+        let lacks = (askable < end - start_page).then_some(start_page + askable);
+        self.requests[handle].asked = Some(Asked { from: start_page, lacks });
         if !worth_it {
             return Decision::Skip;
         }
         Decision::Go { start_page, pages: askable }
     }
 
+    /// Whether L3 may have something for a request that it was not asked for, or did not have, when it
+    /// was asked last.
+    fn may_have_news(&self, reading: &Reading, entry: &Entry, cached_pages: u32) -> bool {
+        let Some(asked) = entry.asked else { return true };
+        let is_stored_since = asked.lacks.is_some_and(|page| {
+            let key = entry.sequence.run(page, page + 1).keys();
+            reading.askable(key, self.now) > 0
+        });
+        cached_pages < asked.from || is_stored_since
+    }
+
     /// Asks L3 about a request that is about to be admitted, if it has not been asked yet (another came
-    /// first, or it was in back-off), or if the cache has lost since what it held then. Tells whether
-    /// the request waits for the answer.
+    /// first, or it was in back-off), if the cache has lost since what it held then, or if what L3
+    /// lacked may have been stored since. Tells whether the request waits for the answer.
     pub(crate) fn ask_l3_now(
         &mut self,
         handle: Handle,
         cached_pages: u32,
         plan: &mut Plan,
     ) -> bool {
+        let Some(reading) = &self.reading else { return false };
         let entry = &self.requests[handle];
-        let is_news = entry.asked_from.is_none_or(|from| cached_pages < from);
-        if self.reading.is_none() || !is_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
+        let has_news = self.may_have_news(reading, entry, cached_pages);
+        if !has_news || entry.asks_left == 0 || planted(Bug::ProbeOnce) {
             return false;
         }
         let may_ask = match entry.life.state() {
@@ -141,6 +154,7 @@ impl Scheduler {
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
+        let owner = operation.owner.filter(|&handle| self.waits_for(handle, op));
         if let Some(reading) = &mut self.reading {
             let failed = operation.failed || operation.corrupt;
             reading.note_probe(failed, operation.owner.is_some(), self.now);
@@ -148,9 +162,10 @@ impl Scheduler {
                 reading.is_missing(first_key, self.now);
             }
         }
-        let Some(handle) = operation.owner.filter(|&handle| self.waits_for(handle, op)) else {
-            return;
-        };
+        let Some(handle) = owner else { return };
+        if pages < operation.pages {
+            self.l3_lacks(handle, start_page + pages);
+        }
         self.happen(handle, &LifeEvent::ProbeEnded);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);
         if pages >= threshold {

@@ -58,8 +58,8 @@ pub(crate) struct Entry {
     /// Tokens of it that the cache lacked when somebody looked last.
     pub(crate) uncached_tokens: Option<u32>,
 
-    /// The first page that L3 was asked for last, or was not worth asking for: what the cache held then.
-    pub(crate) asked_from: Option<u32>,
+    /// What L3 was asked for last. It is asked anew, if that can be, when there is none.
+    pub(crate) asked: Option<Asked>,
     /// How often L3 may still be asked.
     pub(crate) asks_left: u32,
     /// The pages that L3 brought for it.
@@ -98,6 +98,15 @@ pub(crate) struct Entry {
     pub(crate) failed_steps: u32,
 }
 
+/// What L3 was asked for, or was not worth asking for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    /// The first page: what the cache held then.
+    pub(crate) from: u32,
+    /// The first page behind it that L3 did not have, as far as is known.
+    pub(crate) lacks: Option<u32>,
+}
+
 impl Entry {
     pub(crate) fn new(
         id: RequestId,
@@ -123,7 +132,7 @@ impl Entry {
             timer: None,
             sharing: None,
             uncached_tokens: None,
-            asked_from: None,
+            asked: None,
             asks_left: L3_ASKS_MAX,
             fetched: 0..0,
             distrusts_host: false,

@@ -229,7 +229,6 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
-        let in_l3 = self.cache.pages_in_l3(&computing.path);
         // What is kept must not be evicted for the sake of the rest.
         let kept = Handover::of(self.cache.pin_host_along(&computing.path));
         let unwritten = self.cache.unwritten_pages(&computing.path, false);
@@ -246,8 +245,8 @@ impl Scheduler {
         let entry = &mut self.requests[handle];
         entry.computed_tokens = 0;
         entry.distrusts_host = false;
-        // If it loses pages that L3 has before it runs again, L3 is asked for them.
-        (entry.asked_from, entry.asks_left) = (Some(in_l3), L3_ASKS_MAX);
+        // What it loses before it runs again may be in L3.
+        (entry.asked, entry.asks_left) = (None, L3_ASKS_MAX);
         (entry.fetched, entry.uncached_tokens) = (0..0, None);
         self.requests.wait(handle, Waiting::IN_LINE);
     }

@@ -58,6 +58,9 @@ fn seeds_that_once_failed_live_well() {
         (2_019_212, 400),
         // The host lost a prompt page by page, more often than L3 was asked again.
         (2_033_516, 400),
+        // L3 had nothing when it was asked, and had been given all of it when the request had its turn.
+        (2_016_156, 4_000),
+        (3_036_508, 4_000),
     ];
     for (seed, steps) in lives {
         assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");

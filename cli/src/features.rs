@@ -8,6 +8,7 @@ mod refs;
 mod report;
 
 use std::error::Error;
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -199,6 +200,17 @@ struct Production<'a> {
 /// After so long a store has forgotten a put that nobody will end: twice what Mooncake takes.
 const UNFINISHED_PUTS: Duration = Duration::from_secs(60);
 
+/// Whether a put may succeed later: a former life of this producer died while it put the sample, and a
+/// cluster keeps the place for a while; or the put took longer than the cluster lets one take.
+fn is_unfinished(error: &FeatureError) -> bool {
+    let FeatureError::Store { error, .. } = error else { return false };
+    match error {
+        StoreError::BeingWritten => true,
+        StoreError::Io { kind, .. } => *kind == io::ErrorKind::TimedOut,
+        _ => false,
+    }
+}
+
 async fn produce(
     common: &Common,
     config: FeatureConfig,
@@ -220,11 +232,7 @@ async fn produce(
                     last_put = Instant::now();
                     progress.show(&totals);
                 }
-                // A former life of this producer died while it put this sample, and a cluster keeps the
-                // place for a while.
-                Err(FeatureError::Store { error: StoreError::BeingWritten, .. })
-                    if last_put.elapsed() < UNFINISHED_PUTS =>
-                {
+                Err(error) if is_unfinished(&error) && last_put.elapsed() < UNFINISHED_PUTS => {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Err(error) if is_away(&error) && last_put.elapsed() < AWAY_MAX => {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
-use super::control::failure;
+use super::control::{failure, given_up};
 use super::get::header_of;
 use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::{BOUNCE_PAGES, Worker};
@@ -393,8 +393,8 @@ impl Batch<'_> {
                     StoreError::BeingWritten
                 }
                 Outcome::Full => StoreError::Full,
+                Outcome::Absent => given_up(),
                 Outcome::BadLength
-                | Outcome::Absent
                 | Outcome::Leased
                 | Outcome::LeaseLapsed
                 | Outcome::TransferFailed

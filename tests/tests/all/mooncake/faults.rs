@@ -230,6 +230,24 @@ async fn a_read_that_is_slower_than_its_lease_is_right_or_a_miss() {
     assert!(member.count("get", "lease-lapsed") > 0, "no read was slower than a millisecond");
 }
 
+/// The master gives up puts that take too long. That is a failure of this put alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+async fn a_put_that_the_master_has_given_up_can_be_tried_again() {
+    let cluster = Cluster::start(Options { nodes: 1, unfinished_s: Some(1), ..Options::default() });
+    let member = Member::new(&config(&cluster));
+    cluster.suspend_node(0);
+    let wakes = async {
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        cluster.wake_node(0);
+    };
+    let (put, ()) = tokio::join!(member.put(page(1)), wakes);
+    let error = put.unwrap_err();
+    assert!(error.to_string().contains("has given the put up"), "{error}");
+    assert_eq!(member.put(page(1)).await, Ok(Stored::New));
+    member.get(page(1)).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
 async fn a_cut_network_costs_a_bounded_time_and_heals() {

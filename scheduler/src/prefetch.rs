@@ -227,7 +227,7 @@ impl Scheduler {
                 entry.fetched = start_page..start_page + sound_pages;
                 entry.uncached_tokens = None;
                 if sound < keys.len() {
-                    self.l3_lacks(handle, start_page + sound_pages);
+                    entry.l3_lacks(start_page + sound_pages);
                 }
                 if let Some(reading) = &mut self.reading {
                     reading.pages_wait(sound_pages);

@@ -154,17 +154,24 @@ impl Scheduler {
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
+        let lacked = (pages < operation.pages).then_some(start_page + pages);
         let owner = operation.owner.filter(|&handle| self.waits_for(handle, op));
+        // Without its owner no key but the first is known.
+        let missing = match (owner, lacked) {
+            (Some(handle), Some(page)) => self.requests[handle].sequence.keys().get(page as usize),
+            (Some(_), None) => None,
+            (None, _) => (pages == 0).then_some(first_key),
+        };
         if let Some(reading) = &mut self.reading {
             let failed = operation.failed || operation.corrupt;
             reading.note_probe(failed, operation.owner.is_some(), self.now);
-            if pages == 0 {
-                reading.is_missing(first_key, self.now);
+            if let Some(key) = missing {
+                reading.is_missing(key, self.now);
             }
         }
         let Some(handle) = owner else { return };
-        if pages < operation.pages {
-            self.l3_lacks(handle, start_page + pages);
+        if let Some(page) = lacked {
+            self.requests[handle].l3_lacks(page);
         }
         self.happen(handle, &LifeEvent::ProbeEnded);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);

@@ -132,15 +132,6 @@ impl Reading {
 }
 
 impl Scheduler {
-    /// L3 did not deliver a page of a request, or does not have it.
-    pub(crate) fn l3_lacks(&mut self, handle: Handle, page: u32) {
-        let entry = &mut self.requests[handle];
-        if let (Some(reading), Some(asked)) = (&mut self.reading, &mut entry.asked) {
-            asked.lacks = Some(page);
-            reading.is_missing(entry.sequence.run(page, page + 1).first_key(), self.now);
-        }
-    }
-
     /// L3 keeps a request waiting in vain: it is left alone for a while, and not asked for what it
     /// did not deliver.
     pub(crate) fn l3_is_late(&mut self, handle: Handle) {

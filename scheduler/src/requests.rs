@@ -108,6 +108,13 @@ pub(crate) struct Asked {
 }
 
 impl Entry {
+    /// L3 did not deliver a page of what it was asked for.
+    pub(crate) fn l3_lacks(&mut self, page: u32) {
+        if let Some(asked) = &mut self.asked {
+            asked.lacks = Some(page);
+        }
+    }
+
     pub(crate) fn new(
         id: RequestId,
         handle: Handle,

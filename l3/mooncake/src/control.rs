@@ -214,13 +214,6 @@ fn removed(outcome: Outcome) -> Result<(), StoreError> {
     }
 }
 
-/// A put whose end the master does not know: it gives up those that take too long.
-pub(super) fn given_up() -> StoreError {
-    let message = "the Mooncake master has given the put up because it took too long (its \
-                   put_start_discard_timeout_sec): put it again";
-    StoreError::io("putting an object", &io::Error::new(io::ErrorKind::TimedOut, message))
-}
-
 /// An outcome that says that the cluster is unwell.
 pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
     let (kind, message) = match outcome {

@@ -7,12 +7,13 @@
 //! bytes under one name, each is told truly whether its own are there.
 
 use std::ffi::{CStr, CString};
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::codes::{Call, Outcome};
 use super::connection::Buffered;
-use super::control::{failure, given_up};
+use super::control::failure;
 use super::get::header_of;
 use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::{BOUNCE_PAGES, Worker};
@@ -523,4 +524,11 @@ impl Batch<'_> {
 
 fn is_hard(pin: Option<Pin>) -> bool {
     matches!(pin, Some(Pin::Hard(_)))
+}
+
+/// A put whose end the master does not know: it gives up those that take too long.
+fn given_up() -> StoreError {
+    let message = "the Mooncake master has given the put up because it took too long (its \
+                   put_start_discard_timeout_sec): put it again";
+    StoreError::io("putting an object", &io::Error::new(io::ErrorKind::TimedOut, message))
 }

@@ -36,7 +36,6 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
 }
 
 /// The one in the middle; 0 of none.
-#[cfg(feature = "program")]
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

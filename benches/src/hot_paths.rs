@@ -184,7 +184,7 @@ struct Decodes {
 impl Decodes {
     /// The step in flight computes the token at `place` behind the prompts.
     fn at(place: u32) -> Self {
-        let bench = Bench::new(PAGE_SIZE, 32_768, 256).expect("it can work");
+        let bench = Bench::new(PAGE_SIZE, 32_768, 256, 1).expect("it can work");
         let mut decodes = Self { bench, results: Vec::with_capacity(256) };
         let prompts: Vec<_> = (0..256).map(|request| prompt(request, 64)).collect();
         decodes.bench.wave(&prompts, 64);
@@ -262,7 +262,7 @@ pub struct Admission {
 
 impl HotPath for Admission {
     fn prepare() -> Self {
-        let mut bench = Bench::new(PAGE_SIZE, 32_768, 256).expect("it can work");
+        let mut bench = Bench::new(PAGE_SIZE, 32_768, 256, 1).expect("it can work");
         let prompts: Vec<_> =
             (0..256).map(|number| [prompt(number, 64), vec![7]].concat()).collect();
         bench.wave(&prompts, 1);

@@ -40,5 +40,5 @@ pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };
-pub use steps::{StepFigures, StepWorkload};
+pub use steps::{AheadFigures, StepFigures, StepWorkload};
 pub use trace::{Trace, TraceError};

@@ -1,13 +1,15 @@
 //! A whole scheduler under decode-heavy load: admissions, decode steps, the same prompts again.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use terrace_scheduler::{
-    Config, ConfigError, Event, Plan, Request, RequestId, Scheduler, StepResult, Time, Token,
+    Config, ConfigError, Event, Plan, Request, RequestId, Scheduler, StepId, StepResult, Time,
+    Token,
 };
 
-use crate::figures::{Distribution, nanos};
+use crate::figures::{self, Distribution, nanos};
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +26,8 @@ pub struct StepWorkload {
     pub shared_percent: u32,
     /// Decode steps to measure.
     pub decode_steps: u32,
+    /// Steps that may be in flight: with 2, decoding is measured with one and with two.
+    pub in_flight: u32,
     /// Counts the allocations of this thread so far.
     pub allocations: fn() -> u64,
 }
@@ -53,6 +57,22 @@ pub struct StepFigures {
     pub stats_us: f64,
     /// Allocations of a decode step, plan and results together, on average.
     pub allocations_per_step: f64,
+    /// Decoding with two steps in flight; all else is measured with one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ahead: Option<AheadFigures>,
+}
+
+/// What was measured with two steps in flight, in turns with one.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct AheadFigures {
+    /// Planning a decode step while the one before it is in flight.
+    pub plan_us: Distribution,
+    /// Taking in the results of a step while the next is in flight.
+    pub advance_us: Distribution,
+    /// Allocations of a decode step, plan and results together, on average.
+    pub allocations_per_step: f64,
+    /// What a step costs, plan and results together, compared with one in flight: the median of all turns.
+    pub cost_ratio: f64,
 }
 
 /// A scheduler with an engine that computes nothing.
@@ -62,6 +82,36 @@ pub(crate) struct Bench {
     pub(crate) plan: Plan,
     pub(crate) now: Time,
     next_request: u64,
+    in_flight: VecDeque<Launched>,
+}
+
+/// A step that is planned and not reported.
+#[derive(Debug)]
+struct Launched {
+    step: StepId,
+    results: Vec<StepResult<'static>>,
+}
+
+/// What decode steps took.
+#[derive(Debug, Default)]
+struct Decoded {
+    plans: Vec<u64>,
+    advances: Vec<u64>,
+    allocations: u64,
+    /// Plans and results of each turn.
+    turns: Vec<u64>,
+}
+
+impl Decoded {
+    /// With memory for so many steps.
+    fn of(steps: u32) -> Self {
+        let memory = || Vec::with_capacity(steps as usize);
+        Self { plans: memory(), advances: memory(), turns: memory(), allocations: 0 }
+    }
+
+    fn allocations_per_step(&self) -> f64 {
+        self.allocations as f64 / self.plans.len().max(1) as f64
+    }
 }
 
 /// What requests took from their submission until all of them decoded, or had ended.
@@ -86,18 +136,14 @@ impl StepWorkload {
     /// # Panics
     /// If the prompts do not fit the device.
     pub fn run(&self) -> Result<StepFigures, ConfigError> {
-        let mut bench = Bench::new(self.page_size, self.device_pages, self.running)?;
         let shared = self.context * self.shared_percent / 100 / self.page_size * self.page_size;
         let prompts = prompts_with_common_part(self.running, self.context, shared);
-        if shared > 0 {
-            bench.wave(&[prompts[0][..shared as usize].to_vec()], 1);
-            bench.finish(1);
-        }
-        // One comes with the prefill and one with the step that shows that all have begun; nobody ends in a
-        // step that is measured.
-        let new_tokens = self.decode_steps + 3;
-        let admit = bench.wave(&prompts, new_tokens);
-        let (plan_us, advance_us, allocations) = self.decode(&mut bench);
+        let (mut bench, admit) = self.begin(&prompts, shared, 1)?;
+        let mut ahead = match self.in_flight {
+            1 => None,
+            in_flight => Some(self.begin(&prompts, shared, in_flight)?.0),
+        };
+        let (decoded, decoded_ahead) = self.decode_in_turns(&mut bench, ahead.as_mut());
         let stats = time(|| {
             for _ in 0..1000 {
                 std::hint::black_box(bench.scheduler.stats());
@@ -108,33 +154,100 @@ impl StepWorkload {
         let rehit = |of: fn(&Wave) -> Duration| median(rehits.each_ref().map(of));
         let each = |took: Duration| took.as_nanos() as f64 / 1000.0 / f64::from(self.running);
         Ok(StepFigures {
-            plan_us,
-            advance_us,
             submit_us_per_request: each(admit.submit),
             admit_us_per_request: each(admit.steps),
             rehit_us_per_request: each(rehit(|wave| wave.steps)),
             full_hit_admission_us_per_request: each(rehit(|wave| wave.admission)),
             finish_us_per_request: each(finish),
             stats_us: stats.as_nanos() as f64 / 1e6,
-            allocations_per_step: allocations as f64 / f64::from(self.decode_steps.max(1)),
+            allocations_per_step: decoded.allocations_per_step(),
+            ahead: ahead.is_some().then(|| ahead_figures(decoded_ahead, &decoded)),
+            plan_us: Distribution::of(decoded.plans),
+            advance_us: Distribution::of(decoded.advances),
         })
     }
 
-    fn decode(&self, bench: &mut Bench) -> (Distribution, Distribution, u64) {
-        let (mut plans, mut advances, mut allocations) = (Vec::new(), Vec::new(), 0);
-        let mut results = Vec::with_capacity(self.running as usize);
-        plans.reserve(self.decode_steps as usize);
-        advances.reserve(self.decode_steps as usize);
-        for _ in 0..self.decode_steps {
-            let before = (self.allocations)();
-            plans.push(nanos(bench.next_plan()));
-            results.clear();
-            results.extend(bench.producers());
-            let took = bench.advance(&results);
-            allocations += (self.allocations)() - before;
-            advances.push(nanos(took));
+    /// Tokens of a request when it ends. One comes with the prefill and one with the step that shows that all
+    /// have begun, and one step may be planned ahead: nobody ends in a step that is measured.
+    #[must_use]
+    pub fn tokens_max(&self) -> u32 {
+        self.context + self.new_tokens()
+    }
+
+    fn new_tokens(&self) -> u32 {
+        self.decode_steps + 4
+    }
+
+    /// A scheduler in which all prompts decode, and what that took.
+    fn begin(
+        &self,
+        prompts: &[Vec<Token>],
+        shared: u32,
+        in_flight: u32,
+    ) -> Result<(Bench, Wave), ConfigError> {
+        let mut bench = Bench::new(self.page_size, self.device_pages, self.running, in_flight)?;
+        if shared > 0 {
+            bench.wave(&[prompts[0][..shared as usize].to_vec()], 1);
+            bench.finish(1);
         }
-        (Distribution::of(plans), Distribution::of(advances), allocations)
+        let wave = bench.wave(prompts, self.new_tokens());
+        Ok((bench, wave))
+    }
+
+    /// Decodes with one step in flight, and with more if there is a bench for that. Every turn has the end of
+    /// one page.
+    fn decode_in_turns(
+        &self,
+        one: &mut Bench,
+        mut ahead: Option<&mut Bench>,
+    ) -> (Decoded, Decoded) {
+        let (mut decoded, mut decoded_ahead) =
+            (Decoded::of(self.decode_steps), Decoded::of(self.decode_steps));
+        if let Some(ahead) = &mut ahead {
+            ahead.next_plan();
+            ahead.launch(Vec::with_capacity(self.running as usize));
+        }
+        let mut left = self.decode_steps;
+        while left > 0 {
+            let steps = left.min(self.page_size);
+            self.decode(one, steps, &mut decoded);
+            if let Some(ahead) = &mut ahead {
+                self.decode(ahead, steps, &mut decoded_ahead);
+            }
+            left -= steps;
+        }
+        if let Some(ahead) = ahead {
+            ahead.report_oldest();
+        }
+        (decoded, decoded_ahead)
+    }
+
+    /// Plans so many steps, and reports the oldest in flight after each plan.
+    fn decode(&self, bench: &mut Bench, steps: u32, decoded: &mut Decoded) {
+        let mut results = Vec::with_capacity(self.running as usize);
+        let mut turn = 0;
+        for _ in 0..steps {
+            let before = (self.allocations)();
+            let plan = nanos(bench.next_plan());
+            bench.launch(results);
+            let (advance, reported) = bench.report_oldest();
+            decoded.allocations += (self.allocations)() - before;
+            decoded.plans.push(plan);
+            decoded.advances.push(nanos(advance));
+            turn += plan + nanos(advance);
+            results = reported;
+        }
+        decoded.turns.push(turn);
+    }
+}
+
+fn ahead_figures(ahead: Decoded, one: &Decoded) -> AheadFigures {
+    let ratios = ahead.turns.iter().zip(&one.turns).map(|(&ahead, &one)| ahead as f64 / one as f64);
+    AheadFigures {
+        cost_ratio: figures::median(ratios),
+        allocations_per_step: ahead.allocations_per_step(),
+        plan_us: Distribution::of(ahead.plans),
+        advance_us: Distribution::of(ahead.advances),
     }
 }
 
@@ -154,10 +267,12 @@ impl Bench {
         page_size: u32,
         device_pages: u32,
         running: u32,
+        steps_in_flight: u32,
     ) -> Result<Self, ConfigError> {
         let mut config =
             Config::builder().page_size(page_size).device_pages(device_pages).build()?;
         config.batch.running_max = running;
+        config.batch.steps_in_flight_max = steps_in_flight;
         config.batch.step_tokens_max = running.max(8192);
         // All come at once, and then nobody.
         config.batch.chunk_tokens_min = config.batch.step_tokens_max;
@@ -165,7 +280,8 @@ impl Bench {
         config.batch.prefill_streak_max = u32::MAX;
         config.queue.window = running.max(64);
         let scheduler = Scheduler::new(config)?;
-        Ok(Self { scheduler, plan: Plan::default(), now: Time(0), next_request: 0 })
+        let (plan, in_flight) = (Plan::default(), VecDeque::with_capacity(2));
+        Ok(Self { scheduler, plan, now: Time(0), next_request: 0, in_flight })
     }
 
     /// Submits the prompts and computes until all of them decode, or have ended.
@@ -220,9 +336,27 @@ impl Bench {
 
     pub(crate) fn advance(&mut self, results: &[StepResult<'_>]) -> Duration {
         let Some(step) = self.plan.step else { return Duration::ZERO };
+        self.report(step, results)
+    }
+
+    fn report(&mut self, step: StepId, results: &[StepResult<'_>]) -> Duration {
         let event = Event::StepDone { step, results, failed: &[] };
         let Self { scheduler, now, .. } = self;
         time(|| scheduler.advance(*now, event).expect("the results fit the step"))
+    }
+
+    /// The planned step is in flight from now on; its results are kept in `results`, whose memory is used again.
+    fn launch(&mut self, mut results: Vec<StepResult<'static>>) {
+        results.clear();
+        results.extend(self.producers());
+        let step = self.plan.step.expect("there is something to compute");
+        self.in_flight.push_back(Launched { step, results });
+    }
+
+    /// Reports the oldest step in flight, and gives back the memory of its results.
+    fn report_oldest(&mut self) -> (Duration, Vec<StepResult<'static>>) {
+        let Launched { step, results } = self.in_flight.pop_front().expect("a step in flight");
+        (self.report(step, &results), results)
     }
 
     /// Computes so many steps, in which those that run decode.
@@ -273,6 +407,7 @@ mod tests {
             device_pages: 128,
             shared_percent: 50,
             decode_steps: 20,
+            in_flight: 2,
             allocations: || 0,
         };
         let figures = workload.run().expect("it can work");
@@ -289,6 +424,10 @@ mod tests {
         let StepFigures { rehit_us_per_request: whole, .. } = figures;
         let admission = figures.full_hit_admission_us_per_request;
         assert!(whole > admission, "taking in results takes time, too: {figures:?}");
+        let ahead = figures.ahead.expect("two steps were in flight");
+        for figure in [ahead.plan_us.p50, ahead.advance_us.p50, ahead.cost_ratio] {
+            assert!(figure > 0.0, "{figures:?}");
+        }
     }
 
     #[test]
@@ -300,9 +439,28 @@ mod tests {
             device_pages: 128,
             shared_percent: 0,
             decode_steps: 1,
+            in_flight: 1,
             allocations: || 0,
         };
         let figures = workload.run().expect("it can work");
         assert!(figures.full_hit_admission_us_per_request > 0.0, "{figures:?}");
+        assert!(figures.ahead.is_none(), "one step was in flight: {figures:?}");
+    }
+
+    /// The second step is planned before the first is reported, and starts from what that produces.
+    #[test]
+    fn steps_are_planned_ahead() {
+        let mut bench = Bench::new(16, 128, 2, 2).expect("it can work");
+        bench.wave(&prompts_with_common_part(2, 64, 0), 8);
+        bench.next_plan();
+        bench.launch(Vec::new());
+        let first = bench.plan.step;
+        bench.next_plan();
+        bench.launch(Vec::new());
+        let inputs = bench.plan.decodes.iter().map(|decode| decode.input.map(|input| input.step));
+        assert_eq!(inputs.collect::<Vec<_>>(), [first, first]);
+        assert_eq!(bench.in_flight.len(), 2);
+        bench.report_oldest();
+        bench.report_oldest();
     }
 }

@@ -154,8 +154,10 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
     }
     let mut hasher = KeyHasher::new();
     let mut key = parent.keys().last().copied().unwrap_or(node.namespace);
-    for (page, &expected) in node.excerpt.tokens().chunks_exact(tree.page_size).zip(node.keys()) {
-        key = hasher.next(key, page);
+    let pages = node.excerpt.tokens().chunks_exact(tree.page_size).zip(node.keys());
+    for (place, (page, &expected)) in (node.start_page..).zip(pages) {
+        let follows = node.excerpt.marks().map_or(key, |marks| marks.follow(key, place));
+        key = hasher.next(follows, page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }
     Ok(())

@@ -6,12 +6,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::audit::{Claims, Fault, audit};
-use crate::events::{KvEvent, KvEventLog};
+use crate::events::{KvEventLog, KvEvents};
 use crate::evict::EvictionKind;
 use crate::key::PageKey;
 use crate::node::Node;
 use crate::pin::{DevicePin, HostPin, Pin};
 use crate::pool::Pool;
+use crate::reach::Reach;
 use crate::run::PageRun;
 use crate::sequence::Sequence;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages, Tier};
@@ -32,7 +33,8 @@ pub struct CacheConfig {
     pub eviction: EvictionKind,
     /// When device pages are copied to host.
     pub write_policy: WritePolicy,
-    /// How many page keys may wait in undrained KV events; 0 turns KV events off.
+    /// How many page keys may wait in KV events that were not drained; 0 for no KV events. Nothing is kept
+    /// before they are first asked for.
     pub kv_event_keys_max: u32,
 }
 
@@ -44,7 +46,7 @@ impl Default for CacheConfig {
             host_pages: 0,
             eviction: EvictionKind::default(),
             write_policy: WritePolicy::WriteThrough,
-            kv_event_keys_max: 0,
+            kv_event_keys_max: 1 << 16,
         }
     }
 }
@@ -345,6 +347,11 @@ impl Cache {
         self.tree.touch(pin, found.into(), priority);
     }
 
+    /// A request that writes so far uses the pinned path.
+    pub fn extend_reach<T: Tier>(&mut self, pin: &Pin<T>, reach: Reach) {
+        self.tree.extend_reach(pin, reach);
+    }
+
     // ---- pages ----
 
     /// Takes free device pages, all or none. Evicts nothing.
@@ -471,26 +478,42 @@ impl Cache {
         self.host.free() >= wanted
     }
 
-    /// Forgets everything that nobody has pinned, and tells routers to forget all.
+    /// Forgets everything that nobody has pinned. Routers are told that all is gone, and what is not.
     pub fn clear(&mut self) -> Freed {
         let (device_free, host_free) = (self.device.free(), self.host.free());
         let evicted = (self.device_evicted_pages, self.host_evicted_pages);
+        self.tree.events.begin_clearing();
         self.free_host_pages(usize::MAX);
         self.free_device_pages(usize::MAX);
+        self.tree.events.cleared();
+        self.tree.tell_what_is_left();
         // Nothing had to make room for anything.
         (self.device_evicted_pages, self.host_evicted_pages) = evicted;
-        if self.tree.events.enabled() {
-            self.tree.events.clear();
-        }
         Freed {
             device_pages: self.device.free() - device_free,
             host_pages: self.host.free() - host_free,
         }
     }
 
-    /// The KV events since the last call, oldest first.
-    pub fn drain_events(&mut self) -> impl Iterator<Item = KvEvent> + '_ {
-        self.tree.events.drain()
+    // ---- events ----
+
+    /// Writes the KV events since the last call into `into`, whose memory is used again. The first time,
+    /// and when more has happened than there was room for, it is a snapshot instead.
+    pub fn drain_events(&mut self, into: &mut KvEvents) {
+        if !self.tree.events.drain(into) {
+            self.tree.tell_all(into);
+        }
+    }
+
+    /// Writes everything that is held into `into`, whose memory is used again: what somebody begins with
+    /// who follows the same events as others. Costs as much as it writes.
+    pub fn snapshot(&self, into: &mut KvEvents) {
+        self.tree.tell_all(into);
+    }
+
+    /// Nobody follows the KV events any more: nothing is recorded until they are drained again.
+    pub fn stop_events(&mut self) {
+        self.tree.events.stop();
     }
 
     // ---- moving pages between tiers ----
@@ -523,7 +546,7 @@ impl Cache {
             pin,
             0,
             pages_max,
-            |usage| !at_end || policy.writes_at_end(usage.hits),
+            |usage| usage.may_be_on_host() && (!at_end || policy.writes_at_end(usage.hits)),
             |node| sources.extend_from_slice(&node.device.pages),
         );
         Arrival { segments }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::key::PageKey;
+use crate::passage::Marks;
 use crate::run::PageRun;
 use crate::sequence::Token;
 use crate::text::{Part, Text};
@@ -62,6 +63,11 @@ impl Excerpt {
 
     pub(crate) fn keys(&self) -> &[PageKey] {
         self.all.as_ref().map_or(&[], |all| &all.keys()[self.start..self.start + self.len])
+    }
+
+    /// What else stands on the pages of their sequence.
+    pub(crate) fn marks(&self) -> Option<&Marks> {
+        self.all.as_ref()?.marks().map(|marks| &**marks)
     }
 
     pub(crate) fn tokens(&self) -> &[Token] {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
@@ -22,6 +23,18 @@ const USUAL_PAGE_SIZE: usize = 16;
 pub struct PageKey(pub u128);
 
 impl PageKey {
+    /// What a page follows that has more on it than its tokens: the key before it, and a digest of that.
+    /// It is `xxh3_128` over the bytes `terrace passages 1`, the 16 bytes of this key and those of the digest,
+    /// all little-endian.
+    #[must_use]
+    pub fn with_content(self, digest: ContentKey) -> PageKey {
+        let mut bytes = [0; 50];
+        bytes[..18].copy_from_slice(b"terrace passages 1");
+        bytes[18..34].copy_from_slice(&self.0.to_le_bytes());
+        bytes[34..].copy_from_slice(&digest.0.to_le_bytes());
+        PageKey(xxh3_128(&bytes))
+    }
+
     /// The key of the page that holds `tokens` and follows the page named by `self` (or, for the
     /// first page, the namespace whose digest `self` is).
     ///
@@ -112,12 +125,15 @@ impl Serialize for PageKey {
 impl<'de> Deserialize<'de> for PageKey {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        // A key has one spelling: a truncated one must not pass for the key of another page.
-        if text.len() != 32 || text.starts_with('+') {
-            return Err(serde::de::Error::custom("a page key has 32 hexadecimal digits"));
-        }
-        u128::from_str_radix(&text, 16).map(PageKey).map_err(serde::de::Error::custom)
+        let key = of_hex(&text).map(PageKey);
+        key.ok_or_else(|| serde::de::Error::custom("a page key has 32 hexadecimal digits"))
     }
+}
+
+/// What 32 hexadecimal digits say. A key has one spelling: a truncated one must not pass for another.
+pub(crate) fn of_hex(text: &str) -> Option<u128> {
+    let has_digits_alone = text.len() == 32 && !text.starts_with('+');
+    u128::from_str_radix(text, 16).ok().filter(|_| has_digits_alone)
 }
 
 /// Everything besides tokens that KV depends on. Two namespaces never share a page in any tier,

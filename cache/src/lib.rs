@@ -36,9 +36,11 @@ mod hash;
 mod key;
 mod name;
 mod node;
+mod passage;
 mod pin;
 pub mod planted;
 mod pool;
+mod reach;
 mod run;
 mod sequence;
 mod text;
@@ -51,12 +53,14 @@ pub use audit::{Claims, Fault};
 pub use cache::{
     Arrival, Cache, CacheConfig, CacheMemory, CacheUse, Freed, Published, TierUse, Victim,
 };
-pub use events::{KvEvent, KvEventLog};
+pub use events::{KvEvent, KvEvents, KvTier, PageContent};
 pub use evict::EvictionKind;
 pub use hash::{HashedMap, HashedSet, KeepBits};
 pub use key::{Namespace, PageKey};
 pub use name::is_name_of;
+pub use passage::{ContentKey, Passage, PassageError, PassageFault};
 pub use pin::{DevicePin, HostPin, Pin};
+pub use reach::Reach;
 pub use run::{KeptRun, PageRun};
 pub use sequence::{InParts, Keys, Sequence, Token, Tokens};
 pub use tier::{

@@ -1,10 +1,12 @@
 //! A node of the tree: a run of pages, and what each tier holds of it.
 
+use crate::events::Pages;
 use crate::evict::Usage;
 use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::planted::{Bug, planted};
-use crate::sequence::{Token, Tokens};
+use crate::run::PageRun;
+use crate::sequence::Token;
 use crate::tier::{Device, Host, Page, Tier};
 
 /// No node.
@@ -104,6 +106,21 @@ impl Node {
         self.excerpt.len()
     }
 
+    /// Its pages from the page `from` of it on, which follows the page of key `parent`.
+    pub(crate) fn pages_from(&self, from: usize, parent: PageKey, page_size: usize) -> Pages<'_> {
+        let first = self.start_page + from as u32;
+        let marks =
+            self.excerpt.marks().map_or(&[][..], |marks| marks.within(first..self.end_page()));
+        Pages {
+            namespace: self.namespace,
+            parent,
+            keys: &self.keys()[from..],
+            tokens: &self.excerpt.tokens()[from * page_size..],
+            marks,
+            first,
+        }
+    }
+
     pub(crate) fn keys(&self) -> &[PageKey] {
         self.excerpt.keys()
     }
@@ -138,7 +155,9 @@ impl Node {
 
     /// Whether a write-back would copy the node.
     pub(crate) fn wants_host_copy(&self) -> bool {
-        !self.host.arriving && (!self.held_by::<Host>() || self.is_unsound_and_unread())
+        self.usage.may_be_on_host()
+            && !self.host.arriving
+            && (!self.held_by::<Host>() || self.is_unsound_and_unread())
     }
 
     /// Whether the node's bytes can be had from this process's memory.
@@ -151,14 +170,30 @@ impl Node {
         self.device.arriving || self.host.arriving || self.backing_up
     }
 
-    /// How many pages of this run, from its first, hold just these tokens.
-    pub(crate) fn common_pages(&self, wanted: Tokens<'_>, page_size: usize) -> usize {
-        let ours = self.excerpt.tokens();
-        let of_prompt = common_pages(ours, wanted.prompt, page_size);
-        if of_prompt * page_size < wanted.prompt.len() {
-            return of_prompt;
+    /// How many pages of this run, from its first, hold just these tokens and what they stand for.
+    pub(crate) fn common_pages(&self, wanted: PageRun<'_>, page_size: usize) -> usize {
+        let (ours, tokens) = (self.excerpt.tokens(), wanted.tokens());
+        let mut common = common_pages(ours, tokens.prompt, page_size);
+        if common * page_size == tokens.prompt.len() {
+            common += common_pages(&ours[tokens.prompt.len()..], tokens.appended, page_size);
         }
-        of_prompt + common_pages(&ours[wanted.prompt.len()..], wanted.appended, page_size)
+        // A key has all keys before it in it: if the last is the same, so are the others.
+        match common.checked_sub(1) {
+            Some(last) if wanted.keys().get(last) != Some(self.keys()[last]) => {
+                self.pages_of_the_same_content(wanted, common)
+            }
+            Some(_) | None => common,
+        }
+    }
+
+    /// How many of these pages, whose tokens are the same, have the same content too.
+    #[cold]
+    fn pages_of_the_same_content(&self, wanted: PageRun<'_>, pages: usize) -> usize {
+        if planted(Bug::SkipTokenCompare) || planted(Bug::SkipContentCompare) {
+            return pages;
+        }
+        let pairs = self.keys().iter().zip(wanted.keys().iter());
+        pairs.take_while(|(ours, theirs)| *ours == theirs).count()
     }
 }
 

@@ -65,11 +65,43 @@ pub enum Bug {
     /// A decode is told to start from another row's token.
     InputOfAnotherRow,
     PriceOutForGood,
+    /// What a passage stands for is not part of the keys.
+    LeaveContentOutOfKey,
+    /// Pages of the same tokens count as the same, whatever they stand for.
+    SkipContentCompare,
+    /// A step ends wherever its tokens do.
+    CutPassages,
+    /// Hits are taken from tiers that the request does not read.
+    ReadBeyondReach,
+    /// Pages go to tiers that no request wanted them written to.
+    WriteBeyondReach,
+    /// Pages of a request that writes nothing are published.
+    PublishUnwritten,
+    /// More adapters run than may.
+    TooManyAdapters,
+    /// Plans do not say which adapter to compute with.
+    ForgetAdapter,
+    /// Requests that live while the weights are replaced keep the keys of the old ones.
+    KeepOldKeys,
+    /// Routers are not told of pages that are evicted from the end of a node.
+    ForgetRemovedEvent,
+    /// Routers are told that pages begin a sequence which are in its middle.
+    WrongParentInEvent,
+    /// Events that there was no room for leave no gap in the numbers.
+    HideLostEvents,
+    /// Each of several answers to a prompt computes all of it.
+    AnswersApart,
+    /// What a driver did not fetch because nobody waited any more counts as missing in L3.
+    CalledOffIsMissing,
+    /// What a step computed from a load-back that failed is believed.
+    TrustStepOnFailedLoad,
+    /// Pages that a step reads while they are loaded are published when it has ended.
+    PublishWhileLoading,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 53] = [
+    pub const ALL: [Bug; 69] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -123,6 +155,22 @@ impl Bug {
         Self::BelieveStepBehindFailed,
         Self::InputOfAnotherRow,
         Self::PriceOutForGood,
+        Self::LeaveContentOutOfKey,
+        Self::SkipContentCompare,
+        Self::CutPassages,
+        Self::ReadBeyondReach,
+        Self::WriteBeyondReach,
+        Self::PublishUnwritten,
+        Self::TooManyAdapters,
+        Self::ForgetAdapter,
+        Self::KeepOldKeys,
+        Self::ForgetRemovedEvent,
+        Self::WrongParentInEvent,
+        Self::HideLostEvents,
+        Self::AnswersApart,
+        Self::CalledOffIsMissing,
+        Self::TrustStepOnFailedLoad,
+        Self::PublishWhileLoading,
     ];
 }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::key::PageKey;
+use crate::reach::Reach;
 use crate::sequence::{Keys, Token, Tokens};
 use crate::text::{Part, Text};
 
@@ -13,6 +14,8 @@ pub struct PageRun<'a> {
     /// The first page's place in its sequence.
     pub start_page: u32,
     page_size: usize,
+    /// How far it may be written.
+    pub(crate) reach: Reach,
     /// The prompt that `front` is part of, and the place of its first page there.
     prompt: Option<(&'a Arc<Text>, usize)>,
     front: Part<'a>,
@@ -43,8 +46,13 @@ impl<'a> PageRun<'a> {
     ) -> Self {
         let page_size = page_size as usize;
         assert_eq!(tokens.len(), keys.len() * page_size, "a key for each page");
-        let back = Part { keys, tokens };
-        Self { start_page, page_size, prompt: None, front: Part::EMPTY, back }
+        Self::behind_prompt(start_page, page_size, Part { keys, tokens, marks: None })
+    }
+
+    /// Pages of which none is the prompt's.
+    pub(crate) fn behind_prompt(start_page: u32, page_size: usize, back: Part<'a>) -> Self {
+        let (reach, front) = (Reach::L3, Part::EMPTY);
+        Self { start_page, page_size, reach, prompt: None, front, back }
     }
 
     /// Pages of a prompt and what follows them.
@@ -56,7 +64,16 @@ impl<'a> PageRun<'a> {
     ) -> Self {
         let (page_size, start) = (prompt.page_size(), pages.start);
         let front = prompt.part(pages);
-        Self { start_page, page_size, prompt: Some((prompt, start)), front, back }
+        let (reach, prompt) = (Reach::L3, Some((prompt, start)));
+        Self { start_page, page_size, reach, prompt, front, back }
+    }
+
+    /// The same pages, written so far and no farther.
+    #[must_use]
+    #[inline]
+    pub fn reaching(mut self, reach: Reach) -> Self {
+        self.reach = reach;
+        self
     }
 
     /// One key a page.
@@ -119,6 +136,7 @@ impl<'a> PageRun<'a> {
         PageRun {
             start_page: self.start_page + pages as u32,
             page_size: self.page_size,
+            reach: self.reach,
             prompt: self.prompt.map(|(prompt, start)| (prompt, start + of_front)),
             front: self.front.skip(of_front, self.page_size),
             back: self.back.skip(pages - of_front, self.page_size),
@@ -151,7 +169,7 @@ impl KeptRun {
     #[must_use]
     pub fn run(&self, start_page: u32, pages: usize) -> PageRun<'_> {
         let Some((prompt, all)) = &self.prompt else {
-            let Part { keys, tokens } = self.back.part(0..pages);
+            let Part { keys, tokens, .. } = self.back.part(0..pages);
             return PageRun::apart(start_page, self.back.page_size() as u32, keys, tokens);
         };
         let of_prompt = pages.min(all.len());

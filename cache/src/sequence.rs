@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::key::PageKey;
+use crate::passage::{Marks, Passage, PassageError};
 use crate::run::PageRun;
 use crate::text::Text;
 
@@ -20,6 +21,10 @@ pub struct Sequence {
     border: usize,
     /// What follows the prompt's whole pages: the rest of the prompt, and what was appended.
     tail: Text,
+    /// What the first page of the tail follows.
+    before_tail: PageKey,
+    /// Where its prompt says more than its tokens do.
+    passages: Option<Box<[Passage]>>,
 }
 
 /// Something about a sequence, in two parts: that of the prompt, which is shared, and what follows.
@@ -96,7 +101,28 @@ impl Sequence {
     /// A sequence in the namespace whose digest is `root`.
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
-        Self::of(root, Text::new(root, page_size as usize, tokens))
+        Self::of(root, Text::new(root, page_size as usize, tokens), &[])
+    }
+
+    /// The same for a prompt of which passages say more than its tokens do, by their start.
+    ///
+    /// # Errors
+    /// If the passages are empty, out of order, overlap or reach beyond the tokens.
+    pub fn with_passages(
+        root: PageKey,
+        page_size: u32,
+        tokens: Vec<Token>,
+        passages: &[Passage],
+    ) -> Result<Self, PassageError> {
+        if passages.is_empty() {
+            return Ok(Self::new(root, page_size, tokens));
+        }
+        Passage::check_all(passages, tokens.len())?;
+        let prompt = match Marks::new(passages, page_size as usize) {
+            Some(marks) => Text::marked(root, page_size as usize, tokens, marks),
+            None => Text::new(root, page_size as usize, tokens),
+        };
+        Ok(Self::of(root, prompt, passages))
     }
 
     /// The same for tokens that come in pieces; `tokens` says how many they are in all.
@@ -107,23 +133,33 @@ impl Sequence {
         tokens: usize,
         pieces: impl IntoIterator<Item = P>,
     ) -> Self {
-        Self::of(root, Text::from_pieces(root, page_size as usize, tokens, pieces))
+        Self::of(root, Text::from_pieces(root, page_size as usize, tokens, pieces), &[])
     }
 
-    fn of(root: PageKey, mut prompt: Text) -> Self {
+    fn of(root: PageKey, mut prompt: Text, passages: &[Passage]) -> Self {
         // Nodes that share it go by its room: what the caller's vector had to spare must decide nothing.
         prompt.shrink_to_fit();
         let page_size = prompt.page_size();
         let border = prompt.keys().len() * page_size;
-        let tail = Text::beginning(&prompt.tokens()[border..], page_size);
-        Self { root, border, tail, prompt: Arc::new(prompt) }
+        let marks = prompt.marks();
+        let tail = Text::beginning(&prompt.tokens()[border..], page_size, marks);
+        let last = prompt.keys().last().copied().unwrap_or(root);
+        let first_of_tail = prompt.keys().len() as u32;
+        let before_tail = marks.map_or(last, |marks| marks.follow(last, first_of_tail));
+        Self {
+            root,
+            border,
+            tail,
+            before_tail,
+            passages: (!passages.is_empty()).then(|| passages.into()),
+            prompt: Arc::new(prompt),
+        }
     }
 
     /// Appends tokens that the model produced.
     #[inline]
     pub fn extend(&mut self, tokens: &[Token]) {
-        let before = || self.prompt.keys().last().copied().unwrap_or(self.root);
-        self.tail.extend(before, tokens);
+        self.tail.extend(&self.before_tail, tokens);
     }
 
     /// Makes room for `tokens` more tokens, so that appending them does not allocate.
@@ -141,6 +177,13 @@ impl Sequence {
     #[must_use]
     pub fn root(&self) -> PageKey {
         self.root
+    }
+
+    /// Where its prompt says more than its tokens do.
+    #[must_use]
+    #[inline]
+    pub fn passages(&self) -> &[Passage] {
+        self.passages.as_deref().unwrap_or_default()
     }
 
     /// All tokens.
@@ -167,17 +210,41 @@ impl Sequence {
     #[must_use]
     pub fn prefix(&self, pages: u32) -> Sequence {
         let page_size = self.tail.page_size();
+        let last = (pages as usize).checked_sub(1).and_then(|last| self.keys().get(last));
         Self {
             root: self.root,
             prompt: Arc::new(self.run(0, pages).to_text()),
             border: pages as usize * page_size,
             tail: Text::with_capacity(0, page_size),
+            before_tail: last.unwrap_or(self.root),
+            passages: None,
         }
+    }
+
+    /// The same tokens in another namespace.
+    ///
+    /// # Panics
+    /// Never: its passages were sound when it was made.
+    #[must_use]
+    pub fn under(&self, root: PageKey) -> Sequence {
+        let Tokens { prompt, appended } = self.tokens();
+        let prompt = prompt.to_vec();
+        let moved = Self::with_passages(root, self.page_size(), prompt, self.passages());
+        let mut moved = moved.expect("they were sound before");
+        moved.extend(appended);
+        moved
     }
 
     /// The whole pages from `start` up to, not including, `end`.
     #[must_use]
     pub fn run(&self, start: u32, end: u32) -> PageRun<'_> {
+        let page_size = self.tail.page_size();
+        if start as usize * page_size >= self.border {
+            // Most runs are what was decoded: nothing of the prompt is looked at for them.
+            let first = start as usize - self.border / page_size;
+            let back = self.tail.part(first..first + (end - start) as usize);
+            return PageRun::behind_prompt(start, page_size, back);
+        }
         let (start_page, border) = (start, self.prompt.keys().len());
         let (start, end) = (start as usize, end as usize);
         let in_prompt = start.min(border)..end.min(border);

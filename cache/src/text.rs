@@ -1,8 +1,10 @@
 //! Tokens together with the keys of their whole pages: what sequences share with the nodes that hold them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::key::{PageKey, hash_pages};
+use crate::passage::Marks;
 use crate::sequence::Token;
 
 /// Tokens, and the key of each whole page of them.
@@ -11,6 +13,8 @@ pub(crate) struct Text {
     page_size: usize,
     tokens: Vec<Token>,
     keys: Vec<PageKey>,
+    /// What else stands on the pages of their sequence.
+    marks: Option<Arc<Marks>>,
 }
 
 /// Consecutive whole pages of a text.
@@ -18,6 +22,8 @@ pub(crate) struct Text {
 pub(crate) struct Part<'a> {
     pub(crate) keys: &'a [PageKey],
     pub(crate) tokens: &'a [Token],
+    /// What else stands on the pages of their sequence.
+    pub(crate) marks: Option<&'a Arc<Marks>>,
 }
 
 impl Text {
@@ -27,15 +33,28 @@ impl Text {
             page_size,
             tokens: Vec::with_capacity(pages * page_size),
             keys: Vec::with_capacity(pages),
+            marks: None,
         }
     }
 
     /// Tokens that follow the page named by `before`.
     pub(crate) fn new(before: PageKey, page_size: usize, tokens: Vec<Token>) -> Self {
         let keys = Vec::with_capacity(tokens.len() / page_size);
-        let mut text = Self { page_size, tokens, keys };
-        text.hash(before);
+        let mut text = Self { page_size, tokens, keys, marks: None };
+        text.hash(&before);
         text
+    }
+
+    /// A prompt on whose pages more stands than its tokens.
+    pub(crate) fn marked(
+        root: PageKey,
+        page_size: usize,
+        tokens: Vec<Token>,
+        marks: Arc<Marks>,
+    ) -> Self {
+        let mut keys = Vec::with_capacity(tokens.len() / page_size);
+        marks.hash(root, &tokens, page_size, &mut keys);
+        Self { page_size, tokens, keys, marks: Some(marks) }
     }
 
     /// Tokens that follow the page named by `before` and come in pieces, so many in all. Each piece is
@@ -47,24 +66,29 @@ impl Text {
         pieces: impl IntoIterator<Item = P>,
     ) -> Self {
         let (tokens, keys) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens / page_size));
-        let mut text = Self { page_size, tokens, keys };
+        let mut text = Self { page_size, tokens, keys, marks: None };
         for piece in pieces {
             text.tokens.extend(piece);
-            text.hash(before);
+            text.hash(&before);
         }
         text
     }
 
     /// Tokens that do not fill a page yet, and room for a page more: short answers need no other.
-    pub(crate) fn beginning(tokens: &[Token], page_size: usize) -> Self {
+    pub(crate) fn beginning(
+        tokens: &[Token],
+        page_size: usize,
+        marks: Option<&Arc<Marks>>,
+    ) -> Self {
         let mut room = Vec::with_capacity(tokens.len() + page_size);
         room.extend_from_slice(tokens);
-        Self { page_size, tokens: room, keys: Vec::new() }
+        Self { page_size, tokens: room, keys: Vec::new(), marks: marks.cloned() }
     }
 
     /// A copy of these pages.
     pub(crate) fn copy(part: Part<'_>, page_size: usize) -> Self {
-        Self { page_size, tokens: part.tokens.to_vec(), keys: part.keys.to_vec() }
+        let (tokens, keys) = (part.tokens.to_vec(), part.keys.to_vec());
+        Self { page_size, tokens, keys, marks: part.marks.cloned() }
     }
 
     pub(crate) fn page_size(&self) -> usize {
@@ -91,7 +115,8 @@ impl Text {
 
     pub(crate) fn part(&self, pages: Range<usize>) -> Part<'_> {
         let tokens = pages.start * self.page_size..pages.end * self.page_size;
-        Part { keys: &self.keys[pages], tokens: &self.tokens[tokens] }
+        let marks = self.marks.as_ref();
+        Part { keys: &self.keys[pages], tokens: &self.tokens[tokens], marks }
     }
 
     /// Makes room for so many tokens more.
@@ -111,39 +136,60 @@ impl Text {
         debug_assert_eq!(self.tokens.len(), self.keys.len() * self.page_size);
         self.keys.extend_from_slice(part.keys);
         self.tokens.extend_from_slice(part.tokens);
+        if self.marks.is_some() || part.marks.is_some() {
+            self.take_marks(part.marks);
+        }
     }
 
-    /// Appends tokens; the text follows the page named by `before`, which is asked for once a page.
+    /// Appended pages belong to a sequence that has these too, so what it knows of them holds for all.
+    // Apart, since most prompts have none.
+    #[cold]
+    fn take_marks(&mut self, marks: Option<&Arc<Marks>>) {
+        self.marks = marks.cloned();
+    }
+
+    /// Appends tokens; the text follows the page named by `before`.
     #[inline]
-    pub(crate) fn extend(&mut self, before: impl Fn() -> PageKey, tokens: &[Token]) {
+    pub(crate) fn extend(&mut self, before: &PageKey, tokens: &[Token]) {
         // Mostly it is a single one, for which a call to copy it costs the most.
         match tokens {
             &[token] => self.tokens.push(token),
             tokens => self.tokens.extend_from_slice(tokens),
         }
         if self.tokens.len() >= (self.keys.len() + 1) * self.page_size {
-            self.hash(before());
+            self.hash(before);
         }
     }
 
     /// Hashes the whole pages that have no key yet.
-    fn hash(&mut self, before: PageKey) {
-        let before = self.keys.last().copied().unwrap_or(before);
+    // Apart, since most tokens complete none.
+    #[inline(never)]
+    fn hash(&mut self, before: &PageKey) {
+        let before = *self.keys.last().unwrap_or(before);
         let hashed = self.keys.len() * self.page_size;
         hash_pages(before, &self.tokens[hashed..], self.page_size, &mut self.keys);
     }
 
+    /// What else stands on the pages of their sequence.
+    pub(crate) fn marks(&self) -> Option<&Arc<Marks>> {
+        self.marks.as_ref()
+    }
+
     /// Keeps the first pages and all the room.
     pub(crate) fn truncate(&mut self, pages: usize) {
+        if pages == 0 && self.marks.is_some() {
+            self.take_marks(None);
+        }
         self.keys.truncate(pages);
         self.tokens.truncate(pages * self.page_size);
     }
 }
 
 impl<'a> Part<'a> {
-    pub(crate) const EMPTY: Part<'static> = Part { keys: &[], tokens: &[] };
+    pub(crate) const EMPTY: Part<'static> = Part { keys: &[], tokens: &[], marks: None };
 
     pub(crate) fn skip(self, pages: usize, page_size: usize) -> Part<'a> {
-        Part { keys: &self.keys[pages..], tokens: &self.tokens[pages * page_size..] }
+        let (keys, tokens) = (&self.keys[pages..], &self.tokens[pages * page_size..]);
+        Part { keys, tokens, marks: self.marks }
     }
 }

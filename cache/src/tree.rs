@@ -24,6 +24,7 @@ use crate::hash::HashedMap;
 use crate::key::PageKey;
 use crate::node::{NONE, Node};
 use crate::pin::Pin;
+use crate::reach::Reach;
 use crate::run::PageRun;
 use crate::sequence::Sequence;
 use crate::tier::{Device, Page, Tier};
@@ -107,6 +108,8 @@ pub struct Tree {
     /// Nodes looked at by everything that changes the tree: its cost, counted.
     pub(crate) visits: u64,
     tick: u64,
+    /// Whether there ever was a node that may not be written everywhere.
+    some_are_limited: bool,
     /// The round in which things are learnt about L3.
     pub(crate) l3_round: u32,
 }
@@ -137,6 +140,7 @@ impl Tree {
             shrunk: None,
             visits: 0,
             tick: 0,
+            some_are_limited: false,
             l3_round: 0,
         }
     }
@@ -164,7 +168,7 @@ impl Tree {
             if !node.readable() {
                 break;
             }
-            let wanted = sequence.run(depth as u32, pages_max as u32).tokens();
+            let wanted = sequence.run(depth as u32, pages_max as u32);
             let common = node.common_pages(wanted, self.page_size);
             if common == 0 {
                 break;
@@ -191,7 +195,7 @@ impl Tree {
         while !rest.is_empty() {
             let Some(index) = self.child(above, rest.first_key()) else { break };
             let node = &self.nodes[index as usize];
-            let common = node.common_pages(rest.tokens(), self.page_size);
+            let common = node.common_pages(rest, self.page_size);
             if !node.held_by::<T>() || common == 0 {
                 break;
             }
@@ -280,6 +284,17 @@ impl Tree {
                 self.refresh(index);
             }
             index = parent;
+        }
+    }
+
+    /// The pinned path may be written so far, if it could not before.
+    pub(crate) fn extend_reach<T: Tier>(&mut self, pin: &Pin<T>, reach: Reach) {
+        if !self.some_are_limited {
+            return;
+        }
+        for index in self.path(pin.node.index, 0) {
+            let usage = &mut self.nodes[index as usize].usage;
+            usage.reach = usage.reach.max(reach);
         }
     }
 

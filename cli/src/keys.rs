@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::io::Read;
 
 use serde::Serialize;
-use terrace_cache::{Namespace, PageKey, Sequence, Token};
+use terrace_cache::{Namespace, PageKey, Passage, Sequence, Token};
 
 /// Arguments of `terrace keys`.
 #[derive(clap::Args)]
@@ -33,6 +33,10 @@ pub(crate) struct Arguments {
     /// The tenant's salt
     #[arg(long, default_value = "")]
     salt: String,
+    /// What positions of the prompt stand for, as an image: START..END=CONTENT, the content's key in 32
+    /// hexadecimal digits. May be given several times, by START
+    #[arg(long = "passage", value_name = "PASSAGE", value_parser = passage)]
+    passages: Vec<Passage>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -61,7 +65,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         text.clear();
         std::io::stdin().read_to_string(&mut text)?;
     }
-    let sequence = Sequence::new(namespace, page_size, tokens(&text)?);
+    let sequence =
+        Sequence::with_passages(namespace, page_size, tokens(&text)?, &arguments.passages)?;
     let keys = &sequence.keys().to_vec()[..];
     if arguments.json {
         return Ok(serde_json::to_string_pretty(&Keys { namespace, keys })? + "\n");
@@ -75,6 +80,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
     }
     Ok(output)
+}
+
+fn passage(text: &str) -> Result<Passage, String> {
+    let parts = text.split_once('=').and_then(|(range, key)| Some((range.split_once("..")?, key)));
+    let ((start, end), key) =
+        parts.ok_or("write it like 5..69=00112233445566778899aabbccddeeff")?;
+    let position =
+        |text: &str| text.parse().map_err(|_| format!("{text} is not a position in the prompt"));
+    let content = Some(key.parse()?);
+    Ok(Passage { start: position(start)?, end: position(end)?, content, is_whole: false })
 }
 
 fn tokens(text: &str) -> Result<Vec<Token>, String> {

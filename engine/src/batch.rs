@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_scheduler::{DevicePage, Plan, Slot, StepId, Token};
+use terrace_scheduler::{DevicePage, Passage, Plan, Slot, StepId, Token};
 
 use crate::device::{CopyError, CopyProgress};
 use crate::sampling::Choosing;
@@ -57,8 +57,9 @@ pub struct Batch {
     pub wanted: Vec<Wanted>,
     /// The tokens of prompts whose log-probability is wanted.
     pub scored: Vec<Token>,
-    /// Load-backs whose pages the spans read though not all of them has arrived: of these, a layer is read
-    /// only after it has.
+    /// Load-backs whose pages the spans, or those of steps launched before, read though not all of them has arrived:
+    /// of these, a layer is read only after it has. If one does not come the step may fail, or go on with whatever
+    /// is there: nothing of it is believed that follows from that.
     pub arriving: Vec<CopyProgress>,
 }
 
@@ -71,6 +72,19 @@ pub struct Arrival {
     pub choosing: Arc<Choosing>,
     /// What its answer has already, where choosing depends on it.
     pub produced: Vec<Token>,
+    /// The adapter to compute it with, one of [`Model::adapters`](crate::Model::adapters).
+    pub adapter: Option<Arc<str>>,
+    /// Where its prompt says more than its tokens do: what the model was given under each
+    /// [content](Passage::content) goes there.
+    pub passages: Arc<[Passage]>,
+}
+
+impl Arrival {
+    /// One without answer, adapter or passages.
+    #[must_use]
+    pub fn new(slot: Slot, choosing: Arc<Choosing>) -> Self {
+        Self { slot, choosing, produced: Vec::new(), adapter: None, passages: Arc::new([]) }
+    }
 }
 
 /// Consecutive entries of one row of the page table that change. The row has none behind them.
@@ -290,8 +304,8 @@ mod tests {
             logprobs: None,
             logits: false,
         };
-        let choosing = Arc::new(choosing);
-        Arrival { slot: Slot(slot), choosing, produced: vec![produced] }
+        let produced = vec![produced];
+        Arrival { produced, ..Arrival::new(Slot(slot), Arc::new(choosing)) }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use parking_lot::{Condvar, Mutex};
 use terrace_l3::Arena;
 use terrace_scheduler::{CopyDirection, DevicePage, HostPage, OpId};
 
+use crate::call_off::CallOff;
 use crate::layout::PageLayout;
 
 /// Memory of two tiers and copies between them.
@@ -79,6 +80,7 @@ pub struct CopyProgress(Arc<Progress>);
 #[derive(Debug)]
 struct Progress {
     op: OpId,
+    call_off: CallOff,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -87,7 +89,6 @@ struct Progress {
 struct State {
     /// The first so many layers of all pages are there.
     layers: usize,
-    is_called_off: bool,
     /// What came of it, once it has ended.
     ended: Option<Result<(), CopyError>>,
 }
@@ -96,7 +97,8 @@ impl CopyProgress {
     /// Of a copy that has not begun.
     #[must_use]
     pub fn new(op: OpId) -> Self {
-        Self(Arc::new(Progress { op, state: Mutex::default(), changed: Condvar::new() }))
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Progress { op, call_off: CallOff::default(), state, changed }))
     }
 
     /// The operation.
@@ -138,15 +140,28 @@ impl CopyProgress {
         }
     }
 
+    /// Waits until the copy has ended.
+    pub(crate) fn wait_for_end(&self) {
+        let mut state = self.0.state.lock();
+        while state.ended.is_none() {
+            self.0.changed.wait(&mut state);
+        }
+    }
+
     /// Nobody waits for the copy any more. One that has begun goes on: what it brings is kept.
     pub fn call_off(&self) {
-        self.0.state.lock().is_called_off = true;
+        self.0.call_off.call_off();
     }
 
     /// Whether nobody waits for the copy any more.
     #[must_use]
     pub fn is_called_off(&self) -> bool {
-        self.0.state.lock().is_called_off
+        self.0.call_off.is_called_off()
+    }
+
+    /// What calls this copy off.
+    pub(crate) fn calls_off(&self) -> &CallOff {
+        &self.0.call_off
     }
 
     /// The copy has ended.

@@ -1,7 +1,7 @@
 //! The task that drives the scheduler: it alone decides, and it never waits for a transfer, a step or
 //! a client.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,13 +14,15 @@ use terrace_scheduler::{
 use tokio::sync::{mpsc, oneshot};
 
 use crate::batch::{Arrival, Awaited, Span};
+use crate::call_off::CallOff;
 use crate::device::{CopyError, CopyJob, CopyProgress, Device};
 use crate::engine::{Drained, StartError, SubmitError};
-use crate::generation::{EndReason, Generate, Generation};
-use crate::happening::{Happening, Happenings};
+use crate::generation::{EndReason, Generate, Generation, Sibling};
+use crate::happening::{Happening, Happenings, WeightsChange};
 use crate::histogram::TimeHistogram;
+use crate::kv_feed::KvFeeds;
 use crate::live::Live;
-use crate::model::{Model, StepLimits};
+use crate::model::{Model, StepLimits, WeightsError};
 use crate::stepper::{StepJob, Stepper};
 use crate::transfers::Transfers;
 use crate::view::{Figures, History, StepFigures, View};
@@ -37,15 +39,23 @@ pub(crate) struct Driver<D: Device> {
     device: Arc<D>,
     transfers: Option<Transfers>,
     stepper: Stepper<D::Fence>,
+    /// What calls off each operation of L3 under way.
+    l3_operations: BTreeMap<OpId, CallOff>,
     /// Copies under way.
     copies: BTreeMap<OpId, CopyProgress>,
+    /// Those of them that steps wait for.
+    awaited: Vec<CopyProgress>,
     happenings: Happenings,
     live: BTreeMap<RequestId, Live>,
     history: History,
     next_request: u64,
     positions_max: u32,
     vocabulary: usize,
+    adapters: Vec<String>,
+    takes_passages: bool,
     page_bytes: usize,
+    /// Whoever waits for other weights, in order. Nothing is planned meanwhile.
+    weights_changes: VecDeque<WeightsChange>,
     /// Steps that were started and have not ended.
     steps_in_flight: u32,
     /// The memory of steps that have ended.
@@ -65,6 +75,7 @@ pub(crate) struct Driver<D: Device> {
     idle_since: Instant,
     steps: StepFigures,
     queue: TimeHistogram,
+    kv_feeds: KvFeeds,
     started: Instant,
     closing: Option<Closing>,
 }
@@ -97,6 +108,9 @@ impl<D: Device> Driver<D> {
             let (model, device) = (layout.to_string(), device.layout().to_string());
             return Err(StartError::Layout { model, device });
         }
+        if config.copies.load_back_overlaps && !model.waits_for_layers() {
+            return Err(StartError::Overlap);
+        }
         config.model.layout = layout.kv().to_string();
         config.model.dtype = layout.kv().dtypes();
         config.trace_max = TRACE_MAX;
@@ -117,6 +131,7 @@ impl<D: Device> Driver<D> {
             tokens_max: config.batch.step_tokens_max,
         };
         let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
+        let (adapters, takes_passages) = (model.adapters(), model.takes_passages());
         let scheduler = WatchedScheduler::new(config, witnesses)?;
         model.begin(device.memory(), limits)?;
         Ok(Self {
@@ -132,8 +147,13 @@ impl<D: Device> Driver<D> {
             next_request: 0,
             positions_max,
             vocabulary,
+            adapters,
+            takes_passages,
             page_bytes: layout.bytes(),
+            weights_changes: VecDeque::new(),
+            l3_operations: BTreeMap::new(),
             copies: BTreeMap::new(),
+            awaited: Vec::new(),
             steps_in_flight: 0,
             spare: Vec::new(),
             rows: vec![None; limits.rows as usize],
@@ -145,6 +165,7 @@ impl<D: Device> Driver<D> {
             idle_since: Instant::now(),
             steps: StepFigures::default(),
             queue: TimeHistogram::default(),
+            kv_feeds: KvFeeds::default(),
             started: Instant::now(),
             closing: None,
         })
@@ -168,7 +189,15 @@ impl<D: Device> Driver<D> {
                 self.happen(happening);
             }
             self.call_off_late();
-            self.plan();
+            match self.weights_changes.front_mut() {
+                None => self.plan(),
+                Some(change) if self.steps_in_flight == 0 => {
+                    if let Some(weights) = change.weights.take() {
+                        self.stepper.replace_weights(weights);
+                    }
+                }
+                Some(_) => {}
+            }
             if let Some(closing) = self.take_closing_if_drained() {
                 return self.close(closing).await;
             }
@@ -181,8 +210,8 @@ impl<D: Device> Driver<D> {
 
     /// When something is to be done even if nothing happens.
     fn wake_at(&self) -> Option<Instant> {
-        let planned =
-            self.scheduler.deadline().map(|at| self.started + Duration::from_micros(at.0));
+        let deadline = self.scheduler.deadline().filter(|_| self.weights_changes.is_empty());
+        let planned = deadline.map(|at| self.started + Duration::from_micros(at.0));
         let closing = self.closing.as_ref();
         let closing = closing.map(|closing| closing.patience_ends.unwrap_or(closing.gives_up));
         [planned, closing].into_iter().flatten().min()
@@ -192,9 +221,9 @@ impl<D: Device> Driver<D> {
 
     fn happen(&mut self, happening: Happening) {
         match happening {
-            Happening::Submit { generate, reply } => {
-                let taken = self.submit(generate);
-                // Nobody waits for the answer any more: dropping it calls the request off.
+            Happening::Submit { generate, siblings, reply } => {
+                let taken = self.submit(*generate, siblings);
+                // Nobody waits for the answers any more: dropping them calls the requests off.
                 drop(reply.send(taken));
             }
             Happening::Abort(request) => self.abort(request),
@@ -213,6 +242,15 @@ impl<D: Device> Driver<D> {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
             }
+            Happening::ReplaceWeights(change) => self.weights_changes.push_back(change),
+            Happening::WeightsReplaced(result) => self.weights_replaced(result),
+            Happening::FollowKv { batches_max, reply } => {
+                // Its snapshot comes with the next plan.
+                let feed = self.kv_feeds.open(batches_max, self.happenings.clone());
+                drop(reply.send(feed));
+            }
+            // The next plan, which always follows, tells it.
+            Happening::KvFeedHasRoom => {}
             Happening::Shutdown { patience, reply } => self.begin_to_close(patience, reply),
         }
     }
@@ -229,7 +267,11 @@ impl<D: Device> Driver<D> {
         closing.replies.push(reply);
     }
 
-    fn submit(&mut self, mut generate: Generate) -> Result<Generation, SubmitError> {
+    fn submit(
+        &mut self,
+        mut generate: Generate,
+        siblings: Vec<Sibling>,
+    ) -> Result<Vec<Generation>, SubmitError> {
         if self.closing.is_some() {
             return Err(SubmitError::ShuttingDown);
         }
@@ -243,24 +285,48 @@ impl<D: Device> Driver<D> {
         if let Some(&token) = generate.prompt.iter().find(is_unknown) {
             return Err(SubmitError::UnknownToken { token, vocabulary });
         }
-        let id = RequestId(self.next_request);
+        let adapter = &generate.adapter;
+        if !adapter.is_empty() && !self.adapters.contains(adapter) {
+            let (adapter, known) = (adapter.clone(), self.adapters.clone());
+            return Err(SubmitError::UnknownAdapter { adapter, known });
+        }
+        if !generate.passages.is_empty() && !self.takes_passages {
+            return Err(SubmitError::Passages);
+        }
+        let first = Sibling {
+            sampling: generate.sampling,
+            grammar: generate.grammar.take(),
+            ticket: generate.ticket.take(),
+        };
         let now = self.now();
-        let (live, updates) = Live::new(id, &mut generate, now);
+        let answers: Vec<_> = (self.next_request..)
+            .zip(std::iter::once(first).chain(siblings))
+            .map(|(id, own)| Live::new(RequestId(id), &generate, own, now))
+            .collect();
+        let mut ids = answers.iter().map(|(live, _)| live.view.id);
         let request = Request {
-            id,
+            id: ids.next().expect("there is a first"),
+            siblings: ids.collect(),
             prompt: generate.prompt,
             // A step always chooses a token, wanted or not.
             max_new_tokens: max_new_tokens.max(1),
             computes_prompt: generate.prompt_logprobs,
             priority: generate.priority,
-            adapter: String::new(),
+            adapter: generate.adapter,
             salt: generate.salt,
-            waits_for_tokens: !live.can_run_ahead(),
+            waits_for_tokens: !answers.iter().all(|(live, _)| live.can_run_ahead()),
+            passages: generate.passages,
+            reads: generate.reads,
+            writes: generate.writes,
         };
         self.scheduler.submit(now, request)?;
-        self.next_request += 1;
-        self.live.insert(id, live);
-        Ok(Generation::new(id, updates, self.happenings.clone()))
+        self.next_request += answers.len() as u64;
+        let taken = answers.into_iter().map(|(live, updates)| {
+            let id = live.view.id;
+            self.live.insert(id, live);
+            Generation::new(id, updates, self.happenings.clone())
+        });
+        Ok(taken.collect())
     }
 
     fn abort(&mut self, request: RequestId) {
@@ -269,9 +335,23 @@ impl<D: Device> Driver<D> {
         let _ = self.scheduler.abort(now, request);
     }
 
+    fn weights_replaced(&mut self, result: Result<String, WeightsError>) {
+        let change = self.weights_changes.pop_front().expect("somebody has asked for it");
+        let result = result.map(|fingerprint| {
+            let now = self.now();
+            self.scheduler.replace_weights(now, &fingerprint).expect("no step is in flight");
+            self.namespace = self.scheduler.namespace_of("", "");
+        });
+        // Who does not wait for it any more need not know.
+        let _ = change.reply.send(result);
+    }
+
     fn operation_ended(&mut self, op: OpId, outcome: Outcome) {
         let now = self.now();
-        self.copies.remove(&op);
+        if outcome != Outcome::TimedOut {
+            self.copies.remove(&op);
+            self.l3_operations.remove(&op);
+        }
         let event = Event::Operation { op, rank: 0, outcome };
         self.scheduler.advance(now, event).expect("only planned operations are reported");
     }
@@ -363,17 +443,21 @@ impl<D: Device> Driver<D> {
         for copy in &plan.copies {
             self.start_copy(&plan, copy);
         }
-        // What L3 does has begun; it is waited for by nobody, and used if it comes.
-        for progress in plan.cancelled.iter().filter_map(|op| self.copies.get(op)) {
-            progress.call_off();
-        }
         for op in &plan.l3 {
             let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
-            transfers.start(&plan, op, self.namespace, &self.happenings);
+            let call_off = transfers.start(&plan, op, self.namespace, &self.happenings);
+            self.l3_operations.insert(op.op, call_off);
+        }
+        for op in &plan.cancelled {
+            let copy = self.copies.get(op).map(CopyProgress::calls_off);
+            if let Some(call_off) = copy.or_else(|| self.l3_operations.get(op)) {
+                call_off.call_off();
+            }
         }
         if let Some(step) = plan.step {
             self.start_step(step, &plan);
         }
+        self.kv_feeds.tell(&mut self.scheduler);
         self.plan = plan;
     }
 
@@ -392,14 +476,15 @@ impl<D: Device> Driver<D> {
             done: Box::new(move |copied| {
                 let outcome = match &copied {
                     Ok(()) => Outcome::Done,
-                    Err(CopyError::CalledOff) => Outcome::Partial(0),
+                    Err(CopyError::CalledOff) => Outcome::CalledOff(0),
                     Err(error @ CopyError::Failed(_)) => {
                         tracing::warn!("{error}");
                         Outcome::Failed
                     }
                 };
-                ended.end(copied);
+                // A step that has waited for it is reported after it.
                 happenings.send(Happening::Operation { op, outcome });
+                ended.end(copied);
             }),
         });
     }
@@ -411,19 +496,32 @@ impl<D: Device> Driver<D> {
         let batch = job.batch_mut();
         batch.went.append(&mut self.went);
         batch.take_rows(plan);
-        for &Prefill { request, slot, start, tokens, produces_token } in &plan.prefills {
+        self.awaited.retain(|progress| self.copies.contains_key(&progress.op()));
+        for &Prefill { request, slot, start, tokens, produces_token, waits_for, .. } in
+            &plan.prefills
+        {
+            self.await_copy(waits_for);
             let positions = start..start + tokens;
             self.add_span(&mut job, request, slot, positions, produces_token, None);
         }
-        for &Decode { request, slot, start, tokens, input } in &plan.decodes {
+        for &Decode { request, slot, start, tokens, input, .. } in &plan.decodes {
             let awaited = input.map(|input| self.output_of(input));
             self.add_span(&mut job, request, slot, start..start + tokens, true, awaited);
         }
+        job.batch_mut().arriving.extend_from_slice(&self.awaited);
         self.last_started = Some(step);
         self.outputs_wanted.clear();
         self.outputs_wanted.extend(job.batch.wanted.iter().map(|wanted| wanted.span));
         self.steps_in_flight += 1;
         self.stepper.start(job);
+    }
+
+    /// Steps wait for a load-back from here on, until it has ended: those behind the first read its pages too.
+    fn await_copy(&mut self, op: Option<OpId>) {
+        let is_awaited = |op| self.awaited.iter().any(|progress| progress.op() == op);
+        if let Some(op) = op.filter(|op| !is_awaited(*op)) {
+            self.awaited.push(self.copies[&op].clone());
+        }
     }
 
     /// Which of the outputs of the step started last that is.
@@ -462,7 +560,8 @@ impl<D: Device> Driver<D> {
                     produced.extend_from_slice(part);
                 }
             }
-            batch.came.push(Arrival { slot, choosing, produced });
+            let (adapter, passages) = (live.adapter.clone(), live.passages.clone());
+            batch.came.push(Arrival { slot, choosing, produced, adapter, passages });
         }
         let first = batch.tokens.len();
         match awaited {

@@ -9,10 +9,11 @@ use tokio::sync::oneshot;
 
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::generation::{Generate, Generation};
-use crate::happening::{Happening, Happenings};
+use crate::generation::{Generate, Generation, Sibling};
+use crate::happening::{Happening, Happenings, WeightsChange};
+use crate::kv_feed::KvFeed;
 use crate::layout::LayoutError;
-use crate::model::{Model, ModelError};
+use crate::model::{Model, ModelError, NewWeights, WeightsError};
 use crate::view::{Figures, View};
 
 /// A running engine. Clones are the same engine; it ends when it is shut down or its runtime is.
@@ -68,8 +69,27 @@ impl Engine {
     ///
     /// # Errors
     /// Why it cannot be taken.
+    ///
+    /// # Panics
+    /// Never: whatever is taken has an answer.
     pub async fn submit(&self, generate: Generate) -> Result<Generation, SubmitError> {
-        self.ask(|reply| Happening::Submit { generate, reply })
+        let mut answers = self.submit_answers(generate, Vec::new()).await?;
+        Ok(answers.pop().expect("whatever is taken has an answer"))
+    }
+
+    /// Takes a request for several answers to one prompt, all or none: that of the request itself comes
+    /// first, then those of its siblings. The prompt is held once, and what the cache can share of it is
+    /// computed or fetched once.
+    ///
+    /// # Errors
+    /// Why they cannot be taken.
+    pub async fn submit_answers(
+        &self,
+        generate: Generate,
+        siblings: Vec<Sibling>,
+    ) -> Result<Vec<Generation>, SubmitError> {
+        let generate = Box::new(generate);
+        self.ask(|reply| Happening::Submit { generate, siblings, reply })
             .await
             .unwrap_or(Err(SubmitError::ShuttingDown))
     }
@@ -89,6 +109,27 @@ impl Engine {
     /// once the engine has ended. L3 keeps what it has.
     pub async fn clear_cache(&self) -> Option<Freed> {
         self.ask(Happening::ClearCache).await
+    }
+
+    /// Computes with other weights from the next step on: what they are depends on the model
+    /// ([`Model::replace_weights`]). Requests that run go on with the tokens that they have, whose KV is computed anew;
+    /// nothing that was computed with the old weights is found again, on any tier.
+    ///
+    /// # Errors
+    /// Why the engine goes on with the weights that it has.
+    pub async fn replace_weights(&self, weights: NewWeights) -> Result<(), WeightsError> {
+        self.ask(|reply| Happening::ReplaceWeights(WeightsChange { weights: Some(weights), reply }))
+            .await
+            .unwrap_or(Err(WeightsError::Ended))
+    }
+
+    /// What the cache holds in each tier, as it changes, for routers. So many batches of events may wait to
+    /// be read; who falls behind further starts over with a snapshot. Nothing once the engine has ended.
+    ///
+    /// Events are recorded while somebody reads them. `cache.kv_event_keys_max` bounds what one batch may
+    /// have, beyond which it is a snapshot too.
+    pub async fn kv_events(&self, batches_max: usize) -> Option<KvFeed> {
+        self.ask(|reply| Happening::FollowKv { batches_max, reply }).await
     }
 
     /// Takes no more requests, lets those that run finish as far as `patience` goes, stores in L3 what
@@ -146,9 +187,27 @@ pub enum SubmitError {
         /// How many there are.
         vocabulary: usize,
     },
+    /// The model has no such adapter.
+    #[error("the model has no adapter '{adapter}': {}", those_there_are(known))]
+    UnknownAdapter {
+        /// The adapter.
+        adapter: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+    /// The model does not know what passages say.
+    #[error("this model reads tokens alone: it does not take prompts with passages")]
+    Passages,
     /// The scheduler does not take it.
     #[error(transparent)]
     Scheduler(#[from] terrace_scheduler::SubmitError),
+}
+
+fn those_there_are(adapters: &[String]) -> String {
+    match adapters {
+        [] => "it has none".to_owned(),
+        some => format!("it has {}", some.join(", ")),
+    }
 }
 
 /// An engine that cannot start.
@@ -175,6 +234,12 @@ pub enum StartError {
         /// What the device has.
         device: String,
     },
+    /// Steps are to begin before what they read has been loaded.
+    #[error(
+        "copies.load_back_overlaps: the model does not wait for layers that are still loaded \
+         (`Model::waits_for_layers`): leave it out"
+    )]
+    Overlap,
     /// The model does not start.
     #[error("the model cannot begin: {0}")]
     Model(#[from] ModelError),

@@ -11,7 +11,7 @@ use crate::batch::{Batch, PageTable, Step};
 use crate::cpu::CpuFence;
 use crate::layout::KvLayout;
 use crate::logits::Logits;
-use crate::model::{Finished, Model, ModelError, StepLimits, StepTicket};
+use crate::model::{Finished, Model, ModelError, NewWeights, StepLimits, StepTicket, WeightsError};
 use crate::sampling::chooser::{Chooser, Output};
 
 /// Computes the logits of forward steps, and takes as long as it needs. [`Threaded`] makes a [`Model`] of
@@ -34,6 +34,21 @@ pub trait Forward: Send + 'static {
     /// Names model and weights: different weights have different fingerprints.
     fn fingerprint(&self) -> String;
 
+    /// Computes with other weights from here on, and has their fingerprint; see
+    /// [`Model::replace_weights`].
+    ///
+    /// # Errors
+    /// When it cannot: it goes on with those that it has.
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
+        drop(weights);
+        Err(WeightsError::Refused("it has no way to take others".to_owned()))
+    }
+
+    /// Whether it waits for each layer before it reads it ([`Step::wait_for_layer`]).
+    fn waits_for_layers(&self) -> bool {
+        false
+    }
+
     /// Computes the spans of a step: writes the KV of their tokens to their pages, and gives to `logits`
     /// one row of [`Forward::vocabulary`] values for each token after which a span wants logits, in order.
     ///
@@ -54,10 +69,17 @@ pub struct Threaded<F> {
     vocabulary: usize,
     positions_max: u32,
     fingerprint: String,
+    waits_for_layers: bool,
     /// Until its thread begins.
     forward: Option<F>,
     /// The way to the thread, which ends when this is dropped.
-    steps: Option<mpsc::Sender<Launched>>,
+    work: Option<mpsc::Sender<Job>>,
+}
+
+/// What the thread is to do.
+enum Job {
+    Step(Launched),
+    ReplaceWeights(NewWeights, mpsc::SyncSender<Result<String, WeightsError>>),
 }
 
 /// A step on its way to the thread.
@@ -76,8 +98,9 @@ impl<F: Forward> Threaded<F> {
             vocabulary: forward.vocabulary(),
             positions_max: forward.positions_max(),
             fingerprint: forward.fingerprint(),
+            waits_for_layers: forward.waits_for_layers(),
             forward: Some(forward),
-            steps: None,
+            work: None,
         }
     }
 }
@@ -107,10 +130,23 @@ where
         self.fingerprint.clone()
     }
 
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
+        let gone = || WeightsError::Refused("its thread does not run".to_owned());
+        let (replaced, answer) = mpsc::sync_channel(1);
+        let job = Job::ReplaceWeights(weights, replaced);
+        self.work.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())?;
+        self.fingerprint = answer.recv().map_err(|_| gone())??;
+        Ok(())
+    }
+
+    fn waits_for_layers(&self) -> bool {
+        self.waits_for_layers
+    }
+
     fn begin(&mut self, memory: &F::Memory, limits: StepLimits) -> Result<(), ModelError> {
         let already = || ModelError("it has begun already".to_owned());
         let forward = self.forward.take().ok_or_else(already)?;
-        let (steps, receiver) = mpsc::channel::<Launched>();
+        let (jobs, receiver) = mpsc::channel();
         let mut worker = Worker {
             forward,
             memory: memory.clone(),
@@ -121,18 +157,27 @@ where
             chosen: None,
         };
         let work = move || {
-            for Launched { batch, fence, finished } in receiver {
-                let done = worker.run(&batch);
-                fence.pass();
-                // Whoever waits for the step may use its memory again.
-                drop(batch);
-                // An engine that has ended does not wait for it.
-                let _ = finished.send(done);
+            // An engine that has ended waits for nothing.
+            for job in receiver {
+                match job {
+                    Job::Step(Launched { batch, fence, finished }) => {
+                        let done = worker.run(&batch);
+                        fence.pass();
+                        // Whoever waits for the step may use its memory again.
+                        drop(batch);
+                        let _ = finished.send(done);
+                    }
+                    Job::ReplaceWeights(weights, replaced) => {
+                        let forward = &mut worker.forward;
+                        let done = forward.replace_weights(weights);
+                        let _ = replaced.send(done.map(|()| forward.fingerprint()));
+                    }
+                }
             }
         };
         let spawned = std::thread::Builder::new().name("terrace-forward".to_owned()).spawn(work);
         spawned.map_err(|error| ModelError(format!("cannot start its thread: {error}")))?;
-        self.steps = Some(steps);
+        self.work = Some(jobs);
         Ok(())
     }
 
@@ -141,7 +186,7 @@ where
         let (finished, ticket) = mpsc::sync_channel(1);
         let fence = CpuFence::default();
         let step = Launched { batch: batch.clone(), fence: fence.clone(), finished };
-        self.steps.as_ref().ok_or_else(gone)?.send(step).map_err(|_| gone())?;
+        self.work.as_ref().ok_or_else(gone)?.send(Job::Step(step)).map_err(|_| gone())?;
         Ok(ThreadedTicket { fence, finished: ticket })
     }
 }
@@ -320,11 +365,7 @@ mod tests {
             logprobs: None,
             logits: false,
         });
-        let arrival = |&(slot, _): &(u32, Token)| Arrival {
-            slot: Slot(slot),
-            choosing: choosing.clone(),
-            produced: Vec::new(),
-        };
+        let arrival = |&(slot, _): &(u32, Token)| Arrival::new(Slot(slot), choosing.clone());
         Arc::get_mut(&mut batch).unwrap().came = inputs.iter().map(arrival).collect();
         batch
     }

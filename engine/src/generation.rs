@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use serde::Serialize;
-use terrace_scheduler::{FailReason, Hits, RequestId, Token};
+use terrace_scheduler::{FailReason, Hits, Passage, Reach, RequestId, Token};
 use tokio::sync::mpsc;
 
 use crate::happening::{Happening, Happenings};
@@ -39,9 +39,28 @@ pub struct Generate {
     pub priority: i32,
     /// Whose cache it uses: requests of different salts never share a page. Empty for everybody's.
     pub salt: String,
+    /// The adapter to compute with, one of [`Model::adapters`](crate::Model::adapters). Empty for none.
+    pub adapter: String,
+    /// Where the prompt says more than its tokens do, as with images. The model has to know what.
+    pub passages: Vec<Passage>,
+    /// How far down the tiers it looks for what it needs, and how far what it computes is written.
+    pub reads: Reach,
+    /// See `reads`.
+    pub writes: Reach,
     /// Whether to sum up the logits that the answer came from.
     pub logits_checksum: bool,
     /// Dropped when the engine has forgotten the request.
+    pub ticket: Option<Ticket>,
+}
+
+/// Another answer to the prompt of a [`Generate`]: what is its own. All else is as for the first.
+#[derive(Debug)]
+pub struct Sibling {
+    /// How its tokens are chosen.
+    pub sampling: Sampling,
+    /// How it may go on; in any way without.
+    pub grammar: Option<Box<dyn Grammar>>,
+    /// Dropped when the engine has forgotten it.
     pub ticket: Option<Ticket>,
 }
 
@@ -65,6 +84,10 @@ impl Generate {
             prompt_logprobs: false,
             priority: 0,
             salt: String::new(),
+            adapter: String::new(),
+            passages: Vec::new(),
+            reads: Reach::L3,
+            writes: Reach::L3,
             logits_checksum: false,
             ticket: None,
         }

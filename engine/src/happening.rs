@@ -6,22 +6,55 @@ use terrace_scheduler::{Freed, OpId, Outcome, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::{Drained, SubmitError};
-use crate::generation::{Generate, Generation};
+use crate::generation::{Generate, Generation, Sibling};
+use crate::kv_feed::KvFeed;
+use crate::model::{NewWeights, WeightsError};
 use crate::stepper::StepJob;
 use crate::view::{Figures, View};
 
 /// Something that has happened.
 #[derive(Debug)]
 pub(crate) enum Happening {
-    Submit { generate: Generate, reply: oneshot::Sender<Result<Generation, SubmitError>> },
+    Submit {
+        generate: Box<Generate>,
+        siblings: Vec<Sibling>,
+        reply: oneshot::Sender<Result<Vec<Generation>, SubmitError>>,
+    },
     Abort(RequestId),
     Finish(RequestId),
     StepEnded(Box<StepJob>),
-    Operation { op: OpId, outcome: Outcome },
+    Operation {
+        op: OpId,
+        outcome: Outcome,
+    },
     Figures(oneshot::Sender<Figures>),
-    View { salts: Vec<String>, nodes_max: usize, reply: oneshot::Sender<View> },
+    View {
+        salts: Vec<String>,
+        nodes_max: usize,
+        reply: oneshot::Sender<View>,
+    },
     ClearCache(oneshot::Sender<Freed>),
-    Shutdown { patience: Duration, reply: oneshot::Sender<Drained> },
+    ReplaceWeights(WeightsChange),
+    /// The model has other weights, of this fingerprint, or has kept its own.
+    WeightsReplaced(Result<String, WeightsError>),
+    FollowKv {
+        batches_max: usize,
+        reply: oneshot::Sender<KvFeed>,
+    },
+    /// Somebody who has to start over has read what waited.
+    KvFeedHasRoom,
+    Shutdown {
+        patience: Duration,
+        reply: oneshot::Sender<Drained>,
+    },
+}
+
+/// Somebody waits for other weights to be in use.
+#[derive(Debug)]
+pub(crate) struct WeightsChange {
+    /// Until the model has been given them.
+    pub(crate) weights: Option<NewWeights>,
+    pub(crate) reply: oneshot::Sender<Result<(), WeightsError>>,
 }
 
 /// Where happenings are reported to. What is reported to an engine that has ended is dropped.

@@ -9,6 +9,7 @@
 //! between host memory and L3 without a copy in between.
 
 mod batch;
+mod call_off;
 mod cpu;
 mod device;
 mod driver;
@@ -17,6 +18,7 @@ mod forward;
 mod generation;
 mod happening;
 mod histogram;
+mod kv_feed;
 mod layout;
 mod live;
 mod logits;
@@ -31,14 +33,16 @@ pub use cpu::{CpuDevice, CpuFence, CpuMemory, StepPages};
 pub use device::{CopyError, CopyJob, CopyProgress, Device};
 pub use engine::{Drained, Engine, StartError, SubmitError};
 pub use forward::{Forward, Threaded, ThreadedTicket};
-pub use generation::{EndReason, Ending, Generate, Generation, Ticket, Update};
+pub use generation::{EndReason, Ending, Generate, Generation, Sibling, Ticket, Update};
 pub use histogram::TimeHistogram;
+pub use kv_feed::KvFeed;
 pub use layout::{KvForm, KvLayout, KvShape, KvType, LayoutError, PageLayout, Slab};
 pub use logits::Logits;
-pub use model::{Finished, Model, ModelError, StepLimits, StepTicket};
+pub use model::{Finished, Model, ModelError, NewWeights, StepLimits, StepTicket, WeightsError};
 pub use sampling::chooser::{Chooser, Chosen, Output};
 pub use sampling::grammar::{Allowed, Grammar, GrammarError, Mask};
 pub use sampling::logprobs::{Logprobs, Scorer};
 pub use sampling::shaping::{GoesOn, Shaping};
 pub use sampling::{Choosing, Sampler, Sampling};
+pub use terrace_scheduler::{KvEvent, KvEvents, KvTier};
 pub use view::{Figures, Moment, RequestView, StepFigures, View};

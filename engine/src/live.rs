@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use terrace_scheduler::{Hits, RequestId, Slot, StateName, Time, Token};
+use terrace_scheduler::{Hits, Passage, RequestId, Slot, StateName, Time, Token};
 use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::batch::{Batch, Choice, Wanted};
-use crate::generation::{EndReason, Ending, Generate, Ticket, Update};
+use crate::generation::{EndReason, Ending, Generate, Sibling, Ticket, Update};
 use crate::sampling::Choosing;
 use crate::sampling::chooser::Chosen;
 use crate::sampling::grammar::Mask;
@@ -24,6 +24,10 @@ pub(crate) struct Live {
     updates: mpsc::UnboundedSender<Update>,
     /// How its tokens are chosen: told to the model when it comes to a row.
     pub(crate) choosing: Arc<Choosing>,
+    /// The adapter to compute it with, if any.
+    pub(crate) adapter: Option<Arc<str>>,
+    /// Where its prompt says more than its tokens do.
+    pub(crate) passages: Arc<[Passage]>,
     /// What its grammar allows next, if it has one.
     mask: Option<Mask>,
     /// What its prompt's tokens are scored in, until they are told.
@@ -42,17 +46,18 @@ pub(crate) struct Live {
 impl Live {
     pub(crate) fn new(
         id: RequestId,
-        generate: &mut Generate,
+        generate: &Generate,
+        own: Sibling,
         now: Time,
     ) -> (Self, mpsc::UnboundedReceiver<Update>) {
         let (updates, receiver) = mpsc::unbounded_channel();
         let prompt_tokens = generate.prompt.len() as u32;
         let prompt_scores =
             generate.prompt_logprobs.then(|| Box::new(PromptScores::new(generate.prompt.clone())));
-        let shaping = std::mem::take(&mut generate.shaping);
+        let shaping = generate.shaping.clone();
         let prompt = if shaping.repeats_cost() { generate.prompt.clone() } else { Vec::new() };
         let choosing = Choosing {
-            sampling: generate.sampling,
+            sampling: own.sampling,
             shaping,
             ends: generate.stop_tokens.clone(),
             prompt,
@@ -63,7 +68,9 @@ impl Live {
             view: RequestView::new(id, generate.salt.clone(), prompt_tokens, now),
             updates,
             choosing: Arc::new(choosing),
-            mask: generate.grammar.take().map(Mask::new),
+            adapter: Some(generate.adapter.as_str()).filter(|name| !name.is_empty()).map(Arc::from),
+            passages: generate.passages.as_slice().into(),
+            mask: own.grammar.map(Mask::new),
             prompt_scores,
             slot: None,
             stop_tokens: generate.stop_tokens.clone(),
@@ -72,7 +79,7 @@ impl Live {
             checksum: generate.logits_checksum.then_some(0),
             wants_no_more: false,
             is_answered: false,
-            _ticket: generate.ticket.clone(),
+            _ticket: own.ticket,
         };
         (live, receiver)
     }

@@ -1,5 +1,6 @@
 //! What the engine asks of a model.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,6 +38,32 @@ pub trait Model: Send + 'static {
 
     /// Names model and weights: different weights have different fingerprints.
     fn fingerprint(&self) -> String;
+
+    /// The adapters that it has: requests may ask for one of them.
+    fn adapters(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether it knows what to put where a prompt says more than its tokens do
+    /// ([`Arrival::passages`](crate::Arrival::passages)).
+    fn takes_passages(&self) -> bool {
+        false
+    }
+
+    /// Computes with other weights from here on, and has their fingerprint. No step is in flight.
+    ///
+    /// # Errors
+    /// When it cannot: it goes on with those that it has.
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
+        drop(weights);
+        Err(WeightsError::Refused("it has no way to take others".to_owned()))
+    }
+
+    /// Whether it reads a layer of what is still loaded only after it has arrived ([`Batch::arriving`]). An engine with
+    /// one that does not begins no step before all has been loaded.
+    fn waits_for_layers(&self) -> bool {
+        false
+    }
 
     /// Prepares for steps, once, before the first.
     ///
@@ -92,6 +119,21 @@ pub struct StepLimits {
     pub tokens_max: u32,
 }
 
+/// Weights for a model that runs: it says what it takes.
+pub type NewWeights = Box<dyn Any + Send>;
+
+/// Weights that could not be replaced: the engine goes on with those that it has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WeightsError {
+    /// The engine has ended.
+    #[error("the engine has ended")]
+    Ended,
+    /// The model does not take them.
+    #[error("the model keeps its weights: {0}")]
+    Refused(String),
+}
+
 /// A step that came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the model could not compute a step: {0}")]
@@ -99,7 +141,7 @@ pub struct ModelError(pub String);
 
 impl ModelError {
     /// What a panic says.
-    pub(crate) fn of(panic: &(dyn std::any::Any + Send)) -> Self {
+    pub(crate) fn of(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
         Self(text.unwrap_or_else(|| "it panicked".to_owned()))

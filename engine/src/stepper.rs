@@ -1,5 +1,6 @@
 //! The threads that launch the model's steps and wait for them.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,8 +12,9 @@ use terrace_scheduler::{RequestId, StepId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::batch::Batch;
+use crate::device::CopyProgress;
 use crate::happening::{Happening, Happenings};
-use crate::model::{Model, ModelError, StepTicket};
+use crate::model::{Model, ModelError, NewWeights, StepTicket, WeightsError};
 use crate::sampling::chooser::Output;
 use crate::sampling::grammar::Preparer;
 
@@ -83,9 +85,15 @@ impl StepJob {
     }
 }
 
+/// What the thread that launches is to do.
+enum Job {
+    Launch(Box<StepJob>),
+    ReplaceWeights(NewWeights),
+}
+
 /// The way to the thread that launches, which ends when this is dropped, and with it the one that waits.
 pub(crate) struct Stepper<F> {
-    jobs: mpsc::Sender<Box<StepJob>>,
+    jobs: mpsc::Sender<Job>,
     fences: Arc<Mutex<Fences<F>>>,
 }
 
@@ -108,13 +116,20 @@ impl<F: Clone + Send + 'static> Stepper<F> {
         M: Model<Fence = F>,
     {
         let fences = Arc::new(Mutex::new(Fences(VecDeque::new())));
-        let (jobs, receiver) = mpsc::channel::<Box<StepJob>>();
+        let (jobs, receiver) = mpsc::channel();
         let (launched, tickets) = mpsc::channel();
         let mut launcher =
             Launcher { model, preparer: Preparer::default(), untold: None, failed: false };
-        let launched_behind = fences.clone();
+        let (launched_behind, heard) = (fences.clone(), happenings.clone());
         std::thread::Builder::new().name("terrace-launch".to_owned()).spawn(move || {
-            for mut job in receiver {
+            for job in receiver {
+                let mut job = match job {
+                    Job::Launch(job) => job,
+                    Job::ReplaceWeights(weights) => {
+                        heard.send(Happening::WeightsReplaced(launcher.replace_weights(weights)));
+                        continue;
+                    }
+                };
                 let ticket = launcher.launch(&mut job);
                 if let Ok(ticket) = &ticket {
                     launched_behind.lock().0.push_back((job.step, ticket.fence()));
@@ -137,6 +152,15 @@ impl<F: Clone + Send + 'static> Stepper<F> {
     }
 
     pub(crate) fn start(&self, job: Box<StepJob>) {
+        self.send(Job::Launch(job));
+    }
+
+    /// Lets the model take other weights; no step is in flight.
+    pub(crate) fn replace_weights(&self, weights: NewWeights) {
+        self.send(Job::ReplaceWeights(weights));
+    }
+
+    fn send(&self, job: Job) {
         self.jobs.send(job).expect("the model's thread lives as long as its driver");
     }
 
@@ -157,6 +181,17 @@ struct Launcher<M> {
 }
 
 impl<M: Model> Launcher<M> {
+    /// The fingerprint of the weights that the model has taken.
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<String, WeightsError> {
+        let replace = AssertUnwindSafe(|| self.model.replace_weights(weights));
+        let refused = |panic: Box<dyn Any + Send>| {
+            let ModelError(text) = ModelError::of(&*panic);
+            Err(WeightsError::Refused(text))
+        };
+        catch_unwind(replace).unwrap_or_else(refused)?;
+        Ok(self.model.fingerprint())
+    }
+
     fn launch(&mut self, job: &mut StepJob) -> Result<M::Ticket, ModelError> {
         if let Some(untold) = self.untold.take() {
             job.batch_mut().tell_first(untold);
@@ -193,6 +228,8 @@ fn finish(job: &mut StepJob, ticket: impl StepTicket) {
         }
         Err(error) => return job.fail(error),
     }
+    // What it has read is reported before what it made of it.
+    job.batch.arriving.iter().for_each(CopyProgress::wait_for_end);
     job.result = Ok(());
     job.model_time = finished.ended_at.saturating_duration_since(finished.began_at);
     job.ended_at = finished.ended_at;

@@ -1,14 +1,24 @@
 //! What a plan wants of L3, done through a [`Store`] without anybody waiting for it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Results, Store,
     StoreError,
 };
 use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan};
 
+use crate::call_off::CallOff;
 use crate::happening::{Happening, Happenings};
+
+/// A prefetch reads so many pages at a time.
+const PIECE_PAGES: usize = 16;
+/// So many of these pieces are under way, so that the store always has something to do. When a prefetch is
+/// called off they go on, and no others begin.
+const PIECES_MAX: usize = 2;
 
 /// The way to L3. Pages go straight between the host arena and the store.
 #[derive(Debug)]
@@ -35,20 +45,23 @@ impl Transfers {
         &self.lane.store
     }
 
-    /// Starts an operation; its outcome is reported when it has one. The namespace is the model's;
-    /// adapter and salt are part of the keys.
+    /// Starts an operation; its outcome is reported when it has one, and what is returned calls it off. The
+    /// namespace is the model's; adapter and salt are part of the keys.
     pub(crate) fn start(
         &self,
         plan: &Plan,
         op: &L3Op,
         namespace: PageKey,
         happenings: &Happenings,
-    ) {
+    ) -> CallOff {
         let keys = plan.l3_keys(op).iter();
         let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
         let pages = plan.l3_host_pages(op).to_vec();
         let owed = Owed { op: op.op, outcome: Outcome::Failed, happenings: happenings.clone() };
-        tokio::spawn(self.lane.clone().perform(op.kind, ids, pages, owed));
+        let call_off = CallOff::default();
+        let lane = self.lane.clone();
+        tokio::spawn(lane.perform(op.kind, ids, pages, call_off.clone(), owed));
+        call_off
     }
 }
 
@@ -73,11 +86,22 @@ impl Drop for Owed {
 }
 
 impl Lane {
-    async fn perform(self, kind: L3Kind, ids: Vec<ObjectId>, pages: Vec<HostPage>, mut owed: Owed) {
+    async fn perform(
+        self,
+        kind: L3Kind,
+        ids: Vec<ObjectId>,
+        pages: Vec<HostPage>,
+        call_off: CallOff,
+        mut owed: Owed,
+    ) {
+        if call_off.is_called_off() {
+            owed.outcome = Outcome::CalledOff(0);
+            return;
+        }
         let report = |outcome| owed.report(outcome);
         owed.outcome = match kind {
             L3Kind::Probe => self.probe(&ids).await,
-            L3Kind::Prefetch => self.prefetch(&ids, &pages, report).await,
+            L3Kind::Prefetch => self.prefetch(&ids, &pages, &call_off, report).await,
             L3Kind::Backup => self.back_up(&ids, &pages, report).await,
         };
     }
@@ -95,22 +119,44 @@ impl Lane {
         outcome(&found.collect::<Results<()>>())
     }
 
+    /// Reads the pages piece by piece, until one is not sound or nobody waits for the rest.
     async fn prefetch(
         &self,
         ids: &[ObjectId],
         pages: &[HostPage],
+        call_off: &CallOff,
         report: impl Fn(Outcome),
     ) -> Outcome {
         let gets = ids
             .iter()
             .zip(pages)
             .map(|(&id, page)| self.host.target(page.slot()).map(|target| Get::new(id, target)));
-        let gets = match gets.collect::<Result<Vec<_>, _>>() {
+        let mut gets = match gets.collect::<Result<VecDeque<_>, _>>() {
             Ok(gets) => gets,
             Err(lent) => return self.in_use(&lent),
         };
-        let read = self.store.get_into(gets, GetOptions::default()).await;
-        self.settle(&read, pages, report).await
+        let mut read = Vec::with_capacity(ids.len());
+        let mut pieces = FuturesOrdered::new();
+        let mut is_sound = true;
+        loop {
+            while pieces.len() < PIECES_MAX
+                && !gets.is_empty()
+                && is_sound
+                && !call_off.is_called_off()
+            {
+                let piece = gets.drain(..PIECE_PAGES.min(gets.len())).collect();
+                pieces.push_back(self.store.get_into(piece, GetOptions::default()));
+            }
+            let Some(piece) = pieces.next().await else { break };
+            is_sound &= piece.iter().all(Result::is_ok);
+            read.extend(piece);
+        }
+        // The pages that are not read are given back first.
+        drop(gets);
+        match self.settle(&read, pages, report).await {
+            Outcome::Done if read.len() < ids.len() => Outcome::CalledOff(read.len() as u32),
+            outcome => outcome,
+        }
     }
 
     async fn back_up(
@@ -177,7 +223,34 @@ fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use terrace_l3::{MemoryConfig, MemoryStore};
+
     use super::*;
+
+    /// The store has what is asked for, and would say so.
+    #[tokio::test]
+    async fn what_is_called_off_before_it_begins_is_not_asked() {
+        let host = Arena::new(1, 4096).unwrap();
+        let store = Arc::new(MemoryStore::new(MemoryConfig::new(1 << 20, 4096)).unwrap());
+        let transfers = Transfers::new(store, host.clone()).unwrap();
+        let ids = vec![ObjectId::page(PageKey(1), PageKey(2))];
+        let put = Put::new(ids[0], host.source(0).unwrap());
+        transfers.store().put_from(vec![put], PutOptions::default()).await[0].clone().unwrap();
+        for (is_called_off, expected) in [(false, Outcome::Done), (true, Outcome::CalledOff(0))] {
+            let (happenings, mut happened) = Happenings::channel();
+            let owed = Owed { op: OpId(1), outcome: Outcome::Failed, happenings };
+            let call_off = CallOff::default();
+            if is_called_off {
+                call_off.call_off();
+            }
+            let lane = transfers.lane.clone();
+            lane.perform(L3Kind::Probe, ids.clone(), Vec::new(), call_off, owed).await;
+            let Some(Happening::Operation { outcome, .. }) = happened.recv().await else {
+                panic!("an outcome is owed")
+            };
+            assert_eq!(outcome, expected);
+        }
+    }
 
     #[test]
     fn a_batch_counts_up_to_its_first_failure() {

@@ -8,6 +8,7 @@ pub use crate::arena::{ALIGNMENT, Headroom};
 pub use crate::catalogue::{
     Catalogue, Recorded, Reserved, Slot, check_shares, leases_max, slots_of,
 };
+pub use crate::fields::Fields;
 pub use crate::guard::{after, died, merge, one_each, split};
 pub use crate::in_flight::{InFlight, Ticket};
 pub use crate::memory::{Reservation, SlotLoan};

@@ -32,6 +32,7 @@
 mod arena;
 pub mod backend;
 mod catalogue;
+mod fields;
 mod guard;
 mod in_flight;
 mod memory;

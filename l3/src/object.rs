@@ -6,6 +6,7 @@ use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Serialize};
 use terrace_cache::PageKey;
 
+use crate::fields::Fields;
 use crate::share_out::{share_out, threads_for};
 
 /// The size of an encoded [`Header`].
@@ -27,6 +28,9 @@ pub struct ObjectId {
 }
 
 impl ObjectId {
+    /// The size of an encoded one.
+    pub const BYTES: usize = 40;
+
     /// A page of KV.
     #[must_use]
     pub fn page(namespace: PageKey, key: PageKey) -> Self {
@@ -37,6 +41,16 @@ impl ObjectId {
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
+    }
+
+    /// Namespace, key and generation as bytes, each with its lowest byte first.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0..16].copy_from_slice(&self.namespace.0.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.key.0.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.generation.to_le_bytes());
+        bytes
     }
 }
 
@@ -98,9 +112,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.id.namespace.0.to_le_bytes());
-        bytes[32..48].copy_from_slice(&self.id.key.0.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.id.generation.to_le_bytes());
+        bytes[16..56].copy_from_slice(&self.id.to_bytes());
         bytes[56..64].copy_from_slice(&self.length.to_le_bytes());
         bytes[64..72].copy_from_slice(&self.checksum.to_le_bytes());
         let checksum = payload_checksum(&bytes[..72]);
@@ -119,16 +131,14 @@ impl Header {
         length: u64,
     ) -> Result<Self, Mismatch> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let key = |at: usize| {
-            PageKey(u128::from_le_bytes(bytes[at..at + 16].try_into().expect("16 bytes")))
-        };
+        let found = Fields::of(&bytes[16..]).id().expect("a header has a name");
         let check = |fits: bool, otherwise: Mismatch| if fits { Ok(()) } else { Err(otherwise) };
         check(bytes[0..8] == MAGIC, Mismatch::Magic)?;
         check(number(8) == u64::from(VERSION), Mismatch::Version)?;
         check(number(72) == payload_checksum(&bytes[..72]), Mismatch::HeaderChecksum)?;
-        check(key(16) == id.namespace, Mismatch::Namespace)?;
-        check(key(32) == id.key, Mismatch::Key)?;
-        check(number(48) == id.generation, Mismatch::Generation)?;
+        check(found.namespace == id.namespace, Mismatch::Namespace)?;
+        check(found.key == id.key, Mismatch::Key)?;
+        check(found.generation == id.generation, Mismatch::Generation)?;
         check(number(56) == length, Mismatch::Length)?;
         Ok(Self { id: *id, length, checksum: number(64) })
     }

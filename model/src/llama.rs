@@ -3,7 +3,8 @@
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use terrace_engine::{
-    CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Span, Step, StepPages,
+    CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, NewWeights, Span, Step, StepPages,
+    WeightsError,
 };
 
 use crate::attention::Attention;
@@ -132,6 +133,21 @@ impl Forward for Llama {
         // Processors that round differently compute different KV from the same weights, and it must
         // not be mixed.
         format!("{}-{}", self.fingerprint, arithmetic())
+    }
+
+    /// Takes another `Llama` of the same shape.
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
+        let refused = |why: &str| WeightsError::Refused(why.to_owned());
+        let other: Box<Llama> = weights.downcast().map_err(|_| refused("it takes a `Llama`"))?;
+        if other.shape != self.shape {
+            return Err(refused("those are of a model of another shape"));
+        }
+        *self = *other;
+        Ok(())
+    }
+
+    fn waits_for_layers(&self) -> bool {
+        true
     }
 
     fn forward(

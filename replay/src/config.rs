@@ -273,6 +273,13 @@ impl Config {
                 "use 1: drafts are not modelled",
             );
         }
+        if self.scheduler.copies.load_back_overlaps {
+            return refuse(
+                "scheduler.copies.load_back_overlaps",
+                "true".to_owned(),
+                "leave it out: layers are not modelled",
+            );
+        }
         if !(1..=1 << 32).contains(&self.kv_bytes_per_token) {
             let value = self.kv_bytes_per_token.to_string();
             return refuse("kv_bytes_per_token", value, "use 1 to 4294967296");

@@ -1,7 +1,7 @@
 //! Which worker a request goes to.
 
 use terrace_cache::HashedMap;
-use terrace_scheduler::{KvEvent, PageKey, TierName};
+use terrace_scheduler::{KvEvent, KvEvents, KvTier, PageKey};
 
 use crate::config::Routing;
 use crate::page_set::digest;
@@ -90,16 +90,26 @@ impl Router {
     }
 
     /// Hears what a worker holds.
-    pub(crate) fn hear(&mut self, worker: usize, event: &KvEvent) {
+    pub(crate) fn hear(&mut self, worker: usize, events: &KvEvents) {
+        if events.is_snapshot {
+            self.workers[worker].pages.clear();
+        }
+        events.iter().for_each(|event| self.hear_one(worker, &event));
+    }
+
+    fn hear_one(&mut self, worker: usize, event: &KvEvent<'_>) {
         let pages = &mut self.workers[worker].pages;
         match event {
+            // All workers share L3: what is there speaks for none of them.
+            KvEvent::Stored { tier: KvTier::L3, .. }
+            | KvEvent::Removed { tier: KvTier::L3, .. } => {}
             KvEvent::Stored { tier, keys, .. } => {
-                for &key in keys {
+                for &key in keys.iter() {
                     *pages.entry(digest(key)).or_insert(0) |= bit(*tier);
                 }
             }
             KvEvent::Removed { tier, keys, .. } => {
-                for &key in keys {
+                for &key in keys.iter() {
                     let key = digest(key);
                     let Some(tiers) = pages.get_mut(&key) else { continue };
                     *tiers &= !bit(*tier);
@@ -113,10 +123,11 @@ impl Router {
     }
 }
 
-fn bit(tier: TierName) -> u8 {
+fn bit(tier: KvTier) -> u8 {
     match tier {
-        TierName::Device => 1,
-        TierName::Host => 2,
+        KvTier::Device => 1,
+        KvTier::Host => 2,
+        KvTier::L3 => 4,
     }
 }
 
@@ -128,12 +139,20 @@ mod tests {
         (1..=count).map(|key| PageKey(key << 64)).collect()
     }
 
-    fn stored(tier: TierName, keys: Vec<PageKey>) -> KvEvent {
-        KvEvent::Stored { tier, namespace: PageKey(0), parent: PageKey(0), keys }
+    fn stored(tier: KvTier, keys: Vec<PageKey>) -> KvEvent<'static> {
+        let (namespace, parent) = (PageKey(0), PageKey(0));
+        KvEvent::Stored {
+            tier,
+            namespace,
+            parent,
+            keys: keys.into(),
+            tokens: Vec::new().into(),
+            contents: Vec::new().into(),
+        }
     }
 
-    fn removed(tier: TierName, keys: Vec<PageKey>) -> KvEvent {
-        KvEvent::Removed { tier, namespace: PageKey(0), keys }
+    fn removed(tier: KvTier, keys: Vec<PageKey>) -> KvEvent<'static> {
+        KvEvent::Removed { tier, namespace: PageKey(0), keys: keys.into() }
     }
 
     #[test]
@@ -146,7 +165,7 @@ mod tests {
     #[test]
     fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
         let mut router = Router::new(Routing::PrefixAware { load_weight: 1.0 }, 2);
-        router.hear(1, &stored(TierName::Device, keys(4)));
+        router.hear_one(1, &stored(KvTier::Device, keys(4)));
         let first = router.route(80, 16, &keys(5));
         assert_eq!(first, Route { worker: 1, tokens: 16 });
         let second = router.route(800, 16, &keys(5));
@@ -160,14 +179,14 @@ mod tests {
     #[test]
     fn a_page_is_there_until_it_has_left_both_tiers() {
         let mut router = Router::new(Routing::PrefixAware { load_weight: 0.0 }, 2);
-        router.hear(1, &stored(TierName::Device, keys(2)));
-        router.hear(1, &stored(TierName::Host, keys(2)));
-        router.hear(1, &removed(TierName::Device, keys(2)));
+        router.hear_one(1, &stored(KvTier::Device, keys(2)));
+        router.hear_one(1, &stored(KvTier::Host, keys(2)));
+        router.hear_one(1, &removed(KvTier::Device, keys(2)));
         assert_eq!(router.route(40, 16, &keys(2)).worker, 1);
-        router.hear(1, &removed(TierName::Host, keys(2)));
+        router.hear_one(1, &removed(KvTier::Host, keys(2)));
         assert_eq!(router.route(40, 16, &keys(2)), Route { worker: 0, tokens: 40 });
-        router.hear(1, &stored(TierName::Host, keys(2)));
-        router.hear(1, &KvEvent::Cleared);
+        router.hear_one(1, &stored(KvTier::Host, keys(2)));
+        router.hear_one(1, &KvEvent::Cleared);
         assert_eq!(router.route(40, 16, &keys(2)).tokens, 40);
     }
 }

@@ -1,7 +1,7 @@
 //! One worker: a scheduler, and a model of the machine that performs its plans.
 
 use terrace_scheduler::{
-    Config as SchedulerConfig, CopyDirection, Event, KvEvent, L3Kind, L3Path, OpId, Outcome, Plan,
+    Config as SchedulerConfig, CopyDirection, Event, KvEvents, L3Kind, L3Path, OpId, Outcome, Plan,
     Request, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time, Token,
 };
 
@@ -26,6 +26,7 @@ const PRODUCED: &[Token] = &[Token::MAX; 256];
 pub(crate) struct Worker {
     number: u32,
     scheduler: Scheduler,
+    kv_events: KvEvents,
     cost: StepCost,
     page_bytes: u64,
     step: Option<StepId>,
@@ -82,6 +83,7 @@ impl Worker {
         Ok(Self {
             number,
             scheduler: Scheduler::new(scheduler)?,
+            kv_events: KvEvents::default(),
             cost: config.cost.in_femtoseconds(),
             page_bytes: config.page_bytes(),
             step: None,
@@ -193,8 +195,8 @@ impl Worker {
         around.arrivals.answered(answered);
         if around.router.wants_events() {
             let worker = self.number as usize;
-            let events = self.scheduler.drain_kv_events();
-            events.for_each(|event: KvEvent| around.router.hear(worker, &event));
+            self.scheduler.drain_kv_events(&mut self.kv_events);
+            around.router.hear(worker, &self.kv_events);
         }
         self.start_copies(plan, now_us, around);
         self.start_l3(plan, now_us, around);
@@ -243,7 +245,9 @@ impl Worker {
                     let outcome = around.store.read(&path);
                     let pages = match outcome {
                         Outcome::Done => asked,
-                        Outcome::Partial(pages) | Outcome::CorruptAfter(pages) => pages.into(),
+                        Outcome::Partial(pages)
+                        | Outcome::CorruptAfter(pages)
+                        | Outcome::CalledOff(pages) => pages.into(),
                         Outcome::Missing
                         | Outcome::Failed
                         | Outcome::Corrupt

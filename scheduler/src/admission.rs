@@ -1,7 +1,7 @@
 //! Admission: who gets a slot and memory.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePin, HostPin};
+use terrace_cache::{DevicePin, HostPin, Match, Reach};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
 
 use crate::config::{Config, ms};
@@ -47,9 +47,10 @@ impl Scheduler {
             match tried {
                 Tried::Admitted => {
                     let entry = &self.requests[candidate.handle];
-                    let (start, end) = (entry.computed_tokens, entry.prefill_end);
+                    let (start, end) = (entry.found_tokens(), entry.prefill_end);
                     let to_compute = work(&self.config.batch, start, end - start);
-                    if entry.life.state().operation().is_none() {
+                    let loads = entry.life.state().operation().is_some();
+                    if !loads || self.computes_while_loading(entry) {
                         tokens_left = tokens_left.saturating_sub(to_compute);
                     }
                 }
@@ -81,8 +82,10 @@ impl Scheduler {
         if is_delayed && !planted(Bug::CallOffBestEffort) {
             return Tried::Deferred;
         }
-        let cacheable_pages = self.cacheable_pages(handle);
-        let found = self.cache.lookup(&self.requests[handle].sequence, cacheable_pages);
+        if self.waits_for_adapter(handle) {
+            return Tried::Deferred;
+        }
+        let found = self.find(handle);
         self.note_uncached(handle, found.host.depth);
         if self.waits_for_another(handle, &found) {
             return Tried::Deferred;
@@ -166,10 +169,16 @@ impl Scheduler {
         entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens()));
         // Each running request may need a node for what it decodes, and later another.
         self.cache.set_aside(2 * (self.batch.running().len() + 1));
-        let priority = entry.priority;
+        let (priority, writes) = (entry.priority, entry.writes);
         match &source {
-            Some(source) => self.cache.touch_host(source, is_first, priority),
-            None => self.cache.touch(&path, is_first, priority),
+            Some(source) => {
+                self.cache.touch_host(source, is_first, priority);
+                self.cache.extend_reach(source, writes);
+            }
+            None => {
+                self.cache.touch(&path, is_first, priority);
+                self.cache.extend_reach(&path, writes);
+            }
         }
 
         let mut tail = self.cache.take_device_pages(new_pages).expect("room was made");
@@ -181,6 +190,7 @@ impl Scheduler {
         let computing = Computing { slot, path, tail, load_back };
         self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
         self.batch.join(handle, slot);
+        self.adapters.starts(self.requests[handle].adapter);
         let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
         let waiting = match load_back {
             Some(_) => Waiting::Loading { until: loads_until },
@@ -189,6 +199,16 @@ impl Scheduler {
         self.requests.limit_start(handle, None);
         self.requests.wait(handle, waiting);
         self.start_sharing(handle);
+    }
+
+    /// How much of the request can be had from the tiers that it reads.
+    pub(crate) fn find(&self, handle: Handle) -> Match {
+        let entry = &self.requests[handle];
+        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
+        match entry.may_read(Reach::Host) {
+            true => found,
+            false => Match { host: found.device, arriving: false, ..found },
+        }
     }
 
     /// Pages of the request that may come from the cache. At least one token is computed, for there

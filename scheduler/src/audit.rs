@@ -92,10 +92,16 @@ impl Scheduler {
             }
             if entry.life.state().computing().is_some() {
                 let pages = entry.device_pages() * self.config.cache.page_size;
-                ensure(entry.planned_tokens() <= pages, || {
+                ensure(entry.planned_tokens() - entry.loading_tokens <= pages, || {
                     format!("{} computes more tokens than it has pages for", entry.id)
                 })?;
             }
+            let loading = entry.life.state().computing().map_or(0, |computing| {
+                self.operations.loading(computing).len() as u32 * self.config.cache.page_size
+            });
+            ensure(entry.loading_tokens == loading, || {
+                format!("{} loads {loading} tokens, not {}", entry.id, entry.loading_tokens)
+            })?;
         }
         slots.extend(self.batch.free_slots());
         slots.sort_unstable();
@@ -111,7 +117,22 @@ impl Scheduler {
             format!("{in_line} requests are in line")
         })?;
         ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
+        self.audit_adapters()?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())
+    }
+
+    fn audit_adapters(&self) -> Result<(), Fault> {
+        let mut different = 0;
+        for (adapter, live, running) in self.adapters.counts() {
+            let using = || self.requests.iter().filter(move |entry| entry.adapter == adapter);
+            let computing = using().filter(|entry| entry.life.state().computing().is_some());
+            let counted = (using().count() as u32, computing.count() as u32);
+            ensure(counted == (live, running), || {
+                format!("{adapter:?} is used by {counted:?} and counted for {live}, {running}")
+            })?;
+            different += u32::from(running > 0);
+        }
+        ensure(different == self.adapters.running(), || format!("{different} adapters run"))
     }
 }
 

@@ -164,7 +164,7 @@ impl Scheduler {
     }
 
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
-        let Operation { work, pages, sound_pages, failed, corrupt, .. } = operation;
+        let Operation { work, pages, sound_pages, failed, corrupt, called_off, .. } = operation;
         let Work::Backup { source, arrival, round, may_have_more, failures } = work else {
             unreachable!("a backup")
         };
@@ -179,7 +179,7 @@ impl Scheduler {
         if corrupt && let Some(page) = arrival.page_at(sound_pages) {
             self.cache.distrust_host(&source, page);
         }
-        self.backups.backoff.note(failed || corrupt, true, self.now);
+        self.backups.backoff.note(failed || corrupt, !called_off, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
         if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
             self.queue_backup_again(PendingBackup { path: source, round, failures });

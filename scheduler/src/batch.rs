@@ -89,12 +89,14 @@ impl Scheduler {
         if goes_ahead {
             entry.flying.cancel();
         }
+        entry.loading_tokens = 0;
         let state = entry.life.state();
         if let Some(computing) = state.computing() {
             if goes_ahead && let Some(step) = self.steps.last_with(entry) {
                 step.keep(self.cache.pin_again(&computing.path));
             }
             self.batch.leave(computing.slot, state.name() == StateName::Prefilling);
+            self.adapters.stops(entry.adapter);
             // It has used its pages up to this moment: they are no older than those of whoever came
             // and went meanwhile.
             if !planted(Bug::RankByAdmission) {

@@ -91,6 +91,9 @@ pub struct BatchConfig {
     /// How many steps may be in flight: with 2 the next one is planned, and can be launched, while one runs,
     /// so that the device does not wait for plans. Without speculative decoding and repetitions only.
     pub steps_in_flight_max: u32,
+    /// How many different adapters may run at once, and so be part of a step; 0 for any number. Requests without
+    /// one do not count.
+    pub adapters_max: u32,
     /// Device pages held back for each running request when another is admitted.
     pub decode_reserve_pages: u32,
     /// A request that was part of so many failed steps in a row fails.
@@ -110,9 +113,20 @@ impl Default for BatchConfig {
             decode_tokens: 1,
             repeats_max: 0,
             steps_in_flight_max: 1,
+            adapters_max: 0,
             decode_reserve_pages: 1,
             step_failures_max: 3,
         }
+    }
+}
+
+impl BatchConfig {
+    /// How many tokens a passage may have that is not to be cut: a step has room for them beside all decodes.
+    #[must_use]
+    pub fn passage_tokens_max(&self) -> u32 {
+        // One who computes its prompt does not decode.
+        let decodes = if self.mixed { (self.running_max - 1) * self.decode_tokens } else { 0 };
+        self.step_tokens_max - decodes
     }
 }
 
@@ -128,7 +142,8 @@ pub struct QueueConfig {
     pub window: u32,
     /// Who was submitted so long ago goes first, and nobody overtakes them.
     pub wait_max_ms: u64,
-    /// How long a request waits at the most for others that compute or load its prefix.
+    /// How long a request waits at the most for others that compute or load its prefix; for its
+    /// siblings it waits as long as they go on.
     pub share_wait_max_ms: u64,
     /// And how long while nothing more of its prefix comes to be there.
     pub share_stall_max_ms: u64,
@@ -165,6 +180,13 @@ pub struct CopyConfig {
     pub load_back_pages_max: u32,
     /// How long a request waits for its load-back before it computes the pages itself.
     pub load_back_timeout_ms: u64,
+    /// Whether a request is part of steps while its load-back is under way. [`Prefill::waits_for`] names the
+    /// load-back then, and the engine reads no layer of its pages before that layer has arrived. What was computed
+    /// counts when both are reported sound. After a load-back that failed or was late none overlaps until one is
+    /// sound again.
+    ///
+    /// [`Prefill::waits_for`]: crate::Prefill::waits_for
+    pub load_back_overlaps: bool,
     /// Pages on their way to host at the most.
     pub write_back_pages_max: u32,
     /// How long a request that has all its tokens waits for its write-back before it ends.
@@ -177,6 +199,7 @@ impl Default for CopyConfig {
             load_back_threshold_pages: 1,
             load_back_pages_max: 65_536,
             load_back_timeout_ms: 10_000,
+            load_back_overlaps: false,
             write_back_pages_max: 65_536,
             write_back_timeout_ms: 60_000,
         }
@@ -527,7 +550,7 @@ setters! {
     eviction: EvictionKind => cache.eviction;
     /// When device pages are copied to host.
     write_policy: WritePolicy => cache.write_policy;
-    /// How many page keys may wait in undrained KV events.
+    /// How many page keys may wait in KV events that were not drained.
     kv_event_keys_max: u32 => cache.kv_event_keys_max;
     /// What goes into one forward step.
     batch: BatchConfig => batch;

@@ -1,5 +1,6 @@
 //! What callers can get wrong. An error means that nothing has changed.
 
+use terrace_cache::PassageError;
 use terrace_fsm::{OpId, RequestId};
 use thiserror::Error;
 
@@ -23,6 +24,11 @@ impl ConfigError {
     }
 }
 
+/// Weights cannot be replaced under steps that compute with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("a step is in flight: report its results before the weights are replaced")]
+pub struct StepsInFlight;
+
 /// A request that cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -42,6 +48,27 @@ pub enum SubmitError {
         needed_pages: u64,
         /// What the device has.
         device_pages: u32,
+    },
+    /// Its passages cannot be.
+    #[error("{request}: {error}")]
+    BadPassage {
+        /// The request.
+        request: RequestId,
+        /// What is wrong with them.
+        error: PassageError,
+    },
+    /// A passage that is not to be cut would never fit a step.
+    #[error(
+        "{request} has a passage of {tokens} tokens that is not to be cut, and a step has room for {tokens_max}: \
+         let it be cut, or raise batch.step_tokens_max"
+    )]
+    PassageTooLong {
+        /// The request.
+        request: RequestId,
+        /// Tokens of the passage.
+        tokens: u32,
+        /// What a step has room for, all decodes beside it.
+        tokens_max: u32,
     },
     /// Another request of this name is alive, or no plan has told its end yet.
     #[error("{0} is alive already: ids must be unique until a plan has told their end")]

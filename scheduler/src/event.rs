@@ -10,7 +10,9 @@ use crate::plan::StepId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event<'a> {
-    /// A forward step is over and its KV is written.
+    /// A forward step is over and its KV is written. If it waits for load-backs that were not reported yet
+    /// ([`Prefill::waits_for`](crate::Prefill::waits_for)), its results take effect when they are, or are not waited
+    /// for any more, and so do those of the steps behind it.
     StepDone {
         /// The step.
         step: StepId,
@@ -74,6 +76,10 @@ pub enum Outcome {
     /// The first so many pages were moved and are sound; the bytes of the next were not what they should
     /// be, and neither it nor what follows is to be trusted.
     CorruptAfter(u32),
+    /// The first so many pages were moved and are sound, and the driver stopped there because nobody waits
+    /// for the operation any more ([`Plan::cancelled`](crate::Plan::cancelled)). It says nothing about the
+    /// others: they are not missing, and the store has not failed.
+    CalledOff(u32),
     /// The driver stopped waiting, but the transfer may still touch the pages: they stay
     /// quarantined until another outcome arrives.
     TimedOut,

@@ -10,12 +10,13 @@ use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateN
 use crate::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
+use crate::operations::Operations;
 use crate::pace::work;
-use crate::plan::{Decode, Output, Plan, RowChange};
+use crate::plan::{Decode, Output, Plan, Prefill, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::step::{Member, Step, next_of};
+use crate::step::{Member, Report, Step, next_of};
 
 impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
@@ -97,7 +98,8 @@ impl Scheduler {
             let tokens = decode_tokens.min(entry.remaining_tokens());
             *tokens_left -= tokens;
             let (slot, start) = (computing.slot, entry.computed_tokens);
-            plan.decodes.push(Decode { request: entry.id, slot, start, tokens, input: None });
+            let (request, adapter) = (entry.id, entry.adapter_told());
+            plan.decodes.push(Decode { request, slot, start, tokens, input: None, adapter });
         }
     }
 
@@ -119,7 +121,8 @@ impl Scheduler {
             *tokens_left -= tokens;
             let (slot, start) = (computing.slot, entry.planned_tokens());
             let input = entry.flying.input();
-            plan.decodes.push(Decode { request: entry.id, slot, start, tokens, input });
+            let (request, adapter) = (entry.id, entry.adapter_told());
+            plan.decodes.push(Decode { request, slot, start, tokens, input, adapter });
         }
     }
 
@@ -205,7 +208,7 @@ impl Scheduler {
             epoch: 0,
         }));
         for member in &step.members {
-            plan_row(&mut self.requests[member.handle], &self.cache, plan);
+            plan_row(&mut self.requests[member.handle], &self.cache, &self.operations, plan);
         }
         if self.steps.go_ahead() {
             for (row, member) in (0..).zip(&mut step.members) {
@@ -215,6 +218,8 @@ impl Scheduler {
                 member.epoch = flying.take_off(tokens, produces, output);
             }
         }
+        let waits = |(place, prefill): (usize, &Prefill)| Some((place, prefill.waits_for?));
+        step.waits.extend(plan.prefills.iter().enumerate().filter_map(waits));
         plan.step = Some(step.id);
         self.stats.steps += 1;
         self.steps.launch(step);
@@ -260,6 +265,20 @@ impl Scheduler {
             }
         }
         self.step_over(step);
+    }
+
+    /// Steps take effect whose reports have waited for load-backs and need not any more.
+    pub(crate) fn end_held_steps(&mut self) {
+        if planted(Bug::PublishWhileLoading) {
+            self.end_load_backs_early();
+        }
+        while let Some(Report { at, done }) = self.steps.take_held(&self.requests) {
+            let (step, took) = self.steps.end_first(at);
+            match done {
+                Some(done) => self.step_done(step, took, &done.results(), &done.failed),
+                None => self.step_failed(step),
+            }
+        }
     }
 
     /// Nothing is computed in the step any more.
@@ -316,7 +335,7 @@ impl Scheduler {
         let start = computing.path.depth();
         let computed = entry.computed_tokens + u32::from(planted(Bug::PublishUncomputedPage));
         let page_size = self.config.cache.page_size;
-        if computed >= (start + 1) * page_size {
+        if computed >= (start + 1) * page_size && entry.publishes() {
             self.publish_pages(handle, start, computed / page_size);
         }
     }
@@ -325,8 +344,8 @@ impl Scheduler {
     #[inline(never)]
     pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);
-        let Entry { life, sequence, priority, .. } = &mut self.requests[handle];
-        let (run, priority) = (sequence.run(start, end), *priority);
+        let Entry { life, sequence, priority, writes, .. } = &mut self.requests[handle];
+        let (run, priority) = (sequence.run(start, end).reaching(*writes), *priority);
         let event = LifeEvent::Computed { run, priority, published: &published };
         life.handle(&event, &mut self.cache);
         let duplicate = published.get().and_then(|published| published.first_duplicate);
@@ -380,6 +399,10 @@ impl Scheduler {
 
     /// Measures how fast prompts are computed, beside decodes too: under load there are always some.
     fn observe_rates(&mut self, step: &Step, took: Duration, repeated: u64) {
+        if !step.waits.is_empty() {
+            // It may have waited longer than it computed.
+            return;
+        }
         // Prefills come before decodes.
         let has_decodes = step.members.last().is_some_and(|member| member.is_decode);
         if step.members.first().is_some_and(|member| member.is_decode) {
@@ -398,10 +421,10 @@ impl Scheduler {
 }
 
 /// Tells the engine which entries of a row it does not know yet.
-fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
+fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
-    let published = computing.path.depth();
-    let entries = published + computing.tail.len() as u32;
+    let (published, loading) = (computing.path.depth(), operations.loading(computing));
+    let entries = published + (loading.len() + computing.tail.len()) as u32;
     let first_entry = entry.row_entries;
     if first_entry >= entries {
         return;
@@ -410,8 +433,13 @@ fn plan_row(entry: &mut Entry, cache: &Cache, plan: &mut Plan) {
     if first_entry < published {
         cache.device_pages(&computing.path, first_entry, &mut plan.row_pages);
     }
-    let known_tail = first_entry.saturating_sub(published) as usize;
-    plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known_tail..]);
+    let mut known = first_entry.saturating_sub(published) as usize;
+    if !loading.is_empty() {
+        let of_loading = known.min(loading.len());
+        plan.row_pages.extend_from_slice(&loading[of_loading..]);
+        known -= of_loading;
+    }
+    plan.row_pages.extend_from_slice(&computing.tail.as_slice()[known..]);
     let pages = first..plan.row_pages.len() as u32;
     plan.rows.push(RowChange { slot: computing.slot, first_entry, pages });
     entry.row_entries = entries;

@@ -49,6 +49,11 @@
 //! - With two steps in flight ([`BatchConfig::steps_in_flight_max`]), begin the second when the first has
 //!   ended, with the rows that it was planned with, and take the input of a decode from where
 //!   [`Decode::input`] says. Report steps in their order.
+//! - With [`CopyConfig::load_back_overlaps`], launch the step of a plan while its load-backs run. Of the pages that
+//!   a prefill [waits for](Prefill::waits_for), read a layer only after it has arrived. Report the load-back and the
+//!   step in any order; if the load-back failed, the step may fail or go on with whatever was there. A step whose
+//!   load-back was reported later takes effect only then: look into [`Scheduler::tokens`] for what was taken, not
+//!   into what was reported. A load-back that hangs holds up the step, and with it everybody.
 //! - Ask for a plan after every event, and when [`Scheduler::deadline`] has come.
 //! - Report each step once, with one result for each request that was to produce tokens. An engine that
 //!   would rather not plan between steps of decodes sets [`BatchConfig::repeats_max`] and repeats them as
@@ -56,7 +61,12 @@
 //! - Give each operation a final [`Outcome`] on each rank, however late. Until then its pages are
 //!   set aside: the scheduler stops waiting when it takes too long, but it never reuses memory that
 //!   a transfer may still touch.
-//! - Call an outcome sound only if it is: `Done` and `Partial(n)` are believed.
+//! - Call an outcome sound only if it is: `Done`, `Partial(n)` and `CalledOff(n)` are believed.
+//! - What [`Plan::cancelled`] names may be stopped, and should be where it costs anything: a probe that has
+//!   not begun need not be asked, a prefetch can end before its next pages. The outcome is then
+//!   [`Outcome::CalledOff`], and like any other comes when nothing touches the pages any more. What arrived
+//!   is kept, and L3 is asked for the rest again when somebody wants it. What has gone on to its end is
+//!   reported as ever.
 //!
 //! # What the scheduler promises
 //!
@@ -67,6 +77,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod admission;
 mod admission_order;
 mod audit;
@@ -97,15 +108,17 @@ mod stats;
 mod step;
 mod store_health;
 mod waiting;
+mod weights;
 mod witness;
 mod write_back;
 
+pub use adapters::AdapterId;
 pub use admission_order::AdmissionOrder;
 pub use config::{
     BatchConfig, Config, ConfigBuilder, CopyConfig, L3Config, ModelConfig, PrefetchPolicy,
     QueueConfig, RateConfig,
 };
-pub use error::{ConfigError, EventError, SubmitError, UnknownRequest};
+pub use error::{ConfigError, EventError, StepsInFlight, SubmitError, UnknownRequest};
 pub use event::{Event, Outcome, StepResult};
 pub use l3_path::{L3Path, L3Piece};
 pub use plan::{
@@ -115,11 +128,17 @@ pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};
 pub use stats::{Hits, OperationStats, Stats};
 pub use terrace_cache::{
-    CacheConfig, CacheUse, DevicePage, EvictionKind, Fault, Freed, HostPage, KvEvent, Namespace,
-    NodeView, PageKey, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
+    CacheConfig, CacheUse, ContentKey, DevicePage, EvictionKind, Fault, Freed, HostPage, KvEvent,
+    KvEvents, KvTier, Namespace, NodeView, PageContent, PageKey, Passage, PassageError,
+    PassageFault, Reach, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,
     replay,
 };
 pub use witness::{Seen, WatchedScheduler, Witness};
+
+/// The example of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/requests.md")]
+struct Documentation;

@@ -94,7 +94,7 @@ impl Scheduler {
             State::Failed(reason) => Some(*reason),
             _ => None,
         };
-        let (request, state) = (entry.id, entry.state());
+        let (request, state, adapter) = (entry.id, entry.state(), entry.adapter);
         match state {
             StateName::Finished => self.stats.finished += 1,
             StateName::Aborted => self.stats.aborted += 1,
@@ -103,6 +103,7 @@ impl Scheduler {
         }
         self.news.ended.push(Ended { request, state, reason });
         self.requests.remove(handle);
+        self.adapters.went(adapter);
     }
 
     /// Nobody waits for the request's operation any more. Copies to host go on for the cache's
@@ -111,6 +112,8 @@ impl Scheduler {
         let state = self.requests[handle].life.state();
         let Some(op) = state.operation() else { return };
         match state {
+            // Others in the step would wait in vain for what is called off.
+            State::Prefilling(_) if self.steps.read(op) => {}
             State::Submitted { .. }
             | State::Prefetching { .. }
             | State::Prefilling(_)

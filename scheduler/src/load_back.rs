@@ -5,9 +5,10 @@ use terrace_cache::{DevicePages, HostPin, Match};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State};
 
 use crate::config::ms;
-use crate::operations::{Operation, Work};
+use crate::event::Outcome;
+use crate::operations::{Operation, Reported, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::Handle;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 use crate::waiting::{DelayReason, Waiting};
 
@@ -98,9 +99,15 @@ impl Scheduler {
         let count = pages.len() as u32;
         let work = Work::LoadBack { source, anchor, arrival, pages };
         let op = self.operations.start(work, Some(handle), count, self.now);
+        self.requests[handle].loading_tokens = count * self.config.cache.page_size;
         let pages = first..first + count;
         plan.copies.push(Copy { op, direction: CopyDirection::LoadBack, pages });
         op
+    }
+
+    /// Whether the request is part of steps while its load-back is under way. Who has more to load does that first.
+    pub(crate) fn computes_while_loading(&self, entry: &Entry) -> bool {
+        self.overlaps && !entry.loads_on
     }
 
     /// All that will be on device of a load-back is there.
@@ -110,6 +117,13 @@ impl Scheduler {
             unreachable!("a load-back")
         };
         let start_page = arrival.start_page();
+        let is_read = self.steps.read(op);
+        let owner = owner.filter(|&handle| self.waits_for(handle, op));
+        let is_told = |handle: &Handle| self.requests[*handle].row_entries > start_page;
+        let told = owner.filter(is_told).map(|_| pages.as_slice().to_vec());
+        let is_trusted = told.is_some() && planted(Bug::TrustStepOnFailedLoad);
+        let sound_pages = if is_trusted { count } else { sound_pages };
+        self.overlaps = self.config.copies.load_back_overlaps && sound_pages == count;
         self.cache.end_load_back(&source, &arrival, pages, sound_pages as usize);
         if corrupt {
             self.cache.distrust_host(&source, start_page + sound_pages);
@@ -117,7 +131,7 @@ impl Scheduler {
         if sound_pages == count && owner.is_some() {
             self.rates.observe_load_back(count, self.now.since(started));
         }
-        if let Some(handle) = owner.filter(|&handle| self.waits_for(handle, op)) {
+        if let Some(handle) = owner {
             let path = self.cache.pin_device_along(&source);
             let loaded = match planted(Bug::BelieveWholeLoadBack) {
                 true => source.depth(),
@@ -126,15 +140,36 @@ impl Scheduler {
             if self.requests[handle].counts_loaded {
                 self.count_loaded(handle, start_page..loaded.max(start_page));
             }
+            if let Some(told) = told {
+                let mut there = Vec::new();
+                self.cache.device_pages(&path, start_page, &mut there);
+                if there != told {
+                    self.lose_loaded(handle, start_page);
+                }
+            }
             self.happen(handle, &LifeEvent::LoadBackEnded { path: Some(Handover::of(path)) });
             self.requests.wait(handle, Waiting::COMPUTING);
             let entry = &mut self.requests[handle];
             entry.computed_tokens = loaded * self.config.cache.page_size;
+            entry.loading_tokens = 0;
             entry.distrusts_host |= sound_pages < count;
             self.start_sharing(handle);
+        } else if let Some(step) = self.steps.last().filter(|_| is_read) {
+            // Nobody else keeps what a step may still read.
+            step.keep(self.cache.pin_device_along(&source));
         }
         self.cache.unpin_device(anchor);
         self.cache.unpin_host(source);
+    }
+
+    /// The device has not, or not where the engine was told, what steps in flight read for the request: what they
+    /// compute of it is of no use.
+    fn lose_loaded(&mut self, handle: Handle, start_page: u32) {
+        let entry = &mut self.requests[handle];
+        if entry.row_entries > start_page {
+            entry.row_entries = start_page;
+            entry.flying.cancel();
+        }
     }
 
     /// Hits are counted once, when a request is first admitted; those that must be loaded, when
@@ -154,8 +189,35 @@ impl Scheduler {
     /// The request computes what its load-back has not brought in time.
     pub(crate) fn compute_instead_of_loading(&mut self, handle: Handle) {
         self.abandon_operation(handle);
-        self.requests[handle].distrusts_host = true;
+        // While it is late, every step that waits for another would be.
+        self.overlaps = false;
+        let start_page = self.requests[handle].life.state().computing().map(|it| it.path.depth());
+        self.lose_loaded(handle, start_page.expect("who loads computes"));
+        let entry = &mut self.requests[handle];
+        (entry.distrusts_host, entry.loading_tokens) = (true, 0);
         self.happen(handle, &LifeEvent::LoadBackEnded { path: None });
         self.requests.wait(handle, Waiting::COMPUTING);
+    }
+
+    /// Steps that were reported take effect without the load-backs that they wait for.
+    pub(crate) fn end_steps_without_load_backs(&mut self) {
+        while self.steps.some_are_held() {
+            let waiting: Vec<Handle> =
+                self.steps.first_waits(&self.requests).map(|(handle, _)| handle).collect();
+            waiting.into_iter().for_each(|handle| self.compute_instead_of_loading(handle));
+            self.end_held_steps();
+        }
+    }
+
+    /// Load-backs count as done when a step that waits for them is: what a planted bug does.
+    pub(crate) fn end_load_backs_early(&mut self) {
+        let waiting = self.steps.first_waits(&self.requests).filter(|_| self.steps.some_are_held());
+        let ops: Vec<OpId> = waiting.map(|(_, op)| op).collect();
+        for (op, rank) in ops.into_iter().flat_map(|op| (0..64).map(move |rank| (op, rank))) {
+            if let Ok(Reported::Ended(operation)) = self.operations.report(op, rank, Outcome::Done)
+            {
+                self.load_back_ended(op, operation);
+            }
+        }
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
-    Arrival, Claims, DevicePages, DevicePin, HostPages, HostPin, KeptRun, PageKey, Sequence,
+    Arrival, Claims, DevicePage, DevicePages, DevicePin, HostPages, HostPin, KeptRun, PageKey,
+    Sequence,
 };
-use terrace_fsm::{OpId, Time};
+use terrace_fsm::{Computing, OpId, Time};
 
 use crate::error::EventError;
 use crate::event::Outcome;
@@ -75,6 +76,8 @@ pub(crate) struct Operation {
     pub(crate) sound_pages: u32,
     pub(crate) failed: bool,
     pub(crate) corrupt: bool,
+    /// Whether a rank has stopped because nobody waited: what did not arrive was not asked for.
+    pub(crate) called_off: bool,
     /// Which ranks have let go of it.
     ended_ranks: u64,
     reports: u32,
@@ -82,6 +85,7 @@ pub(crate) struct Operation {
 
 /// What an outcome means.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "it is moved once, to whoever settles it")]
 pub(crate) enum Reported {
     /// It came late, or twice.
     Ignored,
@@ -151,6 +155,7 @@ impl Operations {
             sound_pages: pages,
             failed: false,
             corrupt: false,
+            called_off: false,
             ended_ranks: 0,
             reports: 0,
         };
@@ -174,7 +179,9 @@ impl Operations {
         let Some(operation) = self.in_flight.get_mut(&op) else {
             return Ok(Reported::Ignored);
         };
-        if let Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed) = outcome
+        if let Outcome::Partial(claimed)
+        | Outcome::CorruptAfter(claimed)
+        | Outcome::CalledOff(claimed) = outcome
             && claimed > operation.pages
         {
             return Err(EventError::TooManyPages { op, pages: operation.pages, claimed });
@@ -197,6 +204,10 @@ impl Operations {
             }
             Outcome::CorruptAfter(pages) => {
                 operation.corrupt = true;
+                pages
+            }
+            Outcome::CalledOff(pages) => {
+                operation.called_off |= !planted(Bug::CalledOffIsMissing);
                 pages
             }
             Outcome::TimedOut => {
@@ -231,7 +242,11 @@ impl Operations {
             counts.quarantined_pages -= operation.pages;
         }
         counts.sound_pages += u64::from(operation.sound_pages);
-        counts.unsound_pages += u64::from(operation.pages - operation.sound_pages);
+        if operation.called_off {
+            counts.called_off += 1;
+        } else {
+            counts.unsound_pages += u64::from(operation.pages - operation.sound_pages);
+        }
         counts.failures += u64::from(operation.failed || operation.corrupt);
         Ok(Reported::Ended(operation))
     }
@@ -283,6 +298,27 @@ impl Operations {
         self.in_flight.get(&op)
     }
 
+    /// The device pages that the load-back of one who computes brings, in order.
+    #[inline]
+    pub(crate) fn loading(&self, computing: &Computing) -> &[DevicePage] {
+        computing.load_back.map_or(&[], |op| self.load_back_pages(op))
+    }
+
+    // Apart, since most who compute load nothing.
+    #[cold]
+    fn load_back_pages(&self, op: OpId) -> &[DevicePage] {
+        match self.in_flight.get(&op).map(|operation| &operation.work) {
+            Some(Work::LoadBack { pages, .. }) => pages.as_slice(),
+            Some(
+                Work::Probe { .. }
+                | Work::Prefetch { .. }
+                | Work::WriteBack { .. }
+                | Work::Backup { .. },
+            )
+            | None => &[],
+        }
+    }
+
     pub(crate) fn owner(&self, op: OpId) -> Option<Handle> {
         self.in_flight.get(&op).and_then(|operation| operation.owner)
     }
@@ -311,6 +347,13 @@ impl Operations {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpId, &Operation)> {
         self.in_flight.iter().map(|(&op, operation)| (op, operation))
+    }
+}
+
+impl Operation {
+    /// Whether that it has not failed tells that the store is well.
+    pub(crate) fn is_telling(&self) -> bool {
+        self.owner.is_some() && !self.called_off
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::adapters::AdapterId;
 use serde::{Deserialize, Serialize};
 use terrace_cache::{DevicePage, HostPage, PageKey};
 use terrace_fsm::{FailReason, OpId, RequestId, Slot, StateName};
@@ -15,7 +16,7 @@ pub struct StepId(pub u64);
 ///
 /// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`]
 /// (in order), then may start everything else at once, in any order: nothing in a plan depends on
-/// something else in the same plan. A step that is planned while another runs begins when that one has
+/// something else in the same plan, except for prefills that [say so](Prefill::waits_for). A step that is planned while another runs begins when that one has
 /// ended; steps launched before keep the rows that they were launched with.
 ///
 /// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
@@ -47,8 +48,8 @@ pub struct Plan {
     pub copies: Vec<Copy>,
     /// Questions and transfers for L3.
     pub l3: Vec<L3Op>,
-    /// Operations that nobody waits for any more. The driver may stop them; their outcomes are
-    /// still owed.
+    /// Operations that nobody waits for any more. The driver may stop them, and says how far they came
+    /// ([`Outcome::CalledOff`](crate::Outcome::CalledOff)); their outcomes are still owed.
     pub cancelled: Vec<OpId>,
     /// Requests whose last token is known since the last plan, or whose prompt is computed if they produce
     /// none. They have left the batch; their life ends when what they computed was copied.
@@ -77,6 +78,14 @@ pub struct Prefill {
     /// Whether this is the last part, so that the step produces the next token, if the request is to have
     /// one.
     pub produces_token: bool,
+    /// The load-back that brings the pages right before `start`, if it has not been reported yet: it may be under way,
+    /// or begin with this very plan. A layer of these pages is read only after it has arrived. Nothing but `None`
+    /// unless [`load_back_overlaps`](crate::CopyConfig::load_back_overlaps) allows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<OpId>,
+    /// The adapter to compute with.
+    #[serde(default, skip_serializing_if = "AdapterId::is_none")]
+    pub adapter: AdapterId,
 }
 
 /// A request that produces its next tokens.
@@ -93,6 +102,9 @@ pub struct Decode {
     /// Where the token to start from comes from, if a step in flight is yet to produce it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Output>,
+    /// The adapter to compute with.
+    #[serde(default, skip_serializing_if = "AdapterId::is_none")]
+    pub adapter: AdapterId,
 }
 
 /// The token that a row of a step produces. Rows count from 0, prefills before decodes, as they stand in the

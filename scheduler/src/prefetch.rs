@@ -196,7 +196,9 @@ impl Scheduler {
 
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
-        let Operation { work, owner, started, sound_pages, failed, corrupt, .. } = operation;
+        let is_telling = operation.is_telling();
+        let Operation { work, owner, started, sound_pages, failed, corrupt, called_off, .. } =
+            operation;
         let Work::Prefetch { anchor, mut pages, run, priority } = work else {
             unreachable!("a prefetch")
         };
@@ -204,9 +206,9 @@ impl Scheduler {
         let believed = planted(Bug::BelieveWholePrefetch);
         let sound = if believed { keys.len() } else { sound_pages as usize };
         if let Some(reading) = &mut self.reading {
-            reading.note_prefetch(failed || corrupt, owner.is_some(), self.now);
+            reading.note_prefetch(failed || corrupt, is_telling, self.now);
             keys.iter().take(sound).for_each(|key| reading.is_there(key));
-            if let Some(undelivered) = keys.get(sound) {
+            if let Some(undelivered) = keys.get(sound).filter(|_| !called_off) {
                 reading.is_missing(undelivered, self.now);
             }
         }
@@ -226,7 +228,7 @@ impl Scheduler {
                 let entry = &mut self.requests[handle];
                 entry.fetched = start_page..start_page + sound_pages;
                 entry.uncached_tokens = None;
-                if sound < keys.len() {
+                if sound < keys.len() && !called_off {
                     entry.l3_lacks(start_page + sound_pages);
                 }
                 if let Some(reading) = &mut self.reading {

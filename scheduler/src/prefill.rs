@@ -8,6 +8,7 @@
 
 use std::cmp::Reverse;
 
+use terrace_cache::Passage;
 use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::State;
 
@@ -30,6 +31,12 @@ pub(crate) struct ShareOut {
     left_for_long: u32,
     /// Whether one of those would have got more of it.
     is_held_back: bool,
+    /// Whether nobody has got anything of it.
+    is_untouched: bool,
+    /// What was given beyond what there was, since a passage is not cut.
+    overdrawn: u32,
+    /// Whose passage did not fit what was left of a step: it comes first in the next.
+    has_waited: Option<Handle>,
 }
 
 /// One of those with the least left to compute.
@@ -52,18 +59,23 @@ impl Scheduler {
                 self.load_on(handle, plan);
             }
         }
+        self.share_out.is_part_left = false;
+        self.share_out.is_held_back = false;
+        (self.share_out.is_untouched, self.share_out.overdrawn) = (true, 0);
+        self.share_out.left_for_long = self.work_for_long_prompts();
+        if let Some(handle) = self.share_out.has_waited.take() {
+            self.give(handle, tokens_left);
+        }
+        let long = self.share_out.left_for_long;
         let percent = self.config.batch.shortest_first_percent;
         let for_shortest = (u64::from(*tokens_left) * u64::from(percent)).div_ceil(100) as u32;
         *tokens_left -= for_shortest;
-        self.share_out.is_part_left = false;
-        self.share_out.is_held_back = false;
-        let long = self.work_for_long_prompts();
         let long_for_shortest = (u64::from(long) * u64::from(percent)).div_ceil(100) as u32;
         self.share_out.left_for_long = long - long_for_shortest;
         self.share_by_turn(plan, true, tokens_left);
         // If something is left that nobody was refused, everybody who could be admitted has been.
         let is_short = *tokens_left == 0 || self.share_out.is_held_back;
-        *tokens_left += for_shortest;
+        *tokens_left += for_shortest.saturating_sub(self.share_out.overdrawn);
         self.share_out.left_for_long += long_for_shortest;
         if is_short {
             self.share_among_shortest(plan, tokens_left);
@@ -176,8 +188,7 @@ impl Scheduler {
         if let Some(tokens) = self.requests[handle].uncached_tokens {
             return tokens;
         }
-        let found =
-            self.cache.lookup(&self.requests[handle].sequence, self.cacheable_pages(handle));
+        let found = self.find(handle);
         self.note_uncached(handle, found.host.depth)
     }
 
@@ -206,10 +217,10 @@ impl Scheduler {
 
     /// Whether the request has a prompt to compute, and all that it takes.
     fn can_compute(&self, handle: Handle) -> bool {
-        let entry = &self.requests[handle];
+        let Some(entry) = self.requests.get(handle) else { return false };
         match entry.life.state() {
             State::Prefilling(computing) => {
-                computing.load_back.is_none()
+                (computing.load_back.is_none() || self.computes_while_loading(entry))
                     && !entry.stalled
                     && entry.planned_tokens() < entry.prefill_end
                     && !self.steps.is_in_vain_for(entry)
@@ -246,8 +257,23 @@ impl Scheduler {
                 false if entry.chunk_tokens > 0 && start.is_multiple_of(page_size) => start,
                 false => end,
             };
+            let passages = entry.sequence.passages();
+            if !passages.is_empty() && !planted(Bug::CutPassages) {
+                match end_outside_passages(passages, start, end, self.share_out.is_untouched) {
+                    Some(outside) => end = outside,
+                    None => {
+                        // Others may get what is too little for it.
+                        (self.share_out.is_part_left, self.share_out.is_held_back) = (true, true);
+                        self.share_out.has_waited.get_or_insert(handle);
+                        return;
+                    }
+                }
+            }
         }
         let counted = work(config, start, end - start);
+        self.share_out.is_untouched = false;
+        self.share_out.has_waited.take_if(|waits| *waits == handle);
+        self.share_out.overdrawn += counted.saturating_sub(*tokens_left);
         if end < entry.prefill_end {
             self.share_out.is_part_left = true;
             let left = &mut self.share_out.left_for_long;
@@ -262,15 +288,17 @@ impl Scheduler {
     fn is_given_to_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         if self.batch.prefilling() < 2
-            || self.config.queue.share_wait_max_ms == 0
             || entry.chunk_tokens > 0
             || entry.flying.tokens > 0
             || !entry.takes_hits()
         {
             return false;
         }
-        let next_page = entry.computed_tokens / self.config.cache.page_size;
+        let next_page = entry.found_tokens() / self.config.cache.page_size;
         let Some(other) = self.who_brings(handle, next_page) else { return false };
+        if self.config.queue.share_wait_max_ms == 0 && !self.are_siblings(handle, other) {
+            return false;
+        }
         if self.requests[other].chunk_tokens + self.requests[other].flying.tokens > 0 {
             return next_page < self.cacheable_pages(handle);
         }
@@ -297,6 +325,8 @@ impl Scheduler {
                 start,
                 tokens,
                 produces_token: start + tokens == entry.prefill_end && entry.max_new_tokens > 0,
+                waits_for: computing.load_back,
+                adapter: entry.adapter_told(),
             });
         }
     }
@@ -310,7 +340,10 @@ impl Scheduler {
         let State::Prefilling(computing) = entry.life.state() else { return };
         let start = computing.path.depth();
         let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
+        // Who publishes nothing has computed more than its path tells.
+        let is_behind = entry.computed_tokens >= (start + 1) * self.config.cache.page_size;
         if computing.load_back.is_some()
+            || is_behind
             || self.steps.have(entry)
             || start >= end
             || planted(Bug::NeverTakeOver)
@@ -333,5 +366,22 @@ impl Scheduler {
             self.stats.device_hit_tokens += u64::from(taken_tokens);
         }
         self.start_sharing(handle);
+    }
+}
+
+/// Where a part of a prompt ends that may not end inside of a passage: before the passage, or if it begins there
+/// and the step is all its own, behind it. Nothing if it has to wait for such a step.
+fn end_outside_passages(
+    passages: &[Passage],
+    start: u32,
+    end: u32,
+    is_untouched: bool,
+) -> Option<u32> {
+    let begins_here =
+        |passage: &Passage| passage.is_whole && passage.start == start && end == start;
+    match passages.iter().find(|passage| passage.is_cut_at(end) || begins_here(passage)) {
+        Some(passage) if passage.start > start => Some(passage.start),
+        Some(passage) => is_untouched.then_some(passage.end),
+        None => Some(end),
     }
 }

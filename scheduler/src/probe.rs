@@ -1,5 +1,6 @@
 //! Probes: asking L3 what it has of a request, from the question to the answer.
 
+use terrace_cache::Reach;
 use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, OpId, State};
 
@@ -59,7 +60,7 @@ impl Scheduler {
             return Decision::Skip;
         }
         let end = self.cacheable_pages(handle);
-        if end == 0 || planted(Bug::NeverProbe) {
+        if end == 0 || !self.requests[handle].may_read(Reach::L3) || planted(Bug::NeverProbe) {
             return Decision::Skip;
         }
         let sequence = &self.requests[handle].sequence;
@@ -152,19 +153,21 @@ impl Scheduler {
     }
 
     pub(crate) fn probe_ended(&mut self, op: OpId, operation: Operation) {
+        let is_telling = operation.is_telling();
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
-        let lacked = (pages < operation.pages).then_some(start_page + pages);
+        let is_short = pages < operation.pages && !operation.called_off;
+        let lacked = is_short.then_some(start_page + pages);
         let owner = operation.owner.filter(|&handle| self.waits_for(handle, op));
         // Without its owner no key but the first is known.
         let missing = match (owner, lacked) {
             (Some(handle), Some(page)) => self.requests[handle].sequence.keys().get(page as usize),
             (Some(_), None) => None,
-            (None, _) => (pages == 0).then_some(first_key),
+            (None, _) => (is_short && pages == 0).then_some(first_key),
         };
         if let Some(reading) = &mut self.reading {
             let failed = operation.failed || operation.corrupt;
-            reading.note_probe(failed, operation.owner.is_some(), self.now);
+            reading.note_probe(failed, is_telling, self.now);
             if let Some(key) = missing {
                 reading.is_missing(key, self.now);
             }

@@ -113,13 +113,13 @@ impl Reading {
     }
 
     /// See [`Backoff::note`].
-    pub(crate) fn note_probe(&mut self, failed: bool, in_time: bool, now: Time) {
-        self.probe_backoff.note(failed, in_time, now);
+    pub(crate) fn note_probe(&mut self, failed: bool, is_telling: bool, now: Time) {
+        self.probe_backoff.note(failed, is_telling, now);
     }
 
     /// See [`Backoff::note`].
-    pub(crate) fn note_prefetch(&mut self, failed: bool, in_time: bool, now: Time) {
-        self.prefetch_backoff.note(failed, in_time, now);
+    pub(crate) fn note_prefetch(&mut self, failed: bool, is_telling: bool, now: Time) {
+        self.prefetch_backoff.note(failed, is_telling, now);
     }
 
     pub(crate) fn may_probe(&self, now: Time) -> bool {

@@ -1,7 +1,7 @@
 //! A request as the engine submits it.
 
 use serde::{Deserialize, Serialize};
-use terrace_cache::{PageKey, Sequence, Token};
+use terrace_cache::{PageKey, Passage, Reach, Sequence, Token};
 use terrace_fsm::RequestId;
 
 /// What the engine wants done. The prompt is tokens, or a [`Sequence`] if whoever routes requests has
@@ -35,6 +35,20 @@ pub struct Request<P = Vec<Token>> {
     /// [two steps are in flight](crate::BatchConfig::steps_in_flight_max).
     #[serde(default, skip_serializing_if = "is_false")]
     pub waits_for_tokens: bool,
+    /// Where the prompt says more than its tokens do, as with images: by their start, none over another.
+    /// Requests share no page that a passage of different content touches or precedes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passages: Vec<Passage>,
+    /// How far down the tiers it looks for what it needs.
+    #[serde(default, skip_serializing_if = "Reach::is_all")]
+    pub reads: Reach,
+    /// How far down what it computes is written. What others use too goes as far as theirs.
+    #[serde(default, skip_serializing_if = "Reach::is_all")]
+    pub writes: Reach,
+    /// The names of further answers to the same prompt. Each is a request of its own, like this one. They are
+    /// taken all or none, hold their prompt once, and one computes or fetches its whole pages for all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub siblings: Vec<RequestId>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
@@ -51,10 +65,11 @@ impl Request {
 }
 
 impl Request<Sequence> {
-    /// A request of plain priority, without adapter and salt, whose prompt is hashed already.
+    /// A request of plain priority, without adapter and salt, whose prompt is hashed already, with its passages.
     #[must_use]
     pub fn hashed(id: u64, prompt: Sequence, max_new_tokens: u32) -> Self {
-        Self::plain(id, prompt, max_new_tokens)
+        let passages = prompt.passages().to_vec();
+        Self { passages, ..Self::plain(id, prompt, max_new_tokens) }
     }
 }
 
@@ -69,7 +84,16 @@ impl<P> Request<P> {
             salt: String::new(),
             computes_prompt: false,
             waits_for_tokens: false,
+            passages: Vec::new(),
+            reads: Reach::L3,
+            writes: Reach::L3,
+            siblings: Vec::new(),
         }
+    }
+
+    /// The names of all its answers, its own first.
+    pub fn ids(&self) -> impl Iterator<Item = RequestId> + '_ {
+        std::iter::once(self.id).chain(self.siblings.iter().copied())
     }
 }
 
@@ -80,13 +104,13 @@ impl Prompt for Vec<Token> {}
 impl Prompt for Sequence {}
 
 pub(crate) mod sealed {
-    use super::{PageKey, Sequence, Token};
+    use super::{PageKey, Passage, Sequence, Token};
 
     pub trait Hashed {
         /// How many tokens.
         fn tokens(&self) -> usize;
-        /// Its sequence in a namespace.
-        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence;
+        /// Its sequence in a namespace. The passages fit the tokens.
+        fn hashed(self, namespace: PageKey, page_size: u32, passages: &[Passage]) -> Sequence;
     }
 
     impl Hashed for Vec<Token> {
@@ -94,8 +118,9 @@ pub(crate) mod sealed {
             self.len()
         }
 
-        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence {
-            Sequence::new(namespace, page_size, self)
+        fn hashed(self, namespace: PageKey, page_size: u32, passages: &[Passage]) -> Sequence {
+            let sequence = Sequence::with_passages(namespace, page_size, self, passages);
+            sequence.expect("the passages were checked")
         }
     }
 
@@ -104,15 +129,15 @@ pub(crate) mod sealed {
             self.len()
         }
 
-        fn hashed(self, namespace: PageKey, page_size: u32) -> Sequence {
+        fn hashed(self, namespace: PageKey, page_size: u32, passages: &[Passage]) -> Sequence {
             // Keys of another namespace must never name pages of this one, and nodes share only what
             // a sequence began with: the same tokens lead to the same plans, however they were put together.
             let tokens = Sequence::tokens(&self);
             let is_ours = (self.root(), self.page_size()) == (namespace, page_size);
-            if is_ours && tokens.appended.is_empty() {
+            if is_ours && tokens.appended.is_empty() && self.passages() == passages {
                 return self;
             }
-            Sequence::new(namespace, page_size, tokens.to_vec())
+            tokens.to_vec().hashed(namespace, page_size, passages)
         }
     }
 }

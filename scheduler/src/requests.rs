@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
-use terrace_cache::{HashedMap, PageKey, Sequence};
-use terrace_fsm::{Lifecycle, RequestId, StateName, Time};
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{HashedMap, PageKey, Reach, Sequence};
+use terrace_fsm::{Lifecycle, RequestId, State, StateName, Time};
 
+use crate::adapters::AdapterId;
 use crate::line::Line;
 use crate::sharing::Sharing;
 use crate::stats::Hits;
@@ -46,6 +49,13 @@ pub(crate) struct Entry {
     pub(crate) computes_prompt: bool,
     /// Whether each of its tokens is known before a step that follows it is planned.
     pub(crate) waits_for_tokens: bool,
+    /// How far down the tiers it looks for what it needs, and what it computes is written.
+    pub(crate) reads: Reach,
+    pub(crate) writes: Reach,
+    pub(crate) adapter: AdapterId,
+    pub(crate) salt: Box<str>,
+    /// All answers that were submitted with it, itself among them; nothing for one that came alone.
+    pub(crate) siblings: Option<Arc<[Handle]>>,
     pub(crate) life: Lifecycle,
 
     pub(crate) submitted_at: Time,
@@ -76,6 +86,8 @@ pub(crate) struct Entry {
 
     /// Tokens whose KV is computed or loaded, from the first.
     pub(crate) computed_tokens: u32,
+    /// Tokens behind those whose KV its load-back brings.
+    pub(crate) loading_tokens: u32,
     /// What steps in flight compute of it.
     pub(crate) flying: Flying,
     /// Tokens behind those that the step being planned computes of its prompt.
@@ -132,6 +144,11 @@ impl Entry {
             max_new_tokens,
             computes_prompt: false,
             waits_for_tokens: false,
+            reads: Reach::L3,
+            writes: Reach::L3,
+            adapter: AdapterId::NONE,
+            salt: Box::default(),
+            siblings: None,
             life: Lifecycle::new(),
             submitted_at: now,
             waiting: Waiting::ToAsk,
@@ -147,6 +164,7 @@ impl Entry {
             waited_for_share: false,
             loads_on: false,
             computed_tokens: 0,
+            loading_tokens: 0,
             flying: Flying::default(),
             chunk_tokens: 0,
             prefill_end: 0,
@@ -160,8 +178,41 @@ impl Entry {
         }
     }
 
+    /// Another answer to the same prompt, which has just come.
+    pub(crate) fn sibling(&self, id: RequestId, handle: Handle) -> Self {
+        let (sequence, now) = (self.sequence.clone(), self.submitted_at);
+        let sibling = Self::new(id, handle, self.priority, sequence, self.max_new_tokens, now);
+        Self {
+            computes_prompt: self.computes_prompt,
+            waits_for_tokens: self.waits_for_tokens,
+            reads: if planted(Bug::AnswersApart) { Reach::Nothing } else { self.reads },
+            writes: self.writes,
+            adapter: self.adapter,
+            salt: self.salt.clone(),
+            ..sibling
+        }
+    }
+
     pub(crate) fn state(&self) -> StateName {
         self.life.state().name()
+    }
+
+    /// Whether it holds pages while it waits to run.
+    pub(crate) fn holds_while_waiting(&self) -> bool {
+        match self.life.state() {
+            State::Prefetching { path: pin, .. }
+            | State::PrefetchDone { path: pin }
+            | State::Retracted { kept: pin, .. } => pin.is_some(),
+            State::Submitted { .. }
+            | State::Prefilling(_)
+            | State::Decoding(_)
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_)
+            | State::Left => false,
+        }
     }
 
     /// What it waits for.
@@ -188,7 +239,23 @@ impl Entry {
 
     /// Whether what the cache holds of it may serve it.
     pub(crate) fn takes_hits(&self) -> bool {
-        !self.computes_prompt || self.tokens() > self.prompt_tokens
+        self.may_read(Reach::Device)
+            && (!self.computes_prompt || self.tokens() > self.prompt_tokens)
+    }
+
+    /// Whether it may have what this tier holds.
+    pub(crate) fn may_read(&self, tier: Reach) -> bool {
+        self.reads >= tier || planted(Bug::ReadBeyondReach)
+    }
+
+    /// The adapter that a plan names.
+    pub(crate) fn adapter_told(&self) -> AdapterId {
+        if planted(Bug::ForgetAdapter) { AdapterId::NONE } else { self.adapter }
+    }
+
+    /// Whether others may have what it computes.
+    pub(crate) fn publishes(&self) -> bool {
+        self.writes > Reach::Nothing || planted(Bug::PublishUnwritten)
     }
 
     /// How many tokens it may still produce.
@@ -196,12 +263,17 @@ impl Entry {
         self.max_new_tokens - (self.tokens() - self.prompt_tokens)
     }
 
-    /// Tokens whose KV will be there when the steps in flight have ended.
-    pub(crate) fn planned_tokens(&self) -> u32 {
-        self.computed_tokens + self.flying.tokens
+    /// Tokens whose KV is there, or will be when its load-back has ended.
+    pub(crate) fn found_tokens(&self) -> u32 {
+        self.computed_tokens + self.loading_tokens
     }
 
-    /// Pages that it has on device: published ones and its own.
+    /// Tokens whose KV will be there when its load-back and the steps in flight have ended.
+    pub(crate) fn planned_tokens(&self) -> u32 {
+        self.found_tokens() + self.flying.tokens
+    }
+
+    /// Pages that it has on device: published ones and its own. Those that are being loaded are their operation's.
     pub(crate) fn device_pages(&self) -> u32 {
         self.life.state().computing().map_or(0, |c| c.path.depth() + c.tail.len() as u32)
     }
@@ -225,14 +297,14 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    pub(crate) fn insert(&mut self, make: impl FnOnce(Handle) -> Entry) -> Handle {
+    pub(crate) fn insert(&mut self, make: impl FnOnce(&Self, Handle) -> Entry) -> Handle {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.entries.push(None);
             self.entries.len() as u32 - 1
         });
         self.serial += 1;
         let handle = Handle { serial: self.serial, index };
-        let entry = make(handle);
+        let entry = make(self, handle);
         self.by_id.insert(entry.id, index);
         self.entries[index as usize] = Some(entry);
         handle

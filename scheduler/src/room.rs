@@ -1,8 +1,8 @@
 //! Room on device and host: evicting, copying away first what would be lost, and retraction.
 
-use terrace_cache::Victim;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, State};
+use terrace_cache::{Cursor, Victim};
+use terrace_fsm::{Event as LifeEvent, Handover};
 
 use crate::config::ms;
 use crate::operations::{Operation, Work};
@@ -93,21 +93,7 @@ impl Scheduler {
         let waiting: Vec<Handle> = self
             .requests
             .iter()
-            .filter(|entry| entry.handle != except)
-            .filter(|entry| match entry.life.state() {
-                State::Prefetching { path: pin, .. }
-                | State::PrefetchDone { path: pin }
-                | State::Retracted { kept: pin, .. } => pin.is_some(),
-                State::Submitted { .. }
-                | State::Prefilling(_)
-                | State::Decoding(_)
-                | State::Draining { .. }
-                | State::WritingBack { .. }
-                | State::Finished
-                | State::Aborted
-                | State::Failed(_)
-                | State::Left => false,
-            })
+            .filter(|entry| entry.handle != except && entry.holds_while_waiting())
             .map(|entry| entry.handle)
             .collect();
         for handle in waiting {
@@ -180,7 +166,11 @@ impl Scheduler {
     /// Whether one in line could run now, but for a slot or for memory.
     fn lacks_place(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
+        // Whoever gives way may have another adapter than those that would have to.
+        if self.waits_for_adapter(handle) {
+            return false;
+        }
+        let found = self.find(handle);
         if entry.waiting().is_delayed()
             || found.arriving
             || self.is_coming(handle, found.host.depth)
@@ -229,11 +219,18 @@ impl Scheduler {
         let next = self.operations.next_id();
         let entry = &self.requests[handle];
         let computing = entry.life.state().computing().expect("only who computes is retracted");
-        // What is kept must not be evicted for the sake of the rest.
-        let kept = Handover::of(self.cache.pin_host_along(&computing.path));
+        // What is kept must not be evicted for the sake of the rest. Who takes no hits has no use for it, and would
+        // stand in its own way.
+        let takes_hits = entry.takes_hits();
+        let kept = match takes_hits {
+            true => self.cache.pin_host_along(&computing.path),
+            false => self.cache.pin_host(entry.sequence.root(), Cursor::START),
+        };
+        let kept = Handover::of(kept);
         let unwritten = self.cache.unwritten_pages(&computing.path, false);
         let in_flight = self.operations.counts().write_backs.in_flight_pages as usize;
-        let copies = unwritten > 0
+        let copies = takes_hits
+            && unwritten > 0
             && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
             && self.backups_make_way(unwritten);
         let path = Handover::empty();

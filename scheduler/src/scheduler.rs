@@ -1,12 +1,15 @@
 //! The scheduler's surface: submit, abort, plan, advance, deadline, stats.
 
-use std::time::Duration;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use terrace_cache::{
-    Cache, DevicePage, Freed, KvEvent, Namespace, NodeView, PageKey, Sequence, Token, Tokens,
+    Cache, DevicePage, Freed, KvEvents, Namespace, NodeView, PageKey, Passage, Sequence, Token,
+    Tokens,
 };
 use terrace_fsm::{Event as LifeEvent, OpId, RequestId, StateName, Time, Transition};
 
+use crate::adapters::Adapters;
 use crate::backup::Backups;
 use crate::batch::Batch;
 use crate::config::{Config, ms};
@@ -21,10 +24,10 @@ use crate::prefill::ShareOut;
 use crate::rates::Rates;
 use crate::reading::Reading;
 use crate::request::{Prompt, Request};
-use crate::requests::{Entry, Requests};
+use crate::requests::{Entry, Handle, Requests};
 use crate::sharing::Announced;
 use crate::stats::{Hits, Stats};
-use crate::step::{Step, Steps};
+use crate::step::{Report, Step, Steps};
 use crate::waiting::Waiting;
 use crate::write_back::Drains;
 
@@ -49,7 +52,10 @@ pub struct Scheduler {
     pub(crate) steps: Steps,
     /// Who waits for whom.
     pub(crate) announced: Announced,
+    pub(crate) adapters: Adapters,
     pub(crate) operations: Operations,
+    /// Whether steps begin before the load-backs that they wait for have ended.
+    pub(crate) overlaps: bool,
     pub(crate) drains: Drains,
     /// What L3 reading needs; nothing without L3.
     pub(crate) reading: Option<Reading>,
@@ -76,9 +82,11 @@ impl Scheduler {
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
             batch: Batch::new(config.batch.running_max),
-            steps: Steps::new(config.batch.steps_in_flight_max),
+            steps: Steps::new(&config),
             announced: Announced::default(),
+            adapters: Adapters::default(),
             operations: Operations::new(config.model.ranks),
+            overlaps: config.copies.load_back_overlaps,
             drains: Drains::default(),
             reading: config.l3.as_ref().map(Reading::new),
             backups: Backups::new(config.l3.as_ref()),
@@ -95,35 +103,66 @@ impl Scheduler {
 
     // ---- inputs ----
 
-    /// Takes a request. It is considered from the next plan on.
+    /// Takes a request, with its [siblings](Request::siblings). They are considered from the next plan on.
     ///
     /// # Errors
-    /// Why it cannot be taken; nothing has changed then.
+    /// Why it, or one of its siblings, cannot be taken; nothing has changed then.
     pub fn submit<P: Prompt>(&mut self, now: Time, request: Request<P>) -> Result<(), SubmitError> {
         let Request { id, prompt, max_new_tokens: max_new, .. } = request;
         let Request { priority, adapter, salt, computes_prompt, waits_for_tokens, .. } = request;
+        let (passages, reads, writes) = (request.passages, request.reads, request.writes);
+        let siblings = request.siblings;
         self.check_request(id, prompt.tokens() as u64, max_new)?;
+        self.check_names(id, &siblings)?;
+        self.check_passages(id, &passages, prompt.tokens())?;
         self.now = self.now.max(now);
         let namespace = self.namespace_of(&adapter, &salt);
         let (page_size, now) = (self.config.cache.page_size, self.now);
-        let handle = self.requests.insert(|handle| {
-            let sequence = prompt.hashed(namespace, page_size);
+        let adapter = self.adapters.came(adapter);
+        let handle = self.requests.insert(|_, handle| {
+            let sequence = prompt.hashed(namespace, page_size, &passages);
             let mut entry = Entry::new(id, handle, priority, sequence, max_new, now);
             entry.computes_prompt = computes_prompt;
             entry.waits_for_tokens = waits_for_tokens;
+            (entry.reads, entry.writes) = (reads, writes);
+            (entry.adapter, entry.salt) = (adapter, salt.into());
             entry
         });
-        if self.config.queue.start_timeout_ms > 0 {
-            let start_by = now.after(ms(self.config.queue.start_timeout_ms));
-            self.requests.limit_start(handle, Some(start_by));
-        }
         self.arrivals.observe(now);
-        self.stats.submitted += 1;
+        self.has_come(handle);
         match &mut self.reading {
             Some(reading) => reading.ask_about(handle),
             None => self.requests.wait(handle, Waiting::IN_LINE),
         }
+        if !siblings.is_empty() {
+            self.add_siblings(handle, &siblings);
+        }
         Ok(())
+    }
+
+    /// The other answers to a request's prompt come. L3 is asked about the first, and the others find
+    /// what that brings when they are looked at.
+    fn add_siblings(&mut self, first: Handle, ids: &[RequestId]) {
+        let mut handles = vec![first];
+        for &id in ids {
+            let handle = self.requests.insert(|known, handle| known[first].sibling(id, handle));
+            self.adapters.came_again(self.requests[first].adapter);
+            self.has_come(handle);
+            self.requests.wait(handle, Waiting::IN_LINE);
+            handles.push(handle);
+        }
+        let siblings: Arc<[Handle]> = handles.into();
+        for &handle in &*siblings {
+            self.requests[handle].siblings = Some(siblings.clone());
+        }
+    }
+
+    fn has_come(&mut self, handle: Handle) {
+        if self.config.queue.start_timeout_ms > 0 {
+            let start_by = self.now.after(ms(self.config.queue.start_timeout_ms));
+            self.requests.limit_start(handle, Some(start_by));
+        }
+        self.stats.submitted += 1;
     }
 
     fn check_request(
@@ -142,15 +181,46 @@ impl Scheduler {
         if needed_pages > device_pages.into() || tokens > u64::from(u32::MAX / 2) {
             return Err(SubmitError::NeverFits { request: id, needed_pages, device_pages });
         }
+        Ok(())
+    }
+
+    /// Whether there is a place for each of these, and no other request of its name.
+    fn check_names(&self, id: RequestId, siblings: &[RequestId]) -> Result<(), SubmitError> {
         if self.requests.knows(id) {
             return Err(SubmitError::DuplicateId(id));
         }
         // Those that have ended count until a plan has told so.
         let requests_max = self.config.queue.requests_max;
-        if self.requests.len() + self.news.ends_untold() >= requests_max as usize {
+        let others = self.requests.len() + self.news.ends_untold() + siblings.len();
+        if others >= requests_max as usize {
             return Err(SubmitError::QueueFull { requests_max });
         }
-        Ok(())
+        if siblings.is_empty() {
+            return Ok(());
+        }
+        let mut names = BTreeSet::from([id]);
+        match siblings.iter().find(|&&name| self.requests.knows(name) || !names.insert(name)) {
+            Some(&taken) => Err(SubmitError::DuplicateId(taken)),
+            None => Ok(()),
+        }
+    }
+
+    fn check_passages(
+        &self,
+        request: RequestId,
+        passages: &[Passage],
+        prompt_tokens: usize,
+    ) -> Result<(), SubmitError> {
+        let checked = Passage::check_all(passages, prompt_tokens);
+        checked.map_err(|error| SubmitError::BadPassage { request, error })?;
+        let tokens_max = self.config.batch.passage_tokens_max();
+        let whole = passages.iter().filter(|passage| passage.is_whole).map(Passage::len);
+        match whole.max() {
+            Some(tokens) if tokens > tokens_max => {
+                Err(SubmitError::PassageTooLong { request, tokens, tokens_max })
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Calls a request off, whatever it is doing. Operations in flight settle by themselves, and
@@ -186,38 +256,49 @@ impl Scheduler {
             Event::StepDone { step, results, failed } => {
                 let check =
                     |step: &Step, requests: &Requests| step.check(results, failed, requests);
-                if let Some((step, took)) = self.take_step(now, step, check)? {
-                    self.step_done(step, took, results, failed);
+                if self.step_reported(now, step, check)? {
+                    if self.steps.next_may_wait() {
+                        self.steps.hold(Report::done(self.now, results, failed));
+                    } else {
+                        let (step, took) = self.steps.end_first(self.now);
+                        self.step_done(step, took, results, failed);
+                    }
                 }
             }
             Event::StepFailed { step } => {
-                if let Some((step, _)) = self.take_step(now, step, |_, _| Ok(()))? {
-                    self.step_failed(step);
+                if self.step_reported(now, step, |_, _| Ok(()))? {
+                    if self.steps.some_are_held() {
+                        self.steps.hold(Report::failed(self.now));
+                    } else {
+                        let (step, _) = self.steps.end_first(self.now);
+                        self.step_failed(step);
+                    }
                 }
             }
             Event::Operation { op, rank, outcome } => {
                 self.operation_reported(now, op, rank, outcome)?
             }
         }
+        self.end_held_steps();
         Ok(())
     }
 
-    /// The step that is over, if it passes `check`, and how long it took; nothing for a repeated report.
-    fn take_step(
+    /// Whether the report is news, if it passes `check`.
+    fn step_reported(
         &mut self,
         now: Time,
         id: StepId,
         check: impl FnOnce(&Step, &Requests) -> Result<(), EventError>,
-    ) -> Result<Option<(Step, Duration)>, EventError> {
+    ) -> Result<bool, EventError> {
         let Some(step) = self.steps.reported(id)? else {
             self.stats.ignored_steps += 1;
-            return Ok(None);
+            return Ok(false);
         };
         if !step.is_doomed() {
             check(step, &self.requests)?;
         }
         self.now = self.now.max(now);
-        Ok(Some(self.steps.end_first(self.now)))
+        Ok(true)
     }
 
     fn operation_reported(
@@ -265,12 +346,13 @@ impl Scheduler {
     pub fn plan_into(&mut self, now: Time, plan: &mut Plan) {
         plan.clear();
         self.now = self.now.max(now);
-        self.batch.forget_who_left(&self.requests);
         // However late a plan comes, what it can begin is not given up.
         self.plan_prefetches(plan);
         while let Some(handle) = self.requests.next_expired(self.now) {
             self.expire(handle);
         }
+        self.end_held_steps();
+        self.batch.forget_who_left(&self.requests);
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);
@@ -325,6 +407,7 @@ impl Scheduler {
         let computing = self.requests[self.requests.find(id)?].life.state().computing()?;
         let mut pages = Vec::new();
         self.cache.device_pages(&computing.path, 0, &mut pages);
+        pages.extend_from_slice(self.operations.loading(computing));
         pages.extend_from_slice(computing.tail.as_slice());
         Some(pages)
     }
@@ -355,8 +438,14 @@ impl Scheduler {
     #[must_use]
     pub fn cached(&self, tokens: &[Token], adapter: &str, salt: &str) -> Cached {
         let namespace = self.namespace_of(adapter, salt);
-        let sequence = Sequence::new(namespace, self.config.cache.page_size, tokens.to_vec());
-        let found = self.cache.lookup(&sequence, u32::MAX);
+        let page_size = self.config.cache.page_size;
+        self.cached_of(&Sequence::new(namespace, page_size, tokens.to_vec()))
+    }
+
+    /// How much of a sequence the cache holds. Changes nothing.
+    #[must_use]
+    pub fn cached_of(&self, sequence: &Sequence) -> Cached {
+        let found = self.cache.lookup(sequence, u32::MAX);
         Cached {
             device_pages: found.device.depth,
             host_pages: found.host.depth - found.device.depth,
@@ -375,9 +464,21 @@ impl Scheduler {
         &self.config
     }
 
-    /// The KV events since the last call, oldest first.
-    pub fn drain_kv_events(&mut self) -> impl Iterator<Item = KvEvent> + '_ {
-        self.cache.drain_events()
+    /// Writes the KV events since the last call into `into`, whose memory is used again. The first time,
+    /// and when more has happened than `cache.kv_event_keys_max` has room for, it is a snapshot instead.
+    pub fn drain_kv_events(&mut self, into: &mut KvEvents) {
+        self.cache.drain_events(into);
+    }
+
+    /// Writes everything that the cache holds into `into`, whose memory is used again: what somebody
+    /// begins with who follows the same KV events as others. Costs as much as it writes.
+    pub fn kv_snapshot(&self, into: &mut KvEvents) {
+        self.cache.snapshot(into);
+    }
+
+    /// Nobody follows the KV events any more: nothing is recorded until they are drained again.
+    pub fn stop_kv_events(&mut self) {
+        self.cache.stop_events();
     }
 
     /// The state transitions since the last call, oldest first. If more happened than

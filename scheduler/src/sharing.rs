@@ -7,9 +7,9 @@ use terrace_cache::{HashedMap, Match, PageKey};
 use terrace_fsm::{StateName, Time};
 
 use crate::config::ms;
-use crate::requests::Handle;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::waiting::DelayReason;
+use crate::waiting::{DelayReason, Waiting};
 
 /// Requests that others may wait for, by the page that each is about to have.
 #[derive(Debug, Default)]
@@ -33,14 +33,42 @@ pub(crate) struct Sharing {
     pages: u32,
 }
 
+impl Entry {
+    /// Whether the page of this token comes to be there for others by what it does: it asks L3 for it,
+    /// fetches, loads or computes it.
+    fn brings(&self, first_token: u32) -> bool {
+        match self.waiting() {
+            Waiting::ToAsk
+            | Waiting::Asking { .. }
+            | Waiting::Told { .. }
+            | Waiting::Fetching { .. } => true,
+            Waiting::InLine { .. } => self.waiting().is_delayed_by_fetch(),
+            Waiting::Loading { .. } | Waiting::Computing { .. } => {
+                self.state() == StateName::Prefilling
+                    && self.computed_tokens < first_token + self.sequence.page_size()
+                    && self.publishes()
+            }
+            Waiting::Draining { .. } => false,
+        }
+    }
+
+    /// Whether steps compute its prompt. Before that it waits for nothing that has no deadline of its own.
+    fn goes_on_with_prompt(&self) -> bool {
+        self.state() != StateName::Prefilling || self.flying.tokens + self.chunk_tokens > 0
+    }
+}
+
 impl Scheduler {
     /// Whether another request is computing or loading the next page of this one, and the wait for
-    /// it is still within bounds: it goes on while more and more of the prefix is there.
+    /// it is still within bounds: it goes on while more and more of the prefix is there, for one of the
+    /// same submission however long that takes.
     pub(crate) fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
-        if !found.arriving && !self.is_coming(handle, found.host.depth) {
+        let (now, pages) = (self.now, found.host.depth);
+        let sibling = self.sibling_that_brings(handle, found.device.depth);
+        let by = sibling.or_else(|| self.who_brings(handle, pages));
+        if !found.arriving && by.is_none() {
             return false;
         }
-        let (now, pages) = (self.now, found.host.depth);
         let entry = &self.requests[handle];
         if !entry.takes_hits() || planted(Bug::NeverShare) {
             return false;
@@ -51,17 +79,41 @@ impl Scheduler {
         });
         // Who fetches or loads has a deadline of its own for that.
         let has_deadline = |by: Handle| self.requests[by].life.state().operation().is_some();
-        if pages > sharing.pages || self.who_brings(handle, pages).is_some_and(has_deadline) {
+        let goes_on = |sibling: Handle| self.requests[sibling].goes_on_with_prompt();
+        if pages > sharing.pages || by.is_some_and(has_deadline) || sibling.is_some_and(goes_on) {
             (sharing.progressed, sharing.pages) = (now, pages);
         }
         self.requests[handle].sharing = Some(sharing);
         let queue = &self.config.queue;
         let stalls = sharing.progressed.after(ms(queue.share_stall_max_ms));
-        let until = sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls);
+        let until = match sibling {
+            Some(_) => stalls,
+            None => sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls),
+        };
         if now < until && self.requests[handle].state() != StateName::Prefetching {
             self.look_again(handle, until, DelayReason::Prefix);
         }
         now < until
+    }
+
+    /// Another request of the same submission that computes, loads or fetches this page of theirs, or one
+    /// before it, or asks L3 for that.
+    fn sibling_that_brings(&self, handle: Handle, page: u32) -> Option<Handle> {
+        let siblings = self.requests[handle].siblings.as_ref()?;
+        if page >= self.cacheable_pages(handle) {
+            return None;
+        }
+        let first_token = page * self.config.cache.page_size;
+        let brings = |&sibling: &Handle| {
+            let entry = self.requests.get(sibling).filter(|entry| entry.handle != handle);
+            entry.is_some_and(|entry| entry.brings(first_token))
+        };
+        siblings.iter().copied().find(brings)
+    }
+
+    /// Whether these were submitted together.
+    pub(crate) fn are_siblings(&self, handle: Handle, other: Handle) -> bool {
+        self.requests[handle].siblings.as_ref().is_some_and(|all| all.contains(&other))
     }
 
     /// Another request that computes or fetches this page of the request's.
@@ -71,7 +123,7 @@ impl Scheduler {
     }
 
     pub(crate) fn is_coming(&self, handle: Handle, page: u32) -> bool {
-        self.who_brings(handle, page).is_some()
+        self.who_brings(handle, page).is_some() || self.sibling_that_brings(handle, page).is_some()
     }
 
     /// Lets others know which page this request computes next.
@@ -84,6 +136,10 @@ impl Scheduler {
     pub(crate) fn announce(&mut self, handle: Handle, next_page: u32) {
         self.stop_sharing(handle);
         let entry = &self.requests[handle];
+        // Nobody is to wait for what will not be there for others.
+        if !entry.publishes() {
+            return;
+        }
         let Some(key) = entry.sequence.keys().get(next_page as usize) else { return };
         if let Place::Vacant(vacant) = self.announced.by_page.entry(key) {
             vacant.insert(handle);

@@ -119,8 +119,11 @@ pub struct OperationStats {
     pub quarantined_pages: u32,
     /// Pages that arrived sound; for probes, pages found.
     pub sound_pages: u64,
-    /// Pages that did not.
+    /// Pages that did not, of operations that were not called off.
     pub unsound_pages: u64,
+    /// Operations that the driver stopped because nobody waited for them any more.
+    #[serde(default)]
+    pub called_off: u64,
     /// Outcomes that said failed, corrupt or timed out.
     pub failures: u64,
 }

@@ -3,13 +3,17 @@
 //! A step may be planned while another runs. What it computes follows what the other computes, so the one
 //! behind is worth nothing if the one before it fails; and whoever leaves the batch meanwhile leaves what
 //! the steps in flight may read or write with the last of them.
+//!
+//! A step may begin while load-backs bring what it reads. If it is reported before they are, its report is held
+//! until they are too: what it computed is worth nothing if they fail.
 
 use std::collections::VecDeque;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{Cache, Claims, DevicePin};
-use terrace_fsm::{RequestId, Time};
+use terrace_cache::{Cache, Claims, DevicePin, Token};
+use terrace_fsm::{OpId, RequestId, Time};
 
+use crate::config::Config;
 use crate::error::EventError;
 use crate::event::StepResult;
 use crate::plan::{Output, Plan, StepId};
@@ -74,10 +78,54 @@ pub(crate) struct Step {
     pub(crate) started: Time,
     pub(crate) repeats_max: u32,
     pub(crate) members: Vec<Member>,
+    /// The load-backs that members, by their place, wait for.
+    pub(crate) waits: Vec<(usize, OpId)>,
     /// The step before it has failed: whatever it reports, it wrote nothing that can be trusted.
     is_doomed: bool,
     /// What it may read of those who have left the batch.
     left: Vec<DevicePin>,
+}
+
+/// The report of a step that is held until it may take effect.
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) at: Time,
+    /// What it produced; nothing if it failed.
+    pub(crate) done: Option<Done>,
+}
+
+/// What [`Event::StepDone`](crate::Event::StepDone) says.
+#[derive(Debug)]
+pub(crate) struct Done {
+    results: Vec<(RequestId, Vec<Token>, bool)>,
+    pub(crate) failed: Vec<RequestId>,
+}
+
+impl Report {
+    pub(crate) fn done(at: Time, results: &[StepResult<'_>], failed: &[RequestId]) -> Self {
+        let kept =
+            |result: &StepResult<'_>| (result.request, result.tokens.to_vec(), result.finished);
+        let results = results.iter().map(kept).collect();
+        Self { at, done: Some(Done { results, failed: failed.to_vec() }) }
+    }
+
+    pub(crate) fn failed(at: Time) -> Self {
+        Self { at, done: None }
+    }
+
+    /// Whether nobody's part in the step has failed.
+    fn is_sound(&self) -> bool {
+        self.done.as_ref().is_some_and(|done| done.failed.is_empty())
+    }
+}
+
+impl Done {
+    pub(crate) fn results(&self) -> Vec<StepResult<'_>> {
+        let results = self.results.iter();
+        results
+            .map(|&(request, ref tokens, finished)| StepResult { request, tokens, finished })
+            .collect()
+    }
 }
 
 /// The steps in flight, in order.
@@ -85,7 +133,11 @@ pub(crate) struct Step {
 pub(crate) struct Steps {
     /// How many there may be.
     steps_max: usize,
+    /// Whether they are planned while others are in flight, or begin before what they read has been loaded.
+    go_ahead: bool,
     in_flight: VecDeque<Step>,
+    /// The reports of the first of them.
+    held: VecDeque<Report>,
     next: u64,
     /// Their memory is used again.
     spare: Vec<Step>,
@@ -96,10 +148,12 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    pub(crate) fn new(steps_max: u32) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
-            steps_max: steps_max as usize,
+            steps_max: config.batch.steps_in_flight_max as usize,
+            go_ahead: config.batch.steps_in_flight_max > 1 || config.copies.load_back_overlaps,
             in_flight: VecDeque::new(),
+            held: VecDeque::new(),
             next: 0,
             spare: Vec::new(),
             last_end: Time::default(),
@@ -111,16 +165,22 @@ impl Steps {
         self.in_flight.is_empty()
     }
 
-    /// Whether steps are planned while others are in flight. If not, nothing has to be kept of what those
-    /// compute: whoever is in one stays in the batch, or ends.
+    /// Whether there is one that has not been reported.
+    pub(crate) fn are_owed(&self) -> bool {
+        self.in_flight.len() > self.held.len()
+    }
+
+    /// Whether steps are planned while others are in flight, or what they read is still loaded. If not, nothing
+    /// has to be kept of what they compute: whoever is in one stays in the batch, or ends.
     pub(crate) fn go_ahead(&self) -> bool {
-        self.steps_max > 1
+        self.go_ahead
     }
 
     /// Whether another step may follow those in flight.
     pub(crate) fn may_follow(&self) -> bool {
         let is_free = self.in_flight.len() < self.steps_max;
-        is_free && self.in_flight.iter().all(|step| !step.is_doomed)
+        let is_doomed = self.in_flight.iter().any(|step| step.is_doomed);
+        is_free && !is_doomed && self.held.iter().all(Report::is_sound)
     }
 
     /// Notes which kind of step a plan is.
@@ -144,6 +204,7 @@ impl Steps {
                 started,
                 repeats_max,
                 members: Vec::new(),
+                waits: Vec::new(),
                 is_doomed: false,
                 left: Vec::new(),
             },
@@ -159,13 +220,61 @@ impl Steps {
         if id.0 >= self.next {
             return Err(EventError::UnknownStep(id));
         }
-        match self.in_flight.front() {
+        match self.in_flight.get(self.held.len()) {
             Some(step) if step.id == id => Ok(Some(step)),
             Some(first) if first.id < id => {
                 Err(EventError::StepOutOfTurn { step: id, first: first.id })
             }
             Some(_) | None => Ok(None),
         }
+    }
+
+    /// Whether the next report may have to wait: for load-backs, or behind one that does.
+    pub(crate) fn next_may_wait(&self) -> bool {
+        self.some_are_held() || self.in_flight.front().is_some_and(|step| !step.waits.is_empty())
+    }
+
+    pub(crate) fn some_are_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// A report waits until those before it have taken effect, and it may.
+    pub(crate) fn hold(&mut self, report: Report) {
+        self.held.push_back(report);
+    }
+
+    /// Takes the first report that is held, unless it waits for load-backs.
+    pub(crate) fn take_held(&mut self, requests: &Requests) -> Option<Report> {
+        let report = self.held.front()?;
+        let waits = self.first_waits(requests).any(|(handle, _)| {
+            let request = requests[handle].id;
+            report.done.as_ref().is_some_and(|done| !done.failed.contains(&request))
+        });
+        if waits { None } else { self.held.pop_front() }
+    }
+
+    /// Who of the first step waits for which load-back.
+    pub(crate) fn first_waits(&self, requests: &Requests) -> impl Iterator<Item = (Handle, OpId)> {
+        let first = self.in_flight.front().filter(|step| !step.is_doomed);
+        first.into_iter().flat_map(move |step| {
+            step.waits.iter().filter_map(move |&(place, op)| {
+                let member = &step.members[place];
+                let entry = requests.get(member.handle)?;
+                let waits = member.counts_for(entry) && entry.life.state().operation() == Some(op);
+                waits.then_some((member.handle, op))
+            })
+        })
+    }
+
+    /// Whether a step that has not been reported reads what this load-back brings.
+    pub(crate) fn read(&self, op: OpId) -> bool {
+        let owed = self.in_flight.range(self.held.len()..);
+        owed.flat_map(|step| &step.waits).any(|(_, awaited)| *awaited == op)
+    }
+
+    /// The last step in flight.
+    pub(crate) fn last(&mut self) -> Option<&mut Step> {
+        self.in_flight.back_mut()
     }
 
     /// The first step is over. Answers how long it took, by itself.
@@ -180,6 +289,7 @@ impl Steps {
     pub(crate) fn put_by(&mut self, mut step: Step, cache: &mut Cache) {
         step.left.drain(..).for_each(|pin| cache.unpin_device(pin));
         step.members.clear();
+        step.waits.clear();
         self.spare.push(step);
     }
 
@@ -227,6 +337,7 @@ impl Step {
 
     /// Whether the results fit the step: one for each member that was to produce tokens and is still
     /// there, and no others. Results in the order of the plan are checked without a search.
+    #[inline(never)]
     pub(crate) fn check(
         &self,
         results: &[StepResult<'_>],

@@ -96,12 +96,12 @@ impl Backoff {
         self.until = now.after(pause);
     }
 
-    /// Notes how an operation went. One that comes too late for its request is no proof that the
-    /// store is well.
-    pub(crate) fn note(&mut self, failed: bool, in_time: bool, now: Time) {
+    /// Notes how an operation went. That one has not failed is no proof that the store is well if it came
+    /// too late for its request, or was called off.
+    pub(crate) fn note(&mut self, failed: bool, is_telling: bool, now: Time) {
         if failed {
             self.failed(now);
-        } else if in_time {
+        } else if is_telling {
             self.succeeded();
         }
     }

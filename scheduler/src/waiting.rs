@@ -163,7 +163,7 @@ impl Scheduler {
     }
 
     /// The request goes on without what it waits for.
-    fn stop_waiting(&mut self, handle: Handle) {
+    pub(crate) fn stop_waiting(&mut self, handle: Handle) {
         match self.requests[handle].waiting() {
             Waiting::ToAsk | Waiting::Told { .. } => self.requests.wait(handle, Waiting::IN_LINE),
             Waiting::Asking { .. } => {

@@ -5,11 +5,11 @@
 
 use std::ops::Deref;
 
-use terrace_cache::Freed;
+use terrace_cache::{Freed, KvEvents};
 use terrace_fsm::{RequestId, Time, Transition};
 
 use crate::config::Config;
-use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
+use crate::error::{ConfigError, EventError, StepsInFlight, SubmitError, UnknownRequest};
 use crate::event::Event;
 use crate::plan::Plan;
 use crate::request::Request;
@@ -30,6 +30,8 @@ pub enum Seen<'a> {
     Advanced(Event<'a>),
     /// This was planned.
     Planned(&'a Plan),
+    /// The model computes with weights of this fingerprint from now on.
+    WeightsReplaced(&'a str),
     /// What nobody holds was forgotten.
     CacheCleared,
 }
@@ -115,6 +117,16 @@ impl WatchedScheduler {
         self.tell(now, Seen::Planned(plan));
     }
 
+    /// See [`Scheduler::replace_weights`].
+    ///
+    /// # Errors
+    /// When a step is in flight.
+    pub fn replace_weights(&mut self, now: Time, fingerprint: &str) -> Result<(), StepsInFlight> {
+        self.scheduler.replace_weights(now, fingerprint)?;
+        self.tell(now, Seen::WeightsReplaced(fingerprint));
+        Ok(())
+    }
+
     /// See [`Scheduler::clear_cache`].
     pub fn clear_cache(&mut self, now: Time) -> Freed {
         let freed = self.scheduler.clear_cache();
@@ -125,6 +137,16 @@ impl WatchedScheduler {
     /// See [`Scheduler::drain_trace`].
     pub fn drain_trace(&mut self) -> impl Iterator<Item = Transition> + '_ {
         self.scheduler.drain_trace()
+    }
+
+    /// See [`Scheduler::drain_kv_events`]. Nothing that is decided depends on it, so witnesses need not see it.
+    pub fn drain_kv_events(&mut self, into: &mut KvEvents) {
+        self.scheduler.drain_kv_events(into);
+    }
+
+    /// See [`Scheduler::stop_kv_events`].
+    pub fn stop_kv_events(&mut self) {
+        self.scheduler.stop_kv_events();
     }
 
     fn tell(&mut self, now: Time, seen: Seen<'_>) {

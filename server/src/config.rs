@@ -135,6 +135,9 @@ settings! {
             /// Steps in flight: with 2 the next one is planned, and launched, while one runs. A new request
             /// waits for both then, which is long on a CPU.
             steps_in_flight: u32 = 1, "STEPS";
+            /// Whether a step begins while pages that it reads are still copied from host: the model waits for
+            /// each layer of them instead of for all.
+            load_back_overlaps: bool = false, "SWITCH";
             /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
             /// Whether the least urgent of those who run gives up its place to one in line that is more

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, SelectAll};
-use terrace_engine::Generate;
+use terrace_engine::{Generate, Sibling};
 use terrace_model::PromptEnd;
 use terrace_scheduler::Token;
 
@@ -180,35 +180,41 @@ async fn submit(
     for (prompt, echo) in prompts.into_iter().zip(echoes) {
         let max_new_tokens = max_new_tokens(kind, &parameters, model, prompt.len());
         choosing.check(max_new_tokens, model.tokenizer.vocabulary())?;
-        for choice in 0..parameters.n {
-            let decoder = match (kind, &echo) {
-                (_, Some(echo)) => echo.decoder(),
-                (Kind::Completion, None) => model.tokenizer.decoder_after(&prompt),
-                (Kind::Chat, None) if continues => model.tokenizer.decoder_after(&prompt),
-                (Kind::Chat, None) => model.tokenizer.decoder(),
-            };
-            let decoder = match choosing.shows_special {
-                true => decoder.showing_special(),
-                false => decoder,
-            };
-            let generate = Generate {
-                max_new_tokens,
-                prompt: prompt.clone(),
-                sampling: parameters.sampling(choice),
-                shaping: choosing.shaping.clone(),
-                grammar: rule.as_ref().map(|rule| rule.grammar(stop_tokens.clone())),
-                stop_tokens: stop_tokens.clone(),
-                keeps_stop_token: choosing.keeps_stop,
-                logprobs: parameters.scoring.map(|scoring| scoring.top),
-                prompt_logprobs: parameters.scoring.is_some() && parameters.echo,
-                priority: parameters.priority,
-                salt: salt.clone(),
-                logits_checksum: parameters.logits_checksum,
-                ticket: places.one(),
-            };
-            // If one is refused, dropping the others calls them off.
-            let generation = state.engine.submit(generate).await?;
-            let clock = AnswerClock::new(state.metrics.latency(), asked_at, prompt.len());
+        let decoder = match (kind, &echo) {
+            (_, Some(echo)) => echo.decoder(),
+            (Kind::Completion, None) => model.tokenizer.decoder_after(&prompt),
+            (Kind::Chat, None) if continues => model.tokenizer.decoder_after(&prompt),
+            (Kind::Chat, None) => model.tokenizer.decoder(),
+        };
+        let decoder = match choosing.shows_special {
+            true => decoder.showing_special(),
+            false => decoder,
+        };
+        let prompt_tokens = prompt.len();
+        let mut answer = |choice| Sibling {
+            sampling: parameters.sampling(choice),
+            grammar: rule.as_ref().map(|rule| rule.grammar(stop_tokens.clone())),
+            ticket: places.one(),
+        };
+        let first = answer(0);
+        let siblings = (1..parameters.n).map(answer).collect();
+        let generate = Generate {
+            sampling: first.sampling,
+            shaping: choosing.shaping.clone(),
+            grammar: first.grammar,
+            stop_tokens: stop_tokens.clone(),
+            keeps_stop_token: choosing.keeps_stop,
+            logprobs: parameters.scoring.map(|scoring| scoring.top),
+            prompt_logprobs: parameters.scoring.is_some() && parameters.echo,
+            priority: parameters.priority,
+            salt: salt.clone(),
+            logits_checksum: parameters.logits_checksum,
+            ticket: first.ticket,
+            ..Generate::new(prompt, max_new_tokens)
+        };
+        // If those of one prompt are refused, dropping the others calls them off.
+        for generation in state.engine.submit_answers(generate, siblings).await? {
+            let clock = AnswerClock::new(state.metrics.latency(), asked_at, prompt_tokens);
             let manner = Manner {
                 stops: parameters.stops.clone(),
                 keeps_stop: choosing.keeps_stop,
@@ -217,7 +223,7 @@ async fn submit(
                 is_scored: parameters.scoring.is_some(),
                 marks: marks.clone(),
             };
-            let answer = Answer::new(generation, decoder, manner, clock);
+            let answer = Answer::new(generation, decoder.clone(), manner, clock);
             let reader = calls.clone().map(|(format, offer)| CallReader::new(format, offer));
             let pieces = tool_calls::apart(answer.pieces(), reader);
             let place = index;

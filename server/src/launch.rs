@@ -12,7 +12,7 @@ use terrace_l3_disk::OpenError;
 use terrace_l3_mooncake::{MooncakeError, MooncakeStore};
 use terrace_l3_nodes::{NodesConfig, NodesError, NodesStore, PeerStats, RdmaChoice};
 use terrace_model::{LoadError, Loaded};
-use terrace_scheduler::{BatchConfig, L3Config, QueueConfig, RateConfig};
+use terrace_scheduler::{BatchConfig, CopyConfig, L3Config, QueueConfig, RateConfig};
 
 use crate::cluster::ClusterError;
 use crate::config::{Config, ConfigError, L3Choice, cores};
@@ -254,6 +254,10 @@ fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
             requests_max: config.limits.requests_max,
             preempts: config.preempts,
             ..QueueConfig::default()
+        },
+        copies: CopyConfig {
+            load_back_overlaps: config.load_back_overlaps,
+            ..CopyConfig::default()
         },
         l3: Some(L3Config {
             prefetch_threshold_pages: 1,

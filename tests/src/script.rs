@@ -9,7 +9,7 @@
 //! | line | what it does |
 //! |---|---|
 //! | `set KEY = VALUE` | a setting, as in a configuration file; before anything else |
-//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `waits_for_tokens=true`; TOKENS like `1-8+100-103` |
+//! | `submit ID TOKENS new=N` | and `priority=N`, `adapter=X`, `salt=X`, `computes_prompt=true`, `waits_for_tokens=true`, `passage=3..7:ab` (what these positions stand for, in hexadecimal digits), `reads=TIER` and `writes=TIER` (`nothing`, `device`, `host` or `l3`: how far), `whole=3..7` or `whole=3..7:ab` (not to be cut), `siblings=r2,r3` (further answers to the same prompt); TOKENS like `1-8+100-103` |
 //! | `run ID TOKENS new=N` | `submit`, then plans, steps and `done` until nothing is left to do; its plans are not shown |
 //! | `abort ID` | calls a request off |
 //! | `priority ID N` | it is as urgent as this from now on |
@@ -18,21 +18,23 @@
 //! | `compute` | performs the first step in flight |
 //! | `step` | `plan`, then `compute` |
 //! | `break`, `break ID` | the first step in flight fails, or one request's part of it |
-//! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `corrupt OP N`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
+//! | `done OP`, `partial OP N`, `missing OP`, `failed OP`, `corrupt OP`, `corrupt OP N`, `called-off OP N`, `timeout OP` | the outcome of an operation; `rank=N` for one rank of several, otherwise all |
+//! | `unreported done OP`, … | what comes of a load-back, before that is reported: a step may read its pages |
 //! | `wait MS` | time passes |
 //! | `accept N` | decodes accept N tokens at the most |
 //! | `forget`, `forget KEY` | L3 loses everything, or one page: its key as the trace shows it |
 //! | `clear` | the cache forgets everything that nobody holds |
 //! | `deadline` | prints when the scheduler wants to be asked again |
-//! | `events` | prints the KV events |
+//! | `events` | prints the KV events with their numbers, or, if some were lost, all that is held |
 //! | `completed` | prints who was told to have all its tokens by the last plan |
 //! | `stats KEY…` | prints counters |
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use terrace_scheduler::{
-    Config, CopyDirection, KvEvent, L3Kind, OpId, Outcome, Output, PageKey, Plan, Request,
-    RequestId, Token,
+    AdapterId, Config, ContentKey, CopyDirection, KvEvent, KvEvents, L3Kind, OpId, Outcome, Output,
+    PageKey, Passage, Plan, Reach, Request, RequestId, Sequence, Token,
 };
 
 use crate::world::World;
@@ -53,9 +55,16 @@ pub fn run(script: &str) -> Result<String, String> {
     let mut config: Config = toml::from_str(&settings).map_err(|error| error.to_string())?;
     config.trace_max = 10_000;
     let world = World::new(config).map_err(|error| error.to_string())?;
-    let mut player =
-        Player { world, prompts: Vec::new(), in_use: String::new(), trace: String::new() };
+    let mut player = Player {
+        world,
+        prompts: Vec::new(),
+        in_use: String::new(),
+        events: KvEvents::default(),
+        trace: String::new(),
+    };
     player.in_use = player.pages_in_use();
+    // Events are followed from the beginning.
+    player.world.scheduler.drain_kv_events(&mut player.events);
     for line in lines() {
         // Comments and settings are part of the trace, so that it explains itself.
         if line.starts_with('#') || line.starts_with("set ") {
@@ -75,6 +84,7 @@ struct Player {
     prompts: Vec<Prompt>,
     /// How many pages each tier has in use, as last told.
     in_use: String,
+    events: KvEvents,
     trace: String,
 }
 
@@ -132,8 +142,13 @@ impl Player {
                 let done = self.world.finish_step_but(failed);
                 done.unwrap_or_else(|wrong| panic!("{wrong}\n{}", self.trace));
             }
-            "done" | "partial" | "missing" | "failed" | "corrupt" | "timeout" => {
+            "done" | "partial" | "missing" | "failed" | "corrupt" | "called-off" | "timeout" => {
                 self.outcome(command, &words)?;
+            }
+            "unreported" => {
+                let command = words.first().ok_or("which outcome?")?;
+                let (op, outcome, ranks) = self.parse_outcome(command, &words[1..])?;
+                ranks.for_each(|rank| self.world.arrive(op, rank, outcome));
             }
             "wait" => self.world.now.0 += number::<u64>(&words, 0)? * 1000,
             "accept" => self.world.accepted_tokens = number(&words, 0)?,
@@ -141,6 +156,10 @@ impl Player {
             "forget" => self.forget(words[0])?,
             "clear" => {
                 self.world.scheduler.clear_cache();
+            }
+            "weights" => {
+                let name = words.first().ok_or("give the weights a name")?;
+                self.world.replace_weights(name).map_err(|error| error.to_string())?;
             }
             "deadline" => match self.world.scheduler.deadline() {
                 Some(at) => {
@@ -163,8 +182,12 @@ impl Player {
             say!(self, "  {transition}");
         }
         for prompt in &mut self.prompts {
-            let Request { prompt: tokens, adapter, salt, .. } = &prompt.request;
-            let now = self.world.scheduler.cached(tokens, adapter, salt);
+            let Request { prompt: tokens, adapter, salt, passages, .. } = &prompt.request;
+            let scheduler = &self.world.scheduler;
+            let page_size = scheduler.config().cache.page_size;
+            let namespace = scheduler.namespace_of(adapter, salt);
+            let sequence = Sequence::with_passages(namespace, page_size, tokens.clone(), passages);
+            let now = scheduler.cached_of(&sequence.expect("the scheduler took them"));
             let now = (now.device_pages, now.host_pages);
             if now != prompt.cached {
                 prompt.cached = now;
@@ -210,14 +233,23 @@ impl Player {
                 ("salt", value) => value.clone_into(&mut request.salt),
                 ("computes_prompt", value) => request.computes_prompt = parse(value)?,
                 ("waits_for_tokens", value) => request.waits_for_tokens = parse(value)?,
+                ("reads", value) => request.reads = tier(value)?,
+                ("writes", value) => request.writes = tier(value)?,
+                ("passage", value) => request.passages.push(passage(value, false)?),
+                ("whole", value) => request.passages.push(passage(value, true)?),
+                ("siblings", value) => {
+                    let names = value.split(',').map(name);
+                    request.siblings = names.collect::<Result<_, _>>()?;
+                }
                 (key, _) => return Err(format!("unknown key {key}")),
             }
         }
         match self.world.submit(request.clone()) {
             Ok(()) => {
                 let known = self.prompts.iter().any(|prompt| {
-                    (&prompt.request.prompt, &prompt.request.adapter, &prompt.request.salt)
-                        == (&request.prompt, &request.adapter, &request.salt)
+                    let Request { prompt, adapter, salt, passages, .. } = &prompt.request;
+                    (prompt, adapter, salt, passages)
+                        == (&request.prompt, &request.adapter, &request.salt, &request.passages)
                 });
                 if !known {
                     let name = format!("{id}'s prompt");
@@ -259,6 +291,20 @@ impl Player {
     }
 
     fn outcome(&mut self, command: &str, words: &[&str]) -> Result<(), String> {
+        let (op, outcome, ranks) = self.parse_outcome(command, words)?;
+        for rank in ranks {
+            if let Err(error) = self.world.report(op, rank, outcome) {
+                say!(self, "  error: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn parse_outcome(
+        &self,
+        command: &str,
+        words: &[&str],
+    ) -> Result<(OpId, Outcome, Range<u32>), String> {
         let op = OpId(parse(words.first().and_then(|w| w.strip_prefix("op")).ok_or("which op?")?)?);
         let outcome = match command {
             "done" => Outcome::Done,
@@ -269,38 +315,44 @@ impl Player {
                 Outcome::CorruptAfter(number(words, 1)?)
             }
             "corrupt" => Outcome::Corrupt,
+            "called-off" => Outcome::CalledOff(number(words, 1)?),
             "timeout" => Outcome::TimedOut,
-            other => unreachable!("{other} is no outcome"),
+            other => return Err(format!("{other} is no outcome")),
         };
         let rank = words.iter().find_map(|word| word.strip_prefix("rank="));
         let ranks = match rank {
             Some(rank) => parse(rank)?..parse::<u32>(rank)? + 1,
             None => 0..self.world.scheduler.config().model.ranks,
         };
-        for rank in ranks {
-            if let Err(error) = self.world.report(op, rank, outcome) {
-                say!(self, "  error: {error}");
-            }
-        }
-        Ok(())
+        Ok((op, outcome, ranks))
     }
 
     fn events(&mut self) {
-        let events: Vec<_> = self.world.scheduler.drain_kv_events().collect();
-        for event in events {
+        let mut events = std::mem::take(&mut self.events);
+        self.world.scheduler.drain_kv_events(&mut events);
+        if events.is_snapshot {
+            say!(self, "  all that is held before event {}:", events.next);
+        }
+        for (number, event) in (events.first()..).zip(events.iter()) {
+            let number = if events.is_snapshot { String::new() } else { format!("{number} ") };
             match event {
-                KvEvent::Stored { tier, namespace, parent, keys } => {
+                KvEvent::Stored { tier, namespace, parent, keys, tokens, .. } => {
                     let (keys, namespace) = (short_keys(&keys), short(namespace));
                     let after = short(parent);
-                    say!(self, "  stored on {tier:?} in {namespace}: {keys} after {after}");
+                    let tokens = ranges(&tokens);
+                    say!(
+                        self,
+                        "  {number}stored on {tier:?} in {namespace}: {keys} after {after}, tokens {tokens}"
+                    );
                 }
                 KvEvent::Removed { tier, namespace, keys } => {
                     let (keys, namespace) = (short_keys(&keys), short(namespace));
-                    say!(self, "  removed from {tier:?} in {namespace}: {keys}");
+                    say!(self, "  {number}removed from {tier:?} in {namespace}: {keys}");
                 }
-                KvEvent::Cleared => say!(self, "  cleared"),
+                KvEvent::Cleared => say!(self, "  {number}cleared"),
             }
         }
+        self.events = events;
     }
 
     fn stats(&mut self, keys: &[&str]) -> Result<(), String> {
@@ -321,8 +373,12 @@ pub(crate) fn describe(plan: &Plan) -> String {
     for prefill in &plan.prefills {
         let end = prefill.start + prefill.tokens;
         let last = if prefill.produces_token { ", last" } else { "" };
-        let slot = prefill.slot.0;
-        line(format!("prefill {} in slot {slot}: {}..{end}{last}", prefill.request, prefill.start));
+        let (slot, adapter) = (prefill.slot.0, with(prefill.adapter));
+        let waits = prefill.waits_for.map_or_else(String::new, |op| format!(", waits for {op}"));
+        line(format!(
+            "prefill {} in slot {slot}: {}..{end}{adapter}{last}{waits}",
+            prefill.request, prefill.start
+        ));
     }
     for decode in &plan.decodes {
         let end = decode.start + decode.tokens;
@@ -330,8 +386,11 @@ pub(crate) fn describe(plan: &Plan) -> String {
             format!(" from what row {row} of step {} produces", step.0)
         });
         line(format!(
-            "decode {} in slot {}: {}..{end}{input}",
-            decode.request, decode.slot.0, decode.start
+            "decode {} in slot {}: {}..{end}{}{input}",
+            decode.request,
+            decode.slot.0,
+            decode.start,
+            with(decode.adapter)
         ));
     }
     if plan.repeats_max > 0 {
@@ -369,8 +428,23 @@ pub(crate) fn describe(plan: &Plan) -> String {
     text
 }
 
+/// The adapter of a row, if it has one.
+fn with(adapter: AdapterId) -> String {
+    if adapter.is_none() { String::new() } else { format!(" with adapter {}", adapter.0) }
+}
+
 fn pages<T: std::fmt::Debug>(pages: &[T]) -> String {
     pages.iter().map(|page| format!("{page:?}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Tokens as a script writes them.
+fn ranges(tokens: &[Token]) -> String {
+    let runs = tokens.chunk_by(|a, b| a + 1 == *b);
+    let run = |run: &[Token]| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    };
+    runs.map(run).collect::<Vec<_>>().join("+")
 }
 
 fn short(key: PageKey) -> String {
@@ -382,7 +456,10 @@ fn short_keys(keys: &[PageKey]) -> String {
 }
 
 fn request(words: &[&str], place: usize) -> Result<RequestId, String> {
-    let word = words.get(place).ok_or("which request?")?;
+    name(words.get(place).ok_or("which request?")?)
+}
+
+fn name(word: &str) -> Result<RequestId, String> {
     parse(word.strip_prefix('r').ok_or("a request is called r1, r2, …")?).map(RequestId)
 }
 
@@ -392,6 +469,19 @@ fn number<N: std::str::FromStr>(words: &[&str], place: usize) -> Result<N, Strin
 
 fn parse<N: std::str::FromStr>(word: &str) -> Result<N, String> {
     word.parse().map_err(|_| format!("{word} is not a number here"))
+}
+
+/// `3..7` or `3..7:ab`: positions, and what they stand for.
+fn passage(text: &str, is_whole: bool) -> Result<Passage, String> {
+    let (positions, content) = text.split_once(':').map_or((text, None), |(p, c)| (p, Some(c)));
+    let (start, end) = positions.split_once("..").ok_or("a passage is written like 3..7:ab")?;
+    let digits = |text| u128::from_str_radix(text, 16).map(ContentKey);
+    let content = content.map(digits).transpose().map_err(|error| error.to_string())?;
+    Ok(Passage { start: parse(start)?, end: parse(end)?, content, is_whole })
+}
+
+fn tier(text: &str) -> Result<Reach, String> {
+    serde_json::from_value(text.into()).map_err(|error| error.to_string())
 }
 
 /// `1-8+100-103` is 1 to 8, then 100 to 103; `none` is no token.

@@ -6,6 +6,7 @@ mod decode;
 mod dice;
 mod faults;
 mod regression;
+mod router;
 mod shrink;
 mod simulation;
 mod stage;

@@ -11,8 +11,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use terrace_scheduler::{
     Config, ConfigError, CopyDirection, DevicePage, Event, EventError, HostPage, L3Kind, OpId,
-    Outcome, Output, PageKey, Plan, Request, RequestId, Scheduler, StepId, StepResult, SubmitError,
-    Time, Token,
+    Outcome, Output, PageKey, Passage, Plan, Reach, Request, RequestId, Scheduler, Sequence,
+    StepId, StepResult, StepsInFlight, SubmitError, Time, Token,
 };
 
 /// The bytes of a page: one word for each position.
@@ -20,6 +20,8 @@ type Bytes = Vec<u64>;
 
 /// What a page holds that nothing sound was written to.
 const RUBBISH: u64 = 0xDEAD;
+/// What is produced from rubbish.
+const RUBBISH_TOKEN: Token = 0xDEAD;
 
 /// The engine read something that does not belong to the tokens in hand.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +98,8 @@ struct Member {
     /// What belongs at each position so far.
     expected: Vec<u64>,
     row: Vec<DevicePage>,
+    /// The load-back that brings some of what it reads.
+    waits_for: Option<OpId>,
     /// What it follows has failed: it computes rubbish.
     in_vain: bool,
 }
@@ -126,6 +130,12 @@ pub struct World {
     pub l3: BTreeMap<PageKey, Object>,
     /// Which operations have moved their bytes, on which rank.
     moved: BTreeSet<(OpId, u32)>,
+    /// What came of load-backs, reported or not, on which rank.
+    fates: BTreeMap<(OpId, u32), Outcome>,
+    /// Load-backs that were reported as they went, though the host's memory had gone bad.
+    misread: BTreeSet<OpId>,
+    /// The load-backs that prefills were last planned to wait for.
+    awaited: BTreeMap<RequestId, OpId>,
     /// The generation of what is stored from now on; objects of another are stale.
     generation: u32,
     page_size: usize,
@@ -133,12 +143,26 @@ pub struct World {
     host: Vec<Bytes>,
     rows: Vec<Vec<DevicePage>>,
     expected: BTreeMap<RequestId, Vec<u64>>,
+    /// Passages whose tokens attend to each other, so that none can be computed without all.
+    whole: BTreeMap<RequestId, Vec<Passage>>,
+    /// What requests read and write where they do not use all tiers.
+    limited: BTreeMap<RequestId, (Request, Sequence)>,
+    /// The last words of pages that some request may write, by how far.
+    writable: [BTreeSet<u64>; 3],
+    /// A page that went farther than anybody wrote it, or was read from where it was not to be read.
+    overreach: Option<String>,
+    /// The requests as they were submitted.
+    requests: BTreeMap<RequestId, Request>,
+    /// What the model computes with.
+    weights: String,
     /// Steps in flight, in order.
     steps: VecDeque<Step>,
     /// What the rows of the step that ended last have produced.
     outputs: (Option<StepId>, Vec<Vec<Token>>),
     /// A row of a step that was not what the scheduler meant when it was planned.
     wrong_row: Option<RequestId>,
+    /// Who was told a token that does not follow its others.
+    wrong_token: Option<RequestId>,
     plan: Plan,
 }
 
@@ -161,29 +185,85 @@ impl World {
             transfers: BTreeMap::new(),
             l3: BTreeMap::new(),
             moved: BTreeSet::new(),
+            fates: BTreeMap::new(),
+            misread: BTreeSet::new(),
+            awaited: BTreeMap::new(),
             generation: 0,
             page_size,
             expected: BTreeMap::new(),
+            whole: BTreeMap::new(),
+            limited: BTreeMap::new(),
+            writable: Default::default(),
+            overreach: None,
+            requests: BTreeMap::new(),
+            weights: String::new(),
             steps: VecDeque::new(),
             outputs: (None, Vec::new()),
             wrong_row: None,
+            wrong_token: None,
             plan: Plan::default(),
         })
     }
 
-    /// Submits a request.
+    /// Submits a request, with its siblings.
     ///
     /// # Errors
     /// As the scheduler says.
     pub fn submit(&mut self, request: Request) -> Result<(), SubmitError> {
-        let id = request.id;
+        let expected = self.expected_of(&request, &request.prompt);
+        let mut whole = request.passages.clone();
+        whole.retain(|passage| passage.is_whole);
+        let limited = (!request.reads.is_all() || !request.writes.is_all()).then(|| {
+            let namespace = self.scheduler.namespace_of(&request.adapter, &request.salt);
+            let (page_size, prompt) = (self.page_size as u32, request.prompt.clone());
+            let sequence = Sequence::with_passages(namespace, page_size, prompt, &request.passages);
+            sequence.ok().map(|sequence| (request.clone(), sequence))
+        });
+        self.scheduler.submit(self.now, request.clone())?;
+        self.note_writable(&expected, 0, request.writes);
+        let limited = limited.flatten();
+        for id in request.ids() {
+            if let Some(limited) = &limited {
+                self.limited.insert(id, limited.clone());
+            }
+            self.requests.insert(id, request.clone());
+            self.expected.insert(id, expected.clone());
+            if !whole.is_empty() {
+                self.whole.insert(id, whole.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// What belongs at each position of a request with these tokens.
+    fn expected_of(&self, request: &Request, tokens: &[Token]) -> Vec<u64> {
         // Not the scheduler's own idea of a namespace: that may be what is wrong.
-        let namespace = format!("{}/{}", request.adapter, request.salt);
+        let namespace = format!("{}/{}/{}", self.weights, request.adapter, request.salt);
         let start = namespace.bytes().fold(1, |word, byte| mix(word, byte.into()));
         let mut expected = Vec::new();
-        extend_expected(&mut expected, start, &request.prompt);
-        self.scheduler.submit(self.now, request)?;
-        self.expected.insert(id, expected);
+        extend_expected(&mut expected, start, tokens, &request.passages);
+        expected
+    }
+
+    /// The model computes with other weights: other KV belongs to everything.
+    ///
+    /// # Errors
+    /// As the scheduler says.
+    pub fn replace_weights(&mut self, weights: &str) -> Result<(), StepsInFlight> {
+        self.scheduler.replace_weights(self.now, weights)?;
+        weights.clone_into(&mut self.weights);
+        for (id, request) in std::mem::take(&mut self.requests) {
+            if let Some(tokens) = self.scheduler.tokens(id) {
+                let expected = self.expected_of(&request, &tokens.to_vec());
+                self.note_writable(&expected, 0, request.writes);
+                self.expected.insert(id, expected);
+            }
+            if let Some((_, sequence)) = self.limited.get_mut(&id) {
+                let root = self.scheduler.namespace_of(&request.adapter, &request.salt);
+                *sequence = sequence.under(root);
+            }
+            self.requests.insert(id, request);
+        }
         Ok(())
     }
 
@@ -191,6 +271,7 @@ impl World {
     pub fn plan(&mut self) -> &Plan {
         let mut plan = std::mem::take(&mut self.plan);
         self.scheduler.plan_into(self.now, &mut plan);
+        self.learn_late_tokens();
         for change in &plan.rows {
             let row = &mut self.rows[change.slot.0 as usize];
             row.truncate(change.first_entry as usize);
@@ -225,6 +306,12 @@ impl World {
             };
             self.transfers.insert(op.op, transfer);
         }
+        for prefill in &plan.prefills {
+            match prefill.waits_for {
+                Some(op) => self.awaited.insert(prefill.request, op),
+                None => self.awaited.remove(&prefill.request),
+            };
+        }
         if let Some(id) = plan.step {
             let members = self.members(&plan);
             let is_wrong = |member: &&Member| {
@@ -233,6 +320,8 @@ impl World {
             self.wrong_row = members.iter().find(is_wrong).map(|member| member.request);
             self.steps.push_back(Step { id, members, produced: None });
         }
+        self.check_reach(&plan);
+        self.check_adapters(&plan);
         self.plan = plan;
         &self.plan
     }
@@ -252,6 +341,8 @@ impl World {
             input: None,
             expected: self.expected[&request].clone(),
             row: self.rows[slot.0 as usize].clone(),
+            // A decode reads what its prefill has waited for.
+            waits_for: self.awaited.get(&request).copied(),
             in_vain: false,
         };
         let prefills = plan
@@ -269,7 +360,11 @@ impl World {
     /// The request has ended: what was known about it is not needed any more.
     pub fn forget_request(&mut self, request: RequestId) {
         self.expected.remove(&request);
+        self.whole.remove(&request);
+        self.limited.remove(&request);
+        self.requests.remove(&request);
         self.finishing.remove(&request);
+        self.awaited.remove(&request);
     }
 
     /// Compares the rows that the engine has built from changes with what the scheduler means.
@@ -280,8 +375,9 @@ impl World {
         if let Some(request) = self.wrong_row {
             return Err(request);
         }
-        // A step behind another may have been planned with pages that were others' too, as it turned out.
-        let ahead = self.scheduler.config().batch.steps_in_flight_max > 1;
+        // A step behind another, or with pages that were still loaded, may have been planned with pages that were
+        // others' too, as it turned out.
+        let ahead = self.scheduler.config().batch.steps_in_flight_max > 1 || self.overlaps();
         for member in self.steps.iter().filter(|_| !ahead).flat_map(|step| &step.members) {
             let meant = self.scheduler.row(member.request);
             if meant.is_some_and(|meant| meant != member.row) {
@@ -289,6 +385,16 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Who was told a token that does not follow its others, if anybody was.
+    #[must_use]
+    pub fn wrong_token(&self) -> Option<RequestId> {
+        self.wrong_token
+    }
+
+    fn overlaps(&self) -> bool {
+        self.scheduler.config().copies.load_back_overlaps
     }
 
     /// Whether a step is in flight.
@@ -309,6 +415,8 @@ impl World {
         for member in &mut members {
             self.take_input(member);
         }
+        // The model waits for what it reads.
+        members.iter().filter_map(|member| member.waits_for).for_each(|op| self.load(op));
         for member in members.iter().filter(|member| !member.in_vain) {
             self.check_reads(member)?;
         }
@@ -382,8 +490,12 @@ impl World {
             .collect();
         let event = Event::StepDone { step, results: &results, failed: failed.as_slice() };
         self.scheduler.advance(self.now, event).expect("the results fit the step");
-        for member in members.iter().filter(|member| member.produces) {
+        self.learn_late_tokens();
+        for (member, tokens) in members.iter().zip(&produced).filter(|(it, _)| it.produces) {
             self.learn_tokens(member.request);
+            if self.overlaps() {
+                self.note_late_pages(member, tokens);
+            }
         }
         self.outputs = (Some(step), produced);
         Ok(())
@@ -417,8 +529,57 @@ impl World {
     /// # Errors
     /// As the scheduler says.
     pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
+        let outcome = match self.fates.get(&(op, rank)) {
+            Some(fate) if outcome != Outcome::TimedOut => *fate,
+            Some(_) | None => outcome,
+        };
         let outcome = self.perform(op, rank, outcome, None);
-        self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
+        let advanced = self.scheduler.advance(self.now, Event::Operation { op, rank, outcome });
+        self.learn_late_tokens();
+        advanced
+    }
+
+    /// A load-back comes to its end on one rank, and will be reported so. Its pages are written once more when it
+    /// is: until then they are its own.
+    pub fn arrive(&mut self, op: OpId, rank: u32, outcome: Outcome) {
+        let Some(Transfer::LoadBack(from, to)) = self.transfers.get(&op) else { return };
+        let sound = match outcome {
+            Outcome::Done => to.len(),
+            Outcome::Partial(pages) | Outcome::CalledOff(pages) | Outcome::CorruptAfter(pages) => {
+                pages as usize
+            }
+            Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
+            Outcome::TimedOut => return,
+        };
+        if sound > to.len() || self.fates.contains_key(&(op, rank)) {
+            return;
+        }
+        self.fates.insert((op, rank), outcome);
+        if is_any_bad(&self.host, from) {
+            self.misread.insert(op);
+        }
+        for (place, (from, to)) in from.iter().zip(to).enumerate() {
+            let page = &mut self.device[to.slot() as usize];
+            match place < sound {
+                true => page.clone_from(&self.host[from.slot() as usize]),
+                false => page.fill(RUBBISH),
+            }
+        }
+    }
+
+    /// Whatever has not come of a load-back arrives.
+    fn load(&mut self, op: OpId) {
+        for rank in 0..self.scheduler.config().model.ranks {
+            self.arrive(op, rank, Outcome::Done);
+        }
+    }
+
+    /// Whether what a member waits for did not come, so that it computes rubbish.
+    fn is_misled(&self, member: &Member) -> bool {
+        member.waits_for.is_some_and(|op| {
+            let mut fates = self.fates.range((op, 0)..=(op, u32::MAX));
+            self.misread.contains(&op) || fates.any(|(_, fate)| *fate != Outcome::Done)
+        })
     }
 
     /// Brings a transfer to its end on one rank, except that one page of it, if it is a prefetch,
@@ -473,12 +634,16 @@ impl World {
         let pages = self.transfers.get(&op).map_or(0, Transfer::pages);
         let sound = match outcome {
             Outcome::Done => usize::MAX,
-            Outcome::Partial(claimed) | Outcome::CorruptAfter(claimed)
+            Outcome::Partial(claimed)
+            | Outcome::CorruptAfter(claimed)
+            | Outcome::CalledOff(claimed)
                 if claimed as usize > pages =>
             {
                 return outcome;
             }
-            Outcome::Partial(pages) | Outcome::CorruptAfter(pages) => pages as usize,
+            Outcome::Partial(pages) | Outcome::CorruptAfter(pages) | Outcome::CalledOff(pages) => {
+                pages as usize
+            }
             Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
             Outcome::TimedOut => return outcome,
         };
@@ -487,8 +652,13 @@ impl World {
             return outcome;
         }
         let rubbish = vec![RUBBISH; self.page_size];
-        match self.transfers.get(&op) {
+        let mut written = Vec::new();
+        let outcome = match self.transfers.get(&op) {
             Some(Transfer::LoadBack(from, to)) => {
+                self.fates.insert((op, rank), outcome);
+                if is_any_bad(&self.host, from) {
+                    self.misread.insert(op);
+                }
                 for (place, (from, to)) in from.iter().zip(to).enumerate() {
                     let source = &self.host[from.slot() as usize];
                     self.device[to.slot() as usize] =
@@ -503,6 +673,9 @@ impl World {
             Some(Transfer::WriteBack(from, to)) => {
                 for (place, (from, to)) in from.iter().zip(to).enumerate() {
                     let source = &self.device[from.slot() as usize];
+                    if place < sound {
+                        written.push((source.clone(), Reach::Host));
+                    }
                     self.host[to.slot() as usize] =
                         if place < sound { source.clone() } else { rubbish.clone() };
                 }
@@ -525,7 +698,10 @@ impl World {
                     self.host[to.slot() as usize] = source.unwrap_or_else(|| rubbish.clone());
                 }
                 match outcome {
-                    Outcome::Done | Outcome::Partial(_) | Outcome::CorruptAfter(_)
+                    Outcome::Done
+                    | Outcome::Partial(_)
+                    | Outcome::CorruptAfter(_)
+                    | Outcome::CalledOff(_)
                         if arrived < sound.min(keys.len()) =>
                     {
                         Outcome::Partial(arrived as u32)
@@ -540,6 +716,7 @@ impl World {
                     if bytes == rubbish {
                         return Outcome::Partial(stored as u32);
                     }
+                    written.push((bytes.clone(), Reach::L3));
                     let (generation, checksum) = (self.generation, checksum(&bytes));
                     self.l3.insert(key, Object { key, generation, checksum, bytes });
                 }
@@ -549,12 +726,30 @@ impl World {
                 outcome
             }
             None => outcome,
+        };
+        for (bytes, tier) in written {
+            self.check_written(&bytes, tier);
         }
+        outcome
     }
 
     fn check_reads(&mut self, member: &Member) -> Result<(), WrongPage> {
+        let ranks = self.scheduler.config().model.ranks;
+        let is_owed = |op: OpId| (0..ranks).any(|rank| !self.moved.contains(&(op, rank)));
+        // Only who waits for a load-back reads what it has not been reported to have brought.
+        let loading = self.transfers.iter().filter_map(|(&op, transfer)| match transfer {
+            Transfer::LoadBack(_, to) if Some(op) != member.waits_for && is_owed(op) => Some(to),
+            _ => None,
+        });
+        let is_misled = self.is_misled(member);
+        let loading: BTreeSet<u32> = loading.flatten().map(|page| page.slot()).collect();
         for position in 0..member.start {
-            if *self.word(&member.row, position) != member.expected[position as usize] {
+            let page = member.row[position as usize / self.page_size];
+            if loading.contains(&page.slot()) {
+                return Err(WrongPage { request: member.request, position });
+            }
+            if !is_misled && *self.word(&member.row, position) != member.expected[position as usize]
+            {
                 return Err(WrongPage { request: member.request, position });
             }
         }
@@ -567,6 +762,10 @@ impl World {
         if member.in_vain {
             self.spoil_written(member);
             return Vec::new();
+        }
+        if self.is_misled(member) {
+            self.spoil_written(member);
+            return vec![RUBBISH_TOKEN; member.produces.into()];
         }
         let known = member.expected.len() as u32;
         let is_decode = member.start + 1 == known && member.produces;
@@ -584,11 +783,119 @@ impl World {
         }
         let accepted = if is_decode { member.start + produced } else { known };
         for position in member.start..member.start + member.tokens {
-            let sound = position < accepted;
+            let sound = position < accepted && !self.is_cut(member, position);
             *self.word(&member.row, position) =
                 if sound { expected[position as usize] } else { RUBBISH };
         }
         tokens
+    }
+
+    /// Pages that end with these words, from a position on, may be written so far.
+    fn note_writable(&mut self, words: &[u64], start: usize, writes: Reach) {
+        let page_size = self.page_size;
+        let last_of_page =
+            |&(position, _): &(usize, &u64)| (position + 1).is_multiple_of(page_size);
+        for (_, &word) in words.iter().enumerate().skip(start).filter(last_of_page) {
+            for (tier, writable) in
+                [Reach::Device, Reach::Host, Reach::L3].iter().zip(&mut self.writable)
+            {
+                if writes >= *tier {
+                    writable.insert(word);
+                }
+            }
+        }
+    }
+
+    /// Whether somebody may write this page so far; whoever checks its source writes no rubbish.
+    fn check_written(&mut self, bytes: &Bytes, tier: Reach) {
+        let last = bytes[self.page_size - 1];
+        let is_sound = bytes.iter().all(|&word| word != RUBBISH);
+        if is_sound && !self.writable[tier as usize - 1].contains(&last) {
+            self.overreach = Some(format!("a page that nobody writes to {tier:?} went there"));
+        }
+    }
+
+    /// Whether those who do not use all tiers have read and written only those that they use.
+    fn check_reach(&mut self, plan: &Plan) {
+        for (id, (request, sequence)) in &self.limited {
+            if let Some(hits) = self.scheduler.hits(*id) {
+                let forbidden = [
+                    (Reach::Device, hits.device_tokens),
+                    (Reach::Host, hits.host_tokens),
+                    (Reach::L3, hits.l3_tokens),
+                ];
+                if forbidden.iter().any(|&(tier, tokens)| tier > request.reads && tokens > 0) {
+                    let reads = request.reads;
+                    self.overreach = Some(format!("{id} reads {reads:?} and has {hits:?}"));
+                }
+            }
+            let has_ended = plan.ended.iter().any(|ended| ended.request == *id);
+            if has_ended && request.writes == Reach::Nothing {
+                let cached = self.scheduler.cached_of(sequence);
+                let pages = (cached.device_pages + cached.host_pages) as usize;
+                let words = self.expected[id].chunks_exact(self.page_size).take(pages);
+                let is_written =
+                    |page: &[u64]| self.writable[0].contains(&page[self.page_size - 1]);
+                if !words.into_iter().all(is_written) {
+                    self.overreach = Some(format!("{id} writes nothing, and others can have it"));
+                }
+            }
+        }
+    }
+
+    /// Whether each row has its request's adapter, and there are no more of them than may be.
+    fn check_adapters(&mut self, plan: &Plan) {
+        let prefills = plan.prefills.iter().map(|prefill| (prefill.request, prefill.adapter));
+        let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.adapter));
+        let mut different = BTreeSet::new();
+        for (request, adapter) in prefills.chain(decodes) {
+            let name = self.scheduler.adapter(adapter).unwrap_or_default();
+            if self.requests[&request].adapter != name {
+                self.overreach = Some(format!("{request} was to compute with {name:?}"));
+            }
+            different.extend(Some(adapter).filter(|adapter| !adapter.is_none()));
+        }
+        let adapters_max = self.scheduler.config().batch.adapters_max as usize;
+        if adapters_max > 0 && different.len() > adapters_max {
+            self.overreach = Some(format!("{} adapters in a step", different.len()));
+        }
+    }
+
+    /// What went farther than it should, if anything did.
+    #[must_use]
+    pub fn overreach(&self) -> Option<&str> {
+        self.overreach.as_deref()
+    }
+
+    /// Whether a position cannot be computed, because the passage around it ends behind the step's part.
+    fn is_cut(&self, member: &Member, position: u32) -> bool {
+        let Some(whole) = self.whole.get(&member.request) else { return false };
+        let end = member.start + member.tokens;
+        whole
+            .iter()
+            .any(|passage| passage.start <= position && position < passage.end && end < passage.end)
+    }
+
+    /// Notes what requests have produced in steps whose reports had to wait.
+    fn learn_late_tokens(&mut self) {
+        if self.overlaps() {
+            let live: Vec<RequestId> = self.expected.keys().copied().collect();
+            live.into_iter().for_each(|request| self.learn_tokens(request));
+        }
+    }
+
+    /// Notes the pages that tokens complete whose report may have to wait: when it takes effect their request may
+    /// end with it, and nobody can be asked for them.
+    fn note_late_pages(&mut self, member: &Member, tokens: &[Token]) {
+        let mut words = member.expected.clone();
+        for &token in tokens {
+            words.push(mix(*words.last().expect("a prompt is not empty"), token));
+        }
+        self.note_writable(&words, member.expected.len(), self.writes_of(member.request));
+    }
+
+    fn writes_of(&self, request: RequestId) -> Reach {
+        self.limited.get(&request).map_or(Reach::L3, |(request, _)| request.writes)
     }
 
     /// Notes what a live request has produced.
@@ -596,10 +903,17 @@ impl World {
         let Some(tokens) = self.scheduler.tokens(request) else { return };
         let Some(expected) = self.expected.get_mut(&request) else { return };
         let known = expected.len() - tokens.prompt.len();
+        let before = expected.len();
         for &token in &tokens.appended[known..] {
             let last = *expected.last().expect("a prompt is not empty");
+            if token != next_token(last) {
+                self.wrong_token = Some(request);
+            }
             expected.push(mix(last, token));
         }
+        let crosses = before / self.page_size < expected.len() / self.page_size;
+        let words = if crosses { expected.clone() } else { return };
+        self.note_writable(&words, before, self.writes_of(request));
     }
 
     fn word(&mut self, row: &[DevicePage], position: u32) -> &mut u64 {
@@ -607,6 +921,11 @@ impl World {
             (position as usize / self.page_size, position as usize % self.page_size);
         &mut self.device[row[entry].slot() as usize][offset]
     }
+}
+
+/// Whether memory of the host has gone bad that these pages are.
+fn is_any_bad(host: &[Bytes], pages: &[HostPage]) -> bool {
+    pages.iter().any(|page| host[page.slot() as usize].iter().all(|word| *word == RUBBISH))
 }
 
 /// Whoever reads these pages before something sound is written to them reads rubbish.
@@ -620,10 +939,13 @@ fn checksum(bytes: &[u64]) -> u64 {
     bytes.iter().fold(0, |sum, &word| mix(sum ^ word, 1))
 }
 
-fn extend_expected(expected: &mut Vec<u64>, start: u64, tokens: &[Token]) {
-    for &token in tokens {
+fn extend_expected(expected: &mut Vec<u64>, start: u64, tokens: &[Token], passages: &[Passage]) {
+    for (position, &token) in (0..).zip(tokens) {
         let last = expected.last().copied().unwrap_or(start);
-        expected.push(mix(last, token));
+        let is_there = |passage: &&Passage| passage.start <= position && position < passage.end;
+        let content = passages.iter().find(is_there).and_then(|passage| passage.content);
+        let word = mix(last, token);
+        expected.push(content.map_or(word, |content| mix(word, content.0 as Token)));
     }
 }
 

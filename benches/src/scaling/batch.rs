@@ -99,7 +99,7 @@ impl Batch {
     fn decoding(&self) -> Result<Bench, ConfigError> {
         let tokens = self.context + self.new_tokens() + 1;
         let pages = (self.running + FORKS) * (tokens.div_ceil(PAGE_SIZE) + 1);
-        let mut bench = Bench::new(PAGE_SIZE, pages, self.running)?;
+        let mut bench = Bench::new(PAGE_SIZE, pages, self.running, 1)?;
         let prompts = self.prompts();
         // Another prompt goes on in another way, so that the common part has a node of its own.
         let common = prompts[0].iter().take(self.context as usize / 4).copied();

@@ -214,7 +214,7 @@ impl FullPool {
     }
 
     fn decoding(&self, device_pages: u32) -> Result<Bench, ConfigError> {
-        let mut bench = Bench::new(PAGE_SIZE, device_pages, self.running)?;
+        let mut bench = Bench::new(PAGE_SIZE, device_pages, self.running, 1)?;
         let victims = (self.device_pages * PAGE_SIZE).div_ceil(self.victim_tokens) + 1;
         for number in 0..victims {
             bench.wave(&[prompt(number, self.victim_tokens)], 1);

@@ -19,6 +19,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::name::is_name_of;
+use crate::planted::{Bug, planted};
+use crate::reach::Reach;
 
 /// How a node has been used; the tree keeps it, policies read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +35,16 @@ pub(crate) struct Usage {
     pub(crate) priority: i32,
     /// Bits of the first page's key: the same prefix has the same ones when it returns.
     pub(crate) fingerprint: u64,
+    /// How far it may be written: as far as what any request that used it writes.
+    pub(crate) reach: Reach,
 }
 
 impl Usage {
+    /// Whether it may be written to host.
+    pub(crate) fn may_be_on_host(&self) -> bool {
+        self.reach >= Reach::Host || planted(Bug::WriteBeyondReach)
+    }
+
     /// Whether both have been used alike, whatever their age.
     pub(crate) fn is_like(&self, other: &Usage) -> bool {
         (self.last_used, self.hits, self.priority) == (other.last_used, other.hits, other.priority)
@@ -160,7 +169,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn usage(created: u64, last_used: u64, hits: u32) -> Usage {
-        Usage { created, last_used, hits, priority: 0, fingerprint: created }
+        Usage { created, last_used, hits, priority: 0, fingerprint: created, reach: Reach::L3 }
     }
 
     /// Offers the nodes, evicts them all and tells in which order they went.

@@ -1,12 +1,14 @@
 //! Growing: pages are inserted below a pinned path.
 
 use super::{Cursor, Tree};
+use crate::events::KvTier;
 use crate::evict::Usage;
 use crate::key::PageKey;
 use crate::node::{NONE, Node};
 use crate::pin::Pin;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
+use crate::reach::Reach;
 use crate::run::PageRun;
 use crate::tier::{Device, Page, Pages, Tier, TierName};
 
@@ -41,14 +43,17 @@ impl Tree {
                 if bottom == pin.node.index && self.may_lengthen::<T>(bottom, rest, in_l3) {
                     self.grow(bottom, rest, new);
                 } else {
-                    bottom = self.add_node(bottom, rest, priority, in_l3);
+                    bottom = self.add_node(bottom, rest, priority);
                     self.attach(bottom, new);
+                    if in_l3 {
+                        self.note_in_l3(bottom);
+                    }
                 }
                 gained += rest.len();
                 break;
             };
             let node = &self.nodes[child as usize];
-            let common = node.common_pages(rest.tokens(), self.page_size);
+            let common = node.common_pages(rest, self.page_size);
             if node.parent != bottom || common == 0 {
                 // Two prefixes with one key.
                 break;
@@ -66,6 +71,8 @@ impl Tree {
             if in_l3 {
                 self.note_in_l3(child);
             }
+            let reach = &mut self.nodes[child as usize].usage.reach;
+            *reach = run.reach.max(*reach);
             gained += common;
             rest = rest.skip(common);
             bottom = child;
@@ -88,11 +95,14 @@ impl Tree {
     ) {
         self.withdraw(index);
         let node = &mut self.nodes[index as usize];
-        let parent = node.keys().last().copied().unwrap_or(node.namespace);
+        let (before, in_l3) = (node.len(), node.in_l3);
         node.excerpt.append(run);
         T::of_mut(node).pages.extend(pages);
         self.refresh(index);
-        self.tell_stored::<T>(index, parent, run.keys());
+        self.tell_stored(T::NAME.into(), index, before);
+        if in_l3 {
+            self.tell_stored(KvTier::L3, index, before);
+        }
     }
 
     /// Whether a node may gain pages of tier `T` in place: nothing lies below it, no other tier
@@ -107,16 +117,11 @@ impl Tree {
             && !node.is_in_motion()
             && !node.host_unsound
             && node.in_l3 == in_l3
+            && node.usage.reach == run.reach
             && node.excerpt.grows_cheaply(run)
     }
 
-    pub(super) fn add_node(
-        &mut self,
-        parent: u32,
-        run: PageRun<'_>,
-        priority: i32,
-        in_l3: bool,
-    ) -> u32 {
+    pub(super) fn add_node(&mut self, parent: u32, run: PageRun<'_>, priority: i32) -> u32 {
         self.tick += 1;
         let above = &self.nodes[parent as usize];
         let usage = Usage {
@@ -125,10 +130,12 @@ impl Tree {
             hits: 0,
             priority: if planted(Bug::InheritPriority) { above.usage.priority } else { priority },
             fingerprint: run.first_key().0 as u64,
+            reach: run.reach,
         };
+        self.some_are_limited |= !run.reach.is_all();
         let mut node = Node::new(above.namespace, run.start_page, usage);
         self.furnish(&mut node, run);
-        (node.in_l3, node.l3_round) = (in_l3, self.l3_round);
+        node.l3_round = self.l3_round;
         let index = self.place(node);
         self.by_key.insert(run.first_key(), index);
         self.link(index, parent);
@@ -139,7 +146,14 @@ impl Tree {
         if let Some(&root) = self.by_key.get(&namespace) {
             return root;
         }
-        let usage = Usage { created: 0, last_used: 0, hits: 0, priority: i32::MIN, fingerprint: 0 };
+        let usage = Usage {
+            created: 0,
+            last_used: 0,
+            hits: 0,
+            priority: i32::MIN,
+            fingerprint: 0,
+            reach: Reach::L3,
+        };
         let root = self.place(Node::new(namespace, 0, usage));
         self.by_key.insert(namespace, root);
         root

@@ -1,12 +1,11 @@
 //! Holdings: what each tier holds of a node, and how it goes.
 
 use super::{NodeId, Tree};
-use crate::events::KvEvent;
+use crate::events::{KvEvents, KvTier};
 use crate::key::PageKey;
 use crate::node::NONE;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
-use crate::sequence::Keys;
 use crate::tier::{Device, Host, Page, Tier, TierName};
 
 /// At least one page in so many goes from a node that is split for it.
@@ -23,12 +22,7 @@ impl Tree {
         T::of_mut(&mut self.nodes[parent as usize]).children += 1;
         self.refresh(index);
         self.refresh(parent);
-        if self.events.enabled() {
-            let node = &self.nodes[index as usize];
-            let above = &self.nodes[parent as usize];
-            let before = above.keys().last().copied().unwrap_or(node.namespace);
-            self.push_stored::<T>(index, before, node.keys().to_vec());
-        }
+        self.tell_stored(T::NAME.into(), index, 0);
     }
 
     pub(super) fn detach<T: Tier>(&mut self, index: u32, pool: &mut Pool<T>) {
@@ -38,7 +32,7 @@ impl Tree {
         T::of_mut(&mut self.nodes[parent as usize]).children -= 1;
         self.refresh(index);
         self.refresh(parent);
-        self.tell_removed::<T>(index, 0);
+        self.tell_gone::<T>(index, 0);
     }
 
     /// Drops an unsound host copy that nobody reads, so that a sound one can take its place.
@@ -118,7 +112,9 @@ impl Tree {
         if kept == 0 || !only_here || node.first_child != NONE {
             return false;
         }
-        self.tell_removed::<T>(index, kept);
+        if !planted(Bug::ForgetRemovedEvent) {
+            self.tell_gone::<T>(index, kept);
+        }
         self.withdraw(index);
         let node = &mut self.nodes[index as usize];
         node.excerpt.truncate(kept);
@@ -210,24 +206,101 @@ impl Tree {
         self.vacant.push(index);
     }
 
-    pub(super) fn tell_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: Keys<'_>) {
-        if self.events.enabled() {
-            self.push_stored::<T>(index, parent, keys.to_vec());
+    /// Tells that a tier has got a node's pages from page `from` of it on.
+    pub(super) fn tell_stored(&mut self, tier: KvTier, index: u32, from: usize) {
+        if !self.events.is_recording() {
+            return;
         }
-    }
-
-    fn push_stored<T: Tier>(&mut self, index: u32, parent: PageKey, keys: Vec<PageKey>) {
-        let namespace = self.nodes[index as usize].namespace;
-        self.events.push(KvEvent::Stored { tier: T::NAME, namespace, parent, keys });
-    }
-
-    pub(super) fn tell_removed<T: Tier>(&mut self, index: u32, from: usize) {
+        let mut parent = self.key_before(index, from);
         let node = &self.nodes[index as usize];
-        // An unsound copy was told to be gone when it was found out.
-        let told = T::NAME == TierName::Host && node.host_unsound;
-        if self.events.enabled() && !told {
-            let (namespace, keys) = (node.namespace, node.keys()[from..].to_vec());
-            self.events.push(KvEvent::Removed { tier: T::NAME, namespace, keys });
+        if planted(Bug::WrongParentInEvent) {
+            parent = node.namespace;
         }
+        self.events.stored(tier, &node.pages_from(from, parent, self.page_size));
+    }
+
+    /// Tells that a tier inside this process has lost a node's pages from page `from` of it on.
+    pub(super) fn tell_gone<T: Tier>(&mut self, index: u32, from: usize) {
+        // An unsound copy was told to be gone when it was found out.
+        let is_told = T::NAME == TierName::Host && self.nodes[index as usize].host_unsound;
+        if !is_told {
+            self.tell_removed(T::NAME.into(), index, from);
+        }
+    }
+
+    pub(super) fn tell_removed(&mut self, tier: KvTier, index: u32, from: usize) {
+        if self.events.is_recording() {
+            let node = &self.nodes[index as usize];
+            self.events.removed(tier, node.namespace, &node.keys()[from..]);
+        }
+    }
+
+    /// The key of the page before page `from` of a node.
+    fn key_before(&self, index: u32, from: usize) -> PageKey {
+        let node = &self.nodes[index as usize];
+        let before = match from {
+            0 => self.nodes[node.parent as usize].keys().last(),
+            from => node.keys().get(from - 1),
+        };
+        before.copied().unwrap_or(node.namespace)
+    }
+
+    /// Writes down everything that is held, each page after the one before it.
+    pub(crate) fn tell_all(&self, into: &mut KvEvents) {
+        into.clear();
+        (into.is_snapshot, into.next) = (true, self.events.next());
+        self.each_held(|tier, index| {
+            let node = &self.nodes[index as usize];
+            let parent = self.key_before(index, 0);
+            into.add_stored(tier, &node.pages_from(0, parent, self.page_size));
+        });
+    }
+
+    /// Tells again what device and host hold, after it was told that they hold nothing.
+    pub(crate) fn tell_what_is_left(&mut self) {
+        if !self.events.is_recording() {
+            return;
+        }
+        let mut left = Vec::new();
+        self.each_held(|tier, index| left.push((tier, index)));
+        for (tier, index) in left.into_iter().filter(|(tier, _)| *tier != KvTier::L3) {
+            self.tell_stored(tier, index, 0);
+        }
+    }
+
+    /// Every node, parents before their children, with each tier that has it.
+    fn each_held(&self, mut each: impl FnMut(KvTier, u32)) {
+        for (root, top) in (0..).zip(&self.nodes) {
+            if !top.is_root() || self.by_key.get(&top.namespace) != Some(&root) {
+                continue;
+            }
+            let mut index = top.first_child;
+            while index != NONE {
+                let node = &self.nodes[index as usize];
+                let tiers = [
+                    (KvTier::Device, node.held_by::<Device>()),
+                    (KvTier::Host, node.has_sound_host_copy()),
+                    (KvTier::L3, node.in_l3),
+                ];
+                tiers.iter().filter(|(_, holds)| *holds).for_each(|(tier, _)| each(*tier, index));
+                index = self.next_below(root, index);
+            }
+        }
+    }
+
+    /// The node after this one, of all below a root: parents before their children.
+    fn next_below(&self, root: u32, mut index: u32) -> u32 {
+        let first_child = self.nodes[index as usize].first_child;
+        if first_child != NONE {
+            return first_child;
+        }
+        while index != root {
+            let node = &self.nodes[index as usize];
+            if node.next_sibling != NONE {
+                return node.next_sibling;
+            }
+            index = node.parent;
+        }
+        NONE
     }
 }

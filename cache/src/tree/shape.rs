@@ -121,7 +121,7 @@ impl Tree {
     /// Takes a node's pages from `kept` on off the device and gives their host copies to its only child.
     /// A node for each bit that a long prompt loses would cost more than the bit.
     pub(super) fn pass_down(&mut self, index: u32, kept: usize, device: &mut Pool<Device>) {
-        self.tell_removed::<Device>(index, kept);
+        self.tell_gone::<Device>(index, kept);
         let child_index = self.nodes[index as usize].first_child;
         self.withdraw(child_index);
         self.withdraw(index);
@@ -153,6 +153,7 @@ fn is_like_only_child(node: &Node, child: &Node) -> bool {
         && !node.is_in_motion()
         && !child.is_in_motion()
         && (node.seen_in_l3(), node.host_unsound) == (child.seen_in_l3(), child.host_unsound)
+        && node.usage.reach == child.usage.reach
 }
 
 /// The part of a holding that goes to the upper node of a split.

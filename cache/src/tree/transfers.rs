@@ -1,12 +1,14 @@
 //! Transfers: pages of a path on their way to a tier or to L3.
 
 use super::{Segment, Tree};
+use crate::events::KvTier;
 use crate::evict::Usage;
 use crate::key::PageKey;
 use crate::node::Node;
 use crate::pin::Pin;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
+use crate::reach::Reach;
 use crate::tier::{Device, Host, Pages, Tier};
 
 /// For so many rounds it is believed that L3 still has what it had.
@@ -46,7 +48,7 @@ impl Tree {
 
     /// Ends what [`Tree::expect_arrival`] began: of the pages, in its order, the first
     /// `sound_pages` arrived. Those that the tier got otherwise meanwhile, and those that did not
-    /// arrive, go back to the pool.
+    /// arrive, go back to the pool, and may have to cool: a step may have begun to read them.
     pub(crate) fn settle_arrival<T: Tier, U>(
         &mut self,
         pin: &Pin<U>,
@@ -73,7 +75,7 @@ impl Tree {
             if !held && 0 < sound_pages && sound_pages < length {
                 let upper = self.split(index, sound_pages);
                 T::of_mut(&mut self.nodes[index as usize]).arriving = false;
-                pool.give_all(pages.as_vec_mut().drain(sound_pages..length));
+                pool.cool(pages.as_vec_mut().drain(sound_pages..length));
                 index = upper;
             }
             let node = &mut self.nodes[index as usize];
@@ -83,7 +85,7 @@ impl Tree {
             if !held && length <= sound_pages {
                 self.attach::<T>(index, arrived);
             } else {
-                pool.give_all(arrived);
+                pool.cool(arrived);
             }
             sound_pages = sound_pages.saturating_sub(length);
         }
@@ -121,7 +123,13 @@ impl Tree {
                 break;
             }
             let is_known = node.in_l3 && round.saturating_sub(node.l3_round) < ROUNDS_BELIEVED;
-            if is_known || node.backing_up || node.host.pages.is_empty() || node.host_unsound {
+            let is_ours = node.usage.reach < Reach::L3 && !planted(Bug::WriteBeyondReach);
+            if is_ours
+                || is_known
+                || node.backing_up
+                || node.host.pages.is_empty()
+                || node.host_unsound
+            {
                 continue;
             }
             let index = if node.len() > left { self.split(index, left) } else { index };
@@ -171,7 +179,11 @@ impl Tree {
     /// L3 has just shown that it has a node's pages.
     pub(super) fn note_in_l3(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
+        let is_news = !node.in_l3;
         (node.in_l3, node.l3_round) = (true, self.l3_round);
+        if is_news {
+            self.tell_stored(KvTier::L3, index, 0);
+        }
     }
 
     /// Never reads the host copies of the pinned path from `start_page` on again.
@@ -188,8 +200,11 @@ impl Tree {
             if trusted > 0 {
                 self.split(index, trusted);
             }
-            self.tell_removed::<Host>(index, 0);
+            self.tell_gone::<Host>(index, 0);
             // What was stored in L3 may have been as unsound: it is to be stored again.
+            if self.nodes[index as usize].in_l3 {
+                self.tell_removed(KvTier::L3, index, 0);
+            }
             let node = &mut self.nodes[index as usize];
             (node.host_unsound, node.in_l3) = (true, false);
             self.refresh(index);

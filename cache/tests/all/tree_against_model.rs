@@ -5,7 +5,7 @@ mod mirror;
 mod world;
 
 use proptest::prelude::*;
-use terrace_cache::{CacheConfig, EvictionKind, KvEvent, Namespace, Sequence, WritePolicy};
+use terrace_cache::{CacheConfig, EvictionKind, KvEvents, Namespace, Sequence, WritePolicy};
 
 use world::{Op, Sound, World};
 
@@ -109,7 +109,7 @@ fn cases(default: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-fn run(config: &CacheConfig, choices: &Choices, ops: &[Op]) -> Vec<KvEvent> {
+fn run(config: &CacheConfig, choices: &Choices, ops: &[Op]) -> Vec<KvEvents> {
     let mut world = World::new(config, sequences(choices, config.page_size));
     for op in ops {
         world.apply(op);

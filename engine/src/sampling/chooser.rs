@@ -89,7 +89,7 @@ impl Chooser {
         for slot in &batch.went {
             self.rows[slot.0 as usize] = None;
         }
-        for Arrival { slot, choosing, produced } in &batch.came {
+        for Arrival { slot, choosing, produced, .. } in &batch.came {
             let seen = choosing.shaping.seen(&choosing.prompt, produced);
             self.rows[slot.0 as usize] = Some(Row { choosing: choosing.clone(), seen });
         }
@@ -231,7 +231,8 @@ mod tests {
     }
 
     fn arrival(slot: u32, choosing: Choosing, produced: &[Token]) -> Arrival {
-        Arrival { slot: Slot(slot), choosing: Arc::new(choosing), produced: produced.to_vec() }
+        let produced = produced.to_vec();
+        Arrival { produced, ..Arrival::new(Slot(slot), Arc::new(choosing)) }
     }
 
     /// A step in which each of some rows has its `index`-th token chosen.

@@ -4,11 +4,9 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-use terrace_cache::PageKey;
-
 use super::io::BLOCK_BYTES;
-use terrace_l3::backend::{Recorded, Slot, payload_checksum};
-use terrace_l3::{ObjectId, Owner};
+use terrace_l3::Owner;
+use terrace_l3::backend::{Fields, Recorded, Slot, payload_checksum};
 
 const MAGIC: [u8; 8] = *b"TERRACEI";
 const VERSION: u32 = 2;
@@ -108,9 +106,7 @@ pub(super) fn write_entry(block: &mut [u8], slot: Slot, recorded: &Recorded) {
     let entry = &mut block[at..at + ENTRY_BYTES];
     let Recorded { id, length, owner } = recorded;
     let owner = owner.map_or(0, |owner| owner.0.get());
-    entry[0..16].copy_from_slice(&id.namespace.0.to_le_bytes());
-    entry[16..32].copy_from_slice(&id.key.0.to_le_bytes());
-    entry[32..40].copy_from_slice(&id.generation.to_le_bytes());
+    entry[0..40].copy_from_slice(&id.to_bytes());
     entry[40..44].copy_from_slice(&length.to_le_bytes());
     entry[OWNER_LOW].copy_from_slice(&(owner as u32).to_le_bytes());
     entry[48..52].copy_from_slice(&slot.to_le_bytes());
@@ -135,10 +131,7 @@ pub(super) fn read_entries(
 ) -> impl Iterator<Item = (Slot, Option<Recorded>)> {
     (first..).zip(blocks.chunks_exact(ENTRY_BYTES)).map(|(slot, entry)| {
         let sound = half(entry, 48) == slot && number(entry, 56) == entry_checksum(entry);
-        let key = |at: usize| {
-            PageKey(u128::from_le_bytes(entry[at..at + 16].try_into().expect("16 bytes")))
-        };
-        let id = ObjectId { namespace: key(0), key: key(16), generation: number(entry, 32) };
+        let id = Fields::of(entry).id().expect("an entry begins with a name");
         let owner = u64::from(half(entry, OWNER_LOW.start))
             | u64::from(half(entry, OWNER_HIGH.start)) << 32;
         let owner = NonZeroU64::new(owner).map(Owner);
@@ -165,6 +158,9 @@ fn number(bytes: &[u8], at: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use terrace_cache::PageKey;
+    use terrace_l3::ObjectId;
+
     use super::*;
 
     fn recorded() -> Recorded {

@@ -12,6 +12,7 @@ use terrace_cache::PageKey;
 use super::config::Secret;
 use super::keys::SAMPLE_BYTES_MAX;
 use terrace_l3::ObjectId;
+use terrace_l3::backend::Fields;
 
 /// The size of an encoded [`Record`], whatever is in it: readers must know it.
 pub(super) const RECORD_BYTES: usize = 4096;
@@ -96,21 +97,17 @@ impl Record {
 
     /// `None` if it is not a record of this version.
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let (magic, mut rest) = bytes.split_first_chunk()?;
-        let (version, tensors) = (take_u32(&mut rest)?, take_u32(&mut rest)? as usize);
-        let (generation, created_ms) = (take_u64(&mut rest)?, take_u64(&mut rest)?);
-        let (name_bytes, owner) = (take_u32(&mut rest)? as usize, take_u32(&mut rest)? as u16);
+        let mut fields = Fields::of(bytes);
+        let magic: [u8; 8] = fields.array()?;
+        let (version, tensors) = (fields.u32()?, fields.u32()? as usize);
+        let (generation, created_ms) = (fields.u64()?, fields.u64()?);
+        let (name_bytes, owner) = (fields.u32()? as usize, fields.u32()? as u16);
         let fits = name_bytes <= SAMPLE_BYTES_MAX && tensors <= TENSORS_MAX;
-        if *magic != MAGIC || version != VERSION || !fits {
+        if magic != MAGIC || version != VERSION || !fits {
             return None;
         }
-        let (name, mut rest) = rest.split_at_checked(name_bytes)?;
-        let sample = std::str::from_utf8(name).ok()?.to_owned();
-        let mut tensor = || {
-            let (key, after) = rest.split_first_chunk()?;
-            rest = after;
-            Some((PageKey(u128::from_le_bytes(*key)), take_u64(&mut rest)?))
-        };
+        let sample = std::str::from_utf8(fields.bytes(name_bytes)?).ok()?.to_owned();
+        let mut tensor = || Some((fields.key()?, fields.u64()?));
         let tensors = (0..tensors).map(|_| tensor()).collect::<Option<_>>()?;
         Some(Self { sample, generation, owner, created_ms, tensors })
     }
@@ -147,18 +144,6 @@ impl Writer<'_> {
         self.bytes[self.at..self.at + part.len()].copy_from_slice(part);
         self.at += part.len();
     }
-}
-
-fn take_u32(rest: &mut &[u8]) -> Option<u32> {
-    let (number, after) = rest.split_first_chunk()?;
-    *rest = after;
-    Some(u32::from_le_bytes(*number))
-}
-
-fn take_u64(rest: &mut &[u8]) -> Option<u64> {
-    let (number, after) = rest.split_first_chunk()?;
-    *rest = after;
-    Some(u64::from_le_bytes(*number))
 }
 
 #[cfg(test)]

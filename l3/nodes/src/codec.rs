@@ -4,12 +4,8 @@
 use std::io;
 use std::time::Duration;
 
-use terrace_cache::PageKey;
-
+use terrace_l3::backend::Fields;
 use terrace_l3::{Mismatch, ObjectId, StoreError};
-
-/// The size of an encoded [`ObjectId`].
-pub(super) const ID_BYTES: usize = 40;
 
 /// The longest text that an error carries.
 const TEXT_BYTES_MAX: usize = 160;
@@ -51,52 +47,39 @@ pub enum Malformed {
 }
 
 /// Reads fields one after the other.
-pub(super) struct Reader<'a> {
-    bytes: &'a [u8],
-}
+pub(super) struct Reader<'a>(Fields<'a>);
 
 impl<'a> Reader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes }
+        Self(Fields::of(bytes))
     }
 
     pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, left) = self.bytes.split_at_checked(count).ok_or(Malformed::Short)?;
-        self.bytes = left;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        Ok(self.take(N)?.try_into().expect("so many bytes were taken"))
-    }
-
-    pub(super) fn u8(&mut self) -> Result<u8, Malformed> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    pub(super) fn u16(&mut self) -> Result<u16, Malformed> {
-        Ok(u16::from_le_bytes(self.array()?))
-    }
-
-    pub(super) fn u32(&mut self) -> Result<u32, Malformed> {
-        Ok(u32::from_le_bytes(self.array()?))
-    }
-
-    pub(super) fn u64(&mut self) -> Result<u64, Malformed> {
-        Ok(u64::from_le_bytes(self.array()?))
-    }
-
-    pub(super) fn key(&mut self) -> Result<PageKey, Malformed> {
-        Ok(PageKey(u128::from_le_bytes(self.array()?)))
+        self.0.bytes(count).ok_or(Malformed::Short)
     }
 
     pub(super) fn bytes<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        self.array()
+        self.0.array().ok_or(Malformed::Short)
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8, Malformed> {
+        self.bytes().map(u8::from_le_bytes)
+    }
+
+    pub(super) fn u16(&mut self) -> Result<u16, Malformed> {
+        self.bytes().map(u16::from_le_bytes)
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32, Malformed> {
+        self.0.u32().ok_or(Malformed::Short)
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64, Malformed> {
+        self.0.u64().ok_or(Malformed::Short)
     }
 
     pub(super) fn id(&mut self) -> Result<ObjectId, Malformed> {
-        let (namespace, key) = (self.key()?, self.key()?);
-        Ok(ObjectId { namespace, key, generation: self.u64()? })
+        self.0.id().ok_or(Malformed::Short)
     }
 
     /// A list whose entries have at least `entry_bytes` each.
@@ -110,7 +93,7 @@ impl<'a> Reader<'a> {
         if found > max {
             return Err(Malformed::TooMuch { what: "a list", found, max });
         }
-        if self.bytes.len() < found * entry_bytes {
+        if self.0.rest().len() < found * entry_bytes {
             return Err(Malformed::Short);
         }
         (0..found).map(|_| entry(self)).collect()
@@ -150,7 +133,10 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn end(self) -> Result<(), Malformed> {
-        if self.bytes.is_empty() { Ok(()) } else { Err(Malformed::Long(self.bytes.len())) }
+        match self.0.rest().len() {
+            0 => Ok(()),
+            left => Err(Malformed::Long(left)),
+        }
     }
 }
 
@@ -179,9 +165,7 @@ impl Writer<'_> {
     }
 
     pub(super) fn id(&mut self, id: &ObjectId) {
-        self.bytes(&id.namespace.0.to_le_bytes());
-        self.bytes(&id.key.0.to_le_bytes());
-        self.u64(id.generation);
+        self.bytes(&id.to_bytes());
     }
 
     pub(super) fn ids(&mut self, ids: &[ObjectId]) {

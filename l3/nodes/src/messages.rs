@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use super::codec::{ID_BYTES, Malformed, Reader, Writer};
+use super::codec::{Malformed, Reader, Writer};
 use terrace_l3::{
     ExistsOptions, HEADER_BYTES, ObjectId, Owner, Pin, Place, Presence, PutOptions, Removal,
     Results, Served, StoreError, Stored,
@@ -521,7 +521,7 @@ fn results<T>(
 }
 
 fn ids(reader: &mut Reader<'_>) -> Result<Vec<ObjectId>, Malformed> {
-    reader.list(ID_BYTES, IDS_MAX, Reader::id)
+    reader.list(ObjectId::BYTES, IDS_MAX, Reader::id)
 }
 
 fn write_items(writer: &mut Writer<'_>, list: &[Item]) {
@@ -534,7 +534,7 @@ fn write_items(writer: &mut Writer<'_>, list: &[Item]) {
 
 fn read_items(reader: &mut Reader<'_>) -> Result<Vec<Item>, Malformed> {
     let entry = |reader: &mut Reader<'_>| Ok(Item { id: reader.id()?, length: reader.u64()? });
-    reader.list(ID_BYTES + 8, IDS_MAX, entry)
+    reader.list(ObjectId::BYTES + 8, IDS_MAX, entry)
 }
 
 /// A byte of which only the bits in `known` may be set.

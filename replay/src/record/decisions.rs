@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use terrace_scheduler::{
     Config, ConfigError, Event, EventError, OpId, Outcome, Plan, Request, RequestId, Scheduler,
-    Seen, StepId, StepResult, SubmitError, Time, Token, UnknownRequest, Witness,
+    Seen, StepId, StepResult, StepsInFlight, SubmitError, Time, Token, UnknownRequest, Witness,
 };
 
 use super::lines::Lines;
@@ -51,6 +51,7 @@ enum NotedCall<'a> {
     PrioritySet(RequestId, i32),
     Advanced(Event<'a>),
     Planned(&'a Plan),
+    WeightsReplaced(&'a str),
     CacheCleared(()),
 }
 
@@ -63,6 +64,7 @@ impl Witness for DecisionRecorder {
             Seen::PrioritySet(request, priority) => NotedCall::PrioritySet(request, priority),
             Seen::Advanced(event) => NotedCall::Advanced(event),
             Seen::Planned(plan) => NotedCall::Planned(plan),
+            Seen::WeightsReplaced(fingerprint) => NotedCall::WeightsReplaced(fingerprint),
             Seen::CacheCleared => NotedCall::CacheCleared(()),
         };
         self.lines.add(&Noted { at, call });
@@ -85,6 +87,7 @@ enum Call {
     PrioritySet(RequestId, i32),
     Advanced(Happened),
     Planned(Value),
+    WeightsReplaced(String),
     CacheCleared(()),
 }
 
@@ -209,6 +212,9 @@ pub enum Refusal {
     /// An event.
     #[error(transparent)]
     Event(#[from] EventError),
+    /// New weights.
+    #[error(transparent)]
+    Weights(#[from] StepsInFlight),
 }
 
 /// Does the calls of a log again with a new scheduler and compares each plan with the one in the log,
@@ -290,6 +296,7 @@ fn make(scheduler: &mut Scheduler, at: Time, call: Call) -> Result<(), Refusal> 
         Call::Advanced(Happened::Operation { op, rank, outcome }) => {
             scheduler.advance(at, Event::Operation { op, rank, outcome })?;
         }
+        Call::WeightsReplaced(fingerprint) => scheduler.replace_weights(at, &fingerprint)?,
         Call::CacheCleared(()) => {
             scheduler.clear_cache();
         }

@@ -5,7 +5,9 @@ use std::io;
 use std::path::Path;
 
 use serde::Serialize;
-use terrace_scheduler::{Event, Namespace, PageKey, Request, RequestId, Seen, Time, Witness};
+use terrace_scheduler::{
+    Event, Namespace, PageKey, Request, RequestId, Seen, Sequence, Time, Witness,
+};
 
 use super::lines::Lines;
 
@@ -18,7 +20,7 @@ pub struct TrafficRecorder {
 }
 
 /// A request, in the form of Mooncake's traces.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct Line {
     /// In milliseconds.
     timestamp: f64,
@@ -42,15 +44,18 @@ impl TrafficRecorder {
     fn line(&self, now: Time, request: &Request) -> Line {
         let page_size = self.namespace.page_size;
         let root = self.namespace.digest_with(&request.adapter, &request.salt);
-        let keys = request.prompt.chunks(page_size as usize).scan(root, |key, page| {
-            *key = key.next(page);
-            Some(*key)
-        });
+        let prompt = request.prompt.clone();
+        let pages = Sequence::with_passages(root, page_size, prompt, &request.passages);
+        let mut keys = pages.expect("the scheduler has taken it").keys().to_vec();
+        let rest = request.prompt.chunks_exact(page_size as usize).remainder();
+        if !rest.is_empty() {
+            keys.push(keys.last().unwrap_or(&root).next(rest));
+        }
         Line {
             timestamp: now.0 as f64 / 1000.0,
             input_length: request.prompt.len() as u32,
             output_length: 0,
-            hash_ids: keys.map(|PageKey(key)| (key >> 64) as u64).collect(),
+            hash_ids: keys.into_iter().map(|PageKey(key)| (key >> 64) as u64).collect(),
             block_size: page_size,
         }
     }
@@ -60,9 +65,10 @@ impl Witness for TrafficRecorder {
     fn saw(&mut self, now: Time, seen: Seen<'_>) {
         match seen {
             Seen::Began(config) => self.namespace = config.namespace(),
+            Seen::WeightsReplaced(fingerprint) => fingerprint.clone_into(&mut self.namespace.model),
             Seen::Submitted(request) => {
                 let line = self.line(now, request);
-                self.under_way.insert(request.id, line);
+                self.under_way.extend(request.ids().map(|id| (id, line.clone())));
             }
             Seen::Advanced(Event::StepDone { results, .. }) => {
                 for result in results {

@@ -1,8 +1,8 @@
 //! Bad input gets an error that says what to do, and changes nothing.
 
 use terrace_scheduler::{
-    Config, Event, EventError, L3Config, OpId, Outcome, Request, RequestId, Scheduler, StepId,
-    StepResult, SubmitError, Time, UnknownRequest,
+    Config, ContentKey, Event, EventError, L3Config, OpId, Outcome, Passage, Request, RequestId,
+    Scheduler, StepId, StepResult, SubmitError, Time, UnknownRequest,
 };
 
 fn scheduler() -> Scheduler {
@@ -70,6 +70,29 @@ fn a_full_queue_says_so() {
     scheduler.submit(Time(0), request(1, 8, 4)).expect("the queue is empty");
     let error = refused(&mut scheduler, |s| s.submit(Time(0), request(2, 8, 4)));
     assert_eq!(error, SubmitError::QueueFull { requests_max: 1 });
+}
+
+#[test]
+fn one_sibling_that_cannot_be_refuses_all() {
+    let mut config = Config::default();
+    config.queue.requests_max = 4;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    scheduler.submit(Time(0), request(1, 8, 4)).expect("a sound request");
+    let answers = |id, prompt, siblings: &[u64]| Request {
+        adapter: "lora".to_owned(),
+        siblings: siblings.iter().copied().map(RequestId).collect(),
+        ..request(id, prompt, 4)
+    };
+    let mut submit = |request| refused(&mut scheduler, |s| s.submit(Time(5), request));
+    assert_eq!(submit(answers(2, 8, &[3, 1])), SubmitError::DuplicateId(RequestId(1)));
+    assert_eq!(submit(answers(2, 8, &[3, 3])), SubmitError::DuplicateId(RequestId(3)));
+    assert_eq!(submit(answers(2, 8, &[2])), SubmitError::DuplicateId(RequestId(2)));
+    assert_eq!(submit(answers(1, 8, &[2])), SubmitError::DuplicateId(RequestId(1)));
+    let full = SubmitError::QueueFull { requests_max: 4 };
+    assert_eq!(submit(answers(2, 8, &[3, 4, 5])), full);
+    assert_eq!(submit(answers(2, 0, &[3])), SubmitError::EmptyPrompt(RequestId(2)));
+    scheduler.submit(Time(5), answers(2, 8, &[3, 4])).expect("there are three places");
+    scheduler.audit();
 }
 
 #[test]
@@ -202,4 +225,41 @@ fn late_and_repeated_outcomes_are_counted_and_ignored() {
         scheduler.stats().ignored_outcomes
     };
     assert_eq!([report(0), report(0), report(1), report(1), report(0)], [0, 1, 1, 2, 3]);
+}
+
+#[test]
+fn passages_that_cannot_be() {
+    let mut scheduler = scheduler();
+    let passage =
+        |start, end| Passage { start, end, content: Some(ContentKey(1)), is_whole: false };
+    let mut submit = |passages: Vec<Passage>| {
+        let request = Request { passages, ..request(1, 8, 1) };
+        refused(&mut scheduler, |scheduler| scheduler.submit(Time(5), request)).to_string()
+    };
+    assert_eq!(submit(vec![passage(2, 2)]), "r1: passage 0, 2..2, has no token: leave it out");
+    assert_eq!(
+        submit(vec![passage(2, 9)]),
+        "r1: passage 0, 2..9, ends behind the prompt, which has 8 tokens: shorten it"
+    );
+    assert!(submit(vec![passage(4, 5), passage(0, 2)]).contains("sort passages by their start"));
+    assert!(submit(vec![passage(0, 5), passage(4, 6)]).contains("let none overlap"));
+}
+
+#[test]
+fn a_passage_that_no_step_has_room_for() {
+    let mut config = Config::default();
+    config.batch.running_max = 4;
+    config.batch.step_tokens_max = 10;
+    let mut scheduler = Scheduler::new(config).expect("it can work");
+    let whole = |end| {
+        let passage = Passage { start: 0, end, content: None, is_whole: true };
+        Request { passages: vec![passage], ..request(1, 20, 1) }
+    };
+    let error = refused(&mut scheduler, |s| s.submit(Time(0), whole(8)));
+    assert_eq!(
+        error.to_string(),
+        "r1 has a passage of 8 tokens that is not to be cut, and a step has room for 7: let it be cut, \
+         or raise batch.step_tokens_max"
+    );
+    scheduler.submit(Time(0), whole(7)).expect("it fits beside three decodes");
 }

@@ -1,5 +1,6 @@
 //! The scheduler as engines use it, as one program.
 
+mod answers;
 mod bad_input;
 mod config;
 mod embedding;

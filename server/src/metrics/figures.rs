@@ -114,6 +114,12 @@ fn operations(text: &mut Exposition<'_>, stats: &Stats, page_bytes: u64) -> fmt:
     )?;
     each(
         Counter,
+        "terrace_operations_called_off_total",
+        "Operations that were stopped because nobody waited for them any more.",
+        |stats| stats.called_off,
+    )?;
+    each(
+        Counter,
         "terrace_operation_sound_pages_total",
         "Pages that arrived sound; for probes, pages found.",
         |stats| stats.sound_pages,

@@ -102,6 +102,26 @@ async fn a_seed_decides_all_choices() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn several_answers_compute_their_prompt_once() {
+    let world = World::quick().await;
+    let request = json!({ "prompt": "x".repeat(98), "n": 3, "max_tokens": 2, "seed": 1 });
+    let answer = complete(world.address, &request).await;
+    // The tokenizer begins with a token of its own.
+    let usage = &answer["usage"];
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(99), &json!(6)));
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0, "the first found nothing");
+    for (index, choice) in answer["choices"].as_array().unwrap().iter().enumerate() {
+        assert_eq!(choice["index"], index);
+    }
+    let figures = world.figures().await;
+    let page_size = u64::from(figures.page_size);
+    let shared = 98 / page_size * page_size;
+    assert!(shared > 0, "a prompt of several pages");
+    assert_eq!(figures.scheduler.submitted, 3);
+    assert_eq!(figures.scheduler.prefilled_tokens, 99 + 2 * (99 - shared));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stop_string_ends_an_answer_before_it() {
     let world = World::quick().await;
     let mut request = json!({ "prompt": "go on", "temperature": 0, "max_tokens": 60 });

@@ -167,7 +167,9 @@ fn live_all(arguments: &Arguments, seeds: Range<u64>) -> Lived {
                     lived.faults.add(&life.faults);
                     // A sum does not depend on which seed was done first.
                     lived.fingerprint = lived.fingerprint.wrapping_add(life.fingerprint);
-                    if life.violation.is_some() {
+                    if let Some(violation) = &life.violation {
+                        // Whoever stops it before its end knows that much.
+                        progress.suspend(|| eprintln!("seed {seed}: {violation}"));
                         lived.failures.push(life);
                     }
                     progress.inc(1);

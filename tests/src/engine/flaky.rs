@@ -166,6 +166,10 @@ impl<M: Forward> Forward for FlakyModel<M> {
         self.inner.fingerprint()
     }
 
+    fn waits_for_layers(&self) -> bool {
+        self.inner.waits_for_layers()
+    }
+
     fn forward(
         &mut self,
         memory: &M::Memory,

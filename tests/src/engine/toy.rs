@@ -1,7 +1,9 @@
 //! A model whose KV is a digest of the tokens so far, so that it notices any page that is not exactly
 //! the one it should be, and whose answers anybody can work out from the prompt alone.
 
-use terrace_engine::{CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Step};
+use terrace_engine::{
+    CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, NewWeights, Step, WeightsError,
+};
 use terrace_scheduler::Token;
 
 /// Tokens in a page.
@@ -11,20 +13,31 @@ const VOCABULARY: usize = 97;
 const SHAPE: KvShape = KvShape { layers: 1, heads: 1, head_elements: 32 };
 
 /// The model.
-#[derive(Debug, Default)]
-pub struct ToyModel;
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ToyModel {
+    /// What all digests begin with. Another `ToyModel` can be given to one that runs.
+    pub weights: u64,
+}
+
+impl ToyModel {
+    /// What it answers to a prompt.
+    #[must_use]
+    pub fn answer(&self, prompt: &[Token], tokens: usize) -> Vec<Token> {
+        let mut digest = prompt.iter().fold(self.weights, |digest, &token| extend(digest, token));
+        let mut answer = Vec::new();
+        while answer.len() < tokens {
+            let token = next_token(digest);
+            answer.push(token);
+            digest = extend(digest, token);
+        }
+        answer
+    }
+}
 
 /// What the model answers to a prompt.
 #[must_use]
 pub fn toy_answer(prompt: &[Token], tokens: usize) -> Vec<Token> {
-    let mut digest = prompt.iter().fold(0, |digest, &token| extend(digest, token));
-    let mut answer = Vec::new();
-    while answer.len() < tokens {
-        let token = next_token(digest);
-        answer.push(token);
-        digest = extend(digest, token);
-    }
-    answer
+    ToyModel::default().answer(prompt, tokens)
 }
 
 fn extend(digest: u64, token: Token) -> u64 {
@@ -71,7 +84,17 @@ impl Forward for ToyModel {
     }
 
     fn fingerprint(&self) -> String {
-        "toy".to_owned()
+        format!("toy-{}", self.weights)
+    }
+
+    fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
+        let other = weights.downcast::<ToyModel>();
+        *self = *other.map_err(|_| WeightsError::Refused("it takes a `ToyModel`".to_owned()))?;
+        Ok(())
+    }
+
+    fn waits_for_layers(&self) -> bool {
+        true
     }
 
     fn forward(
@@ -81,9 +104,10 @@ impl Forward for ToyModel {
         logits: &mut Logits<'_>,
     ) -> Result<(), ModelError> {
         let mut kv = memory.lend(step).map_err(|lent| ModelError(lent.to_string()))?;
+        step.wait_for_layer(0).map_err(|error| ModelError(error.to_string()))?;
         for span in step.spans {
             let pages = step.pages_of(span);
-            let mut digest = 0;
+            let mut digest = self.weights;
             for position in 0..span.start {
                 let page = kv.read(pages[(position / PAGE_SIZE) as usize]);
                 let entry = Entry::from_elements(&page[offset(position)..]);

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use terrace_scheduler::{Outcome, Token};
+use terrace_scheduler::{Outcome, Reach, Token};
 
 use crate::world::Damage;
 
@@ -16,6 +16,43 @@ pub enum Opening {
     Text(Token),
     /// A conversation that has ended: its prompt and its answer. Counted from the latest.
     Conversation(u32),
+}
+
+/// What most requests do not ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Wishes {
+    /// A part of its prompt stands for something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passage: Option<PassageWish>,
+    /// How far down the tiers it reads.
+    #[serde(skip_serializing_if = "Reach::is_all")]
+    pub reads: Reach,
+    /// And how far it writes.
+    #[serde(skip_serializing_if = "Reach::is_all")]
+    pub writes: Reach,
+    /// An adapter by number, instead of that of its namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<u32>,
+}
+
+impl Wishes {
+    fn are_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A passage, as far as the prompt goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassageWish {
+    /// Its first position, modulo the length of the prompt.
+    pub start: u32,
+    /// Its tokens at the most.
+    pub tokens: u32,
+    /// What it stands for; 0 for nothing but its tokens.
+    pub content: u32,
+    /// Whether it is not to be cut.
+    pub is_whole: bool,
 }
 
 /// Something done to a world. Where an action speaks of the n-th of something, it means n modulo
@@ -40,6 +77,12 @@ pub enum Action {
         namespace: u32,
         /// Whether its first tokens are its last.
         stops_at_once: bool,
+        /// What it asks for besides.
+        #[serde(default, skip_serializing_if = "Wishes::are_none")]
+        wishes: Wishes,
+        /// How many more answers to its prompt come with it.
+        #[serde(default, skip_serializing_if = "is_none")]
+        siblings: u32,
     },
     /// The n-th live request is called off.
     Abort(u32),
@@ -57,6 +100,8 @@ pub enum Action {
     Execute,
     /// The n-th outcome that is owed arrives.
     Report(u32, Outcome),
+    /// The n-th outcome that is owed, if it is of a load-back, will be this one: its bytes are there.
+    Arrive(u32, Outcome),
     /// The n-th outcome that is owed arrives, but a page was damaged on the way.
     ReportDamaged(u32, u32, Damage),
     /// The n-th of the latest outcomes arrives again.
@@ -65,8 +110,15 @@ pub enum Action {
     Wait(u64),
     /// The cache is cleared.
     Clear,
+    /// The weights are replaced, by the n-th, if no step is in flight.
+    ReplaceWeights(u32),
     /// L3 restarts; `true` if old objects remain.
     RestartL3(bool),
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_none(siblings: &u32) -> bool {
+    *siblings == 0
 }
 
 impl fmt::Display for Action {

@@ -2,8 +2,9 @@
 
 use terrace_scheduler::{Config, Outcome};
 
-use super::action::{Action, Opening};
+use super::action::{Action, Opening, Wishes};
 use super::dice::Dice;
+use super::simulation::overlaps;
 use super::swarm::Swarm;
 use crate::world::Damage;
 
@@ -15,7 +16,8 @@ const ACTIONS_MAX: usize = 400;
 pub fn decode(bytes: &[u8]) -> (Config, Vec<Action>) {
     let mut bytes = bytes.iter().copied();
     let seed = (0..4).fold(0, |seed, _| seed << 8 | u64::from(bytes.next().unwrap_or(0)));
-    let config = Swarm::draw(&mut Dice::new(seed)).config;
+    let mut config = Swarm::draw(&mut Dice::new(seed)).config;
+    config.copies.load_back_overlaps = overlaps(seed);
     let mut actions = Vec::new();
     while let Some(code) = bytes.next()
         && actions.len() < ACTIONS_MAX
@@ -46,6 +48,8 @@ fn decode_action(code: u8, bytes: &mut impl Iterator<Item = u8>) -> Action {
                 priority: (opening >> 6).into(),
                 namespace: (length >> 6).into(),
                 stops_at_once: opening & 0x20 != 0,
+                wishes: Wishes::default(),
+                siblings: (code >> 5 & 3).into(),
             }
         }
         2 => Action::Abort(next().into()),
@@ -71,6 +75,7 @@ fn decode_fault(code: u8) -> Outcome {
         1 => Outcome::Failed,
         2 => Outcome::Corrupt,
         3 => Outcome::TimedOut,
+        4 => Outcome::CalledOff((code >> 3).into()),
         _ => Outcome::Partial((code >> 3).into()),
     }
 }

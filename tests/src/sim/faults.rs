@@ -30,11 +30,12 @@ pub enum FaultKind {
     StepFailed,
     NeverInTime,
     CacheCleared,
+    CalledOff,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [FaultKind; 21] = [
+    pub const ALL: [FaultKind; 22] = [
         Self::Missing,
         Self::Failed,
         Self::TimedOut,
@@ -56,6 +57,7 @@ impl FaultKind {
         Self::StepFailed,
         Self::NeverInTime,
         Self::CacheCleared,
+        Self::CalledOff,
     ];
 }
 

@@ -4,9 +4,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use terrace_cache::planted::{Bug, plant};
-use terrace_scheduler::{OpId, Outcome, Stats};
+use terrace_scheduler::{Config, OpId, Outcome, Reach, Stats};
 
-use super::action::{Action, Opening};
+use super::action::{Action, Opening, PassageWish, Wishes};
 use super::dice::Dice;
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
@@ -16,6 +16,10 @@ use crate::world::{Damage, Transfer};
 
 /// One in so many seeds also draws a world that means well.
 const USEFUL_EVERY: u64 = 4;
+/// Answers to a prompt besides one, at the most.
+const SIBLINGS_MAX: u32 = 3;
+/// Requests that arrive while the world calms down.
+const LATE_ARRIVALS: u64 = 40;
 /// An outcome that will not come while anybody waits for it.
 const NEVER_IN_TIME_US: u64 = 10_000_000;
 
@@ -71,10 +75,22 @@ pub fn live(fate: Fate) -> Life {
     if fate.only_fault.is_some() {
         swarm.fault_odds = Default::default();
     }
+    if overlaps(seed) {
+        swarm.config.copies.load_back_overlaps = true;
+        // Computing is dear, so that much is loaded.
+        swarm.config.rates.prefill_ns_per_token = 50_000_000;
+        swarm.load.token_us = 4_000;
+    }
+    let mut wishes = WishDice::new(seed);
+    let answers = AnswerDice::new(seed);
+    wishes.configure(&mut swarm.config);
     let mut simulation = Simulation {
         stage: Stage::new(swarm.config.clone()),
         swarm,
         dice,
+        wishes,
+        answers,
+        stops: StopDice::new(seed, fate.only_fault.is_none()),
         only_fault: fate.only_fault.flatten(),
         actions: Vec::new(),
         faults: FaultCounts::default(),
@@ -102,6 +118,12 @@ pub fn live(fate: Fate) -> Life {
     Life { seed, swarm, actions, steps, faults, fingerprint, stats, violation }
 }
 
+/// Whether load-backs overlap with steps in the worlds of a seed. That is drawn with dice of its own, so that a world
+/// without is what its seed has always drawn.
+pub(super) fn overlaps(seed: u64) -> bool {
+    Dice::new(seed.rotate_left(32)).one_in(2)
+}
+
 fn violation_of(lived: std::thread::Result<Result<(), Violation>>) -> Option<Violation> {
     match lived {
         Ok(result) => result.err(),
@@ -121,6 +143,9 @@ struct Simulation {
     only_fault: Option<(OpId, FaultKind)>,
     stage: Stage,
     dice: Dice,
+    wishes: WishDice,
+    answers: AnswerDice,
+    stops: StopDice,
     actions: Vec<Action>,
     faults: FaultCounts,
     steps: u64,
@@ -130,6 +155,95 @@ struct Simulation {
     next_arrival: u64,
     /// Whether the time of faults is over.
     calm: bool,
+}
+
+/// Draws what requests ask for besides. It has dice of its own, so that a world without wishes is what its
+/// seed has always drawn.
+struct WishDice {
+    dice: Dice,
+    has_wishes: bool,
+}
+
+impl WishDice {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(!seed);
+        let has_wishes = dice.one_in(2);
+        Self { dice, has_wishes }
+    }
+
+    /// What the configuration has to do with wishes.
+    fn configure(&mut self, config: &mut Config) {
+        if self.has_wishes {
+            config.batch.adapters_max = self.dice.pick(&[0, 1, 2]);
+        }
+    }
+
+    fn draw(&mut self) -> Wishes {
+        let mut wishes = Wishes::default();
+        if !self.has_wishes {
+            return wishes;
+        }
+        if self.dice.one_in(2) {
+            wishes.passage = Some(PassageWish {
+                start: self.dice.pick(&[0, 3, 9]),
+                tokens: self.dice.pick(&[1, 4, 9]),
+                content: self.dice.pick(&[0, 1, 2]),
+                is_whole: self.dice.one_in(2),
+            });
+        }
+        let tiers = [Reach::Nothing, Reach::Device, Reach::Host, Reach::L3, Reach::L3, Reach::L3];
+        if self.dice.one_in(2) {
+            (wishes.reads, wishes.writes) = (self.dice.pick(&tiers), self.dice.pick(&tiers));
+        }
+        wishes.adapter = self.dice.pick(&[None, None, Some(1), Some(2), Some(3)]);
+        wishes
+    }
+
+    /// Other weights, now and then; also such as were in use before.
+    fn new_weights(&mut self) -> Option<u32> {
+        (self.has_wishes && self.dice.one_in(400)).then(|| self.dice.below(3) as u32)
+    }
+}
+
+/// Draws how many answers to their prompt requests ask for besides one. It has dice of its own, like [`WishDice`].
+#[derive(Debug)]
+pub(super) struct AnswerDice {
+    dice: Dice,
+    has_siblings: bool,
+}
+
+impl AnswerDice {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed.rotate_left(32) ^ 0xA45);
+        let has_siblings = dice.one_in(2);
+        Self { dice, has_siblings }
+    }
+
+    pub(super) fn siblings(&mut self) -> u32 {
+        if self.has_siblings { self.dice.pick(&[0, 0, 0, 0, 1, SIBLINGS_MAX]) } else { 0 }
+    }
+}
+
+/// Draws how far cancelled operations had come when the driver stopped them. It has dice of its own, like
+/// wishes.
+struct StopDice {
+    dice: Dice,
+    /// Whether the driver of this world stops any.
+    stops: bool,
+}
+
+impl StopDice {
+    fn new(seed: u64, may_stop: bool) -> Self {
+        let mut dice = Dice::new(seed ^ 0xCA11);
+        let stops = dice.one_in(2) && may_stop;
+        Self { dice, stops }
+    }
+
+    /// After how many of its pages an operation was stopped, if it was.
+    fn draw(&mut self, pages: usize) -> Option<u32> {
+        let stopped = self.stops && !self.dice.one_in(4);
+        stopped.then(|| self.dice.below(pages as u64 + 1) as u32)
+    }
 }
 
 impl Simulation {
@@ -177,7 +291,7 @@ impl Simulation {
         self.due.iter_mut().for_each(|due| *due = now);
         let waiting_for = self.stage.live.clone();
         let bound = self.steps + self.bound_on_rounds();
-        let mut arrivals = 40;
+        let mut arrivals = LATE_ARRIVALS;
         loop {
             let alive = self.stage.live.iter().any(|request| waiting_for.contains(request));
             let stats = self.stage.world.scheduler.stats();
@@ -218,7 +332,7 @@ impl Simulation {
         let step_tokens = u64::from(self.swarm.config.batch.step_tokens_max);
         let page_size = u64::from(self.swarm.config.cache.page_size);
         let device_tokens = u64::from(self.swarm.config.cache.device_pages) * page_size;
-        let requests = self.stage.live.len() as u64 + 40;
+        let requests = self.stage.live.len() as u64 + LATE_ARRIVALS * u64::from(1 + SIBLINGS_MAX);
         let each = device_tokens.div_ceil(step_tokens.min(page_size)) + load.new_max + 10;
         // Retractions may repeat work, and waits take rounds: both are bounded by the requests.
         requests * each * 4 + 2_000
@@ -312,6 +426,8 @@ impl Simulation {
             priority: self.dice.below(3) as i32,
             namespace,
             stops_at_once: self.dice.one_in(8),
+            wishes: self.wishes.draw(),
+            siblings: self.answers.siblings(),
         };
         self.perform(action)
     }
@@ -376,8 +492,12 @@ impl Simulation {
 
     /// Aborts, restarts and the like, at any moment.
     fn chaos(&mut self) -> Result<(), Violation> {
+        let overlaps = self.swarm.config.copies.load_back_overlaps;
+        if overlaps && !self.due.is_empty() && self.dice.one_in(2) {
+            self.arrive_unreported()?;
+        }
         let runs_ahead = self.swarm.config.batch.steps_in_flight_max > 1;
-        if runs_ahead && self.dice.one_in(4) {
+        if (runs_ahead || overlaps) && self.dice.one_in(4) {
             self.perform(Action::Execute)?;
         }
         let alive = !self.stage.live.is_empty();
@@ -405,6 +525,9 @@ impl Simulation {
             self.faults.count(FaultKind::CacheCleared);
             self.perform(Action::Clear)?;
         }
+        if let Some(nth) = self.wishes.new_weights() {
+            self.perform(Action::ReplaceWeights(nth))?;
+        }
         Ok(())
     }
 
@@ -430,11 +553,30 @@ impl Simulation {
         self.perform(action)
     }
 
+    /// A load-back comes to its end before that is reported.
+    fn arrive_unreported(&mut self) -> Result<(), Violation> {
+        let place = self.dice.below(self.due.len() as u64) as usize;
+        let (op, _) = self.stage.owed[place];
+        let Some(Transfer::LoadBack(..)) = self.stage.world.transfers.get(&op) else {
+            return Ok(());
+        };
+        match self.draw_report(place) {
+            Action::Report(nth, outcome) => self.perform(Action::Arrive(nth, outcome)),
+            other => unreachable!("{other} is no outcome of a load-back"),
+        }
+    }
+
     fn draw_report(&mut self, place: usize) -> Action {
         let (op, _) = self.stage.owed[place];
         let nth = place as u32;
         let transfer = self.stage.world.transfers.get(&op);
         let pages = transfer.map_or(1, Transfer::pages);
+        if self.stage.cancelled.contains(&op)
+            && let Some(moved) = self.stops.draw(pages)
+        {
+            self.faults.count(FaultKind::CalledOff);
+            return Action::Report(nth, Outcome::CalledOff(moved));
+        }
         let kinds: &[FaultKind] = match transfer {
             Some(Transfer::LoadBack(..)) => &ON_LOAD_BACK,
             Some(Transfer::WriteBack(..)) => &ON_WRITE_BACK,
@@ -476,7 +618,8 @@ impl Simulation {
             | FaultKind::SharedTokens
             | FaultKind::StepFailed
             | FaultKind::NeverInTime
-            | FaultKind::CacheCleared => unreachable!("{kind} is no outcome"),
+            | FaultKind::CacheCleared
+            | FaultKind::CalledOff => unreachable!("{kind} is no outcome"),
         }
     }
 }

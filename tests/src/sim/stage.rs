@@ -4,10 +4,12 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 
 use terrace_scheduler::{
-    Config, Event, OpId, Outcome, Output, Plan, Request, RequestId, StateName, Token,
+    Config, ContentKey, Event, OpId, Outcome, Output, Passage, Plan, Request, RequestId, StateName,
+    Token,
 };
 
-use super::action::{Action, Opening};
+use super::action::{Action, Opening, PassageWish, Wishes};
+use super::router::Router;
 use crate::world::{Transfer, World};
 
 /// How many ended conversations can be continued.
@@ -24,12 +26,18 @@ pub enum Violation {
     Audit(String),
     /// The engine's page table is not what the scheduler means.
     WrongRow(RequestId),
+    /// A request was told a token that does not follow its others.
+    WrongToken(RequestId),
     /// The scheduler broke one of its own invariants.
     Panic(String),
     /// Requests did not end in time although the world behaved.
     Unending(String),
     /// Something was not given back at the end.
     NotReturned(String),
+    /// A page went to a tier, or came from one, that the request does not use.
+    Overreach(String),
+    /// A router that follows the KV events knows something that is not so.
+    Misled(String),
     /// What was to be had was not taken, or somebody waited for nothing.
     Useless(String),
 }
@@ -40,9 +48,12 @@ impl fmt::Display for Violation {
             Self::WrongPage(what) => write!(f, "wrong page: {what}"),
             Self::Audit(what) => write!(f, "audit: {what}"),
             Self::WrongRow(request) => write!(f, "the row of {request} is wrong"),
+            Self::WrongToken(request) => write!(f, "a token of {request} is wrong"),
             Self::Panic(what) => write!(f, "panic: {what}"),
             Self::Unending(what) => write!(f, "unending: {what}"),
             Self::NotReturned(what) => write!(f, "not returned: {what}"),
+            Self::Overreach(what) => write!(f, "overreach: {what}"),
+            Self::Misled(what) => write!(f, "a router is misled: {what}"),
             Self::Useless(what) => write!(f, "useless: {what}"),
         }
     }
@@ -67,6 +78,7 @@ pub struct Stage {
     next_request: u64,
     next_op: OpId,
     ranks: u32,
+    router: Option<Router>,
 }
 
 impl Stage {
@@ -78,6 +90,7 @@ impl Stage {
     pub fn new(config: Config) -> Self {
         Self {
             ranks: config.model.ranks,
+            router: Router::new(&config),
             world: World::new(config).expect("a legal configuration"),
             live: Vec::new(),
             owed: Vec::new(),
@@ -129,7 +142,16 @@ impl Stage {
                     self.world.fail_step();
                 }
             }
-            Action::Report(nth, outcome) => self.report(*nth, *outcome),
+            Action::Report(nth, outcome) => {
+                self.report(*nth, *outcome);
+                self.record_conversations();
+            }
+            Action::Arrive(nth, outcome) => {
+                if let Some(place) = nth_of(*nth, self.owed.len()) {
+                    let (op, rank) = self.owed[place];
+                    self.world.arrive(op, rank, *outcome);
+                }
+            }
             Action::ReportDamaged(nth, page, damage) => {
                 if let Some(place) = nth_of(*nth, self.owed.len()) {
                     let (op, rank) = self.owed.remove(place);
@@ -152,10 +174,18 @@ impl Stage {
             Action::Clear => {
                 self.world.scheduler.clear_cache();
             }
+            Action::ReplaceWeights(nth) => {
+                // With a step in flight it is refused, and nothing happens.
+                let _ = self.world.replace_weights(&format!("weights {nth}"));
+            }
             Action::RestartL3(leftovers) => self.world.restart_l3(*leftovers),
         }
         if !matches!(action, Action::Wait(_)) {
             self.check()?;
+            if let Some(router) = &mut self.router {
+                let followed = router.follow(&mut self.world.scheduler);
+                followed.map_err(Violation::Misled)?;
+            }
         }
         Ok(())
     }
@@ -167,6 +197,12 @@ impl Stage {
     pub fn check(&self) -> Result<(), Violation> {
         let audit = self.world.scheduler.try_audit();
         audit.map_err(|fault| Violation::Audit(fault.to_string()))?;
+        if let Some(what) = self.world.overreach() {
+            return Err(Violation::Overreach(what.to_owned()));
+        }
+        if let Some(request) = self.world.wrong_token() {
+            return Err(Violation::WrongToken(request));
+        }
         self.world.check_rows().map_err(Violation::WrongRow)
     }
 
@@ -180,6 +216,8 @@ impl Stage {
             priority,
             namespace,
             stops_at_once,
+            ref wishes,
+            siblings,
         } = *action
         else {
             return;
@@ -192,14 +230,17 @@ impl Stage {
         prompt.extend(own_start..own_start + own_tokens);
         let mut request = Request::new(self.next_request, prompt, new_tokens);
         self.next_request += 1;
+        request.siblings = (self.next_request..).map(RequestId).take(siblings as usize).collect();
+        self.next_request += u64::from(siblings);
         request.priority = priority;
-        request.waits_for_tokens = self.next_request.is_multiple_of(5);
+        request.waits_for_tokens = request.id.0 % 5 == 4;
         request.adapter = ["", "lora", ""][namespace as usize % 3].to_owned();
         request.salt = ["", "", "tenant"][namespace as usize % 3].to_owned();
-        let id = request.id;
+        grant(wishes, &mut request);
+        let (id, all) = (request.id, request.ids().collect::<Vec<_>>());
         // A prompt that does not fit, or a full queue, is refused, and that is that.
         if self.world.submit(request).is_ok() {
-            self.live.push(id);
+            self.live.extend(all);
             if stops_at_once {
                 self.world.finishing.insert(id);
             }
@@ -220,7 +261,6 @@ impl Stage {
             self.owed.extend((0..self.ranks).map(|rank| (op, rank)));
             self.next_op = OpId(op.0 + 1);
         }
-        self.world.scheduler.drain_kv_events().for_each(drop);
     }
 
     fn report(&mut self, nth: u32, outcome: Outcome) {
@@ -257,6 +297,21 @@ impl Stage {
     }
 }
 
+fn grant(wishes: &Wishes, request: &mut Request) {
+    (request.reads, request.writes) = (wishes.reads, wishes.writes);
+    if let Some(number) = wishes.adapter {
+        request.adapter = format!("lora {number}");
+    }
+    let tokens = request.prompt.len() as u32;
+    if let Some(PassageWish { start, tokens: length, content, is_whole }) = wishes.passage
+        && let Some(start) = start.checked_rem(tokens)
+    {
+        let end = tokens.min(start + length);
+        let content = Some(ContentKey(content.into())).filter(|_| content > 0);
+        request.passages.push(Passage { start, end, content, is_whole });
+    }
+}
+
 fn wrong_page(wrong: crate::WrongPage) -> Violation {
     Violation::WrongPage(wrong.to_string())
 }
@@ -274,6 +329,9 @@ fn fingerprint(before: u64, plan: &Plan) -> u64 {
     for prefill in &plan.prefills {
         mix(prefill.request.0 << 32 | u64::from(prefill.start));
         mix(u64::from(prefill.slot.0) << 32 | u64::from(prefill.tokens));
+        if let Some(op) = prefill.waits_for {
+            mix(op.0);
+        }
     }
     for decode in &plan.decodes {
         mix(decode.request.0 << 32 | u64::from(decode.start));

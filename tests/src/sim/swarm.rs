@@ -65,8 +65,11 @@ impl Swarm {
         };
         // Each seed has some kinds of faults and not others: rare ones then meet each other.
         let mut fault_odds = [0; FaultKind::ALL.len()];
-        for odds in &mut fault_odds {
-            *odds = dice.pick(&[0, 0, 0, 4, 15, 60]);
+        for kind in FaultKind::ALL {
+            // Drivers that stop what is cancelled have dice of their own.
+            if kind != FaultKind::CalledOff {
+                fault_odds[kind as usize] = dice.pick(&[0, 0, 0, 4, 15, 60]);
+            }
         }
         // Prefetches are rarer than other operations.
         for kind in [
@@ -125,6 +128,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             shortest_first_percent: dice.pick(&[0, 25, 25, 100]),
             prefill_streak_max: dice.pick(&[1, 3]),
             decode_reserve_pages: dice.pick(&[0, 1, 2]),
+            adapters_max: 0,
             step_failures_max: 3,
         })
         .queue(QueueConfig {
@@ -141,6 +145,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             load_back_threshold_pages: dice.pick(&[1, 1, 2]),
             load_back_pages_max: dice.pick(&[2, 100]),
             load_back_timeout_ms: dice.pick(&[5, 50]),
+            load_back_overlaps: false,
             write_back_pages_max: dice.pick(&[1, 4, 100]),
             write_back_timeout_ms: dice.pick(&[5, 50]),
         })

@@ -13,8 +13,9 @@ use terrace_scheduler::{
     PrefetchPolicy, QueueConfig, RateConfig, RequestId, Sequence, StateName,
 };
 
-use super::action::{Action, Opening};
+use super::action::{Action, Opening, Wishes};
 use super::dice::Dice;
+use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
 use super::story::{begin_story, tell_action};
 use crate::world::Transfer;
@@ -31,6 +32,8 @@ const TEXTS: u64 = 10;
 const LONG_PAGES: usize = 28;
 /// Requests that run at once.
 const RUNNING_MAX: u32 = 8;
+/// Prefetches that are called off.
+const CALLED_OFF: u64 = 6;
 /// So long after its request's end a page has been stored in L3.
 const STORED_AFTER_US: u64 = 200_000;
 
@@ -66,6 +69,8 @@ struct Yield {
     places: BTreeMap<Place, (u64, u64)>,
     /// Pages used so lately that they must be on device, and those that were.
     recent: (u64, u64),
+    /// Pages of prompts that have several answers, and those of them that more than one has computed.
+    answered: (u64, u64),
     /// The same of conversations whose long answer has just ended, with nobody else about.
     continued: (u64, u64),
     /// Short prompts, and the steps that they waited for.
@@ -77,6 +82,11 @@ struct Yield {
 impl Yield {
     fn judge(&self, when: &str) -> Result<(), Violation> {
         let useless = |what: String| Err(Violation::Useless(format!("{what} {when}")));
+        let (shared, twice) = self.answered;
+        // A page may be evicted between two answers, as everybody's may.
+        if falls_short(shared - twice, shared, 99) {
+            return useless(format!("{twice} of {shared} pages of several answers computed twice"));
+        }
         for (place, &(bound, had)) in &self.places {
             if falls_short(had, bound, place.least_percent()) {
                 return useless(format!("{had} of {bound} pages taken from {place:?}"));
@@ -134,6 +144,10 @@ struct Asked {
     steps_before: u64,
     /// Those that were about to compute their prompts then.
     others: Vec<RequestId>,
+    /// The answers to its prompt that came with it, before it.
+    siblings: Vec<RequestId>,
+    /// So many whole pages of its prompt others can have.
+    pages_max: usize,
     is_short: bool,
     priority: i32,
     counts: bool,
@@ -155,6 +169,7 @@ pub(super) struct Account {
 pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Violation> {
     let mut dice = Dice::new(seed ^ 0x5EED);
     let mut config = draw_config(&mut dice);
+    config.copies.load_back_overlaps = overlaps(seed);
     if let Some(story) = &mut account.story {
         *story = begin_story(seed, &mut config);
     }
@@ -177,6 +192,7 @@ pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Viol
         threshold: config.l3.as_ref().map_or(1, |l3| l3.prefetch_threshold_pages) as usize,
         stage: Stage::new(config),
         dice,
+        answers: AnswerDice::new(seed),
         trouble: Trouble::None,
         due: Vec::new(),
         step_due: None,
@@ -200,6 +216,7 @@ struct Useful<'a> {
     account: &'a mut Account,
     stage: Stage,
     dice: Dice,
+    answers: AnswerDice,
     by_priority: bool,
     device_pages: usize,
     page_size: u32,
@@ -232,9 +249,13 @@ impl Useful<'_> {
     fn live(&mut self, trouble: Trouble) -> Result<(), Violation> {
         self.requests(REQUESTS)?;
         self.taken.judge("in a world without trouble")?;
-        if trouble == Trouble::None {
-            return Ok(());
+        if trouble != Trouble::None {
+            self.live_through(trouble)?;
         }
+        self.call_off_prefetches()
+    }
+
+    fn live_through(&mut self, trouble: Trouble) -> Result<(), Violation> {
         (self.trouble, self.measures) = (trouble, false);
         for _ in 0..4 {
             self.forget_memory()?;
@@ -255,6 +276,51 @@ impl Useful<'_> {
         self.ended_at.clear();
         self.requests(REQUESTS)?;
         self.taken.judge(&format!("after trouble: {trouble:?}"))
+    }
+
+    /// Prefetches are stopped because their requests are called off. That says nothing about L3: the next who
+    /// want the same have it from there.
+    fn call_off_prefetches(&mut self) -> Result<(), Violation> {
+        self.taken = Yield::default();
+        for _ in 0..CALLED_OFF {
+            self.store_all()?;
+            self.forget_memory()?;
+            let text = self.dice.below(TEXTS) as u32;
+            let submit =
+                |useful: &mut Self| useful.submit(Opening::Text(1 + 1_000 * text), 8 + text, false);
+            self.measures = false;
+            submit(self)?;
+            while !self.is_prefetching() && self.next_thing()? {}
+            self.perform(Action::Abort(0))?;
+            self.plan()?;
+            while let Some(place) = self.first_cancelled() {
+                let (op, _) = self.stage.owed[place];
+                let pages = self.stage.world.transfers.get(&op).map_or(0, Transfer::pages);
+                let moved = self.dice.below(pages as u64 + 1) as u32;
+                self.due.remove(place);
+                self.perform(Action::Report(place as u32, Outcome::CalledOff(moved)))?;
+            }
+            self.asked.clear();
+            self.run_until_quiet()?;
+            self.forget_memory()?;
+            self.measures = true;
+            submit(self)?;
+            self.run_until_quiet()?;
+        }
+        self.taken.judge("after prefetches were called off")
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.stage
+            .world
+            .transfers
+            .values()
+            .any(|under_way| matches!(under_way, Transfer::Prefetch(..)))
+    }
+
+    /// The first outcome that is owed of an operation that nobody waits for any more.
+    fn first_cancelled(&self) -> Option<usize> {
+        self.stage.owed.iter().position(|(op, _)| self.stage.cancelled.contains(op))
     }
 
     /// So many requests come, mostly one by one, and all of them end.
@@ -361,6 +427,7 @@ impl Useful<'_> {
         let priority = i32::from(self.dice.one_in(4));
         let drawn = 1 + self.dice.below(3 * u64::from(self.page_size)) as u32;
         let new_tokens = self.new_tokens.take().unwrap_or(drawn);
+        let siblings = if is_short { 0 } else { self.answers.siblings() };
         let before = self.stage.live.len();
         self.perform(Action::Submit {
             opening,
@@ -371,16 +438,24 @@ impl Useful<'_> {
             priority,
             namespace: 0,
             stops_at_once: false,
+            wishes: Wishes::default(),
+            siblings,
         })?;
-        if self.stage.live.len() > before {
-            let id = self.stage.live[before];
-            self.expect_hits(id, is_short, priority);
+        for place in before..self.stage.live.len() {
+            let (id, siblings) = (self.stage.live[place], self.stage.live[before..place].to_vec());
+            self.expect_hits(id, is_short, priority, siblings);
         }
         self.plan()
     }
 
     /// Notes what is to be had for a request that has just come.
-    fn expect_hits(&mut self, id: RequestId, is_short: bool, priority: i32) {
+    fn expect_hits(
+        &mut self,
+        id: RequestId,
+        is_short: bool,
+        priority: i32,
+        siblings: Vec<RequestId>,
+    ) {
         let scheduler = &self.stage.world.scheduler;
         let tokens = scheduler.tokens(id).expect("it is live").to_vec();
         let cached = scheduler.cached(&tokens, "", "");
@@ -441,8 +516,20 @@ impl Useful<'_> {
         let is_short = is_short && room_for_all && stats.waiting + stats.running < RUNNING_MAX;
         let (steps_before, counts) = (self.steps, self.measures);
         let others = self.asked.keys().copied().collect();
-        let asked = Asked { keys, places, steps_before, others, is_short, priority, counts };
-        self.asked.insert(id, asked);
+        self.asked.insert(
+            id,
+            Asked {
+                keys,
+                places,
+                steps_before,
+                others,
+                siblings,
+                pages_max,
+                is_short,
+                priority,
+                counts,
+            },
+        );
     }
 
     fn keys(&self, tokens: &[u32]) -> Vec<PageKey> {
@@ -495,6 +582,19 @@ impl Useful<'_> {
                         story.push_str(&format!(
                             "  {id} missed {key:?}, which was to be had: {place:?}\n"
                         ));
+                    }
+                }
+                for key in asked.keys.iter().take(asked.pages_max) {
+                    if !asked.counts || asked.siblings.is_empty() {
+                        break;
+                    }
+                    let computed = self.computed.get(key);
+                    let by = |id: &RequestId| computed.is_some_and(|by| by.contains(id));
+                    let twice = by(&id) && asked.siblings.iter().any(by);
+                    self.taken.answered.0 += 1;
+                    self.taken.answered.1 += u64::from(twice);
+                    if let Some(story) = self.account.story.as_mut().filter(|_| twice) {
+                        story.push_str(&format!("  {id} computed {key:?}, as a sibling did\n"));
                     }
                 }
                 if asked.counts && asked.is_short {
@@ -650,6 +750,7 @@ fn draw_config(dice: &mut Dice) -> Config {
     Config::builder()
         .page_size(page_size)
         .device_pages(dice.pick(&[120, 150]))
+        .kv_event_keys_max(0)
         .host_pages(dice.pick(&[200, 300]))
         .ranks(dice.pick(&[1, 1, 2]))
         .eviction(dice.pick(&[EvictionKind::Lru, EvictionKind::Lru, EvictionKind::Priority]))

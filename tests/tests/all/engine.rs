@@ -1,28 +1,32 @@
 //! The engine with a model that notices every wrong page: what it answers, and that nothing it waits
 //! for can stop it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use terrace_cache::WritePolicy;
 use terrace_engine::{
-    CopyJob, CpuDevice, CpuFence, CpuMemory, Device, EndReason, Engine, Forward, Generate, Grammar,
-    GrammarError, KvLayout, KvType, PageLayout, Sampling, Shaping, StartError, SubmitError,
-    Threaded, Update,
+    CopyJob, CpuDevice, CpuFence, CpuMemory, Device, EndReason, Engine, Forward, Generate,
+    Generation, Grammar, GrammarError, KvEvent, KvEvents, KvFeed, KvLayout, KvTier, KvType,
+    PageLayout, Sampling, Shaping, Sibling, StartError, SubmitError, Threaded, Update,
 };
 use terrace_l3::{GuardConfig, Guarded, MemoryConfig, MemoryStore, Store};
-use terrace_scheduler::{Config, CopyDirection, FailReason, Hits, L3Config, RateConfig, Token};
+use terrace_scheduler::{
+    Config, CopyDirection, FailReason, Hits, L3Config, PageKey, PrefetchPolicy, RateConfig, Token,
+};
 use terrace_tests::engine::{
     Chance, FlakyDevice, FlakyModel, FlakyStore, LateDevice, PAGE_SIZE, ToyModel, figures_when,
     toy_answer,
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
+mod overlap;
+
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn layout() -> PageLayout {
-    ToyModel.kv_layout().pages(PAGE_SIZE).unwrap()
+    ToyModel::default().kv_layout().pages(PAGE_SIZE).unwrap()
 }
 
 fn page_bytes() -> usize {
@@ -50,7 +54,7 @@ fn start(
     device: impl Device<Memory = CpuMemory, Fence = CpuFence>,
     store: Option<Arc<dyn Store>>,
 ) -> Engine {
-    Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), store).unwrap()
+    Engine::start(config(), Threaded::new(ToyModel::default()), Arc::new(device), store).unwrap()
 }
 
 /// A prompt of its own kind: prompts of different seeds share nothing.
@@ -71,7 +75,11 @@ async fn ask(engine: &Engine, prompt: &[Token], tokens: u32) -> Answer {
 }
 
 async fn ask_for(engine: &Engine, generate: Generate) -> Answer {
-    let mut generation = engine.submit(generate).await.unwrap();
+    heard(engine.submit(generate).await.unwrap()).await
+}
+
+/// All of an answer.
+async fn heard(mut generation: Generation) -> Answer {
     let (mut tokens, mut found) = (Vec::new(), None);
     loop {
         match generation.next().await.unwrap() {
@@ -220,17 +228,74 @@ async fn requests_that_cannot_be_are_refused() {
     assert_eq!(ask(&engine, &[1], 1).await.tokens, toy_answer(&[1], 1), "and it goes on");
 }
 
+fn sibling(sampling: Sampling) -> Sibling {
+    Sibling { sampling, grammar: None, ticket: None }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_to_one_prompt_compute_it_once_and_are_their_own() {
+    let engine = start(device(64, 0), None);
+    let (prompt, tokens) = (prompt(1, 100), 12);
+    let dice = Sampling { temperature: 1.0, top_k: 20, seed: 7, ..Sampling::GREEDY };
+    let alone = ask_for(
+        &start(device(64, 0), None),
+        Generate { sampling: dice, ..Generate::new(prompt.clone(), tokens) },
+    )
+    .await;
+    let generate = Generate::new(prompt.clone(), tokens);
+    let grammar: Option<Box<dyn Grammar>> = Some(Box::new(Even { tokens: 0 }));
+    let siblings = vec![
+        sibling(dice),
+        sibling(Sampling::GREEDY),
+        Sibling { grammar, ..sibling(Sampling::GREEDY) },
+    ];
+    let mut answers = engine.submit_answers(generate, siblings).await.unwrap();
+    assert_eq!(answers.len(), 4);
+    let even = heard(answers.pop().unwrap()).await;
+    // One is called off; the others go on.
+    drop(answers.pop());
+    let second = heard(answers.pop().unwrap()).await;
+    let first = heard(answers.pop().unwrap()).await;
+    assert_eq!((first.tokens, first.hits.total()), (toy_answer(&prompt, tokens as usize), 0));
+    assert_eq!(second.tokens, alone.tokens);
+    assert!(!even.tokens.is_empty() && even.tokens.iter().all(|token| token % 2 == 0));
+    for sibling in [&second.hits, &even.hits] {
+        assert_eq!(*sibling, Hits { device_tokens: 96, ..Hits::default() });
+    }
+    let figures = engine.figures().await.unwrap();
+    assert_eq!(figures.scheduler.submitted, 4);
+    assert!(figures.scheduler.prefilled_tokens <= 100 + 3 * 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_to_one_prompt_are_taken_all_or_none() {
+    let mut config = config();
+    config.queue.requests_max = 2;
+    let model = Threaded::new(ToyModel::default());
+    let engine = Engine::start(config, model, Arc::new(device(64, 0)), None).unwrap();
+    let generate = || Generate::new(prompt(1, 40), 2);
+    let siblings = |count| (0..count).map(|_| sibling(Sampling::GREEDY)).collect();
+    let refused = engine.submit_answers(generate(), siblings(2)).await.unwrap_err();
+    assert!(matches!(refused, SubmitError::Scheduler(_)), "{refused}");
+    assert_eq!(engine.figures().await.unwrap().scheduler.submitted, 0);
+    let answers = engine.submit_answers(generate(), siblings(1)).await.unwrap();
+    for answer in answers {
+        assert_eq!(heard(answer).await.tokens, toy_answer(&prompt(1, 40), 2));
+    }
+}
+
 #[tokio::test]
 async fn a_device_of_another_page_size_is_refused() {
     let refused = |layout: PageLayout| {
         let device = CpuDevice::new(16, 0, layout).unwrap();
-        let error = Engine::start(config(), Threaded::new(ToyModel), Arc::new(device), None);
+        let error =
+            Engine::start(config(), Threaded::new(ToyModel::default()), Arc::new(device), None);
         match error.unwrap_err() {
             error @ StartError::Layout { .. } => error.to_string(),
             other => panic!("{other}"),
         }
     };
-    let larger = ToyModel.kv_layout().pages(2 * PAGE_SIZE).unwrap();
+    let larger = ToyModel::default().kv_layout().pages(2 * PAGE_SIZE).unwrap();
     let error = refused(larger);
     assert!(
         error.contains("4096 bytes for 16 tokens") && error.contains("8192 bytes for 32"),
@@ -430,7 +495,8 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     config.copies.load_back_timeout_ms = 50;
     // There is room to compute what is not loaded while its pages wait.
     let device = Arc::new(HoldingDevice { inner: device(40, 128), held: Mutex::default() });
-    let engine = Engine::start(config, Threaded::new(ToyModel), device.clone(), None).unwrap();
+    let engine =
+        Engine::start(config, Threaded::new(ToyModel::default()), device.clone(), None).unwrap();
     let old = prompt(1, 200);
     ask(&engine, &old, 8).await;
     for seed in 2..8 {
@@ -452,15 +518,69 @@ async fn a_copy_that_nobody_waits_for_any_more_is_called_off() {
     assert_eq!(ask(&engine, &prompt(9, 50), 8).await.tokens, toy_answer(&prompt(9, 50), 8));
 }
 
+/// A prefetch whose request is called off reads no more than what is under way. What came is kept, the
+/// rest of its memory is free again, and who wants the same prompt later has all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefetch_that_nobody_waits_for_any_more_is_called_off() {
+    const PAGES: u32 = 100;
+    const HOST_PAGES: u32 = 256;
+    let faulty = Arc::new(FaultyStore::new(memory_store()));
+    let stored = prompt(1, PAGES * PAGE_SIZE + 1);
+    let first = start(device(160, HOST_PAGES), Some(faulty.clone()));
+    ask(&first, &stored, 1).await;
+    backed_up(&first, PAGES.into()).await;
+
+    faulty.set(Call::Get, Some(Fault::BeginsLate));
+    let mut config = config();
+    let prefetch = PrefetchPolicy::Wait { max_ms: 3_600_000 };
+    config.l3 = Some(L3Config { prefetch, probe_timeout_ms: 3_600_000, ..L3Config::default() });
+    let device = Arc::new(device(160, HOST_PAGES));
+    let engine =
+        Engine::start(config, Threaded::new(ToyModel::default()), device, Some(faulty.clone()))
+            .unwrap();
+    let asked = engine.submit(Generate::new(stored.clone(), 1)).await.unwrap();
+    figures_when(&engine, "the prefetch", |_| faulty.calls(Call::Get) == 2).await;
+    drop(asked);
+    figures_when(&engine, "the abort", |figures| figures.scheduler.aborted == 1).await;
+    // Another answer takes a plan that is made after the abort, and that one calls the prefetch off.
+    ask(&engine, &prompt(2, 2), 1).await;
+    faulty.set(Call::Get, None);
+    let figures = figures_when(&engine, "the end of the prefetch", |figures| {
+        figures.scheduler.prefetches.in_flight == 0
+    });
+    let stats = figures.await.scheduler;
+    let read = stats.prefetches.sound_pages as u32;
+    assert!(0 < read && read <= 32, "{read} of {PAGES} pages were read");
+    assert_eq!(faulty.calls(Call::Get), 2, "no others began");
+    assert_eq!((stats.prefetches.called_off, stats.prefetches.failures), (1, 0));
+    assert_eq!(stats.cache.host.free_pages, (HOST_PAGES - read) as usize, "the rest is free again");
+
+    let answer = ask(&engine, &stored, 1).await;
+    assert_eq!(answer.tokens, toy_answer(&stored, 1));
+    let (host_tokens, l3_tokens) = (read * PAGE_SIZE, (PAGES - read) * PAGE_SIZE);
+    assert_eq!(answer.hits, Hits { device_tokens: 0, host_tokens, l3_tokens });
+}
+
 /// Copies that come late, out of order and not at all bring nothing wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_order_copies_come_in_no_answer_is_wrong() {
+    copies_come_in_any_order(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_order_copies_come_in_steps_may_begin_before_them() {
+    copies_come_in_any_order(true).await;
+}
+
+async fn copies_come_in_any_order(load_back_overlaps: bool) {
     let chance = Chance::new(77);
     let flaky = FlakyDevice::new(device(40, 80), chance.clone(), 8);
     let late = LateDevice::new(flaky, chance.clone(), Duration::from_millis(8));
     let mut config = config();
     config.copies.load_back_timeout_ms = 6;
-    let engine = Engine::start(config, Threaded::new(ToyModel), Arc::new(late), None).unwrap();
+    config.copies.load_back_overlaps = load_back_overlaps;
+    let engine =
+        Engine::start(config, Threaded::new(ToyModel::default()), Arc::new(late), None).unwrap();
     // More prompts than the host holds, so that there is always something to copy; what fails is up to
     // chance, and it goes on until each way has.
     const ROUNDS_MAX: usize = 500;
@@ -496,7 +616,7 @@ async fn a_shutdown_sleeps_while_it_waits_for_copies() {
     let mut config = config();
     config.cache.write_policy = WritePolicy::WriteThrough;
     let device = Arc::new(BrokenDevice::new(false));
-    let engine = Engine::start(config, Threaded::new(ToyModel), device, None).unwrap();
+    let engine = Engine::start(config, Threaded::new(ToyModel::default()), device, None).unwrap();
     ask(&engine, &prompt(1, 100), 20).await;
     figures_when(&engine, "the copy", |figures| figures.scheduler.draining == 1).await;
     let before = computed();
@@ -514,7 +634,7 @@ async fn who_is_called_off_by_a_shutdown_is_told_at_once() {
     config.l3 = Some(L3Config { probe_timeout_ms: 3_600_000, ..L3Config::default() });
     let engine = Engine::start(
         config,
-        Threaded::new(ToyModel),
+        Threaded::new(ToyModel::default()),
         Arc::new(device(64, 64)),
         Some(faulty.clone()),
     )
@@ -593,7 +713,7 @@ impl Grammar for Even {
 
     fn allowed(&mut self) -> Result<Vec<u32>, GrammarError> {
         let allowed = if self.tokens.is_multiple_of(2) { 0x5555_5555 } else { 0x1111_1111 };
-        Ok(vec![allowed; ToyModel.vocabulary().div_ceil(32)])
+        Ok(vec![allowed; ToyModel::default().vocabulary().div_ceil(32)])
     }
 }
 
@@ -603,7 +723,7 @@ async fn what_is_launched_ahead_changes_no_answer() {
     const REQUESTS: u32 = 300;
     let generate = |number: u32| {
         let mut generate = Generate::new(prompt(number % 40, 5 + number % 90), 1 + number % 50);
-        let vocabulary = ToyModel.vocabulary() as Token;
+        let vocabulary = ToyModel::default().vocabulary() as Token;
         match number % 6 {
             0 => {}
             1 => {
@@ -623,7 +743,8 @@ async fn what_is_launched_ahead_changes_no_answer() {
         let mut config = config();
         config.batch.steps_in_flight_max = steps_in_flight_max;
         let device = Arc::new(device(60, 40));
-        let engine = Engine::start(config, Threaded::new(ToyModel), device, None).unwrap();
+        let engine =
+            Engine::start(config, Threaded::new(ToyModel::default()), device, None).unwrap();
         let mut askers = tokio::task::JoinSet::new();
         for number in 0..REQUESTS {
             let (engine, generate) = (engine.clone(), generate(number));
@@ -648,7 +769,7 @@ async fn what_is_launched_ahead_changes_no_answer() {
 /// A model that always fails takes down the request that it fails, not the engine.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_model_that_cannot_compute_fails_the_request() {
-    let model = Threaded::new(FlakyModel::new(ToyModel, Chance::new(1), 1));
+    let model = Threaded::new(FlakyModel::new(ToyModel::default(), Chance::new(1), 1));
     let engine = Engine::start(config(), model, Arc::new(device(64, 0)), None).unwrap();
     let answer = ask(&engine, &prompt(1, 20), 4).await;
     assert_eq!(answer.reason, EndReason::Failed(FailReason::StepFailed));
@@ -670,6 +791,7 @@ async fn whatever_fails_no_answer_is_wrong() {
         let chance = Chance::new(seed);
         let mut config = config();
         config.batch.steps_in_flight_max = 1 + (seed % 2) as u32;
+        config.copies.load_back_overlaps = seed / 2 % 2 == 1;
         // The world lasts some tens of milliseconds, and failures are forgotten as fast.
         config.l3 = Some(L3Config {
             negative_ttl_ms: 5,
@@ -682,7 +804,7 @@ async fn whatever_fails_no_answer_is_wrong() {
             GuardConfig { get_timeout_ms: 20, put_timeout_ms: 20, ..GuardConfig::default() };
         let guarded: Arc<dyn Store> = Arc::new(Guarded::new(flaky, guard));
         let flaky_device = FlakyDevice::new(device(48, 40), chance.clone(), 6);
-        let model = Threaded::new(FlakyModel::new(ToyModel, chance.clone(), 40));
+        let model = Threaded::new(FlakyModel::new(ToyModel::default(), chance.clone(), 40));
         let engine = Engine::start(config, model, Arc::new(flaky_device), Some(guarded)).unwrap();
         let mut askers = tokio::task::JoinSet::new();
         for _ in 0..8 {
@@ -742,4 +864,94 @@ async fn ask_something(engine: &Engine, chance: &Chance) -> bool {
             },
         }
     }
+}
+
+/// What a feed has told so far: the tokens of each page in each tier.
+#[derive(Default)]
+struct Heard {
+    pages: BTreeMap<(KvTier, PageKey), Vec<Token>>,
+    expected: u64,
+    snapshots: u32,
+}
+
+impl Heard {
+    fn hear(&mut self, events: &KvEvents) {
+        if events.is_snapshot {
+            self.pages.clear();
+            self.snapshots += 1;
+        } else {
+            assert_eq!(events.first(), self.expected, "a feed has no gaps");
+        }
+        self.expected = events.next;
+        for event in events.iter() {
+            match event {
+                KvEvent::Stored { tier, keys, tokens, .. } => {
+                    let pages = keys.iter().zip(tokens.chunks(PAGE_SIZE as usize));
+                    let pages = pages.map(|(&key, tokens)| ((tier, key), tokens.to_vec()));
+                    self.pages.extend(pages);
+                }
+                KvEvent::Removed { tier, keys, .. } => {
+                    keys.iter().for_each(|&key| assert!(self.pages.remove(&(tier, key)).is_some()));
+                }
+                KvEvent::Cleared => self.pages.retain(|(tier, _), _| *tier == KvTier::L3),
+            }
+        }
+    }
+
+    /// Hears on until a tier has so many pages.
+    async fn until(&mut self, feed: &mut KvFeed, tier: KvTier, pages: usize) {
+        let heard = async {
+            while self.held(tier) != pages {
+                self.hear(&feed.next().await.expect("an engine that runs"));
+            }
+        };
+        tokio::time::timeout(PATIENCE, heard).await.expect("it is told in time");
+    }
+
+    fn held(&self, tier: KvTier) -> usize {
+        self.pages.keys().filter(|(held_by, _)| *held_by == tier).count()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routers_follow_what_each_tier_holds() {
+    let engine = start(device(64, 64), Some(memory_store()));
+    let prompt = prompt(1, 100);
+    let mut early = engine.kv_events(1000).await.unwrap();
+    let mut heard = Heard::default();
+    ask(&engine, &prompt, 1).await;
+    for tier in [KvTier::Device, KvTier::Host, KvTier::L3] {
+        heard.until(&mut early, tier, 6).await;
+    }
+    for page in prompt.chunks_exact(PAGE_SIZE as usize) {
+        let with_its_tokens = heard.pages.values().filter(|tokens| **tokens == page).count();
+        assert_eq!(with_its_tokens, 3, "each page is in each tier");
+    }
+    assert_eq!(heard.snapshots, 1, "it has missed nothing since it began");
+    let mut late = engine.kv_events(1000).await.unwrap();
+    let mut heard_late = Heard::default();
+    heard_late.until(&mut late, KvTier::L3, 6).await;
+    assert_eq!(heard_late.pages, heard.pages, "whoever comes later begins with everything");
+
+    engine.clear_cache().await.unwrap();
+    for (heard, feed) in [(&mut heard, &mut early), (&mut heard_late, &mut late)] {
+        heard.until(feed, KvTier::Device, 0).await;
+        assert_eq!((heard.held(KvTier::Host), heard.held(KvTier::L3)), (0, 6));
+    }
+    engine.shutdown(PATIENCE).await;
+    assert!(tokio::time::timeout(PATIENCE, early.next()).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_falls_behind_starts_over() {
+    let engine = start(device(64, 0), None);
+    let mut feed = engine.kv_events(2).await.unwrap();
+    for seed in 0..6 {
+        ask(&engine, &prompt(seed, 40), 1).await;
+    }
+    let mut heard = Heard::default();
+    // Nothing happens any more but that it reads: it hears of everything all the same.
+    heard.until(&mut feed, KvTier::Device, 12).await;
+    assert_eq!(heard.snapshots, 2);
+    assert_eq!(feed.try_next(), None);
 }

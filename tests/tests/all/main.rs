@@ -6,6 +6,7 @@
 mod cost;
 mod determinism;
 mod engine;
+mod engine_requests;
 mod fail_the_nth;
 mod field_failures;
 mod l3_conformance;

@@ -61,6 +61,13 @@ fn seeds_that_once_failed_live_well() {
         // L3 had nothing when it was asked, and had been given all of it when the request had its turn.
         (2_016_156, 4_000),
         (3_036_508, 4_000),
+        // Steps read load-backs while the host's memory went bad.
+        (6_003_930, 4_000),
+        (6_005_165, 4_000),
+        // A step was planned behind one whose report was held, and told of a failure.
+        (6_005_038, 4_000),
+        // Who reads nothing was retracted, and what was kept for it stood in its way.
+        (8_016_028, 4_000),
     ];
     for (seed, steps) in lives {
         assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");

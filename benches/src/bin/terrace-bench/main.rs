@@ -79,6 +79,9 @@ enum Workload {
         /// Decode steps to measure
         #[arg(long, default_value_t = 64)]
         decode_steps: u32,
+        /// Steps that may be in flight: with 2, decoding is measured with one and with two, in turns
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+        in_flight: u32,
     },
     /// How long a device waits between steps of an engine, with a model that only takes time
     Gap {
@@ -258,25 +261,33 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             };
             print(arguments.json, &workload.run(&trace), cache_text)
         }
-        Workload::Steps { running, context, page_size, device_pages, shared, decode_steps } => {
-            let tokens = u64::from(context + decode_steps + 2);
-            let own_pages = tokens * u64::from(100 - shared) / 100 / u64::from(*page_size) + 2;
-            if own_pages * u64::from(*running) > u64::from(*device_pages) {
-                return Err("the prompts do not fit the device: raise --device-pages or \
-                            --shared, or lower --running, --context or --decode-steps"
-                    .into());
-            }
-            let figures = StepWorkload {
+        Workload::Steps {
+            running,
+            context,
+            page_size,
+            device_pages,
+            shared,
+            decode_steps,
+            in_flight,
+        } => {
+            let workload = StepWorkload {
                 running: *running,
                 context: *context,
                 page_size: *page_size,
                 device_pages: *device_pages,
                 shared_percent: *shared,
                 decode_steps: *decode_steps,
+                in_flight: *in_flight,
                 allocations: allocations::count,
+            };
+            let tokens = u64::from(workload.tokens_max());
+            let own_pages = tokens * u64::from(100 - shared) / 100 / u64::from(*page_size) + 2;
+            if own_pages * u64::from(*running) > u64::from(*device_pages) {
+                return Err("the prompts do not fit the device: raise --device-pages or \
+                            --shared, or lower --running, --context or --decode-steps"
+                    .into());
             }
-            .run()?;
-            print(arguments.json, &figures, steps_text)
+            print(arguments.json, &workload.run()?, steps_text)
         }
         Workload::Gap { running, in_flight, steps, step, launch } => {
             let workload = GapWorkload {

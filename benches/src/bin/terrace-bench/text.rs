@@ -32,14 +32,26 @@ pub(crate) fn cache_text(figures: &CacheFigures) -> String {
 }
 
 pub(crate) fn steps_text(figures: &StepFigures) -> String {
+    let ahead = figures.ahead.as_ref().map(|ahead| {
+        format!(
+            "with two in flight: plan    {}\n                    advance {}\n\
+             \x20                   {:.2} allocations, {:.2} times the cost of one in flight\n",
+            spread(&ahead.plan_us),
+            spread(&ahead.advance_us),
+            ahead.allocations_per_step,
+            ahead.cost_ratio
+        )
+    });
     format!(
         "a decode step: plan    {}\n               advance {}\n               {:.2} allocations\n\
+         {}\
          a request: submitted in {:.2} us, prefilled in {:.2} us, ended in {:.2} us\n\
          \x20          with all pages cached: admitted in {:.2} us, prefilled and ended in {:.2} us\n\
          stats: {:.3} us\n",
         spread(&figures.plan_us),
         spread(&figures.advance_us),
         figures.allocations_per_step,
+        ahead.unwrap_or_default(),
         figures.submit_us_per_request,
         figures.admit_us_per_request,
         figures.finish_us_per_request,

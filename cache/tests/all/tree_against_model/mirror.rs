@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use terrace_cache::{KvEvent, PageKey, Sequence, TierName};
+use terrace_cache::{KvEvent, KvEvents, KvTier, PageKey, Sequence, Token};
 
 pub(crate) struct Mirror {
     pub(crate) device: BTreeSet<PageKey>,
     pub(crate) host: BTreeSet<PageKey>,
-    /// Whether nothing was left in the cache when the log last started over: then the mirror
-    /// knows all, not just a part.
-    pub(crate) complete: bool,
-    /// Of each page that there can be: its namespace and the page before it.
-    families: BTreeMap<PageKey, (PageKey, PageKey)>,
+    pub(crate) l3: BTreeSet<PageKey>,
+    /// The number of the next event.
+    expected: u64,
+    /// Of each page that there can be: its namespace, the page before it and its tokens.
+    families: BTreeMap<PageKey, (PageKey, PageKey, Vec<Token>)>,
 }
 
 impl Mirror {
@@ -19,41 +19,54 @@ impl Mirror {
         let mut families = BTreeMap::new();
         for sequence in sequences {
             let mut parent = sequence.root();
-            for key in sequence.keys().iter() {
-                families.insert(key, (sequence.root(), parent));
+            for (page, key) in (0..).zip(sequence.keys().iter()) {
+                let tokens = sequence.run(page, page + 1).tokens().to_vec();
+                families.insert(key, (sequence.root(), parent, tokens));
                 parent = key;
             }
         }
-        Self { device: BTreeSet::new(), host: BTreeSet::new(), complete: true, families }
+        let (device, host, l3) = Default::default();
+        Self { device, host, l3, expected: 0, families }
     }
 
-    pub(crate) fn hear(&mut self, event: &KvEvent) {
+    pub(crate) fn hear(&mut self, events: &KvEvents) {
+        if events.is_snapshot {
+            for tier in [&mut self.device, &mut self.host, &mut self.l3] {
+                tier.clear();
+            }
+        } else {
+            assert_eq!(events.first(), self.expected, "a gap that no snapshot fills");
+        }
+        events.iter().for_each(|event| self.hear_one(&event));
+        self.expected = events.next;
+    }
+
+    fn hear_one(&mut self, event: &KvEvent<'_>) {
         match event {
-            KvEvent::Stored { tier, namespace, parent, keys } => {
+            KvEvent::Stored { tier, namespace, parent, keys, tokens, .. } => {
                 let mut before = *parent;
-                for &key in keys {
-                    assert_eq!(self.families[&key], (*namespace, before), "{event:?}");
+                let page_size = tokens.len() / keys.len();
+                for (&key, tokens) in keys.iter().zip(tokens.chunks(page_size)) {
+                    let family = (*namespace, before, tokens.to_vec());
+                    assert_eq!(self.families[&key], family, "{event:?}");
                     before = key;
                 }
                 let prefix_known = parent == namespace || self.device.contains(parent);
-                if self.complete && *tier == TierName::Device {
-                    assert!(prefix_known, "stored on device without its prefix: {event:?}");
-                }
-                for &key in keys {
-                    assert!(self.tier(*tier).insert(key), "stored twice: {event:?}");
+                assert!(prefix_known || *tier != KvTier::Device, "without its prefix: {event:?}");
+                for &key in keys.iter() {
+                    let is_news = self.tier(*tier).insert(key);
+                    assert!(is_news || *tier == KvTier::L3, "stored twice: {event:?}");
                 }
             }
             KvEvent::Removed { tier, namespace, keys } => {
-                for key in keys {
+                for key in keys.iter() {
                     assert_eq!(self.families[key].0, *namespace, "{event:?}");
-                    let known = self.tier(*tier).remove(key);
-                    assert!(known || !self.complete, "removed what was not stored: {event:?}");
+                    assert!(self.tier(*tier).remove(key), "removed what was not stored: {event:?}");
                 }
             }
             KvEvent::Cleared => {
                 self.device.clear();
                 self.host.clear();
-                self.complete = false;
             }
         }
     }
@@ -65,10 +78,11 @@ impl Mirror {
         (keys.iter().take_while(on_device).count(), keys.iter().take_while(somewhere).count())
     }
 
-    fn tier(&mut self, tier: TierName) -> &mut BTreeSet<PageKey> {
+    fn tier(&mut self, tier: KvTier) -> &mut BTreeSet<PageKey> {
         match tier {
-            TierName::Device => &mut self.device,
-            TierName::Host => &mut self.host,
+            KvTier::Device => &mut self.device,
+            KvTier::Host => &mut self.host,
+            KvTier::L3 => &mut self.l3,
         }
     }
 }

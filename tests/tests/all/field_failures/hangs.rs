@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
-    AdmissionOrder, Config, OpId, Outcome, PrefetchPolicy, Request, RequestId, StateName,
+    AdmissionOrder, Config, KvEvents, OpId, Outcome, PrefetchPolicy, Request, RequestId, StateName,
     SubmitError, Token,
 };
 use terrace_tests::World;
@@ -494,7 +494,8 @@ fn said(seed: u64) -> Vec<String> {
             stage.report(op, outcomes[draw(5) as usize]);
         }
         stage.wait_ms(draw(50));
-        let events: Vec<_> = stage.world.scheduler.drain_kv_events().collect();
+        let mut events = KvEvents::default();
+        stage.world.scheduler.drain_kv_events(&mut events);
         let transitions: Vec<_> = stage.world.scheduler.drain_trace().collect();
         said.push(format!("{events:?} {transitions:?} {:?}", stage.stats()));
     }

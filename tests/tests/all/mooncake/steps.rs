@@ -58,7 +58,7 @@ struct Side {
 impl Side {
     fn start() -> Self {
         let cluster = Cluster::start(Options::default());
-        let layout = ToyModel.kv_layout().pages(PAGE_SIZE).unwrap();
+        let layout = ToyModel::default().kv_layout().pages(PAGE_SIZE).unwrap();
         let page_bytes = layout.bytes();
         let mooncake = MooncakeConfig {
             capacity_bytes: 64 << 20,
@@ -71,8 +71,13 @@ impl Side {
         let rates = RateConfig { prefill_ns_per_token: 10_000_000, ..RateConfig::default() };
         let scheduler = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();
         let device = Arc::new(CpuDevice::new(2_048, 4_096, layout).unwrap());
-        let engine =
-            Engine::start(scheduler, Threaded::new(ToyModel), device, Some(store.clone())).unwrap();
+        let engine = Engine::start(
+            scheduler,
+            Threaded::new(ToyModel::default()),
+            device,
+            Some(store.clone()),
+        )
+        .unwrap();
         Self { cluster, store, engine }
     }
 }

@@ -1,6 +1,8 @@
 //! What must hold after every step.
 
-use terrace_cache::{Claims, DevicePage, DevicePin, KvEvent, Match, PageKey, Sequence, TierName};
+use terrace_cache::{
+    Claims, DevicePage, DevicePin, KvEvent, KvEvents, KvTier, Match, PageKey, Sequence,
+};
 
 use super::transfers::Transfer;
 use super::{Sound, World};
@@ -77,17 +79,15 @@ impl World {
     // ---- checking ----
 
     pub(super) fn hear_events(&mut self) {
-        let events: Vec<KvEvent> = self.cache.drain_events().collect();
-        for event in &events {
-            self.mirror.hear(event);
-            if let KvEvent::Stored { tier: TierName::Host, keys, .. } = event {
+        let mut events = KvEvents::default();
+        self.cache.drain_events(&mut events);
+        self.mirror.hear(&events);
+        for event in events.iter() {
+            if let KvEvent::Stored { tier: KvTier::Host, keys, .. } = event {
                 self.unsound.retain(|key| !keys.contains(key));
             }
         }
-        if self.cache.memory().pages == 0 {
-            self.mirror.complete = true;
-        }
-        self.told.extend(events);
+        self.told.push(events);
     }
 
     pub(super) fn check(&mut self) {
@@ -127,11 +127,7 @@ impl World {
         let prefix = (sequence.root(), sequence.run(0, host as u32).tokens().to_vec());
         assert!(host == 0 || self.published.contains(&prefix), "more was found than published");
         let (heard_device, heard_host) = self.mirror.depths(&sequence.keys().to_vec());
-        if self.mirror.complete {
-            assert_eq!((device, host), (heard_device, heard_host), "events do not tell the truth");
-        } else {
-            assert!(heard_device <= device && heard_host <= host, "a router knows too much");
-        }
+        assert_eq!((device, host), (heard_device, heard_host), "events do not tell the truth");
         let mut keys = sequence.run(found.device.depth, found.host.depth).keys().iter();
         let loading = keys.any(|key| self.is_being_loaded(&key));
         assert_eq!(found.arriving, loading);
@@ -139,7 +135,7 @@ impl World {
 
     /// What a write-back of a whole path copies: all that is neither on host nor on its way there.
     pub(super) fn check_unwritten(&self, path: &[PageKey], unwritten: usize) {
-        if self.mirror.complete && !self.ever_distrusted {
+        if !self.ever_distrusted {
             let wanted =
                 |key: &&PageKey| !self.mirror.host.contains(key) && !self.is_being_written(key);
             assert_eq!(unwritten, path.iter().filter(wanted).count());
@@ -163,11 +159,8 @@ impl World {
         }
         let in_tree = (usage.device.total_pages - device, usage.host.total_pages - host);
         let heard = (self.mirror.device.len(), self.mirror.host.len());
-        assert!(heard.0 <= in_tree.0 && heard.1 <= in_tree.1);
-        if self.mirror.complete {
-            assert_eq!(heard.0, in_tree.0);
-            assert!(self.ever_distrusted || heard.1 == in_tree.1);
-        }
+        assert_eq!(heard.0, in_tree.0);
+        assert!(heard.1 == in_tree.1 || self.ever_distrusted && heard.1 < in_tree.1);
     }
 
     pub(super) fn claims(&self) -> Claims {

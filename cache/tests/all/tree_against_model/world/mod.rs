@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::marker::PhantomData;
 
 use terrace_cache::{
-    Cache, CacheConfig, Device, DevicePages, DevicePin, Host, HostPin, KvEvent, Page, PageKey,
+    Cache, CacheConfig, Device, DevicePages, DevicePin, Host, HostPin, KvEvents, Page, PageKey,
     Pages, Sequence, Token,
 };
 
@@ -144,7 +144,7 @@ pub(crate) struct World {
     published: BTreeSet<(PageKey, Vec<Token>)>,
     mirror: Mirror,
     /// Everything that the cache told the outside, for comparing two runs.
-    pub(crate) told: Vec<KvEvent>,
+    pub(crate) told: Vec<KvEvents>,
     /// Pages whose host copies were distrusted and have not been replaced since.
     unsound: BTreeSet<PageKey>,
     ever_distrusted: bool,
@@ -208,7 +208,7 @@ impl World {
     }
 
     /// Ends everything, reads all that is left, and wants every page back.
-    pub(crate) fn end(mut self) -> Vec<KvEvent> {
+    pub(crate) fn end(mut self) -> Vec<KvEvents> {
         while !self.transfers.is_empty() {
             self.settle(0, Sound::Part(1));
             self.check();

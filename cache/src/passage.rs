@@ -1,0 +1,339 @@
+//! Passages: parts of a prompt that their tokens do not tell, as the placeholders of an image do not tell the
+//! image.
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::key::{KeyHasher, PageKey, hash_pages, of_hex};
+use crate::planted::{Bug, planted};
+use crate::sequence::Token;
+
+/// 128 bits that name what the tokens of a passage stand for: a strong hash of the image or sound. Matches go
+/// by it, so two contents must never have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContentKey(pub u128);
+
+impl fmt::Display for ContentKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl FromStr for ContentKey {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        of_hex(text).map(ContentKey).ok_or("the key of a content has 32 hexadecimal digits")
+    }
+}
+
+impl Serialize for ContentKey {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ContentKey {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Consecutive tokens of a prompt of which more is to be known than the tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Passage {
+    /// The position of the first token.
+    pub start: u32,
+    /// The position after the last.
+    pub end: u32,
+    /// What they stand for, if not for themselves: it goes into the keys of all pages that the passage touches,
+    /// and so into those behind them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<ContentKey>,
+    /// Whether no step may end inside, as where the tokens of an image attend to each other. What the cache
+    /// holds may end inside: it was computed with all of the passage.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_whole: bool,
+}
+
+impl Passage {
+    /// How many tokens.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "an empty one is refused")]
+    pub fn len(&self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether a step that ends at this position would cut it.
+    #[must_use]
+    pub fn is_cut_at(&self, position: u32) -> bool {
+        self.is_whole && self.start < position && position < self.end
+    }
+
+    /// Whether every passage is within so many tokens, not empty, and behind those before it.
+    ///
+    /// # Errors
+    /// What about them cannot be.
+    pub fn check_all(passages: &[Passage], tokens: usize) -> Result<(), PassageError> {
+        let mut free_from = 0;
+        for (place, passage) in passages.iter().enumerate() {
+            let fault = match passage {
+                Passage { start, end, .. } if start >= end => PassageFault::Empty,
+                Passage { end, .. } if *end as usize > tokens => {
+                    PassageFault::OutOfRange { tokens }
+                }
+                Passage { start, .. } if *start < free_from => {
+                    PassageFault::OutOfOrder { free_from }
+                }
+                Passage { end, .. } => {
+                    free_from = *end;
+                    continue;
+                }
+            };
+            return Err(PassageError { place, start: passage.start, end: passage.end, fault });
+        }
+        Ok(())
+    }
+}
+
+/// Passages that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassageError {
+    /// Which of them, from 0.
+    pub place: usize,
+    /// Where it begins.
+    pub start: u32,
+    /// Where it ends.
+    pub end: u32,
+    /// What is wrong with it.
+    pub fault: PassageFault,
+}
+
+/// What is wrong with a passage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassageFault {
+    /// It has no token.
+    Empty,
+    /// It ends behind the prompt.
+    OutOfRange {
+        /// Tokens of the prompt.
+        tokens: usize,
+    },
+    /// It begins before the one before it ends.
+    OutOfOrder {
+        /// Where that one ends.
+        free_from: u32,
+    },
+}
+
+impl fmt::Display for PassageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, start, end, fault } = self;
+        write!(f, "passage {place}, {start}..{end}, ")?;
+        match fault {
+            PassageFault::Empty => f.write_str("has no token: leave it out"),
+            PassageFault::OutOfRange { tokens } => {
+                write!(f, "ends behind the prompt, which has {tokens} tokens: shorten it")
+            }
+            PassageFault::OutOfOrder { free_from } => write!(
+                f,
+                "begins before {free_from}, where the one before it ends: sort passages by their start, \
+                 and let none overlap"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for PassageError {}
+
+/// What stands on the pages of a prompt besides their tokens: the place of each page that passages of some
+/// content touch, and a digest of those. Nodes keep it with their tokens.
+#[derive(Debug)]
+pub(crate) struct Marks(Vec<(u32, u128)>);
+
+impl Marks {
+    /// Those of a prompt; nothing if no passage has a content.
+    ///
+    /// The digest is `xxh3_128` over the 16 bytes of each passage's content and its start and end as 32-bit
+    /// words, all little-endian.
+    pub(crate) fn new(passages: &[Passage], page_size: usize) -> Option<Arc<Self>> {
+        let page_size = page_size as u32;
+        let mut touched: Vec<(u32, Vec<u8>)> = Vec::new();
+        for passage in passages {
+            let Some(content) = passage.content else { continue };
+            for page in passage.start / page_size..=(passage.end - 1) / page_size {
+                if touched.last().is_none_or(|(last, _)| *last < page) {
+                    touched.push((page, Vec::new()));
+                }
+                let bytes = &mut touched.last_mut().expect("it was just pushed").1;
+                bytes.extend_from_slice(&content.0.to_le_bytes());
+                bytes.extend_from_slice(&passage.start.to_le_bytes());
+                bytes.extend_from_slice(&passage.end.to_le_bytes());
+            }
+        }
+        let marks = touched.iter().map(|(page, bytes)| (*page, xxh3_128(bytes))).collect();
+        (!touched.is_empty()).then(|| Arc::new(Self(marks)))
+    }
+
+    /// What a page follows: the page before it, and what stands on the page besides its tokens.
+    ///
+    /// Without anything there it is the former key itself, else [that and the digest](PageKey::with_content).
+    pub(crate) fn follow(&self, before: PageKey, page: u32) -> PageKey {
+        let Ok(place) = self.0.binary_search_by_key(&page, |&(page, _)| page) else {
+            return before;
+        };
+        if planted(Bug::LeaveContentOutOfKey) {
+            return before;
+        }
+        before.with_content(ContentKey(self.0[place].1))
+    }
+
+    /// Those of the pages from one place in the prompt up to another.
+    pub(crate) fn within(&self, pages: Range<u32>) -> &[(u32, u128)] {
+        let place = |page: u32| self.0.partition_point(|&(marked, _)| marked < page);
+        &self.0[place(pages.start)..place(pages.end)]
+    }
+
+    /// Hashes the whole pages of a prompt.
+    pub(crate) fn hash(
+        &self,
+        root: PageKey,
+        tokens: &[Token],
+        page_size: usize,
+        keys: &mut Vec<PageKey>,
+    ) {
+        let (mut hasher, mut before, mut hashed) = (KeyHasher::new(), root, 0);
+        for &(page, _) in &self.0 {
+            let start = page as usize * page_size;
+            let Some(marked) = tokens.get(start..start + page_size) else { break };
+            hash_pages(before, &tokens[hashed..start], page_size, keys);
+            let follows = self.follow(keys.last().copied().unwrap_or(root), page);
+            before = hasher.next(follows, marked);
+            keys.push(before);
+            hashed = start + page_size;
+        }
+        hash_pages(before, &tokens[hashed..], page_size, keys);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Namespace, Sequence};
+
+    fn passage(start: u32, end: u32, content: u128) -> Passage {
+        Passage { start, end, content: Some(ContentKey(content)), is_whole: false }
+    }
+
+    fn keys(page_size: u32, tokens: u32, passages: &[Passage]) -> Vec<PageKey> {
+        let root = Namespace::new("tiny-llama", page_size).digest();
+        let sequence = Sequence::with_passages(root, page_size, (0..tokens).collect(), passages);
+        sequence.expect("sound passages").keys().to_vec()
+    }
+
+    // Computed by another implementation of XXH3, over the documented bytes.
+    #[test]
+    fn keys_of_passages_are_what_they_always_were() {
+        let passages = [
+            passage(5, 9, 0x0123_4567_89ab_cdef_0011_2233_4455_6677),
+            passage(9, 10, 1),
+            Passage { start: 12, end: 14, content: None, is_whole: true },
+        ];
+        let expected = VECTORS.map(PageKey);
+        assert_eq!(keys(4, 20, &passages), expected);
+        // However the tokens came to be there.
+        let root = Namespace::new("tiny-llama", 4).digest();
+        for prompt in 14..20 {
+            let begun = Sequence::with_passages(root, 4, (0..prompt).collect(), &passages);
+            let mut sequence = begun.expect("sound passages");
+            (prompt..20).for_each(|token| sequence.extend(&[token]));
+            assert_eq!(sequence.keys().to_vec(), expected, "{prompt} tokens of prompt");
+        }
+    }
+
+    const VECTORS: [u128; 5] = [
+        0x5e90_82b4_dd6f_c71a_2801_c831_a0cb_77fc,
+        0xfdfd_909e_60c8_5e10_062a_833f_1d81_50c5,
+        0xe9b7_5d75_0daa_b6d2_c345_5c03_e7af_4488,
+        0x94b0_6d0e_b5ec_586c_074f_c96a_6420_c809,
+        0xc487_cd96_b942_0816_8eaf_cf42_2532_fc01,
+    ];
+
+    #[test]
+    fn a_content_changes_the_keys_from_its_first_page_on_and_no_others() {
+        let plain = keys(4, 40, &[]);
+        for (start, end) in [(0, 1), (3, 4), (4, 5), (7, 9), (10, 23), (36, 40)] {
+            let first = start as usize / 4;
+            let one = keys(4, 40, &[passage(start, end, 1)]);
+            let other = keys(4, 40, &[passage(start, end, 2)]);
+            assert_eq!(one, keys(4, 40, &[passage(start, end, 1)]));
+            assert_eq!((&one[..first], &other[..first]), (&plain[..first], &plain[..first]));
+            for page in first..10 {
+                assert!(one[page] != other[page] && one[page] != plain[page], "{start}, {page}");
+            }
+        }
+        // Where it begins and ends counts too.
+        assert_ne!(keys(4, 8, &[passage(1, 3, 1)]), keys(4, 8, &[passage(1, 4, 1)]));
+        assert_ne!(keys(4, 8, &[passage(1, 3, 1)]), keys(4, 8, &[passage(2, 3, 1)]));
+        assert_ne!(
+            keys(4, 8, &[passage(0, 2, 1), passage(2, 4, 2)]),
+            keys(4, 8, &[passage(0, 4, 1)])
+        );
+        // One that stands for itself changes nothing.
+        let whole = Passage { start: 3, end: 9, content: None, is_whole: true };
+        assert_eq!(keys(4, 40, &[whole]), plain);
+    }
+
+    #[test]
+    fn a_passage_that_ends_in_the_last_page_counts_once_that_is_full() {
+        let root = PageKey(7);
+        let grown = |content| {
+            let sequence =
+                Sequence::with_passages(root, 4, (0..7).collect(), &[passage(5, 7, content)]);
+            let mut sequence = sequence.expect("sound passages");
+            sequence.extend(&[7, 8]);
+            sequence.keys().to_vec()
+        };
+        assert_eq!((grown(1)[0], grown(1).len()), (grown(2)[0], 2));
+        assert_ne!(grown(1)[1], grown(2)[1]);
+    }
+
+    #[test]
+    fn passages_that_cannot_be_are_refused() {
+        let refused = |passages: &[Passage]| {
+            let refused = Sequence::with_passages(PageKey(7), 4, (0..8).collect(), passages);
+            refused.expect_err("it was taken").to_string()
+        };
+        assert_eq!(refused(&[passage(3, 3, 1)]), "passage 0, 3..3, has no token: leave it out");
+        assert_eq!(refused(&[passage(4, 3, 1)]), "passage 0, 4..3, has no token: leave it out");
+        assert_eq!(
+            refused(&[passage(0, 2, 1), passage(7, 9, 1)]),
+            "passage 1, 7..9, ends behind the prompt, which has 8 tokens: shorten it"
+        );
+        let unsorted = "passage 1, 1..2, begins before 4, where the one before it ends: sort passages by \
+                        their start, and let none overlap";
+        assert_eq!(refused(&[passage(2, 4, 1), passage(1, 2, 1)]), unsorted);
+        let overlaps = [passage(0, 2, 1), passage(1, 2, 1)];
+        assert!(refused(&overlaps).contains("begins before 2"));
+        assert!(Passage::check_all(&[passage(0, 2, 1), passage(2, 8, 1)], 8).is_ok(), "neighbours");
+    }
+
+    #[test]
+    fn a_passage_survives_serde() {
+        let whole = Passage { is_whole: true, ..passage(1, 5, 0xab) };
+        let text = serde_json::to_string(&whole).unwrap();
+        assert_eq!(
+            text,
+            r#"{"start":1,"end":5,"content":"000000000000000000000000000000ab","is_whole":true}"#
+        );
+        assert_eq!(serde_json::from_str::<Passage>(&text).unwrap(), whole);
+        assert!(serde_json::from_str::<Passage>(r#"{"start":1,"end":5,"content":"ab"}"#).is_err());
+    }
+}

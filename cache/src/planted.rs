@@ -97,11 +97,15 @@ pub enum Bug {
     TrustStepOnFailedLoad,
     /// Pages that a step reads while they are loaded are published when it has ended.
     PublishWhileLoading,
+    /// Plans do not name the load-back that a prefill waits for.
+    ForgetAwaitedLoadBack,
+    /// A model waits for the first layer of a load-back, and reads the others before they came.
+    WaitForFirstLayerOnly,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 69] = [
+    pub const ALL: [Bug; 71] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -171,6 +175,8 @@ impl Bug {
         Self::CalledOffIsMissing,
         Self::TrustStepOnFailedLoad,
         Self::PublishWhileLoading,
+        Self::ForgetAwaitedLoadBack,
+        Self::WaitForFirstLayerOnly,
     ];
 }
 

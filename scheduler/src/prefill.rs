@@ -325,7 +325,7 @@ impl Scheduler {
                 start,
                 tokens,
                 produces_token: start + tokens == entry.prefill_end && entry.max_new_tokens > 0,
-                waits_for: computing.load_back,
+                waits_for: computing.load_back.filter(|_| !planted(Bug::ForgetAwaitedLoadBack)),
                 adapter: entry.adapter_told(),
             });
         }

@@ -2,24 +2,29 @@
 //! it reads.
 //!
 //! What belongs at a position of a sequence is a function of the namespace and of all tokens up to
-//! it, so a wrong page cannot go unnoticed. Transfers move bytes when their outcome arrives, and
-//! leave rubbish where they fail.
+//! it, so a wrong page cannot go unnoticed. Transfers move bytes when their outcome arrives, copies
+//! of pages also before, layer by layer; they leave rubbish where they fail.
+
+mod copies;
+mod memory;
+mod reach;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{Device, Host};
 use terrace_scheduler::{
-    Config, ConfigError, CopyDirection, DevicePage, Event, EventError, HostPage, L3Kind, OpId,
-    Outcome, Output, PageKey, Passage, Plan, Reach, Request, RequestId, Scheduler, Sequence,
-    StepId, StepResult, StepsInFlight, SubmitError, Time, Token,
+    Config, ConfigError, CopyDirection, DevicePage, Event, HostPage, L3Kind, OpId, Output, PageKey,
+    Passage, Plan, Request, RequestId, Scheduler, Sequence, StepId, StepResult, StepsInFlight,
+    SubmitError, Time, Token,
 };
 
-/// The bytes of a page: one word for each position.
-type Bytes = Vec<u64>;
+use copies::Arrival;
+pub(crate) use memory::LAYERS;
+use memory::{Arena, Kv, RUBBISH, in_layer};
 
-/// What a page holds that nothing sound was written to.
-const RUBBISH: u64 = 0xDEAD;
 /// What is produced from rubbish.
 const RUBBISH_TOKEN: Token = 0xDEAD;
 
@@ -44,7 +49,7 @@ pub struct Object {
     key: PageKey,
     generation: u32,
     checksum: u64,
-    bytes: Bytes,
+    kv: Kv,
 }
 
 /// How the read of one object goes wrong. The driver's checks notice all of these.
@@ -109,6 +114,10 @@ struct Member {
 struct Step {
     id: StepId,
     members: Vec<Member>,
+    /// The layers that the device is through with.
+    layers: usize,
+    /// How many tokens decodes accept, as it was when the device began with it.
+    accepted_tokens: u32,
     /// What each of them has produced, once the device is through with it.
     produced: Option<Vec<Vec<Token>>>,
 }
@@ -130,8 +139,8 @@ pub struct World {
     pub l3: BTreeMap<PageKey, Object>,
     /// Which operations have moved their bytes, on which rank.
     moved: BTreeSet<(OpId, u32)>,
-    /// What came of load-backs, reported or not, on which rank.
-    fates: BTreeMap<(OpId, u32), Outcome>,
+    /// What came of copies, reported or not, on which rank.
+    arrivals: BTreeMap<(OpId, u32), Arrival>,
     /// Load-backs that were reported as they went, though the host's memory had gone bad.
     misread: BTreeSet<OpId>,
     /// The load-backs that prefills were last planned to wait for.
@@ -139,8 +148,8 @@ pub struct World {
     /// The generation of what is stored from now on; objects of another are stale.
     generation: u32,
     page_size: usize,
-    device: Vec<Bytes>,
-    host: Vec<Bytes>,
+    device: Arena<Device>,
+    host: Arena<Host>,
     rows: Vec<Vec<DevicePage>>,
     expected: BTreeMap<RequestId, Vec<u64>>,
     /// Passages whose tokens attend to each other, so that none can be computed without all.
@@ -173,10 +182,9 @@ impl World {
     /// If the configuration cannot work.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         let page_size = config.cache.page_size as usize;
-        let arena = |pages: u32| vec![vec![RUBBISH; page_size]; pages as usize];
         Ok(Self {
-            device: arena(config.cache.device_pages),
-            host: arena(config.cache.host_pages),
+            device: Arena::new(config.cache.device_pages, page_size),
+            host: Arena::new(config.cache.host_pages, page_size),
             rows: vec![Vec::new(); config.batch.running_max as usize],
             scheduler: Scheduler::new(config)?,
             now: Time(0),
@@ -185,7 +193,7 @@ impl World {
             transfers: BTreeMap::new(),
             l3: BTreeMap::new(),
             moved: BTreeSet::new(),
-            fates: BTreeMap::new(),
+            arrivals: BTreeMap::new(),
             misread: BTreeSet::new(),
             awaited: BTreeMap::new(),
             generation: 0,
@@ -283,11 +291,11 @@ impl World {
             let host = plan.host_pages(copy).to_vec();
             let transfer = match copy.direction {
                 CopyDirection::LoadBack => {
-                    spoil(&mut self.device, device.iter().map(|page| page.slot()));
+                    self.device.spoil(&device);
                     Transfer::LoadBack(host, device)
                 }
                 CopyDirection::WriteBack => {
-                    spoil(&mut self.host, host.iter().map(|page| page.slot()));
+                    self.host.spoil(&host);
                     Transfer::WriteBack(device, host)
                 }
             };
@@ -299,7 +307,7 @@ impl World {
             let transfer = match op.kind {
                 L3Kind::Probe => Transfer::Probe(keys),
                 L3Kind::Prefetch => {
-                    spoil(&mut self.host, pages.iter().map(|page| page.slot()));
+                    self.host.spoil(&pages);
                     Transfer::Prefetch(keys, pages)
                 }
                 L3Kind::Backup => Transfer::Backup(keys, pages),
@@ -318,7 +326,13 @@ impl World {
                 self.scheduler.row(member.request).is_none_or(|meant| meant != member.row)
             };
             self.wrong_row = members.iter().find(is_wrong).map(|member| member.request);
-            self.steps.push_back(Step { id, members, produced: None });
+            self.steps.push_back(Step {
+                id,
+                members,
+                layers: 0,
+                accepted_tokens: 0,
+                produced: None,
+            });
         }
         self.check_reach(&plan);
         self.check_adapters(&plan);
@@ -403,26 +417,48 @@ impl World {
         !self.steps.is_empty()
     }
 
-    /// The device gets through with the first step that it has not been at, if there is one.
+    /// The device gets through with the first step that it has not been through, if there is one.
     ///
     /// # Errors
     /// The first page that the step read and that was not what it should be.
     pub fn execute(&mut self) -> Result<(), WrongPage> {
-        let Some(place) = self.steps.iter().position(|step| step.produced.is_none()) else {
-            return Ok(());
-        };
+        let Some(place) = self.next_step() else { return Ok(()) };
+        while self.next_step() == Some(place) {
+            self.execute_layer()?;
+        }
+        Ok(())
+    }
+
+    /// The first step that the device has not been through.
+    fn next_step(&self) -> Option<usize> {
+        self.steps.iter().position(|step| step.produced.is_none())
+    }
+
+    /// The device gets through with the next layer of that step.
+    ///
+    /// # Errors
+    /// The first page that the layer read and that was not what it should be.
+    pub fn execute_layer(&mut self) -> Result<(), WrongPage> {
+        let Some(place) = self.next_step() else { return Ok(()) };
+        let Step { layers: layer, mut accepted_tokens, .. } = self.steps[place];
         let mut members = std::mem::take(&mut self.steps[place].members);
-        for member in &mut members {
-            self.take_input(member);
+        if layer == 0 {
+            accepted_tokens = self.accepted_tokens;
+            members.iter_mut().for_each(|member| self.take_input(member));
         }
         // The model waits for what it reads.
-        members.iter().filter_map(|member| member.waits_for).for_each(|op| self.load(op));
-        for member in members.iter().filter(|member| !member.in_vain) {
-            self.check_reads(member)?;
+        if layer == 0 || !planted(Bug::WaitForFirstLayerOnly) {
+            let awaited = members.iter().filter_map(|member| member.waits_for);
+            awaited.for_each(|op| self.load(op, layer));
         }
-        let produced = members.iter().map(|member| self.compute(member)).collect();
-        self.steps[place].members = members;
-        self.steps[place].produced = Some(produced);
+        for member in members.iter().filter(|member| !member.in_vain) {
+            self.check_reads(member, layer)?;
+        }
+        let computed = members.iter().map(|member| self.compute(member, layer, accepted_tokens));
+        let computed = computed.collect();
+        let produced = (layer + 1 == LAYERS).then_some(computed);
+        let id = self.steps[place].id;
+        self.steps[place] = Step { id, members, layers: layer + 1, accepted_tokens, produced };
         Ok(())
     }
 
@@ -469,7 +505,8 @@ impl World {
         if self.steps[0].produced.is_none() {
             self.execute()?;
         }
-        let Step { id: step, members, produced } = self.steps.pop_front().expect("it was there");
+        let Step { id: step, members, produced, .. } =
+            self.steps.pop_front().expect("it was there");
         let produced = produced.expect("it was executed");
         if let Some(request) = failed {
             let its = members.iter().filter(|member| member.request == request);
@@ -514,7 +551,7 @@ impl World {
 
     fn spoil_written(&mut self, member: &Member) {
         for position in member.start..member.start + member.tokens {
-            *self.word(&member.row, position) = RUBBISH;
+            (0..LAYERS).for_each(|layer| *self.word(&member.row, position, layer) = RUBBISH);
         }
     }
 
@@ -524,216 +561,7 @@ impl World {
         members.filter(|member| which(member)).for_each(|member| member.in_vain = true);
     }
 
-    /// Brings an operation to an outcome on one rank, and moves the bytes that it says were moved.
-    ///
-    /// # Errors
-    /// As the scheduler says.
-    pub fn report(&mut self, op: OpId, rank: u32, outcome: Outcome) -> Result<(), EventError> {
-        let outcome = match self.fates.get(&(op, rank)) {
-            Some(fate) if outcome != Outcome::TimedOut => *fate,
-            Some(_) | None => outcome,
-        };
-        let outcome = self.perform(op, rank, outcome, None);
-        let advanced = self.scheduler.advance(self.now, Event::Operation { op, rank, outcome });
-        self.learn_late_tokens();
-        advanced
-    }
-
-    /// A load-back comes to its end on one rank, and will be reported so. Its pages are written once more when it
-    /// is: until then they are its own.
-    pub fn arrive(&mut self, op: OpId, rank: u32, outcome: Outcome) {
-        let Some(Transfer::LoadBack(from, to)) = self.transfers.get(&op) else { return };
-        let sound = match outcome {
-            Outcome::Done => to.len(),
-            Outcome::Partial(pages) | Outcome::CalledOff(pages) | Outcome::CorruptAfter(pages) => {
-                pages as usize
-            }
-            Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
-            Outcome::TimedOut => return,
-        };
-        if sound > to.len() || self.fates.contains_key(&(op, rank)) {
-            return;
-        }
-        self.fates.insert((op, rank), outcome);
-        if is_any_bad(&self.host, from) {
-            self.misread.insert(op);
-        }
-        for (place, (from, to)) in from.iter().zip(to).enumerate() {
-            let page = &mut self.device[to.slot() as usize];
-            match place < sound {
-                true => page.clone_from(&self.host[from.slot() as usize]),
-                false => page.fill(RUBBISH),
-            }
-        }
-    }
-
-    /// Whatever has not come of a load-back arrives.
-    fn load(&mut self, op: OpId) {
-        for rank in 0..self.scheduler.config().model.ranks {
-            self.arrive(op, rank, Outcome::Done);
-        }
-    }
-
-    /// Whether what a member waits for did not come, so that it computes rubbish.
-    fn is_misled(&self, member: &Member) -> bool {
-        member.waits_for.is_some_and(|op| {
-            let mut fates = self.fates.range((op, 0)..=(op, u32::MAX));
-            self.misread.contains(&op) || fates.any(|(_, fate)| *fate != Outcome::Done)
-        })
-    }
-
-    /// Brings a transfer to its end on one rank, except that one page of it, if it is a prefetch,
-    /// was damaged on the way. The driver checks what it reads, so it reports what came before.
-    ///
-    /// # Errors
-    /// As the scheduler says.
-    pub fn report_damaged(
-        &mut self,
-        op: OpId,
-        rank: u32,
-        page: usize,
-        damage: Damage,
-    ) -> Result<(), EventError> {
-        let outcome = self.perform(op, rank, Outcome::Done, Some((page, damage)));
-        self.scheduler.advance(self.now, Event::Operation { op, rank, outcome })
-    }
-
-    /// Reads an object as a driver does: whatever is not exactly right counts as missing.
-    fn read(&self, key: PageKey, damage: Option<Damage>) -> Option<Bytes> {
-        let mut object = self.l3.get(&key)?.clone();
-        match damage {
-            None => {}
-            Some(Damage::ShortRead) => drop(object.bytes.pop()),
-            Some(Damage::FlippedBit) => object.bytes[0] ^= 1 << 17,
-            Some(Damage::WrongPage) => object.key = PageKey(key.0 ^ 1),
-            Some(Damage::StaleGeneration) => object.generation = object.generation.wrapping_sub(1),
-        }
-        let sound = object.key == key
-            && object.generation == self.generation
-            && object.bytes.len() == self.page_size
-            && object.checksum == checksum(&object.bytes);
-        sound.then_some(object.bytes)
-    }
-
-    /// L3 is wiped. With `leftovers` its objects remain, but are of an old generation.
-    pub fn restart_l3(&mut self, leftovers: bool) {
-        self.generation += 1;
-        if !leftovers {
-            self.l3.clear();
-        }
-    }
-
-    /// Moves bytes as the outcome says. A probe is answered truly where the outcome is `Done`.
-    fn perform(
-        &mut self,
-        op: OpId,
-        rank: u32,
-        outcome: Outcome,
-        damaged: Option<(usize, Damage)>,
-    ) -> Outcome {
-        let pages = self.transfers.get(&op).map_or(0, Transfer::pages);
-        let sound = match outcome {
-            Outcome::Done => usize::MAX,
-            Outcome::Partial(claimed)
-            | Outcome::CorruptAfter(claimed)
-            | Outcome::CalledOff(claimed)
-                if claimed as usize > pages =>
-            {
-                return outcome;
-            }
-            Outcome::Partial(pages) | Outcome::CorruptAfter(pages) | Outcome::CalledOff(pages) => {
-                pages as usize
-            }
-            Outcome::Missing | Outcome::Failed | Outcome::Corrupt => 0,
-            Outcome::TimedOut => return outcome,
-        };
-        // Bytes move once; a report that comes again moves nothing.
-        if !self.moved.insert((op, rank)) {
-            return outcome;
-        }
-        let rubbish = vec![RUBBISH; self.page_size];
-        let mut written = Vec::new();
-        let outcome = match self.transfers.get(&op) {
-            Some(Transfer::LoadBack(from, to)) => {
-                self.fates.insert((op, rank), outcome);
-                if is_any_bad(&self.host, from) {
-                    self.misread.insert(op);
-                }
-                for (place, (from, to)) in from.iter().zip(to).enumerate() {
-                    let source = &self.host[from.slot() as usize];
-                    self.device[to.slot() as usize] =
-                        if place < sound { source.clone() } else { rubbish.clone() };
-                }
-                if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
-                    // It is the host's memory that has gone bad.
-                    spoil(&mut self.host, from.iter().skip(sound).map(|page| page.slot()));
-                }
-                outcome
-            }
-            Some(Transfer::WriteBack(from, to)) => {
-                for (place, (from, to)) in from.iter().zip(to).enumerate() {
-                    let source = &self.device[from.slot() as usize];
-                    if place < sound {
-                        written.push((source.clone(), Reach::Host));
-                    }
-                    self.host[to.slot() as usize] =
-                        if place < sound { source.clone() } else { rubbish.clone() };
-                }
-                outcome
-            }
-            Some(Transfer::Probe(keys)) => match outcome {
-                Outcome::Done => {
-                    let found = keys.iter().take_while(|key| self.l3.contains_key(key)).count();
-                    if found == keys.len() { Outcome::Done } else { Outcome::Partial(found as u32) }
-                }
-                _ => outcome,
-            },
-            Some(Transfer::Prefetch(keys, to)) => {
-                let mut arrived = 0;
-                for (place, (&key, to)) in keys.iter().zip(to).enumerate() {
-                    let damage = damaged.filter(|(page, _)| *page == place).map(|(_, how)| how);
-                    let wanted = place < sound && arrived == place;
-                    let source = wanted.then(|| self.read(key, damage)).flatten();
-                    arrived += usize::from(source.is_some());
-                    self.host[to.slot() as usize] = source.unwrap_or_else(|| rubbish.clone());
-                }
-                match outcome {
-                    Outcome::Done
-                    | Outcome::Partial(_)
-                    | Outcome::CorruptAfter(_)
-                    | Outcome::CalledOff(_)
-                        if arrived < sound.min(keys.len()) =>
-                    {
-                        Outcome::Partial(arrived as u32)
-                    }
-                    _ => outcome,
-                }
-            }
-            Some(Transfer::Backup(keys, from)) => {
-                for (stored, (&key, from)) in keys.iter().zip(from).take(sound).enumerate() {
-                    let bytes = self.host[from.slot() as usize].clone();
-                    // A driver that checks its source does not store memory that has gone bad.
-                    if bytes == rubbish {
-                        return Outcome::Partial(stored as u32);
-                    }
-                    written.push((bytes.clone(), Reach::L3));
-                    let (generation, checksum) = (self.generation, checksum(&bytes));
-                    self.l3.insert(key, Object { key, generation, checksum, bytes });
-                }
-                if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
-                    spoil(&mut self.host, from.iter().skip(sound).map(|page| page.slot()));
-                }
-                outcome
-            }
-            None => outcome,
-        };
-        for (bytes, tier) in written {
-            self.check_written(&bytes, tier);
-        }
-        outcome
-    }
-
-    fn check_reads(&mut self, member: &Member) -> Result<(), WrongPage> {
+    fn check_reads(&mut self, member: &Member, layer: usize) -> Result<(), WrongPage> {
         let ranks = self.scheduler.config().model.ranks;
         let is_owed = |op: OpId| (0..ranks).any(|rank| !self.moved.contains(&(op, rank)));
         // Only who waits for a load-back reads what it has not been reported to have brought.
@@ -745,20 +573,18 @@ impl World {
         let loading: BTreeSet<u32> = loading.flatten().map(|page| page.slot()).collect();
         for position in 0..member.start {
             let page = member.row[position as usize / self.page_size];
-            if loading.contains(&page.slot()) {
-                return Err(WrongPage { request: member.request, position });
-            }
-            if !is_misled && *self.word(&member.row, position) != member.expected[position as usize]
-            {
+            let expected = in_layer(layer, member.expected[position as usize]);
+            let is_wrong = !is_misled && *self.word(&member.row, position, layer) != expected;
+            if loading.contains(&page.slot()) || is_wrong {
                 return Err(WrongPage { request: member.request, position });
             }
         }
         Ok(())
     }
 
-    /// Writes the member's KV and produces its tokens. Positions of drafts that were not accepted
-    /// hold rubbish.
-    fn compute(&mut self, member: &Member) -> Vec<Token> {
+    /// Writes a layer of the member's KV, and produces its tokens. Positions of drafts that were not
+    /// accepted hold rubbish.
+    fn compute(&mut self, member: &Member, layer: usize, accepted_tokens: u32) -> Vec<Token> {
         if member.in_vain {
             self.spoil_written(member);
             return Vec::new();
@@ -772,7 +598,7 @@ impl World {
         let produced = match (member.produces, is_decode) {
             (false, _) => 0,
             (true, false) => 1,
-            (true, true) => member.tokens.min(self.accepted_tokens).max(1),
+            (true, true) => member.tokens.min(accepted_tokens).max(1),
         };
         let mut expected = member.expected.clone();
         let mut tokens = Vec::new();
@@ -784,87 +610,10 @@ impl World {
         let accepted = if is_decode { member.start + produced } else { known };
         for position in member.start..member.start + member.tokens {
             let sound = position < accepted && !self.is_cut(member, position);
-            *self.word(&member.row, position) =
-                if sound { expected[position as usize] } else { RUBBISH };
+            *self.word(&member.row, position, layer) =
+                if sound { in_layer(layer, expected[position as usize]) } else { RUBBISH };
         }
         tokens
-    }
-
-    /// Pages that end with these words, from a position on, may be written so far.
-    fn note_writable(&mut self, words: &[u64], start: usize, writes: Reach) {
-        let page_size = self.page_size;
-        let last_of_page =
-            |&(position, _): &(usize, &u64)| (position + 1).is_multiple_of(page_size);
-        for (_, &word) in words.iter().enumerate().skip(start).filter(last_of_page) {
-            for (tier, writable) in
-                [Reach::Device, Reach::Host, Reach::L3].iter().zip(&mut self.writable)
-            {
-                if writes >= *tier {
-                    writable.insert(word);
-                }
-            }
-        }
-    }
-
-    /// Whether somebody may write this page so far; whoever checks its source writes no rubbish.
-    fn check_written(&mut self, bytes: &Bytes, tier: Reach) {
-        let last = bytes[self.page_size - 1];
-        let is_sound = bytes.iter().all(|&word| word != RUBBISH);
-        if is_sound && !self.writable[tier as usize - 1].contains(&last) {
-            self.overreach = Some(format!("a page that nobody writes to {tier:?} went there"));
-        }
-    }
-
-    /// Whether those who do not use all tiers have read and written only those that they use.
-    fn check_reach(&mut self, plan: &Plan) {
-        for (id, (request, sequence)) in &self.limited {
-            if let Some(hits) = self.scheduler.hits(*id) {
-                let forbidden = [
-                    (Reach::Device, hits.device_tokens),
-                    (Reach::Host, hits.host_tokens),
-                    (Reach::L3, hits.l3_tokens),
-                ];
-                if forbidden.iter().any(|&(tier, tokens)| tier > request.reads && tokens > 0) {
-                    let reads = request.reads;
-                    self.overreach = Some(format!("{id} reads {reads:?} and has {hits:?}"));
-                }
-            }
-            let has_ended = plan.ended.iter().any(|ended| ended.request == *id);
-            if has_ended && request.writes == Reach::Nothing {
-                let cached = self.scheduler.cached_of(sequence);
-                let pages = (cached.device_pages + cached.host_pages) as usize;
-                let words = self.expected[id].chunks_exact(self.page_size).take(pages);
-                let is_written =
-                    |page: &[u64]| self.writable[0].contains(&page[self.page_size - 1]);
-                if !words.into_iter().all(is_written) {
-                    self.overreach = Some(format!("{id} writes nothing, and others can have it"));
-                }
-            }
-        }
-    }
-
-    /// Whether each row has its request's adapter, and there are no more of them than may be.
-    fn check_adapters(&mut self, plan: &Plan) {
-        let prefills = plan.prefills.iter().map(|prefill| (prefill.request, prefill.adapter));
-        let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.adapter));
-        let mut different = BTreeSet::new();
-        for (request, adapter) in prefills.chain(decodes) {
-            let name = self.scheduler.adapter(adapter).unwrap_or_default();
-            if self.requests[&request].adapter != name {
-                self.overreach = Some(format!("{request} was to compute with {name:?}"));
-            }
-            different.extend(Some(adapter).filter(|adapter| !adapter.is_none()));
-        }
-        let adapters_max = self.scheduler.config().batch.adapters_max as usize;
-        if adapters_max > 0 && different.len() > adapters_max {
-            self.overreach = Some(format!("{} adapters in a step", different.len()));
-        }
-    }
-
-    /// What went farther than it should, if anything did.
-    #[must_use]
-    pub fn overreach(&self) -> Option<&str> {
-        self.overreach.as_deref()
     }
 
     /// Whether a position cannot be computed, because the passage around it ends behind the step's part.
@@ -882,20 +631,6 @@ impl World {
             let live: Vec<RequestId> = self.expected.keys().copied().collect();
             live.into_iter().for_each(|request| self.learn_tokens(request));
         }
-    }
-
-    /// Notes the pages that tokens complete whose report may have to wait: when it takes effect their request may
-    /// end with it, and nobody can be asked for them.
-    fn note_late_pages(&mut self, member: &Member, tokens: &[Token]) {
-        let mut words = member.expected.clone();
-        for &token in tokens {
-            words.push(mix(*words.last().expect("a prompt is not empty"), token));
-        }
-        self.note_writable(&words, member.expected.len(), self.writes_of(member.request));
-    }
-
-    fn writes_of(&self, request: RequestId) -> Reach {
-        self.limited.get(&request).map_or(Reach::L3, |(request, _)| request.writes)
     }
 
     /// Notes what a live request has produced.
@@ -916,27 +651,11 @@ impl World {
         self.note_writable(&words, before, self.writes_of(request));
     }
 
-    fn word(&mut self, row: &[DevicePage], position: u32) -> &mut u64 {
+    fn word(&mut self, row: &[DevicePage], position: u32, layer: usize) -> &mut u64 {
         let (entry, offset) =
             (position as usize / self.page_size, position as usize % self.page_size);
-        &mut self.device[row[entry].slot() as usize][offset]
+        self.device[row[entry]].word(layer, offset)
     }
-}
-
-/// Whether memory of the host has gone bad that these pages are.
-fn is_any_bad(host: &[Bytes], pages: &[HostPage]) -> bool {
-    pages.iter().any(|page| host[page.slot() as usize].iter().all(|word| *word == RUBBISH))
-}
-
-/// Whoever reads these pages before something sound is written to them reads rubbish.
-fn spoil(arena: &mut [Bytes], slots: impl Iterator<Item = u32>) {
-    for slot in slots {
-        arena[slot as usize].fill(RUBBISH);
-    }
-}
-
-fn checksum(bytes: &[u64]) -> u64 {
-    bytes.iter().fold(0, |sum, &word| mix(sum ^ word, 1))
 }
 
 fn extend_expected(expected: &mut Vec<u64>, start: u64, tokens: &[Token], passages: &[Passage]) {

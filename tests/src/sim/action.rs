@@ -96,12 +96,17 @@ pub enum Action {
     FailStep,
     /// The first step in flight is done, but for the part of its n-th member.
     FailMember(u32),
-    /// The device gets through with the first step that it has not been at.
+    /// The device gets through with the first step that it has not been through.
     Execute,
+    /// The device gets through with the next layer of that step.
+    ExecuteLayer,
     /// The n-th outcome that is owed arrives.
     Report(u32, Outcome),
     /// The n-th outcome that is owed, if it is of a load-back, will be this one: its bytes are there.
     Arrive(u32, Outcome),
+    /// As much is known of the n-th outcome that is owed, if it is of a copy between device and host: of its bytes,
+    /// those of one layer are there.
+    ArriveLayer(u32, u32, Outcome),
     /// The n-th outcome that is owed arrives, but a page was damaged on the way.
     ReportDamaged(u32, u32, Damage),
     /// The n-th of the latest outcomes arrives again.

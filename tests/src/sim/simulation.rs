@@ -12,7 +12,7 @@ use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
 use super::useful::{Account, live_usefully};
-use crate::world::{Damage, Transfer};
+use crate::world::{Damage, LAYERS, Transfer};
 
 /// One in so many seeds also draws a world that means well.
 const USEFUL_EVERY: u64 = 4;
@@ -91,6 +91,7 @@ pub fn live(fate: Fate) -> Life {
         wishes,
         answers,
         stops: StopDice::new(seed, fate.only_fault.is_none()),
+        layers: LayerDice::new(seed),
         only_fault: fate.only_fault.flatten(),
         actions: Vec::new(),
         faults: FaultCounts::default(),
@@ -146,6 +147,7 @@ struct Simulation {
     wishes: WishDice,
     answers: AnswerDice,
     stops: StopDice,
+    layers: LayerDice,
     actions: Vec<Action>,
     faults: FaultCounts,
     steps: u64,
@@ -243,6 +245,21 @@ impl StopDice {
     fn draw(&mut self, pages: usize) -> Option<u32> {
         let stopped = self.stops && !self.dice.one_in(4);
         stopped.then(|| self.dice.below(pages as u64 + 1) as u32)
+    }
+}
+
+/// Draws the moments at which layers arrive and are computed. It has dice of its own, like wishes.
+struct LayerDice {
+    dice: Dice,
+    /// Whether layers are apart in this world.
+    are_apart: bool,
+}
+
+impl LayerDice {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed.rotate_left(32) ^ 0x1A7E);
+        let are_apart = dice.one_in(2);
+        Self { dice, are_apart }
     }
 }
 
@@ -525,8 +542,33 @@ impl Simulation {
             self.faults.count(FaultKind::CacheCleared);
             self.perform(Action::Clear)?;
         }
+        if self.layers.are_apart {
+            self.layers()?;
+        }
         if let Some(nth) = self.wishes.new_weights() {
             self.perform(Action::ReplaceWeights(nth))?;
+        }
+        Ok(())
+    }
+
+    /// Layers of copies arrive in any order before that is reported, and steps are computed layer by layer meanwhile.
+    fn layers(&mut self) -> Result<(), Violation> {
+        let owed = self.due.len() as u64;
+        if owed > 0 && self.layers.dice.one_in(2) {
+            let place = self.layers.dice.below(owed) as usize;
+            let transfer = self.stage.world.transfers.get(&self.stage.owed[place].0);
+            if let Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) = transfer {
+                let layer = self.layers.dice.below(LAYERS as u64) as u32;
+                match self.draw_report(place) {
+                    Action::Report(nth, outcome) => {
+                        self.perform(Action::ArriveLayer(nth, layer, outcome))?;
+                    }
+                    other => unreachable!("{other} is no outcome of a copy"),
+                }
+            }
+        }
+        if self.layers.dice.one_in(4) {
+            self.perform(Action::ExecuteLayer)?;
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use terrace_scheduler::{
 
 use super::action::{Action, Opening, PassageWish, Wishes};
 use super::router::Router;
-use crate::world::{Transfer, World};
+use crate::world::{LAYERS, Transfer, World};
 
 /// How many ended conversations can be continued.
 const CONVERSATIONS_MAX: usize = 8;
@@ -137,6 +137,7 @@ impl Stage {
                 }
             }
             Action::Execute => self.world.execute().map_err(wrong_page)?,
+            Action::ExecuteLayer => self.world.execute_layer().map_err(wrong_page)?,
             Action::FailStep => {
                 if self.world.in_step() {
                     self.world.fail_step();
@@ -150,6 +151,12 @@ impl Stage {
                 if let Some(place) = nth_of(*nth, self.owed.len()) {
                     let (op, rank) = self.owed[place];
                     self.world.arrive(op, rank, *outcome);
+                }
+            }
+            Action::ArriveLayer(nth, layer, outcome) => {
+                if let Some(place) = nth_of(*nth, self.owed.len()) {
+                    let (op, rank) = self.owed[place];
+                    self.world.arrive_layer(op, rank, *layer as usize % LAYERS, *outcome);
                 }
             }
             Action::ReportDamaged(nth, page, damage) => {

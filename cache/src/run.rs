@@ -169,8 +169,8 @@ impl KeptRun {
     #[must_use]
     pub fn run(&self, start_page: u32, pages: usize) -> PageRun<'_> {
         let Some((prompt, all)) = &self.prompt else {
-            let Part { keys, tokens, .. } = self.back.part(0..pages);
-            return PageRun::apart(start_page, self.back.page_size() as u32, keys, tokens);
+            let page_size = self.back.page_size();
+            return PageRun::behind_prompt(start_page, page_size, self.back.part(0..pages));
         };
         let of_prompt = pages.min(all.len());
         let back = self.back.part(0..pages - of_prompt);
@@ -181,7 +181,7 @@ impl KeptRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Sequence;
+    use crate::{ContentKey, Passage, Sequence};
 
     #[test]
     fn a_run_carries_its_own_tokens() {
@@ -219,6 +219,16 @@ mod tests {
                 assert_eq!(part.tokens().to_vec(), tokens[..4 * pages]);
             }
         }
+    }
+
+    #[test]
+    fn a_kept_run_behind_the_prompt_has_what_stands_on_its_pages() {
+        let passage = Passage { start: 9, end: 10, content: Some(ContentKey(1)), is_whole: false };
+        let prompt = (0..10).collect();
+        let mut sequence = Sequence::with_passages(PageKey(7), 4, prompt, &[passage]).unwrap();
+        sequence.extend(&[10, 11]);
+        let kept = sequence.run(2, 3).keep();
+        assert!(kept.run(2, 1).to_text().marks().is_some());
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub(crate) struct Driver<D: Device> {
     awaited: Vec<CopyProgress>,
     happenings: Happenings,
     live: BTreeMap<RequestId, Live>,
+    /// Whose askers are to be told something.
+    untold: Vec<RequestId>,
     history: History,
     next_request: u64,
     positions_max: u32,
@@ -143,6 +145,7 @@ impl<D: Device> Driver<D> {
             transfers,
             happenings,
             live: BTreeMap::new(),
+            untold: Vec::new(),
             history: History::default(),
             next_request: 0,
             positions_max,
@@ -198,6 +201,7 @@ impl<D: Device> Driver<D> {
                 }
                 Some(_) => {}
             }
+            self.tell_askers();
             if let Some(closing) = self.take_closing_if_drained() {
                 return self.close(closing).await;
             }
@@ -378,7 +382,7 @@ impl<D: Device> Driver<D> {
         self.spare.push(job);
     }
 
-    /// Reports the tokens of a step to the scheduler, and then to those who asked for them.
+    /// Reports the tokens of a step to the scheduler, and notes what to tell those who asked for them.
     fn tokens_came(&mut self, job: &mut StepJob, now: Time) {
         let StepJob { step, batch, requests, outputs, checksums, .. } = job;
         for ((wanted, &request), output) in
@@ -412,6 +416,16 @@ impl<D: Device> Driver<D> {
                     live.start(self.scheduler.hits(request).unwrap_or_default());
                 }
                 live.produce(chosen, checksum);
+                self.untold.push(request);
+            }
+        }
+    }
+
+    /// Tells askers what is new: those of requests that have ended meanwhile know.
+    fn tell_askers(&mut self) {
+        for request in self.untold.drain(..) {
+            if let Some(live) = self.live.get_mut(&request) {
+                live.tell_asker();
             }
         }
     }
@@ -422,22 +436,11 @@ impl<D: Device> Driver<D> {
         let mut plan = std::mem::take(&mut self.plan);
         let now = self.now();
         self.scheduler.plan_into(now, &mut plan);
-        for transition in self.scheduler.drain_trace() {
-            if let Some(live) = self.live.get_mut(&transition.request) {
-                if is_first_admission(&transition) {
-                    self.queue.observe(live.view.age_us(transition.at));
-                }
-                live.view.enter(transition.to, transition.at);
-            }
-        }
         for ended in &plan.ended {
-            if let Some(live) = self.live.remove(&ended.request) {
-                if let Some(slot) = live.slot
-                    && self.rows[slot.0 as usize].take_if(|who| *who == ended.request).is_some()
-                {
-                    self.went.push(slot);
-                }
-                self.history.add(live.end(EndReason::of(ended)));
+            if let Some(slot) = self.live.get(&ended.request).and_then(|live| live.slot)
+                && self.rows[slot.0 as usize].take_if(|who| *who == ended.request).is_some()
+            {
+                self.went.push(slot);
             }
         }
         for copy in &plan.copies {
@@ -456,6 +459,20 @@ impl<D: Device> Driver<D> {
         }
         if let Some(step) = plan.step {
             self.start_step(step, &plan);
+        }
+        // The model is busy: what follows keeps nobody waiting.
+        for transition in self.scheduler.drain_trace() {
+            if let Some(live) = self.live.get_mut(&transition.request) {
+                if is_first_admission(&transition) {
+                    self.queue.observe(live.view.age_us(transition.at));
+                }
+                live.view.enter(transition.to, transition.at);
+            }
+        }
+        for ended in &plan.ended {
+            if let Some(live) = self.live.remove(&ended.request) {
+                self.history.add(live.end(EndReason::of(ended)));
+            }
         }
         self.kv_feeds.tell(&mut self.scheduler);
         self.plan = plan;

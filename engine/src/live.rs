@@ -22,6 +22,8 @@ use crate::view::RequestView;
 pub(crate) struct Live {
     pub(crate) view: RequestView,
     updates: mpsc::UnboundedSender<Update>,
+    /// What its asker is told next.
+    untold: Vec<Update>,
     /// How its tokens are chosen: told to the model when it comes to a row.
     pub(crate) choosing: Arc<Choosing>,
     /// The adapter to compute it with, if any.
@@ -67,6 +69,7 @@ impl Live {
         let live = Self {
             view: RequestView::new(id, generate.salt.clone(), prompt_tokens, now),
             updates,
+            untold: Vec::new(),
             choosing: Arc::new(choosing),
             adapter: Some(generate.adapter.as_str()).filter(|name| !name.is_empty()).map(Arc::from),
             passages: generate.passages.as_slice().into(),
@@ -149,6 +152,7 @@ impl Live {
     /// Its life is over: what remains is its story.
     pub(crate) fn end(mut self, reason: EndReason) -> RequestView {
         self.answer(reason);
+        self.tell_asker();
         self.view
     }
 
@@ -197,9 +201,16 @@ impl Live {
         }
     }
 
-    /// Whether anybody listens is not checked: whoever does not has called the request off.
-    fn tell(&self, update: Update) {
-        let _ = self.updates.send(update);
+    fn tell(&mut self, update: Update) {
+        self.untold.push(update);
+    }
+
+    /// Tells its asker what is new, which wakes it: that can wait until the next step has begun. Whether anybody
+    /// listens is not checked: whoever does not has called the request off.
+    pub(crate) fn tell_asker(&mut self) {
+        for update in self.untold.drain(..) {
+            let _ = self.updates.send(update);
+        }
     }
 }
 

@@ -68,6 +68,8 @@ fn seeds_that_once_failed_live_well() {
         (6_005_038, 4_000),
         // Who reads nothing was retracted, and what was kept for it stood in its way.
         (8_016_028, 4_000),
+        // A prompt ended within a passage, and what stands on its last page was lost on the way to the host.
+        (6_002_207, 4_000),
     ];
     for (seed, steps) in lives {
         assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");

@@ -457,8 +457,11 @@ mod tests {
         let first = bench.plan.step;
         bench.next_plan();
         bench.launch(Vec::new());
-        let inputs = bench.plan.decodes.iter().map(|decode| decode.input.map(|input| input.step));
-        assert_eq!(inputs.collect::<Vec<_>>(), [first, first]);
+        let inputs = bench.plan.decodes.iter().map(|decode| decode.input);
+        assert_eq!(
+            (bench.plan.behind, inputs.collect::<Vec<_>>()),
+            (first, vec![Some(0), Some(1)])
+        );
         assert_eq!(bench.in_flight.len(), 2);
         bench.report_oldest();
         bench.report_oldest();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use terrace_l3::Store;
 use terrace_scheduler::{
-    Config, Copy, Decode, Event, EventName, OpId, Outcome, Output, PageKey, Plan, Prefill, Request,
+    Config, Copy, Decode, Event, EventName, OpId, Outcome, PageKey, Plan, Prefill, Request,
     RequestId, Slot, StateName, StepId, StepResult, Time, Transition, WatchedScheduler, Witness,
 };
 use tokio::sync::{mpsc, oneshot};
@@ -522,7 +522,7 @@ impl<D: Device> Driver<D> {
             self.add_span(&mut job, request, slot, positions, produces_token, None);
         }
         for &Decode { request, slot, start, tokens, input, .. } in &plan.decodes {
-            let awaited = input.map(|input| self.output_of(input));
+            let awaited = input.map(|row| self.output_of(plan.behind, row));
             self.add_span(&mut job, request, slot, start..start + tokens, true, awaited);
         }
         job.batch_mut().arriving.extend_from_slice(&self.awaited);
@@ -542,8 +542,8 @@ impl<D: Device> Driver<D> {
     }
 
     /// Which of the outputs of the step started last that is.
-    fn output_of(&self, Output { step, row }: Output) -> usize {
-        assert_eq!(self.last_started, Some(step), "only the step before is awaited");
+    fn output_of(&self, behind: Option<StepId>, row: u32) -> usize {
+        assert_eq!(self.last_started, behind, "only the step before is awaited");
         let output = self.outputs_wanted.binary_search(&(row as usize));
         output.expect("whoever is awaited was to choose a token")
     }

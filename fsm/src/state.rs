@@ -74,6 +74,14 @@ pub struct Computing {
     pub load_back: Option<OpId>,
 }
 
+impl Computing {
+    /// How many pages it has on device: published ones and its own.
+    #[must_use]
+    pub fn device_pages(&self) -> u32 {
+        self.path.depth() + self.tail.len() as u32
+    }
+}
+
 /// Why a request could not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -166,7 +166,7 @@ impl Scheduler {
         entry.stalled = false;
         entry.computed_tokens = path.depth() * self.config.cache.page_size;
         entry.prefill_end = entry.tokens();
-        entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens()));
+        entry.sequence.reserve(handle.room_for_answer(entry.remaining_tokens));
         // Each running request may need a node for what it decodes, and later another.
         self.cache.set_aside(2 * (self.batch.running().len() + 1));
         let (priority, writes) = (entry.priority, entry.writes);
@@ -224,5 +224,5 @@ impl Scheduler {
 
 /// The end of all tokens there are and of the first decode: so far its pages go from the start.
 pub(crate) fn prefill_end(config: &Config, entry: &Entry) -> u32 {
-    entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens().saturating_sub(1))
+    entry.tokens() + config.batch.decode_tokens.min(entry.remaining_tokens.saturating_sub(1))
 }

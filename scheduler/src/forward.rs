@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use terrace_cache::Cache;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State, StateName};
+use terrace_fsm::{Event as LifeEvent, FailReason, RequestId, Slot, State};
 
 use crate::admission::prefill_end;
 use crate::config::Config;
 use crate::event::StepResult;
 use crate::operations::Operations;
 use crate::pace::work;
-use crate::plan::{Decode, Output, Plan, Prefill, RowChange};
+use crate::plan::{Decode, Plan, Prefill, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
@@ -46,7 +46,7 @@ impl Scheduler {
             return None;
         }
         if self.config.batch.mixed {
-            self.make_room_for(plan, &[StateName::Prefilling, StateName::Decoding])?;
+            self.make_room_for(plan, |state| state.computing().is_some())?;
             self.plan_decodes(plan, tokens_left);
             self.plan_prefills(plan, tokens_left);
         } else if self.steps.prefill_streak() < self.config.batch.prefill_streak_max {
@@ -65,19 +65,18 @@ impl Scheduler {
 
     fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
         if self.batch.prefilling() > 0 {
-            self.make_room_for(plan, &[StateName::Prefilling])?;
+            self.make_room_for(plan, |state| matches!(state, State::Prefilling(_)))?;
         }
         self.plan_prefills(plan, tokens_left);
         Some(())
     }
 
     fn plan_decodes_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
-        // Those whose prompt ends with a step in flight decode in the next.
-        let states = match self.steps.is_empty() {
-            true => &[StateName::Decoding][..],
-            false => &[StateName::Prefilling, StateName::Decoding],
-        };
-        self.make_room_for(plan, states)?;
+        match self.steps.is_empty() {
+            true => self.make_room_for(plan, |state| matches!(state, State::Decoding(_)))?,
+            // Those whose prompt ends with a step in flight decode in the next.
+            false => self.make_room_for(plan, |state| state.computing().is_some())?,
+        }
         self.plan_decodes(plan, tokens_left);
         Some(())
     }
@@ -95,7 +94,7 @@ impl Scheduler {
             if entry.stalled {
                 continue;
             }
-            let tokens = decode_tokens.min(entry.remaining_tokens());
+            let tokens = decode_tokens.min(entry.remaining_tokens);
             *tokens_left -= tokens;
             let (slot, start) = (computing.slot, entry.computed_tokens);
             let (request, adapter) = (entry.id, entry.adapter_told());
@@ -138,7 +137,7 @@ impl Scheduler {
         let repeats = self.batch.running().iter().map(|&handle| {
             let entry = &self.requests[handle];
             let room = entry.device_pages() * page_size - entry.computed_tokens;
-            room.min(entry.remaining_tokens()).saturating_sub(1)
+            room.min(entry.remaining_tokens).saturating_sub(1)
         });
         repeats.fold(repeats_max, u32::min)
     }
@@ -150,14 +149,13 @@ impl Scheduler {
             || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
     }
 
-    /// Gives every running request in one of these states the pages for what it computes next. In
-    /// case of need the worst ranked give up theirs, or sit out while pages are on their way. Nobody does
+    /// Gives every running request in such a state the pages for what it computes next. In case of need the worst ranked give up theirs, or sit out while pages are on their way. Nobody does
     /// while steps are in flight: then there is nothing to be planned before they have ended.
-    fn make_room_for(&mut self, plan: &mut Plan, states: &[StateName]) -> Option<()> {
+    fn make_room_for(&mut self, plan: &mut Plan, is_meant: impl Fn(&State) -> bool) -> Option<()> {
         for place in 0..self.batch.running().len() {
             let handle = self.batch.running()[place];
             let entry = &mut self.requests[handle];
-            if !states.contains(&entry.state()) {
+            if !is_meant(entry.life.state()) {
                 continue;
             }
             entry.stalled = false;
@@ -213,14 +211,13 @@ impl Scheduler {
         if self.steps.go_ahead() {
             for (row, member) in (0..).zip(&mut step.members) {
                 let (tokens, produces) = (member.end - member.start, member.produces_tokens());
-                let output = Output { step: step.id, row };
                 let flying = &mut self.requests[member.handle].flying;
-                member.epoch = flying.take_off(tokens, produces, output);
+                member.epoch = flying.take_off(tokens, produces, step.id, row);
             }
         }
         let waits = |(place, prefill): (usize, &Prefill)| Some((place, prefill.waits_for?));
         step.waits.extend(plan.prefills.iter().enumerate().filter_map(waits));
-        plan.step = Some(step.id);
+        (plan.step, plan.behind) = (Some(step.id), self.steps.last().map(|before| before.id));
         self.stats.steps += 1;
         self.steps.launch(step);
         self.cool_pages();
@@ -311,9 +308,10 @@ impl Scheduler {
         }
         if let Some(result) = result {
             entry.sequence.extend(result.tokens);
+            entry.remaining_tokens -= new_tokens;
             self.stats.generated_tokens += u64::from(new_tokens);
         }
-        let has_all = entry.remaining_tokens() == 0 && entry.computed_tokens >= entry.prefill_end;
+        let has_all = entry.remaining_tokens == 0 && entry.computed_tokens >= entry.prefill_end;
         let completed = has_all || result.is_some_and(|result| result.finished);
         let prefilled = !member.is_decode && result.is_some();
         self.publish(handle);
@@ -329,6 +327,7 @@ impl Scheduler {
     }
 
     /// Makes the whole pages that are computed visible to others. Most tokens complete none.
+    #[inline]
     fn publish(&mut self, handle: Handle) {
         let entry = &self.requests[handle];
         let Some(computing) = entry.life.state().computing() else { return };
@@ -421,7 +420,17 @@ impl Scheduler {
 }
 
 /// Tells the engine which entries of a row it does not know yet.
+#[inline]
 fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
+    let computing = entry.life.state().computing().expect("a member computes");
+    if computing.load_back.is_some() || entry.row_entries < computing.device_pages() {
+        plan_changed_row(entry, cache, operations, plan);
+    }
+}
+
+// Apart, since most rows are as they were.
+#[inline(never)]
+fn plan_changed_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
     let (published, loading) = (computing.path.depth(), operations.loading(computing));
     let entries = published + (loading.len() + computing.tail.len()) as u32;
@@ -450,24 +459,27 @@ fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mu
 #[inline]
 fn decode_tokens(config: &Config, entry: &Entry) -> u32 {
     match entry.flying.new_tokens {
-        0 => config.batch.decode_tokens.min(entry.remaining_tokens()),
+        0 => config.batch.decode_tokens.min(entry.remaining_tokens),
         _ if entry.waits_for_tokens => 0,
-        new_tokens => config.batch.decode_tokens.min(entry.remaining_tokens() - new_tokens),
+        new_tokens => config.batch.decode_tokens.min(entry.remaining_tokens - new_tokens),
     }
 }
 
 /// Device pages that a running request lacks for what it computes next.
+#[inline]
 fn missing_pages(config: &Config, entry: &Entry) -> usize {
-    let end = match entry.life.state() {
-        State::Decoding(_) => {
+    let (computing, end) = match entry.life.state() {
+        State::Decoding(computing) => {
             let late = u32::from(planted(Bug::GrowOnePageTooLate));
-            entry.planned_tokens() + decode_tokens(config, entry) - late
+            (computing, entry.planned_tokens() + decode_tokens(config, entry) - late)
         }
         // A prefill has all its pages from the start, unless its load-back fell short.
-        State::Prefilling(computing) if computing.load_back.is_none() => prefill_end(config, entry),
-        _ => 0,
+        State::Prefilling(computing) if computing.load_back.is_none() => {
+            (computing, prefill_end(config, entry))
+        }
+        _ => return 0,
     };
-    let (page_size, pages) = (config.cache.page_size, entry.device_pages());
+    let (page_size, pages) = (config.cache.page_size, computing.device_pages());
     match end.saturating_sub(pages * page_size) {
         0 => 0,
         tokens => tokens.div_ceil(page_size) as usize,

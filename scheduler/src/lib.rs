@@ -122,7 +122,7 @@ pub use error::{ConfigError, EventError, StepsInFlight, SubmitError, UnknownRequ
 pub use event::{Event, Outcome, StepResult};
 pub use l3_path::{L3Path, L3Piece};
 pub use plan::{
-    Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Output, Plan, Prefill, RowChange, StepId,
+    Copy, CopyDirection, Decode, Ended, L3Kind, L3Op, Plan, Prefill, RowChange, StepId,
 };
 pub use request::{Prompt, Request};
 pub use scheduler::{Cached, Scheduler};

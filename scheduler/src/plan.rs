@@ -8,7 +8,9 @@ use terrace_cache::{DevicePage, HostPage, PageKey};
 use terrace_fsm::{FailReason, OpId, RequestId, Slot, StateName};
 
 /// A forward step, named by the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct StepId(pub u64);
 
@@ -16,8 +18,8 @@ pub struct StepId(pub u64);
 ///
 /// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`]
 /// (in order), then may start everything else at once, in any order: nothing in a plan depends on
-/// something else in the same plan, except for prefills that [say so](Prefill::waits_for). A step that is planned while another runs begins when that one has
-/// ended; steps launched before keep the rows that they were launched with.
+/// something else in the same plan, except for prefills that [say so](Prefill::waits_for). A step that
+/// is planned [behind](Plan::behind) another begins when that one has ended; steps launched before keep the rows that they were launched with.
 ///
 /// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
 /// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `completed`
@@ -32,6 +34,9 @@ pub struct Plan {
     /// The forward step; none if there is nothing to compute or
     /// [as many as may](crate::BatchConfig::steps_in_flight_max) are still running.
     pub step: Option<StepId>,
+    /// The step in flight that it follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub behind: Option<StepId>,
     /// How often the engine may repeat the step before it reports the results of all at once, each decode
     /// one token further each time: there is room for that, and until something happens the plans in
     /// between would say nothing else. Nothing but 0 unless
@@ -99,22 +104,13 @@ pub struct Decode {
     pub start: u32,
     /// For how many positions there is room: more than one with speculative decoding.
     pub tokens: u32,
-    /// Where the token to start from comes from, if a step in flight is yet to produce it.
+    /// The row of the step before, [`Plan::behind`], that is yet to produce the token to start from. Rows count
+    /// from 0, prefills before decodes, as they stand in that step's plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub input: Option<Output>,
+    pub input: Option<u32>,
     /// The adapter to compute with.
     #[serde(default, skip_serializing_if = "AdapterId::is_none")]
     pub adapter: AdapterId,
-}
-
-/// The token that a row of a step produces. Rows count from 0, prefills before decodes, as they stand in the
-/// step's plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Output {
-    /// The step.
-    pub step: StepId,
-    /// The row.
-    pub row: u32,
 }
 
 /// Consecutive entries of one row of the page table that change.
@@ -224,7 +220,7 @@ impl Plan {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.step = None;
+        (self.step, self.behind) = (None, None);
         self.repeats_max = 0;
         self.prefills.clear();
         self.decodes.clear();

@@ -324,7 +324,7 @@ impl Scheduler {
                 slot: computing.slot,
                 start,
                 tokens,
-                produces_token: start + tokens == entry.prefill_end && entry.max_new_tokens > 0,
+                produces_token: start + tokens == entry.prefill_end && entry.remaining_tokens > 0,
                 waits_for: computing.load_back.filter(|_| !planted(Bug::ForgetAwaitedLoadBack)),
                 adapter: entry.adapter_told(),
             });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{HashedMap, PageKey, Reach, Sequence};
-use terrace_fsm::{Lifecycle, RequestId, State, StateName, Time};
+use terrace_fsm::{Computing, Lifecycle, RequestId, State, StateName, Time};
 
 use crate::adapters::AdapterId;
 use crate::line::Line;
@@ -36,27 +36,46 @@ impl Handle {
 /// worth more probes.
 pub(crate) const L3_ASKS_MAX: u32 = 8;
 
-/// Everything about one live request.
+/// Everything about one live request: first what every step looks at, close together.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Entry {
     pub(crate) id: RequestId,
     pub(crate) handle: Handle,
-    pub(crate) priority: i32,
-    pub(crate) sequence: Sequence,
+    /// Tokens whose KV is computed or loaded, from the first.
+    pub(crate) computed_tokens: u32,
+    /// Tokens behind those whose KV its load-back brings.
+    pub(crate) loading_tokens: u32,
     pub(crate) prompt_tokens: u32,
-    pub(crate) max_new_tokens: u32,
-    /// Whether its whole prompt is computed, whatever the cache holds.
-    pub(crate) computes_prompt: bool,
+    /// Tokens that it may still produce.
+    pub(crate) remaining_tokens: u32,
+    /// Entries of its row that the engine knows.
+    pub(crate) row_entries: u32,
+    pub(crate) adapter: AdapterId,
+    /// Failed steps in a row.
+    pub(crate) failed_steps: u32,
+    /// Whether it sits out the next step for want of memory.
+    pub(crate) stalled: bool,
     /// Whether each of its tokens is known before a step that follows it is planned.
     pub(crate) waits_for_tokens: bool,
     /// How far down the tiers it looks for what it needs, and what it computes is written.
     pub(crate) reads: Reach,
     pub(crate) writes: Reach,
-    pub(crate) adapter: AdapterId,
+    pub(crate) life: Lifecycle,
+    /// What steps in flight compute of it.
+    pub(crate) flying: Flying,
+    pub(crate) sequence: Sequence,
+
+    pub(crate) priority: i32,
+    /// Tokens behind those that the step being planned computes of its prompt.
+    pub(crate) chunk_tokens: u32,
+    /// Where its prefill ends.
+    pub(crate) prefill_end: u32,
+    /// Whether its whole prompt is computed, whatever the cache holds.
+    pub(crate) computes_prompt: bool,
     pub(crate) salt: Box<str>,
     /// All answers that were submitted with it, itself among them; nothing for one that came alone.
     pub(crate) siblings: Option<Arc<[Handle]>>,
-    pub(crate) life: Lifecycle,
 
     pub(crate) submitted_at: Time,
     waiting: Waiting,
@@ -84,18 +103,6 @@ pub(crate) struct Entry {
     /// Whether the host has more of it than could be loaded at once.
     pub(crate) loads_on: bool,
 
-    /// Tokens whose KV is computed or loaded, from the first.
-    pub(crate) computed_tokens: u32,
-    /// Tokens behind those whose KV its load-back brings.
-    pub(crate) loading_tokens: u32,
-    /// What steps in flight compute of it.
-    pub(crate) flying: Flying,
-    /// Tokens behind those that the step being planned computes of its prompt.
-    pub(crate) chunk_tokens: u32,
-    /// Where its prefill ends.
-    pub(crate) prefill_end: u32,
-    /// Entries of its row that the engine knows.
-    pub(crate) row_entries: u32,
     /// The page that others wait for while it prefills.
     pub(crate) computing_key: Option<PageKey>,
     /// Whether it was admitted before, so that its hits are counted.
@@ -104,10 +111,6 @@ pub(crate) struct Entry {
     pub(crate) counts_loaded: bool,
     /// What of its prompt was found at its first admission.
     pub(crate) hits: Hits,
-    /// Whether it sits out the next step for want of memory.
-    pub(crate) stalled: bool,
-    /// Failed steps in a row.
-    pub(crate) failed_steps: u32,
 }
 
 /// What L3 was asked for, or was not worth asking for.
@@ -141,7 +144,7 @@ impl Entry {
             priority,
             prompt_tokens: sequence.len() as u32,
             sequence,
-            max_new_tokens,
+            remaining_tokens: max_new_tokens,
             computes_prompt: false,
             waits_for_tokens: false,
             reads: Reach::L3,
@@ -181,7 +184,7 @@ impl Entry {
     /// Another answer to the same prompt, which has just come.
     pub(crate) fn sibling(&self, id: RequestId, handle: Handle) -> Self {
         let (sequence, now) = (self.sequence.clone(), self.submitted_at);
-        let sibling = Self::new(id, handle, self.priority, sequence, self.max_new_tokens, now);
+        let sibling = Self::new(id, handle, self.priority, sequence, self.remaining_tokens, now);
         Self {
             computes_prompt: self.computes_prompt,
             waits_for_tokens: self.waits_for_tokens,
@@ -258,11 +261,6 @@ impl Entry {
         self.writes > Reach::Nothing || planted(Bug::PublishUnwritten)
     }
 
-    /// How many tokens it may still produce.
-    pub(crate) fn remaining_tokens(&self) -> u32 {
-        self.max_new_tokens - (self.tokens() - self.prompt_tokens)
-    }
-
     /// Tokens whose KV is there, or will be when its load-back has ended.
     pub(crate) fn found_tokens(&self) -> u32 {
         self.computed_tokens + self.loading_tokens
@@ -275,7 +273,7 @@ impl Entry {
 
     /// Pages that it has on device: published ones and its own. Those that are being loaded are their operation's.
     pub(crate) fn device_pages(&self) -> u32 {
-        self.life.state().computing().map_or(0, |c| c.path.depth() + c.tail.len() as u32)
+        self.life.state().computing().map_or(0, Computing::device_pages)
     }
 
     /// Who is served first when memory is short: lower is better.

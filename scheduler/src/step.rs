@@ -16,7 +16,7 @@ use terrace_fsm::{OpId, RequestId, Time};
 use crate::config::Config;
 use crate::error::EventError;
 use crate::event::StepResult;
-use crate::plan::{Output, Plan, StepId};
+use crate::plan::{Plan, StepId};
 use crate::requests::{Entry, Handle, Requests};
 
 /// What a request does in a step.
@@ -41,18 +41,26 @@ pub(crate) struct Flying {
     pub(crate) tokens: u32,
     /// Tokens that they produce, at least.
     pub(crate) new_tokens: u32,
-    /// Its row of the last step that it was part of.
-    last: Option<Output>,
+    /// The step behind the last that it was part of.
+    until: StepId,
+    /// Its row of that last one.
+    row: u32,
     /// How often what was in flight turned out to be of no use, modulo more than can be in flight.
     epoch: u16,
 }
 
 impl Flying {
     /// So much more is in flight from now on. Answers the present epoch.
-    pub(crate) fn take_off(&mut self, tokens: u32, produces_token: bool, output: Output) -> u16 {
+    pub(crate) fn take_off(
+        &mut self,
+        tokens: u32,
+        produces_token: bool,
+        step: StepId,
+        row: u32,
+    ) -> u16 {
         self.tokens += tokens;
         self.new_tokens += u32::from(produces_token);
-        self.last = Some(output);
+        (self.until, self.row) = (StepId(step.0 + 1), row);
         self.epoch
     }
 
@@ -62,12 +70,10 @@ impl Flying {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    /// Where its next input token comes from, if that is not known yet.
-    pub(crate) fn input(&self) -> Option<Output> {
-        let last = self.last.filter(|_| self.new_tokens > 0)?;
-        let row =
-            if planted(Bug::InputOfAnotherRow) { last.row.saturating_sub(1) } else { last.row };
-        Some(Output { row, ..last })
+    /// The row in flight that its next input token comes from, if that is not known yet.
+    pub(crate) fn input(&self) -> Option<u32> {
+        let row = self.row.saturating_sub(planted(Bug::InputOfAnotherRow).into());
+        (self.new_tokens > 0).then_some(row)
     }
 }
 
@@ -303,15 +309,12 @@ impl Steps {
 
     /// The last step that may touch pages of a request, if any does.
     pub(crate) fn last_with(&mut self, entry: &Entry) -> Option<&mut Step> {
-        let last = entry.flying.last?.step;
-        self.in_flight.iter_mut().find(|step| step.id == last)
+        self.in_flight.iter_mut().find(|step| step.id.0 + 1 == entry.flying.until.0)
     }
 
     /// Whether a step in flight has the request in it.
     pub(crate) fn have(&self, entry: &Entry) -> bool {
-        let first = self.in_flight.front();
-        let is_in_flight = |output: Output| first.is_some_and(|first| first.id <= output.step);
-        entry.flying.last.is_some_and(is_in_flight)
+        self.in_flight.front().is_some_and(|first| first.id < entry.flying.until)
     }
 
     /// Whether one has, and is of no use to it.

@@ -33,7 +33,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use terrace_scheduler::{
-    AdapterId, Config, ContentKey, CopyDirection, KvEvent, KvEvents, L3Kind, OpId, Outcome, Output,
+    AdapterId, Config, ContentKey, CopyDirection, KvEvent, KvEvents, L3Kind, OpId, Outcome,
     PageKey, Passage, Plan, Reach, Request, RequestId, Sequence, Token,
 };
 
@@ -382,7 +382,7 @@ pub(crate) fn describe(plan: &Plan) -> String {
     }
     for decode in &plan.decodes {
         let end = decode.start + decode.tokens;
-        let input = decode.input.map_or_else(String::new, |Output { step, row }| {
+        let input = decode.input.zip(plan.behind).map_or_else(String::new, |(row, step)| {
             format!(" from what row {row} of step {} produces", step.0)
         });
         line(format!(

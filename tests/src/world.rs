@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Device, Host};
 use terrace_scheduler::{
-    Config, ConfigError, CopyDirection, DevicePage, Event, HostPage, L3Kind, OpId, Output, PageKey,
+    Config, ConfigError, CopyDirection, DevicePage, Event, HostPage, L3Kind, OpId, PageKey,
     Passage, Plan, Request, RequestId, Scheduler, Sequence, StepId, StepResult, StepsInFlight,
     SubmitError, Time, Token,
 };
@@ -99,7 +99,7 @@ struct Member {
     tokens: u32,
     produces: bool,
     /// Whose token it starts from, if it was not known when the step was planned.
-    input: Option<Output>,
+    input: Option<(StepId, u32)>,
     /// What belongs at each position so far.
     expected: Vec<u64>,
     row: Vec<DevicePage>,
@@ -365,7 +365,7 @@ impl World {
             .map(|p| member(p.request, p.slot, p.start, p.tokens, p.produces_token));
         // Repetitions of a step are like drafts of which each is right.
         let decodes = plan.decodes.iter().map(|d| Member {
-            input: d.input,
+            input: plan.behind.zip(d.input),
             ..member(d.request, d.slot, d.start, d.tokens + plan.repeats_max, true)
         });
         prefills.chain(decodes).collect()
@@ -464,7 +464,7 @@ impl World {
 
     /// A member learns the token that it starts from.
     fn take_input(&self, member: &mut Member) {
-        let Some(Output { step, row }) = member.input.filter(|_| !member.in_vain) else { return };
+        let Some((step, row)) = member.input.filter(|_| !member.in_vain) else { return };
         let in_flight = self.steps.iter().find(|it| it.id == step);
         let outputs = match in_flight {
             Some(step) => step.produced.as_ref().expect("steps are executed in order"),

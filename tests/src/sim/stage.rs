@@ -4,8 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 
 use terrace_scheduler::{
-    Config, ContentKey, Event, OpId, Outcome, Output, Passage, Plan, Request, RequestId, StateName,
-    Token,
+    Config, ContentKey, Event, OpId, Outcome, Passage, Plan, Request, RequestId, StateName, Token,
 };
 
 use super::action::{Action, Opening, PassageWish, Wishes};
@@ -343,7 +342,7 @@ fn fingerprint(before: u64, plan: &Plan) -> u64 {
     for decode in &plan.decodes {
         mix(decode.request.0 << 32 | u64::from(decode.start));
         mix(u64::from(decode.slot.0) << 32 | u64::from(decode.tokens));
-        if let Some(Output { step, row }) = decode.input {
+        if let Some((row, step)) = decode.input.zip(plan.behind) {
             mix(step.0 << 32 | u64::from(row));
         }
     }

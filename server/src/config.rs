@@ -78,6 +78,9 @@ settings! {
             /// For how long it is believed that L3 still has what it had, twice that at the most; what is used
             /// after that is offered to it again. With 0s it is believed for good.
             l3_doubt_after: Duration = Duration::from_secs(600), "TIME";
+            /// How long a request waits for its pages from L3, and half a millisecond more for each; two fifths
+            /// of that for the answer whether L3 has them. After that they are computed.
+            l3_wait: Duration = Duration::from_millis(500), "TIME";
             /// Memory over L3 on disk: pages that a request asks about are moved there before they are read; 0
             /// for none.
             l3_memory: Size = Size(0), "SIZE";

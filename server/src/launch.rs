@@ -12,7 +12,9 @@ use terrace_l3_disk::OpenError;
 use terrace_l3_mooncake::{MooncakeError, MooncakeStore};
 use terrace_l3_nodes::{NodesConfig, NodesError, NodesStore, PeerStats, RdmaChoice};
 use terrace_model::{LoadError, Loaded};
-use terrace_scheduler::{BatchConfig, CopyConfig, L3Config, QueueConfig, RateConfig};
+use terrace_scheduler::{
+    BatchConfig, CopyConfig, L3Config, PrefetchPolicy, QueueConfig, RateConfig,
+};
 
 use crate::cluster::ClusterError;
 use crate::config::{Config, ConfigError, L3Choice, cores};
@@ -262,6 +264,11 @@ fn scheduler_config(config: &Config) -> terrace_scheduler::Config {
         l3: Some(L3Config {
             prefetch_threshold_pages: 1,
             doubt_after_ms: config.l3_doubt_after.as_millis() as u64,
+            prefetch: PrefetchPolicy::Deadline {
+                base_ms: config.l3_wait.as_millis() as u64,
+                per_page_us: 500,
+            },
+            probe_timeout_ms: (config.l3_wait * 2 / 5).as_millis() as u64,
             ..L3Config::default()
         }),
         // What is usual for a CPU, until it has been measured: computing is slow enough that loading

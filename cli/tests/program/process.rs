@@ -19,6 +19,9 @@ pub(crate) fn terrace() -> Command {
     command
 }
 
+/// What a server gets that is to wait for L3 however busy the machine is, rather than compute.
+pub(crate) const PATIENT: [&str; 2] = ["--l3-wait", "60s"];
+
 /// A server, which is killed when this is dropped.
 pub(crate) struct Server {
     process: Child,

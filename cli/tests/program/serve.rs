@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::process::{Answer, Server, ask, figure, request, terrace};
+use crate::process::{Answer, PATIENT, Server, ask, figure, request, terrace};
 
 /// A device too small for the load, and a host too.
 const SMALL: [&str; 4] = ["--device-memory", "24MiB", "--host-memory", "16MiB"];
@@ -109,7 +109,7 @@ fn a_server_that_was_stopped_has_everything_in_l3() {
     let (computed, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(l3, 0);
     server.stop();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::start(folder.path(), &PATIENT);
     let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);
     assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());
@@ -125,8 +125,8 @@ fn memory_over_the_disk_is_filled_ahead_of_reads() {
     let server = Server::start(folder.path(), &[]);
     let (computed, _) = ask(&server.address, &prompt, "").unwrap();
     server.stop();
-    let patient = ["--l3-memory", "64MiB", "--promotion-workers", "2", "--promotion-wait", "30s"];
-    let server = Server::start(folder.path(), &patient);
+    let promoting = ["--l3-memory", "64MiB", "--promotion-workers", "2", "--promotion-wait", "30s"];
+    let server = Server::start(folder.path(), &[&PATIENT[..], &promoting].concat());
     assert!(server.summary.contains("under 64.0 MiB of memory"), "{}", server.summary);
     let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);

@@ -1,6 +1,10 @@
 //! What engines ask for beside tokens: adapters, passages, and weights that change while requests run.
 
+use std::future::Future;
+use std::pin::pin;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use terrace_engine::{
     Arrival, Batch, CpuDevice, CpuFence, CpuMemory, Engine, Forward, Generate, KvLayout, Model,
@@ -11,10 +15,19 @@ use terrace_l3::{MemoryConfig, MemoryStore, Store};
 use terrace_scheduler::{Config, ContentKey, Hits, Passage, RateConfig, Token};
 use terrace_tests::engine::{PAGE_SIZE, ToyModel, figures_when};
 
-/// A toy that has adapters, takes passages, and shows who came to its rows.
+/// A toy that has adapters, takes passages, and shows who came to its rows. With permits each step takes one, until
+/// nobody gives any more.
 struct Knowing {
     inner: Threaded<ToyModel>,
     came: Arc<Mutex<Vec<Arrival>>>,
+    permits: Option<Receiver<()>>,
+}
+
+impl Knowing {
+    fn new(came: &Arc<Mutex<Vec<Arrival>>>) -> Self {
+        let inner = Threaded::new(ToyModel::default());
+        Self { inner, came: came.clone(), permits: None }
+    }
 }
 
 impl Model for Knowing {
@@ -56,6 +69,9 @@ impl Model for Knowing {
 
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<ThreadedTicket, ModelError> {
         self.came.lock().unwrap().extend(batch.came.iter().cloned());
+        if let Some(permits) = &self.permits {
+            let _ = permits.recv();
+        }
         self.inner.launch(batch)
     }
 }
@@ -92,8 +108,7 @@ async fn ask(engine: &Engine, generate: Generate) -> (Vec<Token>, Hits) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adapters_and_passages_reach_the_model_and_share_no_page() {
     let came = Arc::new(Mutex::new(Vec::new()));
-    let model = Knowing { inner: Threaded::new(ToyModel::default()), came: came.clone() };
-    let engine = start(model, None);
+    let engine = start(Knowing::new(&came), None);
     let image = |content| Passage {
         start: 16,
         end: 32,
@@ -122,7 +137,7 @@ async fn adapters_and_passages_reach_the_model_and_share_no_page() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_model_does_not_have_is_refused() {
     let came = Arc::default();
-    let engine = start(Knowing { inner: Threaded::new(ToyModel::default()), came }, None);
+    let engine = start(Knowing::new(&came), None);
     let birds = Generate { adapter: "birds".to_owned(), ..Generate::new(prompt(1), 4) };
     let error = engine.submit(birds).await.unwrap_err();
     assert_eq!(error.to_string(), "the model has no adapter 'birds': it has cats, dogs");
@@ -154,25 +169,45 @@ async fn other_weights_find_nothing_of_the_old_ones_on_any_tier() {
     assert_eq!(hits, Hits { l3_tokens: 64, ..Hits::default() });
 }
 
+/// Waits for something that takes steps, and permits one after the other meanwhile.
+async fn stepping<T>(permits: &SyncSender<()>, awaited: impl Future<Output = T>) -> T {
+    let mut awaited = pin!(awaited);
+    loop {
+        match tokio::time::timeout(Duration::from_millis(1), &mut awaited).await {
+            Ok(came) => return came,
+            Err(_) => drop(permits.try_send(())),
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_go_on_with_other_weights_from_the_tokens_that_they_have() {
     let models = [1, 2, 3].map(|weights| ToyModel { weights });
-    let engine = start(Threaded::new(models[0]), None);
+    let (permits, permitted) = sync_channel(1);
+    let inner = Threaded::new(models[0]);
+    let model = Knowing { inner, came: Arc::default(), permits: Some(permitted) };
+    let engine = start(model, None);
     let mut asked = Vec::new();
     for seed in 0..4 {
         asked.push(engine.submit(Generate::new(prompt(seed), 400)).await.unwrap());
     }
     let mut answers = vec![Vec::new(); asked.len()];
-    for (model, tokens) in [(Some(models[1]), 50), (Some(models[2]), 150), (None, 400)] {
+    for (model, tokens) in [(models[1], 50), (models[2], 150)] {
         for (generation, answer) in asked.iter_mut().zip(&mut answers) {
             while answer.len() < tokens {
-                if let Update::Token(token) = generation.next().await.unwrap() {
+                if let Some(Update::Token(token)) = stepping(&permits, generation.next()).await {
                     answer.push(token);
                 }
             }
         }
-        if let Some(model) = model {
-            engine.replace_weights(Box::new(model)).await.unwrap();
+        stepping(&permits, engine.replace_weights(Box::new(model))).await.unwrap();
+    }
+    drop(permits);
+    for (generation, answer) in asked.iter_mut().zip(&mut answers) {
+        while let Some(update) = generation.next().await {
+            if let Update::Token(token) = update {
+                answer.push(token);
+            }
         }
     }
     for (seed, answer) in (0..).zip(&answers) {

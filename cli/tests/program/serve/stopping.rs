@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::process::{Server, ask, request, terrace};
+use crate::process::{PATIENT, Server, ask, request, terrace};
 
 /// The program as a terminal starts it, whoever runs this test, and with whatever signals ignored.
 fn in_a_terminal() -> Command {
@@ -24,7 +24,7 @@ fn a_terminal_that_closes_stops_a_server_in_order() {
     server.signal("HUP");
     server.signal("HUP");
     server.wait();
-    let server = Server::start(folder.path(), &[]);
+    let server = Server::start(folder.path(), &PATIENT);
     let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);
     assert!(l3 > 300, "only {l3} tokens were kept");

@@ -149,6 +149,12 @@ pub(super) async fn nothing_is_ever_wrong_under_load(bench: Bench) {
     let bench = Arc::new(bench);
     let numbers = 2 * bench.backend.objects_max;
     let mut tasks = JoinSet::new();
+    // While there is room.
+    for task in 0..TASKS {
+        let options = PutOptions { pin: Some(HARD), durable: false };
+        let put = bench.put_of(3 * task, page(9000 + u64::from(task)), bench.max());
+        assert_eq!(bench.store().put_from(vec![put], options).await, [Ok(Stored::New)]);
+    }
     for task in 0..TASKS {
         let bench = bench.clone();
         tasks.spawn(async move { work(&bench, task, numbers).await });
@@ -166,9 +172,6 @@ pub(super) async fn nothing_is_ever_wrong_under_load(bench: Bench) {
 async fn work(bench: &Bench, task: u32, numbers: u64) {
     let (store, max) = (bench.store(), bench.max());
     let (mine, pages) = (page(9000 + u64::from(task)), 3 * task..3 * task + 3);
-    let options = PutOptions { pin: Some(HARD), durable: false };
-    let puts = vec![bench.put_of(pages.start, mine, max)];
-    assert_eq!(store.put_from(puts, options).await, [Ok(Stored::New)]);
     let mut random = u64::from(task) + 1;
     let mut next = |below: u64| {
         random =

@@ -1,0 +1,18 @@
+//! The native part of the Python module `terrace_kv`. Python sees it through the classes of
+//! `python/terrace_kv`, which say what everything means.
+//!
+//! A call crosses once for a step, however many rows it has: what goes in and out is flat memory.
+
+mod errors;
+mod plan_bytes;
+mod scheduler;
+
+use pyo3::prelude::*;
+
+/// What `terrace_kv` is made of.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("PLAN_WORDS", plan_bytes::HEADER_WORDS)?;
+    module.add_class::<scheduler::NativeScheduler>()?;
+    errors::add_to(module)
+}

@@ -149,8 +149,9 @@ impl Scheduler {
             || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
     }
 
-    /// Gives every running request in such a state the pages for what it computes next. In case of need the worst ranked give up theirs, or sit out while pages are on their way. Nobody does
-    /// while steps are in flight: then there is nothing to be planned before they have ended.
+    /// Gives every running request in such a state the pages for what it computes next. In case of need the
+    /// worst ranked give up theirs, or sit out while pages are on their way. Nobody does while steps are in
+    /// flight: then there is nothing to be planned before they have ended.
     fn make_room_for(&mut self, plan: &mut Plan, is_meant: impl Fn(&State) -> bool) -> Option<()> {
         for place in 0..self.batch.running().len() {
             let handle = self.batch.running()[place];

@@ -19,7 +19,8 @@ pub struct StepId(pub u64);
 /// The engine keeps a page table with one row for each [`Slot`]. It first applies [`rows`]
 /// (in order), then may start everything else at once, in any order: nothing in a plan depends on
 /// something else in the same plan, except for prefills that [say so](Prefill::waits_for). A step that
-/// is planned [behind](Plan::behind) another begins when that one has ended; steps launched before keep the rows that they were launched with.
+/// is planned [behind](Plan::behind) another begins when that one has ended; steps launched before keep
+/// the rows that they were launched with.
 ///
 /// The order of every list is stable: `prefills` and `decodes` by admission, `rows` as the batch
 /// (prefills, then decodes), `copies` and `l3` by operation id, `cancelled` by operation id, `completed`

@@ -48,7 +48,8 @@ fn soak(ground: &Ground, pace: Pace) {
     let (mut lives, mut dice) = (0, 0x9E37_79B9_7F4A_7C15_u64);
     let (began, length) = (Instant::now(), Duration::from_secs(seconds));
     let (mut used_most, mut looked) = ((0, 0), Instant::now());
-    while began.elapsed() < length {
+    // However slow the machine is, there is something to compare.
+    while began.elapsed() < length || steady[0].looks.len() < LOOKS_MIN {
         dice = dice.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
         std::thread::sleep(Duration::from_millis(50 + (dice >> 33) % (pace.life_ms_max - 50)));
         processes.replace((dice >> 60) as usize % 2, lives);
@@ -57,8 +58,7 @@ fn soak(ground: &Ground, pace: Pace) {
             looked = Instant::now();
             let (objects, bytes) = ground.used();
             used_most = (objects.max(used_most.0), bytes.max(used_most.1));
-            let third = (3 * began.elapsed().as_millis() / length.as_millis()) as usize;
-            steady.iter_mut().for_each(|memory| memory.look(third.min(2)));
+            steady.iter_mut().for_each(Memory::look);
         }
     }
     // Nothing that one of both may not have, with two notes a sample of two tensors.
@@ -74,7 +74,7 @@ fn soak(ground: &Ground, pace: Pace) {
         used_most.0, used_most.1
     );
     for memory in steady {
-        eprintln!("{} had at most {:?} MiB, by thirds", memory.whose, memory.most_bytes.map(mib));
+        eprintln!("{} had at most {:?} MiB, by thirds", memory.whose, memory.thirds().map(mib));
     }
 }
 
@@ -168,28 +168,36 @@ fn kill(process: &mut Child) {
     assert!(!errors.contains("terrace:"), "{errors}");
 }
 
-/// What a process has in memory, at the most, in each third of the time.
+/// What a process has in memory, as often as it was looked at.
 struct Memory {
     process: u32,
     whose: &'static str,
-    most_bytes: [u64; 3],
+    looks: Vec<u64>,
 }
+
+const LOOKS_MIN: usize = 9;
 
 impl Memory {
     fn of(process: &Child, whose: &'static str) -> Self {
-        Self { process: process.id(), whose, most_bytes: [0; 3] }
+        Self { process: process.id(), whose, looks: Vec::new() }
     }
 
-    fn look(&mut self, third: usize) {
+    fn look(&mut self) {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.process)).unwrap();
         let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-        self.most_bytes[third] = self.most_bytes[third].max(pages * 4096);
+        self.looks.push(pages * 4096);
+    }
+
+    /// The most of each third.
+    fn thirds(&self) -> [u64; 3] {
+        let mut thirds = self.looks.chunks(self.looks.len().div_ceil(3));
+        [(); 3].map(|()| thirds.next().into_iter().flatten().copied().max().unwrap_or_default())
     }
 
     /// The first third is for everything that is made once.
     fn assert_flat(&self) {
-        let [_, before, after] = self.most_bytes;
-        let (whose, most) = (self.whose, self.most_bytes.map(mib));
+        let [_, before, after] = self.thirds();
+        let (whose, most) = (self.whose, self.thirds().map(mib));
         assert!(after <= before + before / 10 + (2 << 20), "{whose} grows: {most:?} MiB");
     }
 }

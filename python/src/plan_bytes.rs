@@ -118,10 +118,11 @@ impl<'a> PlanBytes<'a> {
         let plan = self.plan;
         let mut first = 0;
         for copy in &plan.copies {
-            let (direction, pages) = match copy.direction {
-                CopyDirection::LoadBack => (0, plan.device_pages(copy).len() as u32),
-                CopyDirection::WriteBack => (1, plan.device_pages(copy).len() as u32),
+            let direction = match copy.direction {
+                CopyDirection::LoadBack => 0,
+                CopyDirection::WriteBack => 1,
             };
+            let pages = plan.device_pages(copy).len() as u32;
             out.word(copy.op.0);
             out.halves([direction, first, pages, 0]);
             first += pages;

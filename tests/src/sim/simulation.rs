@@ -559,12 +559,8 @@ impl Simulation {
             let transfer = self.stage.world.transfers.get(&self.stage.owed[place].0);
             if let Some(Transfer::LoadBack(..) | Transfer::WriteBack(..)) = transfer {
                 let layer = self.layers.dice.below(LAYERS as u64) as u32;
-                match self.draw_report(place) {
-                    Action::Report(nth, outcome) => {
-                        self.perform(Action::ArriveLayer(nth, layer, outcome))?;
-                    }
-                    other => unreachable!("{other} is no outcome of a copy"),
-                }
+                let (nth, outcome) = self.draw_arrival(place);
+                self.perform(Action::ArriveLayer(nth, layer, outcome))?;
             }
         }
         if self.layers.dice.one_in(4) {
@@ -602,9 +598,15 @@ impl Simulation {
         let Some(Transfer::LoadBack(..)) = self.stage.world.transfers.get(&op) else {
             return Ok(());
         };
+        let (nth, outcome) = self.draw_arrival(place);
+        self.perform(Action::Arrive(nth, outcome))
+    }
+
+    /// How a copy between device and host will be reported.
+    fn draw_arrival(&mut self, place: usize) -> (u32, Outcome) {
         match self.draw_report(place) {
-            Action::Report(nth, outcome) => self.perform(Action::Arrive(nth, outcome)),
-            other => unreachable!("{other} is no outcome of a load-back"),
+            Action::Report(nth, outcome) => (nth, outcome),
+            other => unreachable!("{other} is no outcome of a copy"),
         }
     }
 

@@ -91,6 +91,7 @@ mod l3_path;
 mod life;
 mod line;
 mod load_back;
+mod namespaces;
 mod operations;
 mod pace;
 mod plan;

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use terrace_cache::{
-    Cache, DevicePage, Freed, KvEvents, Namespace, NodeView, PageKey, Passage, Sequence, Token,
-    Tokens,
+    Cache, DevicePage, Freed, KvEvents, NodeView, PageKey, Passage, Sequence, Token, Tokens,
 };
 use terrace_fsm::{Event as LifeEvent, OpId, RequestId, StateName, Time, Transition};
 
@@ -17,6 +16,7 @@ use crate::error::{ConfigError, EventError, SubmitError, UnknownRequest};
 use crate::event::{Event, Outcome};
 use crate::life::News;
 use crate::line::Candidate;
+use crate::namespaces::Namespaces;
 use crate::operations::{Operations, Reported, Work};
 use crate::pace::Arrivals;
 use crate::plan::{Plan, StepId};
@@ -44,7 +44,7 @@ pub struct Cached {
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: Config,
-    pub(crate) namespace: Namespace,
+    pub(crate) namespaces: Namespaces,
     pub(crate) cache: Cache,
     pub(crate) requests: Requests,
     /// Who computes.
@@ -78,7 +78,7 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         Ok(Self {
-            namespace: config.namespace(),
+            namespaces: Namespaces::new(&config),
             cache: Cache::new(&config.cache),
             requests: Requests::default(),
             batch: Batch::new(config.batch.running_max),
@@ -455,7 +455,7 @@ impl Scheduler {
     /// The start of all page keys under an adapter and a tenant's salt; KV events name it.
     #[must_use]
     pub fn namespace_of(&self, adapter: &str, salt: &str) -> PageKey {
-        self.namespace.digest_with(adapter, salt)
+        self.namespaces.digest(adapter, salt)
     }
 
     /// The configuration it was made with.

@@ -5,6 +5,7 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, Handover, State, StateName, Time};
 
 use crate::error::StepsInFlight;
+use crate::namespaces::Namespaces;
 use crate::requests::{Handle, L3_ASKS_MAX};
 use crate::scheduler::Scheduler;
 use crate::waiting::Waiting;
@@ -25,7 +26,7 @@ impl Scheduler {
         self.now = self.now.max(now);
         self.end_steps_without_load_backs();
         fingerprint.clone_into(&mut self.config.model.fingerprint);
-        self.namespace = self.config.namespace();
+        self.namespaces = Namespaces::new(&self.config);
         let live: Vec<Handle> = self.requests.iter().map(|entry| entry.handle).collect();
         for handle in live {
             if self.let_go_of_kv(handle) {
@@ -85,7 +86,7 @@ impl Scheduler {
     fn begin_anew(&mut self, handle: Handle) {
         self.release_fetched(handle);
         let adapter = self.adapter(self.requests[handle].adapter).unwrap_or_default();
-        let root = self.namespace.digest_with(adapter, &self.requests[handle].salt);
+        let root = self.namespace_of(adapter, &self.requests[handle].salt);
         let entry = &mut self.requests[handle];
         if !planted(Bug::KeepOldKeys) {
             entry.sequence = entry.sequence.under(root);

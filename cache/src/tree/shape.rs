@@ -1,5 +1,7 @@
 //! Shape: nodes are split where sequences part and merged where they no longer do.
 
+use std::iter::successors;
+
 use super::{Cursor, Tree};
 use crate::node::{Holding, NONE, Node};
 use crate::pin::Pin;
@@ -65,13 +67,22 @@ impl Tree {
     /// Merges the nodes along a pinned path that nothing tells apart and that were used alike: what grew
     /// bit by bit under a request that has ended.
     pub(crate) fn tidy<T>(&mut self, pin: &Pin<T>) {
+        // Mostly there is none, which is seen on the way up.
+        let above = |node: &&Node| self.nodes.get(node.parent as usize);
+        let mut path = successors(self.nodes.get(pin.node.index as usize), above);
+        if !path.any(|node| self.is_used_like_only_child(node)) {
+            return;
+        }
         for index in self.path(pin.node.index, 0) {
-            let node = &self.nodes[index as usize];
-            let child = self.nodes.get(node.first_child as usize);
-            if child.is_some_and(|child| node.usage.is_like(&child.usage)) {
+            if self.is_used_like_only_child(&self.nodes[index as usize]) {
                 self.merge_with_only_child(index);
             }
         }
+    }
+
+    fn is_used_like_only_child(&self, node: &Node) -> bool {
+        let child = self.nodes.get(node.first_child as usize);
+        child.is_some_and(|child| child.next_sibling == NONE && node.usage.is_like(&child.usage))
     }
 
     /// Merges a node with its only child, if nothing tells them apart and the child is small.

@@ -3,26 +3,34 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+/// What a thread has allocated.
+#[derive(Clone, Copy)]
+struct Allocated {
+    allocations: u64,
+    bytes: u64,
+}
+
 thread_local! {
     // Each thread counts for itself: everything that runs pays for this, and shared counters cost more
     // than most of the allocations that they count.
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-    static BYTES: Cell<u64> = const { Cell::new(0) };
+    static ALLOCATED: Cell<Allocated> = const { Cell::new(Allocated { allocations: 0, bytes: 0 }) };
 }
 
 /// How many allocations this thread has made.
 pub(crate) fn count() -> u64 {
-    ALLOCATIONS.get()
+    ALLOCATED.get().allocations
 }
 
 /// How many bytes they were, given back or not.
 pub(crate) fn bytes() -> u64 {
-    BYTES.get()
+    ALLOCATED.get().bytes
 }
 
 fn note(bytes: usize) {
-    ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-    BYTES.set(BYTES.get() + bytes as u64);
+    ALLOCATED.with(|allocated| {
+        let Allocated { allocations, bytes: before } = allocated.get();
+        allocated.set(Allocated { allocations: allocations + 1, bytes: before + bytes as u64 });
+    });
 }
 
 struct Counting;

@@ -254,8 +254,9 @@ impl Scheduler {
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
             Event::StepDone { step, results, failed } => {
-                let check =
-                    |step: &Step, requests: &Requests| step.check(results, failed, requests);
+                let check = |steps: &Steps, step: &Step, requests: &Requests| {
+                    steps.check(step, results, failed, requests)
+                };
                 if self.step_reported(now, step, check)? {
                     if self.steps.next_may_wait() {
                         self.steps.hold(Report::done(self.now, results, failed));
@@ -266,7 +267,7 @@ impl Scheduler {
                 }
             }
             Event::StepFailed { step } => {
-                if self.step_reported(now, step, |_, _| Ok(()))? {
+                if self.step_reported(now, step, |_, _, _| Ok(()))? {
                     if self.steps.some_are_held() {
                         self.steps.hold(Report::failed(self.now));
                     } else {
@@ -288,14 +289,14 @@ impl Scheduler {
         &mut self,
         now: Time,
         id: StepId,
-        check: impl FnOnce(&Step, &Requests) -> Result<(), EventError>,
+        check: impl FnOnce(&Steps, &Step, &Requests) -> Result<(), EventError>,
     ) -> Result<bool, EventError> {
         let Some(step) = self.steps.reported(id)? else {
             self.stats.ignored_steps += 1;
             return Ok(false);
         };
         if !step.is_doomed() {
-            check(step, &self.requests)?;
+            check(&self.steps, step, &self.requests)?;
         }
         self.now = self.now.max(now);
         Ok(true)

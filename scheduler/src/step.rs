@@ -119,6 +119,16 @@ impl Report {
         Self { at, done: None }
     }
 
+    /// Whether nothing is to be had of a request behind this step: its part has failed, or it has all its tokens.
+    fn is_last_of(&self, request: RequestId) -> bool {
+        let of = |done: &Done| {
+            let mut results = done.results.iter();
+            done.failed.contains(&request)
+                || results.any(|&(its, _, finished)| its == request && finished)
+        };
+        self.done.as_ref().is_some_and(of)
+    }
+
     /// Whether nobody's part in the step has failed.
     fn is_sound(&self) -> bool {
         self.done.as_ref().is_some_and(|done| done.failed.is_empty())
@@ -235,6 +245,41 @@ impl Steps {
         }
     }
 
+    /// Whether the results fit the step: one for each member that was to produce tokens and is still
+    /// there, and no others. Results in the order of the plan are checked without a search.
+    #[inline(never)]
+    pub(crate) fn check(
+        &self,
+        step: &Step,
+        results: &[StepResult<'_>],
+        failed: &[RequestId],
+        requests: &Requests,
+    ) -> Result<(), EventError> {
+        let is_no_member =
+            |request: &&RequestId| step.members.iter().all(|it| it.request != **request);
+        if let Some(&request) = failed.iter().find(is_no_member) {
+            return Err(EventError::UnexpectedResult { step: step.id, request });
+        }
+        let owes_result = |member: &Member| {
+            let entry = requests.get(member.handle);
+            entry.is_some_and(|entry| member.counts_for(entry))
+                && !failed.contains(&member.request)
+                && !self.held.iter().any(|report| report.is_last_of(member.request))
+        };
+        let mut in_order = results;
+        for member in step.members.iter().filter(|member| member.produces_tokens()) {
+            if let Some(result) = next_of(member, &mut in_order) {
+                member.check(result)?;
+            } else if owes_result(member) {
+                return step.check_unordered(results, owes_result);
+            }
+        }
+        match in_order {
+            [] => Ok(()),
+            [..] => step.check_unordered(results, owes_result),
+        }
+    }
+
     /// Whether the next report may have to wait: for load-backs, or behind one that does.
     pub(crate) fn next_may_wait(&self) -> bool {
         self.some_are_held() || self.in_flight.front().is_some_and(|step| !step.waits.is_empty())
@@ -338,39 +383,10 @@ impl Step {
         self.is_doomed
     }
 
-    /// Whether the results fit the step: one for each member that was to produce tokens and is still
-    /// there, and no others. Results in the order of the plan are checked without a search.
-    #[inline(never)]
-    pub(crate) fn check(
-        &self,
-        results: &[StepResult<'_>],
-        failed: &[RequestId],
-        requests: &Requests,
-    ) -> Result<(), EventError> {
-        let is_no_member =
-            |request: &&RequestId| self.members.iter().all(|it| it.request != **request);
-        if let Some(&request) = failed.iter().find(is_no_member) {
-            return Err(EventError::UnexpectedResult { step: self.id, request });
-        }
-        let mut in_order = results;
-        for member in self.members.iter().filter(|member| member.produces_tokens()) {
-            if let Some(result) = next_of(member, &mut in_order) {
-                member.check(result)?;
-            } else if member.owes_result(failed, requests) {
-                return self.check_unordered(results, failed, requests);
-            }
-        }
-        match in_order {
-            [] => Ok(()),
-            [..] => self.check_unordered(results, failed, requests),
-        }
-    }
-
     fn check_unordered(
         &self,
         results: &[StepResult<'_>],
-        failed: &[RequestId],
-        requests: &Requests,
+        owes_result: impl Fn(&Member) -> bool,
     ) -> Result<(), EventError> {
         let producers = || self.members.iter().filter(|member| member.produces_tokens());
         for (place, result) in results.iter().enumerate() {
@@ -384,8 +400,7 @@ impl Step {
             }
         }
         let lacks = |member: &&Member| {
-            member.owes_result(failed, requests)
-                && results.iter().all(|result| result.request != member.request)
+            owes_result(member) && results.iter().all(|result| result.request != member.request)
         };
         match producers().find(lacks) {
             Some(Member { request, .. }) => {
@@ -408,11 +423,6 @@ impl Member {
             tokens if (1..=tokens_max as usize).contains(&tokens) => Ok(()),
             tokens => Err(EventError::WrongTokenCount { request, tokens, tokens_max }),
         }
-    }
-
-    fn owes_result(&self, failed: &[RequestId], requests: &Requests) -> bool {
-        let entry = requests.get(self.handle);
-        entry.is_some_and(|entry| self.counts_for(entry)) && !failed.contains(&self.request)
     }
 
     pub(crate) fn produces_tokens(&self) -> bool {

@@ -107,6 +107,8 @@ struct Member {
     waits_for: Option<OpId>,
     /// What it follows has failed: it computes rubbish.
     in_vain: bool,
+    /// It had all its tokens in a step before, if that has not taken effect yet.
+    has_ended: bool,
 }
 
 /// A step that was launched.
@@ -358,6 +360,7 @@ impl World {
             // A decode reads what its prefill has waited for.
             waits_for: self.awaited.get(&request).copied(),
             in_vain: false,
+            has_ended: false,
         };
         let prefills = plan
             .prefills
@@ -516,7 +519,7 @@ impl World {
         let results: Vec<StepResult<'_>> = members
             .iter()
             .zip(&produced)
-            .filter(|(member, _)| member.produces && !member.in_vain)
+            .filter(|(member, _)| member.produces && !member.in_vain && !member.has_ended)
             .filter(|(member, _)| Some(member.request) != failed)
             .filter(|(member, _)| self.scheduler.state(member.request).is_some())
             .map(|(member, tokens)| StepResult {
@@ -527,6 +530,10 @@ impl World {
             .collect();
         let event = Event::StepDone { step, results: &results, failed: failed.as_slice() };
         self.scheduler.advance(self.now, event).expect("the results fit the step");
+        for member in self.steps.iter_mut().flat_map(|step| &mut step.members) {
+            member.has_ended |=
+                results.iter().any(|it| it.request == member.request && it.finished);
+        }
         self.learn_late_tokens();
         for (member, tokens) in members.iter().zip(&produced).filter(|(it, _)| it.produces) {
             self.learn_tokens(member.request);

@@ -70,6 +70,8 @@ fn seeds_that_once_failed_live_well() {
         (8_016_028, 4_000),
         // A prompt ended within a passage, and what stands on its last page was lost on the way to the host.
         (6_002_207, 4_000),
+        // Somebody failed in a step whose report was held, and was asked for a result of the step behind it.
+        (6_027_674, 4_000),
     ];
     for (seed, steps) in lives {
         assert_eq!(live(Fate::of(seed, steps)).violation, None, "seed {seed}");

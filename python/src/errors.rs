@@ -31,6 +31,67 @@ create_exception!(
     TerraceError,
     "Terrace has broken one of its own rules. The object is of no use any more; please report it."
 );
+create_exception!(
+    terrace_kv,
+    StoreError,
+    TerraceError,
+    "Why an object could not be stored, read or removed."
+);
+create_exception!(
+    terrace_kv,
+    MissingObject,
+    StoreError,
+    "There is no such object, or it was removed."
+);
+create_exception!(
+    terrace_kv,
+    DamagedObject,
+    StoreError,
+    "The object did not verify; it counts as missing from now on."
+);
+create_exception!(
+    terrace_kv,
+    StoreFull,
+    StoreError,
+    "Everything in the store is pinned, leased or in use."
+);
+create_exception!(
+    terrace_kv,
+    StoreUnavailable,
+    StoreError,
+    "The store, or the node that would hold the object, does not answer: try again later."
+);
+create_exception!(
+    terrace_kv,
+    FeatureError,
+    TerraceError,
+    "Why a sample could not be put, read or released."
+);
+create_exception!(
+    terrace_kv,
+    Gone,
+    FeatureError,
+    "The sample was released, aborted, superseded, or freed because nobody released it in time."
+);
+create_exception!(
+    terrace_kv,
+    Superseded,
+    FeatureError,
+    "A later put of the same sample won, or it was aborted while it was put."
+);
+create_exception!(terrace_kv, OverBudget, FeatureError, "Too much is waiting to be consumed.");
+create_exception!(
+    terrace_kv,
+    Damaged,
+    FeatureError,
+    "A tensor is short or damaged, and with it the sample."
+);
+create_exception!(
+    terrace_kv,
+    Forged,
+    FeatureError,
+    "A ref, a tensor or a note was not made by somebody who knows the secret."
+);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let python = module.py();
@@ -41,7 +102,18 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("UnknownRequest", python.get_type::<UnknownRequest>())?;
     module.add("EventError", python.get_type::<EventError>())?;
     module.add("StepsInFlight", python.get_type::<StepsInFlight>())?;
-    module.add("Broken", python.get_type::<Broken>())
+    module.add("Broken", python.get_type::<Broken>())?;
+    module.add("StoreError", python.get_type::<StoreError>())?;
+    module.add("MissingObject", python.get_type::<MissingObject>())?;
+    module.add("DamagedObject", python.get_type::<DamagedObject>())?;
+    module.add("StoreFull", python.get_type::<StoreFull>())?;
+    module.add("StoreUnavailable", python.get_type::<StoreUnavailable>())?;
+    module.add("FeatureError", python.get_type::<FeatureError>())?;
+    module.add("Gone", python.get_type::<Gone>())?;
+    module.add("Superseded", python.get_type::<Superseded>())?;
+    module.add("OverBudget", python.get_type::<OverBudget>())?;
+    module.add("Damaged", python.get_type::<Damaged>())?;
+    module.add("Forged", python.get_type::<Forged>())
 }
 
 /// Of the errors of Rust, those of which Python tells kinds apart.

@@ -3,9 +3,14 @@
 //!
 //! A call crosses once for a step, however many rows it has: what goes in and out is flat memory.
 
+mod calls;
 mod errors;
+mod features;
+mod keys;
+mod memory;
 mod plan_bytes;
 mod scheduler;
+mod store;
 
 use pyo3::prelude::*;
 
@@ -14,5 +19,10 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_WORDS", plan_bytes::HEADER_WORDS)?;
     module.add_class::<scheduler::NativeScheduler>()?;
+    module.add_class::<store::NativeStore>()?;
+    module.add_class::<memory::Memory>()?;
+    module.add_class::<features::NativeFeatures>()?;
+    module.add_function(wrap_pyfunction!(keys::namespace_digest, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
     errors::add_to(module)
 }

@@ -1,31 +1,56 @@
 """Terrace: a radix-tree scheduler for LLM inference with a KV cache on device, host and L3.
 
 An engine tells a :class:`Scheduler` what has happened and asks it for a :class:`Plan`: what to compute in the
-next step, and which KV pages to move. ``examples/engine.py`` is a whole engine.
+next step, and which KV pages to move. ``examples/engine.py`` is a whole engine. A :class:`Store` keeps pages beyond
+requests and processes; a :class:`FeatureStore` passes tensors from producers to consumers through one.
 """
 
 from ._native import (
     Broken,
     ConfigError,
+    Damaged,
+    DamagedObject,
     EventError,
+    FeatureError,
+    Forged,
+    Gone,
+    MissingObject,
+    OverBudget,
     QueueFull,
     StepsInFlight,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
     SubmitError,
+    Superseded,
     TerraceError,
     UnknownRequest,
 )
 from .events import Cleared, KvEvents, Removed, Stored
+from .features import FeatureRef, FeatureStore, TensorSpec
 from .plan import Ended, Plan, PlanError
 from .scheduler import Hits, Passage, Scheduler
+from .store import Batch, Memory, Store, namespace, page_keys
 
 __all__ = [
+    "Batch",
     "Broken",
     "Cleared",
     "ConfigError",
+    "Damaged",
+    "DamagedObject",
     "Ended",
     "EventError",
+    "FeatureError",
+    "FeatureRef",
+    "FeatureStore",
+    "Forged",
+    "Gone",
     "Hits",
     "KvEvents",
+    "Memory",
+    "MissingObject",
+    "OverBudget",
     "Passage",
     "Plan",
     "PlanError",
@@ -33,8 +58,16 @@ __all__ = [
     "Removed",
     "Scheduler",
     "StepsInFlight",
+    "Store",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
     "Stored",
     "SubmitError",
+    "Superseded",
+    "TensorSpec",
     "TerraceError",
     "UnknownRequest",
+    "namespace",
+    "page_keys",
 ]

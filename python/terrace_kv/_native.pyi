@@ -1,6 +1,6 @@
 """The native part: flat memory in, flat memory out. See the classes of the package for what it means."""
 
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,22 @@ __all__ = [
     "EventError",
     "StepsInFlight",
     "Broken",
+    "StoreError",
+    "MissingObject",
+    "DamagedObject",
+    "StoreFull",
+    "StoreUnavailable",
+    "FeatureError",
+    "Gone",
+    "Superseded",
+    "OverBudget",
+    "Damaged",
+    "Forged",
+    "Store",
+    "Memory",
+    "FeatureStore",
+    "namespace_digest",
+    "page_keys",
 ]
 
 PLAN_WORDS: int
@@ -87,3 +103,93 @@ class Scheduler:
     def kv_events(
         self, snapshot: bool
     ) -> tuple[bool, int, int, list[tuple[str] | tuple[str, str, bytes, bytes] | tuple[str, str, bytes, bytes, bytes, bytes, list[tuple[int, bytes]]]]]: ...
+
+class StoreError(TerraceError):
+    """Why an object could not be stored, read or removed."""
+
+class MissingObject(StoreError):
+    """There is no such object, or it was removed."""
+
+class DamagedObject(StoreError):
+    """The object did not verify; it counts as missing from now on."""
+
+class StoreFull(StoreError):
+    """Everything in the store is pinned, leased or in use."""
+
+class StoreUnavailable(StoreError):
+    """The store, or the node that would hold the object, does not answer: try again later."""
+
+class FeatureError(TerraceError):
+    """Why a sample could not be put, read or released."""
+
+class Gone(FeatureError):
+    """The sample was released, aborted, superseded, or freed because nobody released it in time."""
+
+class Superseded(FeatureError):
+    """A later put of the same sample won, or it was aborted while it was put."""
+
+class OverBudget(FeatureError):
+    """Too much is waiting to be consumed."""
+
+class Damaged(FeatureError):
+    """A tensor is short or damaged, and with it the sample."""
+
+class Forged(FeatureError):
+    """A ref, a tensor or a note was not made by somebody who knows the secret."""
+
+_Objects = tuple[bytes, npt.NDArray[np.uint8], npt.NDArray[np.uint64] | None]
+
+# What takes time answers at once with None if it is told whom to call when it is done, with a value or an exception.
+
+@final
+class Store:
+    def __new__(cls, place: str, settings: str) -> Store: ...
+    def register(self, array: npt.NDArray[np.uint8], pages: int) -> Memory: ...
+    def put(
+        self,
+        objects: _Objects,
+        memory: Memory,
+        pages: npt.NDArray[np.uint32],
+        lengths: npt.NDArray[np.uint64] | None,
+        pin: str | None,
+        durable: bool,
+        then: Any,
+    ) -> Any: ...
+    def get(
+        self,
+        objects: _Objects,
+        memory: Memory,
+        pages: npt.NDArray[np.uint32],
+        lengths: npt.NDArray[np.uint64] | None,
+        then: Any,
+    ) -> Any: ...
+    def exists(self, objects: _Objects, lease: bool, prefetch_to_memory: bool, then: Any) -> Any: ...
+    def remove(self, objects: _Objects, removal: str, then: Any) -> Any: ...
+    def pin(self, objects: _Objects, pin: str, on: bool, then: Any) -> Any: ...
+    def flush(self, then: Any) -> Any: ...
+    def shutdown(self, then: Any) -> Any: ...
+    def stats(self) -> str: ...
+
+@final
+class Memory:
+    @property
+    def pages(self) -> int: ...
+    @property
+    def page_bytes(self) -> int: ...
+    def is_lent(self, page: int) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class FeatureStore:
+    @staticmethod
+    def open(store: Store, settings: str, secret: bytes | None, then: Any) -> Any: ...
+    def put(self, sample: str, specs: str, arrays: list[npt.NDArray[np.uint8]], then: Any) -> Any: ...
+    def get_into(self, reference: str, arrays: list[npt.NDArray[np.uint8]], then: Any) -> Any: ...
+    def release(self, reference: str, then: Any) -> Any: ...
+    def abort(self, sample: str, then: Any) -> Any: ...
+    def gc(self, then: Any) -> Any: ...
+    def consumed(self, then: Any) -> Any: ...
+    def stats(self) -> str: ...
+
+def namespace_digest(fields: str) -> bytes: ...
+def page_keys(namespace: bytes, tokens: npt.NDArray[np.uint32], page_size: int) -> bytes: ...

@@ -1,0 +1,93 @@
+//! Calls that take time. They run on threads of this module without the interpreter's lock, and whoever has made one
+//! waits for it, or is called back.
+
+use std::future::Future;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+use tokio::runtime::Runtime;
+
+use crate::errors::{TerraceError, broken};
+
+/// How long Ctrl-C may have to wait.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// The threads that calls run on, and the process that they belong to: a fork has none of them.
+static RUNTIME: Mutex<Option<(u32, &'static Runtime)>> = Mutex::new(None);
+
+/// Where calls of this process run.
+pub(crate) fn runtime() -> PyResult<&'static Runtime> {
+    let (process, mut kept) = (std::process::id(), RUNTIME.lock());
+    if let Some((its_process, runtime)) = *kept
+        && its_process == process
+    {
+        return Ok(runtime);
+    }
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let made = builder.worker_threads(2).thread_name("terrace").enable_all().build()?;
+    // One that a fork has inherited is left as it is: its threads are not there, and cannot be waited for.
+    let made: &'static Runtime = Box::leak(Box::new(made));
+    *kept = Some((process, made));
+    Ok(made)
+}
+
+/// The process that something with threads or connections was made in.
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn this() -> Self {
+        Self(std::process::id())
+    }
+
+    /// Refuses to use it after a fork.
+    pub(crate) fn check(&self, what: &str) -> PyResult<()> {
+        if self.0 == std::process::id() {
+            return Ok(());
+        }
+        Err(TerraceError::new_err(format!(
+            "this {what} was opened before a fork, and its threads are not in this process: open one here"
+        )))
+    }
+}
+
+/// Makes a call, and tells what came of it: to `then`, as a value or an exception, when that is given; otherwise it is
+/// waited for here.
+pub(crate) fn call<T: Send + 'static>(
+    python: Python<'_>,
+    work: impl Future<Output = T> + Send + 'static,
+    tell: impl FnOnce(Python<'_>, T) -> PyResult<Py<PyAny>> + Send + 'static,
+    then: Option<Py<PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let runtime = runtime()?;
+    let work = runtime.spawn(work);
+    if let Some(then) = then {
+        runtime.spawn(async move {
+            let done = work.await;
+            // An interpreter that ends is not told any more.
+            Python::try_attach(|python| {
+                let told = done.map_err(|error| broken(&error.to_string()));
+                let told = told.and_then(|done| tell(python, done));
+                let (value, error) = match told {
+                    Ok(value) => (value, python.None()),
+                    Err(error) => (python.None(), error.into_value(python).into_any()),
+                };
+                if let Err(error) = then.call1(python, (value, error)) {
+                    error.write_unraisable(python, None);
+                }
+            });
+        });
+        return Ok(python.None());
+    }
+    let (sender, mut receiver) = sync_channel(1);
+    runtime.spawn(async move { sender.send(work.await) });
+    loop {
+        let receiver = &mut receiver;
+        match python.detach(move || receiver.recv_timeout(SIGNALS)) {
+            Ok(done) => return tell(python, done.map_err(|error| broken(&error.to_string()))?),
+            Err(RecvTimeoutError::Timeout) => python.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(broken("a call has died")),
+        }
+    }
+}

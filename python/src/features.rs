@@ -1,0 +1,186 @@
+//! The feature store, a sample a call.
+
+use numpy::PyArray1;
+use pyo3::prelude::*;
+use serde::Serialize;
+use terrace_l3::{Arena, Registration, Target};
+use terrace_l3_features::{
+    FeatureConfig, FeatureError, FeatureRef, FeatureStore, Secret, Tensor, TensorSpec,
+};
+
+use crate::calls::{Process, call};
+use crate::errors::{IntoPython, bad_argument, unless_it_panics};
+use crate::memory;
+use crate::store::{NativeStore, bad_setting, nothing};
+
+/// The feature store of `terrace_kv.FeatureStore`.
+#[pyclass(frozen, name = "FeatureStore", module = "terrace_kv._native")]
+pub(crate) struct NativeFeatures {
+    features: FeatureStore,
+    process: Process,
+}
+
+impl NativeFeatures {
+    fn ready(&self) -> PyResult<FeatureStore> {
+        self.process.check("feature store")?;
+        Ok(self.features.clone())
+    }
+
+    /// Lets the store use these arrays for a call.
+    fn lend(&self, python: Python<'_>, arrays: &[Bound<'_, PyArray1<u8>>]) -> PyResult<Lent> {
+        let arenas: PyResult<Vec<Arena>> =
+            arrays.iter().map(|array| memory::arena(array, 1)).collect();
+        let arenas = arenas?;
+        let register = || arenas.iter().map(|arena| self.features.register(arena)).collect();
+        let registered: Result<Vec<Registration>, _> =
+            python.detach(|| unless_it_panics(register))?;
+        Ok(Lent { _registered: registered.map_err(IntoPython::into_python)?, arenas })
+    }
+}
+
+/// Arrays that a call may use, as long as it lasts.
+struct Lent {
+    arenas: Vec<Arena>,
+    _registered: Vec<Registration>,
+}
+
+#[pymethods]
+impl NativeFeatures {
+    /// Opens a feature store in `store`; `settings` are JSON.
+    #[staticmethod]
+    fn open(
+        python: Python<'_>,
+        store: &NativeStore,
+        settings: &str,
+        secret: Option<&[u8]>,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let mut config: FeatureConfig = serde_json::from_str(settings).map_err(bad_setting)?;
+        config.secret = secret.map(Secret::new);
+        let open = FeatureStore::open(store.ready()?, config);
+        let tell = |python: Python<'_>, opened: Result<FeatureStore, FeatureError>| {
+            let features = opened.map_err(IntoPython::into_python)?;
+            let native = Self { features, process: Process::this() };
+            Ok(native.into_pyobject(python)?.into_any().unbind())
+        };
+        call(python, open, tell, then)
+    }
+
+    /// Puts a sample of these tensors; answers its ref as JSON.
+    fn put(
+        &self,
+        python: Python<'_>,
+        sample: String,
+        specs: &str,
+        arrays: Vec<Bound<'_, PyArray1<u8>>>,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let features = self.ready()?;
+        let specs: Vec<TensorSpec> = serde_json::from_str(specs).map_err(bad_argument)?;
+        let lent = self.lend(python, &arrays)?;
+        let tensor = |(spec, arena): (TensorSpec, &Arena)| {
+            Tensor::new(spec, arena.source(0).expect("nobody else knows it"))
+        };
+        let tensors: Vec<Tensor> = specs.into_iter().zip(&lent.arenas).map(tensor).collect();
+        let put = async move {
+            let reference = features.put(&sample, tensors).await;
+            drop(lent);
+            reference
+        };
+        call(python, put, json, then)
+    }
+
+    /// Reads a sample into these arrays, one for each tensor.
+    fn get_into(
+        &self,
+        python: Python<'_>,
+        reference: &str,
+        arrays: Vec<Bound<'_, PyArray1<u8>>>,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (features, reference) = (self.ready()?, reference_of(reference)?);
+        let lent = self.lend(python, &arrays)?;
+        let target = |arena: &Arena| arena.target(0).expect("nobody else knows it");
+        let targets: Vec<Target> = lent.arenas.iter().map(target).collect();
+        let get = async move {
+            let read = features.get_into(&reference, targets).await;
+            drop(lent);
+            read
+        };
+        call(python, get, nothing, then)
+    }
+
+    /// Says that a sample is used up; answers what that came to.
+    fn release(
+        &self,
+        python: Python<'_>,
+        reference: &str,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (features, reference) = (self.ready()?, reference_of(reference)?);
+        call(python, async move { features.release(reference).await }, json, then)
+    }
+
+    /// Calls a sample off; answers how many generations of it there were.
+    fn abort(
+        &self,
+        python: Python<'_>,
+        sample: String,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let features = self.ready()?;
+        call(python, async move { features.abort(&sample).await }, json, then)
+    }
+
+    /// Frees what is to be freed; answers how much that was.
+    fn gc(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let features = self.ready()?;
+        call(python, async move { features.gc().await }, json, then)
+    }
+
+    /// Waits until nobody can want any sample of this producer any more.
+    fn consumed(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let features = self.ready()?;
+        let consumed = async move {
+            features.consumed().await;
+            Ok::<(), FeatureError>(())
+        };
+        call(python, consumed, nothing, then)
+    }
+
+    /// Counters and gauges, as JSON.
+    fn stats(&self) -> PyResult<String> {
+        serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
+    }
+}
+
+fn reference_of(text: &str) -> PyResult<FeatureRef> {
+    serde_json::from_str(text)
+        .map_err(|error| bad_argument(format_args!("that is no ref: {error}")))
+}
+
+/// Tells a result as JSON.
+fn json<T: Serialize>(python: Python<'_>, done: Result<T, FeatureError>) -> PyResult<Py<PyAny>> {
+    let text =
+        serde_json::to_string(&done.map_err(IntoPython::into_python)?).map_err(bad_argument)?;
+    Ok(text.into_pyobject(python)?.into_any().unbind())
+}
+
+impl IntoPython for FeatureError {
+    fn into_python(self) -> PyErr {
+        use crate::errors::{Damaged, FeatureError as Other, Forged, Gone, OverBudget, Superseded};
+        let text = self.to_string();
+        match self {
+            Self::Config(_) => bad_setting(text),
+            Self::Gone { .. } => Gone::new_err(text),
+            Self::Superseded { .. } | Self::Aborted { .. } => Superseded::new_err(text),
+            Self::OverBudget { .. } | Self::TooLarge { .. } => OverBudget::new_err(text),
+            Self::Damaged { .. } => Damaged::new_err(text),
+            Self::Forged { .. } | Self::ForgedObject { .. } => Forged::new_err(text),
+            Self::Store { error, .. } if error.may_have_happened() => {
+                crate::errors::StoreUnavailable::new_err(text)
+            }
+            _ => Other::new_err(text),
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! The stores of L3, a batch a call.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use terrace_cache::PageKey;
+use terrace_l3::{
+    ExistsOptions, Get, GetOptions, GuardConfig, Guarded, MemoryConfig, MemoryStore, ObjectId,
+    Owner, Pin, Place, Presence, Put, PutOptions, Removal, Results, Served, Store, StoreError,
+    Stored,
+};
+use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
+use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
+use terrace_l3_nodes::{NodeAddress, NodeSecret, NodesConfig, NodesStore, RdmaChoice};
+
+use crate::calls::{Process, call, runtime};
+use crate::errors::{ConfigError, IntoPython, bad_argument, unless_it_panics};
+use crate::memory::{self, Memory};
+
+/// How long a node, or a master, that does not answer is waited for when a store is opened.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A store of `terrace_kv.Store`.
+#[pyclass(frozen, name = "Store", module = "terrace_kv._native")]
+pub(crate) struct NativeStore {
+    pub(crate) store: Arc<dyn Store>,
+    process: Process,
+}
+
+/// What can be said about every store.
+#[derive(Deserialize)]
+struct Common {
+    #[serde(default)]
+    capacity_bytes: u64,
+    #[serde(default)]
+    object_bytes_max: usize,
+    /// Memory over a store on disk.
+    #[serde(default)]
+    memory_bytes: u64,
+    #[serde(default)]
+    for_features: bool,
+    guard: Option<GuardConfig>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// What can be said about nodes.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct NodesSettings {
+    secret_file: Option<PathBuf>,
+    client: String,
+    copies: Option<usize>,
+    rdma: RdmaChoice,
+    exists_timeout_ms: Option<u64>,
+    get_timeout_ms: Option<u64>,
+    put_timeout_ms: Option<u64>,
+}
+
+/// One result for each object: what it came to, and the errors by their place.
+type Told = (Py<PyBytes>, Vec<(usize, PyErr)>);
+
+impl NativeStore {
+    pub(crate) fn ready(&self) -> PyResult<Arc<dyn Store>> {
+        self.process.check("store")?;
+        Ok(self.store.clone())
+    }
+}
+
+#[pymethods]
+impl NativeStore {
+    /// Opens the store at `place`; `settings` are JSON.
+    #[new]
+    fn open(python: Python<'_>, place: &str, settings: &str) -> PyResult<Self> {
+        let settings: Common = serde_json::from_str(settings).map_err(bad_setting)?;
+        let runtime = runtime()?;
+        let guard = settings.guard.clone();
+        let store = python.detach(|| {
+            let _context = runtime.enter();
+            unless_it_panics(|| open(place, settings))?
+        })?;
+        let store: Arc<dyn Store> = match guard {
+            Some(guard) => Arc::new(Guarded::new(store, guard)),
+            None => store,
+        };
+        Ok(Self { store, process: Process::this() })
+    }
+
+    /// Lets the store use an array as so many pages.
+    fn register(
+        &self,
+        python: Python<'_>,
+        array: &Bound<'_, PyArray1<u8>>,
+        pages: u32,
+    ) -> PyResult<Memory> {
+        let (store, arena) = (self.ready()?, memory::arena(array, pages)?);
+        let register = || unless_it_panics(|| store.register(&arena));
+        let registration = python.detach(register)?.map_err(IntoPython::into_python)?;
+        Ok(Memory::new(arena, registration))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn put(
+        &self,
+        python: Python<'_>,
+        objects: Objects<'_>,
+        memory: &Memory,
+        pages: PyReadonlyArray1<'_, u32>,
+        lengths: Option<PyReadonlyArray1<'_, u64>>,
+        pin: Option<&str>,
+        durable: bool,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (store, ids) = (self.ready()?, objects.ids()?);
+        let (pages, lengths) = batch(&ids, &pages, lengths.as_ref())?;
+        let sources = memory.sources(pages, lengths)?;
+        let puts: Vec<Put> =
+            ids.into_iter().zip(sources).map(|(id, from)| Put::new(id, from)).collect();
+        let options = PutOptions { pin: pin.map(pin_of).transpose()?, durable };
+        let work = async move { store.put_from(puts, options).await };
+        let code = |stored: Stored| u8::from(stored == Stored::AlreadyThere);
+        call(python, work, move |python, results| tell(python, results, code), then)
+    }
+
+    fn get(
+        &self,
+        python: Python<'_>,
+        objects: Objects<'_>,
+        memory: &Memory,
+        pages: PyReadonlyArray1<'_, u32>,
+        lengths: Option<PyReadonlyArray1<'_, u64>>,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (store, ids) = (self.ready()?, objects.ids()?);
+        let (pages, lengths) = batch(&ids, &pages, lengths.as_ref())?;
+        let targets = memory.targets(pages, lengths)?;
+        let gets: Vec<Get> =
+            ids.into_iter().zip(targets).map(|(id, to)| Get::new(id, to)).collect();
+        let work = async move { store.get_into(gets, GetOptions::default()).await };
+        let code = |served: Served| place_code(served.place);
+        call(python, work, move |python, results| tell(python, results, code), then)
+    }
+
+    fn exists(
+        &self,
+        python: Python<'_>,
+        objects: Objects<'_>,
+        lease: bool,
+        prefetch_to_memory: bool,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (store, ids) = (self.ready()?, objects.ids()?);
+        let options = ExistsOptions { prefetch_to_memory, lease };
+        let work = async move { store.exists(&ids, options).await };
+        let code = |presence: Presence| match presence {
+            Presence::Absent => 0,
+            Presence::Present(place) => place_code(place),
+        };
+        call(python, work, move |python, results| tell(python, results, code), then)
+    }
+
+    fn remove(
+        &self,
+        python: Python<'_>,
+        objects: Objects<'_>,
+        removal: &str,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (store, ids) = (self.ready()?, objects.ids()?);
+        let removal = match removal {
+            "plain" => Removal::Plain,
+            "forced" => Removal::Forced,
+            "final" => Removal::Final,
+            other => {
+                return Err(bad_argument(format_args!(
+                    "there is no removal {other:?}: say plain, forced or final"
+                )));
+            }
+        };
+        let work = async move { store.remove(&ids, removal).await };
+        call(python, work, |python, results| tell(python, results, |()| 1), then)
+    }
+
+    fn pin(
+        &self,
+        python: Python<'_>,
+        objects: Objects<'_>,
+        pin: &str,
+        on: bool,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (store, ids, pin) = (self.ready()?, objects.ids()?, pin_of(pin)?);
+        let work = async move {
+            if on { store.pin(&ids, pin).await } else { store.unpin(&ids, pin).await }
+        };
+        call(python, work, |python, results| tell(python, results, |()| 1), then)
+    }
+
+    fn flush(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let store = self.ready()?;
+        call(python, async move { store.flush().await }, nothing, then)
+    }
+
+    fn shutdown(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let store = self.ready()?;
+        call(python, async move { store.shutdown().await }, nothing, then)
+    }
+
+    /// Counters and gauges, as JSON.
+    fn stats(&self) -> PyResult<String> {
+        serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
+    }
+}
+
+/// The objects of a batch: the digest of their namespace, their keys side by side, and their generations.
+#[derive(FromPyObject)]
+pub(crate) struct Objects<'py>(
+    Bound<'py, PyBytes>,
+    PyReadonlyArray1<'py, u8>,
+    Option<PyReadonlyArray1<'py, u64>>,
+);
+
+impl Objects<'_> {
+    fn ids(&self) -> PyResult<Vec<ObjectId>> {
+        let Self(namespace, keys, generations) = self;
+        let namespace = namespace.as_bytes().try_into().map(u128::from_le_bytes);
+        let namespace = namespace.map_err(|_| bad_argument("a namespace has 16 bytes"))?;
+        let (keys, rest) = keys.as_slice().map_err(bad_argument)?.as_chunks::<16>();
+        let generations = generations.as_ref().map(|generations| generations.as_slice());
+        let generations = generations.transpose().map_err(bad_argument)?;
+        if !rest.is_empty() || generations.is_some_and(|given| given.len() != keys.len()) {
+            return Err(bad_argument(
+                "give 16 bytes for each key, and a generation for each or for none",
+            ));
+        }
+        let id = |(place, key): (usize, &[u8; 16])| {
+            let id = ObjectId::page(PageKey(namespace), PageKey(u128::from_le_bytes(*key)));
+            id.with_generation(generations.map_or(0, |generations| generations[place]))
+        };
+        Ok(keys.iter().enumerate().map(id).collect())
+    }
+}
+
+/// The pages of a batch and how much of each is meant, if there is one for each object.
+fn batch<'a>(
+    ids: &[ObjectId],
+    pages: &'a PyReadonlyArray1<'_, u32>,
+    lengths: Option<&'a PyReadonlyArray1<'_, u64>>,
+) -> PyResult<(&'a [u32], Option<&'a [u64]>)> {
+    let pages = pages.as_slice().map_err(bad_argument)?;
+    let lengths = lengths.map(|lengths| lengths.as_slice()).transpose().map_err(bad_argument)?;
+    if pages.len() != ids.len() || lengths.is_some_and(|lengths| lengths.len() != ids.len()) {
+        return Err(bad_argument(format_args!(
+            "{} keys and {} pages: give one of each for each object, and a length for each or for none",
+            ids.len(),
+            pages.len()
+        )));
+    }
+    Ok((pages, lengths))
+}
+
+fn tell<T>(python: Python<'_>, results: Results<T>, code: impl Fn(T) -> u8) -> PyResult<Py<PyAny>> {
+    let mut errors = Vec::new();
+    let codes = results.into_iter().enumerate().map(|(place, result)| match result {
+        Ok(done) => code(done),
+        Err(error) => {
+            errors.push((place, error.into_python()));
+            u8::MAX
+        }
+    });
+    let codes: Vec<u8> = codes.collect();
+    let told: Told = (PyBytes::new(python, &codes).unbind(), errors);
+    Ok(told.into_pyobject(python)?.into_any().unbind())
+}
+
+pub(crate) fn nothing<E: IntoPython>(
+    python: Python<'_>,
+    done: Result<(), E>,
+) -> PyResult<Py<PyAny>> {
+    done.map_err(IntoPython::into_python)?;
+    Ok(python.None())
+}
+
+fn place_code(place: Place) -> u8 {
+    match place {
+        Place::Memory => 1,
+        Place::Disk => 2,
+    }
+}
+
+/// `soft`, or the name of the owner of a hard pin.
+fn pin_of(text: &str) -> PyResult<Pin> {
+    match text.split_once(':') {
+        None if text == "soft" => Ok(Pin::Soft),
+        Some(("hard", owner)) if !owner.is_empty() => Ok(Pin::Hard(Owner::named(owner))),
+        _ => Err(bad_argument(format_args!("there is no pin {text:?}: say soft, or hard:OWNER"))),
+    }
+}
+
+fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
+    let Common { capacity_bytes, object_bytes_max, memory_bytes, for_features, others, .. } =
+        settings;
+    if place == "memory" {
+        let config = with(MemoryConfig::new(capacity_bytes, object_bytes_max), others)?;
+        return Ok(Arc::new(MemoryStore::new(config).map_err(bad_setting)?));
+    }
+    if let Some(folder) = place.strip_prefix("disk:") {
+        let config = with(DiskConfig::new(folder, capacity_bytes, object_bytes_max), others)?;
+        let disk = DiskStore::open(config).map_err(bad_setting)?;
+        if memory_bytes == 0 {
+            return Ok(Arc::new(disk));
+        }
+        let memory = MemoryConfig::new(memory_bytes, object_bytes_max);
+        let memory = MemoryStore::new(memory).map_err(bad_setting)?;
+        let tiered = TieredStore::new(memory, disk, TieredConfig::default());
+        return Ok(Arc::new(tiered.map_err(IntoPython::into_python)?));
+    }
+    if let Some(master) = place.strip_prefix("mooncake://") {
+        let library = PathBuf::new();
+        let config =
+            with(MooncakeConfig::new(library, master, capacity_bytes, object_bytes_max), others)?;
+        let config = if for_features { config.for_features() } else { config };
+        let store = MooncakeStore::open(config).map_err(bad_setting)?;
+        if !store.wait_until_connected(PATIENCE) {
+            return Err(ConfigError::new_err(format!(
+                "the Mooncake master at {master} was not reached within {PATIENCE:?}: is the address right, does \
+                 the master run, and is it of the same version as the library?"
+            )));
+        }
+        return Ok(Arc::new(store));
+    }
+    if let Some(nodes) = place.strip_prefix("nodes://") {
+        let settings: NodesSettings = serde_json::from_value(others.into()).map_err(bad_setting)?;
+        return Ok(Arc::new(open_nodes(nodes, settings)?));
+    }
+    Err(ConfigError::new_err(format!(
+        "there is no store {place:?}: say memory, disk:FOLDER, nodes://HOST:PORT,... or mooncake://HOST:PORT"
+    )))
+}
+
+fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
+    let secret = settings.secret_file.ok_or_else(|| {
+        ConfigError::new_err(
+            "nodes want to know who asks: name the file with their secret (secret_file)",
+        )
+    })?;
+    let addresses: Result<Vec<NodeAddress>, _> = nodes.split(',').map(str::parse).collect();
+    let config = NodesConfig::new(
+        addresses.map_err(bad_setting)?,
+        NodeSecret::read(&secret).map_err(bad_setting)?,
+    );
+    let config = NodesConfig {
+        name: settings.client,
+        copies: settings.copies.unwrap_or(config.copies),
+        rdma: settings.rdma,
+        exists_timeout_ms: settings.exists_timeout_ms.unwrap_or(config.exists_timeout_ms),
+        get_timeout_ms: settings.get_timeout_ms.unwrap_or(config.get_timeout_ms),
+        put_timeout_ms: settings.put_timeout_ms.unwrap_or(config.put_timeout_ms),
+        ..config
+    };
+    let store = NodesStore::new(config).map_err(bad_setting)?;
+    let all = store.peers().len();
+    let reached = runtime()?.block_on(async {
+        let since = tokio::time::Instant::now();
+        let mut reached = store.reach().await;
+        while reached < all && since.elapsed() < PATIENCE {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            reached = store.reach().await;
+        }
+        reached
+    });
+    if reached == 0 {
+        return Err(ConfigError::new_err(format!(
+            "none of the nodes {nodes} answers: do they run, and do they know this secret?"
+        )));
+    }
+    Ok(store)
+}
+
+/// Settings over defaults.
+fn with<C: Serialize + DeserializeOwned>(defaults: C, settings: Map<String, Value>) -> PyResult<C> {
+    let Value::Object(mut all) = serde_json::to_value(defaults).map_err(bad_setting)? else {
+        unreachable!("settings have names")
+    };
+    all.extend(settings);
+    serde_json::from_value(all.into()).map_err(bad_setting)
+}
+
+pub(crate) fn bad_setting(error: impl std::fmt::Display) -> PyErr {
+    ConfigError::new_err(error.to_string())
+}
+
+impl IntoPython for StoreError {
+    fn into_python(self) -> PyErr {
+        use crate::errors::{DamagedObject, MissingObject, StoreFull, StoreUnavailable};
+        let text = self.to_string();
+        match self {
+            Self::Missing | Self::Superseded { .. } => MissingObject::new_err(text),
+            Self::Corrupt(_) | Self::Length { .. } => DamagedObject::new_err(text),
+            Self::Full => StoreFull::new_err(text),
+            Self::Io { .. } | Self::TimedOut(_) | Self::Unavailable { .. } | Self::HolderAway => {
+                StoreUnavailable::new_err(text)
+            }
+            _ => crate::errors::StoreError::new_err(text),
+        }
+    }
+}
+
+impl IntoPython for terrace_l3::Lent {
+    fn into_python(self) -> PyErr {
+        crate::errors::StoreError::new_err(self.to_string())
+    }
+}

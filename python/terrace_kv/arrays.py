@@ -1,0 +1,132 @@
+"""Arrays of others as bytes: NumPy's, PyTorch's, and whatever has the buffer protocol or DLPack."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Bytes = npt.NDArray[np.uint8]
+
+#: What types are called in refs, as in safetensors files, and by NumPy; the latter half needs ``ml_dtypes``.
+_NUMPY = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+    "BF16": "bfloat16",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+_NAMES = {numpy: name for name, numpy in _NUMPY.items()}
+#: PyTorch calls all of them as NumPy does.
+_SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def is_torch(array: object) -> bool:
+    """Whether it is a tensor of PyTorch's, which is not imported to find out."""
+    return any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in type(array).__mro__)
+
+
+def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
+    """The bytes of an array, without a copy; the array is kept as long as they are."""
+    if is_torch(array):
+        if array.device.type != "cpu":
+            raise TypeError(
+                f"this tensor is on {array.device}: give memory of the host, pinned for speed "
+                "(torch.empty(..., pin_memory=True))"
+            )
+        if not array.is_contiguous():
+            raise ValueError("this tensor has gaps or is transposed: give .contiguous()")
+        import torch
+
+        view = array.detach().reshape(-1).view(torch.uint8).numpy()
+    elif isinstance(array, np.ndarray):
+        view = array
+    elif hasattr(array, "__dlpack__"):
+        view = np.from_dlpack(array)
+    else:
+        view = np.frombuffer(array, np.uint8)
+    if not view.flags.c_contiguous:
+        raise ValueError("this array has gaps or is transposed: give np.ascontiguousarray(...)")
+    if writable and not view.flags.writeable:
+        raise ValueError("this array cannot be written to")
+    flat: Bytes = view.reshape(-1).view(np.uint8)
+    return flat
+
+
+def kind_of(array: Any) -> tuple[str, list[int]]:
+    """What refs call its type, and its shape."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    if dtype not in _NAMES:
+        raise TypeError(f"tensors of {dtype} cannot be stored: convert them, or give their bytes")
+    return _NAMES[dtype], [int(size) for size in array.shape]
+
+
+def empty_numpy(dtype: str, shape: list[int]) -> npt.NDArray[Any]:
+    """Memory for such a tensor."""
+    name = _NUMPY.get(dtype)
+    try:
+        return np.empty(shape, np.dtype(name))
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        return np.empty(shape, np.dtype(getattr(ml_dtypes, str(name))))
+    except (ImportError, AttributeError):
+        raise TypeError(
+            f"NumPy has no type {dtype}: read the sample with get_torch, or install ml_dtypes"
+        ) from None
+
+
+def empty_torch(dtype: str, shape: list[int], *, pin: bool = False) -> torch.Tensor:
+    """Memory for such a tensor, pinned or not."""
+    import torch
+
+    known = getattr(torch, _NUMPY.get(dtype, ""), None)
+    if known is None:
+        raise TypeError(f"this PyTorch has no type {dtype}")
+    return torch.empty(shape, dtype=known, pin_memory=pin)
+
+
+def on_host(array: Any) -> Any:
+    """A tensor as it is, or what it holds in memory of the host, pinned, if it is on a device."""
+    if not is_torch(array):
+        return np.ascontiguousarray(array)
+    if array.device.type == "cpu":
+        return array.detach().contiguous()
+    import torch
+
+    staged = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
+    staged.copy_(array.detach(), non_blocking=True)
+    torch.cuda.current_stream(array.device).synchronize()
+    return staged
+
+
+def size(value: int | str) -> int:
+    """Bytes, given as a number or as text like ``64MiB``."""
+    if isinstance(value, int):
+        return value
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?\s*", value, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{value!r} is no size: write it as 64MiB, or as a number of bytes")
+    number, unit = found.groups()
+    return int(float(number) * (_SIZES[unit.lower()] if unit else 1))

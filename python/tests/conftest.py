@@ -1,0 +1,137 @@
+"""Stores of every kind, the real ones: nodes are programs, and so is a Mooncake cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import terrace_kv as terrace
+
+MIB = 1 << 20
+
+
+@dataclass
+class Place:
+    """Where a store is, and how it is opened."""
+
+    kind: str
+    place: str
+    settings: dict[str, Any]
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _opened: terrace.Store | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes can use it at the same time."""
+        return self.kind in ("nodes", "mooncake")
+
+    def open(self) -> terrace.Store:
+        """A store as another process would have it; where there can be only one, that one."""
+        if self._opened is None or self.is_shared:
+            self._opened = terrace.Store(self.place, **self.settings)
+        return self._opened
+
+    def pause(self, is_paused: bool) -> None:
+        """Stops whoever holds the objects, or lets it go on."""
+        for process in self.processes:
+            process.send_signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def wait_for(port: int) -> None:
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError(f"nobody listens at port {port}")
+
+
+def the_program() -> str:
+    """The program `terrace`, which has nodes."""
+    program = os.environ.get("TERRACE") or shutil.which("terrace")
+    if program is None:
+        pytest.skip("the program `terrace` is not there: TERRACE names it")
+    return program
+
+
+def open_place(kind: str, folder: Path) -> Iterator[Place]:
+    capacity = {"capacity": 256 * MIB, "object_max": MIB}
+    if kind == "memory":
+        yield Place(kind, "memory", capacity)
+    elif kind == "disk":
+        yield Place(kind, f"disk:{folder}/disk", capacity)
+    elif kind == "tiers":
+        yield Place(kind, f"disk:{folder}/tiers", {**capacity, "memory": 64 * MIB})
+    elif kind == "nodes":
+        secret, port = folder / "secret", free_port()
+        secret.write_text("known to those who may use the nodes")
+        listen = ["--listen", f"127.0.0.1:{port}", "--memory", "256MiB", "--secret-file", str(secret)]
+        node = subprocess.Popen([the_program(), "node", *listen, "--object-max", "1MiB"], stdout=subprocess.DEVNULL)
+        wait_for(port)
+        # Patient: a busy machine is none that is away.
+        patience = {"exists_timeout_ms": 10_000, "get_timeout_ms": 10_000, "put_timeout_ms": 10_000}
+        settings = {"secret_file": str(secret), **patience}
+        try:
+            yield Place(kind, f"nodes://127.0.0.1:{port}", settings, [node])
+        finally:
+            node.send_signal(signal.SIGCONT)
+            node.kill()
+            node.wait()
+    else:
+        yield from open_mooncake(capacity)
+
+
+def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
+    programs = os.environ.get("TERRACE_MOONCAKE_PROGRAMS")
+    if programs is None:
+        pytest.skip("Mooncake is not there: run it by scripts/test-mooncake run")
+    rpc, metrics, http, node = (free_port() for _ in range(4))
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    master = [f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"]
+    metadata = f"http://127.0.0.1:{http}/metadata"
+    master += [f"--enable_http_metadata_server=true --http_metadata_server_host=127.0.0.1"]
+    master += [f"--http_metadata_server_port={http}"]
+    holder = [f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --threads=2"]
+    holder += [f"--master_server_address=127.0.0.1:{rpc} --metadata_server={metadata}"]
+    running = [subprocess.Popen([f"{programs}/mooncake_master", *" ".join(master).split()], **quiet)]  # type: ignore[call-overload]
+    try:
+        wait_for(rpc)
+        size = "--global_segment_size=128 MB"
+        running.append(subprocess.Popen([f"{programs}/mooncake_client", *" ".join(holder).split(), size], **quiet))  # type: ignore[call-overload]
+        wait_for(node)
+        library = os.environ["TERRACE_MOONCAKE_LIBRARY"]
+        settings = {**capacity, "library": library, "metadata_server": metadata, "for_features": True}
+        yield Place("mooncake", f"mooncake://127.0.0.1:{rpc}", settings)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(params=["memory", "disk", "tiers", "nodes", "mooncake"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    yield from open_place(request.param, tmp_path)
+
+
+@pytest.fixture(params=["nodes", "mooncake"])
+def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A store that several processes use at the same time."""
+    yield from open_place(request.param, tmp_path)

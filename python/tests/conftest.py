@@ -103,22 +103,19 @@ def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
     programs = os.environ.get("TERRACE_MOONCAKE_PROGRAMS")
     if programs is None:
         pytest.skip("Mooncake is not there: run it by scripts/test-mooncake run")
-    rpc, metrics, http, node = (free_port() for _ in range(4))
+    rpc, metrics, node = (free_port() for _ in range(3))
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    master = [f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"]
-    metadata = f"http://127.0.0.1:{http}/metadata"
-    master += [f"--enable_http_metadata_server=true --http_metadata_server_host=127.0.0.1"]
-    master += [f"--http_metadata_server_port={http}"]
-    holder = [f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --threads=2"]
-    holder += [f"--master_server_address=127.0.0.1:{rpc} --metadata_server={metadata}"]
-    running = [subprocess.Popen([f"{programs}/mooncake_master", *" ".join(master).split()], **quiet)]  # type: ignore[call-overload]
+    master = f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"
+    holder = f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --device_names= --threads=2"
+    holder += f" --master_server_address=127.0.0.1:{rpc} --metadata_server=P2PHANDSHAKE"
+    running = [subprocess.Popen([f"{programs}/mooncake_master", *master.split()], **quiet)]  # type: ignore[call-overload]
     try:
         wait_for(rpc)
         size = "--global_segment_size=128 MB"
-        running.append(subprocess.Popen([f"{programs}/mooncake_client", *" ".join(holder).split(), size], **quiet))  # type: ignore[call-overload]
+        running.append(subprocess.Popen([f"{programs}/mooncake_client", *holder.split(), size], **quiet))  # type: ignore[call-overload]
         wait_for(node)
         library = os.environ["TERRACE_MOONCAKE_LIBRARY"]
-        settings = {**capacity, "library": library, "metadata_server": metadata, "for_features": True}
+        settings = {**capacity, "library": library, "for_features": True}
         yield Place("mooncake", f"mooncake://127.0.0.1:{rpc}", settings)
     finally:
         for process in running:

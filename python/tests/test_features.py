@@ -415,7 +415,7 @@ class Shares:
 
 def test_tensors_of_torch_of_every_type_come_back() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    features = terrace.FeatureStore(terrace.Store("memory", capacity="8MiB", object_max="1MiB"), owner=0)
+    features = terrace.FeatureStore(terrace.Store("memory", capacity="64MiB", object_max="1MiB"), owner=0)
     kinds = "bool uint8 int8 int16 float16 bfloat16 int32 float32 float64 int64 complex64 float8_e4m3fn float8_e5m2"
     tensors = {kind: torch.arange(24).reshape(2, 3, 4).to(getattr(torch, kind)) for kind in kinds.split()}
     tensors["transposed"] = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3).T

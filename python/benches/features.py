@@ -78,7 +78,8 @@ def small(cycles: int) -> None:
         if number == cycles // 10:
             before = resident()
     took = (time.perf_counter() - began) / cycles
-    print(f"{cycles} cycles of {took * 1e6:.0f} µs; memory {before:.1f} MB after a tenth, {resident():.1f} MB at the end")
+    print(f"{cycles} cycles of {took * 1e6:.0f} µs")
+    print(f"memory {before:.1f} MB after a tenth of them, {resident():.1f} MB at the end")
     features.gc()
     print(f"{store.stats()['memory']['objects']} objects are left")
 

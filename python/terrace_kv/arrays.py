@@ -88,7 +88,7 @@ def empty_numpy(dtype: str, shape: list[int]) -> npt.NDArray[Any]:
     except TypeError:
         pass
     try:
-        import ml_dtypes
+        import ml_dtypes  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         return np.empty(shape, np.dtype(getattr(ml_dtypes, str(name))))
     except (ImportError, AttributeError):

@@ -152,7 +152,8 @@ class FeatureStore:
 
     def release(self, ref: FeatureRef) -> str:
         """Says that the sample is used up: it cannot be had any more, in any process, and its memory is freed at once.
-        Answers ``Freed``, ``Lingering``, ``AlreadyGone`` or ``Retained``, in lower case with dashes."""
+        Answers ``freed``, ``lingering`` if some of its bytes could not be removed yet, ``already-gone`` or
+        ``retained``."""
         return str(json.loads(self._native.release(ref.text, None)))
 
     async def release_async(self, ref: FeatureRef) -> str:

@@ -50,7 +50,8 @@ class Batch(NamedTuple):
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
         """Which objects did not fail."""
-        return self.codes != FAILED
+        ok: npt.NDArray[np.bool_] = self.codes != FAILED
+        return ok
 
     def check(self) -> Batch:
         """Itself, if nothing failed.
@@ -161,8 +162,8 @@ class Store:
         pin: str | None = None,
         durable: bool = False,
     ) -> Batch:
-        """Stores pages. What is ``ok`` can be had from now on; with ``durable`` even after a crash. ``pin`` is ``soft``,
-        or ``hard:OWNER`` for what must not be evicted until it is unpinned."""
+        """Stores pages. What is ``ok`` can be had from now on; with ``durable`` even after a crash. ``pin`` is
+        ``soft``, or ``hard:OWNER`` for what must not be evicted until it is unpinned."""
         objects = _objects(namespace, keys, generations)
         return _batch(
             self._native.put(objects, memory._native, _pages(pages), _lengths(lengths), pin, durable, None)

@@ -104,15 +104,18 @@ def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
     if programs is None:
         pytest.skip("Mooncake is not there: run it by scripts/test-mooncake run")
     rpc, metrics, node = (free_port() for _ in range(3))
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+    def start(program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen([f"{programs}/{program}", *arguments], stdout=quiet, stderr=quiet)
+
     master = f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"
     holder = f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --device_names= --threads=2"
     holder += f" --master_server_address=127.0.0.1:{rpc} --metadata_server=P2PHANDSHAKE"
-    running = [subprocess.Popen([f"{programs}/mooncake_master", *master.split()], **quiet)]  # type: ignore[call-overload]
+    running = [start("mooncake_master", *master.split())]
     try:
         wait_for(rpc)
-        size = "--global_segment_size=128 MB"
-        running.append(subprocess.Popen([f"{programs}/mooncake_client", *holder.split(), size], **quiet))  # type: ignore[call-overload]
+        running.append(start("mooncake_client", *holder.split(), "--global_segment_size=128 MB"))
         wait_for(node)
         library = os.environ["TERRACE_MOONCAKE_LIBRARY"]
         settings = {**capacity, "library": library, "for_features": True}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import multiprocessing
 import os
 import pickle
 import queue
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import terrace_kv as terrace
 from conftest import Place
 from peers import is_sample, sample
 
-TENSORS = {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.arange(5, dtype=np.int64)}
+TENSORS: dict[str, np.ndarray] = {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.arange(5, dtype=np.int64)}
 
 
 def producer(place: Place, **settings: Any) -> terrace.FeatureStore:
@@ -255,7 +254,7 @@ def test_what_is_no_sample_is_refused() -> None:
         terrace.FeatureStore(features.store).put("a", TENSORS)
     with pytest.raises(terrace.ConfigError, match="owner"):
         terrace.FeatureStore(features.store, owner=60_000)
-    ref = features.put("every shape", {"scalar": np.float64(7), "none": np.zeros((0, 3)), "strided": np.eye(4).T[::2]})
+    ref = features.put("every shape", {"scalar": np.array(7.0), "none": np.zeros((0, 3)), "strided": np.eye(4).T[::2]})
     found = features.get(ref)
     assert found["scalar"] == 7 and found["none"].shape == (0, 3) and (found["strided"] == np.eye(4).T[::2]).all()
 
@@ -444,10 +443,8 @@ def test_a_dataset_with_workers_reads_each_sample_once(shared_place: Place, work
     refs = [features.put(str(number), {"x": torch.full((4,), number, dtype=torch.bfloat16)}) for number in range(10)]
     features.abort("3")
     dataset = FeatureDataset(Opens(shared_place), Shares(refs))
-    start: Callable[..., Any] | None = multiprocessing.get_context("spawn") if workers else None  # type: ignore[assignment]
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=workers, multiprocessing_context=start, prefetch_factor=2 if workers else None
-    )
+    apart: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "spawn"} if workers else {}
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, **apart)
     seen = sorted(int(found["x"][0]) for found in loader)
     assert seen == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     features.gc()

@@ -186,8 +186,13 @@ def test_a_guarded_store_remembers_what_it_lacks() -> None:
 
 def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
     with terrace.Store(f"disk:{tmp_path}/store", capacity="64MiB", object_max="1MiB") as store:
-        gate, came = threading.Lock(), []
-        other = threading.Thread(target=lambda: gate.acquire() and came.append(1))
+        gate, came = threading.Lock(), threading.Event()
+
+        def come() -> None:
+            gate.acquire()
+            came.set()
+
+        other = threading.Thread(target=come)
         before = sys.getswitchinterval()
         with store.register(filled(16, MIB)) as pages:
             gate.acquire()
@@ -196,9 +201,9 @@ def test_the_lock_is_given_away_meanwhile(tmp_path: Path) -> None:
             sys.setswitchinterval(1000)
             try:
                 gate.release()
-                assert not came
+                assert not came.is_set()
                 store.put(NAMESPACE, KEYS[:16], pages, range(16), durable=True).check()
-                assert came
+                assert came.is_set()
             finally:
                 sys.setswitchinterval(before)
         other.join()
@@ -225,4 +230,4 @@ def test_keys_are_those_of_the_scheduler() -> None:
     scheduler = terrace.Scheduler({"model": {"fingerprint": "m"}, "cache": {"page_size": 16}})
     assert scheduler.namespace() == terrace.namespace("m", 16)
     assert scheduler.namespace(adapter="a", salt="s") == terrace.namespace("m", 16, adapter="a", salt="s")
-    assert (terrace.page_keys(NAMESPACE, np.arange(40), 16) == KEYS[:2]).all(), "whole pages alone"
+    assert (terrace.page_keys(NAMESPACE, range(40), 16) == KEYS[:2]).all(), "whole pages alone"

@@ -31,6 +31,7 @@ create_exception!(
     TerraceError,
     "Terrace has broken one of its own rules. The object is of no use any more; please report it."
 );
+create_exception!(terrace_kv, TraceError, TerraceError, "A trace that cannot be read or made up.");
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let python = module.py();
@@ -41,7 +42,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("UnknownRequest", python.get_type::<UnknownRequest>())?;
     module.add("EventError", python.get_type::<EventError>())?;
     module.add("StepsInFlight", python.get_type::<StepsInFlight>())?;
-    module.add("Broken", python.get_type::<Broken>())
+    module.add("Broken", python.get_type::<Broken>())?;
+    module.add("TraceError", python.get_type::<TraceError>())
 }
 
 /// Of the errors of Rust, those of which Python tells kinds apart.

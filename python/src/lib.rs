@@ -5,6 +5,7 @@
 
 mod errors;
 mod plan_bytes;
+mod replay;
 mod scheduler;
 
 use pyo3::prelude::*;
@@ -14,5 +15,9 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_WORDS", plan_bytes::HEADER_WORDS)?;
     module.add_class::<scheduler::NativeScheduler>()?;
+    module.add_class::<replay::NativeTrace>()?;
+    module.add_function(wrap_pyfunction!(replay::fit_costs, module)?)?;
+    module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
+    module.add_function(wrap_pyfunction!(replay::sweep, module)?)?;
     errors::add_to(module)
 }

@@ -2,6 +2,8 @@
 
 An engine tells a :class:`Scheduler` what has happened and asks it for a :class:`Plan`: what to compute in the
 next step, and which KV pages to move. ``examples/engine.py`` is a whole engine.
+
+:func:`replay` and :func:`sweep` tell what a :class:`Trace` of requests would do on a configuration, in virtual time.
 """
 
 from ._native import (
@@ -12,11 +14,13 @@ from ._native import (
     StepsInFlight,
     SubmitError,
     TerraceError,
+    TraceError,
     UnknownRequest,
 )
 from .events import Cleared, KvEvents, Removed, Stored
 from .plan import Ended, Plan, PlanError
 from .scheduler import Hits, Passage, Scheduler
+from .traces import Ceiling, Sweep, Trace, fit_costs, replay, sweep
 
 __all__ = [
     "Broken",
@@ -37,4 +41,11 @@ __all__ = [
     "SubmitError",
     "TerraceError",
     "UnknownRequest",
+    "Ceiling",
+    "Sweep",
+    "Trace",
+    "TraceError",
+    "fit_costs",
+    "replay",
+    "sweep",
 ]

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use terrace_replay::trace::{BadLines, ReadOptions, Synthetic, TraceBuilder, Workload};
 use terrace_replay::{
-    Axis, CostModel, Measurement, OptionError, Options, ReplayError, Setting, Sweep, SweepError,
-    Trace, TraceRequest, page_size, replay_unless,
+    Axis, CostModel, Fit, Measurement, OptionError, Options, ReplayError, Setting, Sweep,
+    SweepError, Trace, TraceRequest, page_size, replay_unless,
 };
 
 use crate::errors::{ConfigError, IntoPython, TraceError, bad_argument, broken, unless_it_panics};
@@ -182,8 +182,12 @@ fn check_page_size(tokens: u32) -> PyResult<()> {
 /// The costs that fit measured steps best, as JSON.
 #[pyfunction]
 pub(crate) fn fit_costs(measurements: &str) -> PyResult<String> {
+    json(&fit(measurements)?)
+}
+
+fn fit(measurements: &str) -> PyResult<Fit> {
     let fit = Measurement::parse(measurements).and_then(|steps| CostModel::fit(&steps));
-    json(&fit.map_err(IntoPython::into_python)?)
+    fit.map_err(IntoPython::into_python)
 }
 
 /// Replays a trace: the report, as JSON.
@@ -192,9 +196,9 @@ pub(crate) fn replay(
     python: Python<'_>,
     trace: &NativeTrace,
     settings: Vec<(String, String)>,
-    cost: Option<&str>,
+    measurements: Option<&str>,
 ) -> PyResult<String> {
-    let config = options(settings, cost)?.config().map_err(IntoPython::into_python)?;
+    let config = options(settings, measurements)?.config().map_err(IntoPython::into_python)?;
     let stop = AtomicBool::new(false);
     let work = || replay_unless(&stop, &trace.trace, &config);
     let report = interruptible(python, &stop, &mut |python| python.check_signals(), work)?;
@@ -207,7 +211,7 @@ pub(crate) fn sweep(
     python: Python<'_>,
     trace: &NativeTrace,
     settings: Vec<(String, String)>,
-    cost: Option<&str>,
+    measurements: Option<&str>,
     axes: Vec<(String, Vec<String>)>,
     threads: Option<usize>,
     progress: Option<Py<PyAny>>,
@@ -218,7 +222,7 @@ pub(crate) fn sweep(
         let message = format!("{threads} threads: use 1 to {THREADS_MAX}");
         return Err(ConfigError::new_err(message));
     }
-    let options = options(settings, cost)?;
+    let options = options(settings, measurements)?;
     let axis = |(name, values): (String, _)| Ok(Axis { setting: Setting::named(&name)?, values });
     let axes: Result<Vec<Axis>, OptionError> = axes.into_iter().map(axis).collect();
     let axes = axes.map_err(IntoPython::into_python)?;
@@ -245,12 +249,14 @@ pub(crate) fn sweep(
     json(&swept)
 }
 
-fn options(settings: Vec<(String, String)>, cost: Option<&str>) -> PyResult<Options> {
+fn options(settings: Vec<(String, String)>, measurements: Option<&str>) -> PyResult<Options> {
     let mut options = Options::default();
     for (name, value) in settings {
         options.set(Setting::named(&name).map_err(IntoPython::into_python)?, &value);
     }
-    options.cost = cost.map(serde_json::from_str).transpose().map_err(bad_argument)?;
+    if let Some(measurements) = measurements {
+        options.cost = Some(fit(measurements)?.cost);
+    }
     Ok(options)
 }
 

@@ -122,11 +122,11 @@ class Trace:
     def describe(self, page_size: int) -> str: ...
 
 def fit_costs(measurements: str) -> str: ...
-def replay(trace: Trace, settings: list[tuple[str, str]], cost: str | None) -> str: ...
+def replay(trace: Trace, settings: list[tuple[str, str]], measurements: str | None) -> str: ...
 def sweep(
     trace: Trace,
     settings: list[tuple[str, str]],
-    cost: str | None,
+    measurements: str | None,
     axes: list[tuple[str, list[str]]],
     threads: int | None,
     progress: Callable[[int, int], object] | None,

@@ -6,8 +6,9 @@ import gzip
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,22 +18,23 @@ from ._native import ConfigError, TraceError
 from .scheduler import Tokens, _tokens
 
 Kind = Literal["chat", "agents", "documents", "bursts", "mix"]
-#: A file, or an array with the columns of :data:`STEP_COLUMNS`: by name, or all five of them in this order.
-Costs = str | os.PathLike[str] | Mapping[str, npt.ArrayLike] | npt.NDArray[Any]
-STEP_COLUMNS: Final = ("prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "step_us")
+Numbers = Sequence[float] | npt.NDArray[Any]
+Costs = str | os.PathLike[str] | Mapping[str, Numbers] | npt.NDArray[Any]
+_STEP_COLUMNS: Final = ("prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "step_us")
 
 
-class Ceiling(NamedTuple):
+@dataclass(frozen=True)
+class Ceiling:
     """What a cache without limits could reuse that has kept every earlier prompt."""
 
-    #: Tokens of all prompts.
     prompt_tokens: int
-    #: Of those, tokens that could be reused if one request came after the other.
+    """Tokens of all prompts."""
     reusable_tokens: int
-    #: The same where the order may change, as it does when requests overlap. No replay reuses more.
+    """Of those, tokens that could be reused if one request came after the other."""
     any_order_tokens: int
-    #: What could be reused of each request, in the order of arrival.
+    """The same where the order may change, as it does when requests overlap. No replay reuses more."""
     by_request: npt.NDArray[np.int64]
+    """What could be reused of each request, in the order of arrival."""
 
     @property
     def ratio(self) -> float:
@@ -83,10 +85,10 @@ class Trace:
     @classmethod
     def of_blocks(
         cls,
-        arrival_s: npt.ArrayLike,
-        input_tokens: npt.ArrayLike,
-        output_tokens: npt.ArrayLike,
-        block_ids: Iterable[npt.ArrayLike],
+        arrival_s: Numbers,
+        input_tokens: Numbers,
+        output_tokens: Numbers,
+        block_ids: Iterable[Numbers],
         *,
         block_tokens: int = 512,
     ) -> Trace:
@@ -113,9 +115,9 @@ class Trace:
     @classmethod
     def of_prompts(
         cls,
-        arrival_s: npt.ArrayLike,
+        arrival_s: Numbers,
         prompts: Iterable[Tokens],
-        output_tokens: npt.ArrayLike,
+        output_tokens: Numbers,
         *,
         block_tokens: int = 16,
     ) -> Trace:
@@ -195,10 +197,10 @@ class Sweep(list[dict[str, Any]]):
     ``ttft_ms_p99``, ``bytes_moved_host_to_device``. ``pandas.DataFrame(rows)`` makes a table of them.
     """
 
-    #: What to take from it, in a sentence.
     answer: str
-    #: The row of the smallest configuration whose time to first token is nearly the best.
+    """What to take from it, in a sentence."""
     recommended: dict[str, Any]
+    """The row of the smallest configuration whose time to first token is nearly the best."""
 
     def __init__(self, rows: Iterable[dict[str, Any]], answer: str, recommended: int) -> None:
         super().__init__(rows)
@@ -214,18 +216,13 @@ def fit_costs(costs: Costs) -> dict[str, Any]:
 
     :raises ConfigError: what is not understood, or that there are too few.
     """
-    fit: dict[str, Any]
-    if isinstance(costs, str | os.PathLike):
-        try:
-            fit = json.loads(_native.fit_costs(Path(costs).read_text()))
-        except ConfigError as error:
-            raise ConfigError(f"{os.fspath(costs)}: {error}") from None
-        return fit
-    fit = json.loads(_native.fit_costs(_csv(costs)))
+    fit: dict[str, Any] = json.loads(_native.fit_costs(_measurements(costs)))
     return fit
 
 
-def replay(trace: Trace | str | os.PathLike[str], /, *, costs: Costs | None = None, **settings: object) -> dict[str, Any]:
+def replay(
+    trace: Trace | str | os.PathLike[str], /, *, costs: Costs | None = None, **settings: object
+) -> dict[str, Any]:
     """Replays a trace in virtual time, on the real scheduler, and answers the report.
 
     ``settings`` are those of the program ``terrace replay``, with underscores: ``device="40GiB"``, ``host=0``,
@@ -240,8 +237,8 @@ def replay(trace: Trace | str | os.PathLike[str], /, *, costs: Costs | None = No
     :raises ConfigError: a setting that cannot be, and what could.
     :raises TraceError: a trace that cannot be read, or has no requests.
     """
-    text = _native.replay(_trace(trace), _texts(settings), _cost(costs))
-    report: dict[str, Any] = json.loads(text)
+    steps = None if costs is None else _measurements(costs)
+    report: dict[str, Any] = json.loads(_native.replay(_trace(trace), _texts(settings), steps))
     for name in ("ttft_curve", "itl_curve"):
         points = report[name]
         report[name] = {column: np.array([point[column] for point in points], float) for column in ("ms", "share")}
@@ -273,7 +270,8 @@ def sweep(
     """
     axes = {name: [values] if isinstance(values, str) else list(values) for name, values in grid.items()}
     told = [(name, [str(value) for value in values]) for name, values in axes.items()]
-    swept = json.loads(_native.sweep(_trace(trace), _texts(settings), _cost(costs), told, threads, progress))
+    steps = None if costs is None else _measurements(costs)
+    swept = json.loads(_native.sweep(_trace(trace), _texts(settings), steps, told, threads, progress))
     # The places of a point's values on the axes, in the order of the points.
     places = np.ndindex(*(len(values) for values in axes.values()))
     rows = []
@@ -301,25 +299,33 @@ def _texts(settings: Mapping[str, object]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in settings.items()]
 
 
-def _cost(costs: Costs | None) -> str | None:
-    return None if costs is None else json.dumps(fit_costs(costs)["cost"])
+def _measurements(costs: Costs) -> str:
+    if not isinstance(costs, str | os.PathLike):
+        return _csv(costs)
+    text = Path(costs).read_text()
+    try:
+        _native.fit_costs(text)
+    except ConfigError as error:
+        raise ConfigError(f"{os.fspath(costs)}: {error}") from None
+    return text
 
 
-def _csv(costs: Mapping[str, npt.ArrayLike] | npt.NDArray[Any]) -> str:
+def _csv(costs: Mapping[str, Numbers] | npt.NDArray[Any]) -> str:
     if isinstance(costs, np.ndarray) and costs.dtype.names is None:
-        if costs.ndim != 2 or costs.shape[1] != len(STEP_COLUMNS):
-            raise ConfigError(f"measured steps of shape {costs.shape}: give the columns {', '.join(STEP_COLUMNS)}")
-        costs = dict(zip(STEP_COLUMNS, costs.T))
+        if costs.ndim != 2 or costs.shape[1] != len(_STEP_COLUMNS):
+            raise ConfigError(f"measured steps of shape {costs.shape}: give the columns {', '.join(_STEP_COLUMNS)}")
+        costs = dict(zip(_STEP_COLUMNS, costs.T))
     names = (costs.dtype.names or ()) if isinstance(costs, np.ndarray) else tuple(costs)
     columns = [np.asarray(costs[name]).tolist() for name in names]
-    if len({len(column) for column in columns}) > 1:
-        raise ConfigError(f"columns of measured steps differ in length: {', '.join(str(len(column)) for column in columns)}")
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        raise ConfigError(f"columns of measured steps have {lengths} rows: give as many in each")
     # Counts that come as floats are counts all the same.
     rows = [[str(int(value)) if float(value).is_integer() else str(value) for value in row] for row in zip(*columns)]
     return "\n".join(",".join(row) for row in [names, *rows])
 
 
-def _counts(what: str, values: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+def _counts(what: str, values: Numbers) -> npt.NDArray[np.uint32]:
     counts = np.asarray(values)
     if counts.size and (counts.dtype.kind not in "iu" or counts.min() < 0 or counts.max() >= 1 << 32):
         raise TraceError(f"{what} are whole numbers from 0 to {(1 << 32) - 1}")

@@ -251,7 +251,7 @@ def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_threads_go_on_while_a_trace_is_replayed() -> None:
-    trace = Trace.synthetic("mix", requests=20_000)
+    trace = Trace.synthetic("mix", requests=8000)
     replaying = threading.Thread(target=terrace.replay, args=(trace,), kwargs={"device": "200k"})
     turns = 0
     replaying.start()

@@ -92,6 +92,7 @@ create_exception!(
     FeatureError,
     "A ref, a tensor or a note was not made by somebody who knows the secret."
 );
+create_exception!(terrace_kv, TraceError, TerraceError, "A trace that cannot be read or made up.");
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let python = module.py();
@@ -113,7 +114,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Superseded", python.get_type::<Superseded>())?;
     module.add("OverBudget", python.get_type::<OverBudget>())?;
     module.add("Damaged", python.get_type::<Damaged>())?;
-    module.add("Forged", python.get_type::<Forged>())
+    module.add("Forged", python.get_type::<Forged>())?;
+    module.add("TraceError", python.get_type::<TraceError>())
 }
 
 /// Of the errors of Rust, those of which Python tells kinds apart.

@@ -9,6 +9,7 @@ mod features;
 mod keys;
 mod memory;
 mod plan_bytes;
+mod replay;
 mod scheduler;
 mod store;
 
@@ -24,5 +25,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<features::NativeFeatures>()?;
     module.add_function(wrap_pyfunction!(keys::namespace_digest, module)?)?;
     module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
+    module.add_class::<replay::NativeTrace>()?;
+    module.add_function(wrap_pyfunction!(replay::fit_costs, module)?)?;
+    module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
+    module.add_function(wrap_pyfunction!(replay::sweep, module)?)?;
     errors::add_to(module)
 }

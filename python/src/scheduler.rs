@@ -369,6 +369,6 @@ fn all_keys<'py>(python: Python<'py>, keys: &[PageKey]) -> Bound<'py, PyBytes> {
     PyBytes::new(python, &bytes)
 }
 
-fn json(value: &impl serde::Serialize) -> PyResult<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(bad_argument)
 }

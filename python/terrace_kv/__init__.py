@@ -3,6 +3,8 @@
 An engine tells a :class:`Scheduler` what has happened and asks it for a :class:`Plan`: what to compute in the
 next step, and which KV pages to move. ``examples/engine.py`` is a whole engine. A :class:`Store` keeps pages beyond
 requests and processes; a :class:`FeatureStore` passes tensors from producers to consumers through one.
+
+:func:`replay` and :func:`sweep` tell what a :class:`Trace` of requests would do on a configuration, in virtual time.
 """
 
 from ._native import (
@@ -24,6 +26,7 @@ from ._native import (
     SubmitError,
     Superseded,
     TerraceError,
+    TraceError,
     UnknownRequest,
 )
 from .events import Cleared, KvEvents, Removed, Stored
@@ -31,10 +34,12 @@ from .features import FeatureRef, FeatureStore, TensorSpec
 from .plan import Ended, Plan, PlanError
 from .scheduler import Hits, Passage, Scheduler
 from .store import Batch, Memory, Store, namespace, page_keys
+from .traces import Ceiling, Sweep, Trace, fit_costs, replay, sweep
 
 __all__ = [
     "Batch",
     "Broken",
+    "Ceiling",
     "Cleared",
     "ConfigError",
     "Damaged",
@@ -65,9 +70,15 @@ __all__ = [
     "Stored",
     "SubmitError",
     "Superseded",
+    "Sweep",
     "TensorSpec",
     "TerraceError",
+    "Trace",
+    "TraceError",
     "UnknownRequest",
+    "fit_costs",
     "namespace",
     "page_keys",
+    "replay",
+    "sweep",
 ]

@@ -1,5 +1,7 @@
 """The native part: flat memory in, flat memory out. See the classes of the package for what it means."""
 
+from collections.abc import Callable
+from os import PathLike
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +34,11 @@ __all__ = [
     "FeatureStore",
     "namespace_digest",
     "page_keys",
+    "TraceError",
+    "Trace",
+    "fit_costs",
+    "replay",
+    "sweep",
 ]
 
 PLAN_WORDS: int
@@ -193,3 +200,39 @@ class FeatureStore:
 
 def namespace_digest(fields: str) -> bytes: ...
 def page_keys(namespace: bytes, tokens: npt.NDArray[np.uint32], page_size: int) -> bytes: ...
+class TraceError(TerraceError):
+    """A trace that cannot be read or made up."""
+
+@final
+class Trace:
+    @staticmethod
+    def read(path: str | PathLike[str], block_tokens: int | None, skip_bad_lines: bool) -> Trace: ...
+    @staticmethod
+    def synthetic(kind: str, requests: int, rate: float, seed: int, block_tokens: int) -> Trace: ...
+    @staticmethod
+    def of_blocks(
+        arrival_us: npt.NDArray[np.uint64],
+        input_tokens: npt.NDArray[np.uint32],
+        output_tokens: npt.NDArray[np.uint32],
+        blocks: npt.NDArray[np.uint64],
+        block_ids: npt.NDArray[np.uint64],
+        block_tokens: int,
+    ) -> Trace: ...
+    def __len__(self) -> int: ...
+    def lines(self) -> bytes: ...
+    def block_tokens(self) -> int: ...
+    def skipped(self) -> tuple[int, list[str]]: ...
+    def columns(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+    def ceiling(self, page_size: int) -> tuple[int, int, int, npt.NDArray[np.int64]]: ...
+    def describe(self, page_size: int) -> str: ...
+
+def fit_costs(measurements: str) -> str: ...
+def replay(trace: Trace, settings: list[tuple[str, str]], measurements: str | None) -> str: ...
+def sweep(
+    trace: Trace,
+    settings: list[tuple[str, str]],
+    measurements: str | None,
+    axes: list[tuple[str, list[str]]],
+    threads: int | None,
+    progress: Callable[[int, int], object] | None,
+) -> str: ...

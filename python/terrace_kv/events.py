@@ -15,18 +15,18 @@ from .plan import KEY
 class Stored:
     """Pages became available in a tier."""
 
-    #: ``device``, ``host`` or ``l3``.
     tier: str
-    #: The digest of model, adapter and tenant.
+    """``device``, ``host`` or ``l3``."""
     namespace: bytes
-    #: The key of the page before the first of them; the namespace's digest if there is none.
+    """The digest of model, adapter and tenant."""
     parent: bytes
-    #: The pages' keys, 16 bytes each.
+    """The key of the page before the first of them; the namespace's digest if there is none."""
     keys: npt.NDArray[np.void]
-    #: Their tokens, as many for each page as a page has.
+    """The pages' keys, 16 bytes each."""
     tokens: npt.NDArray[np.uint32]
-    #: What stands on some of the pages besides tokens: the page's place among these, and a digest.
+    """Their tokens, as many for each page as a page has."""
     contents: list[tuple[int, bytes]]
+    """What stands on some of the pages besides tokens: the page's place among these, and a digest."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Cleared:
 class KvEvents:
     """Events in their order, or everything that is held."""
 
-    #: Whether it is the latter: what was heard before is to be forgotten.
     is_snapshot: bool
-    #: The number of the first event.
+    """Whether it is the latter: what was heard before is to be forgotten."""
     first: int
-    #: The number of the event that follows the last.
+    """The number of the first event."""
     next: int
+    """The number of the event that follows the last."""
     events: list[Stored | Removed | Cleared]
 
 

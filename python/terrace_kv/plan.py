@@ -18,7 +18,6 @@ def _entry(*fields: tuple[str, str]) -> np.dtype[np.void]:
     return np.dtype([(name, "<" + kind) for name, kind in fields])
 
 
-#: A part of a prompt to compute. ``waits_for`` is -1 without a load-back to wait for.
 PREFILL: Final = _entry(
     ("request", "u8"),
     ("waits_for", "i8"),
@@ -29,8 +28,7 @@ PREFILL: Final = _entry(
     ("produces_token", "u4"),
     ("_", "u4"),
 )
-#: A request that produces its next token. ``input`` is -1 where the token to start from is known; else the row
-#: of the step that the plan is behind that is yet to produce it.
+"""A part of a prompt to compute. ``waits_for`` is -1 without a load-back to wait for."""
 DECODE: Final = _entry(
     ("request", "u8"),
     ("slot", "u4"),
@@ -40,19 +38,21 @@ DECODE: Final = _entry(
     ("adapter", "u4"),
     ("_", "u4"),
 )
-#: Entries of a row of the page table that change: ``pages`` of them from ``first_entry`` on, which are
-#: ``row_pages[first_page:first_page + pages]``.
+"""A request that produces its next token. ``input`` is -1 where the token to start from is known; else the row
+of the step that the plan is behind that is yet to produce it."""
 ROW: Final = _entry(("slot", "u4"), ("first_entry", "u4"), ("first_page", "u4"), ("pages", "u4"))
-#: A copy between device and host: ``direction`` is 0 for a load-back, to the device, and 1 for a write-back.
+"""Entries of a row of the page table that change: ``pages`` of them from ``first_entry`` on, which are
+``row_pages[first_page:first_page + pages]``."""
 COPY: Final = _entry(("op", "u8"), ("direction", "u4"), ("first_page", "u4"), ("pages", "u4"), ("_", "u4"))
-#: Something for L3: ``kind`` is 0 for a probe, 1 for a prefetch and 2 for a backup.
+"""A copy between device and host: ``direction`` is 0 for a load-back, to the device, and 1 for a write-back."""
 L3: Final = _entry(
     ("op", "u8"), ("kind", "u4"), ("first_key", "u4"), ("keys", "u4"), ("first_page", "u4"), ("pages", "u4"), ("_", "u4")
 )
+"""Something for L3: ``kind`` is 0 for a probe, 1 for a prefetch and 2 for a backup."""
 _ENDED: Final = _entry(("request", "u8"), ("state", "u4"), ("reason", "u4"))
 
-#: Page keys are 16 bytes each.
 KEY: Final = np.dtype("V16")
+"""Page keys are 16 bytes each."""
 _U32: Final = np.dtype("<u4")
 _U64: Final = np.dtype("<u8")
 
@@ -92,10 +92,10 @@ class Ended(NamedTuple):
     """A request whose life has ended."""
 
     request: int
-    #: ``finished``, ``aborted`` or ``failed``.
     state: str
-    #: Why it failed: ``timed_out`` or ``step_failed``.
+    """``finished``, ``aborted`` or ``failed``."""
     reason: str | None
+    """Why it failed: ``timed_out`` or ``step_failed``."""
 
 
 class Plan:

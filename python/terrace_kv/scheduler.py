@@ -32,10 +32,10 @@ class Passage(NamedTuple):
 
     start: int
     end: int
-    #: 16 bytes that name what they stand for: a strong hash of the image. None if they stand for themselves.
     content: bytes | None = None
-    #: Whether no step may end inside.
+    """16 bytes that name what they stand for: a strong hash of the image. None if they stand for themselves."""
     is_whole: bool = False
+    """Whether no step may end inside."""
 
 
 def _tokens(tokens: Tokens) -> npt.NDArray[np.uint32]:

@@ -69,4 +69,7 @@ pub enum ReplayError {
         /// How many.
         left: u64,
     },
+    /// Whoever asked for it does not want it any more.
+    #[error("the replay was stopped")]
+    Stopped,
 }

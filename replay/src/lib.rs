@@ -55,4 +55,4 @@ pub use report::{
 pub use size::Size;
 pub use sweep::{Axis, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
-pub use world::replay;
+pub use world::{replay, replay_unless};

@@ -1,7 +1,7 @@
 //! Sweeps: the same trace on a grid of configurations, on all cores.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde::Serialize;
 
@@ -98,6 +98,12 @@ pub enum SweepError {
         /// Which.
         setting: Setting,
     },
+    /// A setting without values.
+    #[error("{setting} is to be swept and has no values: give at least one")]
+    NoValues {
+        /// Which.
+        setting: Setting,
+    },
     /// Too many configurations.
     #[error("{points} configurations; at most {POINTS_MAX} are replayed at once")]
     TooMany {
@@ -149,6 +155,24 @@ impl Sweep {
         threads: usize,
         progress: &(dyn Fn() + Sync),
     ) -> Result<Self, SweepError> {
+        Self::run_unless(&AtomicBool::new(false), trace, base, axes, threads, progress)
+    }
+
+    /// The same, unless somebody sets `stop` meanwhile.
+    ///
+    /// # Errors
+    /// As [`Sweep::run`], and [`ReplayError::Stopped`] soon after `stop` was set.
+    ///
+    /// # Panics
+    /// If a thread does.
+    pub fn run_unless(
+        stop: &AtomicBool,
+        trace: &Trace,
+        base: &Options,
+        axes: Vec<Axis>,
+        threads: usize,
+        progress: &(dyn Fn() + Sync),
+    ) -> Result<Self, SweepError> {
         let grid = grid(base, &axes)?;
         let next = AtomicUsize::new(0);
         let results: Vec<Mutex<Option<Result<SweepPoint, ReplayError>>>> =
@@ -159,7 +183,7 @@ impl Sweep {
                 let place = next.fetch_add(1, Ordering::Relaxed);
                 grid.get(place).map(|point| (place, point))
             } {
-                let replayed = crate::replay(trace, config);
+                let replayed = crate::replay_unless(stop, trace, config);
                 let point = replayed.map(|report| SweepPoint::new(values.clone(), &report));
                 *results[place].lock().expect("nobody panics while holding it") = Some(point);
                 progress();
@@ -255,6 +279,9 @@ fn grid(base: &Options, axes: &[Axis]) -> Result<Vec<(Vec<String>, Config)>, Swe
     for (place, axis) in axes.iter().enumerate() {
         if axes[..place].iter().any(|earlier| earlier.setting == axis.setting) {
             return Err(SweepError::Twice { setting: axis.setting });
+        }
+        if axis.values.is_empty() {
+            return Err(SweepError::NoValues { setting: axis.setting });
         }
     }
     let points = Sweep::size(axes);
@@ -386,6 +413,23 @@ mod tests {
         let many = many.trim_end_matches(',');
         let refused = refusal(&[&format!("host={many}"), &format!("l3={many}")]);
         assert!(refused.contains("40000 configurations; at most 10000"), "{refused}");
+    }
+
+    #[test]
+    fn a_sweep_that_is_stopped_says_so() {
+        let trace = Synthetic { requests: 100, ..Synthetic::default() }.trace().unwrap();
+        let stop = AtomicBool::new(false);
+        let done = AtomicUsize::new(0);
+        // It is stopped when the first is done: the others are not replayed.
+        let progress = || {
+            done.fetch_add(1, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
+        };
+        let axes = axes(&["host=0,400k,600k"]);
+        let swept = Sweep::run_unless(&stop, &trace, &small_options(), axes, 1, &progress);
+        let refused = swept.unwrap_err();
+        assert!(matches!(refused, SweepError::Replay { error: ReplayError::Stopped, .. }));
+        assert_eq!(done.into_inner(), 3);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The world: requests arrive, workers plan, steps and transfers end, in virtual time.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_scheduler::{
     Config as SchedulerConfig, PageKey, Plan, RateConfig, Request, Sequence, SubmitError,
@@ -40,6 +41,22 @@ const EVENT_KEYS_MAX: u32 = 1 << 24;
 /// # Errors
 /// If the configuration cannot be replayed, or the result would not be to be trusted.
 pub fn replay(trace: &Trace, config: &Config) -> Result<Report, ReplayError> {
+    replay_unless(&AtomicBool::new(false), trace, config)
+}
+
+/// The same, unless somebody sets `stop` meanwhile.
+///
+/// # Errors
+/// As [`replay`], and [`ReplayError::Stopped`] soon after `stop` was set.
+pub fn replay_unless(
+    stop: &AtomicBool,
+    trace: &Trace,
+    config: &Config,
+) -> Result<Report, ReplayError> {
+    // A sweep that is stopped does not prepare all that is left of it.
+    if stop.load(Ordering::Relaxed) {
+        return Err(ReplayError::Stopped);
+    }
     config.check()?;
     if trace.requests().is_empty() {
         return Err(ReplayError::EmptyTrace);
@@ -52,7 +69,7 @@ pub fn replay(trace: &Trace, config: &Config) -> Result<Report, ReplayError> {
         return Err(ReplayError::Setting { setting, value, limits });
     }
     let ceiling = trace.ceiling(config.scheduler.cache.page_size);
-    World::new(trace, &ceiling, config)?.run()
+    World::new(trace, &ceiling, config)?.run(stop)
 }
 
 /// A century and more; in nanoseconds it still fits 64 bits, with room for what is late.
@@ -108,8 +125,11 @@ impl<'a> World<'a> {
         })
     }
 
-    fn run(mut self) -> Result<Report, ReplayError> {
+    fn run(mut self, stop: &AtomicBool) -> Result<Report, ReplayError> {
         loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(ReplayError::Stopped);
+            }
             self.drop_needless_wakes();
             let next = [self.arrivals.next_us(self.now_us), self.happenings.next_us()];
             let Some(next_us) = next.into_iter().flatten().min() else { break };

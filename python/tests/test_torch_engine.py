@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +26,14 @@ ORDER = [0, 1, 2, 3, 4, 5, 0, 0, 1, 2, 5, 5, 3, 4]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Threads that wait for each other are slow where others compute too."""
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Threads that wait for each other are slow where others compute too.
     torch.set_num_threads(1)
+
+    def sleep(seconds: float) -> None:
+        assert seconds < 0.1, "whoever sleeps for long has missed an event"
+
+    monkeypatch.setattr("time.sleep", sleep)
 
 
 def requests(first: int = 0, order: list[int] = ORDER) -> list[Request]:
@@ -34,15 +41,48 @@ def requests(first: int = 0, order: list[int] = ORDER) -> list[Request]:
     return [Request(n, [*BOOKS[book].tolist(), n % 256, 7], 6 + n % 3) for n, book in zip(numbers, order)]
 
 
+class SteadyEngine(Engine):
+    """Here time passes from turn to turn: whether to load or to compute is not up to who else is on the machine."""
+
+    turns = 0
+
+    def serve(self, requests: Iterable[Request], alive_max: int) -> None:
+        self.scheduler._now = lambda now: 10_000 * self.turns  # type: ignore[method-assign]
+        super().serve(requests, alive_max)
+
+    def turn(self) -> None:
+        self.turns += 1
+        super().turn()
+
+
 def engine(device: str = "cpu", dtype: torch.dtype = torch.float32, **settings: Any) -> Engine:
     model = Model(SIZE, dtype, torch.device(device))
     sizes = {"page_size": 4, "device_pages": 60, "host_pages": 200, "running_max": 3, "step_tokens_max": 100}
-    return Engine(model, **{**sizes, **settings})
+    return SteadyEngine(model, **{**sizes, **settings})
 
 
 def agreement(one: Engine, asked: list[Request]) -> float:
     """The share of right tokens in the worst answer."""
-    return min(torch_engine.agreement(one.model, request, one.answers[request.number].tokens) for request in asked)
+    return min(
+        torch_engine.agreement(one.model, request, one.answers[request.number].tokens)[0] for request in asked
+    )
+
+
+class Late:
+    """The event of a copy that happens when somebody waits for it, or has asked some times."""
+
+    def __init__(self, copy: Callable[[], object], times: int) -> None:
+        self.copy, self.times = copy, times
+
+    def synchronize(self) -> None:
+        self.copy()
+        self.copy, self.times = lambda: None, 0
+
+    def query(self) -> bool:
+        self.times -= 1
+        if self.times <= 0:
+            self.synchronize()
+        return self.times == 0
 
 
 @pytest.mark.parametrize("step_tokens_max", [17, 100])
@@ -85,6 +125,37 @@ def test_two_steps_are_in_flight_and_one_begins_with_what_the_other_chooses() ->
     assert agreement(one, requests()) == 1
 
 
+@pytest.mark.parametrize(
+    ("waits", "times"), [(True, [2]), (True, [4]), (True, [10]), (True, [2, 3, 4, 8]), (False, [4])]
+)
+def test_steps_wait_for_copies_that_are_late(waits: bool, times: list[int]) -> None:
+    one, asked, awaited = engine(), requests(), []
+    copy, each_times = one.copy, itertools.cycle(times)
+    one.copy = lambda *pages: Late(lambda: copy(*pages), next(each_times))  # type: ignore[method-assign, assignment]
+
+    def await_copy(event: Any) -> None:
+        if event is not None:
+            awaited.append(event)
+            if waits:
+                event.synchronize()
+
+    one.await_copy = await_copy  # type: ignore[method-assign]
+    one.serve(asked, 4)
+    assert len(awaited) > 0
+    assert (agreement(one, asked) == 1) == waits, "whoever does not wait reads what is not there"
+
+
+def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, reported = engine(), []
+    monkeypatch.setattr(one.scheduler, "operation", lambda op, _: reported.append(op))
+    monkeypatch.setattr(one.scheduler, "deadline", lambda: 10**9)
+    one.copies[5] = None
+    one.turn()
+    assert reported == [5]
+    with pytest.raises(AssertionError, match="missed an event"):
+        one.turn()
+
+
 def test_a_wrong_page_is_noticed() -> None:
     one = engine()
     one.serve(requests(), 4)
@@ -105,7 +176,7 @@ def test_an_answer_ends_with_the_stop_token() -> None:
         whole = free.answers[request.number].tokens
         expected = whole[: whole.index(stop) + 1] if stop in whole else whole
         assert stopping.answers[request.number].tokens == expected
-    assert len(stopping.answers[0].tokens) <= 3
+    assert len(stopping.answers[0].tokens) <= 3 and stopping.computed_tokens < free.computed_tokens
 
 
 def test_pages_that_follow_each_other_are_copied_at_once() -> None:
@@ -123,9 +194,11 @@ def test_it_runs_as_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, 1.0), (torch.bfloat16, 0.5)])
-def test_it_is_the_same_on_a_gpu(dtype: torch.dtype, least: float) -> None:
+@pytest.mark.parametrize(("dtype", "less_likely_max"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
+def test_it_is_the_same_on_a_gpu(dtype: torch.dtype, less_likely_max: float) -> None:
     one, asked = engine("cuda", dtype), requests()
     one.serve(asked, 4)
-    assert sum(one.answers[request.number].hits.host_tokens for request in asked) >= 3 * 60
-    assert agreement(one, asked) >= least
+    answers = [one.answers[request.number] for request in asked]
+    assert sum(answer.hits.host_tokens for answer in answers) > 0
+    for request, answer in zip(asked, answers):
+        assert torch_engine.agreement(one.model, request, answer.tokens)[1] < less_likely_max

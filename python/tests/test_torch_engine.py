@@ -85,9 +85,10 @@ class Late:
         return self.times == 0
 
 
+@pytest.mark.parametrize("overlaps", [True, False])
 @pytest.mark.parametrize("step_tokens_max", [17, 100])
-def test_answers_from_device_and_host_are_right(step_tokens_max: int) -> None:
-    one, asked = engine(step_tokens_max=step_tokens_max), requests()
+def test_answers_from_device_and_host_are_right(step_tokens_max: int, overlaps: bool) -> None:
+    one, asked = engine(step_tokens_max=step_tokens_max, overlaps=overlaps), requests()
     one.serve(asked, 4)
     for request in asked:
         assert len(one.answers[request.number].tokens) == request.max_new_tokens
@@ -156,6 +157,14 @@ def test_nobody_sleeps_when_a_copy_has_just_been_reported(monkeypatch: pytest.Mo
         one.turn()
 
 
+def test_whoever_gives_up_its_place_says_the_same_in_the_end() -> None:
+    one = engine(device_pages=26)
+    asked = [Request(n, BOOKS[n % 6, :20].tolist(), 50) for n in range(6)]
+    one.serve(asked, 4)
+    assert one.scheduler.stats()["retractions"] > 0
+    assert {len(answer.tokens) for answer in one.answers.values()} == {50} and agreement(one, asked) == 1
+
+
 def test_a_wrong_page_is_noticed() -> None:
     one = engine()
     one.serve(requests(), 4)
@@ -194,9 +203,10 @@ def test_it_runs_as_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("overlaps", [True, False])
 @pytest.mark.parametrize(("dtype", "less_likely_max"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
-def test_it_is_the_same_on_a_gpu(dtype: torch.dtype, less_likely_max: float) -> None:
-    one, asked = engine("cuda", dtype), requests()
+def test_it_is_the_same_on_a_gpu(dtype: torch.dtype, less_likely_max: float, overlaps: bool) -> None:
+    one, asked = engine("cuda", dtype, overlaps=overlaps), requests()
     one.serve(asked, 4)
     answers = [one.answers[request.number] for request in asked]
     assert sum(answer.hits.host_tokens for answer in answers) > 0

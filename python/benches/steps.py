@@ -46,7 +46,7 @@ def main() -> None:
     for _ in range(20):
         one = scheduler()
         chosen = np.full(RUNNING, 7, np.uint32)
-        took = []
+        took: list[float] = []
         while len(took) < STEPS:
             began = time.perf_counter_ns()
             plan = one.plan(now=0)

@@ -14,6 +14,7 @@ import numpy as np
 
 from terrace_kv import Plan, Scheduler
 from terrace_kv.plan import LOAD_BACK, PROBE, PREFETCH
+from terrace_kv.scheduler import Outcome
 
 PAGE_SIZE = 4
 DEVICE_PAGES, HOST_PAGES = 80, 40
@@ -109,7 +110,7 @@ class Engine:
                     if kind == PREFETCH:
                         self.host[host_pages[found]] = self.l3[names[found]]
                     found += 1
-                outcome = "done" if found == len(names) else "partial" if found else "missing"
+                outcome: Outcome = "done" if found == len(names) else "partial" if found else "missing"
                 self.scheduler.operation(op, outcome, found)
             else:
                 for name, page in zip(names, host_pages):

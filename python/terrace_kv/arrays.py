@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-#: What types are called in refs, as in safetensors files, and by NumPy; the latter half needs ``ml_dtypes``.
+# What types are called in refs, as in safetensors files, and by PyTorch and NumPy; those from BF16 on NumPy has with
+# ``ml_dtypes`` alone.
 _NUMPY = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -36,7 +37,6 @@ _NUMPY = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
 _NAMES = {numpy: name for name, numpy in _NUMPY.items()}
-#: PyTorch calls all of them as NumPy does.
 _SIZES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 

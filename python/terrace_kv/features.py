@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy.typing as npt
-
 from . import _native
 from .arrays import Bytes, as_bytes, empty_numpy, empty_torch, kind_of, on_host, size
 from .calls import awaited
@@ -19,16 +17,16 @@ if TYPE_CHECKING:
 
     import torch
 
-    Tensors = Mapping[str, npt.NDArray[Any] | torch.Tensor]
-
 
 class TensorSpec(NamedTuple):
     """What a tensor is."""
 
     name: str
-    #: As in safetensors files: ``F32``, ``BF16``, ``F8_E4M3`` and so on.
+    """Different from those of the sample's other tensors."""
     dtype: str
+    """As in safetensors files: ``F32``, ``BF16``, ``F8_E4M3`` and so on."""
     shape: list[int]
+    """The slowest dimension first."""
 
 
 class FeatureRef:
@@ -41,14 +39,14 @@ class FeatureRef:
 
     def __init__(self, text: str) -> None:
         told = json.loads(text)
-        #: The whole ref, as JSON.
         self.text = text
-        #: The sample's name.
+        """The whole ref, as JSON."""
         self.sample: str = told["sample"]
-        #: Which put of the sample it is.
+        """The sample's name."""
         self.generation: int = told["generation"]
-        #: The tensors, in the order in which they were put.
+        """Which put of the sample it is."""
         self.tensors = [TensorSpec(**tensor) for tensor in told["tensors"]]
+        """The tensors, in the order in which they were put."""
 
     def __reduce__(self) -> tuple[type[FeatureRef], tuple[str]]:
         return FeatureRef, (self.text,)
@@ -101,10 +99,10 @@ class FeatureStore:
             "durable": durable,
         }
         self._native = _native.FeatureStore.open(store._native, json.dumps(settings), secret, None)
-        #: The store that it is in.
         self.store = store
+        """The store that it is in."""
 
-    def put(self, sample: str, tensors: Tensors) -> FeatureRef:
+    def put(self, sample: str, tensors: Mapping[str, Any]) -> FeatureRef:
         """Puts a sample of NumPy arrays and tensors of PyTorch's; those on a GPU come by way of pinned memory. Earlier
         generations of it cannot be had any more when this returns. Leave the tensors alone until it does.
 
@@ -113,7 +111,7 @@ class FeatureStore:
         specs, arrays = _given(tensors)
         return FeatureRef(self._native.put(sample, specs, arrays, None))
 
-    async def put_async(self, sample: str, tensors: Tensors) -> FeatureRef:
+    async def put_async(self, sample: str, tensors: Mapping[str, Any]) -> FeatureRef:
         """As :meth:`put`."""
         specs, arrays = _given(tensors)
         return FeatureRef(await awaited(lambda then: self._native.put(sample, specs, arrays, then)))
@@ -235,7 +233,7 @@ async def _each(refs: AsyncIterable[FeatureRef] | Iterable[FeatureRef]) -> Async
             yield ref
 
 
-def _given(tensors: Tensors) -> tuple[str, list[Bytes]]:
+def _given(tensors: Mapping[str, Any]) -> tuple[str, list[Bytes]]:
     """What tensors are, and their bytes."""
     on_hosts = {name: on_host(tensor) for name, tensor in tensors.items()}
     kinds = {name: kind_of(tensor) for name, tensor in on_hosts.items()}

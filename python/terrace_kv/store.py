@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,9 @@ from . import _native
 from .arrays import Bytes, as_bytes, size
 from .calls import Then, awaited
 
-#: What :attr:`Batch.codes` says of an object that could not be had.
+# What :attr:`Batch.codes` says of an object that could not be had.
 FAILED = 255
-#: Where an object is, as :meth:`Store.exists` and :meth:`Store.get` say it.
+# Where an object is, as :meth:`Store.exists` and :meth:`Store.get` say it.
 ABSENT, IN_MEMORY, ON_DISK = 0, 1, 2
 
 Keys = npt.NDArray[Any] | bytes | Sequence[bytes]
@@ -38,14 +39,15 @@ def page_keys(namespace: bytes, tokens: npt.NDArray[np.uint32] | Sequence[int], 
     return np.frombuffer(_native.page_keys(namespace, prompt, page_size), np.uint8).reshape(-1, 16)
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """What a call came to, object by object."""
 
-    #: A number for each object: :data:`FAILED` if it failed; else where it is (``exists``, ``get``), whether it was
-    #: there already (``put``), or 1.
     codes: npt.NDArray[np.uint8]
-    #: Why objects failed, by their place in the batch.
+    """A number for each object: 255 if it failed; else where it is (``exists``, ``get``), whether it was there already
+    (``put``), or 1."""
     errors: dict[int, _native.StoreError]
+    """Why objects failed, by their place in the batch."""
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
@@ -72,8 +74,8 @@ class Memory:
 
     def __init__(self, native: _native.Memory, array: Any) -> None:
         self._native = native
-        #: What was registered.
         self.array = array
+        """What was registered."""
 
     @property
     def pages(self) -> int:
@@ -138,8 +140,8 @@ class Store:
         if guard is not False:
             told["guard"] = {} if guard is True else dict(guard)
         self._native = _native.Store(place, json.dumps(told))
-        #: Where it is.
         self.place = place
+        """Where it is."""
 
     def register(self, memory: Any, pages: int | None = None) -> Memory:
         """Lets the store use memory: a NumPy array, a tensor of PyTorch's on the host (pinned or not), or whatever has
@@ -231,8 +233,8 @@ class Store:
         lease: bool = False,
         prefetch_to_memory: bool = False,
     ) -> Batch:
-        """Which objects could be had, and from where: :data:`ABSENT`, :data:`IN_MEMORY` or :data:`ON_DISK`. ``lease``
-        protects what is found from eviction for a while."""
+        """Which objects could be had, and from where: 0 if not at all, 1 from memory, 2 from disk. ``lease`` protects
+        what is found from eviction for a while."""
         objects = _objects(namespace, keys, generations)
         return _batch(self._native.exists(objects, lease, prefetch_to_memory, None))
 

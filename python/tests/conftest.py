@@ -124,6 +124,8 @@ def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
         return subprocess.Popen([f"{programs}/{program}", *arguments], stdout=quiet, stderr=quiet)
 
     master = f"--rpc_address=127.0.0.1 --rpc_port={rpc} --metrics_port={metrics} --default_kv_lease_ttl=500"
+    # Puts that nobody ends are given up soon.
+    master += " --put_start_discard_timeout_sec=5 --put_start_release_timeout_sec=6"
     holder = f"--host=127.0.0.1 --port={node} --local_buffer_size=0 --protocol=tcp --device_names= --threads=2"
     holder += f" --master_server_address=127.0.0.1:{rpc} --metadata_server=P2PHANDSHAKE"
     running = [start("mooncake_master", *master.split())]

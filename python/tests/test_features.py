@@ -332,7 +332,7 @@ def test_a_producer_that_is_killed_in_mid_put_leaves_nothing_half_written(shared
     assert right >= 4, "those of the last life, but for one that was superseded when it was killed"
     # Whatever there is goes when nobody wants it.
     impatient = terrace.FeatureStore(shared_place.open(), owner=1, max_hold=0.001)
-    for _ in range(100):
+    for _ in range(600):
         impatient.gc()
         if impatient.stats()["live"] == 0 and impatient.stats()["resident_bytes"] == 0:
             break

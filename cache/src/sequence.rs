@@ -193,6 +193,16 @@ impl Sequence {
         Tokens { prompt: self.prompt.tokens(), appended: &self.tail.tokens()[of_prompt..] }
     }
 
+    /// The token at a place. Behind the prompt's whole pages nothing of the prompt is looked at.
+    #[must_use]
+    #[inline]
+    pub fn token(&self, place: usize) -> Option<Token> {
+        match place.checked_sub(self.border) {
+            None => Some(self.prompt.tokens()[place]),
+            Some(place) => self.tail.tokens().get(place).copied(),
+        }
+    }
+
     /// How many tokens there are.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "nobody asks for an empty one")]
@@ -286,6 +296,7 @@ mod tests {
         sequence.extend(&(10..21).collect::<Vec<_>>());
         assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());
         assert_eq!((sequence.tokens().appended[0], sequence.len()), (10, 21));
+        assert!((0..22).all(|place| sequence.token(place) == sequence.tokens().get(place)));
         let keys = sequence.keys();
         assert_eq!((keys.prompt.len(), keys.len()), (2, 5));
         assert_eq!(keys.iter().collect::<Vec<_>>(), keys.to_vec());

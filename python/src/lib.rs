@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 /// What `terrace_kv` is made of.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("PLAN_WORDS", plan_bytes::HEADER_WORDS)?;
+    module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;
     module.add_class::<scheduler::NativeScheduler>()?;
     errors::add_to(module)
 }

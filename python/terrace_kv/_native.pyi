@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "PLAN_WORDS",
+    "PLAN_HEAD_BYTES",
     "Scheduler",
     "TerraceError",
     "ConfigError",
@@ -18,7 +18,7 @@ __all__ = [
     "Broken",
 ]
 
-PLAN_WORDS: int
+PLAN_HEAD_BYTES: int
 
 class TerraceError(Exception):
     """Whatever Terrace refuses to do."""

@@ -125,6 +125,12 @@ impl Sequence {
         Ok(Self::of(root, prompt, passages))
     }
 
+    /// The same for tokens that are somebody else's: they are copied.
+    #[must_use]
+    pub fn copied(root: PageKey, page_size: u32, tokens: &[Token]) -> Self {
+        Self::of(root, Text::copied(root, page_size as usize, tokens), &[])
+    }
+
     /// The same for tokens that come in pieces; `tokens` says how many they are in all.
     #[must_use]
     pub fn from_pieces<P: IntoIterator<Item = Token>>(
@@ -276,6 +282,17 @@ mod tests {
         }
         assert_eq!(whole.keys().to_vec(), grown.keys().to_vec());
         assert_eq!(whole.keys().len(), 5);
+    }
+
+    #[test]
+    fn a_prompt_may_be_copied() {
+        for (page_size, tokens) in [(4, 0), (4, 23), (16, 600), (256, 1000), (256, 1024)] {
+            let tokens: Vec<_> = (0..tokens).collect();
+            let copied = Sequence::copied(PageKey(7), page_size, &tokens);
+            let whole = Sequence::new(PageKey(7), page_size, tokens);
+            assert_eq!(copied.keys().to_vec(), whole.keys().to_vec());
+            assert_eq!(copied.tokens().to_vec(), whole.tokens().to_vec());
+        }
     }
 
     #[test]

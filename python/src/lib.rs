@@ -5,6 +5,7 @@
 
 mod errors;
 mod plan_bytes;
+mod prefix_cache;
 mod scheduler;
 
 use pyo3::prelude::*;
@@ -14,5 +15,6 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;
     module.add_class::<scheduler::NativeScheduler>()?;
+    prefix_cache::add_to(module)?;
     errors::add_to(module)
 }

@@ -68,9 +68,22 @@ pub(crate) fn hash_pages(
     page_size: usize,
     keys: &mut Vec<PageKey>,
 ) {
+    hash_each_page(before, tokens, page_size, keys, |_| {});
+}
+
+/// The same, and does something with each page on the way.
+#[inline(always)]
+pub(crate) fn hash_each_page(
+    before: PageKey,
+    tokens: &[Token],
+    page_size: usize,
+    keys: &mut Vec<PageKey>,
+    mut on_the_way: impl FnMut(&[Token]),
+) {
     let mut key = before;
     if page_size == USUAL_PAGE_SIZE {
         keys.extend(tokens.as_chunks::<USUAL_PAGE_SIZE>().0.iter().map(|page| {
+            on_the_way(page);
             key = hash_page(&mut [0; 16 + 4 * USUAL_PAGE_SIZE], key, page);
             key
         }));
@@ -78,6 +91,7 @@ pub(crate) fn hash_pages(
     }
     let mut hasher = KeyHasher::new();
     keys.extend(tokens.chunks_exact(page_size).map(|page| {
+        on_the_way(page);
         key = hasher.next(key, page);
         key
     }));

@@ -125,6 +125,12 @@ impl Sequence {
         Ok(Self::of(root, prompt, passages))
     }
 
+    /// The same for tokens that are somebody else's: they are copied.
+    #[must_use]
+    pub fn copied(root: PageKey, page_size: u32, tokens: &[Token]) -> Self {
+        Self::of(root, Text::copied(root, page_size as usize, tokens), &[])
+    }
+
     /// The same for tokens that come in pieces; `tokens` says how many they are in all.
     #[must_use]
     pub fn from_pieces<P: IntoIterator<Item = Token>>(
@@ -191,6 +197,16 @@ impl Sequence {
     pub fn tokens(&self) -> Tokens<'_> {
         let of_prompt = self.prompt.tokens().len() - self.border;
         Tokens { prompt: self.prompt.tokens(), appended: &self.tail.tokens()[of_prompt..] }
+    }
+
+    /// The token at a place. Behind the prompt's whole pages nothing of the prompt is looked at.
+    #[must_use]
+    #[inline]
+    pub fn token(&self, place: usize) -> Option<Token> {
+        match place.checked_sub(self.border) {
+            None => Some(self.prompt.tokens()[place]),
+            Some(place) => self.tail.tokens().get(place).copied(),
+        }
     }
 
     /// How many tokens there are.
@@ -269,6 +285,17 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_may_be_copied() {
+        for (page_size, tokens) in [(4, 0), (4, 23), (16, 600), (256, 1000), (256, 1024)] {
+            let tokens: Vec<_> = (0..tokens).collect();
+            let copied = Sequence::copied(PageKey(7), page_size, &tokens);
+            let whole = Sequence::new(PageKey(7), page_size, tokens);
+            assert_eq!(copied.keys().to_vec(), whole.keys().to_vec());
+            assert_eq!(copied.tokens().to_vec(), whole.tokens().to_vec());
+        }
+    }
+
+    #[test]
     fn a_prompt_may_come_in_pieces() {
         let whole = Sequence::new(PageKey(7), 4, (0..23).collect());
         for size in [1, 3, 4, 5, 8, 23, 30] {
@@ -286,6 +313,7 @@ mod tests {
         sequence.extend(&(10..21).collect::<Vec<_>>());
         assert_eq!(sequence.tokens().to_vec(), (0..21).collect::<Vec<_>>());
         assert_eq!((sequence.tokens().appended[0], sequence.len()), (10, 21));
+        assert!((0..22).all(|place| sequence.token(place) == sequence.tokens().get(place)));
         let keys = sequence.keys();
         assert_eq!((keys.prompt.len(), keys.len()), (2, 5));
         assert_eq!(keys.iter().collect::<Vec<_>>(), keys.to_vec());

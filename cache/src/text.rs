@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::key::{PageKey, hash_pages};
+use crate::key::{PageKey, hash_each_page, hash_pages};
 use crate::passage::Marks;
 use crate::sequence::Token;
 
@@ -72,6 +72,16 @@ impl Text {
             text.hash(&before);
         }
         text
+    }
+
+    /// A copy of tokens that follow the page named by `before`. Each page is copied when it is hashed: writing to
+    /// memory that is far away takes as long as hashing, and both go on at the same time.
+    pub(crate) fn copied(before: PageKey, page_size: usize, tokens: &[Token]) -> Self {
+        let mut copy = Vec::with_capacity(tokens.len());
+        let mut keys = Vec::with_capacity(tokens.len() / page_size);
+        hash_each_page(before, tokens, page_size, &mut keys, |page| copy.extend_from_slice(page));
+        copy.extend_from_slice(&tokens[copy.len()..]);
+        Self { page_size, tokens: copy, keys, marks: None }
     }
 
     /// Tokens that do not fill a page yet, and room for a page more: short answers need no other.

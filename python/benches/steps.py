@@ -1,6 +1,6 @@
-"""What a decode step costs through Python, beside what it costs in Rust, in one run.
+"""What a decode step costs through Python, beside what it costs in Rust, in one run, and what the import costs.
 
-    cargo build --release -p terrace-bench
+    cargo build --release -p terrace-bench --bin terrace-bench
     python python/benches/steps.py target/release/terrace-bench
 """
 
@@ -40,6 +40,16 @@ def scheduler() -> Scheduler:
     return one
 
 
+def startup_ms(program: str) -> float:
+    """How long an interpreter takes that does just this."""
+    took = []
+    for _ in range(10):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], check=True)
+        took.append(1000 * (time.perf_counter() - began))
+    return statistics.median(took)
+
+
 def main() -> None:
     through_python = []
     in_rust = []
@@ -64,7 +74,10 @@ def main() -> None:
         told = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
         in_rust.append(told["plan_us"]["mean"] + told["advance_us"]["mean"])
     python, rust = statistics.median(through_python), statistics.median(in_rust)
-    print(f"a decode step of {RUNNING}: {python:.1f} µs through Python, {rust:.1f} µs in Rust, {python / rust:.2f} times")
+    ratio = statistics.median(ours / theirs for ours, theirs in zip(through_python, in_rust))
+    print(f"a decode step of {RUNNING}: {python:.1f} µs through Python, {rust:.1f} µs in Rust, {ratio:.2f} times")
+    nothing, numpy, terrace = startup_ms("pass"), startup_ms("import numpy"), startup_ms("import terrace_kv")
+    print(f"the import: {terrace - nothing:.0f} ms beyond the interpreter, {terrace - numpy:.0f} ms beyond NumPy")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ mod features;
 mod keys;
 mod memory;
 mod plan_bytes;
+mod prefix_cache;
 mod replay;
 mod scheduler;
 mod store;
@@ -18,7 +19,7 @@ use pyo3::prelude::*;
 /// What `terrace_kv` is made of.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("PLAN_WORDS", plan_bytes::HEADER_WORDS)?;
+    module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;
     module.add_class::<scheduler::NativeScheduler>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<memory::Memory>()?;
@@ -29,5 +30,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(replay::fit_costs, module)?)?;
     module.add_function(wrap_pyfunction!(replay::replay, module)?)?;
     module.add_function(wrap_pyfunction!(replay::sweep, module)?)?;
+    prefix_cache::add_to(module)?;
     errors::add_to(module)
 }

@@ -1,39 +1,46 @@
-//! A plan as bytes: a head of 64-bit words, then flat arrays, each beginning at a multiple of 8. All of it is
-//! little-endian, so that a plan can be sent to other ranks as it is. `terrace_kv/plan.py` reads it.
+//! A plan as bytes: a head, then flat arrays, each beginning at a multiple of 8. All of it is little-endian, so
+//! that a plan can be sent to other ranks as it is. `terrace_kv/plan.py` reads it.
+
+use std::iter::zip;
+use std::mem::take;
 
 use terrace_scheduler::{
     CopyDirection, Decode, Ended, FailReason, L3Kind, Plan, Prefill, Scheduler, StateName,
 };
 
-/// Words of the head: the format, three of the step, then how many entries each array has.
-pub(crate) const HEADER_WORDS: usize = 4 + ARRAYS;
-const ARRAYS: usize = 15;
+/// Bytes of the head: the format, three words of the step, then how many entries each array has and where it
+/// begins, 32 bits each.
+pub(crate) const HEAD_BYTES: usize = 32 + 8 * ARRAYS;
+const ARRAYS: usize = 16;
 
 /// The format, and that it is one.
-const FORMAT: u64 = u64::from_le_bytes(*b"TERPLAN1");
+const FORMAT: u64 = u64::from_le_bytes(*b"TERPLAN2");
 
 /// What is not there.
 const NONE: u64 = u64::MAX;
 
+/// 32-bit words of an entry of each array.
+const ENTRY_WORDS: [usize; ARRAYS] = [10, 8, 2, 1, 1, 4, 1, 6, 1, 1, 8, 4, 1, 2, 2, 4];
+
 /// What is written of a plan, in its order.
 pub(crate) struct PlanBytes<'a> {
     plan: &'a Plan,
-    counts: [usize; ARRAYS],
+    /// Entries of each array, and its first byte.
+    arrays: [(usize, usize); ARRAYS],
     bytes: usize,
 }
-
-/// Bytes of an entry of each array.
-const ENTRY_BYTES: [usize; ARRAYS] = [40, 32, 4, 4, 16, 4, 24, 4, 4, 32, 16, 4, 8, 8, 16];
 
 impl<'a> PlanBytes<'a> {
     pub(crate) fn new(plan: &'a Plan) -> Self {
         let prefilled: usize = plan.prefills.iter().map(|prefill| prefill.tokens as usize).sum();
+        let produce = plan.prefills.iter().filter(|prefill| prefill.produces_token).count();
         let tokens = prefilled + plan.decodes.len();
         let row_pages = plan.rows.iter().map(|row| plan.row_pages(row).len()).sum();
         let copied = plan.copies.iter().map(|copy| plan.device_pages(copy).len()).sum();
         let counts = [
             plan.prefills.len(),
             plan.decodes.len(),
+            produce + plan.decodes.len(),
             tokens,
             tokens,
             plan.rows.len(),
@@ -48,9 +55,13 @@ impl<'a> PlanBytes<'a> {
             plan.completed.len(),
             plan.ended.len(),
         ];
-        let arrays = counts.iter().zip(ENTRY_BYTES).map(|(count, bytes)| padded(count * bytes));
-        let bytes = 8 * HEADER_WORDS + arrays.sum::<usize>();
-        Self { plan, counts, bytes }
+        let mut bytes = HEAD_BYTES;
+        let arrays = std::array::from_fn(|array| {
+            let start = bytes;
+            bytes += (4 * counts[array] * ENTRY_WORDS[array]).next_multiple_of(8);
+            (counts[array], start)
+        });
+        Self { plan, arrays, bytes }
     }
 
     /// How many bytes it takes.
@@ -58,35 +69,37 @@ impl<'a> PlanBytes<'a> {
         self.bytes
     }
 
-    /// Writes it. The tokens that are computed are the scheduler's.
+    /// Writes it to memory that is all zeros. The tokens that are computed are the scheduler's.
     pub(crate) fn write(&self, scheduler: &Scheduler, into: &mut [u8]) {
         let plan = self.plan;
-        let mut out = Writer { bytes: into, at: 0 };
-        out.word(FORMAT);
-        out.word(plan.step.map_or(NONE, |step| step.0));
-        out.word(plan.behind.map_or(NONE, |step| step.0));
-        out.word(plan.repeats_max.into());
-        self.counts.iter().for_each(|&count| out.word(count as u64));
-        plan.prefills.iter().for_each(|prefill| out.prefill(prefill));
-        plan.decodes.iter().for_each(|decode| out.decode(decode));
+        let mut out = Writer { rest: into.as_chunks_mut().0 };
+        let step = plan.step.map_or(NONE, |step| step.0);
+        let behind = plan.behind.map_or(NONE, |step| step.0);
+        out.entries([FORMAT, step, behind, plan.repeats_max.into()].into_iter().map(halves));
+        out.entries(self.arrays.iter().map(|&(count, start)| [count as u32, start as u32]));
+        out.entries(plan.prefills.iter().map(prefill));
+        out.entries(plan.decodes.iter().map(decode));
+        let last = plan.prefills.iter().filter(|prefill| prefill.produces_token);
+        out.entries(last.map(|prefill| halves(prefill.request.0)));
+        out.entries(plan.decodes.iter().map(|decode| halves(decode.request.0)));
         self.write_tokens(scheduler, &mut out);
         self.write_positions(&mut out);
         let mut first = 0;
-        for row in &plan.rows {
+        out.entries(plan.rows.iter().map(|row| {
             let pages = plan.row_pages(row).len() as u32;
-            out.halves([row.slot.0, row.first_entry, first, pages]);
             first += pages;
-        }
-        for row in &plan.rows {
-            plan.row_pages(row).iter().for_each(|page| out.half(page.slot()));
-        }
+            [row.slot.0, row.first_entry, first - pages, pages]
+        }));
+        plan.rows
+            .iter()
+            .for_each(|row| out.entries(plan.row_pages(row).iter().map(|page| [page.slot()])));
         out.pad();
         self.write_copies(&mut out);
         self.write_l3(&mut out);
-        plan.cancelled.iter().for_each(|op| out.word(op.0));
-        plan.completed.iter().for_each(|request| out.word(request.0));
-        plan.ended.iter().for_each(|ended| out.ended(ended));
-        debug_assert_eq!(out.at, self.bytes, "all that there is room for");
+        out.entries(plan.cancelled.iter().map(|op| halves(op.0)));
+        out.entries(plan.completed.iter().map(|request| halves(request.0)));
+        out.entries(plan.ended.iter().map(ended));
+        debug_assert!(out.rest.is_empty(), "all that there is room for");
     }
 
     /// The tokens that the step computes, row by row; 0 where the step before is yet to produce one.
@@ -95,44 +108,41 @@ impl<'a> PlanBytes<'a> {
             let tokens = scheduler.tokens(prefill.request).expect("whoever computes is alive");
             let places = prefill.start as usize..(prefill.start + prefill.tokens) as usize;
             for part in tokens.range(places) {
-                part.iter().for_each(|&token| out.half(token));
+                out.entries(part.iter().map(|&token| [token]));
             }
         }
-        for decode in &self.plan.decodes {
-            let tokens = scheduler.tokens(decode.request).expect("whoever computes is alive");
-            out.half(tokens.get(decode.start as usize).unwrap_or_default());
-        }
+        out.entries(scheduler.inputs(self.plan).map(|token| [token.unwrap_or_default()]));
         out.pad();
     }
 
     /// Where they are.
     fn write_positions(&self, out: &mut Writer<'_>) {
         for prefill in &self.plan.prefills {
-            (prefill.start..prefill.start + prefill.tokens).for_each(|place| out.half(place));
+            out.entries((prefill.start..prefill.start + prefill.tokens).map(|place| [place]));
         }
-        self.plan.decodes.iter().for_each(|decode| out.half(decode.start));
+        out.entries(self.plan.decodes.iter().map(|decode| [decode.start]));
         out.pad();
     }
 
     fn write_copies(&self, out: &mut Writer<'_>) {
         let plan = self.plan;
         let mut first = 0;
-        for copy in &plan.copies {
+        out.entries(plan.copies.iter().map(|copy| {
             let direction = match copy.direction {
                 CopyDirection::LoadBack => 0,
                 CopyDirection::WriteBack => 1,
             };
+            let [low, high] = halves(copy.op.0);
             let pages = plan.device_pages(copy).len() as u32;
-            out.word(copy.op.0);
-            out.halves([direction, first, pages, 0]);
             first += pages;
-        }
+            [low, high, direction, first - pages, pages, 0]
+        }));
         for copy in &plan.copies {
-            plan.device_pages(copy).iter().for_each(|page| out.half(page.slot()));
+            out.entries(plan.device_pages(copy).iter().map(|page| [page.slot()]));
         }
         out.pad();
         for copy in &plan.copies {
-            plan.host_pages(copy).iter().for_each(|page| out.half(page.slot()));
+            out.entries(plan.host_pages(copy).iter().map(|page| [page.slot()]));
         }
         out.pad();
     }
@@ -140,90 +150,82 @@ impl<'a> PlanBytes<'a> {
     fn write_l3(&self, out: &mut Writer<'_>) {
         let plan = self.plan;
         let (mut first_key, mut first_page) = (0, 0);
-        for op in &plan.l3 {
+        out.entries(plan.l3.iter().map(|op| {
             let kind = match op.kind {
                 L3Kind::Probe => 0,
                 L3Kind::Prefetch => 1,
                 L3Kind::Backup => 2,
             };
+            let [low, high] = halves(op.op.0);
             let keys = plan.l3_keys(op).len() as u32;
             let pages = plan.l3_host_pages(op).len() as u32;
-            out.word(op.op.0);
-            out.halves([kind, first_key, keys, first_page, pages, 0]);
             (first_key, first_page) = (first_key + keys, first_page + pages);
+            [low, high, kind, first_key - keys, keys, first_page - pages, pages, 0]
+        }));
+        for op in &plan.l3 {
+            out.entries(
+                plan.l3_keys(op).iter().map(|key| [0, 32, 64, 96].map(|bit| (key.0 >> bit) as u32)),
+            );
         }
         for op in &plan.l3 {
-            plan.l3_keys(op).iter().for_each(|key| out.put(&key.0.to_le_bytes()));
-        }
-        for op in &plan.l3 {
-            plan.l3_host_pages(op).iter().for_each(|page| out.half(page.slot()));
+            out.entries(plan.l3_host_pages(op).iter().map(|page| [page.slot()]));
         }
         out.pad();
     }
 }
 
-fn padded(bytes: usize) -> usize {
-    bytes.next_multiple_of(8)
-}
-
+/// What is still to be written, in 32-bit words.
 struct Writer<'a> {
-    bytes: &'a mut [u8],
-    at: usize,
+    rest: &'a mut [[u8; 4]],
 }
 
 impl Writer<'_> {
+    /// Writes entries of so many words.
     #[inline]
-    fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
-        self.bytes[self.at..self.at + N].copy_from_slice(bytes);
-        self.at += N;
+    fn entries<const N: usize>(&mut self, entries: impl Iterator<Item = [u32; N]>) {
+        let mut written = 0;
+        for (place, entry) in zip(self.rest.as_chunks_mut::<N>().0, entries) {
+            *place = entry.map(u32::to_le_bytes);
+            written += N;
+        }
+        self.rest = &mut take(&mut self.rest)[written..];
     }
 
-    #[inline]
-    fn word(&mut self, word: u64) {
-        self.put(&word.to_le_bytes());
-    }
-
-    #[inline]
-    fn half(&mut self, half: u32) {
-        self.put(&half.to_le_bytes());
-    }
-
-    #[inline]
-    fn halves<const N: usize>(&mut self, halves: [u32; N]) {
-        halves.into_iter().for_each(|half| self.half(half));
-    }
-
+    /// Goes on at a multiple of 8 bytes; so the end is one, too.
     fn pad(&mut self) {
-        let padded = padded(self.at);
-        self.bytes[self.at..padded].fill(0);
-        self.at = padded;
+        let is_odd = self.rest.len() % 2;
+        self.rest = &mut take(&mut self.rest)[is_odd..];
     }
+}
 
-    fn prefill(&mut self, prefill: &Prefill) {
-        let Prefill { request, slot, start, tokens, produces_token, waits_for, adapter } = *prefill;
-        self.word(request.0);
-        self.word(waits_for.map_or(NONE, |op| op.0));
-        self.halves([slot.0, start, tokens, adapter.0, produces_token.into(), 0]);
-    }
+fn halves(word: u64) -> [u32; 2] {
+    [word as u32, (word >> 32) as u32]
+}
 
-    fn decode(&mut self, decode: &Decode) {
-        let Decode { request, slot, start, tokens, input, adapter } = *decode;
-        self.word(request.0);
-        self.halves([slot.0, start, tokens, input.unwrap_or(u32::MAX), adapter.0, 0]);
-    }
+fn prefill(prefill: &Prefill) -> [u32; 10] {
+    let Prefill { request, slot, start, tokens, produces_token, waits_for, adapter } = *prefill;
+    let [low, high] = halves(request.0);
+    let [op_low, op_high] = halves(waits_for.map_or(NONE, |op| op.0));
+    [low, high, op_low, op_high, slot.0, start, tokens, adapter.0, produces_token.into(), 0]
+}
 
-    fn ended(&mut self, ended: &Ended) {
-        let state = match ended.state {
-            StateName::Finished => 0,
-            StateName::Aborted => 1,
-            _ => 2,
-        };
-        let reason = match ended.reason {
-            None => 0,
-            Some(FailReason::TimedOut) => 1,
-            Some(FailReason::StepFailed) => 2,
-        };
-        self.word(ended.request.0);
-        self.halves([state, reason]);
-    }
+fn decode(decode: &Decode) -> [u32; 8] {
+    let Decode { request, slot, start, tokens, input, adapter } = *decode;
+    let [low, high] = halves(request.0);
+    [low, high, slot.0, start, tokens, input.unwrap_or(u32::MAX), adapter.0, 0]
+}
+
+fn ended(ended: &Ended) -> [u32; 4] {
+    let state = match ended.state {
+        StateName::Finished => 0,
+        StateName::Aborted => 1,
+        _ => 2,
+    };
+    let reason = match ended.reason {
+        None => 0,
+        Some(FailReason::TimedOut) => 1,
+        Some(FailReason::StepFailed) => 2,
+    };
+    let [low, high] = halves(ended.request.0);
+    [low, high, state, reason]
 }

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from os import PathLike
 from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "PLAN_WORDS",
+    "PLAN_HEAD_BYTES",
     "Scheduler",
     "TerraceError",
     "ConfigError",
@@ -39,9 +41,12 @@ __all__ = [
     "fit_costs",
     "replay",
     "sweep",
+    "OutOfPages",
+    "PrefixCache",
+    "HeldPages",
 ]
 
-PLAN_WORDS: int
+PLAN_HEAD_BYTES: int
 
 class TerraceError(Exception):
     """Whatever Terrace refuses to do."""
@@ -236,3 +241,74 @@ def sweep(
     threads: int | None,
     progress: Callable[[int, int], object] | None,
 ) -> str: ...
+class OutOfPages(TerraceError):
+    """Too many pages are held: close others, then try again."""
+
+@final
+class PrefixCache:
+    """A prefix cache over the pages of a device, for engines that have a scheduler of their own. It knows pages by
+    their numbers, below `device_pages`; what is in them is the engine's."""
+
+    def __new__(cls, device_pages: int, *, page_size: int = 16, eviction: str = "lru") -> PrefixCache: ...
+    def hold(
+        self,
+        prompt: npt.NDArray[np.uint32] | Sequence[int],
+        room: int = 0,
+        *,
+        adapter: str = "",
+        salt: str = "",
+        priority: int = 0,
+    ) -> HeldPages:
+        """Finds the pages of a prompt, all but that of its last token, and holds them; with `room`, further pages
+        too, so that there is room for so many tokens in all. Others that nobody holds are evicted for that."""
+
+    def cached(self, prompt: npt.NDArray[np.uint32] | Sequence[int], *, adapter: str = "", salt: str = "") -> int:
+        """How many pages of a prompt would be found. Changes nothing."""
+
+    def clear(self) -> int:
+        """Forgets every page that nobody holds: how many there were."""
+
+    @property
+    def device_pages(self) -> int:
+        """All pages."""
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that are neither held nor cached."""
+
+    @property
+    def evictable_pages(self) -> int:
+        """Cached pages that nobody holds: they go when room is needed."""
+
+    @property
+    def evicted_pages(self) -> int:
+        """Pages that had to go so far."""
+
+@final
+class HeldPages:
+    """The pages that a request holds: nobody else gets them, and none of them is evicted, until this is closed."""
+
+    @property
+    def found_pages(self) -> int:
+        """How many pages were found."""
+
+    @property
+    def pages(self) -> npt.NDArray[np.uint32]:
+        """The numbers of all pages that are held, by their place in the request: a copy."""
+
+    def reserve(self, tokens: int) -> None:
+        """Holds further pages, so that there is room for so many tokens in all."""
+
+    def append(self, tokens: npt.NDArray[np.uint32] | Sequence[int]) -> None:
+        """Further tokens of the request: what the model produced."""
+
+    def publish(self, tokens: int) -> int | None:
+        """The KV of the first `tokens` tokens is written: others find their whole pages from here on. Tells the
+        place of the first page that others had published meanwhile, if there is one: from there on, `pages` has
+        theirs, and those that they replace are free."""
+
+    def close(self) -> None:
+        """Gives all pages back: those that were published stay cached, the others are free."""
+
+    def __enter__(self) -> HeldPages: ...
+    def __exit__(self, _kind: object, _error: object, _trace: object) -> None: ...

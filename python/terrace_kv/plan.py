@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any, Final, Iterator, NamedTuple
+import struct
+from typing import Any, Final, Generic, Iterator, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from ._native import PLAN_WORDS, TerraceError
+from ._native import PLAN_HEAD_BYTES, TerraceError
 
-_FORMAT: Final = b"TERPLAN1"
+_FORMAT: Final = b"TERPLAN2"
 _NONE: Final = 0xFFFF_FFFF_FFFF_FFFF
+#: The format, three words of the step, then entries and first byte of each array.
+_HEAD: Final = struct.Struct(f"<8s3Q{(PLAN_HEAD_BYTES - 32) // 4}I")
 
 
 def _entry(*fields: tuple[str, str]) -> np.dtype[np.void]:
@@ -53,27 +55,8 @@ _ENDED: Final = _entry(("request", "u8"), ("state", "u4"), ("reason", "u4"))
 
 KEY: Final = np.dtype("V16")
 """Page keys are 16 bytes each."""
-_U32: Final = np.dtype("<u4")
-_U64: Final = np.dtype("<u8")
-
-_ARRAYS: Final = (
-    ("prefills", PREFILL),
-    ("decodes", DECODE),
-    ("tokens", _U32),
-    ("positions", _U32),
-    ("rows", ROW),
-    ("row_pages", _U32),
-    ("copies", COPY),
-    ("copy_device_pages", _U32),
-    ("copy_host_pages", _U32),
-    ("l3", L3),
-    ("l3_keys", KEY),
-    ("l3_host_pages", _U32),
-    ("cancelled", _U64),
-    ("completed", _U64),
-    ("_ended", _ENDED),
-)
-_PLACES: Final = {name: (4 + place, dtype) for place, (name, dtype) in enumerate(_ARRAYS)}
+_U32: Final[np.dtype[np.uint32]] = np.dtype("<u4")
+_U64: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
 LOAD_BACK: Final = 0
 WRITE_BACK: Final = 1
@@ -82,6 +65,7 @@ PREFETCH: Final = 1
 BACKUP: Final = 2
 
 _Records = npt.NDArray[np.void]
+_Entry = TypeVar("_Entry", bound=np.generic)
 
 
 class PlanError(TerraceError):
@@ -98,32 +82,72 @@ class Ended(NamedTuple):
     """Why it failed: ``timed_out`` or ``step_failed``."""
 
 
+class _Array(Generic[_Entry]):
+    """An array of a plan: a view that is made when it is first asked for, and kept in place of this."""
+
+    def __init__(self, place: int, dtype: np.dtype[_Entry], doc: str) -> None:
+        # Behind the format and three words of the step there are two for each array.
+        self._word, self._dtype, self.__doc__ = 4 + 2 * place, dtype, doc
+
+    def __set_name__(self, owner: type[Plan], name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, plan: None, owner: type[Plan]) -> _Array[_Entry]: ...
+    @overload
+    def __get__(self, plan: Plan, owner: type[Plan]) -> npt.NDArray[_Entry]: ...
+    def __get__(self, plan: Plan | None, owner: type[Plan]) -> _Array[_Entry] | npt.NDArray[_Entry]:
+        if plan is None:
+            return self
+        word = self._word
+        try:
+            array = np.frombuffer(plan.data, self._dtype, plan._head[word], plan._head[word + 1])
+        except ValueError:
+            raise PlanError("the end of the plan is missing: send all of Plan.data") from None
+        plan.__dict__[self._name] = array
+        return array
+
+
 class Plan:
     """What to do next.
 
     The engine keeps a page table with one row for each slot. It applies :attr:`rows` first, then may start all
     else at once: nothing in a plan depends on something else in it, except for prefills that say so.
 
-    All arrays are views of :attr:`data`, little-endian and read when they are first asked for. The same bytes
+    All arrays are views of :attr:`data`, little-endian and made when they are first asked for. The same bytes
     make the same plan on another rank: ``Plan(received)``.
     """
+
+    prefills = _Array(0, PREFILL, "Parts of prompts to compute (:data:`PREFILL`).")
+    decodes = _Array(1, DECODE, "Requests that produce their next tokens (:data:`DECODE`).")
+    producers = _Array(2, _U64, "Who produces tokens in the step, in the order of its rows.")
+    tokens = _Array(
+        3,
+        _U32,
+        "The tokens that the step computes: those of the prefills, then one of each decode; 0 where that is yet to be"
+        " produced.",
+    )
+    positions = _Array(4, _U32, "The positions of :attr:`tokens`.")
+    rows = _Array(5, ROW, "Entries of the page table that change (:data:`ROW`).")
+    row_pages = _Array(6, _U32, "The device pages that :attr:`rows` are about.")
+    copies = _Array(7, COPY, "Copies between device and host (:data:`COPY`).")
+    copy_device_pages = _Array(8, _U32, "The device pages of :attr:`copies`.")
+    copy_host_pages = _Array(9, _U32, "Their host pages: the n-th belongs to the n-th device page.")
+    l3 = _Array(10, L3, "Questions and transfers for L3 (:data:`L3`).")
+    l3_keys = _Array(11, KEY, "The keys of :attr:`l3`, 16 bytes each.")
+    l3_host_pages = _Array(12, _U32, "The host pages of :attr:`l3`; probes have none.")
+    cancelled = _Array(
+        13, _U64, "Operations that nobody waits for any more: they may be stopped, and owe an outcome all the same."
+    )
+    completed = _Array(14, _U64, "Requests whose last token is known since the last plan.")
+    _ended = _Array(15, _ENDED, "Requests whose life has ended since the last plan.")
 
     def __init__(self, data: bytearray | bytes | memoryview) -> None:
         #: The plan's bytes.
         self.data = data
-        if len(data) < 8 * PLAN_WORDS or bytes(data[:8]) != _FORMAT:
+        self._head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= PLAN_HEAD_BYTES else (None,)
+        if self._head[0] != _FORMAT:
             raise PlanError("these bytes are no plan of this version of Terrace: send Plan.data as it is")
-        self._head: list[int] = np.frombuffer(data, _U64, PLAN_WORDS).tolist()
-
-    def _array(self, name: str) -> npt.NDArray[Any]:
-        word, dtype = _PLACES[name]
-        start = 8 * PLAN_WORDS
-        for place in range(4, word):
-            start += (self._head[place] * _ARRAYS[place - 4][1].itemsize + 7) // 8 * 8
-        count = self._head[word]
-        if start + count * dtype.itemsize > len(self.data):
-            raise PlanError("the end of the plan is missing: send all of Plan.data")
-        return np.frombuffer(self.data, dtype, count, start)
 
     @property
     def step(self) -> int | None:
@@ -138,44 +162,7 @@ class Plan:
     @property
     def repeats_max(self) -> int:
         """How often the step may be repeated before its results are reported, all at once."""
-        return self._head[3]
-
-    @cached_property
-    def prefills(self) -> _Records:
-        """Parts of prompts to compute (:data:`PREFILL`)."""
-        return self._array("prefills")
-
-    @cached_property
-    def decodes(self) -> _Records:
-        """Requests that produce their next tokens (:data:`DECODE`)."""
-        return self._array("decodes")
-
-    @cached_property
-    def tokens(self) -> npt.NDArray[np.uint32]:
-        """The tokens that the step computes: those of the prefills, then one of each decode; 0 where that is
-        yet to be produced."""
-        return self._array("tokens")
-
-    @cached_property
-    def positions(self) -> npt.NDArray[np.uint32]:
-        """The positions of :attr:`tokens`."""
-        return self._array("positions")
-
-    @cached_property
-    def producers(self) -> npt.NDArray[np.uint64]:
-        """Who produces tokens in the step, in the order of its rows."""
-        last = self.prefills[self.prefills["produces_token"] > 0]["request"]
-        return np.concatenate([last, self.decodes["request"]])
-
-    @cached_property
-    def rows(self) -> _Records:
-        """Entries of the page table that change (:data:`ROW`)."""
-        return self._array("rows")
-
-    @cached_property
-    def row_pages(self) -> npt.NDArray[np.uint32]:
-        """The device pages that :attr:`rows` are about."""
-        return self._array("row_pages")
+        return int(self._head[3])
 
     def apply_rows(self, table: npt.NDArray[Any]) -> None:
         """Writes the changes to a page table: an array of ``running_max`` rows, as wide as the longest request
@@ -183,41 +170,11 @@ class Plan:
         for slot, entry, first, pages in self.rows.tolist():
             table[slot, entry : entry + pages] = self.row_pages[first : first + pages]
 
-    @cached_property
-    def copies(self) -> _Records:
-        """Copies between device and host (:data:`COPY`)."""
-        return self._array("copies")
-
-    @cached_property
-    def copy_device_pages(self) -> npt.NDArray[np.uint32]:
-        """The device pages of :attr:`copies`."""
-        return self._array("copy_device_pages")
-
-    @cached_property
-    def copy_host_pages(self) -> npt.NDArray[np.uint32]:
-        """Their host pages: the n-th belongs to the n-th device page."""
-        return self._array("copy_host_pages")
-
     def each_copy(self) -> Iterator[tuple[int, int, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
         """Each copy: its operation, its direction, its device pages and its host pages."""
         for op, direction, first, pages, _ in self.copies.tolist():
             end = first + pages
             yield op, direction, self.copy_device_pages[first:end], self.copy_host_pages[first:end]
-
-    @cached_property
-    def l3(self) -> _Records:
-        """Questions and transfers for L3 (:data:`L3`)."""
-        return self._array("l3")
-
-    @cached_property
-    def l3_keys(self) -> _Records:
-        """The keys of :attr:`l3`, 16 bytes each."""
-        return self._array("l3_keys")
-
-    @cached_property
-    def l3_host_pages(self) -> npt.NDArray[np.uint32]:
-        """The host pages of :attr:`l3`; probes have none."""
-        return self._array("l3_host_pages")
 
     def each_l3(self) -> Iterator[tuple[int, int, _Records, npt.NDArray[np.uint32]]]:
         """Each operation of L3: its name, its kind, its keys and its host pages."""
@@ -225,30 +182,21 @@ class Plan:
             host_pages = self.l3_host_pages[first_page : first_page + pages]
             yield op, kind, self.l3_keys[first_key : first_key + keys], host_pages
 
-    @cached_property
-    def cancelled(self) -> npt.NDArray[np.uint64]:
-        """Operations that nobody waits for any more: they may be stopped, and owe an outcome all the same."""
-        return self._array("cancelled")
-
-    @cached_property
-    def completed(self) -> npt.NDArray[np.uint64]:
-        """Requests whose last token is known since the last plan."""
-        return self._array("completed")
-
     @property
     def ended(self) -> list[Ended]:
         """Requests whose life has ended since the last plan."""
         states, reasons = ("finished", "aborted", "failed"), (None, "timed_out", "step_failed")
-        told = self._array("_ended").tolist()
-        return [Ended(request, states[state], reasons[reason]) for request, state, reason in told]
+        return [Ended(request, states[state], reasons[reason]) for request, state, reason in self._ended.tolist()]
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        counts = dict(zip((name for name, _ in _ARRAYS), self._head[4:]))
-        names = ("copies", "l3", "cancelled", "completed", "_ended")
-        return self.step is None and not any(counts[name] for name in names)
+        if self.step is not None:
+            return False
+        return not any(map(len, (self.copies, self.l3, self.cancelled, self.completed, self._ended)))
 
     def __repr__(self) -> str:
-        counts = (f"{count} {name.strip('_')}" for (name, _), count in zip(_ARRAYS, self._head[4:]) if count)
-        return f"<Plan of step {self.step}: {', '.join(counts) or 'nothing'}>"
+        names = [name for name, kind in vars(Plan).items() if isinstance(kind, _Array)]
+        counts = {name.strip("_"): len(getattr(self, name)) for name in names}
+        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        return f"<Plan of step {self.step}: {told or 'nothing'}>"

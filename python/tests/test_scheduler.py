@@ -111,6 +111,7 @@ def test_two_steps_in_flight_name_the_row_that_is_awaited() -> None:
         one.submit(request, [request] * 6, 5, now=0)
     first, second = one.plan(now=0), one.plan(now=0)
     assert (second.behind, second.decodes["input"].tolist()) == (first.step, [0, 1])
+    assert second.tokens.tolist() == [0, 0], "they are yet to be produced"
     assert one.plan(now=0).step is None, "two are in flight"
     for plan in (first, second):
         assert plan.step is not None

@@ -401,6 +401,16 @@ impl Scheduler {
         self.requests.find(id).map(|handle| self.requests[handle].sequence.tokens())
     }
 
+    /// The token that each decode of the latest plan starts from; none where it is [yet to be
+    /// produced](crate::Decode::input).
+    pub fn inputs(&self, plan: &Plan) -> impl Iterator<Item = Option<Token>> {
+        plan.decodes.iter().map(|decode| {
+            let entry = self.requests.get(self.batch.holder(decode.slot)?)?;
+            // Somebody else may have the slot if it is an older plan.
+            (entry.id == decode.request).then(|| entry.sequence.token(decode.start as usize))?
+        })
+    }
+
     /// The whole row of a running request, for an engine that has lost its page table. Plans tell
     /// only what changes.
     #[must_use]

@@ -1,0 +1,322 @@
+//! The prefix cache alone, for engines that have a scheduler of their own. Pages and pins stay here: Python has
+//! one object for each request, which owns them until it is closed, and knows pages by their numbers.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use numpy::{PyArray1, PyArrayMethods};
+use parking_lot::Mutex;
+use pyo3::create_exception;
+use pyo3::prelude::*;
+use terrace_cache::{
+    Cache, CacheConfig, DevicePage, DevicePages, DevicePin, EvictionKind, Namespace, PageKey,
+    Sequence, TierUse, Token,
+};
+
+use crate::errors::{ConfigError, TerraceError, bad_argument, broken, unless_it_panics};
+
+create_exception!(
+    terrace_kv,
+    OutOfPages,
+    TerraceError,
+    "Too many pages are held: close others, then try again."
+);
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("OutOfPages", module.py().get_type::<OutOfPages>())?;
+    module.add_class::<PrefixCache>()?;
+    module.add_class::<HeldPages>()
+}
+
+/// The tokens of an array, or of a list. They must not be looked at without the interpreter's lock.
+fn tokens_of<'a>(tokens: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, [Token]>> {
+    let Ok(array) = tokens.cast::<PyArray1<Token>>() else {
+        return Ok(Cow::Owned(tokens.extract()?));
+    };
+    #[expect(unsafe_code, reason = "asking who else borrows the array takes longer than the call")]
+    // SAFETY: whoever writes to it has the interpreter's lock, and here nothing of Python runs before the tokens
+    // are copied.
+    let slice = unsafe { array.as_slice() };
+    Ok(slice.map_or_else(|_| Cow::Owned(array.to_owned_array().to_vec()), Cow::Borrowed))
+}
+
+/// A cache that requests share with their pages. While it is locked no Python object is made: making one may
+/// collect garbage, and that may close another request's pages.
+#[derive(Clone)]
+struct Shared {
+    /// Nothing once it has broken one of its own rules.
+    cache: Arc<Mutex<Option<Cache>>>,
+}
+
+impl Shared {
+    fn with<R>(&self, work: impl FnOnce(&mut Cache) -> PyResult<R>) -> PyResult<R> {
+        let mut guard = self.cache.lock();
+        let Some(cache) = guard.as_mut() else {
+            return Err(broken("it was told before"));
+        };
+        let done = unless_it_panics(|| work(cache));
+        if done.is_err() {
+            *guard = None;
+        }
+        done?
+    }
+}
+
+/// A prefix cache over the pages of a device, for engines that have a scheduler of their own. It knows pages by
+/// their numbers, below `device_pages`; what is in them is the engine's.
+#[pyclass(frozen, module = "terrace_kv._native")]
+pub(crate) struct PrefixCache {
+    shared: Shared,
+    namespace: Namespace,
+    /// Its digest: hashing it anew for each request takes as long as a hundred tokens.
+    digest: PageKey,
+}
+
+impl PrefixCache {
+    fn sequence(&self, prompt: &Bound<'_, PyAny>, adapter: &str, salt: &str) -> PyResult<Sequence> {
+        let root = match (adapter, salt) {
+            ("", "") => self.digest,
+            _ => self.namespace.digest_with(adapter, salt),
+        };
+        // A million tokens take about a millisecond: no need to let others have the interpreter's lock meanwhile.
+        Ok(Sequence::copied(root, self.namespace.page_size, &tokens_of(prompt)?))
+    }
+
+    fn usage(&self) -> PyResult<TierUse> {
+        self.shared.with(|cache| Ok(cache.usage().device))
+    }
+}
+
+#[pymethods]
+impl PrefixCache {
+    #[new]
+    #[pyo3(signature = (device_pages, *, page_size = 16, eviction = "lru"))]
+    fn new(device_pages: u32, page_size: u32, eviction: &str) -> PyResult<Self> {
+        if !page_size.is_power_of_two() || page_size > 256 {
+            let refusal = format!("page_size = {page_size}: use a power of two from 1 to 256");
+            return Err(ConfigError::new_err(refusal));
+        }
+        let eviction: EvictionKind = eviction.parse().map_err(|instead| {
+            ConfigError::new_err(format!("eviction = {eviction:?}: {instead}"))
+        })?;
+        let config = CacheConfig {
+            page_size,
+            device_pages,
+            eviction,
+            kv_event_keys_max: 0,
+            ..CacheConfig::default()
+        };
+        let cache = unless_it_panics(|| Cache::new(&config))?;
+        let shared = Shared { cache: Arc::new(Mutex::new(Some(cache))) };
+        let namespace = Namespace::new("", page_size);
+        Ok(Self { shared, digest: namespace.digest(), namespace })
+    }
+
+    /// Finds the pages of a prompt, all but that of its last token, and holds them; with `room`, further pages
+    /// too, so that there is room for so many tokens in all. Others that nobody holds are evicted for that.
+    #[pyo3(signature = (prompt, room = 0, *, adapter = "", salt = "", priority = 0))]
+    fn hold(
+        &self,
+        prompt: &Bound<'_, PyAny>,
+        room: usize,
+        adapter: &str,
+        salt: &str,
+        priority: i32,
+    ) -> PyResult<HeldPages> {
+        let sequence = self.sequence(prompt, adapter, salt)?;
+        let pages_max = sequence.len().saturating_sub(1) as u32 / sequence.page_size();
+        let held = self.shared.with(|cache| {
+            let found = cache.lookup(&sequence, pages_max).device;
+            let path = cache.pin_device(sequence.root(), found);
+            let mut held = Holding { sequence, path, tail: DevicePages::none(), priority };
+            if let Err(refusal) = held.reserve(cache, room) {
+                held.give_back(cache);
+                return Err(refusal);
+            }
+            cache.touch(&held.path, true, priority);
+            Ok(held)
+        })?;
+        let found_pages = held.path.depth();
+        Ok(HeldPages { shared: self.shared.clone(), found_pages, holding: Mutex::new(Some(held)) })
+    }
+
+    /// How many pages of a prompt would be found. Changes nothing.
+    #[pyo3(signature = (prompt, *, adapter = "", salt = ""))]
+    fn cached(&self, prompt: &Bound<'_, PyAny>, adapter: &str, salt: &str) -> PyResult<u32> {
+        let sequence = self.sequence(prompt, adapter, salt)?;
+        self.shared.with(|cache| Ok(cache.lookup(&sequence, u32::MAX).device.depth))
+    }
+
+    /// Forgets every page that nobody holds: how many there were.
+    fn clear(&self) -> PyResult<usize> {
+        self.shared.with(|cache| Ok(cache.clear().device_pages))
+    }
+
+    /// All pages.
+    #[getter]
+    fn device_pages(&self) -> PyResult<usize> {
+        Ok(self.usage()?.total_pages)
+    }
+
+    /// Pages that are neither held nor cached.
+    #[getter]
+    fn free_pages(&self) -> PyResult<usize> {
+        Ok(self.usage()?.free_pages)
+    }
+
+    /// Cached pages that nobody holds: they go when room is needed.
+    #[getter]
+    fn evictable_pages(&self) -> PyResult<usize> {
+        Ok(self.usage()?.evictable_pages)
+    }
+
+    /// Pages that had to go so far.
+    #[getter]
+    fn evicted_pages(&self) -> PyResult<u64> {
+        Ok(self.usage()?.evicted_pages)
+    }
+}
+
+/// What a request holds: pages that the tree has, then pages of its own.
+struct Holding {
+    sequence: Sequence,
+    path: DevicePin,
+    tail: DevicePages,
+    priority: i32,
+}
+
+impl Holding {
+    /// Makes room for so many tokens in all, or changes nothing.
+    fn reserve(&mut self, cache: &mut Cache, tokens: usize) -> PyResult<()> {
+        let held = self.path.depth() as usize + self.tail.len();
+        let missing = tokens.div_ceil(self.sequence.page_size() as usize).saturating_sub(held);
+        let available = cache.usage().device.available_pages();
+        if missing > available {
+            return Err(OutOfPages::new_err(format!(
+                "{missing} more pages are needed and {available} can be had: close what others hold, or give the \
+                 cache more pages"
+            )));
+        }
+        let is_there =
+            cache.free_device_pages(missing) && cache.grow_device_pages(&mut self.tail, missing);
+        assert!(is_there, "what is evictable can be evicted");
+        Ok(())
+    }
+
+    /// Publishes the whole pages of the first `tokens` tokens.
+    fn publish(&mut self, cache: &mut Cache, tokens: usize) -> PyResult<Option<u32>> {
+        let known = self.sequence.len();
+        if tokens > known {
+            return Err(bad_argument(format_args!(
+                "{tokens} tokens are published of {known} that are known: append what was produced first"
+            )));
+        }
+        let (start, end) = (self.path.depth(), tokens as u32 / self.sequence.page_size());
+        if end <= start {
+            return Ok(None);
+        }
+        let (new, own) = ((end - start) as usize, self.tail.len());
+        if new > own {
+            return Err(bad_argument(format_args!(
+                "{new} pages are published of {own} that were reserved: reserve room for the tokens first"
+            )));
+        }
+        let run = self.sequence.run(start, end);
+        Ok(cache.publish_device(&mut self.path, run, &mut self.tail, self.priority).first_duplicate)
+    }
+
+    fn pages(&self, cache: &Cache) -> Vec<DevicePage> {
+        let mut pages = Vec::with_capacity(self.path.depth() as usize + self.tail.len());
+        cache.device_pages(&self.path, 0, &mut pages);
+        pages.extend_from_slice(self.tail.as_slice());
+        pages
+    }
+
+    fn give_back(self, cache: &mut Cache) {
+        cache.give_device_pages(self.tail);
+        cache.unpin_device(self.path);
+    }
+}
+
+/// The pages that a request holds: nobody else gets them, and none of them is evicted, until this is closed.
+#[pyclass(frozen, module = "terrace_kv._native")]
+pub(crate) struct HeldPages {
+    shared: Shared,
+    /// How many pages were found.
+    #[pyo3(get)]
+    found_pages: u32,
+    /// Nothing once it is closed.
+    holding: Mutex<Option<Holding>>,
+}
+
+impl HeldPages {
+    fn with<R>(&self, work: impl FnOnce(&mut Cache, &mut Holding) -> PyResult<R>) -> PyResult<R> {
+        let mut holding = self.holding.lock();
+        let Some(holding) = holding.as_mut() else {
+            return Err(bad_argument("these pages were given back: hold the prompt again"));
+        };
+        self.shared.with(|cache| work(cache, holding))
+    }
+}
+
+#[pymethods]
+impl HeldPages {
+    /// The numbers of all pages that are held, by their place in the request: a copy.
+    #[getter]
+    fn pages<'py>(&self, python: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
+        let pages = self.with(|cache, holding| Ok(holding.pages(cache)))?;
+        Ok(PyArray1::from_iter(python, pages.into_iter().map(DevicePage::slot)))
+    }
+
+    /// Holds further pages, so that there is room for so many tokens in all.
+    fn reserve(&self, tokens: usize) -> PyResult<()> {
+        self.with(|cache, holding| holding.reserve(cache, tokens))
+    }
+
+    /// Further tokens of the request: what the model produced.
+    fn append(&self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
+        let tokens = tokens_of(tokens)?;
+        self.with(|_, holding| {
+            holding.sequence.extend(&tokens);
+            Ok(())
+        })
+    }
+
+    /// The KV of the first `tokens` tokens is written: others find their whole pages from here on. Tells the
+    /// place of the first page that others had published meanwhile, if there is one: from there on, `pages` has
+    /// theirs, and those that they replace are free.
+    fn publish(&self, tokens: usize) -> PyResult<Option<u32>> {
+        self.with(|cache, holding| holding.publish(cache, tokens))
+    }
+
+    /// Gives all pages back: those that were published stay cached, the others are free.
+    fn close(&self) -> PyResult<()> {
+        let holding = self.holding.lock().take();
+        holding.map_or(Ok(()), |holding| {
+            self.shared.with(|cache| {
+                holding.give_back(cache);
+                Ok(())
+            })
+        })
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _trace: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close()
+    }
+}
+
+impl Drop for HeldPages {
+    fn drop(&mut self) {
+        // Nobody is there to be told that the cache is broken.
+        let _ = self.close();
+    }
+}

@@ -315,7 +315,10 @@ impl Scheduler {
         let has_all = entry.remaining_tokens == 0 && entry.computed_tokens >= entry.prefill_end;
         let completed = has_all || result.is_some_and(|result| result.finished);
         let prefilled = !member.is_decode && result.is_some();
-        self.publish(handle);
+        let due = entry.unpublished_pages(self.config.cache.page_size);
+        if let Some(pages) = due {
+            self.publish_pages(handle, pages.start, pages.end);
+        }
         if completed {
             self.complete(handle);
         } else if prefilled {
@@ -327,20 +330,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes the whole pages that are computed visible to others. Most tokens complete none.
-    #[inline]
-    fn publish(&mut self, handle: Handle) {
-        let entry = &self.requests[handle];
-        let Some(computing) = entry.life.state().computing() else { return };
-        let start = computing.path.depth();
-        let computed = entry.computed_tokens + u32::from(planted(Bug::PublishUncomputedPage));
-        let page_size = self.config.cache.page_size;
-        if computed >= (start + 1) * page_size && entry.publishes() {
-            self.publish_pages(handle, start, computed / page_size);
-        }
-    }
-
-    // Apart, so that looking costs little.
+    /// Makes whole pages that are computed visible to others.
+    // Apart, so that looking costs little: most tokens complete none.
     #[inline(never)]
     pub(crate) fn publish_pages(&mut self, handle: Handle, start: u32, end: u32) {
         let published = Cell::new(None);

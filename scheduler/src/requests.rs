@@ -261,6 +261,15 @@ impl Entry {
         self.writes > Reach::Nothing || planted(Bug::PublishUnwritten)
     }
 
+    /// The whole pages that are computed and that others cannot see yet, but may.
+    #[inline]
+    pub(crate) fn unpublished_pages(&self, page_size: u32) -> Option<Range<u32>> {
+        let start = self.life.state().computing()?.path.depth();
+        let computed = self.computed_tokens + u32::from(planted(Bug::PublishUncomputedPage));
+        let are_some = computed >= (start + 1) * page_size && self.publishes();
+        are_some.then(|| start..computed / page_size)
+    }
+
     /// Tokens whose KV is there, or will be when its load-back has ended.
     pub(crate) fn found_tokens(&self) -> u32 {
         self.computed_tokens + self.loading_tokens

@@ -33,7 +33,7 @@ impl Place {
             Ok(L3Choice::Disk(folder)) => Ok(Self::Disk(folder)),
             Ok(L3Choice::Mooncake(master)) => Ok(Self::Mooncake(master)),
             Ok(L3Choice::Nodes(nodes)) => Ok(Self::Nodes(nodes)),
-            Ok(L3Choice::Memory(_) | L3Choice::None) | Err(_) => {
+            Ok(L3Choice::Memory(_) | L3Choice::Bucket(_) | L3Choice::None) | Err(_) => {
                 let places = "disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT";
                 Err(format!("a store is {places}"))
             }

@@ -1,5 +1,6 @@
 //! Over a server that speaks S3, which `scripts/test-buckets` installs. It is stopped, killed and deceived here.
 
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -48,23 +49,22 @@ impl Server {
     }
 
     fn client(&self) -> Client {
-        self.client_of(BUCKET, SECRET)
-    }
-
-    fn client_of(&self, bucket: &str, secret: &str) -> Client {
-        let objects = AmazonS3Builder::new()
-            .with_endpoint(format!("http://127.0.0.1:{}", self.port))
-            .with_allow_http(true)
-            .with_region("us-east-1")
-            .with_bucket_name(bucket)
-            .with_access_key_id(KEY)
-            .with_secret_access_key(secret);
-        let config = BucketsConfig { request_timeout_ms: PATIENCE_MS, ..config(String::new()) };
-        let store = BucketsStore::over(config, Arc::new(objects.build().unwrap()), "kv".into());
-        Client::new(store.unwrap())
+        client_at(self.port, BUCKET, SECRET)
     }
 }
 
+fn client_at(port: u16, bucket: &str, secret: &str) -> Client {
+    let objects = AmazonS3Builder::new()
+        .with_endpoint(format!("http://127.0.0.1:{}", port))
+        .with_allow_http(true)
+        .with_region("us-east-1")
+        .with_bucket_name(bucket)
+        .with_access_key_id(KEY)
+        .with_secret_access_key(secret);
+    let config = BucketsConfig { request_timeout_ms: PATIENCE_MS, ..config(String::new()) };
+    let store = BucketsStore::over(config, Arc::new(objects.build().unwrap()), "kv".into());
+    Client::new(store.unwrap())
+}
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();
@@ -129,7 +129,8 @@ async fn a_server_that_is_stopped_or_killed_is_unwell_and_not_empty() {
         in_time(client.put(page(0))).await;
         in_time(client.remove(page(1))).await;
         in_time(client.store.flush()).await;
-        let asked = client.store.exists(&[page(0)], ExistsOptions::default());
+        let ids = [page(0)];
+        let asked = client.store.exists(&ids, ExistsOptions::default());
         in_time(async { asked.await.remove(0) }).await;
         if killed {
             server.start_again()
@@ -229,10 +230,44 @@ async fn what_the_server_damages_is_removed_and_reads_as_missing() {
 #[ignore = "needs an S3 server: run scripts/test-buckets"]
 async fn what_is_wrong_with_a_bucket_is_said() {
     let server = Server::start();
-    let stranger = server.client_of(BUCKET, "another");
+    let stranger = client_at(server.port, BUCKET, "another");
     let refused = stranger.put(page(0)).await.unwrap_err().to_string();
     assert!(refused.contains("credentials"), "{refused}");
-    let nowhere = server.client_of("no-such-bucket", SECRET);
-    let refused = nowhere.put(page(0)).await.unwrap_err().to_string();
-    assert!(refused.contains("no such bucket"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs an S3 server: run scripts/test-buckets"]
+async fn clients_of_a_server_share_what_they_put() {
+    let server = Server::start();
+    let (one, other) = (server.client(), server.client());
+    assert_eq!(one.put(page(0)).await, Ok(Stored::New));
+    assert_eq!(other.put(page(0)).await, Ok(Stored::AlreadyThere));
+    other.get(page(0)).await.unwrap();
+    let generation = |number| page(1).with_generation(number);
+    assert_eq!(one.put(generation(3)).await, Ok(Stored::New));
+    assert_eq!(other.put(generation(2)).await, Err(StoreError::Superseded { present: 3 }));
+    assert_eq!(other.put(generation(4)).await, Ok(Stored::New));
+    assert_eq!(one.get(generation(3)).await, Err(StoreError::Missing));
+    one.get(generation(4)).await.unwrap();
+}
+
+/// A server that has no such bucket, or anything else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_that_is_not_there_is_no_empty_one_to_whoever_puts() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for connection in listener.incoming().map_while(Result::ok) {
+            let mut connection = connection;
+            let mut request = [0; 64 << 10];
+            // One request, which may come in pieces; all of it is read before the connection ends.
+            connection.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            while connection.read(&mut request).is_ok_and(|read| read > 0) {}
+            let answer = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+            let _ = connection.write_all(answer.as_bytes());
+        }
+    });
+    let client = client_at(port, "no-such-bucket", SECRET);
+    let refused = client.put(page(0)).await.unwrap_err();
+    assert!(refused.is_unwell() && refused.to_string().contains("no such bucket"), "{refused}");
 }

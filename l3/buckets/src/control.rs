@@ -76,7 +76,7 @@ impl Shared {
         let departures = {
             let mut state = self.ledger.lock();
             match (&read, slot) {
-                (Err(StoreError::Missing), Some(slot)) => state.forget(&id, slot),
+                (Err(StoreError::Missing), Some(slot)) => state.end_reading_of_nothing(&id, slot),
                 (Err(StoreError::Corrupt(_)), Some(slot)) => {
                     state.catalogue.end_read(slot);
                     state.catalogue.doom_if(slot, &id);
@@ -95,7 +95,7 @@ impl Shared {
         read.map(|()| Served { place: Place::Disk, waited: false })
     }
 
-    /// Pins objects: those of other clients become ours, too.
+    /// Pins objects: those of other clients become ours, too, until they are unpinned.
     pub(super) async fn pin(self: Arc<Self>, ids: Vec<ObjectId>, pin: Pin) -> Results<()> {
         let lengths = each(ids.clone(), |id| {
             let shared = self.clone();
@@ -126,10 +126,7 @@ impl Shared {
         let departures = {
             let mut state = self.ledger.lock();
             match claim {
-                Claim::Mine(slot) => {
-                    let replaced = state.catalogue.publish(slot);
-                    state.depart_from(replaced)
-                }
+                Claim::Mine(slot) => state.adopt(slot),
                 Claim::There(slot) => {
                     state.catalogue.end_read(slot);
                     Vec::new()
@@ -143,7 +140,7 @@ impl Shared {
     }
 
     pub(super) fn unpin(&self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
-        let unpinned = self.ledger.lock().catalogue.unpin(id, pin).map(drop);
+        let unpinned = self.ledger.lock().unpin(id, pin);
         self.ledger.notify();
         unpinned
     }

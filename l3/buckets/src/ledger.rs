@@ -4,14 +4,14 @@
 //! An object that is being removed is `leaving`: nobody can have it any more, and nobody can put it again
 //! before it has left. So is one whose put may have happened although it has failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use terrace_l3::ObjectId;
 use terrace_l3::backend::{Catalogue, Slot};
+use terrace_l3::{ObjectId, Pin, StoreError};
 
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -24,6 +24,8 @@ pub(crate) struct Ledger {
 pub(crate) struct State {
     pub(crate) catalogue: Catalogue,
     leaving: BTreeMap<ObjectId, Leaving>,
+    /// Objects of other clients that are pinned here.
+    adopted: BTreeSet<ObjectId>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +56,11 @@ pub(crate) struct Departure {
 
 impl Ledger {
     pub(crate) fn new(slots: Slot) -> Self {
-        let state = State { catalogue: Catalogue::new(slots, slots), leaving: BTreeMap::new() };
+        let state = State {
+            catalogue: Catalogue::new(slots, slots),
+            leaving: BTreeMap::new(),
+            adopted: BTreeSet::new(),
+        };
         Self { state: Mutex::new(state), changed: Notify::new(), born: Instant::now() }
     }
 
@@ -115,6 +121,7 @@ impl State {
     pub(crate) fn depart(&mut self, id: ObjectId, room: Room) -> Departure {
         let before = self.leaving.insert(id, Leaving { room, stuck: false });
         assert!(before.is_none(), "an object leaves once");
+        self.adopted.remove(&id);
         Departure { id, room }
     }
 
@@ -141,10 +148,32 @@ impl State {
         stuck.map(take).collect()
     }
 
+    /// The object in this slot is there and another's, and this client's until its pin is taken back.
+    pub(crate) fn adopt(&mut self, slot: Slot) -> Vec<Departure> {
+        self.adopted.insert(self.catalogue.id(slot));
+        let replaced = self.catalogue.publish(slot);
+        self.depart_from(replaced)
+    }
+
+    /// Takes back a pin. What another has put is the other's again, and not ours to evict.
+    pub(crate) fn unpin(&mut self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let slot = self.catalogue.unpin(id, pin)?;
+        if self.adopted.contains(id) && !self.catalogue.is_pinned(id) {
+            self.forget(id, slot);
+        }
+        Ok(())
+    }
+
     /// Ends the reading of an object that the bucket does not have any more.
-    pub(crate) fn forget(&mut self, id: &ObjectId, slot: Slot) {
+    pub(crate) fn end_reading_of_nothing(&mut self, id: &ObjectId, slot: Slot) {
         self.catalogue.end_read(slot);
+        self.forget(id, slot);
+    }
+
+    /// The object in this slot, if it is still this one, is not ours.
+    fn forget(&mut self, id: &ObjectId, slot: Slot) {
         if self.catalogue.find(id) == Some(slot) {
+            self.adopted.remove(id);
             self.catalogue.doom(slot);
             self.catalogue.release_doomed();
         }

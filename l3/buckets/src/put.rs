@@ -170,7 +170,7 @@ impl Shared {
         match length {
             Ok(_) => Ok(true),
             Err(StoreError::Missing) => {
-                self.ledger.lock().forget(id, slot);
+                self.ledger.lock().end_reading_of_nothing(id, slot);
                 Ok(false)
             }
             Err(error) => {
@@ -204,7 +204,8 @@ impl Shared {
                     state.catalogue.abandon(slot);
                     Vec::new()
                 }
-                Ok(Stored::New | Stored::AlreadyThere) => {
+                Ok(Stored::AlreadyThere) => state.adopt(slot),
+                Ok(Stored::New) => {
                     let replaced = state.catalogue.publish(slot);
                     state.depart_from(replaced)
                 }

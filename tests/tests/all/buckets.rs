@@ -15,6 +15,7 @@ use terrace_l3::{
 };
 use terrace_l3_buckets::{BucketsConfig, BucketsStore};
 use terrace_tests::l3::conformance::{Backend, all};
+use terrace_tests::l3::features::{self, FeatureBackend};
 use terrace_tests::l3::objects::{HARD, get, page, put};
 
 /// No multiple of anything, so that no path is the easy one.
@@ -66,6 +67,27 @@ async fn memory_behind_a_guard_keeps_the_promises_of_a_store() {
         .await;
 }
 
+/// Each process with a client of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn features_in_a_folder() {
+    features::all(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let config = BucketsConfig {
+            capacity_bytes: 512 * features::OBJECT_BYTES_MAX as u64,
+            object_bytes_max: features::OBJECT_BYTES_MAX,
+            ..in_folder(folder.path())
+        };
+        let path = folder.path().to_owned();
+        let objects = move || leaves(&path).iter().filter(|path| path.is_file()).count() as u64;
+        FeatureBackend {
+            handle: Box::new(move || Arc::new(BucketsStore::open(config.clone()).unwrap())),
+            objects: Some(Box::new(objects)),
+            keep: Box::new(folder),
+        }
+    })
+    .await;
+}
+
 /// A client of a bucket, with memory of its own.
 struct Client {
     store: BucketsStore,
@@ -109,8 +131,9 @@ impl Client {
 
 /// All files and all folders at the bottom.
 fn leaves(folder: &Path) -> Vec<PathBuf> {
-    let inside: Vec<PathBuf> =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    // Others may be at work.
+    let Ok(inside) = fs::read_dir(folder) else { return Vec::new() };
+    let inside: Vec<PathBuf> = inside.filter_map(|entry| Some(entry.ok()?.path())).collect();
     if inside.is_empty() {
         return vec![folder.to_owned()];
     }
@@ -205,7 +228,15 @@ async fn clients_share_a_bucket_and_each_keeps_to_its_share() {
     }
     other.get(page(0)).await.unwrap();
     assert_eq!(leaves(folder.path()).len() as u64, SLOTS);
+    // Until it takes back its pin.
+    other.store.unpin(&[page(0)], HARD).await.remove(0).unwrap();
+    for number in 300..300 + 3 * SLOTS {
+        assert_eq!(other.put(page(number)).await, Ok(Stored::New));
+    }
+    one.get(page(0)).await.unwrap();
     // Of another's pin nobody knows.
+    assert_eq!(other.put_with(page(0), Some(HARD)).await, Ok(Stored::AlreadyThere));
+    assert_eq!(other.store.stats().remote.unwrap().hard_pinned, 1);
     one.remove(page(0)).await.unwrap();
     assert_eq!(other.get(page(0)).await, Err(StoreError::Missing));
     assert_eq!(other.store.stats().remote.unwrap().hard_pinned, 0, "it is forgotten");

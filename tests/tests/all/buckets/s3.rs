@@ -55,7 +55,7 @@ impl Server {
 
 fn client_at(port: u16, bucket: &str, secret: &str) -> Client {
     let objects = AmazonS3Builder::new()
-        .with_endpoint(format!("http://127.0.0.1:{}", port))
+        .with_endpoint(format!("http://127.0.0.1:{port}"))
         .with_allow_http(true)
         .with_region("us-east-1")
         .with_bucket_name(bucket)
@@ -65,6 +65,7 @@ fn client_at(port: u16, bucket: &str, secret: &str) -> Client {
     let store = BucketsStore::over(config, Arc::new(objects.build().unwrap()), "kv".into());
     Client::new(store.unwrap())
 }
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.process.kill();

@@ -66,11 +66,11 @@ settings! {
             /// Memory for KV that no step uses at the moment; 0 for none.
             host_memory: Size = Size::gib(1), "SIZE";
             /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
-            /// nodes://HOST:PORT,HOST:PORT or none.
+            /// nodes://HOST:PORT,HOST:PORT or none; in builds that can, s3://BUCKET/PREFIX or bucket:URL.
             l3: Option<L3Choice> = None, "PLACE"
                 { default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
             /// What the folder of L3 on disk may grow to, with the pages of all models, or what this server
-            /// may put into a cluster.
+            /// may put into a cluster or a bucket.
             l3_size: Size = Size::gib(4), "SIZE";
             /// What L3 on disk leaves free on its file system.
             l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
@@ -520,6 +520,14 @@ mod tests {
         let master = L3Choice::Mooncake("[::1]:50051".to_owned());
         assert_eq!("mooncake://[::1]:50051".parse(), Ok(master.clone()));
         assert_eq!(String::from(master), "mooncake://[::1]:50051");
+        for bucket in ["s3://bucket/prefix", "gs://bucket", "bucket:file:///mnt/shared/kv"] {
+            let url = bucket.strip_prefix("bucket:").unwrap_or(bucket).to_owned();
+            assert_eq!(bucket.parse(), Ok(L3Choice::Bucket(url.clone())));
+            assert_eq!(String::from(L3Choice::Bucket(url)), bucket);
+        }
+        for wrong in ["s3:bucket", "bucket:", "bucket:folder", "ftp://host"] {
+            assert!(wrong.parse::<L3Choice>().is_err(), "{wrong}");
+        }
         let wrong = ["mooncake:x:1", "mooncake://", "mooncake://host", "mooncake://host:port"];
         for wrong in wrong.into_iter().chain(["disk", "disk:", "memory:much", "none:", ""]) {
             assert!(wrong.parse::<L3Choice>().is_err(), "{wrong}");

@@ -161,6 +161,9 @@ pub enum LaunchError {
     /// The nodes cannot be used.
     #[error("cannot use nodes for L3: {0}")]
     L3Nodes(String),
+    /// The bucket cannot be used.
+    #[error("cannot use a bucket for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
+    L3Bucket(String),
     /// The engine does not start.
     #[error(transparent)]
     Engine(#[from] StartError),
@@ -352,7 +355,8 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
                 L3Choice::Disk(_)
                 | L3Choice::Memory(_)
                 | L3Choice::Mooncake(_)
-                | L3Choice::Nodes(_),
+                | L3Choice::Nodes(_)
+                | L3Choice::Bucket(_),
             ) => Err(LaunchError::NoHost),
             Some(L3Choice::None) | None => Ok(None),
         };
@@ -386,6 +390,15 @@ fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>, LaunchErr
             on_nodes = Some(all);
             opened
         }
+        Some(L3Choice::Bucket(url)) => {
+            // A bucket that is far away takes longer than a disk, and is not unwell for that.
+            guard.exists_timeout_ms = 1_000;
+            guard.get_timeout_ms = 5_000;
+            guard.put_timeout_ms = 10_000;
+            guard.control_timeout_ms = 5_000;
+            guard.pause_max_ms = 5_000;
+            open_bucket(url, config, sizes)?
+        }
         Some(L3Choice::Disk(folder)) => on_disk(Some(folder))?,
         None => on_disk(None)?,
     };
@@ -409,6 +422,21 @@ fn open_mooncake(master: &str, config: &Config, sizes: &Sizes) -> Result<Opened,
     let store = MooncakeStore::open(mooncake).map_err(LaunchError::L3Mooncake)?;
     let reached = if store.wait_until_connected(PATIENCE) { "" } else { ", not reached yet" };
     Ok((Arc::new(store), Some(format!("the Mooncake cluster at {master}{reached}"))))
+}
+
+/// Nothing is asked of the bucket yet: one that cannot be reached now may be later.
+#[cfg(feature = "buckets")]
+fn open_bucket(url: &str, config: &Config, sizes: &Sizes) -> Result<Opened, LaunchError> {
+    use terrace_l3_buckets::{BucketsConfig, BucketsStore};
+    let bucket = BucketsConfig::new(url, config.l3_size.as_u64(), sizes.page_bytes);
+    let store =
+        BucketsStore::open(bucket).map_err(|error| LaunchError::L3Bucket(error.to_string()))?;
+    Ok((Arc::new(store), Some(format!("the bucket {url}"))))
+}
+
+#[cfg(not(feature = "buckets"))]
+fn open_bucket(_: &str, _: &Config, _: &Sizes) -> Result<Opened, LaunchError> {
+    Err(LaunchError::L3Bucket("this build has none: build it with `--features buckets`".to_owned()))
 }
 
 /// Looks which of the nodes are there, and what they hold. Those that are not may come later, so the

@@ -25,6 +25,8 @@ pub(super) enum Place {
     Mooncake(String),
     /// The nodes, as `L3Choice` has them.
     Nodes(String),
+    /// The URL of a bucket.
+    Bucket(String),
 }
 
 impl Place {
@@ -33,8 +35,10 @@ impl Place {
             Ok(L3Choice::Disk(folder)) => Ok(Self::Disk(folder)),
             Ok(L3Choice::Mooncake(master)) => Ok(Self::Mooncake(master)),
             Ok(L3Choice::Nodes(nodes)) => Ok(Self::Nodes(nodes)),
+            Ok(L3Choice::Bucket(url)) => Ok(Self::Bucket(url)),
             Ok(L3Choice::Memory(_) | L3Choice::None) | Err(_) => {
-                let places = "disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT";
+                let places = "disk:FOLDER, mooncake://HOST:PORT, nodes://HOST:PORT,HOST:PORT or \
+                              s3://BUCKET/PREFIX";
                 Err(format!("a store is {places}"))
             }
         }
@@ -44,7 +48,7 @@ impl Place {
     pub(super) fn refs(&self) -> Result<PathBuf, Failure> {
         match self {
             Self::Disk(folder) => Ok(folder.join("refs")),
-            Self::Mooncake(_) | Self::Nodes(_) => {
+            Self::Mooncake(_) | Self::Nodes(_) | Self::Bucket(_) => {
                 Err("a cluster has no folder for refs: name one by --refs FOLDER, \
                                       the same for producers and consumers"
                     .into())
@@ -56,7 +60,7 @@ impl Place {
     pub(super) fn takes_turns(&self) -> bool {
         match self {
             Self::Disk(_) => true,
-            Self::Mooncake(_) | Self::Nodes(_) => false,
+            Self::Mooncake(_) | Self::Nodes(_) | Self::Bucket(_) => false,
         }
     }
 }
@@ -97,6 +101,7 @@ impl Turn {
             }
             Place::Mooncake(master) => (open_mooncake(master, clusters, sizes)?, None),
             Place::Nodes(nodes) => (open_nodes(nodes, clusters, sizes).await?, None),
+            Place::Bucket(url) => (open_bucket(url, sizes)?, None),
         };
         let since = Instant::now();
         let features = loop {
@@ -261,6 +266,19 @@ async fn open_nodes(
     Ok(Arc::new(store))
 }
 
+#[cfg(feature = "buckets")]
+fn open_bucket(url: &str, sizes: Sizes) -> Result<Arc<dyn Store>, Failure> {
+    use terrace_l3_buckets::{BucketsConfig, BucketsStore};
+    let config = BucketsConfig::new(url, sizes.capacity_bytes, object_bytes_max(sizes));
+    Ok(Arc::new(BucketsStore::open(config)?))
+}
+
+#[cfg(not(feature = "buckets"))]
+fn open_bucket(url: &str, _: Sizes) -> Result<Arc<dyn Store>, Failure> {
+    Err(format!("this build has no buckets such as {url}: build it with `--features buckets`")
+        .into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -272,6 +290,8 @@ mod tests {
         assert_eq!(Place::parse("mooncake://[::1]:50051"), Ok(master));
         let nodes = Place::Nodes("one=10.0.0.1:7450,10.0.0.2:7450".to_owned());
         assert_eq!(Place::parse("nodes://one=10.0.0.1:7450,10.0.0.2:7450"), Ok(nodes));
+        let bucket = Place::Bucket("file:///mnt/shared".to_owned());
+        assert_eq!(Place::parse("bucket:file:///mnt/shared"), Ok(bucket));
         for wrong in ["", "nowhere", "none", "memory:1GiB", "disk:", "mooncake://host"] {
             assert!(Place::parse(wrong).unwrap_err().contains("mooncake://HOST:PORT"), "{wrong}");
         }

@@ -21,6 +21,8 @@ pub enum L3Choice {
     Mooncake(String),
     /// On these nodes, which other servers share: `[NAME=]HOST:PORT[*WEIGHT]`, separated by commas.
     Nodes(String),
+    /// In the bucket of this URL, which other servers share.
+    Bucket(String),
     /// Nowhere.
     None,
 }
@@ -39,10 +41,14 @@ impl FromStr for L3Choice {
                 let nodes = &nodes["//".len()..];
                 parse_nodes(nodes).map(|_| Self::Nodes(nodes.to_owned()))
             }
+            Some(("bucket", url)) if url.contains("://") => Ok(Self::Bucket(url.to_owned())),
+            Some((cloud, bucket)) if is_cloud(cloud) && bucket.starts_with("//") => {
+                Ok(Self::Bucket(text.to_owned()))
+            }
             None if text == "none" => Ok(Self::None),
             Some(_) | None => {
                 let places = "disk:FOLDER, memory:SIZE, mooncake://HOST:PORT, \
-                              nodes://HOST:PORT,HOST:PORT or none";
+                              nodes://HOST:PORT,HOST:PORT, s3://BUCKET/PREFIX, bucket:URL or none";
                 Err(format!("write it as {places}"))
             }
         }
@@ -52,6 +58,11 @@ impl FromStr for L3Choice {
 /// The nodes of an [`L3Choice::Nodes`].
 pub(crate) fn parse_nodes(text: &str) -> Result<Vec<NodeAddress>, String> {
     text.split(',').map(str::parse).collect()
+}
+
+/// Whether URLs that begin so are those of buckets and of nothing else.
+fn is_cloud(scheme: &str) -> bool {
+    matches!(scheme, "s3" | "gs" | "az")
 }
 
 /// Whether it is written as HOST:PORT.
@@ -75,6 +86,10 @@ impl fmt::Display for L3Choice {
             Self::Memory(size) => write!(f, "memory:{}", size.written()),
             Self::Mooncake(address) => write!(f, "mooncake://{address}"),
             Self::Nodes(nodes) => write!(f, "nodes://{nodes}"),
+            Self::Bucket(url) if url.split_once(':').is_some_and(|it| is_cloud(it.0)) => {
+                f.write_str(url)
+            }
+            Self::Bucket(url) => write!(f, "bucket:{url}"),
             Self::None => f.write_str("none"),
         }
     }

@@ -1,8 +1,9 @@
 //! The tests across crates, as one program: linking many takes longer than most of them run.
 //!
 //! Some need what only a script provides, and are ignored otherwise; their part of the name says which:
-//! `mooncake::` is for `scripts/test-mooncake`.
+//! `mooncake::` is for `scripts/test-mooncake`, `buckets::s3::` for `scripts/test-buckets`.
 
+mod buckets;
 mod cost;
 mod determinism;
 mod engine;

@@ -1,0 +1,256 @@
+//! Requests: what an object is called in the bucket, and what the bucket's answers mean.
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+use url::Url;
+
+use super::{BucketsConfig, BucketsError};
+use terrace_l3::{HEADER_BYTES, Header, Mismatch, ObjectId, StoreError};
+
+/// A bucket, or a folder that stands for one.
+pub(crate) struct Bucket {
+    objects: Arc<dyn ObjectStore>,
+    prefix: Path,
+    folder: Option<PathBuf>,
+    requests: Semaphore,
+    patience: Duration,
+    failed: AtomicU64,
+}
+
+impl fmt::Debug for Bucket {
+    /// Without what the client knows of credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Bucket {}/{}", self.objects, self.prefix)
+    }
+}
+
+/// The variables of the environment that say where a bucket is and who may use it begin like this.
+const VARIABLES: [&str; 3] = ["AWS_", "AZURE_", "GOOGLE_"];
+
+impl Bucket {
+    pub(crate) fn open(config: &BucketsConfig) -> Result<Self, BucketsError> {
+        let refused = |why: String| BucketsError::Url { url: config.url.clone(), why };
+        let url = Url::parse(&config.url).map_err(|error| refused(error.to_string()))?;
+        if url.scheme() == "file" {
+            let no_path = |()| refused("a folder is named like file:///path/of/folder".to_owned());
+            let folder = url.to_file_path().map_err(no_path)?;
+            std::fs::create_dir_all(&folder).map_err(|error| refused(error.to_string()))?;
+            let objects = LocalFileSystem::new_with_prefix(&folder);
+            let objects = objects.map_err(|error| refused(error.to_string()))?;
+            let bucket = Self::new(Arc::new(objects), Path::default(), config);
+            return Ok(Self { folder: Some(folder), ..bucket });
+        }
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            let is_ours = VARIABLES.iter().any(|start| name.starts_with(start));
+            is_ours.then_some((name, value.into_string().ok()?))
+        });
+        let (objects, prefix) = object_store::parse_url_opts(&url, variables)
+            .map_err(|error| refused(format!("{error}{}", missing_feature())))?;
+        Ok(Self::new(objects.into(), prefix, config))
+    }
+
+    pub(crate) fn new(objects: Arc<dyn ObjectStore>, prefix: Path, config: &BucketsConfig) -> Self {
+        Self {
+            objects,
+            prefix,
+            folder: None,
+            requests: Semaphore::new(config.requests_max.max(1) as usize),
+            patience: Duration::from_millis(config.request_timeout_ms),
+            failed: AtomicU64::new(0),
+        }
+    }
+
+    /// Stores an object unless it is there, and answers whether it was not.
+    pub(crate) async fn create(
+        &self,
+        id: &ObjectId,
+        object: [Bytes; 2],
+    ) -> Result<bool, StoreError> {
+        let path = self.path(id);
+        let create = async {
+            let payload = PutPayload::from_iter(object);
+            let mode = PutOptions::from(PutMode::Create);
+            match self.objects.put_opts(&path, payload.clone(), mode).await {
+                Ok(_) => Ok(true),
+                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+                // The store has no conditions: of two who put it at a time, both believe to be first.
+                Err(Error::NotImplemented { .. } | Error::NotSupported { .. }) => {
+                    match self.objects.head(&path).await {
+                        Ok(_) => Ok(false),
+                        Err(Error::NotFound { .. }) => {
+                            self.objects.put(&path, payload).await.map(|_| true)
+                        }
+                        Err(error) => Err(error),
+                    }
+                }
+                Err(error) => Err(error),
+            }
+        };
+        self.request("writing an object", create).await.map_err(|error| match error {
+            StoreError::Missing => {
+                let message = "there is no such bucket: create it, or see that the URL is right";
+                StoreError::io(
+                    "writing an object",
+                    &io::Error::new(io::ErrorKind::NotFound, message),
+                )
+            }
+            other => other,
+        })
+    }
+
+    /// The length of an object's payload, if there is one. Nothing of it is verified.
+    pub(crate) async fn length(&self, id: &ObjectId) -> Result<usize, StoreError> {
+        let path = self.path(id);
+        let meta = self.request("asking for an object", self.objects.head(&path)).await?;
+        Ok((meta.size as usize).saturating_sub(HEADER_BYTES))
+    }
+
+    /// The length of an object's payload by its header, which is verified.
+    pub(crate) async fn sound_length(&self, id: &ObjectId) -> Result<usize, StoreError> {
+        let length = self.length(id).await?;
+        let path = self.path(id);
+        let header = self.objects.get_range(&path, 0..HEADER_BYTES as u64);
+        let header = match self.request("reading a header", header).await {
+            // What is shorter has no such range.
+            Err(StoreError::Io { .. }) if length == 0 => return Err(Mismatch::Length.into()),
+            header => header?,
+        };
+        let header = header.first_chunk().ok_or(Mismatch::Length)?;
+        Header::verify(header, id, length as u64)?;
+        Ok(length)
+    }
+
+    /// Reads and verifies an object.
+    pub(crate) async fn read(&self, id: &ObjectId, target: &mut [u8]) -> Result<(), StoreError> {
+        let path = self.path(id);
+        let expected = HEADER_BYTES + target.len();
+        let read = async {
+            let object = self.objects.get(&path).await?;
+            // What has another length is not read, however long it is.
+            if object.meta.size == expected as u64 {
+                object.bytes().await.map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let Some(object) = self.request("reading an object", read).await? else {
+            let found = self.sound_length(id).await?;
+            return Err(match found == target.len() {
+                true => StoreError::Missing, // It was replaced meanwhile.
+                false => StoreError::Length { expected: target.len(), found },
+            });
+        };
+        let (header, payload) = object.split_first_chunk().ok_or(Mismatch::Length)?;
+        let header = Header::verify(header, id, target.len() as u64)?;
+        if payload.len() != target.len() {
+            return Err(Mismatch::Length.into());
+        }
+        target.copy_from_slice(payload);
+        header.verify_payload(target)?;
+        Ok(())
+    }
+
+    /// Removes an object; one that is not there is removed.
+    pub(crate) async fn delete(&self, id: &ObjectId) -> Result<(), StoreError> {
+        let path = self.path(id);
+        match self.request("removing an object", self.objects.delete(&path)).await {
+            Ok(()) | Err(StoreError::Missing) => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(folder) = &self.folder {
+            // The folder of its generations, unless there are others.
+            let generations = folder.join(self.name(id).as_ref());
+            let _ = tokio::task::spawn_blocking(move || std::fs::remove_dir(generations)).await;
+        }
+        Ok(())
+    }
+
+    /// All generations of an object that the bucket has.
+    pub(crate) async fn generations(&self, id: &ObjectId) -> Result<Vec<u64>, StoreError> {
+        let name = self.name(id);
+        let listed = self.objects.list_with_delimiter(Some(&name));
+        let listed = self.request("listing generations", listed).await?;
+        let generation = |path: &Path| u64::from_str_radix(path.filename()?, 16).ok();
+        Ok(listed.objects.iter().filter_map(|object| generation(&object.location)).collect())
+    }
+
+    /// Waits until a folder's file system has written everything; others have when they answer.
+    pub(crate) async fn sync(&self) -> Result<(), StoreError> {
+        let Some(folder) = self.folder.clone() else { return Ok(()) };
+        let sync =
+            move || rustix::fs::syncfs(std::fs::File::open(folder)?).map_err(io::Error::from);
+        let synced = tokio::task::spawn_blocking(sync).await.map_err(io::Error::from);
+        synced.flatten().map_err(|error| StoreError::io("syncing the folder", &error))
+    }
+
+    /// How many requests have failed.
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn name(&self, id: &ObjectId) -> Path {
+        let name = [format!("{:032x}", id.namespace.0), format!("{:032x}", id.key.0)];
+        name.into_iter().fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    fn path(&self, id: &ObjectId) -> Path {
+        self.name(id).join(format!("{:016x}", id.generation))
+    }
+
+    /// Waits for its turn and then for the answer, which has its time.
+    async fn request<T>(
+        &self,
+        during: &'static str,
+        answer: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, StoreError> {
+        let _turn = self.requests.acquire().await.expect("it is never closed");
+        let answer = match timeout(self.patience, answer).await {
+            Ok(answer) => answer.map_err(|error| failure(during, &error)),
+            Err(_) => Err(StoreError::TimedOut(self.patience)),
+        };
+        if answer.as_ref().is_err_and(StoreError::is_unwell) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        answer
+    }
+}
+
+fn missing_feature() -> &'static str {
+    if cfg!(feature = "s3") {
+        ""
+    } else {
+        "; this build knows file:///FOLDER and memory:/// alone, others need the feature `s3`"
+    }
+}
+
+fn failure(during: &'static str, error: &Error) -> StoreError {
+    let (kind, advice) = match error {
+        Error::NotFound { .. } => return StoreError::Missing,
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
+            io::ErrorKind::PermissionDenied,
+            "see that the credentials in the environment may read, write, list and remove here",
+        ),
+        _ => (
+            io::ErrorKind::Other,
+            "see that the bucket's address and region are right and that it can be reached",
+        ),
+    };
+    StoreError::io(during, &io::Error::new(kind, format!("{error}; {advice}")))
+}

@@ -1,0 +1,241 @@
+//! Everything but putting: asking, reading, pinning, removing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::ledger::{Departure, Room};
+use super::put::Claim;
+use super::{Shared, each};
+use terrace_l3::backend::leases_max;
+use terrace_l3::{
+    ExistsOptions, Get, ObjectId, Pin, Place, Presence, Removal, Results, Served, StoreError,
+};
+
+/// How a removal begins.
+enum Begun {
+    /// This one is ours to remove.
+    Departure(Departure),
+    /// It is not this client's, and may be there or not.
+    Others(Departure),
+    /// Somebody is at it.
+    Wait,
+}
+
+impl Shared {
+    pub(super) async fn exist(
+        self: Arc<Self>,
+        ids: Vec<ObjectId>,
+        options: ExistsOptions,
+    ) -> Results<Presence> {
+        if options.lease {
+            let catalogue = &mut self.ledger.lock().catalogue;
+            let leases_max = leases_max(catalogue.slots(), self.config.leased_share_max);
+            for slot in ids.iter().filter_map(|id| catalogue.find(id)).collect::<Vec<_>>() {
+                let (now_ms, ttl_ms) = (self.ledger.now_ms(), self.config.lease_ttl_ms);
+                catalogue.lease(slot, now_ms, ttl_ms, leases_max);
+            }
+        }
+        each(ids, |id| {
+            let shared = self.clone();
+            async move {
+                if shared.ledger.lock().is_leaving(&id) {
+                    return Ok(Presence::Absent);
+                }
+                match shared.bucket.length(&id).await {
+                    Ok(_) => Ok(Presence::Present(Place::Disk)),
+                    Err(StoreError::Missing) => Ok(Presence::Absent),
+                    Err(error) => Err(error),
+                }
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn get(
+        self: Arc<Self>,
+        get: Result<Get, StoreError>,
+    ) -> Result<Served, StoreError> {
+        let mut get = get?;
+        let result = self.try_get(&mut get).await;
+        self.traffic.get(&result, get.target.len());
+        result
+    }
+
+    async fn try_get(self: &Arc<Self>, get: &mut Get) -> Result<Served, StoreError> {
+        let id = get.id;
+        let slot = {
+            let mut state = self.ledger.lock();
+            if state.is_leaving(&id) {
+                return Err(StoreError::Missing);
+            }
+            state.catalogue.begin_read(&id).map(|(slot, _)| slot)
+        };
+        let read = self.bucket.read(&id, &mut get.target).await;
+        let departures = {
+            let mut state = self.ledger.lock();
+            match (&read, slot) {
+                (Err(StoreError::Missing), Some(slot)) => state.end_reading_of_nothing(&id, slot),
+                (Err(StoreError::Corrupt(_)), Some(slot)) => {
+                    state.catalogue.end_read(slot);
+                    state.catalogue.doom_if(slot, &id);
+                }
+                (Ok(()) | Err(_), Some(slot)) => state.catalogue.end_read(slot),
+                (Ok(()) | Err(_), None) => {}
+            }
+            state.take_departures()
+        };
+        self.ledger.notify();
+        // What cannot be removed now is stuck, and removed later.
+        let _ = self.expel(departures).await;
+        if let (Err(StoreError::Corrupt(_)), None) = (&read, slot) {
+            self.discard(id).await;
+        }
+        read.map(|()| Served { place: Place::Disk, waited: false })
+    }
+
+    /// Pins objects: those of other clients become ours, too, until they are unpinned.
+    pub(super) async fn pin(self: Arc<Self>, ids: Vec<ObjectId>, pin: Pin) -> Results<()> {
+        let lengths = each(ids.clone(), |id| {
+            let shared = self.clone();
+            async move {
+                if shared.ledger.lock().is_leaving(&id) {
+                    return Err(StoreError::Missing);
+                }
+                shared.bucket.length(&id).await
+            }
+        });
+        let mut results = Vec::with_capacity(ids.len());
+        for (id, length) in ids.iter().zip(lengths.await) {
+            results.push(match length {
+                Ok(length) => self.pin_one(id, length, pin).await,
+                Err(error) => Err(error),
+            });
+        }
+        results
+    }
+
+    async fn pin_one(
+        self: &Arc<Self>,
+        id: &ObjectId,
+        length: usize,
+        pin: Pin,
+    ) -> Result<(), StoreError> {
+        let claim = self.claim(id, length, Some(pin), 1, false).await?;
+        let departures = {
+            let mut state = self.ledger.lock();
+            match claim {
+                Claim::Mine(slot) => state.adopt(slot),
+                Claim::There(slot) => {
+                    state.catalogue.end_read(slot);
+                    Vec::new()
+                }
+                Claim::WriteFirst => return Err(StoreError::Full),
+            }
+        };
+        self.ledger.notify();
+        let _ = self.expel(departures).await;
+        Ok(())
+    }
+
+    pub(super) fn unpin(&self, id: &ObjectId, pin: Pin) -> Result<(), StoreError> {
+        let unpinned = self.ledger.lock().unpin(id, pin);
+        self.ledger.notify();
+        unpinned
+    }
+
+    pub(super) async fn remove(
+        self: Arc<Self>,
+        ids: Vec<ObjectId>,
+        removal: Removal,
+    ) -> Results<()> {
+        // Whose removal it is, is decided in the batch's order.
+        let begun: Vec<_> =
+            ids.into_iter().map(|id| (id, self.begin_removal(id, removal))).collect();
+        each(begun, |(id, begun)| {
+            let shared = self.clone();
+            async move { shared.remove_one(id, removal, begun).await }
+        })
+        .await
+    }
+
+    fn begin_removal(&self, id: ObjectId, removal: Removal) -> Result<Begun, StoreError> {
+        let mut state = self.ledger.lock();
+        if state.is_leaving(&id) {
+            return Ok(state.take_stuck(Some(&id)).pop().map_or(Begun::Wait, Begun::Departure));
+        }
+        match state.catalogue.remove(&id, removal, self.ledger.now_ms()) {
+            Ok(()) => {
+                let departure = state.take_departures().pop().expect("it was doomed");
+                Ok(Begun::Departure(departure))
+            }
+            Err(StoreError::Missing) => Ok(Begun::Others(state.depart(id, Room::None))),
+            Err(refused) => Err(refused),
+        }
+    }
+
+    async fn remove_one(
+        self: &Arc<Self>,
+        id: ObjectId,
+        removal: Removal,
+        mut begun: Result<Begun, StoreError>,
+    ) -> Result<(), StoreError> {
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
+        loop {
+            match begun? {
+                Begun::Departure(departure) => return self.expel(vec![departure]).await,
+                Begun::Others(departure) => {
+                    return match self.bucket.length(&id).await {
+                        Ok(_) => self.expel(vec![departure]).await,
+                        Err(error) => {
+                            self.ledger.stayed(departure);
+                            Err(error)
+                        }
+                    };
+                }
+                Begun::Wait if self.ledger.wait(until).await => {}
+                Begun::Wait => return Err(StoreError::BeingWritten),
+            }
+            begun = self.begin_removal(id, removal);
+        }
+    }
+
+    /// Removes an object that is not this client's, for it is damaged or replaced. Another may have done so.
+    pub(super) async fn discard(self: &Arc<Self>, id: ObjectId) {
+        let departure = {
+            let mut state = self.ledger.lock();
+            if state.is_leaving(&id) || state.catalogue.find(&id).is_some() {
+                return;
+            }
+            state.depart(id, Room::None)
+        };
+        let _ = self.expel(vec![departure]).await;
+    }
+
+    /// Removes what is leaving from the bucket.
+    pub(super) async fn expel(
+        self: &Arc<Self>,
+        departures: Vec<Departure>,
+    ) -> Result<(), StoreError> {
+        let mut removals = JoinSet::new();
+        for departure in departures {
+            let shared = self.clone();
+            removals.spawn(async move {
+                let removed = shared.bucket.delete(&departure.id).await;
+                match &removed {
+                    Ok(()) => shared.ledger.departed(departure),
+                    Err(_) => shared.ledger.stayed(departure),
+                }
+                removed
+            });
+        }
+        removals.join_all().await.into_iter().collect()
+    }
+
+    /// Tries again to remove what could not be.
+    pub(super) async fn expel_stuck(self: &Arc<Self>) -> Result<(), StoreError> {
+        let stuck = self.ledger.lock().take_stuck(None);
+        self.expel(stuck).await
+    }
+}

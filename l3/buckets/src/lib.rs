@@ -1,0 +1,324 @@
+//! Objects in a bucket: of S3 and whatever speaks like it, of Google or Azure, or in a folder that machines share.
+//!
+//! One object of the bucket is one of ours: the header, then the payload. Whatever is read is verified by the
+//! header, so what is old, short, damaged or foreign is a miss and never wrong bytes.
+//!
+//! A bucket does not promise what a [`Store`] does, and the difference is made up for here. Pins, leases,
+//! generations and the order of eviction are kept for the objects that this client has put or pinned, in a
+//! catalogue like that of any other store; so is the client's share of the bucket, which it makes room in by
+//! itself. Objects of other clients are asked for and read, and belong to them. Nothing here ever lists the bucket.
+//!
+//! ```
+//! use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Store};
+//! use terrace_l3_buckets::{BucketsConfig, BucketsStore};
+//! use terrace_cache::Namespace;
+//!
+//! # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+//! let store = BucketsStore::open(BucketsConfig::new("memory:///", 64 << 20, 64 << 10))?;
+//! let arena = Arena::new(2, 64 << 10)?;
+//! let registration = store.register(&arena)?;
+//!
+//! let namespace = Namespace::new("my-model", 16).digest();
+//! let id = ObjectId::page(namespace, namespace.next(&[1, 2, 3]));
+//! arena.target(0)?.fill(7);
+//! store.put_from(vec![Put::new(id, arena.source(0)?)], PutOptions::default()).await.remove(0)?;
+//! store.get_into(vec![Get::new(id, arena.target(1)?)], GetOptions::default()).await.remove(0)?;
+//! assert_eq!(arena.source(0)?[..], arena.source(1)?[..]);
+//! # Ok::<(), Box<dyn std::error::Error>>(()) }).unwrap();
+//! ```
+
+mod bucket;
+mod control;
+mod ledger;
+mod put;
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use object_store;
+use object_store::ObjectStore;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+use self::bucket::Bucket;
+use self::ledger::Ledger;
+use terrace_l3::backend::{InFlight, Registry, Traffic, check_shares, died, slots_of};
+use terrace_l3::{
+    Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
+    Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored, TierStats,
+};
+
+/// Which bucket, and how much of it to use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BucketsConfig {
+    /// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `file:///FOLDER` or `memory:///`. Those
+    /// with different prefixes share nothing.
+    pub url: String,
+    /// What this client may put into the bucket; beyond that it removes what it misses least.
+    pub capacity_bytes: u64,
+    /// The largest object.
+    pub object_bytes_max: usize,
+    /// How long a lease protects from this client's own eviction and from its plain removal.
+    pub lease_ttl_ms: u64,
+    /// The share of this client's objects that may be leased at a time.
+    pub leased_share_max: f64,
+    /// How long a put may wait for room.
+    pub full_wait_ms: u64,
+    /// How long one request may take, with all that is tried again.
+    pub request_timeout_ms: u64,
+    /// How many requests are under way at a time; others wait.
+    pub requests_max: u32,
+    /// Threads that make requests and verify what comes.
+    pub threads: u32,
+}
+
+impl BucketsConfig {
+    /// A share of `capacity_bytes` of the bucket at `url`.
+    #[must_use]
+    pub fn new(url: impl Into<String>, capacity_bytes: u64, object_bytes_max: usize) -> Self {
+        Self {
+            url: url.into(),
+            capacity_bytes,
+            object_bytes_max,
+            lease_ttl_ms: 5_000,
+            leased_share_max: 0.5,
+            full_wait_ms: 500,
+            request_timeout_ms: 5_000,
+            requests_max: 64,
+            threads: 2,
+        }
+    }
+}
+
+/// Why there can be no such store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BucketsError {
+    /// The bucket cannot be used as it is named.
+    #[error("the bucket {url} cannot be used: {why}")]
+    Url {
+        /// How it is named.
+        url: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Setting(String),
+    /// The system gives no threads.
+    #[error("the system has no room for the threads that talk to the bucket: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A store in a bucket. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct BucketsStore {
+    shared: Arc<Shared>,
+    threads: Arc<Threads>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: BucketsConfig,
+    bucket: Bucket,
+    ledger: Ledger,
+    registry: Registry,
+    traffic: Traffic,
+    in_flight: InFlight,
+    closed: AtomicBool,
+}
+
+/// The store's own, so that what has begun goes on whoever waits for it. They may be given up anywhere.
+#[derive(Debug)]
+struct Threads(Option<Runtime>);
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl BucketsStore {
+    /// A store in the bucket that the URL names. Who may use it, and where it is, stands in the variables of the
+    /// environment that begin with `AWS_`, `AZURE_` or `GOOGLE_`. Nothing is asked of it yet.
+    ///
+    /// # Errors
+    /// When the URL names no bucket, or a setting makes no sense.
+    pub fn open(config: BucketsConfig) -> Result<Self, BucketsError> {
+        let bucket = Bucket::open(&config)?;
+        Self::with_bucket(config, bucket)
+    }
+
+    /// The same over a client that the caller has made, whose objects begin with `prefix`. The configuration's URL
+    /// does not matter.
+    ///
+    /// # Errors
+    /// When a setting makes no sense.
+    pub fn over(
+        config: BucketsConfig,
+        objects: Arc<dyn ObjectStore>,
+        prefix: object_store::path::Path,
+    ) -> Result<Self, BucketsError> {
+        let bucket = Bucket::new(objects, prefix, &config);
+        Self::with_bucket(config, bucket)
+    }
+
+    fn with_bucket(config: BucketsConfig, bucket: Bucket) -> Result<Self, BucketsError> {
+        let slots = slots_of(config.capacity_bytes, config.object_bytes_max as u64);
+        let slots = check_shares(0.0, 1.0, config.leased_share_max).and(slots);
+        let slots = slots.map_err(BucketsError::Setting)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(config.threads.max(1) as usize)
+            .thread_name("terrace-buckets")
+            .enable_all()
+            .build()?;
+        let shared = Shared {
+            bucket,
+            ledger: Ledger::new(slots),
+            registry: Registry::default(),
+            traffic: Traffic::default(),
+            in_flight: InFlight::default(),
+            closed: AtomicBool::new(false),
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared), threads: Arc::new(Threads(Some(runtime))) })
+    }
+
+    /// Has the store's own threads answer, also when nobody waits any more.
+    async fn ask<T: Send + 'static, F>(
+        &self,
+        job: impl FnOnce(Arc<Shared>) -> F + Send,
+    ) -> Result<T, StoreError>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        let under_way = self.shared.in_flight.begin();
+        self.shared.check_open()?;
+        let job = job(self.shared.clone());
+        let runtime = self.threads.0.as_ref().expect("it is there until the last handle goes");
+        let task = runtime.spawn(async move {
+            let answer = job.await;
+            drop(under_way);
+            answer
+        });
+        task.await.map_err(died)
+    }
+
+    /// The same for so many objects.
+    async fn ask_for<T: Clone + Send + 'static, F>(
+        &self,
+        objects: usize,
+        job: impl FnOnce(Arc<Shared>) -> F + Send,
+    ) -> Results<T>
+    where
+        F: Future<Output = Results<T>> + Send + 'static,
+    {
+        self.ask(job).await.unwrap_or_else(|error| vec![Err(error); objects])
+    }
+}
+
+impl Shared {
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
+    }
+}
+
+/// Does all jobs at the same time, and answers in their order.
+async fn each<J, T: Send + 'static, F>(jobs: Vec<J>, run: impl Fn(J) -> F) -> Results<T>
+where
+    F: Future<Output = Result<T, StoreError>> + Send + 'static,
+{
+    let tasks: Vec<_> = jobs.into_iter().map(|job| tokio::spawn(run(job))).collect();
+    let mut results = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        results.push(task.await.map_err(died).flatten());
+    }
+    results
+}
+
+impl Store for BucketsStore {
+    fn register(&self, arena: &Arena) -> Result<Registration, StoreError> {
+        self.shared.check_open()?;
+        self.shared.registry.register(arena)
+    }
+
+    fn exists<'a>(
+        &'a self,
+        ids: &'a [ObjectId],
+        options: ExistsOptions,
+    ) -> Answer<'a, Results<Presence>> {
+        Traffic::count(&self.shared.traffic.exists, ids.len());
+        let ids = ids.to_vec();
+        Box::pin(self.ask_for(ids.len(), move |shared| shared.exist(ids, options)))
+    }
+
+    fn put_from(&self, puts: Vec<Put>, options: PutOptions) -> Answer<'_, Results<Stored>> {
+        Box::pin(self.ask_for(puts.len(), move |shared| {
+            // A registration that ends from here on does not end the call.
+            let checked = |put| shared.registry.check_put(&put).map(|()| put);
+            let puts: Results<Put> = puts.into_iter().map(checked).collect();
+            shared.put(puts, options)
+        }))
+    }
+
+    fn get_into(&self, gets: Vec<Get>, _: GetOptions) -> Answer<'_, Results<Served>> {
+        Box::pin(self.ask_for(gets.len(), move |shared| {
+            let checked = |get| shared.registry.check_get(&get).map(|()| get);
+            let gets: Results<Get> = gets.into_iter().map(checked).collect();
+            each(gets, move |get| shared.clone().get(get))
+        }))
+    }
+
+    fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        let ids = ids.to_vec();
+        Box::pin(self.ask_for(ids.len(), move |shared| shared.pin(ids, pin)))
+    }
+
+    fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
+        Box::pin(async move {
+            let unpin = |id| self.shared.check_open().and_then(|()| self.shared.unpin(id, pin));
+            ids.iter().map(unpin).collect()
+        })
+    }
+
+    fn remove<'a>(&'a self, ids: &'a [ObjectId], removal: Removal) -> Answer<'a, Results<()>> {
+        let ids = ids.to_vec();
+        Box::pin(self.ask_for(ids.len(), move |shared| shared.remove(ids, removal)))
+    }
+
+    fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            let flush = |shared: Arc<Shared>| async move {
+                shared.expel_stuck().await?;
+                shared.bucket.sync().await
+            };
+            self.ask(flush).await.flatten()
+        })
+    }
+
+    fn stats(&self) -> StoreStats {
+        let Shared { config, bucket, ledger, registry, traffic, .. } = &*self.shared;
+        let stats = ledger.lock().catalogue.stats(config.object_bytes_max, ledger.now_ms());
+        let arenas = registry.arenas() as u64;
+        let remote = TierStats { arenas, io_errors: bucket.failed(), ..stats };
+        StoreStats { remote: Some(traffic.fill(remote)), ..StoreStats::default() }
+    }
+
+    /// What is in the bucket stays there.
+    fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            if self.shared.check_open().is_err() {
+                return Ok(());
+            }
+            let flushed = self.flush().await;
+            self.shared.closed.store(true, Ordering::SeqCst);
+            self.shared.in_flight.none().await;
+            flushed
+        })
+    }
+}

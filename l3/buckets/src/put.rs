@@ -1,0 +1,293 @@
+//! Putting objects: each of a batch gets its slot in the batch's order, and then they are written at the same time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::ledger::{Departure, Room};
+use terrace_l3::backend::{Reserved, Slot};
+use terrace_l3::{Header, ObjectId, Pin, Put, PutOptions, Results, Source, StoreError, Stored};
+
+/// What came of the wish to put an object.
+pub(crate) enum Claim {
+    Mine(Slot),
+    /// It is there as far as this client knows, and does not go while it is looked at: see `end_read`.
+    There(Slot),
+    /// The batch itself has all slots: wait for what it writes.
+    WriteFirst,
+}
+
+/// A page on its way. The client of the bucket may hold it for a moment longer than its answer takes.
+struct Page {
+    source: Source,
+    _ended: oneshot::Sender<()>,
+}
+
+impl AsRef<[u8]> for Page {
+    fn as_ref(&self) -> &[u8] {
+        &self.source
+    }
+}
+
+impl Shared {
+    pub(super) async fn put(
+        self: Arc<Self>,
+        puts: Results<Put>,
+        options: PutOptions,
+    ) -> Results<Stored> {
+        let objects = puts.len();
+        let length = |put: &Result<Put, _>| put.as_ref().map_or(0, |put| put.source.len());
+        let lengths: Vec<usize> = puts.iter().map(length).collect();
+        let mut results: Results<Stored> = vec![Err(StoreError::BeingWritten); objects];
+        let mut writing = JoinSet::new();
+        let mut unwell = None;
+        for (place, put) in puts.into_iter().enumerate() {
+            let begun = loop {
+                let put = match (&put, &unwell) {
+                    (Err(error), _) | (Ok(_), Some(error)) => break Err(StoreError::clone(error)),
+                    (Ok(put), None) => put,
+                };
+                let (length, room_for) = (put.source.len(), objects - place);
+                let has_slots = !writing.is_empty();
+                match self.claim(&put.id, length, options.pin, room_for, has_slots).await {
+                    Ok(Claim::WriteFirst) => settle(&mut results, writing.join_next().await),
+                    claim => break claim,
+                }
+            };
+            match begun.and_then(|claim| put.map(|put| (put, claim))) {
+                Ok((put, claim)) => {
+                    let (shared, pin) = (self.clone(), options.pin);
+                    writing.spawn(async move { (place, shared.put_one(put, claim, pin).await) });
+                }
+                Err(error) => {
+                    // Neither will the rest find room, each after a time of its own.
+                    unwell = unwell.or_else(|| error.is_unwell().then(|| error.clone()));
+                    results[place] = Err(error);
+                }
+            }
+        }
+        while let Some(written) = writing.join_next().await {
+            settle(&mut results, Some(written));
+        }
+        if options.durable
+            && let Err(error) = self.bucket.sync().await
+        {
+            results.iter_mut().filter(|it| it.is_ok()).for_each(|it| *it = Err(error.clone()));
+        }
+        for (result, bytes) in results.iter().zip(lengths) {
+            self.traffic.put(result, bytes);
+        }
+        results
+    }
+
+    /// Takes a slot for an object, making room for so many if need be.
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        id: &ObjectId,
+        length: usize,
+        pin: Option<Pin>,
+        room_for: usize,
+        batch_has_slots: bool,
+    ) -> Result<Claim, StoreError> {
+        let max = self.config.object_bytes_max;
+        if length > max {
+            return Err(StoreError::TooLarge { bytes: length, max });
+        }
+        let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
+        loop {
+            let (departures, otherwise) = {
+                let now_ms = self.ledger.now_ms();
+                let mut state = self.ledger.lock();
+                if state.is_leaving(id) {
+                    (state.take_stuck(Some(id)), StoreError::BeingWritten)
+                } else {
+                    match state.catalogue.reserve(id, length as u32, pin, now_ms)? {
+                        Reserved::Slot(slot) => return Ok(Claim::Mine(slot)),
+                        Reserved::AlreadyThere(slot) => {
+                            let readable = state.catalogue.begin_read(id).is_some();
+                            return readable
+                                .then_some(Claim::There(slot))
+                                .ok_or(StoreError::BeingWritten);
+                        }
+                        Reserved::NoSlot => {}
+                    }
+                    let mut departures = state.take_stuck(None);
+                    for _ in 0..room_for.min(self.config.requests_max as usize) {
+                        if !state.catalogue.evict(now_ms) {
+                            break;
+                        }
+                    }
+                    departures.extend(state.take_departures());
+                    if departures.is_empty() && batch_has_slots {
+                        return Ok(Claim::WriteFirst);
+                    }
+                    if departures.is_empty() && state.catalogue.is_stuck(now_ms) {
+                        return Err(StoreError::Full);
+                    }
+                    (departures, StoreError::Full)
+                }
+            };
+            if !departures.is_empty() {
+                self.expel(departures).await?;
+            } else if !self.ledger.wait(until).await {
+                return Err(otherwise);
+            }
+        }
+    }
+
+    async fn put_one(
+        self: &Arc<Self>,
+        put: Put,
+        claim: Claim,
+        pin: Option<Pin>,
+    ) -> Result<Stored, StoreError> {
+        let Put { id, source } = put;
+        let claim = match claim {
+            // Another client may have removed it.
+            Claim::There(slot) if !self.is_still_there(&id, slot).await? => {
+                self.claim(&id, source.len(), pin, 1, false).await?
+            }
+            claim => claim,
+        };
+        match claim {
+            Claim::Mine(slot) => self.write(id, source, slot, pin).await,
+            Claim::There(slot) => {
+                self.ledger.lock().catalogue.end_read(slot);
+                Ok(Stored::AlreadyThere)
+            }
+            Claim::WriteFirst => Err(StoreError::Full),
+        }
+    }
+
+    /// Whether the bucket has what the ledger says. If not the ledger does not say so any more.
+    async fn is_still_there(&self, id: &ObjectId, slot: Slot) -> Result<bool, StoreError> {
+        let length = self.bucket.length(id).await;
+        match length {
+            Ok(_) => Ok(true),
+            Err(StoreError::Missing) => {
+                self.ledger.lock().end_reading_of_nothing(id, slot);
+                Ok(false)
+            }
+            Err(error) => {
+                self.ledger.lock().catalogue.end_read(slot);
+                Err(error)
+            }
+        }
+    }
+
+    async fn write(
+        self: &Arc<Self>,
+        id: ObjectId,
+        source: Source,
+        slot: Slot,
+        pin: Option<Pin>,
+    ) -> Result<Stored, StoreError> {
+        let lower = match self.lower_generations(&id).await {
+            Ok(lower) => lower,
+            Err(error) => {
+                self.ledger.lock().catalogue.abandon(slot);
+                self.ledger.notify();
+                return Err(error);
+            }
+        };
+        let written = self.send(&id, source, pin).await;
+        let departures: Vec<Departure> = {
+            let mut state = self.ledger.lock();
+            match &written {
+                // What another has put belongs to it, unless it is held here.
+                Ok(Stored::AlreadyThere) if pin.is_none() => {
+                    state.catalogue.abandon(slot);
+                    Vec::new()
+                }
+                Ok(Stored::AlreadyThere) => state.adopt(slot),
+                Ok(Stored::New) => {
+                    let replaced = state.catalogue.publish(slot);
+                    state.depart_from(replaced)
+                }
+                Err(error) if error.may_have_happened() => {
+                    let departure = state.depart(id, Room::Begun(slot));
+                    drop(state);
+                    self.ledger.stayed(departure);
+                    Vec::new()
+                }
+                Err(_) => {
+                    state.catalogue.abandon(slot);
+                    Vec::new()
+                }
+            }
+        };
+        self.ledger.notify();
+        // What cannot be removed now is stuck, and removed later.
+        let _ = self.expel(departures).await;
+        if written.is_ok() {
+            for generation in lower {
+                self.discard(id.with_generation(generation)).await;
+            }
+        }
+        written
+    }
+
+    /// The generations of an object that its put replaces; an error if the bucket has a higher one. Pages have
+    /// one generation, and nothing is listed for them.
+    async fn lower_generations(&self, id: &ObjectId) -> Result<Vec<u64>, StoreError> {
+        if id.generation == 0 {
+            return Ok(Vec::new());
+        }
+        let mut generations = self.bucket.generations(id).await?;
+        let present = generations.iter().copied().max().unwrap_or(0);
+        if present > id.generation {
+            return Err(StoreError::Superseded { present });
+        }
+        generations.retain(|generation| *generation < id.generation);
+        Ok(generations)
+    }
+
+    /// Puts header and payload into the bucket. What is there already and gets a pin must be sound.
+    async fn send(
+        &self,
+        id: &ObjectId,
+        source: Source,
+        pin: Option<Pin>,
+    ) -> Result<Stored, StoreError> {
+        let (_ended, ended) = oneshot::channel();
+        let header = Bytes::copy_from_slice(&Header::new(*id, &source).encode());
+        let page = Bytes::from_owner(Page { source, _ended });
+        let mut stored = Err(StoreError::BeingWritten);
+        for _ in 0..2 {
+            stored = match self.bucket.create(id, [header.clone(), page.clone()]).await {
+                Ok(true) => Ok(Stored::New),
+                Ok(false) if pin.is_none() => Ok(Stored::AlreadyThere),
+                Ok(false) => match self.bucket.sound_length(id).await {
+                    Ok(_) => Ok(Stored::AlreadyThere),
+                    Err(StoreError::Missing) => continue,
+                    Err(StoreError::Corrupt(_)) => {
+                        self.bucket.delete(id).await?;
+                        continue;
+                    }
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            };
+            break;
+        }
+        drop(page);
+        let _ = timeout(self.bucket.patience(), ended).await;
+        stored
+    }
+}
+
+fn settle(
+    results: &mut Results<Stored>,
+    written: Option<Result<(usize, Result<Stored, StoreError>), tokio::task::JoinError>>,
+) {
+    match written {
+        Some(Ok((place, result))) => results[place] = result,
+        Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),
+        None => {}
+    }
+}

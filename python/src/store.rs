@@ -16,6 +16,7 @@ use terrace_l3::{
     Owner, Pin, Place, Presence, Put, PutOptions, Removal, Results, Served, Store, StoreError,
     Stored,
 };
+use terrace_l3_buckets::{BucketsConfig, BucketsStore};
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_l3_nodes::{NodeAddress, NodeSecret, NodesConfig, NodesStore, RdmaChoice};
@@ -340,9 +341,20 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         let settings: NodesSettings = serde_json::from_value(others.into()).map_err(bad_setting)?;
         return Ok(Arc::new(open_nodes(nodes, settings)?));
     }
+    if let Some(url) = bucket_url(place) {
+        let config = with(BucketsConfig::new(url, capacity_bytes, object_bytes_max), others)?;
+        return Ok(Arc::new(BucketsStore::open(config).map_err(bad_setting)?));
+    }
     Err(ConfigError::new_err(format!(
-        "there is no store {place:?}: say memory, disk:FOLDER, nodes://HOST:PORT,... or mooncake://HOST:PORT"
+        "there is no store {place:?}: say memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, \
+         s3://BUCKET/PREFIX or bucket:URL"
     )))
+}
+
+/// The URL of a bucket, if that is what is meant.
+fn bucket_url(place: &str) -> Option<&str> {
+    let is_cloud = ["s3://", "gs://", "az://"].iter().any(|cloud| place.starts_with(cloud));
+    place.strip_prefix("bucket:").or(is_cloud.then_some(place))
 }
 
 fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {

@@ -1,4 +1,4 @@
-"""The stores of L3: in memory, on disk, on nodes, in a Mooncake cluster."""
+"""The stores of L3: in memory, on disk, on nodes, in a Mooncake cluster, in a bucket."""
 
 from __future__ import annotations
 
@@ -105,9 +105,10 @@ class Memory:
 class Store:
     """A store of objects of up to some megabytes each, named by a namespace and a key of 16 bytes.
 
-    ``place`` is ``memory``, ``disk:FOLDER``, ``nodes://HOST:PORT,HOST:PORT`` or ``mooncake://HOST:PORT``. ``capacity``
-    and ``object_max``, the largest object, are bytes or text like ``64MiB``; nodes have theirs already. A store on
-    disk may have ``memory`` over it. ``guard`` bounds what an unwell store may cost: True, or settings of
+    ``place`` is ``memory``, ``disk:FOLDER``, ``nodes://HOST:PORT,HOST:PORT``, ``mooncake://HOST:PORT``,
+    ``s3://BUCKET/PREFIX`` (or ``gs://``, ``az://``) or ``bucket:file:///FOLDER``. ``capacity`` and ``object_max``, the
+    largest object, are bytes or text like ``64MiB``; nodes have theirs already. A store on disk may have ``memory``
+    over it. ``guard`` bounds what an unwell store may cost: True, or settings of
     ``GuardConfig``. Other settings are those of the crate's configuration, such as ``lease_ttl_ms``; ``library`` for
     Mooncake, ``secret_file``, ``client``, ``copies`` for nodes. A Mooncake cluster that a feature store is to be in
     wants ``for_features=True``.

@@ -47,7 +47,7 @@ class Place:
     @property
     def is_shared(self) -> bool:
         """Whether several processes can use it at the same time."""
-        return self.kind in ("nodes", "mooncake")
+        return self.kind in ("nodes", "mooncake", "bucket", "s3")
 
     def open(self) -> terrace.Store:
         """A store as another process would have it; where there can be only one, that one."""
@@ -94,6 +94,14 @@ def open_place(kind: str, folder: Path) -> Iterator[Place]:
         yield Place(kind, f"disk:{folder}/disk", capacity)
     elif kind == "tiers":
         yield Place(kind, f"disk:{folder}/tiers", {**capacity, "memory": 64 * MIB})
+    elif kind == "bucket":
+        (folder / "bucket").mkdir()
+        yield Place(kind, f"bucket:file://{folder}/bucket", capacity)
+    elif kind == "s3":
+        bucket = os.environ.get("TERRACE_S3_BUCKET")
+        if bucket is None:
+            pytest.skip("no server that speaks S3 is there: run it by scripts/test-buckets run")
+        yield Place(kind, f"s3://{bucket}/{folder.name}", {**capacity, "request_timeout_ms": 60_000})
     elif kind == "nodes":
         secret, port = folder / "secret", free_port()
         secret.write_text("known to those who may use the nodes")
@@ -142,12 +150,12 @@ def open_mooncake(capacity: dict[str, Any]) -> Iterator[Place]:
             process.wait()
 
 
-@pytest.fixture(params=["memory", "disk", "tiers", "nodes", "mooncake"])
+@pytest.fixture(params=["memory", "disk", "tiers", "nodes", "mooncake", "bucket", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     yield from open_place(request.param, tmp_path)
 
 
-@pytest.fixture(params=["nodes", "mooncake"])
+@pytest.fixture(params=["nodes", "mooncake", "bucket", "s3"])
 def shared_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A store that several processes use at the same time."""
     yield from open_place(request.param, tmp_path)

@@ -163,7 +163,7 @@ impl Shared {
     fn begin_removal(&self, id: ObjectId, removal: Removal) -> Result<Begun, StoreError> {
         let mut state = self.ledger.lock();
         if state.is_leaving(&id) {
-            return Ok(state.take_stuck(Some(&id)).pop().map_or(Begun::Wait, Begun::Departure));
+            return Ok(state.take_stuck(&id).map_or(Begun::Wait, Begun::Departure));
         }
         match state.catalogue.remove(&id, removal, self.ledger.now_ms()) {
             Ok(()) => {
@@ -233,9 +233,19 @@ impl Shared {
         removals.join_all().await.into_iter().collect()
     }
 
-    /// Tries again to remove what could not be.
+    /// Tries again to remove what could not be, until something cannot be again.
     pub(super) async fn expel_stuck(self: &Arc<Self>) -> Result<(), StoreError> {
-        let stuck = self.ledger.lock().take_stuck(None);
-        self.expel(stuck).await
+        loop {
+            let stuck = self.ledger.lock().take_all_stuck(self.at_a_time());
+            if stuck.is_empty() {
+                return Ok(());
+            }
+            self.expel(stuck).await?;
+        }
+    }
+
+    /// How many objects are removed at a time.
+    pub(super) fn at_a_time(&self) -> usize {
+        self.config.requests_max.max(1) as usize
     }
 }

@@ -137,15 +137,21 @@ impl State {
         slots.into_iter().map(depart).collect()
     }
 
-    /// Takes what is stuck in hand, to try again: this object, or all.
-    pub(crate) fn take_stuck(&mut self, id: Option<&ObjectId>) -> Vec<Departure> {
-        let wanted = |it: &ObjectId| id.is_none_or(|id| id == it);
-        let stuck = self.leaving.iter_mut().filter(|(id, leaving)| leaving.stuck && wanted(id));
+    /// Takes an object in hand that is stuck, to try again.
+    pub(crate) fn take_stuck(&mut self, id: &ObjectId) -> Option<Departure> {
+        let leaving = self.leaving.get_mut(id).filter(|leaving| leaving.stuck)?;
+        leaving.stuck = false;
+        Some(Departure { id: *id, room: leaving.room })
+    }
+
+    /// Takes so many at the most in hand.
+    pub(crate) fn take_all_stuck(&mut self, objects_max: usize) -> Vec<Departure> {
+        let stuck = self.leaving.iter_mut().filter(|(_, leaving)| leaving.stuck);
         let take = |(id, leaving): (&ObjectId, &mut Leaving)| {
             leaving.stuck = false;
             Departure { id: *id, room: leaving.room }
         };
-        stuck.map(take).collect()
+        stuck.take(objects_max).map(take).collect()
     }
 
     /// The object in this slot is there and another's, and this client's until its pin is taken back.

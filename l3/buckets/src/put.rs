@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use super::Shared;
@@ -104,7 +104,7 @@ impl Shared {
                 let now_ms = self.ledger.now_ms();
                 let mut state = self.ledger.lock();
                 if state.is_leaving(id) {
-                    (state.take_stuck(Some(id)), StoreError::BeingWritten)
+                    (state.take_stuck(id).into_iter().collect(), StoreError::BeingWritten)
                 } else {
                     match state.catalogue.reserve(id, length as u32, pin, now_ms)? {
                         Reserved::Slot(slot) => return Ok(Claim::Mine(slot)),
@@ -116,8 +116,9 @@ impl Shared {
                         }
                         Reserved::NoSlot => {}
                     }
-                    let mut departures = state.take_stuck(None);
-                    for _ in 0..room_for.min(self.config.requests_max as usize) {
+                    let room_for = room_for.min(self.at_a_time());
+                    let mut departures = state.take_all_stuck(room_for);
+                    for _ in departures.len()..room_for {
                         if !state.catalogue.evict(now_ms) {
                             break;
                         }
@@ -281,10 +282,10 @@ impl Shared {
     }
 }
 
-fn settle(
-    results: &mut Results<Stored>,
-    written: Option<Result<(usize, Result<Stored, StoreError>), tokio::task::JoinError>>,
-) {
+/// What came of a put, with its place in the batch.
+type Written = (usize, Result<Stored, StoreError>);
+
+fn settle(results: &mut Results<Stored>, written: Option<Result<Written, JoinError>>) {
     match written {
         Some(Ok((place, result))) => results[place] = result,
         Some(Err(panicked)) => std::panic::resume_unwind(panicked.into_panic()),

@@ -49,10 +49,7 @@ def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
     """The bytes of an array, without a copy; the array is kept as long as they are."""
     if is_torch(array):
         if array.device.type != "cpu":
-            raise TypeError(
-                f"this tensor is on {array.device}: give memory of the host, pinned for speed "
-                "(torch.empty(..., pin_memory=True))"
-            )
+            raise TypeError(f"this tensor is on {array.device}: give one on the host")
         if not array.is_contiguous():
             raise ValueError("this tensor has gaps or is transposed: give .contiguous()")
         import torch
@@ -119,6 +116,37 @@ def on_host(array: Any) -> Any:
     staged.copy_(array.detach(), non_blocking=True)
     torch.cuda.current_stream(array.device).synchronize()
     return staged
+
+
+class Staging:
+    """Pinned memory of the host that the pages of a tensor on a GPU pass through, on their way to and from a store."""
+
+    def __init__(self, tensor: torch.Tensor, pages: int) -> None:
+        import torch
+
+        if not tensor.is_contiguous():
+            raise ValueError("this tensor has gaps or is transposed: give .contiguous()")
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        if pages < 1 or len(flat) % pages:
+            raise ValueError(f"{len(flat)} bytes cannot be {pages} pages of one size")
+        self._pages = flat.reshape(pages, -1)
+        self.host = torch.empty(self._pages.shape, dtype=torch.uint8, pin_memory=True)
+        """As many pages on the host."""
+
+    def fetch(self, pages: npt.NDArray[np.uint32]) -> None:
+        """Copies pages from the GPU, after what its current stream has begun."""
+        self._copy(self.host, self._pages, pages)
+
+    def bring(self, pages: npt.NDArray[np.uint32]) -> None:
+        """Copies pages to the GPU."""
+        self._copy(self._pages, self.host, pages)
+
+    def _copy(self, to: torch.Tensor, of: torch.Tensor, pages: npt.NDArray[np.uint32]) -> None:
+        import torch
+
+        for page in pages.tolist():
+            to[page].copy_(of[page], non_blocking=True)
+        torch.cuda.current_stream(self._pages.device).synchronize()
 
 
 def size(value: int | str) -> int:

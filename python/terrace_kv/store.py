@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .arrays import Bytes, as_bytes, size
+from .arrays import Bytes, Staging, as_bytes, is_torch, size
 from .calls import Then, awaited
 
 # What :attr:`Batch.codes` says of an object that could not be had.
@@ -72,8 +72,9 @@ class Memory:
     reads, and neither read nor write those that it fills; pages that are in use are refused to other calls.
     """
 
-    def __init__(self, native: _native.Memory, array: Any) -> None:
+    def __init__(self, native: _native.Memory, array: Any, staging: Staging | None = None) -> None:
         self._native = native
+        self._staging = staging
         self.array = array
         """What was registered."""
 
@@ -90,6 +91,15 @@ class Memory:
     def is_lent(self, page: int) -> bool:
         """Whether a transfer uses the page, even one that nobody waits for any more."""
         return self._native.is_lent(page)
+
+    def _before_put(self, pages: npt.NDArray[np.uint32]) -> None:
+        if self._staging is not None:
+            self._staging.fetch(pages)
+
+    def _after_get(self, pages: npt.NDArray[np.uint32], got: Batch) -> Batch:
+        if self._staging is not None:
+            self._staging.bring(pages[got.ok])
+        return got
 
     def close(self) -> None:
         """Takes it back from the store. Transfers that have begun end as they would have."""
@@ -148,10 +158,16 @@ class Store:
         """Lets the store use memory: a NumPy array, a tensor of PyTorch's on the host (pinned or not), or whatever has
         DLPack or the buffer protocol. It is so many pages of one size; as many as it is long if that is not said.
 
+        The pages of a tensor on a GPU pass through as much pinned memory of the host: they are copied there when they
+        are put, after what the current stream has begun, and from there when they were read.
+
         :raises ValueError: if its bytes do not lie side by side, or are not so many pages.
         """
-        view = as_bytes(memory, writable=True)
-        return Memory(self._native.register(view, len(memory) if pages is None else pages), memory)
+        pages = len(memory) if pages is None else pages
+        if is_torch(memory) and memory.is_cuda:
+            staging = Staging(memory, pages)
+            return Memory(self._native.register(as_bytes(staging.host), pages), memory, staging)
+        return Memory(self._native.register(as_bytes(memory, writable=True), pages), memory)
 
     def put(
         self,
@@ -167,10 +183,9 @@ class Store:
     ) -> Batch:
         """Stores pages. What is ``ok`` can be had from now on; with ``durable`` even after a crash. ``pin`` is
         ``soft``, or ``hard:OWNER`` for what must not be evicted until it is unpinned."""
-        objects = _objects(namespace, keys, generations)
-        return _batch(
-            self._native.put(objects, memory._native, _pages(pages), _lengths(lengths), pin, durable, None)
-        )
+        objects, places = _objects(namespace, keys, generations), _pages(pages)
+        memory._before_put(places)
+        return _batch(self._native.put(objects, memory._native, places, _lengths(lengths), pin, durable, None))
 
     async def put_async(
         self,
@@ -185,10 +200,11 @@ class Store:
         durable: bool = False,
     ) -> Batch:
         """As :meth:`put`."""
-        objects = _objects(namespace, keys, generations)
+        objects, places = _objects(namespace, keys, generations), _pages(pages)
+        memory._before_put(places)
 
         def start(then: Then) -> None:
-            self._native.put(objects, memory._native, _pages(pages), _lengths(lengths), pin, durable, then)
+            self._native.put(objects, memory._native, places, _lengths(lengths), pin, durable, then)
 
         return _batch(await awaited(start))
 
@@ -204,8 +220,9 @@ class Store:
     ) -> Batch:
         """Reads objects into pages, each exactly as long as its page, or as ``lengths`` says. What is ``ok`` is there,
         verified; all else of those pages is undefined."""
-        objects = _objects(namespace, keys, generations)
-        return _batch(self._native.get(objects, memory._native, _pages(pages), _lengths(lengths), None))
+        objects, places = _objects(namespace, keys, generations), _pages(pages)
+        got = self._native.get(objects, memory._native, places, _lengths(lengths), None)
+        return memory._after_get(places, _batch(got))
 
     async def get_async(
         self,
@@ -218,12 +235,12 @@ class Store:
         generations: Sequence[int] | None = None,
     ) -> Batch:
         """As :meth:`get`."""
-        objects = _objects(namespace, keys, generations)
+        objects, places = _objects(namespace, keys, generations), _pages(pages)
 
         def start(then: Then) -> None:
-            self._native.get(objects, memory._native, _pages(pages), _lengths(lengths), then)
+            self._native.get(objects, memory._native, places, _lengths(lengths), then)
 
-        return _batch(await awaited(start))
+        return memory._after_get(places, _batch(await awaited(start)))
 
     def exists(
         self,

@@ -134,6 +134,28 @@ def test_any_memory_can_be_registered() -> None:
         store.register(bytearray(10), pages=3)
 
 
+def test_pages_on_a_gpu_pass_through_pinned_memory() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    store = terrace.Store("memory", capacity="8MiB", object_max="64KiB")
+    ours = torch.randn(8, 64, 128, device="cuda", dtype=torch.bfloat16)
+    theirs = torch.zeros_like(ours)
+    with store.register(ours) as source, store.register(theirs) as target:
+        assert (source.pages, source.page_bytes) == (8, 64 * 128 * 2)
+        store.put(NAMESPACE, KEYS[:4], source, [1, 3, 5, 7]).check()
+        got = store.get(NAMESPACE, KEYS[:5], target, [4, 3, 2, 1, 0])
+        assert got.ok.tolist() == [True] * 4 + [False]
+        assert (theirs[[4, 3, 2, 1]] == ours[[1, 3, 5, 7]]).all() and not theirs[[0, 5, 6, 7]].any()
+
+        async def read() -> None:
+            (await store.put_async(NAMESPACE, KEYS[8:9], source, [0])).check()
+            (await store.get_async(NAMESPACE, KEYS[8:9], target, [7])).check()
+
+        asyncio.run(read())
+        assert (theirs[7] == ours[0]).all()
+
+
 def test_memory_is_kept_as_long_as_it_is_registered() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096)
     memory = filled(4)

@@ -86,7 +86,8 @@ enum Command {
 
 #[derive(Args)]
 struct Common {
-    /// The store: disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT
+    /// The store: disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT; in builds that can,
+    /// s3://BUCKET/PREFIX or bucket:URL
     #[arg(long, value_name = "PLACE", value_parser = Place::parse)]
     store: Place,
     /// Settings of clusters and nodes in TOML, as `terrace serve` takes them; what is given here or by

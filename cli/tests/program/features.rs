@@ -119,7 +119,7 @@ fn complaint(arguments: &[&str]) -> String {
 #[test]
 fn a_store_that_is_none_is_explained() {
     let errors = complaint(&["gc", "--store", "nowhere"]);
-    assert!(errors.contains("disk:FOLDER, mooncake://HOST:PORT or nodes://"), "{errors}");
+    assert!(errors.contains("disk:FOLDER, mooncake://HOST:PORT, nodes://"), "{errors}");
 }
 
 #[test]

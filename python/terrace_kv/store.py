@@ -93,8 +93,13 @@ class Memory:
         return self._native.is_lent(page)
 
     def _before_put(self, pages: npt.NDArray[np.uint32]) -> None:
-        if self._staging is not None:
-            self._staging.fetch(pages)
+        if self._staging is None:
+            return
+        # The store refuses pages in use, but only when they have been copied to the host: that would be too late.
+        for page in pages.tolist():
+            if self._native.is_lent(page):
+                raise _native.StoreError(f"page {page} is in use by another call: wait for its end")
+        self._staging.fetch(pages)
 
     def _after_get(self, pages: npt.NDArray[np.uint32], got: Batch) -> Batch:
         if self._staging is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import terrace_kv as terrace
-from conftest import MIB, Place
+from conftest import MIB, Place, open_place
 from terrace_kv.store import ABSENT
 
 NAMESPACE = terrace.namespace("a model, its revision", 16)
@@ -154,6 +154,41 @@ def test_pages_on_a_gpu_pass_through_pinned_memory() -> None:
 
         asyncio.run(read())
         assert (theirs[7] == ours[0]).all()
+
+
+def test_staged_pages_in_use_are_not_written_to(tmp_path: Path) -> None:
+    class Copies:
+        """In the place of a GPU: it notes what is copied."""
+
+        fetched: list[int] = []
+
+        def fetch(self, pages: np.ndarray) -> None:
+            self.fetched += pages.tolist()
+
+        def bring(self, pages: np.ndarray) -> None:
+            pass
+
+    async def both(place: Place) -> None:
+        store = place.open()
+        pages = store.register(filled(3))
+        store.put(NAMESPACE, KEYS[:1], pages, [0]).check()
+        pages._staging = Copies()  # type: ignore[assignment]
+        place.pause(True)
+        try:
+            reading = asyncio.create_task(store.get_async(NAMESPACE, KEYS[:1], pages, [1]))
+            while not pages.is_lent(1):
+                await asyncio.sleep(0.001)
+            with pytest.raises(terrace.StoreError, match="page 1 is in use"):
+                store.put(NAMESPACE, KEYS[1:3], pages, [2, 1])
+            assert Copies.fetched == []
+        finally:
+            place.pause(False)
+        (await reading).check()
+        store.put(NAMESPACE, KEYS[1:3], pages, [2, 1]).check()
+        assert Copies.fetched == [2, 1]
+
+    for place in open_place("nodes", tmp_path):
+        asyncio.run(both(place))
 
 
 def test_memory_is_kept_as_long_as_it_is_registered() -> None:

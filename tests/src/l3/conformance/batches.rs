@@ -98,7 +98,7 @@ pub(super) async fn an_empty_batch_has_no_results(bench: Bench) {
     assert!(store.remove(&[], Removal::Forced).await.is_empty());
 }
 
-/// It is stored once and read twice.
+/// It is stored once, whichever of the two puts does it, and read twice.
 pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
     let (store, max, twice) = (bench.store(), bench.max(), [page(0), page(0), page(1)]);
     let puts = vec![
@@ -106,14 +106,13 @@ pub(super) async fn an_object_may_be_in_a_batch_twice(bench: Bench) {
         bench.put_of(1, page(0), max),
         bench.put_of(2, page(1), max),
     ];
-    assert_each(
-        &store.put_from(puts, PutOptions::default()).await,
-        &[
-            |it| *it == Ok(Stored::New),
-            |it| matches!(it, Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten)),
-            |it| *it == Ok(Stored::New),
-        ],
-    );
+    let stored = store.put_from(puts, PutOptions::default()).await;
+    let is_twin = |it: &_| matches!(it, Ok(Stored::AlreadyThere) | Err(StoreError::BeingWritten));
+    // Either of the two may be the one that is stored: a store may work on parts of a batch at once.
+    let [one, other, last] = &stored[..] else { panic!("one result for each object: {stored:?}") };
+    let new = Ok(Stored::New);
+    let once = (*one == new && is_twin(other)) || (is_twin(one) && *other == new);
+    assert!(once && *last == new, "{stored:?}");
     let gets = (0..3).map(|number| bench.get_of(number, twice[number as usize], max)).collect();
     for (number, served) in
         store.get_into(gets, GetOptions::default()).await.into_iter().enumerate()

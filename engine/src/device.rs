@@ -1,5 +1,6 @@
 //! What the engine asks of a device: memory, and copies that run while it computes.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -72,6 +73,10 @@ pub enum CopyError {
     Failed(String),
 }
 
+/// Where, in the order of what a device does, the layers of a load-back have arrived: in the words of that device, which
+/// models for it know.
+pub type LayerMarks = Arc<dyn Any + Send + Sync>;
+
 /// How far a copy has come, layer by layer: a model may begin with the first layers of what is loaded while
 /// the others arrive. Clones are of the same copy.
 #[derive(Clone, Debug)]
@@ -89,6 +94,8 @@ struct Progress {
 struct State {
     /// The first so many layers of all pages are there.
     layers: usize,
+    /// Where on the device they will be.
+    marks: Option<LayerMarks>,
     /// What came of it, once it has ended.
     ended: Option<Result<(), CopyError>>,
 }
@@ -138,6 +145,24 @@ impl CopyProgress {
             }
             self.0.changed.wait(&mut state);
         }
+    }
+
+    /// The device has begun with the copy, and says where in its own order layers will have arrived: a model
+    /// whose steps are ordered there has no need to wait for them on the host.
+    pub fn mark(&self, marks: LayerMarks) {
+        self.0.state.lock().marks = Some(marks);
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until the device has begun with the copy, and returns its marks; none if it has ended without. Only for
+    /// devices that [give marks](CopyProgress::mark): with others it waits for the end.
+    #[must_use]
+    pub fn marks(&self) -> Option<LayerMarks> {
+        let mut state = self.0.state.lock();
+        while state.marks.is_none() && state.ended.is_none() {
+            self.0.changed.wait(&mut state);
+        }
+        state.marks.clone()
     }
 
     /// Waits until the copy has ended.
@@ -192,6 +217,22 @@ mod tests {
         assert!(!waits.is_finished(), "the third has not arrived");
         progress.arrive(3);
         assert_eq!(waits.join().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn marks_are_waited_for_until_there_are_any_or_never_will_be() {
+        let marked = CopyProgress::new(OpId(1));
+        let waits = std::thread::spawn({
+            let marked = marked.clone();
+            move || marked.marks().and_then(|marks| marks.downcast::<u8>().ok())
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_finished(), "the copy has not begun");
+        marked.mark(Arc::new(7_u8));
+        assert_eq!(waits.join().unwrap().as_deref(), Some(&7));
+        let never = CopyProgress::new(OpId(2));
+        never.end(Err(CopyError::CalledOff));
+        assert!(never.marks().is_none());
     }
 
     #[test]

@@ -30,7 +30,7 @@ mod view;
 
 pub use batch::{Arrival, Awaited, Batch, Choice, PageTable, RowChange, Span, Step, Wanted};
 pub use cpu::{CpuDevice, CpuFence, CpuMemory, StepPages};
-pub use device::{CopyError, CopyJob, CopyProgress, Device};
+pub use device::{CopyError, CopyJob, CopyProgress, Device, LayerMarks};
 pub use engine::{Drained, Engine, StartError, SubmitError};
 pub use forward::{Forward, Threaded, ThreadedTicket};
 pub use generation::{EndReason, Ending, Generate, Generation, Sibling, Ticket, Update};

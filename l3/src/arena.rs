@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use memmap2::{MmapMut, MmapRaw};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::object::HEADER_BYTES;
@@ -41,6 +42,8 @@ struct Inner {
     /// Which page's headroom is in use. Empty where there is none.
     headrooms: Box<[AtomicBool]>,
     returned: Notify,
+    /// What must go before the memory does.
+    attached: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
     /// Keeps the memory; dropped last.
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -156,6 +159,7 @@ impl Arena {
                 .map(|_| AtomicBool::new(false))
                 .collect(),
             returned: Notify::new(),
+            attached: Mutex::default(),
             _owner: owner,
         };
         Self { inner: Arc::new(inner) }
@@ -206,6 +210,12 @@ impl Arena {
             }
             returned.await;
         }
+    }
+
+    /// Keeps something as long as the memory, and drops it before that goes: a device that has pinned the
+    /// memory lets go of it so.
+    pub fn attach(&self, keep: Box<dyn Any + Send + Sync>) {
+        self.inner.attached.lock().push(keep);
     }
 
     /// How many pages it has.
@@ -541,6 +551,28 @@ mod tests {
         let arena = unsafe { Arena::from_raw(base, 2, 128, Box::new(bytes)) };
         arena.target(1).unwrap().fill(2);
         assert_eq!((arena.source(0).unwrap()[0], arena.source(1).unwrap()[0]), (1, 2));
+    }
+
+    #[test]
+    fn what_is_attached_goes_after_the_last_loan_and_before_the_memory() {
+        struct Goes(&'static str, Arc<Mutex<Vec<&'static str>>>);
+        impl Drop for Goes {
+            fn drop(&mut self) {
+                self.1.lock().push(self.0);
+            }
+        }
+        let gone = Arc::new(Mutex::new(Vec::new()));
+        let mut bytes = vec![0u8; 64].into_boxed_slice();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        let owner = Box::new((bytes, Goes("memory", gone.clone())));
+        // SAFETY: the box has as many bytes, moves into the arena, and is not touched otherwise.
+        let arena = unsafe { Arena::from_raw(base, 1, 64, owner) };
+        arena.attach(Box::new(Goes("attached", gone.clone())));
+        let source = arena.source(0).unwrap();
+        drop(arena);
+        assert!(gone.lock().is_empty(), "the page is lent");
+        drop(source);
+        assert_eq!(*gone.lock(), ["attached", "memory"]);
     }
 
     #[test]

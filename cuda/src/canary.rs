@@ -1,0 +1,52 @@
+//! Canaries: pages whose bytes are compared on both sides after they have been copied.
+
+/// Which pages are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CanaryConfig {
+    /// One of so many pages that are copied, at least one of every copy that has as many; all with 1.
+    pub one_page_in: u32,
+}
+
+/// The checksum of a page, as the device computes it too (`checksums` in `copy.cu`): the sum of what each word of 8 bytes
+/// adds, so that it may be computed in any order and still tells where a word lies.
+#[must_use]
+pub fn checksum(page: &[u8]) -> u64 {
+    let (words, rest) = page.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    let words = words.iter().copied().chain(last).map(u64::from_le_bytes);
+    words.zip(0..).fold(0, |sum, (word, place)| sum.wrapping_add(mixed(word, place)))
+}
+
+fn mixed(word: u64, place: u64) -> u64 {
+    const MULTIPLIER: u64 = 0xd6e8_feb8_6659_fd93;
+    let place = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mix = (word ^ place).wrapping_mul(MULTIPLIER);
+    let mix = (mix ^ mix >> 32).wrapping_mul(MULTIPLIER);
+    mix ^ mix >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_tells_bytes_and_places_apart() {
+        let page: Vec<u8> = (0..1001_u32).map(|at| (at * 7 % 251) as u8).collect();
+        let sum = checksum(&page);
+        for at in [0, 7, 8, 500, 999, 1000] {
+            let mut other = page.clone();
+            other[at] ^= 1;
+            assert_ne!(checksum(&other), sum, "byte {at}");
+        }
+        let mut swapped = page;
+        swapped[0..16].rotate_left(8);
+        assert_ne!(checksum(&swapped), sum, "words that have changed places");
+        // Known from the same arithmetic in Python: the device must compute these too.
+        assert_eq!(checksum(&[]), 0);
+        assert_eq!(checksum(&[1]), 0x5d94_54d9_f995_10a2);
+        assert_eq!(checksum(&[0; 8]), 0x873e_6848_2833_18eb);
+        assert_eq!(sum, 0xc06c_8cb1_e967_a3fa);
+    }
+}

@@ -1,0 +1,174 @@
+//! A GPU, opened: the context in which everything on it happens.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use crate::driver::{CallError, CallErrorKind, DeviceMemory, Priority, Stream};
+use crate::error::CudaError;
+
+/// The version of CUDA that the driver must know: 13.0.
+const VERSION_MIN: i32 = 13_000;
+
+/// A GPU of this machine and its primary context, which everybody in the process shares. It is kept as long as this
+/// lives.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+    capability: u32,
+}
+
+// SAFETY: a context may be used by any number of threads at once; it is only a handle here.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens a GPU and binds the calling thread to it.
+    ///
+    /// # Errors
+    /// When there is no driver, it is too old, or there is no such GPU.
+    pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
+        // SAFETY: loading the driver's library runs no code of it but its own initialisation.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let mut version = 0;
+        // SAFETY: it writes one number, and may be called before anything else.
+        let told = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+        call("cuDriverGetVersion", told.result())?;
+        if version < VERSION_MIN {
+            return Err(CudaError::DriverTooOld { version });
+        }
+        match result::init() {
+            Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+                return Err(CudaError::NoGpu);
+            }
+            other => call("cuInit", other)?,
+        }
+        let count = call("cuDeviceGetCount", result::device::get_count())?.cast_unsigned();
+        if count == 0 {
+            return Err(CudaError::NoGpu);
+        }
+        if ordinal >= count {
+            return Err(CudaError::NoSuchGpu { ordinal, count });
+        }
+        let device = call("cuDeviceGet", result::device::get(ordinal.cast_signed()))?;
+        let name = call("cuDeviceGetName", result::device::get_name(device))?;
+        let attribute = |which| {
+            // SAFETY: the device exists.
+            call("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, which) })
+        };
+        let major =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor =
+            attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let capability = (10 * major + minor).cast_unsigned();
+        // SAFETY: the device exists, and the context is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context = call("cuDevicePrimaryCtxRetain", context)?;
+        let context = Arc::new(Self { device, context, name, capability });
+        context.bind()?;
+        Ok(context)
+    }
+
+    /// Makes it the one that calls of this thread are for.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn bind(&self) -> Result<(), CallError> {
+        // SAFETY: the context is kept as long as `self`.
+        call("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) })
+    }
+
+    /// What the GPU is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its compute capability: 90 is 9.0.
+    #[must_use]
+    pub fn capability(&self) -> u32 {
+        self.capability
+    }
+
+    /// The device, for other calls of the driver.
+    #[must_use]
+    pub fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
+    /// How much memory it has.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn memory(&self) -> Result<DeviceMemory, CallError> {
+        self.bind()?;
+        let (free, total) = call("cuMemGetInfo", result::mem_get_info())?;
+        Ok(DeviceMemory { free, total })
+    }
+
+    /// A stream of its own, which does not wait for the default stream. Streams of [`Priority::Low`], as copies have
+    /// them, are what CUDA calls the default: steps belong into one of [`Priority::High`].
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn create_stream(&self, priority: Priority) -> Result<Stream, CallError> {
+        self.bind()?;
+        let range = result::stream::get_priority_range();
+        let (least, greatest) = call("cuCtxGetStreamPriorityRange", range)?;
+        let priority = match priority {
+            Priority::Low => least,
+            Priority::High => greatest,
+        };
+        let kind = result::stream::StreamKind::NonBlocking;
+        let stream = result::stream::create_with_priority(kind, priority);
+        call("cuStreamCreateWithPriority", stream).map(Stream::from)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was retained once.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+impl From<sys::CUstream> for Stream {
+    fn from(stream: sys::CUstream) -> Self {
+        Self(stream.expose_provenance() as u64)
+    }
+}
+
+impl Stream {
+    /// What CUDA calls it.
+    #[must_use]
+    pub fn raw(self) -> sys::CUstream {
+        std::ptr::with_exposed_provenance_mut(self.0 as usize)
+    }
+}
+
+/// Says of a failure which call it was.
+pub(crate) fn call<T>(
+    call: &'static str,
+    result: Result<T, result::DriverError>,
+) -> Result<T, CallError> {
+    result.map_err(|error| {
+        let kind = match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CallErrorKind::OutOfMemory,
+            sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => CallErrorKind::TooNewForDriver,
+            _ => CallErrorKind::Other,
+        };
+        let words = error.error_string().map(|text| text.to_string_lossy().into_owned());
+        let text = match words {
+            Ok(words) => format!("{words} ({:?})", error.0),
+            Err(_) => format!("{:?}", error.0),
+        };
+        CallError { call, kind, text }
+    })
+}

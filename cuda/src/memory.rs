@@ -1,0 +1,158 @@
+//! The device's own memory, as models see it.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use terrace_engine::{CopyProgress, PageLayout};
+use terrace_scheduler::DevicePage;
+
+use crate::driver::{CallError, DeviceAddress, Driver, Stream};
+use crate::error::CudaError;
+use crate::fence::{CudaFence, EventPool};
+
+/// The KV pages of a device: one piece of memory, in which a page lies behind the other and each as its
+/// [layout](PageLayout) says. Clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct CudaMemory {
+    allocation: Arc<Allocation>,
+    pages: u32,
+    layout: PageLayout,
+    events: EventPool,
+}
+
+impl CudaMemory {
+    pub(crate) fn new(
+        driver: &Arc<dyn Driver>,
+        pages: u32,
+        layout: PageLayout,
+    ) -> Result<Self, CudaError> {
+        let page_bytes = layout.bytes();
+        let bytes = (pages as usize).checked_mul(page_bytes).filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or(CudaError::Config("a device has at least one page"))?;
+        let allocation = Allocation::new(driver, bytes).or_else(|error| {
+            let memory = driver.memory()?;
+            if bytes <= memory.free {
+                return Err(CudaError::Call(error));
+            }
+            let (free, total) = (memory.free, memory.total);
+            Err(CudaError::OutOfDeviceMemory { pages, page_bytes, free, total })
+        });
+        let events = EventPool::new(driver);
+        Ok(Self { allocation: Arc::new(allocation?), pages, layout, events })
+    }
+
+    /// Where the first page begins.
+    #[must_use]
+    pub fn base(&self) -> DeviceAddress {
+        self.allocation.at
+    }
+
+    /// Where a page begins.
+    ///
+    /// # Panics
+    /// When the device has no such page.
+    #[must_use]
+    pub fn address(&self, page: DevicePage) -> DeviceAddress {
+        assert!(page.slot() < self.pages, "the device has no {page:?}");
+        self.base().offset(page.slot() as usize * self.page_bytes())
+    }
+
+    /// How many pages there are.
+    #[must_use]
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    /// From one page to the next.
+    #[must_use]
+    pub fn page_bytes(&self) -> usize {
+        self.layout.bytes()
+    }
+
+    /// How KV lies in a page.
+    #[must_use]
+    pub fn layout(&self) -> &PageLayout {
+        &self.layout
+    }
+
+    /// A fence for a step, to be [recorded](CudaFence::record) behind it.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    pub fn fence(&self) -> Result<CudaFence, CudaError> {
+        Ok(self.events.fence()?)
+    }
+
+    /// What is handed to the stream from here on is done when a layer of a load-back has arrived. Nobody waits for it on
+    /// the host; only for a copy that has not been handed to the device, which other copies go before.
+    ///
+    /// # Errors
+    /// When the copy has failed or was called off. One that fails later is known only by its end, and what was made of
+    /// it is then not believed.
+    pub fn wait_for_layer(
+        &self,
+        stream: Stream,
+        progress: &CopyProgress,
+        layer: usize,
+    ) -> Result<(), CudaError> {
+        if progress.layers_arrived() > layer {
+            return Ok(());
+        }
+        let marks = progress.marks().and_then(|marks| marks.downcast::<LayerMarks>().ok());
+        match marks {
+            Some(marks) => marks.wait_on(stream, layer),
+            None => Ok(progress.wait_for(layer)?),
+        }
+    }
+
+    pub(crate) fn events(&self) -> &EventPool {
+        &self.events
+    }
+}
+
+/// Where in a stream the layers of a load-back have arrived: by groups.
+#[derive(Debug)]
+pub(crate) struct LayerMarks {
+    /// The first so many layers have arrived behind the fence. In order, the last for all of them.
+    groups: Vec<(usize, CudaFence)>,
+}
+
+impl LayerMarks {
+    pub(crate) fn new(groups: Vec<(usize, CudaFence)>) -> Self {
+        Self { groups }
+    }
+
+    fn wait_on(&self, stream: Stream, layer: usize) -> Result<(), CudaError> {
+        let group = self.groups.partition_point(|(layers, _)| *layers <= layer);
+        let (_, fence) =
+            self.groups.get(group).or(self.groups.last()).ok_or(CudaError::NeverRecorded)?;
+        fence.wait_on(stream)
+    }
+}
+
+/// Memory of the device, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    driver: Arc<dyn Driver>,
+    at: DeviceAddress,
+}
+
+impl Allocation {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CallError> {
+        Ok(Self { driver: driver.clone(), at: driver.allocate(bytes)? })
+    }
+
+    pub(crate) fn at(&self) -> DeviceAddress {
+        self.at
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.driver.bind_thread().is_ok() {
+            // SAFETY: it was allocated, and whoever hands work on it to a stream keeps it until that has been done.
+            unsafe { self.driver.free(self.at) };
+        }
+    }
+}

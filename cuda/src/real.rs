@@ -1,0 +1,306 @@
+//! The driver that is really there.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{result, sys};
+
+use crate::context::{Context, call};
+use crate::driver::{
+    CallError, CallErrorKind, DeviceAddress, DeviceMemory, Driver, Event, EventKind, PairList,
+    Part, Priority, Stream,
+};
+use crate::error::CudaError;
+use crate::nvrtc;
+
+/// The kernels of copies and checksums.
+const KERNELS: &str = include_str!("../kernels/copy.cu");
+/// As many as saturate the link: more would only take multiprocessors from steps.
+const COPY_BLOCKS: u32 = 4;
+/// The most that a block can have.
+const BLOCK_THREADS: u32 = 1024;
+/// Enough to read memory at a good speed; must be what the kernel's shared memory is made for.
+const CHECKSUM_THREADS: u32 = 256;
+
+/// A GPU, with the kernels that copies need.
+#[derive(Debug)]
+pub(crate) struct RealDriver {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+    fetch: sys::CUfunction,
+    copy_parts: sys::CUfunction,
+    checksums: sys::CUfunction,
+}
+
+// SAFETY: the driver's calls may come from any thread; what is kept here are handles that never change.
+unsafe impl Send for RealDriver {}
+// SAFETY: as above.
+unsafe impl Sync for RealDriver {}
+
+impl RealDriver {
+    /// Compiles and loads the kernels.
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.bind()?;
+        let image = nvrtc::compile("copy.cu", KERNELS, context.capability(), &[])?;
+        // SAFETY: the image is whole, as the compiler has written it, and is copied by the call.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = call("cuModuleLoadData", module)?;
+        let function = |name| {
+            // SAFETY: the module is loaded, and unloaded when this is dropped.
+            let function = unsafe { result::module::get_function(module, name) };
+            call("cuModuleGetFunction", function)
+        };
+        let name = |name: &std::ffi::CStr| name.to_owned();
+        Ok(Self {
+            context: context.clone(),
+            module,
+            fetch: function(name(c"fetch"))?,
+            copy_parts: function(name(c"copy_parts"))?,
+            checksums: function(name(c"checksums"))?,
+        })
+    }
+
+    /// # Safety
+    /// The parameters are those of the kernel, in their order and of their types, and what they name is memory that
+    /// the device can reach until it has been done.
+    unsafe fn launch(
+        &self,
+        function: sys::CUfunction,
+        (blocks, threads): (u32, u32),
+        stream: Stream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<(), CallError> {
+        let (grid, block) = ((blocks, 1, 1), (threads, 1, 1));
+        // SAFETY: as the caller says; the function belongs to a module that is loaded.
+        let launched =
+            unsafe { result::launch_kernel(function, grid, block, 0, stream.raw(), parameters) };
+        call("cuLaunchKernel", launched)
+    }
+}
+
+impl Drop for RealDriver {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: whoever launches kernels keeps the driver until they have ended.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+impl Driver for RealDriver {
+    fn bind_thread(&self) -> Result<(), CallError> {
+        self.context.bind()
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, CallError> {
+        self.context.memory()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CallError> {
+        // SAFETY: it is memory of nobody else, and nothing is read from it before it is written to.
+        call("cuMemAlloc", unsafe { result::malloc_sync(bytes) }).map(DeviceAddress)
+    }
+
+    unsafe fn free(&self, at: DeviceAddress) {
+        // SAFETY: as the caller says.
+        let freed = call("cuMemFree", unsafe { result::free_sync(at.0) });
+        warn_of(freed);
+    }
+
+    unsafe fn pin(&self, base: NonNull<u8>, bytes: usize) -> Result<DeviceAddress, CallError> {
+        let at = base.as_ptr().cast::<c_void>();
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the caller says that the bytes are mapped until they are unpinned.
+        let pinned = unsafe { sys::cuMemHostRegister_v2(at, bytes, flags) };
+        call("cuMemHostRegister", pinned.result())?;
+        let mut seen = 0;
+        // SAFETY: the memory is registered, and the call writes one address.
+        let told = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, at, 0) };
+        call("cuMemHostGetDevicePointer", told.result())
+            .map(|()| DeviceAddress(seen))
+            // SAFETY: nobody has used it.
+            .inspect_err(|_| unsafe { self.unpin(base) })
+    }
+
+    unsafe fn unpin(&self, base: NonNull<u8>) {
+        // SAFETY: as the caller says.
+        let unpinned = unsafe { sys::cuMemHostUnregister(base.as_ptr().cast()) };
+        warn_of(call("cuMemHostUnregister", unpinned.result()));
+    }
+
+    fn create_stream(&self, priority: Priority) -> Result<Stream, CallError> {
+        self.context.create_stream(priority)
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: the owner of the stream gives it up.
+        warn_of(call("cuStreamDestroy", unsafe { result::stream::destroy(stream.raw()) }));
+    }
+
+    fn drain(&self, stream: Stream) -> Result<(), CallError> {
+        // SAFETY: the stream exists as long as its owner uses it.
+        call("cuStreamSynchronize", unsafe { result::stream::synchronize(stream.raw()) })
+    }
+
+    fn create_event(&self, kind: EventKind) -> Result<Event, CallError> {
+        let flags = match kind {
+            EventKind::Order => {
+                sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32
+                    | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
+            }
+            EventKind::Time => sys::CUevent_flags::CU_EVENT_DEFAULT as u32,
+        };
+        let mut event = std::ptr::null_mut();
+        // SAFETY: it writes one handle.
+        call("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut event, flags) }.result())?;
+        Ok(Event(event.expose_provenance() as u64))
+    }
+
+    fn destroy_event(&self, event: Event) {
+        // SAFETY: the owner of the event gives it up.
+        warn_of(call("cuEventDestroy", unsafe { result::event::destroy(event.raw()) }));
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<(), CallError> {
+        // SAFETY: both exist as long as their owners use them.
+        call("cuEventRecord", unsafe { result::event::record(event.raw(), stream.raw()) })
+    }
+
+    fn wait(&self, stream: Stream, event: Event) -> Result<(), CallError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: as for recording.
+        let waits = unsafe { result::stream::wait_event(stream.raw(), event.raw(), flags) };
+        call("cuStreamWaitEvent", waits)
+    }
+
+    fn is_passed(&self, event: Event) -> Result<bool, CallError> {
+        // SAFETY: as for recording.
+        match unsafe { result::event::query(event.raw()) } {
+            Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            other => call("cuEventQuery", other).map(|()| true),
+        }
+    }
+
+    fn sleep_until(&self, event: Event) -> Result<(), CallError> {
+        // SAFETY: as for recording.
+        call("cuEventSynchronize", unsafe { result::event::synchronize(event.raw()) })
+    }
+
+    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CallError> {
+        // SAFETY: as for recording.
+        let elapsed = unsafe { result::event::elapsed(from.raw(), to.raw()) };
+        let milliseconds = call("cuEventElapsedTime", elapsed)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+
+    unsafe fn fetch(
+        &self,
+        stream: Stream,
+        to: DeviceAddress,
+        from: DeviceAddress,
+        bytes: usize,
+    ) -> Result<(), CallError> {
+        let (mut to, mut from, mut bytes) = (to.0, from.0, bytes as u64);
+        let mut parameters = [parameter(&mut to), parameter(&mut from), parameter(&mut bytes)];
+        // SAFETY: `fetch` has two addresses and a number; the memory is the caller's promise.
+        unsafe { self.launch(self.fetch, (1, BLOCK_THREADS), stream, &mut parameters) }
+    }
+
+    unsafe fn copy_by_kernel(
+        &self,
+        stream: Stream,
+        list: PairList,
+        part: Part,
+    ) -> Result<(), CallError> {
+        let (mut at, mut pairs) = (list.at.0, list.pairs);
+        let (mut offset, mut bytes) = (part.offset as u64, part.bytes as u64);
+        let mut parameters = [
+            parameter(&mut at),
+            parameter(&mut pairs),
+            parameter(&mut offset),
+            parameter(&mut bytes),
+        ];
+        let shape = (COPY_BLOCKS, BLOCK_THREADS);
+        // SAFETY: `copy_parts` has the list, its length and two numbers; the memory is the caller's promise.
+        unsafe { self.launch(self.copy_parts, shape, stream, &mut parameters) }
+    }
+
+    unsafe fn copy_by_batch(
+        &self,
+        stream: Stream,
+        to: &mut [DeviceAddress],
+        from: &mut [DeviceAddress],
+        bytes: &mut [usize],
+    ) -> Result<(), CallError> {
+        let pieces = to.len();
+        if from.len() != pieces || bytes.len() != pieces {
+            let text = "the lists of a batch are not equally long".to_owned();
+            return Err(CallError { call: "cuMemcpyBatchAsync", kind: CallErrorKind::Other, text });
+        }
+        let nowhere = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID,
+            id: 0,
+        };
+        let order = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: order,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
+        };
+        let mut first = 0;
+        // SAFETY: three lists of `pieces` entries, of addresses that are numbers of 64 bits, and one attribute for all
+        // from the first on; the lists are read during the call, and the memory is the caller's promise.
+        let copied = unsafe {
+            sys::cuMemcpyBatchAsync_v2(
+                to.as_mut_ptr().cast(),
+                from.as_mut_ptr().cast(),
+                bytes.as_mut_ptr(),
+                pieces,
+                &raw mut attributes,
+                &raw mut first,
+                1,
+                stream.raw(),
+            )
+        };
+        call("cuMemcpyBatchAsync", copied.result())
+    }
+
+    unsafe fn checksums(
+        &self,
+        stream: Stream,
+        list: PairList,
+        bytes: usize,
+        sums: DeviceAddress,
+    ) -> Result<(), CallError> {
+        let (mut at, mut bytes, mut sums) = (list.at.0, bytes as u64, sums.0);
+        let mut parameters = [parameter(&mut at), parameter(&mut bytes), parameter(&mut sums)];
+        let shape = (list.pairs, CHECKSUM_THREADS);
+        // SAFETY: `checksums` has the list, a number and where the sums go, and a block for each pair; the memory is
+        // the caller's promise.
+        unsafe { self.launch(self.checksums, shape, stream, &mut parameters) }
+    }
+}
+
+impl Event {
+    /// What CUDA calls it.
+    #[must_use]
+    pub fn raw(self) -> sys::CUevent {
+        std::ptr::with_exposed_provenance_mut(self.0 as usize)
+    }
+}
+
+fn parameter<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// What cannot be given back is lost; that the device is lost is told elsewhere.
+fn warn_of(result: Result<(), CallError>) {
+    if let Err(error) = result {
+        tracing::warn!("{error}");
+    }
+}

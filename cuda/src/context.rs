@@ -103,6 +103,17 @@ impl Context {
         self.device
     }
 
+    /// How many multiprocessors it has.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn multiprocessors(&self) -> Result<u32, CallError> {
+        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device exists.
+        let count = unsafe { result::device::get_attribute(self.device, which) };
+        call("cuDeviceGetAttribute", count).map(i32::cast_unsigned)
+    }
+
     /// How much memory it has.
     ///
     /// # Errors

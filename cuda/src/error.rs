@@ -48,6 +48,15 @@ pub enum CudaError {
         /// What came of trying the file that TERRACE_NVRTC names.
         tried: Option<String>,
     },
+    /// There is no library for matrix products.
+    #[error(
+        "the library for matrix products (cuBLASLt, libcublasLt.so.13) was not found: install it (package libcublas-13-0, \
+         or nvidia-cublas from PyPI) and name its folder in LD_LIBRARY_PATH"
+    )]
+    NoCublas,
+    /// A model that the kernels cannot compute.
+    #[error("{0}; models like it can be computed on the CPU: leave out --device cuda")]
+    Unsupported(String),
     /// A kernel was not compiled.
     #[error("{kernel} could not be compiled for {architecture}: {log}")]
     Compile {

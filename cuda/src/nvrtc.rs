@@ -26,7 +26,9 @@ pub fn compile(
     options: &[String],
 ) -> Result<Vec<u8>, CudaError> {
     find()?;
-    let architecture = format!("sm_{capability}");
+    // What is made for a GPU alone may use all that it has.
+    let suffix = if capability == 90 { "a" } else { "" };
+    let architecture = format!("sm_{capability}{suffix}");
     let failed = |log: String| CudaError::Compile {
         kernel: name.to_owned(),
         architecture: architecture.clone(),

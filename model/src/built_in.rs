@@ -8,7 +8,7 @@ use crate::llama::Llama;
 use crate::rope::{Rope, Scaling};
 use crate::shape::Shape;
 use crate::weights::{LayerPart, Part, WeightSource, collect};
-use crate::{ChatTemplate, Loaded, Tokenizer};
+use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
 /// The name under which the model is known.
 const NAME: &str = "terrace-built-in";
@@ -17,11 +17,19 @@ const VERSION: u32 = 1;
 /// Where the generator begins.
 const SEED: u64 = 0x7465_7272_6163_6500 + VERSION as u64;
 
-/// The model that comes with the program, on so many threads.
+/// The model that comes with the program, on so many threads of the CPU.
 #[must_use]
 pub fn built_in(threads: usize) -> Loaded {
-    Loaded {
-        model: generated(shape(), format!("{NAME}-{VERSION}"), threads),
+    unloaded_built_in().on_cpu(threads)
+}
+
+/// The model that comes with the program, before its weights are generated.
+#[must_use]
+pub fn unloaded_built_in() -> Unloaded {
+    let shape = shape();
+    Unloaded {
+        weights: Box::new(Generated::of(&shape, format!("{NAME}-{VERSION}"))),
+        shape,
         tokenizer: Tokenizer::bytes(),
         chat: ChatTemplate::built_in(),
         stop_tokens: vec![byte_tokenizer::END, byte_tokenizer::END_OF_MESSAGE],
@@ -33,11 +41,8 @@ pub fn built_in(threads: usize) -> Loaded {
 #[must_use]
 pub fn shallow(layers: usize, threads: usize) -> Llama {
     let shape = Shape { layers, ..shape() };
-    generated(shape, format!("{NAME}-{VERSION}-of-{layers}"), threads)
-}
-
-fn generated(shape: Shape, identity: String, threads: usize) -> Llama {
-    Llama::new(shape, identity, threads, |shape| collect(shape, &Generated { shape }))
+    let weights = Generated::of(&shape, format!("{NAME}-{VERSION}-of-{layers}"));
+    Llama::new(shape, weights.identity.clone(), threads, |shape| collect(shape, &weights))
 }
 
 /// Sizes that take a second or two for a prompt of some thousand tokens: long enough that one sees
@@ -60,14 +65,26 @@ fn shape() -> Shape {
 }
 
 /// Weights from a generator that can be asked for any of them in any order.
-struct Generated<'a> {
-    shape: &'a Shape,
+#[derive(Debug)]
+struct Generated {
+    layers: usize,
+    identity: String,
 }
 
-impl WeightSource for Generated<'_> {
+impl Generated {
+    fn of(shape: &Shape, identity: String) -> Self {
+        Self { layers: shape.layers, identity }
+    }
+}
+
+impl WeightSource for Generated {
+    fn fingerprint(&self, _shape: &Shape) -> String {
+        self.identity.clone()
+    }
+
     fn row(&self, part: Part, row: usize, out: &mut [f32]) {
         let inputs = (out.len() as f32).sqrt();
-        let deep = (2.0 * self.shape.layers as f32).sqrt();
+        let deep = (2.0 * self.layers as f32).sqrt();
         let scale = match part {
             Part::Embeddings => 1.0,
             // Readable text only: the logits of everything else are zero, which is less than the
@@ -139,7 +156,7 @@ mod tests {
     fn the_built_in_model_is_always_the_same() {
         let shape = shape();
         let mut row = vec![0.0; shape.dim];
-        Generated { shape: &shape }.row(Part::OfLayer(3, LayerPart::Keys), 17, &mut row);
+        Generated::of(&shape, String::new()).row(Part::OfLayer(3, LayerPart::Keys), 17, &mut row);
         let digest = xxhash_rust::xxh3::xxh3_64(
             &row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>(),
         );

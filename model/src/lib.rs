@@ -31,10 +31,13 @@ mod shape;
 mod tokenizer;
 mod weights;
 
-pub use built_in::{built_in, shallow};
+pub use built_in::{built_in, shallow, unloaded_built_in};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
-pub use load::{LoadError, load};
-pub use loaded::Loaded;
+pub use load::{LoadError, load, open};
+pub use loaded::{Loaded, Unloaded};
+pub use rope::{Rope, Scaling};
+pub use shape::Shape;
 pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};
+pub use weights::{LayerPart, Part, WeightSource};

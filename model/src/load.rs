@@ -8,8 +8,7 @@ mod text;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::weights::collect;
-use crate::{Llama, Loaded};
+use crate::{Loaded, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +95,15 @@ pub enum LoadError {
     },
 }
 
-/// Loads the model of a folder, to be computed on so many threads.
+/// Loads the model of a folder, to be computed on so many threads of the CPU.
+///
+/// # Errors
+/// See [`open`].
+pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
+    Ok(open(folder)?.on_cpu(threads))
+}
+
+/// Looks at the model of a folder, without reading all of its weights.
 ///
 /// The folder has `config.json`, `tokenizer.json`, and the weights in `model.safetensors` or in the
 /// shards that `model.safetensors.index.json` names; `generation_config.json`, `tokenizer_config.json`
@@ -104,16 +111,15 @@ pub enum LoadError {
 ///
 /// # Errors
 /// When something is missing, damaged or not supported; the error names the file and what to do.
-pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
+pub fn open(folder: &Path) -> Result<Unloaded, LoadError> {
     let config = config::read_config(folder)?;
     let tensors = tensors::open(folder, &config.shape)?;
     let text = text::read_text(folder, &config)?;
-    let fingerprint = fingerprint::of(&config.shape, &tensors);
-    let model = Llama::new(config.shape, fingerprint, threads, |shape| collect(shape, &tensors));
     let named = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let name = named.file_name().map_or("model".into(), |name| name.to_string_lossy());
-    Ok(Loaded {
-        model,
+    Ok(Unloaded {
+        shape: config.shape,
+        weights: Box::new(tensors),
         tokenizer: text.tokenizer,
         chat: text.chat,
         stop_tokens: text.stop_tokens,

@@ -2,9 +2,39 @@
 
 use terrace_cache::Token;
 
+use crate::shape::Shape;
+use crate::weights::{WeightSource, collect};
 use crate::{ChatTemplate, Llama, Tokenizer};
 
-/// A model and all that belongs to it.
+/// A model and all that belongs to it, whose weights are still where they come from.
+#[derive(Debug)]
+pub struct Unloaded {
+    /// The sizes of the model.
+    pub shape: Shape,
+    /// Its weights.
+    pub weights: Box<dyn WeightSource>,
+    /// Its tokens.
+    pub tokenizer: Tokenizer,
+    /// How it is talked to.
+    pub chat: ChatTemplate,
+    /// The tokens that end an answer.
+    pub stop_tokens: Vec<Token>,
+    /// Its name.
+    pub name: String,
+}
+
+impl Unloaded {
+    /// Gets the weights, to compute on so many threads of the CPU.
+    #[must_use]
+    pub fn on_cpu(self, threads: usize) -> Loaded {
+        let Self { shape, weights, tokenizer, chat, stop_tokens, name } = self;
+        let fingerprint = weights.fingerprint(&shape);
+        let model = Llama::new(shape, fingerprint, threads, |shape| collect(shape, &*weights));
+        Loaded { model, tokenizer, chat, stop_tokens, name }
+    }
+}
+
+/// A model on the CPU and all that belongs to it.
 #[derive(Debug)]
 pub struct Loaded {
     /// The model.

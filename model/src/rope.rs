@@ -3,15 +3,16 @@
 
 /// How fast each pair turns.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Rope {
+pub struct Rope {
     /// The pairs' wavelengths grow from one to about this many radians.
-    pub(crate) theta: f64,
-    pub(crate) scaling: Scaling,
+    pub theta: f64,
+    /// How it was stretched.
+    pub scaling: Scaling,
 }
 
 /// How a model was stretched to longer sequences than it was first trained on.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Scaling {
+pub enum Scaling {
     /// Not at all.
     None,
     /// All angles are divided.

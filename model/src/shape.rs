@@ -4,28 +4,31 @@ use crate::rope::Rope;
 
 /// The sizes of a model. They are checked once, by [`Shape::check`]; everything after relies on that.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Shape {
+pub struct Shape {
     /// Tokens that there are.
-    pub(crate) vocabulary: usize,
+    pub vocabulary: usize,
     /// Elements of a token between layers.
-    pub(crate) dim: usize,
-    pub(crate) layers: usize,
+    pub dim: usize,
+    /// Layers.
+    pub layers: usize,
     /// Query heads of a layer.
-    pub(crate) heads: usize,
+    pub heads: usize,
     /// Key and value heads of a layer. Consecutive query heads share one.
-    pub(crate) kv_heads: usize,
+    pub kv_heads: usize,
     /// Elements of a query, key or value.
-    pub(crate) head_dim: usize,
+    pub head_dim: usize,
     /// Elements of a token inside the feed-forward part.
-    pub(crate) hidden: usize,
+    pub hidden: usize,
     /// What keeps a norm from dividing by zero.
-    pub(crate) norm_epsilon: f32,
-    pub(crate) positions_max: u32,
-    pub(crate) rope: Rope,
+    pub norm_epsilon: f32,
+    /// The longest sequence that it was made for.
+    pub positions_max: u32,
+    /// How fast positions turn queries and keys.
+    pub rope: Rope,
     /// Whether queries, keys and values have biases.
-    pub(crate) qkv_bias: bool,
+    pub qkv_bias: bool,
     /// Whether the embeddings are also the weights of the logits.
-    pub(crate) tied: bool,
+    pub tied: bool,
 }
 
 impl Shape {
@@ -81,22 +84,33 @@ impl Shape {
     }
 
     /// Query heads that share a key and value head.
-    pub(crate) fn group(&self) -> usize {
+    #[must_use]
+    pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
     /// Elements of all queries of a token in a layer.
-    pub(crate) fn queries(&self) -> usize {
+    #[must_use]
+    pub fn queries(&self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Elements of all keys, or all values, of a token in a layer.
-    pub(crate) fn keys(&self) -> usize {
+    #[must_use]
+    pub fn keys(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
     /// Elements of queries, keys and values of a token in a layer.
-    pub(crate) fn qkv(&self) -> usize {
+    #[must_use]
+    pub fn qkv(&self) -> usize {
         self.queries() + 2 * self.keys()
+    }
+
+    /// How far each of a head's pairs of elements turns from one position to the next, in radians. A pair is an
+    /// element of the head's first half and one of its second.
+    #[must_use]
+    pub fn frequencies(&self) -> Vec<f32> {
+        self.rope.frequencies(self.head_dim)
     }
 }

@@ -41,34 +41,59 @@ pub(crate) struct Layer {
 }
 
 /// Where weights come from. They are asked for row by row, from several threads.
-pub(crate) trait WeightSource: Sync {
+pub trait WeightSource: std::fmt::Debug + Send + Sync {
     /// Writes a row of a part: the weights of one output, an embedding, or all of a vector.
     fn row(&self, part: Part, row: usize, out: &mut [f32]);
+
+    /// All rows of a part as they are kept, where that is in bf16, the lower byte first.
+    fn as_bf16(&self, part: Part) -> Option<&[u8]> {
+        let _ = part;
+        None
+    }
+
+    /// Names these weights of a model of this shape, and no others. It may have to look at all of them.
+    fn fingerprint(&self, shape: &Shape) -> String;
 }
 
 /// A part of a model's weights: as rows of a matrix, or as one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Part {
+pub enum Part {
+    /// A row for each token.
     Embeddings,
+    /// The weights of the norm behind the last layer.
     FinalNorm,
+    /// To logits; none where the embeddings serve for that.
     Head,
+    /// One of a layer.
     OfLayer(usize, LayerPart),
 }
 
 /// A part of a layer's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum LayerPart {
+pub enum LayerPart {
+    /// The weights of the norm before attention.
     AttentionNorm,
+    /// To queries.
     Queries,
+    /// To keys.
     Keys,
+    /// To values.
     Values,
+    /// What is added to queries.
     QueryBias,
+    /// What is added to keys.
     KeyBias,
+    /// What is added to values.
     ValueBias,
+    /// From what the heads found.
     AttentionOut,
+    /// The weights of the norm before the feed-forward part.
     FeedForwardNorm,
+    /// To gates.
     Gate,
+    /// To what gates let through.
     Up,
+    /// From what they let through.
     Down,
 }
 
@@ -94,7 +119,7 @@ impl LayerPart {
 
 impl Part {
     /// All parts that a model of this shape has.
-    pub(crate) fn all(shape: &Shape) -> impl Iterator<Item = Self> {
+    pub fn all(shape: &Shape) -> impl Iterator<Item = Self> {
         let head = (!shape.tied).then_some(Self::Head);
         let layers = (0..shape.layers)
             .flat_map(|layer| LayerPart::all(shape).map(move |part| Self::OfLayer(layer, part)));
@@ -102,7 +127,8 @@ impl Part {
     }
 
     /// Rows, where the part is a matrix, and columns.
-    pub(crate) fn size(self, shape: &Shape) -> (Option<usize>, usize) {
+    #[must_use]
+    pub fn size(self, shape: &Shape) -> (Option<usize>, usize) {
         let dim = shape.dim;
         match self {
             Self::Embeddings | Self::Head => (Some(shape.vocabulary), dim),
@@ -122,7 +148,7 @@ impl Part {
 }
 
 /// Asks a source for all weights of a model, in the current pool.
-pub(crate) fn collect(shape: &Shape, source: &impl WeightSource) -> Weights {
+pub(crate) fn collect(shape: &Shape, source: &dyn WeightSource) -> Weights {
     let vector = |part: Part| {
         let mut vector = vec![0.0; part.size(shape).1];
         source.row(part, 0, &mut vector);

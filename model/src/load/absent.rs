@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::Loaded;
+use crate::{Loaded, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -17,5 +17,13 @@ pub struct LoadError(());
 /// # Errors
 /// Always.
 pub fn load(_folder: &Path, _threads: usize) -> Result<Loaded, LoadError> {
+    Err(LoadError(()))
+}
+
+/// Refuses to look at the model of a folder.
+///
+/// # Errors
+/// Always.
+pub fn open(_folder: &Path) -> Result<Unloaded, LoadError> {
     Err(LoadError(()))
 }

@@ -215,6 +215,15 @@ impl Tensors {
 }
 
 impl WeightSource for Tensors {
+    fn as_bf16(&self, part: Part) -> Option<&[u8]> {
+        let tensor = &self.parts[&part];
+        (tensor.dtype == Dtype::Bf16).then(|| self.bytes(tensor))
+    }
+
+    fn fingerprint(&self, shape: &Shape) -> String {
+        super::fingerprint::of(shape, self)
+    }
+
     fn row(&self, part: Part, row: usize, out: &mut [f32]) {
         let tensor = &self.parts[&part];
         let row_bytes = out.len() * tensor.dtype.bytes();

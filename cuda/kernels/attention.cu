@@ -1,0 +1,476 @@
+// Attention over pages, on tensor cores.
+//
+// What a query finds depends on its position and the keys before it alone, to the bit, whichever kernel computes
+// it and whoever is computed beside it: keys are visited in tiles of TILE at fixed positions; every SEGMENT keys
+// the softmax begins afresh, and segments are joined in their order. `attend` computes all segments of many
+// queries, `attend_few` one segment of a few, so that long contexts are split over the device, and `join` joins
+// those. Sums over the keys of a tile are kept apart for each PART keys, because `attend_few` gives these to
+// different warps.
+
+#define TILE 64
+#define PART 16
+#define SEGMENT 1024
+// Elements of a head, as tensor cores want them.
+#define DEPTH ((HEAD_DIM + 15) / 16 * 16)
+#define CHUNKS (DEPTH / 8)
+#define SWIZZLE (CHUNKS >= 8 ? 7 : CHUNKS - 1)
+#define QUERIES_WIDTH (KV_HEADS * GROUP * HEAD_DIM)
+#define QKV_WIDTH (KV_HEADS * (GROUP + 2) * HEAD_DIM)
+
+// Consecutive tokens of a sequence, and which of the keys they look at.
+struct Item {
+    u32 row;          // of the page table
+    u32 first_token;  // in the batch
+    u32 tokens;
+    u32 position;     // of the first token
+    u32 keys_from, keys_end;
+    u32 partial;      // where what was found is put if others have to be joined to it, or WHOLE
+    u32 unused;
+};
+#define WHOLE 0xffffffffu
+
+struct Pages {
+    const u8 *kv;
+    u64 page_bytes, layer_offset;
+    const u32 *table;
+    u32 row_entries;
+};
+
+__device__ __forceinline__ void load_four(u32 *to, u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address));
+}
+__device__ __forceinline__ void load_four_turned(u32 *to, u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address));
+}
+__device__ __forceinline__ void multiply(float *sums, const u32 *a, u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Where eight elements of a row lie in shared memory, spread over its banks.
+__device__ __forceinline__ u32 spot(u32 row, u32 chunk) { return (row * CHUNKS + (chunk ^ (row & SWIZZLE))) * 16; }
+
+// Brings the queries of an item's rows, zeros where there is none. A row is a token's query head of the group.
+template <int ROWS, int THREADS>
+__device__ __forceinline__ void bring_queries(u32 to, const u16 *qkv, const Item &item, u32 kv_head) {
+    for (u32 at = threadIdx.x; at < ROWS * CHUNKS; at += THREADS) {
+        u32 row = at / CHUNKS, chunk = at % CHUNKS, token = row / GROUP, head = kv_head * GROUP + row % GROUP;
+        bool is_there = token < item.tokens && chunk * 8 < HEAD_DIM;
+        u64 from = (u64)(item.first_token + token) * QKV_WIDTH + head * HEAD_DIM + chunk * 8;
+        copy_behind(to + spot(row, chunk), qkv + (is_there ? from : 0), is_there);
+    }
+}
+
+// Brings a tile's keys, or its values, zeros from `end` on.
+template <int THREADS>
+__device__ __forceinline__ void bring_tile(
+    u32 to, const Pages &pages, const Item &item, u32 kv_head, u32 is_value, u32 tile_start) {
+    const u8 *layer = pages.kv + pages.layer_offset;
+    const u32 *table = pages.table + (u64)item.row * pages.row_entries;
+#pragma unroll
+    for (u32 at = threadIdx.x; at < TILE * CHUNKS; at += THREADS) {
+        u32 key = at / CHUNKS, chunk = at % CHUNKS, position = tile_start + key;
+        bool is_there = position < item.keys_end && chunk * 8 < HEAD_DIM;
+        const u16 *from = (const u16 *)layer;
+        if (is_there) {
+            from = (const u16 *)(layer + table[position / PAGE_SIZE] * pages.page_bytes);
+            from += place_in_layer(kv_head, is_value, position % PAGE_SIZE) + chunk * 8;
+        }
+        copy_behind(to + spot(key, chunk), from, is_there);
+    }
+}
+
+// What a row has found in a segment so far.
+struct Running {
+    float highest;
+    float sums[TILE / PART];
+};
+
+// Joins what was found in the next segment: `found` with its highest score and its sum of weights.
+struct Joined {
+    float highest, sum;
+};
+__device__ __forceinline__ float2 join_weights(Joined &joined, float highest, float sum) {
+    float both = fmaxf(joined.highest, highest);
+    float before = power_of_two(joined.highest - both), next = power_of_two(highest - both);
+    joined.sum = __fmaf_rn(joined.sum, before, __fmul_rn(sum, next));
+    joined.highest = both;
+    return make_float2(before, next);
+}
+__device__ __forceinline__ float join_found(float joined, float found, float2 weights) {
+    return __fmaf_rn(joined, weights.x, __fmul_rn(found, weights.y));
+}
+// What a row writes in the end. Adding zero makes negative zeros positive.
+__device__ __forceinline__ float in_the_end(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
+
+// Scores are kept times this: the power of two of them is what the softmax wants.
+__device__ __forceinline__ float score_scale() { return 1.4426950408889634f / sqrtf((float)HEAD_DIM); }
+
+// The weight of a score.
+__device__ __forceinline__ float weight_of(float score, float scale, float highest) {
+    return power_of_two(__fmaf_rn(score, scale, -highest));
+}
+// The highest score to take weights by, where a row has seen none yet.
+__device__ __forceinline__ float reference(float highest) { return highest == -INFINITE ? 0.0f : highest; }
+
+#define ROWS 128
+#define THREADS 256
+#define STAGES 2
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 TILE_BYTES = TILE * DEPTH * 2;
+    u32 queries_at = shared_address(memory), tiles_at = queries_at + ROWS * DEPTH * 2;
+    float *joined_found = (float *)(memory + ROWS * DEPTH * 2 + STAGES * 2 * TILE_BYTES);
+    u32 item_count = gridDim.x / KV_HEADS;
+    Item item = items[blockIdx.x % item_count];
+    // One head after the other, so that its keys and values stay in the second-level cache.
+    u32 kv_head = blockIdx.x / item_count;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
+    float scale = score_scale();
+
+    bring_queries<ROWS, THREADS>(queries_at, qkv, item, kv_head);
+    bring_tile<THREADS>(tiles_at, pages, item, kv_head, 0, item.keys_from);
+    end_group();
+    bring_tile<THREADS>(tiles_at + TILE_BYTES, pages, item, kv_head, 1, item.keys_from);
+    end_group();
+    wait_for_groups<1>();
+    __syncthreads();
+    u32 queries[DEPTH / 16][4];
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++)
+        load_four(queries[step], queries_at + spot(warp * 16 + lane % 16, step * 2 + lane / 16));
+
+    // This thread has some columns of two rows.
+    u32 positions[2];
+    for (int half = 0; half < 2; half++)
+        positions[half] = item.position + (warp * 16 + quad + half * 8) / GROUP;
+    Running running[2];
+    Joined joined[2] = {{-INFINITE, 0.0f}, {-INFINITE, 0.0f}};
+    float found[DEPTH / 8][4];
+    u32 last_of_warp = item.position + (warp * 16 + 15) / GROUP, first_of_warp = item.position + warp * 16 / GROUP;
+    u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE;
+    u32 segment_count = (tile_count + SEGMENT / TILE - 1) / (SEGMENT / TILE);
+
+    for (u32 tile = 0; tile < tile_count; tile++) {
+        u32 tile_start = item.keys_from + tile * TILE, place = tile % STAGES;
+        u32 keys_at = tiles_at + place * 2 * TILE_BYTES, values_at = keys_at + TILE_BYTES;
+        if (tile % (SEGMENT / TILE) == 0) {
+            for (int half = 0; half < 2; half++) {
+                running[half].highest = -INFINITE;
+                for (int part = 0; part < TILE / PART; part++) running[half].sums[part] = 0.0f;
+            }
+#pragma unroll
+            for (int block = 0; block < DEPTH / 8; block++)
+                for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+        }
+        // The next keys come while this tile's are looked at.
+        if (tile + 1 < tile_count) {
+            u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES;
+            bring_tile<THREADS>(next, pages, item, kv_head, 0, tile_start + TILE);
+            end_group();
+            wait_for_groups<2>();
+        } else {
+            wait_for_groups<1>();
+        }
+        __syncthreads();
+        bool is_seen = tile_start <= last_of_warp;
+        u32 weights[TILE / 16][4];
+        if (is_seen) {
+            float scores[TILE / 8][4];
+#pragma unroll
+            for (int block = 0; block < TILE / 8; block++)
+                for (int at = 0; at < 4; at++) scores[block][at] = 0.0f;
+#pragma unroll
+            for (int step = 0; step < DEPTH / 16; step++) {
+#pragma unroll
+                for (int block = 0; block < TILE / 8; block += 2) {
+                    u32 keys[4];
+                    load_four(keys, keys_at + spot(block * 8 + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
+                    multiply(scores[block], queries[step], keys[0], keys[1]);
+                    multiply(scores[block + 1], queries[step], keys[2], keys[3]);
+                }
+            }
+            if (tile_start + TILE - 1 > first_of_warp) {
+#pragma unroll
+                for (int block = 0; block < TILE / 8; block++)
+                    for (int at = 0; at < 4; at++)
+                        if (tile_start + block * 8 + column + at % 2 > positions[at / 2]) scores[block][at] = -INFINITE;
+            }
+            bool is_higher = false;
+            float corrections[2], references[2];
+            for (int half = 0; half < 2; half++) {
+                float highest = -INFINITE;
+#pragma unroll
+                for (int block = 0; block < TILE / 8; block++)
+                    highest = fmaxf(highest, fmaxf(scores[block][half * 2], scores[block][half * 2 + 1]));
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+                highest = fmaxf(running[half].highest, __fmul_rn(highest, scale));
+                references[half] = reference(highest);
+                corrections[half] = power_of_two(running[half].highest - references[half]);
+                is_higher |= running[half].highest != highest;
+                running[half].highest = highest;
+            }
+            if (__any_sync(~0u, is_higher)) {
+                for (int half = 0; half < 2; half++)
+                    for (int part = 0; part < TILE / PART; part++) running[half].sums[part] *= corrections[half];
+#pragma unroll
+                for (int block = 0; block < DEPTH / 8; block++)
+                    for (int at = 0; at < 4; at++) found[block][at] *= corrections[at / 2];
+            }
+#pragma unroll
+            for (int block = 0; block < TILE / 8; block++) {
+                float each[4];
+                for (int at = 0; at < 4; at++) {
+                    each[at] = weight_of(scores[block][at], scale, references[at / 2]);
+                    float *sum = &running[at / 2].sums[block * 8 / PART];
+                    *sum = __fadd_rn(*sum, each[at]);
+                }
+                weights[block / 2][block % 2 * 2] = pair_of(each[0], each[1]);
+                weights[block / 2][block % 2 * 2 + 1] = pair_of(each[2], each[3]);
+            }
+        }
+        // The values have come; the place of the next ones is free, because all have gone on from it.
+        if (tile + 1 < tile_count) {
+            u32 next = tiles_at + (tile + 1) % STAGES * 2 * TILE_BYTES + TILE_BYTES;
+            bring_tile<THREADS>(next, pages, item, kv_head, 1, tile_start + TILE);
+            end_group();
+            wait_for_groups<2>();
+        } else {
+            wait_for_groups<0>();
+        }
+        __syncthreads();
+        if (is_seen) {
+#pragma unroll
+            for (int step = 0; step < TILE / 16; step++) {
+#pragma unroll
+                for (int block = 0; block < DEPTH / 8; block += 2) {
+                    u32 values[4];
+                    load_four_turned(values, values_at + spot(step * 16 + lane % 16, block + lane / 16));
+                    multiply(found[block], weights[step], values[0], values[1]);
+                    multiply(found[block + 1], weights[step], values[2], values[3]);
+                }
+            }
+        }
+        if (segment_count > 1 && (tile % (SEGMENT / TILE) == SEGMENT / TILE - 1 || tile + 1 == tile_count)) {
+            bool is_first = tile < SEGMENT / TILE;
+            for (int half = 0; half < 2; half++) {
+                float sum = 0.0f;
+                for (int part = 0; part < TILE / PART; part++) {
+                    float of_part = running[half].sums[part];
+                    of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
+                    of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
+                    sum = __fadd_rn(sum, of_part);
+                }
+                float2 both = join_weights(joined[half], running[half].highest, sum);
+                float *row = joined_found + (warp * 16 + quad + half * 8) * DEPTH + column;
+#pragma unroll
+                for (int block = 0; block < DEPTH / 8; block++) {
+                    float2 *place = (float2 *)(row + block * 8);
+                    float2 before = is_first ? make_float2(0.0f, 0.0f) : *place;
+                    before.x = join_found(before.x, found[block][half * 2], both);
+                    before.y = join_found(before.y, found[block][half * 2 + 1], both);
+                    *place = before;
+                    found[block][half * 2] = before.x, found[block][half * 2 + 1] = before.y;
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+    for (int half = 0; half < 2; half++) {
+        float sum = joined[half].sum;
+        if (segment_count == 1) {
+            sum = 0.0f;
+            for (int part = 0; part < TILE / PART; part++) {
+                float of_part = running[half].sums[part];
+                of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
+                of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
+                sum = __fadd_rn(sum, of_part);
+            }
+        }
+        float share = 1.0f / sum;
+        u32 row = warp * 16 + quad + half * 8, token = row / GROUP;
+        if (token >= item.tokens) continue;
+        u16 *to = found_out + (u64)(item.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+#pragma unroll
+        for (int block = 0; block < DEPTH / 8; block++)
+            if (block * 8 < HEAD_DIM)
+                *(u32 *)(to + block * 8 + column) =
+                    pair_of(in_the_end(found[block][half * 2], share), in_the_end(found[block][half * 2 + 1], share));
+    }
+}
+
+// At most sixteen rows, whose keys four warps share: each scores PART keys of a tile, and then each has some of
+// the elements that are found.
+#define FEW_ROWS 16
+#define FEW_THREADS 128
+#define FEW_STAGES 3
+
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2)
+attend_few(
+    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials) {
+    extern __shared__ __align__(1024) u8 memory[];
+    const u32 TILE_BYTES = TILE * DEPTH * 2;
+    u32 queries_at = shared_address(memory), weights_at = queries_at + FEW_ROWS * DEPTH * 2;
+    u32 tiles_at = weights_at + FEW_ROWS * TILE * 2;
+    __shared__ float highest_of[4][FEW_ROWS], sum_of[4][FEW_ROWS];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
+    float scale = score_scale();
+    const int BLOCKS = (DEPTH / 8 + 3) / 4;
+
+    for (u32 job = blockIdx.x; job < *item_count * KV_HEADS; job += gridDim.x) {
+        Item item = items[job / KV_HEADS];
+        u32 kv_head = job % KV_HEADS;
+        u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE;
+        bring_queries<FEW_ROWS, FEW_THREADS>(queries_at, qkv, item, kv_head);
+#pragma unroll
+        for (u32 stage = 0; stage < FEW_STAGES - 1; stage++) {
+            if (stage < tile_count) {
+                u32 to = tiles_at + stage * 2 * TILE_BYTES, from = item.keys_from + stage * TILE;
+                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+            }
+            end_group();
+        }
+        u32 positions[2];
+        for (int half = 0; half < 2; half++) positions[half] = item.position + (quad + half * 8) / GROUP;
+        float highest_so_far[2] = {-INFINITE, -INFINITE}, sums[2] = {0.0f, 0.0f};
+        float found[BLOCKS][4];
+        for (int block = 0; block < BLOCKS; block++)
+            for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+
+        for (u32 tile = 0; tile < tile_count; tile++) {
+            u32 tile_start = item.keys_from + tile * TILE;
+            u32 keys_at = tiles_at + tile % FEW_STAGES * 2 * TILE_BYTES, values_at = keys_at + TILE_BYTES;
+            wait_for_groups<FEW_STAGES - 2>();
+            __syncthreads();
+            u32 ahead = tile + FEW_STAGES - 1;
+            if (ahead < tile_count) {
+                u32 to = tiles_at + ahead % FEW_STAGES * 2 * TILE_BYTES, from = item.keys_from + ahead * TILE;
+                bring_tile<FEW_THREADS>(to, pages, item, kv_head, 0, from);
+                bring_tile<FEW_THREADS>(to + TILE_BYTES, pages, item, kv_head, 1, from);
+            }
+            end_group();
+
+            float scores[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+            for (int step = 0; step < DEPTH / 16; step++) {
+                u32 queries[4], keys[4];
+                load_four(queries, queries_at + spot(lane % 16, step * 2 + lane / 16));
+                load_four(keys, keys_at + spot(warp * PART + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
+                multiply(scores[0], queries, keys[0], keys[1]);
+                multiply(scores[1], queries, keys[2], keys[3]);
+            }
+            float highest[2];
+            for (int half = 0; half < 2; half++) {
+                highest[half] = -INFINITE;
+                for (int block = 0; block < 2; block++)
+                    for (int at = half * 2; at < half * 2 + 2; at++) {
+                        u32 position = tile_start + warp * PART + block * 8 + column + at % 2;
+                        if (position > positions[half]) scores[block][at] = -INFINITE;
+                        highest[half] = fmaxf(highest[half], scores[block][at]);
+                    }
+                highest[half] = fmaxf(highest[half], __shfl_xor_sync(~0u, highest[half], 1));
+                highest[half] = fmaxf(highest[half], __shfl_xor_sync(~0u, highest[half], 2));
+                if (lane % 4 == 0) highest_of[warp][quad + half * 8] = highest[half];
+            }
+            __syncthreads();
+            for (int half = 0; half < 2; half++) {
+                u32 row = quad + half * 8;
+                float all = -INFINITE;
+                for (int other = 0; other < 4; other++) all = fmaxf(all, highest_of[other][row]);
+                all = fmaxf(highest_so_far[half], __fmul_rn(all, scale));
+                float by = reference(all), correction = power_of_two(highest_so_far[half] - by);
+                highest_so_far[half] = all;
+                sums[half] *= correction;
+                for (int block = 0; block < BLOCKS; block++)
+                    found[block][half * 2] *= correction, found[block][half * 2 + 1] *= correction;
+                for (int block = 0; block < 2; block++) {
+                    float first = weight_of(scores[block][half * 2], scale, by);
+                    float second = weight_of(scores[block][half * 2 + 1], scale, by);
+                    sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
+                    u32 chunk = warp * 2 + block;
+                    u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
+                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair_of(first, second)) : "memory");
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (int step = 0; step < TILE / 16; step++) {
+                u32 weights[4], row = lane % 16;
+                load_four(weights, weights_at + (row * 8 + ((step * 2 + lane / 16) ^ (row & 7))) * 16);
+#pragma unroll
+                for (int block = 0; block < BLOCKS; block += 2) {
+                    u32 chunk = warp * BLOCKS + block;
+                    if (chunk < DEPTH / 8) {
+                        u32 values[4];
+                        u32 last = chunk + 1 < DEPTH / 8 ? chunk + lane / 16 : chunk;
+                        load_four_turned(values, values_at + spot(step * 16 + lane % 16, last));
+                        multiply(found[block], weights, values[0], values[1]);
+                        if (block + 1 < BLOCKS) multiply(found[block + 1], weights, values[2], values[3]);
+                    }
+                }
+            }
+        }
+        for (int half = 0; half < 2; half++) {
+            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 1));
+            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 2));
+            if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sums[half];
+        }
+        wait_for_groups<0>();
+        __syncthreads();
+        for (int half = 0; half < 2; half++) {
+            u32 row = quad + half * 8, token = row / GROUP;
+            float sum = 0.0f;
+            for (int other = 0; other < 4; other++) sum = __fadd_rn(sum, sum_of[other][row]);
+            if (token < item.tokens) {
+                u64 head = kv_head * GROUP + row % GROUP;
+                for (int block = 0; block < BLOCKS; block++) {
+                    u32 element = (warp * BLOCKS + block) * 8 + column;
+                    if (element >= HEAD_DIM || warp * BLOCKS + block >= DEPTH / 8) continue;
+                    float first = found[block][half * 2], second = found[block][half * 2 + 1];
+                    if (item.partial == WHOLE) {
+                        float share = 1.0f / sum;
+                        u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
+                        *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
+                    } else {
+                        u64 to = ((u64)item.partial * KV_HEADS + kv_head) * FEW_ROWS + row;
+                        *(float2 *)(partials + to * (DEPTH + 2) + 2 + element) = make_float2(first, second);
+                        if (element == 0) *(float2 *)(partials + to * (DEPTH + 2)) = make_float2(highest_so_far[half], sum);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// Joins the segments of a few rows, in their order.
+struct Segments {
+    u32 first_token, tokens, first_partial, count;
+};
+
+extern "C" __global__ void __launch_bounds__(DEPTH)
+join(const float *partials, const Segments *all, const u32 *count, u16 *found_out) {
+    for (u32 job = blockIdx.x; job < *count * KV_HEADS * FEW_ROWS; job += gridDim.x) {
+        Segments segments = all[job / (KV_HEADS * FEW_ROWS)];
+        u32 kv_head = job / FEW_ROWS % KV_HEADS, row = job % FEW_ROWS, token = row / GROUP, element = threadIdx.x;
+        if (token >= segments.tokens || element >= HEAD_DIM) continue;
+        Joined joined = {-INFINITE, 0.0f};
+        float found = 0.0f;
+        for (u32 segment = 0; segment < segments.count; segment++) {
+            u64 at = ((u64)(segments.first_partial + segment) * KV_HEADS + kv_head) * FEW_ROWS + row;
+            const float *partial = partials + at * (DEPTH + 2);
+            found = join_found(found, partial[2 + element], join_weights(joined, partial[0], partial[1]));
+        }
+        u64 to = (u64)(segments.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+        found_out[to + element] = narrow(in_the_end(found, 1.0f / joined.sum));
+    }
+}

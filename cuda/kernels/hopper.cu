@@ -1,0 +1,317 @@
+// Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
+// warps look at them. It computes what `attend` computes, to the bit.
+
+#if HEAD_DIM == 128
+
+// A tile is kept in halves of 64 elements, as the instructions want it: eight rows of 128 bytes, swizzled, and
+// the next eight rows behind them.
+#define HALF_BYTES (TILE * 128)
+#define TILE_BYTES (2 * HALF_BYTES)
+#define PLACES 8
+// So many tiles are on their way.
+#ifndef BEHIND
+#define BEHIND 5
+#endif
+#define HOPPER_THREADS 384
+
+// Describes a part of shared memory: where it begins, and how far it is from each eight rows to the next, and from
+// one half to the other.
+__device__ __forceinline__ u64 described(u32 address) {
+    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(HALF_BYTES >> 4) << 16 | (address & 0x3ffff) >> 4;
+}
+
+// sums = a * b + sums, or + nothing: b has a key in each row.
+__device__ __forceinline__ void multiply_keys(float *sums, const u32 *a, u64 b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+          "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+          "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+          "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+}
+// The same; b has an element in each column.
+__device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b, bool adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
+          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
+          "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+          "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
+          "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
+          "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
+          "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
+          "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
+          "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
+          "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
+          "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
+          "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
+          "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
+}
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+__device__ __forceinline__ void prepare(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait(u32 barrier, u32 phase) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@p bra.uni done;\nbra.uni again;\ndone:\n}" ::"r"(barrier), "r"(phase) : "memory");
+}
+
+// Sends the tiles on their way, keys and values by turns, and says of each when it has come.
+__device__ __forceinline__ void produce(
+    const Pages &pages, const Item &item, u32 kv_head, u32 tiles_at, u32 full, u32 empty) {
+    u32 row = threadIdx.x / 16, chunk = threadIdx.x % 16;
+    const u8 *layer = pages.kv + pages.layer_offset;
+    const u32 *table = pages.table + (u64)item.row * pages.row_entries;
+    u32 spot_in_tile = chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+    u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE, sent = 0;
+    for (u32 tile = 0; tile < tile_count; tile++) {
+        const u16 *from[8];
+        u32 first = item.keys_from + tile * TILE + row;
+#pragma unroll
+        for (int each = 0; each < 8; each++) {
+            u32 position = first + each * 8;
+            u32 page = position < item.keys_end ? table[position / PAGE_SIZE] : NOWHERE;
+            from[each] = (const u16 *)(layer + page * pages.page_bytes) + place_in_layer(kv_head, 0, position % PAGE_SIZE) + chunk * 8;
+            if (page == NOWHERE) from[each] = 0;
+        }
+#pragma unroll
+        for (int is_value = 0; is_value < 2; is_value++, sent++) {
+            if (sent >= PLACES) wait(empty + sent % PLACES * 8, (sent / PLACES - 1) % 2);
+            u32 to = tiles_at + sent % PLACES * TILE_BYTES + spot_in_tile;
+#pragma unroll
+            for (int each = 0; each < 8; each++)
+                copy_behind(to + each * 1024, from[each] + is_value * PAGE_SIZE * HEAD_DIM, from[each] != 0);
+            end_group();
+            if (sent >= BEHIND) {
+                wait_for_groups<BEHIND>();
+                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                arrive(full + (sent - BEHIND) % PLACES * 8);
+            }
+        }
+    }
+    wait_for_groups<0>();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    for (u32 last = sent > BEHIND ? sent - BEHIND : 0; last < sent; last++) arrive(full + last % PLACES * 8);
+}
+
+extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
+attend_on_hopper(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
+    extern __shared__ __align__(1024) u8 memory[];
+    __shared__ u64 barriers[2 * PLACES];
+    u32 tiles_at = shared_address(memory), queries_at = tiles_at + PLACES * TILE_BYTES;
+    float *joined_found = (float *)(memory + PLACES * TILE_BYTES + ROWS * DEPTH * 2);
+    u32 full = shared_address(barriers), empty = full + PLACES * 8;
+    u32 item_count = gridDim.x / KV_HEADS;
+    Item item = items[blockIdx.x % item_count];
+    // One head after the other, so that its keys and values stay in the second-level cache.
+    u32 kv_head = blockIdx.x / item_count;
+    if (threadIdx.x == 0)
+        for (u32 place = 0; place < PLACES; place++) {
+            prepare(full + place * 8, 128);
+            prepare(empty + place * 8, 8);
+        }
+    bring_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
+    end_group();
+    wait_for_groups<0>();
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        produce(pages, item, kv_head, tiles_at, full, empty);
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    u32 warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
+    float scale = score_scale();
+    u32 queries[DEPTH / 16][4];
+#pragma unroll
+    for (int step = 0; step < DEPTH / 16; step++)
+        load_four(queries[step], queries_at + spot(warp * 16 + lane % 16, step * 2 + lane / 16));
+    u32 positions[2];
+    for (int half = 0; half < 2; half++)
+        positions[half] = item.position + (warp * 16 + quad + half * 8) / GROUP;
+    u32 first_of_warp = item.position + warp * 16 / GROUP;
+    u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE;
+    const u32 SEGMENT_TILES = SEGMENT / TILE;
+
+    Running running[2];
+    Joined joined[2] = {{-INFINITE, 0.0f}, {-INFINITE, 0.0f}};
+    float found[DEPTH / 2], scores[TILE / 2], corrections[2];
+    u32 weights[TILE / 16][4];
+    bool is_higher;
+
+    auto begin_segment = [&]() {
+        for (int half = 0; half < 2; half++) {
+            running[half].highest = -INFINITE;
+            for (int part = 0; part < TILE / PART; part++) running[half].sums[part] = 0.0f;
+        }
+    };
+    auto score = [&](u32 tile) {
+        u32 at = tile * 2;
+        wait(full + at % PLACES * 8, at / PLACES % 2);
+        begin_products();
+        u64 keys = described(tiles_at + at % PLACES * TILE_BYTES);
+#pragma unroll
+        for (int step = 0; step < DEPTH / 16; step++)
+            multiply_keys(scores, queries[step], keys + (step / 4 * HALF_BYTES + step % 4 * 32) / 16, step > 0);
+        end_products();
+    };
+    auto add_values = [&](u32 tile, bool adds) {
+        u32 at = tile * 2 + 1;
+        wait(full + at % PLACES * 8, at / PLACES % 2);
+        begin_products();
+        u64 values = described(tiles_at + at % PLACES * TILE_BYTES);
+#pragma unroll
+        for (int step = 0; step < TILE / 16; step++)
+            multiply_values(found, weights[step], values + step * 2048 / 16, adds || step > 0);
+        end_products();
+    };
+    auto let_go = [&](u32 at) {
+        if (lane == 0) arrive(empty + at % PLACES * 8);
+    };
+    // Scores become weights.
+    auto soften = [&](u32 tile) {
+        u32 tile_start = item.keys_from + tile * TILE;
+        if (tile_start + TILE - 1 > first_of_warp) {
+#pragma unroll
+            for (int at = 0; at < TILE / 2; at++)
+                if (tile_start + at / 4 * 8 + column + at % 2 > positions[at / 2 % 2]) scores[at] = -INFINITE;
+        }
+        is_higher = false;
+        float references[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float highest = -INFINITE;
+#pragma unroll
+            for (int block = 0; block < TILE / 8; block++)
+                highest = fmaxf(highest, fmaxf(scores[block * 4 + half * 2], scores[block * 4 + half * 2 + 1]));
+            highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+            highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+            highest = fmaxf(running[half].highest, __fmul_rn(highest, scale));
+            references[half] = reference(highest);
+            corrections[half] = power_of_two(running[half].highest - references[half]);
+            is_higher |= running[half].highest != highest;
+            running[half].highest = highest;
+            for (int part = 0; part < TILE / PART; part++) running[half].sums[part] *= corrections[half];
+        }
+#pragma unroll
+        for (int at = 0; at < TILE / 2; at++) {
+            scores[at] = weight_of(scores[at], scale, references[at / 2 % 2]);
+            float *sum = &running[at / 2 % 2].sums[at / 4 * 8 / PART];
+            *sum = __fadd_rn(*sum, scores[at]);
+        }
+    };
+    auto pack = [&]() {
+#pragma unroll
+        for (int at = 0; at < TILE / 4; at++) weights[at / 4][at % 4] = pair_of(scores[at * 2], scores[at * 2 + 1]);
+    };
+    auto correct = [&]() {
+        if (__any_sync(~0u, is_higher)) {
+#pragma unroll
+            for (int at = 0; at < DEPTH / 2; at++) found[at] *= corrections[at / 2 % 2];
+        }
+    };
+    auto segment_sum = [&](int half) {
+        float sum = 0.0f;
+        for (int part = 0; part < TILE / PART; part++) {
+            float of_part = running[half].sums[part];
+            of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
+            of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
+            sum = __fadd_rn(sum, of_part);
+        }
+        return sum;
+    };
+    auto end_segment = [&](bool is_first) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 both = join_weights(joined[half], running[half].highest, segment_sum(half));
+            float *row = joined_found + (warp * 16 + quad + half * 8) * DEPTH + column;
+#pragma unroll
+            for (int block = 0; block < DEPTH / 8; block++) {
+                float2 *place = (float2 *)(row + block * 8);
+                float2 before = is_first ? make_float2(0.0f, 0.0f) : *place;
+                before.x = join_found(before.x, found[block * 4 + half * 2], both);
+                before.y = join_found(before.y, found[block * 4 + half * 2 + 1], both);
+                *place = before;
+                found[block * 4 + half * 2] = before.x, found[block * 4 + half * 2 + 1] = before.y;
+            }
+        }
+    };
+
+    begin_segment();
+    score(0);
+    wait_for_products<0>();
+    let_go(0);
+    soften(0);
+    pack();
+    bool adds = false;
+    for (u32 tile = 0; tile + 1 < tile_count; tile++) {
+        score(tile + 1);
+        add_values(tile, adds);
+        adds = true;
+        wait_for_products<1>();
+        let_go(tile * 2 + 2);
+        if ((tile + 1) % SEGMENT_TILES == 0) {
+            wait_for_products<0>();
+            let_go(tile * 2 + 1);
+            end_segment(tile < SEGMENT_TILES);
+            begin_segment();
+            soften(tile + 1);
+            adds = false;
+        } else {
+            soften(tile + 1);
+            wait_for_products<0>();
+            let_go(tile * 2 + 1);
+            correct();
+        }
+        pack();
+    }
+    add_values(tile_count - 1, adds);
+    wait_for_products<0>();
+    float sums[2] = {segment_sum(0), segment_sum(1)};
+    if (tile_count > SEGMENT_TILES) {
+        end_segment(false);
+        sums[0] = joined[0].sum, sums[1] = joined[1].sum;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float share = 1.0f / sums[half];
+        u32 row = warp * 16 + quad + half * 8, token = row / GROUP;
+        if (token >= item.tokens) continue;
+        u16 *to = found_out + (u64)(item.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+#pragma unroll
+        for (int block = 0; block < DEPTH / 8; block++)
+            *(u32 *)(to + block * 8 + column) = pair_of(
+                in_the_end(found[block * 4 + half * 2], share), in_the_end(found[block * 4 + half * 2 + 1], share));
+    }
+}
+
+#endif

@@ -1,0 +1,317 @@
+// The choice of tokens by their logits, on the device. Weights are summed up as whole numbers, so that the order
+// of summation does not matter, and candidates are found by the digits of a key that orders them.
+
+// What changes the logits of an output before a token is chosen by them. They are changed in a copy: how likely a
+// token was is told by what the model said.
+struct Seen { u32 token, times; };
+struct Bias { u32 token; float bias; };
+struct Shaping {
+    u32 row;
+    u32 first_forbidden, forbidden;
+    u32 first_seen, seen;
+    u32 first_bias, biases;
+    u32 awaited;  // the output of the step before whose token counts as seen once more, or NONE
+    float repetition, frequency, presence;
+    u32 unused;
+};
+#define NONE 0xffffffffu
+
+__device__ __forceinline__ void penalise(float *logit, const Shaping &by, u32 times) {
+    float now = *logit;
+    if (by.repetition != 1.0f) now = now > 0.0f ? now / by.repetition : now * by.repetition;
+    if (times > 0) now -= __fadd_rn(__fmul_rn(by.frequency, (float)times), by.presence);
+    *logit = now;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, const u32 *forbidden, const Seen *seen,
+      const Bias *biases, const u32 *chosen_before) {
+    __shared__ u32 is_new;
+    Shaping by = all[blockIdx.x];
+    const float *from = logits + (u64)by.row * vocabulary;
+    float *row = shaped + (u64)by.row * vocabulary;
+    for (u32 token = threadIdx.x; token < vocabulary; token += 256) row[token] = from[token];
+    u32 awaited = by.awaited == NONE ? NONE : chosen_before[by.awaited];
+    if (threadIdx.x == 0) is_new = awaited != NONE;
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < by.forbidden; at += 256) row[forbidden[by.first_forbidden + at]] = -INFINITE;
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < by.seen; at += 256) {
+        Seen one = seen[by.first_seen + at];
+        bool is_awaited = one.token == awaited;
+        if (is_awaited) is_new = 0;
+        penalise(row + one.token, by, one.times + is_awaited);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && is_new) penalise(row + awaited, by, 1);
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < by.biases; at += 256) row[biases[by.first_bias + at].token] += biases[by.first_bias + at].bias;
+}
+
+// How the token of an output is drawn.
+struct Draw {
+    float temperature, top_p, min_p;
+    u32 top_k;
+    u64 drawn;  // from 0 to 2^53
+    u32 row, is_shaped, output, unused;
+};
+
+// Weights are counted in 2^-40 of the likeliest one's.
+#define WEIGHT_UNIT 1099511627776.0f
+#define INDEX_BITS 24
+#define SAMPLE_THREADS 1024
+
+
+// Keys order tokens: by their logits and then the lower first, or by themselves alone.
+__device__ __forceinline__ u64 token_key(u32 token) { return (1u << INDEX_BITS) - 1 - token; }
+__device__ __forceinline__ u64 likelihood_key(float logit, u32 token) {
+    u32 bits = __float_as_uint(logit);
+    u32 order = logit != logit ? 0 : (bits & 0x80000000u ? ~bits : bits | 0x80000000u);
+    return (u64)order << INDEX_BITS | token_key(token);
+}
+
+// Candidates are sorted into bins by how much less likely they are than the likeliest, and those of one bin are
+// put in order.
+#define BINS 2048
+#define LISTED_MAX 2048
+struct Selection {
+    u64 sums[BINS];
+    u64 keys[LISTED_MAX], measures[LISTED_MAX];
+    u64 parts[32], left, found;
+    u32 bin, listed;
+};
+
+// The bin of a logit: one whose weight is not counted any more would be in the last.
+__device__ __forceinline__ u32 bin_of(float logit, float highest, float scale) {
+    return min((u32)((highest - logit) * scale * (BINS / 40.0f)), BINS - 1);
+}
+
+// In which of `count` numbers their sum comes to `target`, and what is left of it there.
+__device__ __forceinline__ void find_part(const u64 *parts, u32 count, u64 target, u32 *part, u64 *left) {
+    u32 at = 0;
+    // What rounding leaves over falls to the last.
+    while (at + 1 < count && parts[at] < target) target -= parts[at++];
+    *part = at, *left = target;
+}
+
+// The key of the candidate at which the measures of all before it and its own, from the highest key down, have
+// come to `target`. `candidate` tells the key and the measure of a token, nothing for one that is none.
+template <typename Candidate>
+__device__ u64 select(
+    Selection &selection, const float *row, u32 vocabulary, float highest, float scale, u64 target, Candidate candidate) {
+    for (u32 bin = threadIdx.x; bin < BINS; bin += SAMPLE_THREADS) selection.sums[bin] = 0;
+    if (threadIdx.x == 0) selection.listed = 0;
+    __syncthreads();
+    for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+        u64 key, measure = candidate(token, key);
+        if (measure > 0) atomicAdd(&selection.sums[bin_of(row[token], highest, scale)], measure);
+    }
+    __syncthreads();
+    const u32 EACH = BINS / 32;
+    if (threadIdx.x < 32) {
+        u64 own = 0;
+        for (u32 bin = 0; bin < EACH; bin++) own += selection.sums[threadIdx.x * EACH + (bin + threadIdx.x) % EACH];
+        selection.parts[threadIdx.x] = own;
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            u32 part, bin;
+            u64 left;
+            find_part(selection.parts, 32, target, &part, &left);
+            find_part(selection.sums + part * EACH, EACH, left, &bin, &left);
+            selection.bin = part * EACH + bin, selection.left = left;
+        }
+    }
+    __syncthreads();
+    u32 chosen_bin = selection.bin;
+    for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+        u64 key, measure = candidate(token, key);
+        if (measure == 0 || bin_of(row[token], highest, scale) != chosen_bin) continue;
+        u32 place = atomicAdd(&selection.listed, 1u);
+        if (place < LISTED_MAX) selection.keys[place] = key, selection.measures[place] = measure;
+    }
+    __syncthreads();
+    u32 listed = selection.listed;
+    // As many as these are equals, or nearly so: each is looked for by itself among all.
+    bool is_long = listed > LISTED_MAX;
+    u64 lowest = ~0ull;
+    if (threadIdx.x == 0) selection.found = ~0ull;
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < (is_long ? vocabulary : listed); at += SAMPLE_THREADS) {
+        u64 key, measure, before = 0;
+        if (is_long) {
+            measure = candidate(at, key);
+            if (measure == 0 || bin_of(row[at], highest, scale) != chosen_bin) continue;
+            for (u32 token = 0; token < vocabulary; token++) {
+                u64 other, others = candidate(token, other);
+                if (others > 0 && other > key && bin_of(row[token], highest, scale) == chosen_bin) before += others;
+            }
+        } else {
+            key = selection.keys[at], measure = selection.measures[at];
+            for (u32 other = 0; other < listed; other++)
+                if (selection.keys[other] > key) before += selection.measures[other];
+        }
+        if (before < selection.left && selection.left <= before + measure) selection.found = key;
+        lowest = key < lowest ? key : lowest;
+    }
+    __syncthreads();
+    if (selection.found == ~0ull) atomicMin(&selection.found, lowest);
+    __syncthreads();
+    u64 found = selection.found;
+    __syncthreads();
+    return found;
+}
+
+// The token at which the weights of all before it and its own, in the order of tokens, have come to `target`.
+// Each warp has tokens that are together.
+template <typename Candidate>
+__device__ u32 walk(Selection &selection, u32 vocabulary, u64 target, Candidate candidate) {
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 each = (vocabulary + 31) / 32, first = warp * each, end = min(first + each, vocabulary);
+    u64 own = 0;
+    for (u32 token = first + lane; token < end; token += 32) {
+        u64 key;
+        own += candidate(token, key);
+    }
+    for (int step = 16; step > 0; step >>= 1) own += __shfl_xor_sync(~0u, own, step);
+    if (lane == 0) selection.parts[warp] = own;
+    __syncthreads();
+    u32 part;
+    u64 left;
+    find_part(selection.parts, 32, target, &part, &left);
+    if (warp == part) {
+        u32 found = end - 1;
+        for (u32 from = first; from < end; from += 32) {
+            u64 key, sum = from + lane < end ? candidate(from + lane, key) : 0;
+            for (int step = 1; step < 32; step <<= 1) {
+                u64 other = __shfl_up_sync(~0u, sum, step);
+                if (lane >= step) sum += other;
+            }
+            u32 reached = __ballot_sync(~0u, sum >= left);
+            if (reached) {
+                found = from + __ffs(reached) - 1;
+                break;
+            }
+            left -= __shfl_sync(~0u, sum, 31);
+        }
+        if (lane == 0) selection.bin = found;
+    }
+    __syncthreads();
+    return selection.bin;
+}
+
+template <typename Candidate>
+__device__ u64 total(Selection &selection, u32 vocabulary, Candidate candidate) {
+    if (threadIdx.x == 0) selection.sums[0] = 0;
+    __syncthreads();
+    u64 own = 0;
+    for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+        u64 key;
+        own += candidate(token, key);
+    }
+    atomicAdd(&selection.sums[0], own);
+    __syncthreads();
+    u64 all = selection.sums[0];
+    __syncthreads();
+    return all;
+}
+
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+sample(const float *logits, const float *shaped, u32 vocabulary, const Draw *draws, u32 *chosen) {
+    extern __shared__ __align__(1024) u8 memory[];
+    Selection &selection = *(Selection *)memory;
+    Draw draw = draws[blockIdx.x];
+    const float *row = (draw.is_shaped ? shaped : logits) + (u64)draw.row * vocabulary;
+    u64 likeliest = 0;
+    for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+        u64 key = likelihood_key(row[token], token);
+        likeliest = key > likeliest ? key : likeliest;
+    }
+    if (threadIdx.x == 0) selection.found = 0;
+    __syncthreads();
+    for (int step = 16; step > 0; step >>= 1) {
+        u64 other = __shfl_xor_sync(~0u, likeliest, step);
+        likeliest = other > likeliest ? other : likeliest;
+    }
+    if (threadIdx.x % 32 == 0) atomicMax(&selection.found, likeliest);
+    __syncthreads();
+    likeliest = selection.found;
+    __syncthreads();
+    u64 found = likeliest;
+    const u32 MASK = (1u << INDEX_BITS) - 1;
+    float highest = row[MASK - (u32)(likeliest & MASK)];
+    if (draw.temperature > 0.0f && fabsf(highest) < INFINITE) {
+        float scale = 1.4426950408889634f / draw.temperature;
+        u64 lowest = 0;
+        auto weighed = [&](u32 token, u64 &key) -> u64 {
+            float logit = row[token], weight = power_of_two((logit - highest) * scale);
+            key = likelihood_key(logit, token);
+            return weight >= draw.min_p && key >= lowest ? (u64)(weight * WEIGHT_UNIT) : 0;
+        };
+        auto counted = [&](u32 token, u64 &key) -> u64 { return weighed(token, key) > 0; };
+        auto selected = [&](u64 target, auto candidate) {
+            return select(selection, row, vocabulary, highest, scale, target, candidate);
+        };
+        bool is_cut = draw.top_k > 0 || draw.top_p < 1.0f;
+        if (draw.top_k > 0 && draw.top_k < vocabulary) lowest = selected(draw.top_k, counted);
+        if (draw.top_p < 1.0f) {
+            double share = (double)draw.top_p * (double)total(selection, vocabulary, weighed);
+            lowest = selected(share < 1.0 ? 1 : (u64)ceil(share), weighed);
+        }
+        u64 all = total(selection, vocabulary, weighed);
+        // The first at which more than the drawn share has been passed.
+        u64 target = __umul64hi(all, draw.drawn << 11) + 1;
+        found = is_cut ? selected(target, weighed) : token_key(walk(selection, vocabulary, target, weighed));
+    }
+    if (threadIdx.x == 0) chosen[draw.output] = MASK - (u32)(found & MASK);
+}
+
+// How likely a token was: `token`, or the one that an output has chosen.
+struct Score { u32 row, token, output, top; };
+struct Likelihood { u32 token; float logprob; };
+
+extern "C" __global__ void __launch_bounds__(SAMPLE_THREADS)
+score(const float *logits, u32 vocabulary, const Score *scores, const u32 *chosen, Likelihood *found, u32 stride) {
+    __shared__ u64 keys[32];
+    __shared__ double sums[32];
+    Score wanted = scores[blockIdx.x];
+    const float *row = logits + (u64)wanted.row * vocabulary;
+    u32 token = wanted.output == NONE ? wanted.token : chosen[wanted.output];
+    const u32 MASK = (1u << INDEX_BITS) - 1;
+    Likelihood *to = found + (u64)blockIdx.x * stride;
+    double highest = 0.0, total = 0.0;
+    u64 last = ~0ull;
+    // The likeliest is looked for in any case: sums are taken by it.
+    for (u32 place = 0; place < max(wanted.top, 1u); place++) {
+        u64 best = 0;
+        for (u32 at = threadIdx.x; at < vocabulary; at += SAMPLE_THREADS) {
+            u64 key = likelihood_key(row[at], at);
+            if (key < last && key > best) best = key;
+        }
+        for (int step = 16; step > 0; step >>= 1) {
+            u64 other = __shfl_xor_sync(~0u, best, step);
+            best = other > best ? other : best;
+        }
+        if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = best;
+        __syncthreads();
+        for (int warp = 0; warp < 32; warp++) best = keys[warp] > best ? keys[warp] : best;
+        last = best;
+        u32 likeliest = MASK - (u32)(best & MASK);
+        if (place == 0) {
+            highest = row[likeliest];
+            double own = 0.0;
+            for (u32 at = threadIdx.x; at < vocabulary; at += SAMPLE_THREADS) {
+                double weight = exp((double)row[at] - highest);
+                if (weight < 2.0) own += weight;
+            }
+            for (int step = 16; step > 0; step >>= 1) own += __shfl_xor_sync(~0u, own, step);
+            if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = own;
+            __syncthreads();
+            for (int warp = 0; warp < 32; warp++) total += sums[warp];
+            total = log(total);
+        }
+        if (threadIdx.x == 0 && place < wanted.top)
+            to[1 + place] = Likelihood{likeliest, (float)((double)row[likeliest] - highest - total)};
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) to[0] = Likelihood{token, (float)((double)row[token] - highest - total)};
+}

@@ -1,0 +1,185 @@
+//! Models of the Llama family on a GPU: the forward pass over paged KV in bf16, and the choice of tokens.
+//!
+//! What a model computes for a token depends on the tokens up to it and on nothing else, to the bit: products sum up in an
+//! order that does not depend on the number of rows, attention visits keys in tiles and segments at fixed positions, and
+//! everything else is computed for each token by itself.
+
+#![allow(unsafe_code)]
+
+mod choosing;
+mod forward;
+mod header;
+pub mod kernels;
+mod plain;
+mod products;
+mod running;
+mod step;
+mod ticket;
+mod weights;
+
+use std::sync::Arc;
+
+use terrace_engine::{Batch, KvLayout, KvType, Model, ModelError, StepLimits};
+use terrace_model::{Shape, WeightSource};
+
+use crate::context::Context;
+use crate::driver::{Driver, Priority};
+use crate::error::CudaError;
+use crate::fence::CudaFence;
+use crate::memory::CudaMemory;
+use crate::real::RealDriver;
+use kernels::Kernels;
+use running::Running;
+pub use ticket::CudaTicket;
+use weights::{Upload, Weights};
+
+/// Changes when the same weights are computed differently.
+const VERSION: u32 = 1;
+
+/// A model of the Llama family, computed on a GPU.
+#[derive(Debug)]
+pub struct CudaLlama {
+    context: Arc<Context>,
+    driver: Arc<dyn Driver>,
+    shape: Shape,
+    fingerprint: String,
+    /// Until the first step.
+    weights: Option<Weights>,
+    running: Option<Running>,
+}
+
+impl CudaLlama {
+    /// Brings the weights of a model to a GPU. `progress` is told how many bytes have been brought, and of how many.
+    ///
+    /// # Errors
+    /// When the GPU has no room for them, or cannot compute such a model.
+    pub fn load(
+        context: &Arc<Context>,
+        shape: &Shape,
+        source: &dyn WeightSource,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, CudaError> {
+        let driver = driver_of(context, shape)?;
+        let stream = context.create_stream(Priority::High)?;
+        let loaded = Upload::new(&driver, shape, source, stream, progress).and_then(|mut upload| {
+            let weights = Weights::new(&driver, shape, |part, to| upload.bring(part, to))?;
+            upload.end()?;
+            Ok(weights)
+        });
+        driver.destroy_stream(stream);
+        Ok(Self::of(context, driver, shape, source.fingerprint(shape), loaded?))
+    }
+
+    /// A model whose weights look random: for measurements, where they need not mean anything.
+    ///
+    /// # Errors
+    /// When the GPU has no room for it, or cannot compute such a model.
+    pub fn random(context: &Arc<Context>, shape: &Shape) -> Result<Self, CudaError> {
+        let driver = driver_of(context, shape)?;
+        let kernels = Kernels::new(context, shape, 1)?;
+        let stream = context.create_stream(Priority::High)?;
+        let fill = |part, to| weights::fill(&kernels, shape, stream, part, to);
+        let filled = Weights::new(&driver, shape, fill);
+        driver.drain(stream)?;
+        driver.destroy_stream(stream);
+        Ok(Self::of(context, driver, shape, format!("random-{shape:?}"), filled?))
+    }
+
+    fn of(
+        context: &Arc<Context>,
+        driver: Arc<dyn Driver>,
+        shape: &Shape,
+        weights_fingerprint: String,
+        weights: Weights,
+    ) -> Self {
+        // Others round otherwise, and their KV must not be mixed with this.
+        let fingerprint = format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
+        let (context, shape, weights) = (context.clone(), shape.clone(), Some(weights));
+        Self { context, driver, shape, fingerprint, weights, running: None }
+    }
+
+    /// How many bytes the weights of a model take on the GPU.
+    #[must_use]
+    pub fn weight_bytes(shape: &Shape) -> usize {
+        weights::bytes(shape)
+    }
+
+    /// How many bytes a model takes beside its weights and KV, with steps of such a size.
+    #[must_use]
+    pub fn step_bytes(shape: &Shape, limits: StepLimits) -> usize {
+        running::bytes(shape, limits)
+    }
+}
+
+/// Looks whether a model can be computed.
+fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, CudaError> {
+    const CAPABILITY_MIN: u32 = 80;
+    let unsupported = |what: String| Err(CudaError::Unsupported(what));
+    if context.capability() < CAPABILITY_MIN {
+        let (name, capability) = (context.name(), context.capability());
+        return unsupported(format!(
+            "{name} is of compute capability {}.{}, and bf16 on tensor cores needs 8.0",
+            capability / 10,
+            capability % 10
+        ));
+    }
+    for (name, size) in [("head_dim", shape.head_dim), ("hidden_size", shape.dim)] {
+        if !size.is_multiple_of(8) {
+            return unsupported(format!("{name} is {size}, and kernels want multiples of 8"));
+        }
+    }
+    if !shape.hidden.is_multiple_of(8) {
+        let hidden = shape.hidden;
+        return unsupported(format!("intermediate_size is {hidden}, and kernels want multiples of 8"));
+    }
+    if shape.head_dim > 256 || shape.group() > kernels::ROWS {
+        return unsupported("its heads are larger, or more of them share keys, than kernels can".into());
+    }
+    Ok(Arc::new(RealDriver::new(context)?))
+}
+
+impl Model for CudaLlama {
+    type Memory = CudaMemory;
+    type Fence = CudaFence;
+    type Ticket = CudaTicket;
+
+    fn kv_layout(&self) -> KvLayout {
+        kv_layout(&self.shape)
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.shape.vocabulary
+    }
+
+    fn positions_max(&self) -> u32 {
+        self.shape.positions_max
+    }
+
+    fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn waits_for_layers(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, memory: &CudaMemory, limits: StepLimits) -> Result<(), ModelError> {
+        let already = || ModelError("it has begun already".to_owned());
+        let weights = self.weights.take().ok_or_else(already)?;
+        let running =
+            Running::new(&self.context, &self.driver, &self.shape, weights, memory, limits);
+        self.running = Some(running.map_err(|error| ModelError(error.to_string()))?);
+        Ok(())
+    }
+
+    fn launch(&mut self, batch: &Arc<Batch>) -> Result<CudaTicket, ModelError> {
+        let not_yet = || ModelError("it has not begun".to_owned());
+        self.running.as_mut().ok_or_else(not_yet)?.launch(batch)
+    }
+}
+
+/// How the KV of a model lies in pages on a GPU.
+#[must_use]
+pub fn kv_layout(shape: &Shape) -> KvLayout {
+    KvLayout::keys_and_values(KvType::Bf16, shape.layers, shape.kv_heads, shape.head_dim)
+}

@@ -1,0 +1,288 @@
+//! From logits to tokens: what is handed to the GPU for the outputs of a step, and what comes back.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use parking_lot::Mutex;
+use terrace_engine::{Logprobs, StepLimits};
+use terrace_model::Shape;
+
+use super::forward::{Forward, LOGITS_ROWS};
+use super::header::{Header, Plan, Section};
+use super::kernels::Parameters;
+use super::plain::{self, Bias, Draw, Likelihood, Score, Seen};
+use super::step::Work;
+use crate::context::call;
+use crate::driver::{DeviceAddress, Driver};
+use crate::error::CudaError;
+use crate::memory::Allocation;
+use crate::pinned::PinnedBytes;
+
+/// Penalised, forbidden and biased tokens of all rows of a step.
+const EDITS_MAX: usize = 1 << 20;
+/// Likeliest tokens that can be asked for beside each.
+const TOP_MAX: u32 = 64;
+
+/// Where the lists of a step lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sections {
+    draws: Section,
+    shapings: Section,
+    scores: Section,
+    forbidden: Section,
+    biases: Section,
+    seen: Section,
+}
+
+impl Sections {
+    pub(super) fn new(plan: &mut Plan, rows: usize, tokens: usize) -> Self {
+        Self {
+            draws: plan.add::<Draw>(rows),
+            shapings: plan.add::<plain::Shaping>(rows),
+            scores: plan.add::<Score>(tokens + rows),
+            forbidden: plan.add::<u32>(EDITS_MAX / 16),
+            biases: plan.add::<Bias>(EDITS_MAX / 4),
+            seen: plan.add::<Seen>(EDITS_MAX),
+        }
+    }
+}
+
+/// Chooses tokens.
+#[derive(Debug)]
+pub(super) struct Choosing {
+    driver: Arc<dyn Driver>,
+    sections: Sections,
+    /// By output. What the step before has chosen, until this one chooses.
+    chosen: Allocation,
+    rows: usize,
+    /// `[row][token]`: logits that were changed.
+    shaped: Allocation,
+    likelihoods: Allocation,
+    likelihoods_bytes: usize,
+    spare: Spare,
+}
+
+/// Pinned memory for what comes back, used again and again.
+type Spare = Arc<Mutex<Vec<PinnedBytes>>>;
+
+/// What comes back of a step.
+#[derive(Debug)]
+pub(super) struct Results {
+    /// Chosen tokens, and then likelihoods.
+    memory: Option<PinnedBytes>,
+    likelihoods_at: usize,
+    stride: u32,
+    /// Logits that the host is told, one row behind the other.
+    told: Option<PinnedBytes>,
+    spare: Spare,
+}
+
+impl Results {
+    /// The token that an output has chosen.
+    pub(super) fn chosen(&self, output: usize) -> u32 {
+        plain::read(&self.bytes()[output * 4..])
+    }
+
+    /// The answer to a score.
+    pub(super) fn logprobs(&self, score: usize, top: usize) -> Logprobs {
+        let first = self.likelihoods_at + score * self.stride as usize * size_of::<Likelihood>();
+        let at = |place: usize| -> Likelihood {
+            plain::read(&self.bytes()[first + place * size_of::<Likelihood>()..])
+        };
+        let Likelihood { token, logprob } = at(0);
+        let top = (1..=top).map(|place| (at(place).token, at(place).logprob)).collect();
+        Logprobs { token, logprob, top }
+    }
+
+    /// Logits that the host is told.
+    pub(super) fn logits(&self, row: usize, vocabulary: usize) -> Vec<f32> {
+        let bytes = self.told.as_ref().expect("they were asked for").bytes();
+        let row = &bytes[row * vocabulary * 4..][..vocabulary * 4];
+        row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.memory.as_ref().expect("it is kept until the end").bytes()
+    }
+}
+
+impl Drop for Results {
+    fn drop(&mut self) {
+        self.spare.lock().extend(self.memory.take());
+    }
+}
+
+impl Choosing {
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        shape: &Shape,
+        limits: StepLimits,
+        sections: Sections,
+    ) -> Result<Self, CudaError> {
+        let rows = limits.rows as usize;
+        let likelihoods = limits.tokens_max as usize + rows * (TOP_MAX as usize + 1);
+        let likelihoods_bytes = 4 * likelihoods * size_of::<Likelihood>();
+        Ok(Self {
+            driver: driver.clone(),
+            sections,
+            chosen: Allocation::new(driver, rows * 4)?,
+            rows,
+            shaped: Allocation::new(driver, LOGITS_ROWS * shape.vocabulary * 4)?,
+            likelihoods: Allocation::new(driver, likelihoods_bytes)?,
+            likelihoods_bytes,
+            spare: Spare::default(),
+        })
+    }
+
+    /// Where the tokens are that the step before has chosen.
+    pub(super) fn chosen(&self) -> DeviceAddress {
+        self.chosen.at()
+    }
+
+    /// Writes the lists of a step.
+    pub(super) fn write(&self, header: &mut Header, work: &Work) -> Result<(), CudaError> {
+        let sections = &self.sections;
+        header.write(sections.draws, &work.draws)?;
+        header.write(sections.shapings, &work.shapings)?;
+        header.write(sections.scores, &work.scores)?;
+        header.write(sections.forbidden, &work.forbidden)?;
+        header.write(sections.biases, &work.biases)?;
+        header.write(sections.seen, &work.seen)
+    }
+
+    /// Gets memory for what comes back.
+    pub(super) fn begin(&self, work: &Work) -> Result<Results, CudaError> {
+        let stride = 1 + work.scores.iter().map(|score| score.top).max().unwrap_or(0);
+        let bytes = work.scores.len() * stride as usize * size_of::<Likelihood>();
+        if bytes > self.likelihoods_bytes {
+            return Err(CudaError::Config("more log-probabilities are wanted than a step can have"));
+        }
+        let spare = self.spare.lock().pop();
+        let memory = match spare {
+            Some(memory) => memory,
+            None => PinnedBytes::new(&self.driver, self.rows * 4 + self.likelihoods_bytes)?,
+        };
+        let (likelihoods_at, spare) = (self.rows * 4, self.spare.clone());
+        Ok(Results { memory: Some(memory), likelihoods_at, stride, told: None, spare })
+    }
+
+    /// Hands over what follows the logits of some rows.
+    pub(super) fn choose(
+        &self,
+        forward: &Forward,
+        header: &Header,
+        work: &Work,
+        rows: Range<u32>,
+        results: &mut Results,
+    ) -> Result<(), CudaError> {
+        let (stream, kernels) = (forward.stream, &forward.kernels);
+        let vocabulary = forward.shape.vocabulary;
+        let row_bytes = vocabulary * 4;
+        // Lists have rows of all logits; these are where they would be if all of them were there.
+        let before = rows.start as usize * row_bytes;
+        let from = |allocation: &Allocation| allocation.at().0.wrapping_sub(before as u64);
+        let (logits, shaped) = (from(&forward.buffers().logits), from(&self.shaped));
+        self.tell(forward, work, &rows, logits, results)?;
+        let parameters = || Parameters::default().wide(logits);
+        // SAFETY, here and below: the lists were sent, they name rows and tokens that there are, and all memory lives as
+        // long as `self`, which is kept until the stream has ended.
+        let shapings = within(&work.shapings, &rows, |it| it.row);
+        if !shapings.is_empty() {
+            let parameters = parameters()
+                .wide(shaped)
+                .narrow(vocabulary as u32)
+                .wide(header.at(self.sections.shapings).0 + bytes::<plain::Shaping>(shapings.start))
+                .wide(header.at(self.sections.forbidden).0)
+                .wide(header.at(self.sections.seen).0)
+                .wide(header.at(self.sections.biases).0)
+                .wide(self.chosen.at().0);
+            unsafe { kernels.shape.launch(stream, shapings.len(), parameters) }?;
+        }
+        let draws = within(&work.draws, &rows, |it| it.row);
+        if !draws.is_empty() {
+            let parameters = parameters()
+                .wide(shaped)
+                .narrow(vocabulary as u32)
+                .wide(header.at(self.sections.draws).0 + bytes::<Draw>(draws.start))
+                .wide(self.chosen.at().0);
+            unsafe { kernels.sample.launch(stream, draws.len(), parameters) }?;
+        }
+        let scores = within(&work.scores, &rows, |it| it.row);
+        if !scores.is_empty() {
+            let first = scores.start * results.stride as usize;
+            let parameters = parameters()
+                .narrow(vocabulary as u32)
+                .wide(header.at(self.sections.scores).0 + bytes::<Score>(scores.start))
+                .wide(self.chosen.at().0)
+                .wide(self.likelihoods.at().0 + bytes::<Likelihood>(first))
+                .narrow(results.stride);
+            unsafe { kernels.score.launch(stream, scores.len(), parameters) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies the logits of which the host is told.
+    fn tell(
+        &self,
+        forward: &Forward,
+        work: &Work,
+        rows: &Range<u32>,
+        logits: u64,
+        results: &mut Results,
+    ) -> Result<(), CudaError> {
+        let row_bytes = forward.shape.vocabulary * 4;
+        for told in within(&work.told, rows, |row| *row) {
+            if results.told.is_none() {
+                let bytes = work.told.len() * row_bytes;
+                results.told = Some(PinnedBytes::new(&self.driver, bytes)?);
+            }
+            let memory = results.told.as_mut().expect("it was made").bytes_mut();
+            let to = &mut memory[told * row_bytes..][..row_bytes];
+            let from = logits.wrapping_add(u64::from(work.told[told]) * row_bytes as u64);
+            // SAFETY: both are a row long, and the host reads it only when the step has ended.
+            let copied = unsafe { result::memcpy_dtoh_async(to, from, forward.stream.raw()) };
+            call("cuMemcpyDtoHAsync", copied)?;
+        }
+        Ok(())
+    }
+
+    /// Has what was chosen brought back.
+    pub(super) fn end(
+        &self,
+        forward: &Forward,
+        work: &Work,
+        results: &mut Results,
+    ) -> Result<(), CudaError> {
+        let likelihoods_at = results.likelihoods_at;
+        let likelihoods = work.scores.len() * results.stride as usize * size_of::<Likelihood>();
+        let memory = results.memory.as_mut().expect("it is kept until the end").bytes_mut();
+        let (chosen, rest) = memory.split_at_mut(likelihoods_at);
+        let outputs = work.draws.iter().map(|draw| draw.output as usize + 1).max().unwrap_or(0);
+        for (to, from) in [
+            (&mut chosen[..outputs * 4], self.chosen.at()),
+            (&mut rest[..likelihoods], self.likelihoods.at()),
+        ] {
+            if to.is_empty() {
+                continue;
+            }
+            // SAFETY: there is as much on the device, and the host reads it only when the step has ended.
+            let copied = unsafe { result::memcpy_dtoh_async(to, from.0, forward.stream.raw()) };
+            call("cuMemcpyDtoHAsync", copied)?;
+        }
+        Ok(())
+    }
+}
+
+/// Those of a list that belong to some rows: it is in their order.
+fn within<T>(all: &[T], rows: &Range<u32>, row: impl Fn(&T) -> u32) -> Range<usize> {
+    let first = all.partition_point(|it| row(it) < rows.start);
+    first..all.partition_point(|it| row(it) < rows.end)
+}
+
+/// So many of them, in bytes.
+fn bytes<T>(count: usize) -> u64 {
+    (count * size_of::<T>()) as u64
+}

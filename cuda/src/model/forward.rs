@@ -1,0 +1,452 @@
+//! The forward pass: what is handed to the GPU for the tokens of a step.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use terrace_engine::{CopyProgress, StepLimits};
+use terrace_model::Shape;
+
+use super::kernels::{Kernel, Kernels, Parameters};
+use super::plain::Pages;
+use super::products::{Operands, Products, Size};
+use super::weights::Weights;
+use crate::context::{Context, call};
+use crate::driver::{CallError, DeviceAddress, Driver, Stream};
+use crate::error::CudaError;
+use crate::memory::{Allocation, CudaMemory};
+
+/// Steps of at most so many tokens, each of another sequence, are computed by graphs.
+pub(super) const GRAPH_TOKENS_MAX: usize = 256;
+
+/// Rows of logits that are computed at once.
+pub(super) const LOGITS_ROWS: usize = 256;
+
+/// How many rows are computed for so many tokens: products are fastest, and few plans are enough, if these are round.
+pub(super) fn rounded(tokens: usize) -> usize {
+    match tokens {
+        few if few <= GRAPH_TOKENS_MAX => few.next_power_of_two(),
+        many => many.next_multiple_of(64),
+    }
+}
+
+/// All that the forward pass needs, on the device.
+#[derive(Debug)]
+pub(super) struct Forward {
+    pub(super) shape: Shape,
+    pub(super) kernels: Kernels,
+    pub(super) stream: Stream,
+    weights: Weights,
+    products: Products,
+    memory: CudaMemory,
+    buffers: Buffers,
+    graphs: BTreeMap<usize, sys::CUgraphExec>,
+    /// Blocks of kernels that stay as long as there is work.
+    resident_blocks: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: graphs are handles, which any thread may use.
+unsafe impl Send for Forward {}
+
+/// What is between kernels. All of bf16 and `[token][element]`, unless said otherwise.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    /// Between layers.
+    x: Allocation,
+    normed: Allocation,
+    qkv: Allocation,
+    found: Allocation,
+    /// What the second half of a layer, or the first, has to add.
+    added: Allocation,
+    gate_up: Allocation,
+    gated: Allocation,
+    partials: Allocation,
+    /// `[position][pair]`, f32.
+    cosines: Allocation,
+    sines: Allocation,
+    /// `[row][entry]`.
+    pub(super) table: Allocation,
+    pub(super) row_entries: u32,
+    /// `[row][token]`, f32.
+    pub(super) logits: Allocation,
+}
+
+/// Where a step's lists are, and how long they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lists {
+    pub(super) tokens: DeviceAddress,
+    pub(super) many: DeviceAddress,
+    pub(super) few: DeviceAddress,
+    pub(super) few_count: DeviceAddress,
+    pub(super) segments: DeviceAddress,
+    pub(super) segments_count: DeviceAddress,
+    pub(super) logits_of: DeviceAddress,
+}
+
+/// How large a step is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Rounded.
+    pub(super) tokens: usize,
+    pub(super) many: usize,
+    pub(super) has_few: bool,
+    pub(super) has_segments: bool,
+}
+
+/// The bytes of each buffer, in their order.
+pub(super) struct BufferBytes {
+    pub(super) x: usize,
+    qkv: usize,
+    found: usize,
+    gate_up: usize,
+    gated: usize,
+    partials: usize,
+    angles: usize,
+    table: usize,
+    pub(super) logits: usize,
+    pub(super) partials_max: u32,
+    row_entries: u32,
+}
+
+impl BufferBytes {
+    pub(super) fn new(shape: &Shape, limits: StepLimits) -> Self {
+        /// More would only be needed by many long sequences at once, some of which are then computed as if they were
+        /// many tokens.
+        const PARTIALS_MAX: u32 = 4096;
+        let tokens = rounded(limits.tokens_max as usize).max(GRAPH_TOKENS_MAX);
+        let depth = shape.head_dim.next_multiple_of(16);
+        let segments = shape.positions_max.div_ceil(super::kernels::SEGMENT);
+        let partials_max = limits.rows.saturating_mul(segments).min(PARTIALS_MAX);
+        let partial = shape.kv_heads * super::kernels::FEW_ROWS * (depth + 2) * 4;
+        let row_entries = shape.positions_max.div_ceil(limits.page_size);
+        Self {
+            x: tokens * shape.dim * 2,
+            qkv: tokens * shape.qkv() * 2,
+            found: tokens * shape.queries() * 2,
+            gate_up: tokens * 2 * shape.hidden * 2,
+            gated: tokens * shape.hidden * 2,
+            partials: partials_max as usize * partial,
+            angles: shape.positions_max as usize * (shape.head_dim / 2) * 4,
+            table: limits.rows as usize * row_entries as usize * 4,
+            logits: LOGITS_ROWS * shape.vocabulary * 4,
+            partials_max,
+            row_entries,
+        }
+    }
+
+    pub(super) fn total(&self) -> usize {
+        3 * self.x
+            + self.qkv
+            + self.found
+            + self.gate_up
+            + self.gated
+            + self.partials
+            + 2 * self.angles
+            + self.table
+            + self.logits
+    }
+}
+
+impl Buffers {
+    fn new(driver: &Arc<dyn Driver>, shape: &Shape, bytes: &BufferBytes) -> Result<Self, CudaError> {
+        let get = |bytes| Allocation::new(driver, bytes).map_err(CudaError::from);
+        let (cosines, sines) = (get(bytes.angles)?, get(bytes.angles)?);
+        let frequencies = shape.frequencies();
+        let angles = (0..shape.positions_max)
+            .flat_map(|position| frequencies.iter().map(move |each| (position as f32 * each).sin_cos()));
+        let (all_sines, all_cosines): (Vec<f32>, Vec<f32>) = angles.unzip();
+        for (to, numbers) in [(&cosines, &all_cosines), (&sines, &all_sines)] {
+            // SAFETY: the memory is as large.
+            let copied = unsafe { result::memcpy_htod_sync(to.at().0, numbers) };
+            call("cuMemcpyHtoD", copied)?;
+        }
+        Ok(Self {
+            x: get(bytes.x)?,
+            normed: get(bytes.x)?,
+            qkv: get(bytes.qkv)?,
+            found: get(bytes.found)?,
+            added: get(bytes.x)?,
+            gate_up: get(bytes.gate_up)?,
+            gated: get(bytes.gated)?,
+            partials: get(bytes.partials.max(1))?,
+            cosines,
+            sines,
+            table: get(bytes.table)?,
+            row_entries: bytes.row_entries,
+            logits: get(bytes.logits)?,
+        })
+    }
+}
+
+impl Forward {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        driver: &Arc<dyn Driver>,
+        shape: &Shape,
+        weights: Weights,
+        memory: &CudaMemory,
+        limits: StepLimits,
+        stream: Stream,
+    ) -> Result<Self, CudaError> {
+        let mut forward = Self {
+            shape: shape.clone(),
+            kernels: Kernels::new(context, shape, limits.page_size)?,
+            stream,
+            weights,
+            products: Products::new(driver)?,
+            memory: memory.clone(),
+            buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
+            graphs: BTreeMap::new(),
+            resident_blocks: 2 * context.multiprocessors()? as usize,
+            context: context.clone(),
+        };
+        forward.tune(&**driver, limits)?;
+        Ok(forward)
+    }
+
+    pub(super) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Hands the layers to the stream.
+    pub(super) fn layers(
+        &mut self,
+        extent: Extent,
+        lists: &Lists,
+        arriving: &[CopyProgress],
+    ) -> Result<(), CudaError> {
+        let (tokens, dim) = (extent.tokens, self.shape.dim as u32);
+        let (x, normed, qkv, found, added, gate_up, gated) = {
+            let it = &self.buffers;
+            let at = Allocation::at;
+            let (gate_up, gated) = (at(&it.gate_up), at(&it.gated));
+            (at(&it.x), at(&it.normed), at(&it.qkv), at(&it.found), at(&it.added), gate_up, gated)
+        };
+        let embeddings = self.weights.embeddings.at();
+        let words = Parameters::default().wide(embeddings.0).wide(lists.tokens.0).wide(x.0);
+        // SAFETY, here and below: buffers are as large as the largest step, lists are what was sent before, and all of
+        // them live as long as `self`, which is kept until the stream has ended.
+        unsafe { self.kernels.embed.launch(self.stream, tokens, words.narrow(dim)) }?;
+        for layer in 0..self.shape.layers {
+            let weights = &self.weights.layers[layer];
+            let norms = [&weights.attention_norm, &weights.feed_forward_norm].map(Allocation::at);
+            let products = [&weights.qkv, &weights.attention_out, &weights.gate_up, &weights.down];
+            let [to_qkv, to_out, to_gate_up, to_down] = products.map(Allocation::at);
+            let bias = weights.qkv_bias.as_ref().map_or(0, |bias| bias.at().0);
+            let before = if layer > 0 { added.0 } else { 0 };
+            self.add_norm(tokens, before, norms[0], None)?;
+            let (qkv_size, out_size) = (self.shape.qkv(), self.shape.queries());
+            self.product(tokens, to_qkv, (self.shape.dim, normed), (qkv_size, qkv))?;
+            self.turn_and_keep(layer, tokens, bias, lists)?;
+            for progress in arriving {
+                self.memory.wait_for_layer(self.stream, progress, layer)?;
+            }
+            self.attend(layer, extent, lists)?;
+            self.product(tokens, to_out, (out_size, found), (self.shape.dim, added))?;
+            self.add_norm(tokens, added.0, norms[1], None)?;
+            let hidden = self.shape.hidden;
+            self.product(tokens, to_gate_up, (self.shape.dim, normed), (2 * hidden, gate_up))?;
+            let count = tokens * hidden / 8;
+            let parameters = Parameters::default().wide(gate_up.0).wide(gated.0);
+            let parameters = parameters.narrow(hidden as u32).wide(count as u64);
+            unsafe { self.kernels.gate.launch(self.stream, count.div_ceil(256), parameters) }?;
+            self.product(tokens, to_down, (hidden, gated), (self.shape.dim, added))?;
+        }
+        Ok(())
+    }
+
+    /// Hands over the logits after some tokens: those that a list names, or the first so many.
+    pub(super) fn logits(&mut self, rows: usize, list: Option<DeviceAddress>) -> Result<(), CudaError> {
+        let (added, norm) = (self.buffers.added.at(), self.weights.final_norm.at());
+        self.add_norm(rows, added.0, norm, list)?;
+        let size = Size {
+            rows: rounded(rows),
+            outputs: self.shape.vocabulary,
+            inputs: self.shape.dim,
+            is_wide: true,
+        };
+        let (rows, out) = (self.buffers.normed.at(), self.buffers.logits.at());
+        let operands = Operands { weights: self.weights.head(), rows, out };
+        // SAFETY: as above.
+        Ok(unsafe { self.products.multiply(self.stream, size, operands) }?)
+    }
+
+    /// Hands over a step of tokens of different sequences, with the logits after each, as a graph.
+    pub(super) fn by_graph(&mut self, tokens: usize, lists: &Lists) -> Result<(), CudaError> {
+        let graph = match self.graphs.get(&tokens) {
+            Some(graph) => *graph,
+            None => {
+                let graph = self.capture(tokens, lists)?;
+                self.graphs.insert(tokens, graph);
+                graph
+            }
+        };
+        // SAFETY: the graph exists as long as `self`.
+        let launched = unsafe { result::graph::launch(graph, self.stream.raw()) };
+        Ok(call("cuGraphLaunch", launched)?)
+    }
+
+    fn capture(&mut self, tokens: usize, lists: &Lists) -> Result<sys::CUgraphExec, CudaError> {
+        let extent = Extent { tokens, many: 0, has_few: true, has_segments: true };
+        let stream = self.stream.raw();
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream exists; what is captured is what would be launched.
+        call("cuStreamBeginCapture", unsafe { result::stream::begin_capture(stream, mode) })?;
+        let handed = self.layers(extent, lists, &[]).and_then(|()| self.logits(tokens, None));
+        // SAFETY: the capture has begun, and ends in any case.
+        let graph = call("cuStreamEndCapture", unsafe { result::stream::end_capture(stream) });
+        handed?;
+        let graph = graph?;
+        let flags = sys::CUgraphInstantiate_flags(0);
+        // SAFETY: the graph was captured, and is not needed once it is instantiated.
+        let (instance, destroyed) =
+            unsafe { (result::graph::instantiate(graph, flags), result::graph::destroy(graph)) };
+        let instance = call("cuGraphInstantiate", instance)?;
+        call("cuGraphDestroy", destroyed)?;
+        Ok(instance)
+    }
+
+    fn add_norm(
+        &self,
+        rows: usize,
+        added: u64,
+        weights: DeviceAddress,
+        list: Option<DeviceAddress>,
+    ) -> Result<(), CallError> {
+        let Buffers { x, normed, .. } = &self.buffers;
+        let parameters = Parameters::default()
+            .wide(x.at().0)
+            .wide(added)
+            .wide(weights.0)
+            .wide(normed.at().0)
+            .wide(list.map_or(0, |list| list.0))
+            .narrow(self.shape.dim as u32)
+            .float(self.shape.norm_epsilon);
+        // SAFETY: as above.
+        unsafe { self.kernels.add_norm.launch(self.stream, rows, parameters) }
+    }
+
+    fn product(
+        &mut self,
+        rows: usize,
+        weights: DeviceAddress,
+        (inputs, from): (usize, DeviceAddress),
+        (outputs, to): (usize, DeviceAddress),
+    ) -> Result<(), CallError> {
+        let size = Size { rows, outputs, inputs, is_wide: false };
+        let operands = Operands { weights, rows: from, out: to };
+        // SAFETY: as above.
+        unsafe { self.products.multiply(self.stream, size, operands) }
+    }
+
+    fn turn_and_keep(
+        &self,
+        layer: usize,
+        tokens: usize,
+        bias: u64,
+        lists: &Lists,
+    ) -> Result<(), CallError> {
+        let Buffers { qkv, cosines, sines, .. } = &self.buffers;
+        let pages = self.pages(layer);
+        let parameters = Parameters::default()
+            .wide(qkv.at().0)
+            .wide(bias)
+            .wide(lists.tokens.0)
+            .wide(cosines.at().0)
+            .wide(sines.at().0)
+            .wide(pages.kv)
+            .wide(pages.page_bytes)
+            .wide(pages.layer_offset)
+            .narrow(tokens as u32);
+        let threads = tokens * self.shape.qkv() / 4;
+        // SAFETY: as above; places are in pages that the step writes to.
+        unsafe { self.kernels.turn_and_keep.launch(self.stream, threads.div_ceil(256), parameters) }
+    }
+
+    fn attend(&self, layer: usize, extent: Extent, lists: &Lists) -> Result<(), CallError> {
+        let Buffers { qkv, found, partials, .. } = &self.buffers;
+        let (pages, kv_heads) = (self.pages(layer), self.shape.kv_heads);
+        let launch = |kernel: &Kernel, blocks, parameters| {
+            // SAFETY: as above; items name tokens of the step, and pages that hold what they look at.
+            unsafe { kernel.launch(self.stream, blocks, parameters) }
+        };
+        let common = || Parameters::default().wide(qkv.at().0).wide(found.at().0).pages(pages);
+        if extent.many > 0 {
+            let parameters = common().wide(lists.many.0);
+            launch(&self.kernels.attend, extent.many * kv_heads, parameters)?;
+        }
+        if extent.has_few {
+            let parameters =
+                common().wide(lists.few.0).wide(lists.few_count.0).wide(partials.at().0);
+            launch(&self.kernels.attend_few, self.resident_blocks, parameters)?;
+        }
+        if extent.has_segments {
+            let parameters = Parameters::default()
+                .wide(partials.at().0)
+                .wide(lists.segments.0)
+                .wide(lists.segments_count.0)
+                .wide(found.at().0);
+            launch(&self.kernels.join, self.resident_blocks, parameters)?;
+        }
+        Ok(())
+    }
+
+    fn pages(&self, layer: usize) -> Pages {
+        let layout = self.memory.layout();
+        let place = layout.layer(layer).next().expect("all layers are in the one slab");
+        Pages {
+            kv: self.memory.base().0,
+            page_bytes: self.memory.page_bytes() as u64,
+            layer_offset: place.start as u64,
+            table: self.buffers.table.at().0,
+            row_entries: u64::from(self.buffers.row_entries),
+        }
+    }
+
+    /// Finds the fastest ways to compute products of the usual sizes, and looks whether all of them agree.
+    fn tune(&mut self, driver: &dyn Driver, limits: StepLimits) -> Result<(), CudaError> {
+        let Buffers { normed, gated, added, gate_up, logits, .. } = &self.buffers;
+        let shape = &self.shape;
+        let layer = &self.weights.layers[0];
+        let most = rounded(limits.tokens_max as usize);
+        let few = std::iter::successors(Some(1), |rows| Some(rows * 2));
+        let sizes: Vec<usize> =
+            few.take_while(|rows| *rows <= GRAPH_TOKENS_MAX).chain([1024, most]).collect();
+        let all = [
+            (layer.qkv.at(), shape.dim, shape.qkv(), normed, gate_up, false),
+            (layer.attention_out.at(), shape.queries(), shape.dim, gate_up, added, false),
+            (layer.gate_up.at(), shape.dim, 2 * shape.hidden, normed, gate_up, false),
+            (layer.down.at(), shape.hidden, shape.dim, gated, added, false),
+            (self.weights.head(), shape.dim, shape.vocabulary, normed, logits, true),
+        ];
+        for (weights, inputs, outputs, from, to, is_wide) in all {
+            let rows_max = if is_wide { LOGITS_ROWS } else { most };
+            let sizes: Vec<usize> = sizes.iter().copied().filter(|rows| *rows <= rows_max).collect();
+            let count = (rows_max * inputs) as u64;
+            let parameters = Parameters::default().wide(from.at().0).wide(count);
+            // SAFETY: buffers are as large as the largest step, and nothing else uses them yet.
+            unsafe {
+                self.kernels.fill.launch(self.stream, 1024, parameters.wide(7 << 50).float(1.0))?;
+                let operands = Operands { weights, rows: from.at(), out: to.at() };
+                let size = |rows| Size { rows, outputs, inputs, is_wide };
+                let sizes: Vec<Size> = sizes.into_iter().map(size).collect();
+                self.products.settle(driver, self.stream, &sizes, operands)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            for graph in self.graphs.values() {
+                // SAFETY: the stream has ended before.
+                let _ = unsafe { result::graph::exec_destroy(*graph) };
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! The model's kernels: compiled for its shape and the GPU, and launched.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use terrace_model::Shape;
+
+use crate::context::{Context, call};
+use crate::driver::{CallError, Stream};
+use crate::error::CudaError;
+use crate::nvrtc;
+
+/// One behind the other, they are what is compiled.
+const SOURCES: [&str; 5] = [
+    include_str!("../../kernels/common.cu"),
+    include_str!("../../kernels/layers.cu"),
+    include_str!("../../kernels/attention.cu"),
+    include_str!("../../kernels/sample.cu"),
+    include_str!("../../kernels/hopper.cu"),
+];
+
+/// Keys that attention looks at together.
+pub(super) const TILE: usize = 64;
+/// After so many keys the softmax begins afresh.
+pub(super) const SEGMENT: u32 = 1024;
+/// Rows, that is, query heads of tokens, that one block of `attend` computes.
+pub(super) const ROWS: usize = 128;
+/// The same of `attend_few`.
+pub(super) const FEW_ROWS: usize = 16;
+/// Tiles that `attend` and `attend_few` have in shared memory, keys and values each.
+const STAGES: usize = 2;
+const FEW_STAGES: usize = 3;
+/// The same on Hopper, keys or values.
+const HOPPER_PLACES: usize = 8;
+/// What the kernel that samples keeps: bins and a list of candidates.
+const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
+
+/// The source of all kernels.
+pub fn source() -> String {
+    SOURCES.concat()
+}
+
+/// What the kernels are told of the model.
+pub fn definitions(shape: &Shape, page_size: u32) -> Vec<String> {
+    let all = [
+        ("HEAD_DIM", shape.head_dim),
+        ("KV_HEADS", shape.kv_heads),
+        ("GROUP", shape.group()),
+        ("PAGE_SIZE", page_size as usize),
+    ];
+    all.into_iter().map(|(name, value)| format!("-D{name}={value}")).collect()
+}
+
+/// A kernel with what it needs to be launched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel {
+    function: sys::CUfunction,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+/// All of them, for one shape.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    context: Arc<Context>,
+    module: sys::CUmodule,
+    pub(super) take_in: Kernel,
+    pub(super) embed: Kernel,
+    pub(super) add_norm: Kernel,
+    pub(super) turn_and_keep: Kernel,
+    pub(super) attend: Kernel,
+    pub(super) attend_few: Kernel,
+    pub(super) join: Kernel,
+    pub(super) gate: Kernel,
+    pub(super) shape: Kernel,
+    pub(super) sample: Kernel,
+    pub(super) score: Kernel,
+    pub(super) fill: Kernel,
+    pub(super) fill_with: Kernel,
+}
+
+// SAFETY: functions and modules are handles, which any thread may use.
+unsafe impl Send for Kernels {}
+
+impl Kernels {
+    /// Compiles and loads them.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        shape: &Shape,
+        page_size: u32,
+    ) -> Result<Self, CudaError> {
+        context.bind()?;
+        let options = definitions(shape, page_size);
+        let image = nvrtc::compile("model.cu", &source(), context.capability(), &options)?;
+        // SAFETY: the image is whole, as the compiler has written it, and is copied by the call.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
+        let module = call("cuModuleLoadData", module)?;
+        let kernel = |name: &CStr, threads: usize, shared_bytes: usize| {
+            // SAFETY: the module is loaded, and unloaded when what it is kept in is dropped.
+            let function = unsafe { result::module::get_function(module, name.to_owned()) };
+            let function = call("cuModuleGetFunction", function)?;
+            let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            if shared_bytes > 0 {
+                // SAFETY: the function exists.
+                let set = unsafe {
+                    sys::cuFuncSetAttribute(function, most, shared_bytes as i32).result()
+                };
+                call("cuFuncSetAttribute", set)?;
+            }
+            let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
+            Ok::<_, CudaError>(Kernel { function, threads, shared_bytes })
+        };
+        let depth = shape.head_dim.next_multiple_of(16);
+        let (row_bytes, tile_bytes) = (depth * 2, TILE * depth * 2);
+        let queries_and_joined = ROWS * row_bytes + ROWS * depth * 4;
+        let few = FEW_ROWS * row_bytes + FEW_ROWS * TILE * 2 + FEW_STAGES * 2 * tile_bytes;
+        let is_hopper = context.capability() == 90 && shape.head_dim == 128;
+        Ok(Self {
+            context: context.clone(),
+            module,
+            take_in: kernel(c"take_in", 256, 0)?,
+            embed: kernel(c"embed", 128, 0)?,
+            add_norm: kernel(c"add_norm", 256, 0)?,
+            turn_and_keep: kernel(c"turn_and_keep", 256, 0)?,
+            attend: match is_hopper {
+                true => kernel(
+                    c"attend_on_hopper",
+                    384,
+                    HOPPER_PLACES * tile_bytes + queries_and_joined,
+                )?,
+                false => kernel(c"attend", 256, STAGES * 2 * tile_bytes + queries_and_joined)?,
+            },
+            attend_few: kernel(c"attend_few", 128, few)?,
+            join: kernel(c"join", depth, 0)?,
+            gate: kernel(c"gate", 256, 0)?,
+            shape: kernel(c"shape", 256, 0)?,
+            sample: kernel(c"sample", 1024, SELECTION_BYTES)?,
+            score: kernel(c"score", 1024, 0)?,
+            fill: kernel(c"fill", 256, 0)?,
+            fill_with: kernel(c"fill_with", 256, 0)?,
+        })
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: whoever launches kernels keeps them until they have ended.
+            let _ = unsafe { result::module::unload(self.module) };
+        }
+    }
+}
+
+/// The parameters of a kernel, in its order.
+#[derive(Debug, Default)]
+pub(super) struct Parameters {
+    values: Vec<[u64; 5]>,
+}
+
+impl Parameters {
+    /// An address, or another number of 64 bits.
+    pub(super) fn wide(mut self, value: u64) -> Self {
+        self.values.push([value, 0, 0, 0, 0]);
+        self
+    }
+
+    /// A number of 32 bits.
+    pub(super) fn narrow(self, value: u32) -> Self {
+        self.wide(u64::from(value))
+    }
+
+    /// A number with a fraction.
+    pub(super) fn float(self, value: f32) -> Self {
+        self.narrow(value.to_bits())
+    }
+
+    /// Where pages are.
+    pub(super) fn pages(mut self, pages: super::plain::Pages) -> Self {
+        let super::plain::Pages { kv, page_bytes, layer_offset, table, row_entries } = pages;
+        self.values.push([kv, page_bytes, layer_offset, table, row_entries]);
+        self
+    }
+}
+
+impl Kernel {
+    /// Hands it to a stream, in so many blocks.
+    ///
+    /// # Safety
+    /// The parameters are those of the kernel, in their order and of their types, and what they name is memory of the
+    /// device, as large as the kernel takes it to be, until it has been done.
+    pub(super) unsafe fn launch(
+        &self,
+        stream: Stream,
+        blocks: usize,
+        parameters: Parameters,
+    ) -> Result<(), CallError> {
+        let mut values = parameters.values;
+        let mut pointers: Vec<*mut c_void> =
+            values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
+        let (grid, block) = ((blocks as u32, 1, 1), (self.threads, 1, 1));
+        let shared = self.shared_bytes;
+        // SAFETY: as the caller says; the function belongs to a module that is loaded.
+        let launched = unsafe {
+            result::launch_kernel(self.function, grid, block, shared, stream.raw(), &mut pointers)
+        };
+        call("cuLaunchKernel", launched)
+    }
+}

@@ -1,0 +1,327 @@
+//! Matrix products by cuBLASLt, the same to the bit whatever the number of rows.
+//!
+//! Algorithms that do not split the sum over inputs agree with each other, so the fastest of them may be taken for each
+//! number of rows. That is looked at rather than believed: see [`Products::settle`].
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+
+use cudarc::cublaslt::{result, sys};
+
+use crate::driver::{CallError, CallErrorKind, DeviceAddress, Driver, Stream};
+use crate::error::CudaError;
+use crate::memory::Allocation;
+
+/// What cuBLASLt may use besides.
+const WORKSPACE_BYTES: usize = 64 << 20;
+/// Algorithms that are tried for a size.
+const TRIED: usize = 8;
+
+/// Computes products.
+#[derive(Debug)]
+pub(super) struct Products {
+    handle: sys::cublasLtHandle_t,
+    product: sys::cublasLtMatmulDesc_t,
+    preference: sys::cublasLtMatmulPreference_t,
+    workspace: Allocation,
+    plans: HashMap<Size, Plan>,
+}
+
+// SAFETY: handles of cuBLASLt may be used by any thread, and only one has this at a time.
+unsafe impl Send for Products {}
+
+/// Rows times a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Size {
+    pub(super) rows: usize,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    /// Whether outputs are f32, and not bf16.
+    pub(super) is_wide: bool,
+}
+
+/// How products of a size are computed.
+#[derive(Debug)]
+struct Plan {
+    weights: sys::cublasLtMatrixLayout_t,
+    rows: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// What a product is made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands {
+    /// `[output][input]`.
+    pub(super) weights: DeviceAddress,
+    /// `[row][input]`.
+    pub(super) rows: DeviceAddress,
+    /// `[row][output]`.
+    pub(super) out: DeviceAddress,
+}
+
+fn failed(call: &'static str) -> impl Fn(result::CublasError) -> CallError {
+    move |error| CallError { call, kind: CallErrorKind::Other, text: error.to_string() }
+}
+
+impl Products {
+    pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
+        // SAFETY: loading the library runs no code of it but its own initialisation.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoCublas);
+        }
+        let workspace = Allocation::new(driver, WORKSPACE_BYTES)?;
+        let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
+        let f32_sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let product = result::create_matmul_desc(f32_sums, sys::cudaDataType::CUDA_R_32F);
+        let product = product.map_err(failed("cublasLtMatmulDescCreate"))?;
+        let preference = result::create_matmul_pref();
+        let preference = preference.map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+        let products = Self { handle, product, preference, workspace, plans: HashMap::new() };
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TURNED;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let (turned, workspace_bytes, no_splitting) = (1_i32, WORKSPACE_BYTES, 0_u32);
+        // SAFETY: the descriptions exist, and the values are of the types that the attributes have.
+        unsafe {
+            result::set_matmul_desc_attribute(product, TURNED, (&raw const turned).cast(), 4)
+                .map_err(failed("cublasLtMatmulDescSetAttribute"))?;
+            for (attribute, value, bytes) in [
+                (
+                    Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                    (&raw const workspace_bytes).cast::<c_void>(),
+                    8,
+                ),
+                (
+                    Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                    (&raw const no_splitting).cast(),
+                    4,
+                ),
+            ] {
+                result::set_matmul_pref_attribute(preference, attribute, value, bytes)
+                    .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))?;
+            }
+        }
+        Ok(products)
+    }
+
+    /// Hands a product to a stream.
+    ///
+    /// # Safety
+    /// The operands are memory of the device of the size's lengths, and stay so until it has been done.
+    pub(super) unsafe fn multiply(
+        &mut self,
+        stream: Stream,
+        size: Size,
+        operands: Operands,
+    ) -> Result<(), CallError> {
+        if !self.plans.contains_key(&size) {
+            let plan = self.plan(size, 0)?;
+            self.plans.insert(size, plan);
+        }
+        // SAFETY: as the caller says.
+        unsafe { self.run(stream, &self.plans[&size], operands) }
+    }
+
+    /// Finds the fastest algorithm for each of some numbers of rows of one matrix, and sees to it that all of them give a
+    /// row the same bits. The output is written over.
+    ///
+    /// # Safety
+    /// As for [`Products::multiply`], for the largest of the sizes; and nothing else uses the stream.
+    pub(super) unsafe fn settle(
+        &mut self,
+        driver: &dyn Driver,
+        stream: Stream,
+        sizes: &[Size],
+        operands: Operands,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as the caller says.
+        unsafe {
+            for size in sizes {
+                let plan = self.fastest(driver, stream, *size, operands)?;
+                self.plans.insert(*size, plan);
+            }
+            if self.agree(driver, stream, sizes, operands)? {
+                return Ok(());
+            }
+            // One algorithm for all of them, then.
+            let one = self.plans[&sizes[sizes.len() / 2]].algorithm;
+            for size in sizes {
+                let mut plan = self.plan(*size, 0)?;
+                plan.algorithm = one;
+                self.plans.insert(*size, plan);
+            }
+            if !self.agree(driver, stream, sizes, operands).unwrap_or(false) {
+                for size in sizes {
+                    let plan = self.plan(*size, 0)?;
+                    self.plans.insert(*size, plan);
+                }
+            }
+        }
+        let Size { outputs, inputs, .. } = sizes[0];
+        tracing::warn!(
+            "products of {inputs} by {outputs} do not give a row the same bits with others beside it: answers may depend \
+             on the batch in their last bits"
+        );
+        Ok(())
+    }
+
+    /// Whether rows have the same bits however many are computed.
+    unsafe fn agree(
+        &mut self,
+        driver: &dyn Driver,
+        stream: Stream,
+        sizes: &[Size],
+        operands: Operands,
+    ) -> Result<bool, CudaError> {
+        const ROWS_COMPARED: usize = 8;
+        let mut reference: Option<Vec<u8>> = None;
+        for size in sizes.iter().rev() {
+            let row_bytes = size.outputs * if size.is_wide { 4 } else { 2 };
+            let mut rows = vec![0_u8; size.rows.min(ROWS_COMPARED) * row_bytes];
+            // SAFETY: as the caller says; there are so many rows.
+            unsafe {
+                self.multiply(stream, *size, operands)?;
+                driver.drain(stream)?;
+                let copied = cudarc::driver::result::memcpy_dtoh_sync(&mut rows, operands.out.0);
+                crate::context::call("cuMemcpyDtoH", copied)?;
+            }
+            match &reference {
+                None => reference = Some(rows),
+                Some(reference) if !reference.starts_with(&rows) => return Ok(false),
+                Some(_) => {}
+            }
+        }
+        Ok(true)
+    }
+
+    /// The fastest of the algorithms for a size.
+    unsafe fn fastest(
+        &self,
+        driver: &dyn Driver,
+        stream: Stream,
+        size: Size,
+        operands: Operands,
+    ) -> Result<Plan, CudaError> {
+        use crate::driver::EventKind::Time;
+        let (from, to) = (driver.create_event(Time)?, driver.create_event(Time)?);
+        let mut best: Option<(std::time::Duration, Plan)> = None;
+        for place in 0..TRIED {
+            let Ok(plan) = self.plan(size, place) else { break };
+            // SAFETY: as the caller says.
+            let run = || unsafe { self.run(stream, &plan, operands) };
+            // What is loaded on first use takes its time.
+            if run().is_err() {
+                continue;
+            }
+            driver.record(from, stream)?;
+            for _ in 0..3 {
+                run()?;
+            }
+            driver.record(to, stream)?;
+            driver.drain(stream)?;
+            let took = driver.elapsed(from, to)?;
+            if best.as_ref().is_none_or(|(fastest, _)| took < *fastest) {
+                best = Some((took, plan));
+            }
+        }
+        driver.destroy_event(from);
+        driver.destroy_event(to);
+        match best {
+            Some((_, plan)) => Ok(plan),
+            None => Ok(self.plan(size, 0)?),
+        }
+    }
+
+    unsafe fn run(&self, stream: Stream, plan: &Plan, operands: Operands) -> Result<(), CallError> {
+        let (one, nothing) = (1.0_f32, 0.0_f32);
+        let at = |address: DeviceAddress| address.0 as usize as *mut c_void;
+        // SAFETY: as the caller of `multiply` says; handles and layouts exist as long as `self`.
+        let done = unsafe {
+            sys::cublasLtMatmul(
+                self.handle,
+                self.product,
+                (&raw const one).cast(),
+                at(operands.weights),
+                plan.weights,
+                at(operands.rows),
+                plan.rows,
+                (&raw const nothing).cast(),
+                at(operands.out),
+                plan.out,
+                at(operands.out),
+                plan.out,
+                &raw const plan.algorithm,
+                at(self.workspace.at()),
+                WORKSPACE_BYTES,
+                stream.raw().cast(),
+            )
+        };
+        done.result().map_err(failed("cublasLtMatmul"))
+    }
+
+    /// The algorithm at a place in the order that cuBLASLt expects to be the fastest, of those that split no sums.
+    fn plan(&self, size: Size, place: usize) -> Result<Plan, CallError> {
+        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
+        let layout = |kind, rows: usize, columns: usize| {
+            let made = result::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64);
+            made.map_err(failed("cublasLtMatrixLayoutCreate"))
+        };
+        let Size { rows, outputs, inputs, is_wide } = size;
+        let weights = layout(CUDA_R_16BF, inputs, outputs)?;
+        let x = layout(CUDA_R_16BF, inputs, rows)?;
+        let out = layout(if is_wide { CUDA_R_32F } else { CUDA_R_16BF }, outputs, rows)?;
+        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; TRIED];
+        let mut count = 0;
+        // SAFETY: all descriptions exist, and there is room for as many results as are asked for.
+        let told = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.handle,
+                self.product,
+                weights,
+                x,
+                out,
+                out,
+                self.preference,
+                TRIED as i32,
+                found.as_mut_ptr().cast(),
+                &raw mut count,
+            )
+        };
+        told.result().map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
+        let none = || CallError {
+            call: "cublasLtMatmulAlgoGetHeuristic",
+            kind: CallErrorKind::Other,
+            text: format!("there is no algorithm for {size:?}"),
+        };
+        if place >= count.max(0) as usize {
+            return Err(none());
+        }
+        // SAFETY: so many were written.
+        let algorithm = unsafe { found[place].assume_init_ref() }.algo;
+        Ok(Plan { weights, rows: x, out, algorithm })
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        for layout in [self.weights, self.rows, self.out] {
+            // SAFETY: they were created, and products that were handed over need them no more.
+            let _ = unsafe { result::destroy_matrix_layout(layout) };
+        }
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        // SAFETY: they were created, and nobody uses them any more.
+        unsafe {
+            let _ = result::destroy_matmul_pref(self.preference);
+            let _ = result::destroy_matmul_desc(self.product);
+            let _ = result::destroy_handle(self.handle);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A step that was handed to the GPU, until its tokens are known.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use terrace_engine::{
+    Arrival, Batch, Chooser, Chosen, Finished, GoesOn, ModelError, Output, Span, StepTicket, Wanted,
+};
+use terrace_scheduler::Slot;
+
+use super::choosing::Results;
+use super::step::{Choice, Expected, Row};
+use crate::fence::CudaFence;
+
+/// A step that was launched.
+#[derive(Debug)]
+pub struct CudaTicket {
+    pub(super) fence: CudaFence,
+    pub(super) batch: Arc<Batch>,
+    pub(super) expected: Vec<Expected>,
+    pub(super) results: Results,
+    pub(super) rows: Arc<Mutex<Vec<Option<Row>>>>,
+    pub(super) times: Arc<Times>,
+    pub(super) launched_at: Instant,
+    pub(super) vocabulary: usize,
+}
+
+/// When the last step ended, as far as is known.
+#[derive(Debug, Default)]
+pub(super) struct Times(Mutex<Option<Instant>>);
+
+impl StepTicket for CudaTicket {
+    type Fence = CudaFence;
+
+    fn fence(&self) -> CudaFence {
+        self.fence.clone()
+    }
+
+    fn finish(self) -> Finished {
+        let ended = self.fence.wait();
+        let ended_at = Instant::now();
+        // Steps follow each other: this one began when it was there and the one before had ended.
+        let before = self.times.0.lock().replace(ended_at);
+        let began_at = before.map_or(self.launched_at, |before| before.max(self.launched_at));
+        let result = match ended {
+            Ok(()) => self.outputs(),
+            Err(error) => Err(ModelError(error.to_string())),
+        };
+        Finished { result, began_at: began_at.min(ended_at), ended_at }
+    }
+}
+
+impl CudaTicket {
+    fn outputs(&self) -> Result<Vec<Output>, ModelError> {
+        let outputs = self.expected.iter().zip(&self.batch.wanted).enumerate();
+        outputs.map(|(place, (expected, wanted))| self.output(place, expected, wanted)).collect()
+    }
+
+    fn output(
+        &self,
+        place: usize,
+        expected: &Expected,
+        wanted: &Wanted,
+    ) -> Result<Output, ModelError> {
+        let rows = &mut self.rows.lock();
+        let row = rows[expected.slot.0 as usize].as_mut();
+        // Whoever was there may have gone, and somebody else come.
+        let mut row = row.filter(|row| row.arrival == expected.arrival);
+        let top = row.as_ref().and_then(|row| row.choosing.logprobs).unwrap_or(0) as usize;
+        let scores = expected.prompt_scores.clone();
+        let scores = scores.map(|score| self.results.logprobs(score, top)).collect();
+        let chosen = match expected.choice {
+            Choice::None => None,
+            Choice::OnDevice => {
+                let logprobs = expected.score.map(|score| self.results.logprobs(score, top));
+                let logits = expected.logits.map(|row| self.results.logits(row, self.vocabulary));
+                Some(Chosen {
+                    token: self.results.chosen(place),
+                    goes_on: GoesOn::Yes,
+                    logprobs: logprobs.map(Box::new),
+                    logits: logits.map(Into::into),
+                })
+            }
+            Choice::OnHost(told) => match &row {
+                Some(row) => self.on_host(told, row, wanted)?,
+                None => None,
+            },
+        };
+        if let (Some(row), Some(chosen)) = (&mut row, &chosen) {
+            row.push(chosen.token);
+        }
+        Ok(Output { chosen, scores })
+    }
+
+    /// Chooses as a grammar allows.
+    fn on_host(
+        &self,
+        told: usize,
+        row: &Row,
+        wanted: &Wanted,
+    ) -> Result<Option<Chosen>, ModelError> {
+        let slot = Slot(0);
+        let produced = row.produced.clone();
+        let alone = Batch {
+            came: vec![Arrival { produced, ..Arrival::new(slot, row.choosing.clone()) }],
+            spans: vec![Span { slot, start: 0, tokens: 0..1, logits: 1 }],
+            tokens: vec![0],
+            wanted: vec![Wanted { span: 0, choice: wanted.choice.clone(), scored: 0..0 }],
+            ..Batch::default()
+        };
+        let mut chooser = Chooser::new(1);
+        chooser.tell(&alone);
+        chooser.begin(&alone);
+        chooser.take(&alone, self.vocabulary, &self.results.logits(told, self.vocabulary));
+        Ok(chooser.end(&alone)?.remove(0).chosen)
+    }
+}

@@ -173,3 +173,6 @@ impl Device for CudaDevice {
         self.lane(job.direction).start(job);
     }
 }
+
+#[cfg(test)]
+mod tests;

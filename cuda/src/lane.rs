@@ -11,7 +11,7 @@ use terrace_engine::{CopyError, CopyJob, CopyProgress};
 use terrace_scheduler::CopyDirection;
 
 use crate::canary::Sampler;
-use crate::driver::{Event, EventKind};
+use crate::driver::Event;
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::groups::groups;
@@ -287,8 +287,7 @@ impl Worker {
         if let Some(times) = self.spare_times.pop() {
             return Ok(times);
         }
-        let event = || self.copier.driver.create_event(EventKind::Time);
-        Ok([event()?, event()?])
+        Ok(self.copier.driver.create_times()?)
     }
 }
 

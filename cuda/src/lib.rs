@@ -52,6 +52,8 @@ mod context;
 mod device;
 pub mod driver;
 mod error;
+#[cfg(test)]
+mod fake;
 mod fence;
 mod groups;
 mod lane;

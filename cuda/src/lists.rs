@@ -93,3 +93,42 @@ impl Lists {
         DeviceAddress(u64::from_le_bytes(*bytes.expect("a place has two words")))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeDriver;
+
+    #[test]
+    fn places_are_used_round_and_round() {
+        let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
+        let mut lists = Lists::new(&driver, 10).unwrap();
+        assert_eq!((lists.take(11), lists.take(6)), (None, Some(0..6)));
+        assert_eq!((lists.take(3), lists.take(2)), (Some(6..9), None));
+        lists.give_back_oldest();
+        assert_eq!(
+            (lists.take(7), lists.take(4)),
+            (None, Some(0..4)),
+            "behind the end, from the start"
+        );
+        assert_eq!((lists.take(3), lists.take(2)), (None, Some(4..6)));
+        lists.give_back_newest();
+        lists.give_back_oldest();
+        assert_eq!((lists.take(7), lists.take(6)), (None, Some(4..10)));
+        lists.give_back_oldest();
+        lists.give_back_oldest();
+        assert_eq!(lists.take(10), Some(0..10), "all are free again");
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_lies_where_the_device_looks() {
+        let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
+        let mut lists = Lists::new(&driver, 4).unwrap();
+        let (one, two) = (DeviceAddress(u64::MAX - 1), DeviceAddress(7));
+        lists.write(3, one, two);
+        assert_eq!((lists.read(3), lists.number(3, 1), lists.read(2).0.0), ((one, two), 7, 0));
+        assert_eq!(lists.seen_at(3).0 - lists.seen_at(1).0, 32);
+        let of_two = lists.on_device(2..4);
+        assert_eq!((of_two.at.0 - lists.on_device(0..1).at.0, of_two.pairs), (32, 2));
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use terrace_l3::Arena;
 use terrace_scheduler::CopyDirection;
 
-use crate::driver::{CallError, DeviceAddress, Driver, EventKind, Part, Priority, Stream};
+use crate::driver::{CallError, DeviceAddress, Driver, Part, Priority, Stream};
 use crate::error::CudaError;
 use crate::lists::{Lists, PAIR_BYTES};
 use crate::memory::CudaMemory;
@@ -148,8 +148,7 @@ impl Bench {
         mut copy: impl FnMut(&dyn Driver, Stream) -> Result<(), CallError>,
     ) -> Result<Duration, CallError> {
         let driver = &*self.driver;
-        let [begin, end] =
-            [driver.create_event(EventKind::Time)?, driver.create_event(EventKind::Time)?];
+        let [begin, end] = driver.create_times()?;
         let mut run = || {
             driver.record(begin, self.stream)?;
             copy(driver, self.stream)?;

@@ -3,8 +3,37 @@
 /// Which pages are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CanaryConfig {
-    /// One of so many pages that are copied, at least one of every copy that has as many; all with 1.
+    /// One of so many pages that are copied, counted over all copies of a direction: every page with 1.
     pub one_page_in: u32,
+}
+
+/// Takes turns among the pages of copies.
+#[derive(Debug)]
+pub(crate) struct Sampler {
+    one_in: usize,
+    /// Pages until the next that is compared.
+    left: usize,
+}
+
+impl Sampler {
+    pub(crate) fn new(config: CanaryConfig) -> Self {
+        Self { one_in: config.one_page_in.max(1) as usize, left: 0 }
+    }
+
+    /// How many pages of a copy are compared at the most.
+    pub(crate) fn samples_max(&self, pages: usize) -> usize {
+        pages.div_ceil(self.one_in)
+    }
+
+    /// Which pages of a copy are compared.
+    pub(crate) fn next(&mut self, pages: usize) -> Vec<usize> {
+        let samples: Vec<usize> = (self.left..pages).step_by(self.one_in).collect();
+        self.left = match samples.last() {
+            Some(last) => last + self.one_in - pages,
+            None => self.left - pages,
+        };
+        samples
+    }
 }
 
 /// The checksum of a page, as the device computes it too (`checksums` in `copy.cu`): the sum of what each word of 8 bytes
@@ -30,6 +59,15 @@ fn mixed(word: u64, place: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_page_in_so_many_is_compared_however_copies_are_cut() {
+        let mut sampler = Sampler::new(CanaryConfig { one_page_in: 4 });
+        let sampled: Vec<_> = [1, 2, 6, 3, 0, 9].map(|pages| sampler.next(pages)).into();
+        assert_eq!(sampled, [vec![0], vec![], vec![1, 5], vec![], vec![], vec![0, 4, 8]]);
+        assert_eq!(Sampler::new(CanaryConfig { one_page_in: 1 }).next(3), [0, 1, 2]);
+        assert_eq!(Sampler::new(CanaryConfig { one_page_in: 0 }).next(2), [0, 1], "as with 1");
+    }
 
     #[test]
     fn a_checksum_tells_bytes_and_places_apart() {

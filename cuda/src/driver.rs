@@ -163,6 +163,16 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// When the device is lost.
     fn create_event(&self, kind: EventKind) -> Result<Event, CallError>;
 
+    /// Two events that tell the time between them.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn create_times(&self) -> Result<[Event; 2], CallError> {
+        let begin = self.create_event(EventKind::Time)?;
+        let end = self.create_event(EventKind::Time);
+        Ok([begin, end.inspect_err(|_| self.destroy_event(begin))?])
+    }
+
     /// Ends an event, of which nobody has any more use.
     fn destroy_event(&self, event: Event);
 

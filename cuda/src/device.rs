@@ -1,0 +1,178 @@
+//! The device: KV pages in GPU memory, host pages in pinned memory, and a lane of copies each way.
+
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use terrace_engine::{CopyJob, Device, PageLayout};
+use terrace_l3::Arena;
+use terrace_scheduler::CopyDirection;
+
+use crate::canary::{CanaryConfig, Sampler};
+use crate::context::Context;
+use crate::driver::{Driver, Priority};
+use crate::error::CudaError;
+use crate::fence::CudaFence;
+use crate::lane::{Broken, Lane};
+use crate::lists::Lists;
+use crate::memory::CudaMemory;
+use crate::pinned::{Pinned, SeenArena};
+use crate::real::RealDriver;
+use crate::stats::{CudaStats, LinkCounts};
+use crate::transfer::{BatchLists, Copier, Ends};
+use crate::ways::{CopyWays, measure};
+
+/// How a device is set up.
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    /// KV pages in GPU memory.
+    pub device_pages: u32,
+    /// KV pages in pinned host memory; none for a device without a host tier. They are taken from the system at once.
+    pub host_pages: u32,
+    /// How KV lies in a page, on both sides.
+    pub layout: PageLayout,
+    /// Whether copies are checked.
+    pub canary: Option<CanaryConfig>,
+    /// By which way pieces go; measured if it is not given.
+    pub ways: Option<CopyWays>,
+}
+
+/// A GPU as a device.
+#[derive(Debug)]
+pub struct CudaDevice {
+    // Lanes go first: they wait for copies, which use all the rest.
+    to_device: Lane,
+    to_host: Lane,
+    ends: Ends,
+    ways: CopyWays,
+    counts: [Arc<LinkCounts>; 2],
+    driver: Arc<dyn Driver>,
+}
+
+impl CudaDevice {
+    /// A device on an opened GPU. Pinning host pages takes about half a second a GiB.
+    ///
+    /// # Errors
+    /// When memory of either side is short, or kernels cannot be compiled.
+    pub fn new(context: &Arc<Context>, config: CudaConfig) -> Result<Self, CudaError> {
+        Self::with_driver(Arc::new(RealDriver::new(context)?), config)
+    }
+
+    pub(crate) fn with_driver(
+        driver: Arc<dyn Driver>,
+        config: CudaConfig,
+    ) -> Result<Self, CudaError> {
+        driver.bind_thread()?;
+        let CudaConfig { device_pages, host_pages, layout, canary, ways } = config;
+        let page_bytes = layout.bytes();
+        let memory = CudaMemory::new(&driver, device_pages, layout)?;
+        let host = match host_pages {
+            0 => None,
+            pages => {
+                let arena =
+                    Arena::with_headroom(pages, page_bytes).map_err(CudaError::HostMemory)?;
+                let seen = SeenArena::pin(&driver, &arena)?;
+                Some((arena, seen))
+            }
+        };
+        let ways = match (ways, &host) {
+            (Some(ways), _) => ways,
+            (None, Some((arena, seen))) => measure(&driver, &memory, arena, seen)?,
+            (None, None) => CopyWays::default(),
+        };
+        let ends = Ends { memory, host };
+        let (broken, counts) = (Arc::new(OnceLock::new()), <[Arc<LinkCounts>; 2]>::default());
+        let lane = |direction, batch_from, counts: &Arc<LinkCounts>| {
+            let pages = device_pages.min(host_pages) as usize;
+            let sampler = canary.map(Sampler::new);
+            let samples = sampler.as_ref().map_or(0, |sampler| sampler.samples_max(pages));
+            // Room for two copies of all pages, since one may not fit into what is left before the end.
+            let lists = Lists::new(&driver, 2 * Copier::places(pages, samples))?;
+            let copier = Copier {
+                driver: driver.clone(),
+                stream: driver.create_stream(Priority::Low)?,
+                events: ends.memory.events().clone(),
+                lists,
+                direction,
+                page_bytes,
+                batch_from,
+                counts: counts.clone(),
+                batch: BatchLists::default(),
+            };
+            Lane::spawn(copier, ends.clone(), sampler, Broken::clone(&broken))
+        };
+        let to_device = lane(CopyDirection::LoadBack, ways.to_device_batch_from, &counts[0])?;
+        let to_host = lane(CopyDirection::WriteBack, ways.to_host_batch_from, &counts[1])?;
+        Ok(Self { to_device, to_host, ends, ways, counts, driver })
+    }
+
+    /// By which way pieces go.
+    #[must_use]
+    pub fn ways(&self) -> CopyWays {
+        self.ways
+    }
+
+    /// What it has done. It reads counters and asks the driver for its memory.
+    #[must_use]
+    pub fn stats(&self) -> CudaStats {
+        let memory = self.driver.bind_thread().and_then(|()| self.driver.memory());
+        let [to_device, to_host] = [0, 1].map(|lane: usize| self.counts[lane].snapshot());
+        CudaStats { to_device, to_host, memory: memory.unwrap_or_default() }
+    }
+
+    /// Pins memory that somebody else owns until the returned value is dropped, so that kernels and copies of other
+    /// streams reach it.
+    ///
+    /// # Errors
+    /// When so much cannot be pinned, or some of it is already.
+    ///
+    /// # Safety
+    /// The bytes stay mapped as long as the returned value lives, and it lives until the device has ended with them.
+    pub unsafe fn pin(&self, base: NonNull<u8>, bytes: usize) -> Result<Pinned, CudaError> {
+        self.driver.bind_thread()?;
+        // SAFETY: as the caller says.
+        unsafe { Pinned::new(&self.driver, base, bytes) }
+    }
+
+    /// The next copy of a direction is damaged on its way: a page of it that is compared, if any is. For tests of
+    /// canaries.
+    pub fn corrupt_next_copy(&self, direction: CopyDirection) {
+        self.lane(direction).corrupt_next();
+    }
+
+    fn lane(&self, direction: CopyDirection) -> &Lane {
+        match direction {
+            CopyDirection::LoadBack => &self.to_device,
+            CopyDirection::WriteBack => &self.to_host,
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    type Memory = CudaMemory;
+    type Fence = CudaFence;
+
+    fn pages(&self) -> u32 {
+        self.ends.memory.pages()
+    }
+
+    fn layout(&self) -> &PageLayout {
+        self.ends.memory.layout()
+    }
+
+    fn memory(&self) -> &CudaMemory {
+        &self.ends.memory
+    }
+
+    fn host(&self) -> Option<&Arena> {
+        self.ends.host.as_ref().map(|(arena, _)| arena)
+    }
+
+    fn start_copy(&self, job: CopyJob<CudaFence>) {
+        self.lane(job.direction).start(job);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! In which order the parts of pages are copied.
+
+use std::ops::Range;
+
+use terrace_engine::PageLayout;
+use terrace_scheduler::CopyDirection;
+
+use crate::driver::Part;
+
+/// What a launch should move at least, so that its beginning and end do not count: some 80 µs of the link.
+const GROUP_BYTES_MIN: usize = 4 << 20;
+
+/// Layers that arrive together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Group {
+    /// The first so many layers are there with it.
+    pub(crate) layers: usize,
+    /// What is copied of every page.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// The groups of a copy of so many pages. What is loaded comes layer by layer, as steps need it; what is written back
+/// nobody reads before it is whole.
+pub(crate) fn groups(layout: &PageLayout, direction: CopyDirection, pages: usize) -> Vec<Group> {
+    let all = layout.layers();
+    match direction {
+        CopyDirection::WriteBack => {
+            let parts = vec![Part { offset: 0, bytes: layout.bytes() }];
+            vec![Group { layers: all, parts }]
+        }
+        CopyDirection::LoadBack => {
+            let mut groups = Vec::new();
+            let mut ranges: Vec<Range<usize>> = Vec::new();
+            for layer in 0..all {
+                layout.layer(layer).for_each(|range| join(&mut ranges, range));
+                let bytes: usize = ranges.iter().map(Range::len).sum();
+                if bytes * pages >= GROUP_BYTES_MIN || layer + 1 == all {
+                    let parts = ranges
+                        .drain(..)
+                        .map(|range| Part { offset: range.start, bytes: range.len() });
+                    groups.push(Group { layers: layer + 1, parts: parts.collect() });
+                }
+            }
+            groups
+        }
+    }
+}
+
+/// Adds a range to others; neighbours become one.
+fn join(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
+    match ranges.iter_mut().find(|before| before.end == range.start) {
+        Some(before) => before.end = range.end,
+        None => ranges.push(range),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_engine::{KvForm, KvLayout, KvType, Slab};
+
+    use super::*;
+
+    #[test]
+    fn few_pages_come_in_few_groups_and_many_layer_by_layer() {
+        // 64 KiB a layer, 2 MiB a page.
+        let layout = KvLayout::keys_and_values(KvType::Bf16, 32, 8, 128).pages(16).unwrap();
+        let of = |pages| groups(&layout, CopyDirection::LoadBack, pages);
+        assert_eq!(of(1), [Group { layers: 32, parts: vec![Part { offset: 0, bytes: 2 << 20 }] }]);
+        let ten: Vec<_> =
+            of(10).iter().map(|group| (group.layers, group.parts[0].offset)).collect();
+        assert_eq!(ten, [(7, 0), (14, 7 << 16), (21, 14 << 16), (28, 21 << 16), (32, 28 << 16)]);
+        assert_eq!(of(1000).len(), 32);
+        assert_eq!(groups(&layout, CopyDirection::WriteBack, 1000).len(), 1);
+    }
+
+    #[test]
+    fn a_layer_in_several_slabs_has_a_part_of_each() {
+        let slab =
+            |layers, dtype, elements| Slab { layers, dtype, form: KvForm::Vector { elements } };
+        let layout = KvLayout {
+            slabs: vec![
+                slab(0..2, KvType::F32, 1 << 20),
+                slab(0..2, KvType::U8, 1 << 10),
+                slab(1..2, KvType::U8, 1 << 11),
+            ],
+        };
+        let layout = layout.pages(1).unwrap();
+        let groups = groups(&layout, CopyDirection::LoadBack, 1);
+        let part = |offset, bytes| Part { offset, bytes };
+        let (first, second) = (4 << 20, 8 << 20);
+        assert_eq!(groups[0].parts, [part(0, first), part(second, 1 << 10)]);
+        assert_eq!(groups[1].parts, [part(first, first), part(second + 1024, 1024 + 2048)]);
+        let bytes: usize =
+            groups.iter().flat_map(|group| &group.parts).map(|part| part.bytes).sum();
+        assert_eq!(bytes, layout.bytes(), "every byte once");
+    }
+}

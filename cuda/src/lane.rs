@@ -1,0 +1,306 @@
+//! The copies of one direction: a stream, and a thread that hands copies to it and waits for them.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use terrace_engine::{CopyError, CopyJob, CopyProgress};
+use terrace_scheduler::CopyDirection;
+
+use crate::canary::Sampler;
+use crate::driver::Event;
+use crate::error::CudaError;
+use crate::fence::CudaFence;
+use crate::groups::groups;
+use crate::memory::LayerMarks;
+use crate::transfer::{Copier, Ends, HandedOver, LentPages, Order};
+
+type Done = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
+
+/// Why nothing more is to be expected of the device, once that is so. All lanes of a device have the same.
+pub(crate) type Broken = Arc<OnceLock<String>>;
+
+/// A thread that does the copies of one direction, in order. Dropping it waits for those that were started.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    jobs: Option<mpsc::Sender<CopyJob<CudaFence>>>,
+    thread: Option<JoinHandle<()>>,
+    corrupt_next: Arc<AtomicBool>,
+}
+
+impl Lane {
+    pub(crate) fn spawn(
+        copier: Copier,
+        ends: Ends,
+        sampler: Option<Sampler>,
+        broken: Broken,
+    ) -> Result<Self, CudaError> {
+        let (jobs, receiver) = mpsc::channel();
+        let corrupt_next = Arc::new(AtomicBool::new(false));
+        let name = match copier.direction {
+            CopyDirection::LoadBack => "terrace-to-device",
+            CopyDirection::WriteBack => "terrace-to-host",
+        };
+        let worker = Worker {
+            copier,
+            ends,
+            sampler,
+            broken,
+            corrupt_next: corrupt_next.clone(),
+            under_way: VecDeque::new(),
+            spare_times: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || worker.run(&receiver)).map_err(CudaError::Thread)?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), corrupt_next })
+    }
+
+    /// Starts a copy.
+    pub(crate) fn start(&self, job: CopyJob<CudaFence>) {
+        let rejected = match &self.jobs {
+            Some(jobs) => jobs.send(job).err().map(|rejected| rejected.0),
+            None => Some(job),
+        };
+        if let Some(job) = rejected {
+            (job.done)(Err(CopyError::Failed("the thread of copies has ended".to_owned())));
+        }
+    }
+
+    /// The next copy is damaged on its way.
+    pub(crate) fn corrupt_next(&self) {
+        self.corrupt_next.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    copier: Copier,
+    ends: Ends,
+    sampler: Option<Sampler>,
+    broken: Broken,
+    corrupt_next: Arc<AtomicBool>,
+    /// Copies in the stream, the oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// Pairs of events that tell the time, to be used again.
+    spare_times: Vec<[Event; 2]>,
+}
+
+/// A copy in the stream.
+struct UnderWay {
+    copy: HandedOver,
+    /// Groups that have not been seen to arrive.
+    expected: VecDeque<(usize, CudaFence)>,
+    lent: LentPages,
+    progress: CopyProgress,
+    done: Done,
+    times: [Event; 2],
+}
+
+impl Worker {
+    fn run(mut self, jobs: &mpsc::Receiver<CopyJob<CudaFence>>) {
+        if let Err(error) = self.copier.driver.bind_thread() {
+            self.break_down(&error.into());
+        }
+        let mut is_open = true;
+        loop {
+            while is_open && self.under_way.len() < self.depth() {
+                let job = match self.under_way.is_empty() {
+                    true => jobs.recv().map_err(|_| TryRecvError::Disconnected),
+                    false => jobs.try_recv(),
+                };
+                match job {
+                    Ok(job) => self.begin(job),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => is_open = false,
+                }
+            }
+            if self.under_way.is_empty() && !is_open {
+                return;
+            }
+            self.wait_for_next();
+        }
+    }
+
+    /// How many copies are in the stream at once. What is not in the stream can be called off, so they are few where nobody
+    /// waits for them; steps wait for load-backs in the order of the device, for which those must be in theirs.
+    fn depth(&self) -> usize {
+        match self.copier.direction {
+            CopyDirection::LoadBack => 8,
+            CopyDirection::WriteBack => 2,
+        }
+    }
+
+    fn begin(&mut self, job: CopyJob<CudaFence>) {
+        if let Some(reason) = self.broken.get() {
+            let failed = CopyError::Failed(format!("the GPU has failed before: {reason}"));
+            return self.end(job.done, Err(failed));
+        }
+        if job.progress.is_called_off() {
+            return self.end(job.done, Err(CopyError::CalledOff));
+        }
+        if job.device_pages.is_empty() && job.host_pages.is_empty() {
+            return self.end(job.done, Ok(()));
+        }
+        match self.ends.lend(&job) {
+            Ok(lent) => self.hand_over(job, lent),
+            Err(failed) => self.end(job.done, Err(failed)),
+        }
+    }
+
+    fn hand_over(&mut self, job: CopyJob<CudaFence>, lent: LentPages) {
+        let CopyJob { after, progress, done, .. } = job;
+        let pages = lent.pairs.len();
+        let samples = self.sampler.as_mut().map(|sampler| sampler.next(pages)).unwrap_or_default();
+        let count = Copier::places(pages, samples.len());
+        let places = loop {
+            match self.copier.lists.take(count) {
+                Some(places) => break places,
+                None if self.under_way.is_empty() => {
+                    let failed = format!("{pages} pages are more than there are");
+                    return self.end(done, Err(CopyError::Failed(failed)));
+                }
+                None => self.wait_for_next(),
+            }
+        };
+        let handed_over = self.times().and_then(|times| {
+            let copy = self.copier.hand_over(Order {
+                pages: &lent,
+                groups: groups(self.ends.memory.layout(), self.copier.direction, pages),
+                after: after.as_ref(),
+                times,
+                samples,
+                places,
+                is_corrupted: self.corrupt_next.swap(false, Ordering::Relaxed),
+            });
+            copy.map(|copy| (copy, times)).inspect_err(|_| self.spare_times.push(times))
+        });
+        let (copy, times) = match handed_over {
+            Ok(handed_over) => handed_over,
+            Err(error) => {
+                // Some of it may be on its way: its pages are kept until nothing is.
+                let _ = self.copier.driver.drain(self.copier.stream);
+                self.copier.lists.give_back_newest();
+                self.break_down(&error);
+                drop(lent);
+                return self.end(done, Err(CopyError::Failed(error.to_string())));
+            }
+        };
+        if self.copier.direction == CopyDirection::LoadBack {
+            progress.mark(Arc::new(LayerMarks::new(copy.groups.clone())));
+        }
+        let expected = copy.groups.iter().cloned().collect();
+        self.under_way.push_back(UnderWay { copy, expected, lent, progress, done, times });
+    }
+
+    /// Waits for the next group of the oldest copy, or for its end.
+    fn wait_for_next(&mut self) {
+        let Some(oldest) = self.under_way.front_mut() else { return };
+        let waited = match oldest.expected.pop_front() {
+            Some((layers, fence)) => fence.wait().map(|()| oldest.progress.arrive(layers)),
+            None => oldest.copy.end.wait().and_then(|()| self.end_oldest()),
+        };
+        if let Err(error) = waited {
+            // Whatever the stream still has to do is over when this returns; of a device that is lost, nothing is done.
+            let _ = self.copier.driver.drain(self.copier.stream);
+            self.break_down(&error);
+            self.fail_oldest(CopyError::Failed(error.to_string()));
+        }
+    }
+
+    /// The oldest copy has been done.
+    fn end_oldest(&mut self) -> Result<(), CudaError> {
+        let Some(UnderWay { copy, lent, times, .. }) = self.under_way.front() else {
+            return Ok(());
+        };
+        let busy = self.copier.driver.elapsed(times[0], times[1])?;
+        let compared = self.copier.compare(lent, copy);
+        match compared {
+            Ok(()) => {
+                let bytes = lent.pairs.len() * self.copier.page_bytes;
+                self.copier.counts.copied(bytes, busy);
+                let done = self.let_go_of_oldest();
+                self.end_if_any(done, Ok(()));
+            }
+            Err(corrupt) => {
+                tracing::error!("{corrupt}");
+                self.fail_oldest(corrupt);
+            }
+        }
+        Ok(())
+    }
+
+    fn fail_oldest(&mut self, error: CopyError) {
+        let done = self.let_go_of_oldest();
+        self.end_if_any(done, Err(error));
+    }
+
+    /// Gives back all that the oldest copy has.
+    fn let_go_of_oldest(&mut self) -> Option<Done> {
+        let UnderWay { lent, done, times, .. } = self.under_way.pop_front()?;
+        drop(lent);
+        self.copier.lists.give_back_oldest();
+        self.spare_times.push(times);
+        Some(done)
+    }
+
+    fn end_if_any(&self, done: Option<Done>, result: Result<(), CopyError>) {
+        if let Some(done) = done {
+            self.end(done, result);
+        }
+    }
+
+    /// Tells what came of a copy that has let go of its pages.
+    fn end(&self, done: Done, result: Result<(), CopyError>) {
+        if matches!(result, Err(CopyError::Failed(_))) {
+            self.copier.counts.failed();
+        }
+        // Whoever is told must not take the other copies along.
+        let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
+    }
+
+    /// Nothing more is to be expected of the device, unless it was not even asked.
+    fn break_down(&self, error: &CudaError) {
+        if matches!(error, CudaError::NeverRecorded) {
+            return;
+        }
+        if self.broken.set(error.to_string()).is_ok() {
+            tracing::error!(
+                "the GPU has failed, and copies between it and the host with it: {error}"
+            );
+        }
+    }
+
+    fn times(&mut self) -> Result<[Event; 2], CudaError> {
+        if let Some(times) = self.spare_times.pop() {
+            return Ok(times);
+        }
+        Ok(self.copier.driver.create_times()?)
+    }
+}
+
+impl Drop for Worker {
+    /// Copies are under way only if the thread panics: their pages are kept until the device has ended with them.
+    fn drop(&mut self) {
+        if !self.under_way.is_empty() {
+            let _ = self.copier.driver.drain(self.copier.stream);
+        }
+        while !self.under_way.is_empty() {
+            self.fail_oldest(CopyError::Failed("the thread of copies has panicked".to_owned()));
+        }
+        let driver = &self.copier.driver;
+        self.spare_times.iter().flatten().for_each(|event| driver.destroy_event(*event));
+    }
+}

@@ -1,0 +1,134 @@
+//! Lists of addresses on their way to the device: pinned memory and as much of the device's, used round and round.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::driver::{DeviceAddress, Driver, PairList};
+use crate::error::CudaError;
+use crate::memory::Allocation;
+use crate::pinned::PinnedBytes;
+
+/// A pair of addresses: where a piece goes, and where it comes from.
+pub(crate) const PAIR_BYTES: usize = 16;
+
+/// Places for pairs of addresses. They are taken and given back in the same order, as the copies of a lane are done.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    host: PinnedBytes,
+    device: Allocation,
+    places: usize,
+    /// Those in use, the oldest first. Each lies in one piece.
+    taken: VecDeque<Range<usize>>,
+}
+
+impl Lists {
+    /// With so many places, of 16 bytes each.
+    pub(crate) fn new(driver: &Arc<dyn Driver>, places: usize) -> Result<Self, CudaError> {
+        let host = PinnedBytes::new(driver, places * PAIR_BYTES)?;
+        let device = Allocation::new(driver, places * PAIR_BYTES)?;
+        Ok(Self { host, device, places, taken: VecDeque::new() })
+    }
+
+    /// Takes places that lie in a row, if there are so many.
+    pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
+        let start = match (self.taken.front(), self.taken.back()) {
+            (Some(oldest), Some(newest)) if newest.start >= oldest.start => {
+                if newest.end + count <= self.places {
+                    newest.end
+                } else if count <= oldest.start {
+                    0
+                } else {
+                    return None;
+                }
+            }
+            (Some(oldest), Some(newest)) if newest.end + count <= oldest.start => newest.end,
+            (Some(_), Some(_)) => return None,
+            (None, _) | (_, None) if count <= self.places => 0,
+            (None, _) | (_, None) => return None,
+        };
+        self.taken.push_back(start..start + count);
+        Some(start..start + count)
+    }
+
+    /// Gives back those that were taken first.
+    pub(crate) fn give_back_oldest(&mut self) {
+        self.taken.pop_front();
+    }
+
+    /// Gives back those that were taken last.
+    pub(crate) fn give_back_newest(&mut self) {
+        self.taken.pop_back();
+    }
+
+    pub(crate) fn write(&mut self, place: usize, to: DeviceAddress, from: DeviceAddress) {
+        let at = place * PAIR_BYTES;
+        let bytes = &mut self.host.bytes_mut()[at..at + PAIR_BYTES];
+        bytes[..8].copy_from_slice(&to.0.to_le_bytes());
+        bytes[8..].copy_from_slice(&from.0.to_le_bytes());
+    }
+
+    pub(crate) fn read(&self, place: usize) -> (DeviceAddress, DeviceAddress) {
+        (self.word(2 * place), self.word(2 * place + 1))
+    }
+
+    /// The n-th number from the beginning of a place: half a pair.
+    pub(crate) fn number(&self, place: usize, n: usize) -> u64 {
+        self.word(2 * place + n).0
+    }
+
+    /// Where the device sees a place in pinned memory.
+    pub(crate) fn seen_at(&self, place: usize) -> DeviceAddress {
+        self.host.address(place * PAIR_BYTES)
+    }
+
+    /// Places as they are in the device's own memory.
+    pub(crate) fn on_device(&self, places: Range<usize>) -> PairList {
+        let at = self.device.at().offset(places.start * PAIR_BYTES);
+        PairList { at, pairs: places.len() as u32 }
+    }
+
+    fn word(&self, word: usize) -> DeviceAddress {
+        let bytes = self.host.bytes()[8 * word..].first_chunk();
+        DeviceAddress(u64::from_le_bytes(*bytes.expect("a place has two words")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeDriver;
+
+    #[test]
+    fn places_are_used_round_and_round() {
+        let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
+        let mut lists = Lists::new(&driver, 10).unwrap();
+        assert_eq!((lists.take(11), lists.take(6)), (None, Some(0..6)));
+        assert_eq!((lists.take(3), lists.take(2)), (Some(6..9), None));
+        lists.give_back_oldest();
+        assert_eq!(
+            (lists.take(7), lists.take(4)),
+            (None, Some(0..4)),
+            "behind the end, from the start"
+        );
+        assert_eq!((lists.take(3), lists.take(2)), (None, Some(4..6)));
+        lists.give_back_newest();
+        lists.give_back_oldest();
+        assert_eq!((lists.take(7), lists.take(6)), (None, Some(4..10)));
+        lists.give_back_oldest();
+        lists.give_back_oldest();
+        assert_eq!(lists.take(10), Some(0..10), "all are free again");
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_lies_where_the_device_looks() {
+        let driver: Arc<dyn Driver> = Arc::new(FakeDriver::new(1 << 20, 1));
+        let mut lists = Lists::new(&driver, 4).unwrap();
+        let (one, two) = (DeviceAddress(u64::MAX - 1), DeviceAddress(7));
+        lists.write(3, one, two);
+        assert_eq!((lists.read(3), lists.number(3, 1), lists.read(2).0.0), ((one, two), 7, 0));
+        assert_eq!(lists.seen_at(3).0 - lists.seen_at(1).0, 32);
+        let of_two = lists.on_device(2..4);
+        assert_eq!((of_two.at.0 - lists.on_device(0..1).at.0, of_two.pairs), (32, 2));
+    }
+}

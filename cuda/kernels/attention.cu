@@ -313,6 +313,35 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
 #define FEW_THREADS 128
 #define FEW_STAGES 3
 
+// Writes what a few rows have found, or leaves it to be joined.
+template <int BLOCKS>
+__device__ __forceinline__ void put_few(
+    const Item &item, u32 kv_head, u32 warp, u32 quad, u32 column, const float *highest, const float (*sum_of)[FEW_ROWS],
+    const float (*found)[4], u16 *found_out, float *partials) {
+    for (int half = 0; half < 2; half++) {
+        u32 row = quad + half * 8, token = row / GROUP;
+        float sum = 0.0f;
+        for (int other = 0; other < 4; other++) sum = __fadd_rn(sum, sum_of[other][row]);
+        if (token < item.tokens) {
+            u64 head = kv_head * GROUP + row % GROUP;
+            for (int block = 0; block < BLOCKS; block++) {
+                u32 element = (warp * BLOCKS + block) * 8 + column;
+                if (element >= HEAD_DIM || warp * BLOCKS + block >= DEPTH / 8) continue;
+                float first = found[block][half * 2], second = found[block][half * 2 + 1];
+                if (item.partial == WHOLE) {
+                    float share = 1.0f / sum;
+                    u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
+                    *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
+                } else {
+                    u64 to = ((u64)item.partial * KV_HEADS + kv_head) * FEW_ROWS + row;
+                    *(float2 *)(partials + to * (DEPTH + 2) + 2 + element) = make_float2(first, second);
+                    if (element == 0) *(float2 *)(partials + to * (DEPTH + 2)) = make_float2(highest[half], sum);
+                }
+            }
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2)
 attend_few(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials) {
@@ -426,28 +455,7 @@ attend_few(
         }
         wait_for_groups<0>();
         __syncthreads();
-        for (int half = 0; half < 2; half++) {
-            u32 row = quad + half * 8, token = row / GROUP;
-            float sum = 0.0f;
-            for (int other = 0; other < 4; other++) sum = __fadd_rn(sum, sum_of[other][row]);
-            if (token < item.tokens) {
-                u64 head = kv_head * GROUP + row % GROUP;
-                for (int block = 0; block < BLOCKS; block++) {
-                    u32 element = (warp * BLOCKS + block) * 8 + column;
-                    if (element >= HEAD_DIM || warp * BLOCKS + block >= DEPTH / 8) continue;
-                    float first = found[block][half * 2], second = found[block][half * 2 + 1];
-                    if (item.partial == WHOLE) {
-                        float share = 1.0f / sum;
-                        u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
-                        *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
-                    } else {
-                        u64 to = ((u64)item.partial * KV_HEADS + kv_head) * FEW_ROWS + row;
-                        *(float2 *)(partials + to * (DEPTH + 2) + 2 + element) = make_float2(first, second);
-                        if (element == 0) *(float2 *)(partials + to * (DEPTH + 2)) = make_float2(highest_so_far[half], sum);
-                    }
-                }
-            }
-        }
+        put_few<BLOCKS>(item, kv_head, warp, quad, column, highest_so_far, sum_of, found, found_out, partials);
         __syncthreads();
     }
 }

@@ -1,17 +1,13 @@
 // Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
 // warps look at them. It computes what `attend` computes, to the bit.
 
-#if HEAD_DIM == 128
+#if HEAD_DIM == 128 && PAGE_SIZE >= 8 && __CUDA_ARCH__ == 900
 
 // A tile is kept in halves of 64 elements, as the instructions want it: eight rows of 128 bytes, swizzled, and
 // the next eight rows behind them.
 #define HALF_BYTES (TILE * 128)
 #define TILE_BYTES (2 * HALF_BYTES)
 #define PLACES 8
-// So many tiles are on their way.
-#ifndef BEHIND
-#define BEHIND 5
-#endif
 #define HOPPER_THREADS 384
 
 // Describes a part of shared memory: where it begins, and how far it is from each eight rows to the next, and from
@@ -85,46 +81,63 @@ __device__ __forceinline__ void wait(u32 barrier, u32 phase) {
         "@p bra.uni done;\nbra.uni again;\ndone:\n}" ::"r"(barrier), "r"(phase) : "memory");
 }
 
-// Sends the tiles on their way, keys and values by turns, and says of each when it has come.
-__device__ __forceinline__ void produce(
-    const Pages &pages, const Item &item, u32 kv_head, u32 tiles_at, u32 full, u32 empty) {
-    u32 row = threadIdx.x / 16, chunk = threadIdx.x % 16;
-    const u8 *layer = pages.kv + pages.layer_offset;
-    const u32 *table = pages.table + (u64)item.row * pages.row_entries;
-    u32 spot_in_tile = chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-    u32 tile_count = (item.keys_end - item.keys_from + TILE - 1) / TILE, sent = 0;
-    for (u32 tile = 0; tile < tile_count; tile++) {
-        const u16 *from[8];
-        u32 first = item.keys_from + tile * TILE + row;
+// The keys or values of pages, as the copy engine knows them: elements of half a head, tokens of a page, halves, and
+// pages of heads and layers.
+struct __align__(64) PageMap {
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_page(u32 to, const PageMap *map, u32 within, u32 half, u32 block, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+            "r"(to), "l"(map), "r"(0), "r"(within), "r"(half), "r"(block), "r"(barrier) : "memory");
+}
+
+// Tokens that are copied at once.
+#define BOX (PAGE_SIZE < TILE ? PAGE_SIZE : TILE)
+// Copies that a tile's keys, or its values, take: one for each half of each box.
+#define COPIES (TILE / BOX * 2)
+
+// What a warp knows that has tiles copied: keys and values take places by turns.
+struct Copies {
+    const PageMap *map;
+    const u32 *table;
+    u32 row_entries, layer_block;
+    u32 tiles_at, full, empty, places;
+    u32 sent;
+};
+
+// Has the tiles of an item copied, as places become free.
+__device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_head) {
+    u32 lane = threadIdx.x % 32;
+    const u32 *table = copies.table + (u64)item.row * copies.row_entries;
+    for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
 #pragma unroll
-        for (int each = 0; each < 8; each++) {
-            u32 position = first + each * 8;
-            u32 page = position < item.keys_end ? table[position / PAGE_SIZE] : NOWHERE;
-            from[each] = (const u16 *)(layer + page * pages.page_bytes) + place_in_layer(kv_head, 0, position % PAGE_SIZE) + chunk * 8;
-            if (page == NOWHERE) from[each] = 0;
-        }
-#pragma unroll
-        for (int is_value = 0; is_value < 2; is_value++, sent++) {
-            if (sent >= PLACES) wait(empty + sent % PLACES * 8, (sent / PLACES - 1) % 2);
-            u32 to = tiles_at + sent % PLACES * TILE_BYTES + spot_in_tile;
-#pragma unroll
-            for (int each = 0; each < 8; each++)
-                copy_behind(to + each * 1024, from[each] + is_value * PAGE_SIZE * HEAD_DIM, from[each] != 0);
-            end_group();
-            if (sent >= BEHIND) {
-                wait_for_groups<BEHIND>();
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                arrive(full + (sent - BEHIND) % PLACES * 8);
+        for (u32 is_value = 0; is_value < 2; is_value++, copies.sent++) {
+            u32 place = copies.sent % copies.places, turn = copies.sent / copies.places;
+            if (turn > 0) wait(copies.empty + place * 8, (turn - 1) % 2);
+            u32 barrier = copies.full + place * 8;
+            if (lane == 0) arrive_and_expect(barrier, TILE_BYTES);
+            __syncwarp();
+            for (u32 copy = lane; copy < COPIES; copy += 32) {
+                u32 half = copy % 2, box = copy / 2, position = tile_start + box * BOX;
+                // What is outside of the map is zero.
+                u32 block = 0x7fffffff;
+                if (position < item.keys_end)
+                    block = table[position / PAGE_SIZE] * (LAYERS * KV_HEADS * 2) + copies.layer_block + kv_head * 2 + is_value;
+                u32 to = copies.tiles_at + place * TILE_BYTES + half * HALF_BYTES + box * BOX * 128;
+                copy_page(to, copies.map, position % PAGE_SIZE, half, block, barrier);
             }
         }
     }
-    wait_for_groups<0>();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    for (u32 last = sent > BEHIND ? sent - BEHIND : 0; last < sent; last++) arrive(full + last % PLACES * 8);
 }
 
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
-attend_on_hopper(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
+attend_on_hopper(
+    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const __grid_constant__ PageMap map, u32 layer) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * PLACES];
     u32 tiles_at = shared_address(memory), queries_at = tiles_at + PLACES * TILE_BYTES;
@@ -136,7 +149,7 @@ attend_on_hopper(const u16 *qkv, u16 *found_out, Pages pages, const Item *items)
     u32 kv_head = blockIdx.x / item_count;
     if (threadIdx.x == 0)
         for (u32 place = 0; place < PLACES; place++) {
-            prepare(full + place * 8, 128);
+            prepare(full + place * 8, 1);
             prepare(empty + place * 8, 8);
         }
     bring_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
@@ -145,7 +158,10 @@ attend_on_hopper(const u16 *qkv, u16 *found_out, Pages pages, const Item *items)
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        produce(pages, item, kv_head, tiles_at, full, empty);
+        if (threadIdx.x < 32) {
+            Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, PLACES, 0};
+            send(copies, item, kv_head);
+        }
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -311,6 +327,130 @@ attend_on_hopper(const u16 *qkv, u16 *found_out, Pages pages, const Item *items)
         for (int block = 0; block < DEPTH / 8; block++)
             *(u32 *)(to + block * 8 + column) = pair_of(
                 in_the_end(found[block * 4 + half * 2], share), in_the_end(found[block * 4 + half * 2 + 1], share));
+    }
+}
+
+// `attend_few` with tiles that come by the copy engine: it computes the same, to the bit.
+#define FEW_PLACES 6
+#define FEW_HOPPER_THREADS 160
+
+__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+__device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
+    return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
+}
+
+extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, 2)
+attend_few_on_hopper(
+    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
+    const __grid_constant__ PageMap map, u32 layer) {
+    extern __shared__ __align__(1024) u8 memory[];
+    __shared__ u64 barriers[2 * FEW_PLACES];
+    __shared__ float highest_of[4][FEW_ROWS], sum_of[4][FEW_ROWS];
+    u32 tiles_at = shared_address(memory), queries_at = tiles_at + FEW_PLACES * TILE_BYTES;
+    u32 weights_at = queries_at + FEW_ROWS * DEPTH * 2;
+    u32 full = shared_address(barriers), empty = full + FEW_PLACES * 8;
+    if (threadIdx.x == 0)
+        for (u32 place = 0; place < FEW_PLACES; place++) {
+            prepare(full + place * 8, 1);
+            prepare(empty + place * 8, 4);
+        }
+    __syncthreads();
+    u32 jobs = *item_count * KV_HEADS;
+    if (threadIdx.x >= 128) {
+        Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, FEW_PLACES, 0};
+        for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send(copies, items[job / KV_HEADS], job % KV_HEADS);
+        return;
+    }
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2, taken = 0;
+    float scale = score_scale();
+    const int BLOCKS = DEPTH / 8 / 4;
+    for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
+        Item item = items[job / KV_HEADS];
+        u32 kv_head = job % KV_HEADS;
+        bring_queries<FEW_ROWS, 128>(queries_at, qkv, item, kv_head);
+        end_group();
+        wait_for_groups<0>();
+        meet();
+        u32 queries[DEPTH / 16][4];
+#pragma unroll
+        for (int step = 0; step < DEPTH / 16; step++)
+            load_four(queries[step], queries_at + spot(lane % 16, step * 2 + lane / 16));
+        u32 positions[2];
+        for (int half = 0; half < 2; half++) positions[half] = item.position + (quad + half * 8) / GROUP;
+        float highest_so_far[2] = {-INFINITE, -INFINITE}, sums[2] = {0.0f, 0.0f};
+        float found[BLOCKS][4];
+        for (int block = 0; block < BLOCKS; block++)
+            for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+        for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
+            u32 place = taken % FEW_PLACES, keys_at = tiles_at + place * TILE_BYTES;
+            wait(full + place * 8, taken++ / FEW_PLACES % 2);
+            float scores[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+#pragma unroll
+            for (int step = 0; step < DEPTH / 16; step++) {
+                u32 keys[4];
+                load_four(keys, keys_at + spot_in_tile(warp * PART + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
+                multiply(scores[0], queries[step], keys[0], keys[1]);
+                multiply(scores[1], queries[step], keys[2], keys[3]);
+            }
+            if (lane == 0) arrive(empty + place * 8);
+            for (int half = 0; half < 2; half++) {
+                float highest = -INFINITE;
+                for (int block = 0; block < 2; block++)
+                    for (int at = half * 2; at < half * 2 + 2; at++) {
+                        u32 position = tile_start + warp * PART + block * 8 + column + at % 2;
+                        if (position > positions[half]) scores[block][at] = -INFINITE;
+                        highest = fmaxf(highest, scores[block][at]);
+                    }
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+                if (lane % 4 == 0) highest_of[warp][quad + half * 8] = highest;
+            }
+            meet();
+            for (int half = 0; half < 2; half++) {
+                u32 row = quad + half * 8;
+                float all = -INFINITE;
+                for (int other = 0; other < 4; other++) all = fmaxf(all, highest_of[other][row]);
+                all = fmaxf(highest_so_far[half], __fmul_rn(all, scale));
+                float by = reference(all), correction = power_of_two(highest_so_far[half] - by);
+                highest_so_far[half] = all;
+                sums[half] *= correction;
+                for (int block = 0; block < BLOCKS; block++)
+                    found[block][half * 2] *= correction, found[block][half * 2 + 1] *= correction;
+                for (int block = 0; block < 2; block++) {
+                    float first = weight_of(scores[block][half * 2], scale, by);
+                    float second = weight_of(scores[block][half * 2 + 1], scale, by);
+                    sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
+                    u32 chunk = warp * 2 + block;
+                    u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
+                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair_of(first, second)) : "memory");
+                }
+            }
+            meet();
+            place = taken % FEW_PLACES;
+            u32 values_at = tiles_at + place * TILE_BYTES;
+            wait(full + place * 8, taken++ / FEW_PLACES % 2);
+#pragma unroll
+            for (int step = 0; step < TILE / 16; step++) {
+                u32 weights[4], row = lane % 16;
+                load_four(weights, weights_at + (row * 8 + ((step * 2 + lane / 16) ^ (row & 7))) * 16);
+#pragma unroll
+                for (int block = 0; block < BLOCKS; block += 2) {
+                    u32 values[4];
+                    load_four_turned(values, values_at + spot_in_tile(step * 16 + row, warp * BLOCKS + block + lane / 16));
+                    multiply(found[block], weights, values[0], values[1]);
+                    multiply(found[block + 1], weights, values[2], values[3]);
+                }
+            }
+            if (lane == 0) arrive(empty + place * 8);
+        }
+        for (int half = 0; half < 2; half++) {
+            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 1));
+            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 2));
+            if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sums[half];
+        }
+        meet();
+        put_few<BLOCKS>(item, kv_head, warp, quad, column, highest_so_far, sum_of, found, found_out, partials);
+        meet();
     }
 }
 

@@ -95,7 +95,7 @@ __device__ __forceinline__ void find_part(const u64 *parts, u32 count, u64 targe
 }
 
 // The key of the candidate at which the measures of all before it and its own, from the highest key down, have
-// come to `target`. `candidate` tells the key and the measure of a token, nothing for one that is none.
+// come to `target`; 0, which is before no key, if those of all do not. `candidate` tells the key and the measure of a token, nothing for one that is none.
 template <typename Candidate>
 __device__ u64 select(
     Selection &selection, const float *row, u32 vocabulary, float highest, float scale, u64 target, Candidate candidate) {
@@ -116,6 +116,9 @@ __device__ u64 select(
         if (threadIdx.x == 0) {
             u32 part, bin;
             u64 left;
+            u64 all = 0;
+            for (part = 0; part < 32; part++) all += selection.parts[part];
+            selection.found = all < target ? 0 : ~0ull;
             find_part(selection.parts, 32, target, &part, &left);
             find_part(selection.sums + part * EACH, EACH, left, &bin, &left);
             selection.bin = part * EACH + bin, selection.left = left;
@@ -123,6 +126,9 @@ __device__ u64 select(
     }
     __syncthreads();
     u32 chosen_bin = selection.bin;
+    bool is_short = selection.found == 0;
+    __syncthreads();
+    if (is_short) return 0;
     for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
         u64 key, measure = candidate(token, key);
         if (measure == 0 || bin_of(row[token], highest, scale) != chosen_bin) continue;
@@ -133,9 +139,6 @@ __device__ u64 select(
     u32 listed = selection.listed;
     // As many as these are equals, or nearly so: each is looked for by itself among all.
     bool is_long = listed > LISTED_MAX;
-    u64 lowest = ~0ull;
-    if (threadIdx.x == 0) selection.found = ~0ull;
-    __syncthreads();
     for (u32 at = threadIdx.x; at < (is_long ? vocabulary : listed); at += SAMPLE_THREADS) {
         u64 key, measure, before = 0;
         if (is_long) {
@@ -151,10 +154,7 @@ __device__ u64 select(
                 if (selection.keys[other] > key) before += selection.measures[other];
         }
         if (before < selection.left && selection.left <= before + measure) selection.found = key;
-        lowest = key < lowest ? key : lowest;
     }
-    __syncthreads();
-    if (selection.found == ~0ull) atomicMin(&selection.found, lowest);
     __syncthreads();
     u64 found = selection.found;
     __syncthreads();
@@ -248,19 +248,19 @@ sample(const float *logits, const float *shaped, u32 vocabulary, const Draw *dra
             return weight >= draw.min_p && key >= lowest ? (u64)(weight * WEIGHT_UNIT) : 0;
         };
         auto counted = [&](u32 token, u64 &key) -> u64 { return weighed(token, key) > 0; };
-        auto selected = [&](u64 target, auto candidate) {
-            return select(selection, row, vocabulary, highest, scale, target, candidate);
-        };
         bool is_cut = draw.top_k > 0 || draw.top_p < 1.0f;
-        if (draw.top_k > 0 && draw.top_k < vocabulary) lowest = selected(draw.top_k, counted);
+        if (draw.top_k > 0 && draw.top_k < vocabulary) 
+            lowest = select(selection, row, vocabulary, highest, scale, draw.top_k, counted);
         if (draw.top_p < 1.0f) {
             double share = (double)draw.top_p * (double)total(selection, vocabulary, weighed);
-            lowest = selected(share < 1.0 ? 1 : (u64)ceil(share), weighed);
+            u64 target = share < 1.0 ? 1 : (u64)ceil(share);
+            lowest = select(selection, row, vocabulary, highest, scale, target, weighed);
         }
         u64 all = total(selection, vocabulary, weighed);
         // The first at which more than the drawn share has been passed.
         u64 target = __umul64hi(all, draw.drawn << 11) + 1;
-        found = is_cut ? selected(target, weighed) : token_key(walk(selection, vocabulary, target, weighed));
+        if (is_cut) found = select(selection, row, vocabulary, highest, scale, target, weighed);
+        else found = token_key(walk(selection, vocabulary, target, weighed));
     }
     if (threadIdx.x == 0) chosen[draw.output] = MASK - (u32)(found & MASK);
 }

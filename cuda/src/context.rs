@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use crate::driver::{CallError, CallErrorKind, DeviceMemory, Priority, Stream};
+use crate::driver::{CallError, CallErrorKind, DeviceAddress, DeviceMemory, Priority, Stream};
 use crate::error::CudaError;
 
 /// The version of CUDA that the driver must know: 13.0.
@@ -122,6 +122,17 @@ impl Context {
         self.bind()?;
         let (free, total) = call("cuMemGetInfo", result::mem_get_info())?;
         Ok(DeviceMemory { free, total })
+    }
+
+    /// Waits until the GPU has done all that it was given, and reads its memory: for those who look.
+    ///
+    /// # Errors
+    /// When something of it failed, or there is no such memory.
+    pub fn read(&self, from: DeviceAddress, to: &mut [u8]) -> Result<(), CallError> {
+        self.bind()?;
+        call("cuCtxSynchronize", result::ctx::synchronize())?;
+        // SAFETY: the driver refuses what is not memory of the device.
+        call("cuMemcpyDtoH", unsafe { result::memcpy_dtoh_sync(to, from.0) })
     }
 
     /// A stream of its own, which does not wait for the default stream. Streams of [`Priority::Low`], as copies have

@@ -61,11 +61,12 @@ impl CudaLlama {
     ) -> Result<Self, CudaError> {
         let driver = driver_of(context, shape)?;
         let stream = context.create_stream(Priority::High)?;
-        let loaded = Upload::new(&driver, shape, source, stream, progress).and_then(|mut upload| {
-            let weights = Weights::new(&driver, shape, |part, to| upload.bring(part, to))?;
-            upload.end()?;
-            Ok(weights)
-        });
+        let loaded =
+            Upload::new(&driver, shape, source, stream, progress).and_then(|mut upload| {
+                let weights = Weights::new(&driver, shape, |part, to| upload.bring(part, to))?;
+                upload.end()?;
+                Ok(weights)
+            });
         driver.destroy_stream(stream);
         Ok(Self::of(context, driver, shape, source.fingerprint(shape), loaded?))
     }
@@ -93,7 +94,8 @@ impl CudaLlama {
         weights: Weights,
     ) -> Self {
         // Others round otherwise, and their KV must not be mixed with this.
-        let fingerprint = format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
+        let fingerprint =
+            format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
         let (context, shape, weights) = (context.clone(), shape.clone(), Some(weights));
         Self { context, driver, shape, fingerprint, weights, running: None }
     }
@@ -130,10 +132,14 @@ fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, C
     }
     if !shape.hidden.is_multiple_of(8) {
         let hidden = shape.hidden;
-        return unsupported(format!("intermediate_size is {hidden}, and kernels want multiples of 8"));
+        return unsupported(format!(
+            "intermediate_size is {hidden}, and kernels want multiples of 8"
+        ));
     }
     if shape.head_dim > 256 || shape.group() > kernels::ROWS {
-        return unsupported("its heads are larger, or more of them share keys, than kernels can".into());
+        return unsupported(
+            "its heads are larger, or more of them share keys, than kernels can".into(),
+        );
     }
     Ok(Arc::new(RealDriver::new(context)?))
 }

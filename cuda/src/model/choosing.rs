@@ -158,7 +158,9 @@ impl Choosing {
         let stride = 1 + work.scores.iter().map(|score| score.top).max().unwrap_or(0);
         let bytes = work.scores.len() * stride as usize * size_of::<Likelihood>();
         if bytes > self.likelihoods_bytes {
-            return Err(CudaError::Config("more log-probabilities are wanted than a step can have"));
+            return Err(CudaError::Config(
+                "more log-probabilities are wanted than a step can have",
+            ));
         }
         let spare = self.spare.lock().pop();
         let memory = match spare {

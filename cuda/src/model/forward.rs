@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use terrace_engine::{CopyProgress, StepLimits};
 use terrace_model::Shape;
 
-use super::kernels::{Kernel, Kernels, Parameters};
+use super::kernels::{Kernel, Kernels, PageMap, Parameters};
 use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
@@ -41,6 +41,7 @@ pub(super) struct Forward {
     weights: Weights,
     products: Products,
     memory: CudaMemory,
+    map: Option<PageMap>,
     buffers: Buffers,
     graphs: BTreeMap<usize, sys::CUgraphExec>,
     /// Blocks of kernels that stay as long as there is work.
@@ -151,12 +152,17 @@ impl BufferBytes {
 }
 
 impl Buffers {
-    fn new(driver: &Arc<dyn Driver>, shape: &Shape, bytes: &BufferBytes) -> Result<Self, CudaError> {
+    fn new(
+        driver: &Arc<dyn Driver>,
+        shape: &Shape,
+        bytes: &BufferBytes,
+    ) -> Result<Self, CudaError> {
         let get = |bytes| Allocation::new(driver, bytes).map_err(CudaError::from);
         let (cosines, sines) = (get(bytes.angles)?, get(bytes.angles)?);
         let frequencies = shape.frequencies();
-        let angles = (0..shape.positions_max)
-            .flat_map(|position| frequencies.iter().map(move |each| (position as f32 * each).sin_cos()));
+        let angles = (0..shape.positions_max).flat_map(|position| {
+            frequencies.iter().map(move |each| (position as f32 * each).sin_cos())
+        });
         let (all_sines, all_cosines): (Vec<f32>, Vec<f32>) = angles.unzip();
         for (to, numbers) in [(&cosines, &all_cosines), (&sines, &all_sines)] {
             // SAFETY: the memory is as large.
@@ -191,13 +197,21 @@ impl Forward {
         limits: StepLimits,
         stream: Stream,
     ) -> Result<Self, CudaError> {
+        let kernels = Kernels::new(context, shape, limits.page_size)?;
+        let map = kernels.by_map.then(|| PageMap::new(shape, memory)).transpose()?;
+        // Whole pages are read where only some of their tokens are there: what is not must be numbers.
+        let bytes = memory.pages() as usize * memory.page_bytes();
+        // SAFETY: it is as large, and nothing is in it yet.
+        let cleared = unsafe { result::memset_d8_async(memory.base().0, 0, bytes, stream.raw()) };
+        call("cuMemsetD8Async", cleared)?;
         let mut forward = Self {
             shape: shape.clone(),
-            kernels: Kernels::new(context, shape, limits.page_size)?,
+            kernels,
             stream,
             weights,
             products: Products::new(driver)?,
             memory: memory.clone(),
+            map,
             buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
             graphs: BTreeMap::new(),
             resident_blocks: 2 * context.multiprocessors()? as usize,
@@ -259,7 +273,11 @@ impl Forward {
     }
 
     /// Hands over the logits after some tokens: those that a list names, or the first so many.
-    pub(super) fn logits(&mut self, rows: usize, list: Option<DeviceAddress>) -> Result<(), CudaError> {
+    pub(super) fn logits(
+        &mut self,
+        rows: usize,
+        list: Option<DeviceAddress>,
+    ) -> Result<(), CudaError> {
         let (added, norm) = (self.buffers.added.at(), self.weights.final_norm.at());
         self.add_norm(rows, added.0, norm, list)?;
         let size = Size {
@@ -374,14 +392,18 @@ impl Forward {
             unsafe { kernel.launch(self.stream, blocks, parameters) }
         };
         let common = || Parameters::default().wide(qkv.at().0).wide(found.at().0).pages(pages);
+        let mapped = |parameters: Parameters| match &self.map {
+            Some(map) => parameters.map(map).narrow(layer as u32),
+            None => parameters,
+        };
         if extent.many > 0 {
-            let parameters = common().wide(lists.many.0);
+            let parameters = mapped(common().wide(lists.many.0));
             launch(&self.kernels.attend, extent.many * kv_heads, parameters)?;
         }
         if extent.has_few {
             let parameters =
                 common().wide(lists.few.0).wide(lists.few_count.0).wide(partials.at().0);
-            launch(&self.kernels.attend_few, self.resident_blocks, parameters)?;
+            launch(&self.kernels.attend_few, self.resident_blocks, mapped(parameters))?;
         }
         if extent.has_segments {
             let parameters = Parameters::default()
@@ -424,7 +446,8 @@ impl Forward {
         ];
         for (weights, inputs, outputs, from, to, is_wide) in all {
             let rows_max = if is_wide { LOGITS_ROWS } else { most };
-            let sizes: Vec<usize> = sizes.iter().copied().filter(|rows| *rows <= rows_max).collect();
+            let sizes: Vec<usize> =
+                sizes.iter().copied().filter(|rows| *rows <= rows_max).collect();
             let count = (rows_max * inputs) as u64;
             let parameters = Parameters::default().wide(from.at().0).wide(count);
             // SAFETY: buffers are as large as the largest step, and nothing else uses them yet.

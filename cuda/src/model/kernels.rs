@@ -6,11 +6,14 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+use smallvec::SmallVec;
 use terrace_model::Shape;
 
+use super::plain::Pages;
 use crate::context::{Context, call};
 use crate::driver::{CallError, Stream};
 use crate::error::CudaError;
+use crate::memory::CudaMemory;
 use crate::nvrtc;
 
 /// One behind the other, they are what is compiled.
@@ -35,6 +38,7 @@ const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
 /// The same on Hopper, keys or values.
 const HOPPER_PLACES: usize = 8;
+const FEW_HOPPER_PLACES: usize = 6;
 /// What the kernel that samples keeps: bins and a list of candidates.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
 
@@ -50,6 +54,7 @@ pub fn definitions(shape: &Shape, page_size: u32) -> Vec<String> {
         ("KV_HEADS", shape.kv_heads),
         ("GROUP", shape.group()),
         ("PAGE_SIZE", page_size as usize),
+        ("LAYERS", shape.layers),
     ];
     all.into_iter().map(|(name, value)| format!("-D{name}={value}")).collect()
 }
@@ -80,6 +85,8 @@ pub(super) struct Kernels {
     pub(super) score: Kernel,
     pub(super) fill: Kernel,
     pub(super) fill_with: Kernel,
+    /// Whether `attend` and `attend_few` are those that have pages copied by Hopper's copy engine, and want a map of them.
+    pub(super) by_map: bool,
 }
 
 // SAFETY: functions and modules are handles, which any thread may use.
@@ -103,12 +110,14 @@ impl Kernels {
             let function = unsafe { result::module::get_function(module, name.to_owned()) };
             let function = call("cuModuleGetFunction", function)?;
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let carved =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             if shared_bytes > 0 {
-                // SAFETY: the function exists.
-                let set = unsafe {
-                    sys::cuFuncSetAttribute(function, most, shared_bytes as i32).result()
-                };
-                call("cuFuncSetAttribute", set)?;
+                for (attribute, value) in [(most, shared_bytes as i32), (carved, 100)] {
+                    // SAFETY: the function exists.
+                    let set = unsafe { sys::cuFuncSetAttribute(function, attribute, value) };
+                    call("cuFuncSetAttribute", set.result())?;
+                }
             }
             let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
             Ok::<_, CudaError>(Kernel { function, threads, shared_bytes })
@@ -116,8 +125,17 @@ impl Kernels {
         let depth = shape.head_dim.next_multiple_of(16);
         let (row_bytes, tile_bytes) = (depth * 2, TILE * depth * 2);
         let queries_and_joined = ROWS * row_bytes + ROWS * depth * 4;
-        let few = FEW_ROWS * row_bytes + FEW_ROWS * TILE * 2 + FEW_STAGES * 2 * tile_bytes;
-        let is_hopper = context.capability() == 90 && shape.head_dim == 128;
+        let few_queries = FEW_ROWS * row_bytes + FEW_ROWS * TILE * 2;
+        let by_map = context.capability() == 90 && shape.head_dim == 128 && page_size >= 8;
+        let (attend, attend_few) = if by_map {
+            let attend = HOPPER_PLACES * tile_bytes + queries_and_joined;
+            let few = FEW_HOPPER_PLACES * tile_bytes + few_queries;
+            (kernel(c"attend_on_hopper", 384, attend)?, kernel(c"attend_few_on_hopper", 160, few)?)
+        } else {
+            let attend = STAGES * 2 * tile_bytes + queries_and_joined;
+            let few = FEW_STAGES * 2 * tile_bytes + few_queries;
+            (kernel(c"attend", 256, attend)?, kernel(c"attend_few", 128, few)?)
+        };
         Ok(Self {
             context: context.clone(),
             module,
@@ -125,15 +143,8 @@ impl Kernels {
             embed: kernel(c"embed", 128, 0)?,
             add_norm: kernel(c"add_norm", 256, 0)?,
             turn_and_keep: kernel(c"turn_and_keep", 256, 0)?,
-            attend: match is_hopper {
-                true => kernel(
-                    c"attend_on_hopper",
-                    384,
-                    HOPPER_PLACES * tile_bytes + queries_and_joined,
-                )?,
-                false => kernel(c"attend", 256, STAGES * 2 * tile_bytes + queries_and_joined)?,
-            },
-            attend_few: kernel(c"attend_few", 128, few)?,
+            attend,
+            attend_few,
             join: kernel(c"join", depth, 0)?,
             gate: kernel(c"gate", 256, 0)?,
             shape: kernel(c"shape", 256, 0)?,
@@ -141,6 +152,7 @@ impl Kernels {
             score: kernel(c"score", 1024, 0)?,
             fill: kernel(c"fill", 256, 0)?,
             fill_with: kernel(c"fill_with", 256, 0)?,
+            by_map,
         })
     }
 }
@@ -154,17 +166,52 @@ impl Drop for Kernels {
     }
 }
 
+/// A map of pages for the copy engine, as the driver makes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PageMap([u64; 16]);
+
+impl PageMap {
+    /// Of pages that lie one behind the other.
+    pub(super) fn new(shape: &Shape, memory: &CudaMemory) -> Result<Self, CallError> {
+        let page_size = u64::from(memory.layout().page_size());
+        let blocks = u64::from(memory.pages()) * (shape.layers * shape.kv_heads * 2) as u64;
+        let token_bytes = shape.head_dim as u64 * 2;
+        let dimensions = [64, page_size, shape.head_dim as u64 / 64, blocks];
+        let strides = [token_bytes, 128, page_size * token_bytes];
+        let boxed = [64, page_size.min(TILE as u64) as u32, 1, 1];
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // SAFETY: the lists are as long as the rank says, and the memory is as large.
+        let made = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &raw mut map,
+                sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4,
+                memory.base().0 as usize as *mut c_void,
+                dimensions.as_ptr(),
+                strides.as_ptr(),
+                boxed.as_ptr(),
+                [1; 4].as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        call("cuTensorMapEncodeTiled", made.result())?;
+        Ok(Self(map.opaque))
+    }
+}
+
 /// The parameters of a kernel, in its order.
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    values: Vec<[u64; 5]>,
+    values: SmallVec<[[u64; 16]; 12]>,
 }
 
 impl Parameters {
     /// An address, or another number of 64 bits.
-    pub(super) fn wide(mut self, value: u64) -> Self {
-        self.values.push([value, 0, 0, 0, 0]);
-        self
+    pub(super) fn wide(self, value: u64) -> Self {
+        self.all(&[value])
     }
 
     /// A number of 32 bits.
@@ -178,9 +225,20 @@ impl Parameters {
     }
 
     /// Where pages are.
-    pub(super) fn pages(mut self, pages: super::plain::Pages) -> Self {
-        let super::plain::Pages { kv, page_bytes, layer_offset, table, row_entries } = pages;
-        self.values.push([kv, page_bytes, layer_offset, table, row_entries]);
+    pub(super) fn pages(self, pages: Pages) -> Self {
+        let Pages { kv, page_bytes, layer_offset, table, row_entries } = pages;
+        self.all(&[kv, page_bytes, layer_offset, table, row_entries])
+    }
+
+    /// A map of pages.
+    pub(super) fn map(self, map: &PageMap) -> Self {
+        self.all(&map.0)
+    }
+
+    fn all(mut self, numbers: &[u64]) -> Self {
+        let mut value = [0; 16];
+        value[..numbers.len()].copy_from_slice(numbers);
+        self.values.push(value);
         self
     }
 }
@@ -198,7 +256,7 @@ impl Kernel {
         parameters: Parameters,
     ) -> Result<(), CallError> {
         let mut values = parameters.values;
-        let mut pointers: Vec<*mut c_void> =
+        let mut pointers: SmallVec<[*mut c_void; 12]> =
             values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
         let (grid, block) = ((blocks as u32, 1, 1), (self.threads, 1, 1));
         let shared = self.shared_bytes;

@@ -274,7 +274,8 @@ impl Products {
         let weights = layout(CUDA_R_16BF, inputs, outputs)?;
         let x = layout(CUDA_R_16BF, inputs, rows)?;
         let out = layout(if is_wide { CUDA_R_32F } else { CUDA_R_16BF }, outputs, rows)?;
-        let mut found = [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; TRIED];
+        let mut found =
+            [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; TRIED];
         let mut count = 0;
         // SAFETY: all descriptions exist, and there is room for as many results as are asked for.
         let told = unsafe {

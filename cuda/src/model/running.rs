@@ -12,7 +12,7 @@ use super::forward::{BufferBytes, Extent, Forward, GRAPH_TOKENS_MAX, LOGITS_ROWS
 use super::header::{Header, Plan, Section};
 use super::kernels::{Parameters, ROWS};
 use super::plain::{self, Awaited, Change, Item, NOWHERE, Segments};
-use super::step::{Limits, Row, Work};
+use super::step::{Row, Work};
 use super::ticket::{CudaTicket, Times};
 use super::weights::Weights;
 use crate::context::Context;
@@ -30,7 +30,7 @@ pub(super) struct Running {
     header: Header,
     sections: Sections,
     memory: CudaMemory,
-    limits: Limits,
+    partials_max: u32,
     table: PageTable,
     rows: Arc<Mutex<Vec<Option<Row>>>>,
     arrivals: u64,
@@ -103,7 +103,7 @@ impl Running {
             header: Header::new(driver, &plan)?,
             sections,
             memory: memory.clone(),
-            limits: Limits { page_size, partials_max },
+            partials_max,
             table: PageTable::new(limits.rows, page_size),
             rows: Arc::new(Mutex::new((0..limits.rows).map(|_| None).collect())),
             arrivals: 0,
@@ -117,7 +117,7 @@ impl Running {
         self.tell(batch);
         let expected = {
             let rows = &mut self.rows.lock();
-            self.work.prepare(&self.forward.shape, self.limits, batch, &self.table, rows)?
+            self.work.prepare(&self.forward.shape, self.partials_max, batch, &self.table, rows)?
         };
         let told = |error: CudaError| ModelError(error.to_string());
         let fence = self.memory.fence().map_err(told)?;

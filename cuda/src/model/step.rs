@@ -93,14 +93,6 @@ pub(super) struct Work {
     pub(super) told: Vec<u32>,
 }
 
-/// What is known of the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) page_size: u32,
-    /// Partial results that there is room for.
-    pub(super) partials_max: u32,
-}
-
 /// Where an output comes from.
 #[derive(Debug)]
 pub(super) enum Choice {
@@ -131,7 +123,7 @@ impl Work {
     pub(super) fn prepare(
         &mut self,
         shape: &Shape,
-        limits: Limits,
+        partials_max: u32,
         batch: &Batch,
         table: &PageTable,
         rows: &mut [Option<Row>],
@@ -151,7 +143,7 @@ impl Work {
         self.awaited.extend(batch.awaited.iter().map(awaited));
         for span in &batch.spans {
             self.add_tokens(span, batch, table);
-            self.add_items(shape, limits, span);
+            self.add_items(shape, partials_max, span);
         }
         self.many.sort_by_key(|item| std::cmp::Reverse(item.keys_end));
         let mut expected = Vec::with_capacity(batch.wanted.len());
@@ -192,12 +184,12 @@ impl Work {
     }
 
     /// Who looks at which keys.
-    fn add_items(&mut self, shape: &Shape, limits: Limits, span: &Span) {
+    fn add_items(&mut self, shape: &Shape, partials_max: u32, span: &Span) {
         let (first, count) = (span.tokens.start as u32, span.tokens.len() as u32);
         let group = shape.group();
         let segments = span.end().div_ceil(SEGMENT);
         let partials = if segments > 1 { segments } else { 0 };
-        let is_room = self.partials + partials <= limits.partials_max;
+        let is_room = self.partials + partials <= partials_max;
         let item = Item {
             row: span.slot.0,
             first_token: first,
@@ -219,7 +211,12 @@ impl Work {
             }
             if segments > 1 {
                 let (first_token, tokens, first_partial) = (first, count, self.partials);
-                self.segments.push(Segments { first_token, tokens, first_partial, count: segments });
+                self.segments.push(Segments {
+                    first_token,
+                    tokens,
+                    first_partial,
+                    count: segments,
+                });
                 self.partials += segments;
             }
             return;
@@ -331,7 +328,9 @@ impl Work {
             // The step before has chosen it, and nobody has heard of that yet.
             (true, Some(output)) if known + 1 == index => output,
             (true, _) => {
-                return Err(ModelError(format!("{known} of {index} tokens of an answer are known")));
+                return Err(ModelError(format!(
+                    "{known} of {index} tokens of an answer are known"
+                )));
             }
         };
         self.shapings.push(plain::Shaping {
@@ -356,8 +355,7 @@ impl Work {
 fn check(shape: &Shape, batch: &Batch) -> Result<(), ModelError> {
     let vocabulary = shape.vocabulary as u32;
     let is_awaited = |place: usize| batch.awaited.iter().any(|it| it.token == place);
-    let is_unknown =
-        |(place, token): &(usize, &u32)| **token >= vocabulary && !is_awaited(*place);
+    let is_unknown = |(place, token): &(usize, &u32)| **token >= vocabulary && !is_awaited(*place);
     if let Some((_, token)) = batch.tokens.iter().enumerate().find(is_unknown) {
         return Err(ModelError(format!("token {token} is not one of the model's {vocabulary}")));
     }

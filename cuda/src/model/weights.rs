@@ -177,9 +177,8 @@ impl<'a> Upload<'a> {
         }
         let bytes = fill(piece.bytes_mut());
         // SAFETY: the device's memory is as large, and the piece is not touched before it has arrived.
-        let copied = unsafe {
-            result::memcpy_htod_async(to.0, &piece.bytes()[..bytes], self.stream.raw())
-        };
+        let copied =
+            unsafe { result::memcpy_htod_async(to.0, &piece.bytes()[..bytes], self.stream.raw()) };
         call("cuMemcpyHtoDAsync", copied)?;
         *sent = Some(self.events.record(self.stream)?);
         self.turn = 1 - self.turn;

@@ -1,0 +1,53 @@
+//! Looks whether a GPU computes and copies what it should, and how fast: correctness of the model, sameness of answers
+//! wherever KV comes from, the link, and figures. Prints a table and ends with 1 if anything is wrong.
+//!
+//! `gpu_check` does all of it; `gpu_check PART...` does some, and `gpu_check list` names them.
+
+mod figures;
+mod model;
+mod sameness;
+mod table;
+mod world;
+
+use std::process::ExitCode;
+
+use table::Table;
+use terrace_cuda::Context;
+
+/// What is done, by name.
+const PARTS: [(&str, fn(&std::sync::Arc<Context>, &mut Table) -> Done); 5] = [
+    ("transformers", model::like_transformers),
+    ("cuts", sameness::however_it_is_cut),
+    ("choices", model::choices),
+    ("prefill", figures::prefill),
+    ("decode", figures::decode),
+];
+
+type Done = Result<(), Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let unknown = wanted.iter().find(|name| PARTS.iter().all(|(part, _)| part != name));
+    if let Some(unknown) = unknown {
+        let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        eprintln!("there is no part {unknown}: they are {}", names.join(", "));
+        return ExitCode::FAILURE;
+    }
+    let context = match Context::open(0) {
+        Ok(context) => context,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    println!("{}, compute capability {}", context.name(), context.capability());
+    let mut table = Table::default();
+    for (name, part) in PARTS {
+        if wanted.is_empty() || wanted.iter().any(|it| it == name) {
+            if let Err(error) = part(&context, &mut table) {
+                table.wrong(name, &error.to_string());
+            }
+        }
+    }
+    table.end()
+}

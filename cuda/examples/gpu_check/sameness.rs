@@ -1,0 +1,88 @@
+//! The same bits wherever KV comes from, whoever shares the batch, however a prompt is cut.
+
+use std::sync::Arc;
+
+use terrace_cuda::{Context, CudaLlama};
+use terrace_engine::{Choosing, StepLimits};
+use terrace_model::Shape;
+use terrace_scheduler::Token;
+
+use crate::Done;
+use crate::table::Table;
+use crate::world::{Dice, Part, World, greedy, small};
+
+/// Logits and KV are the same however a sequence is cut, and whoever is computed beside it.
+pub(crate) fn however_it_is_cut(context: &Arc<Context>, table: &mut Table) -> Done {
+    let odd = Shape { dim: 448, heads: 14, kv_heads: 2, head_dim: 64, qkv_bias: true, ..small() };
+    for (name, shape, page_size) in [("128 x 4", small(), 16), ("64 x 7 with biases", odd, 2)] {
+        check(context, table, name, &shape, page_size)?;
+    }
+    Ok(())
+}
+
+fn check(
+    context: &Arc<Context>,
+    table: &mut Table,
+    name: &str,
+    shape: &Shape,
+    page_size: u32,
+) -> Done {
+    const TOKENS: u32 = 2_500;
+    let limits = StepLimits { page_size, rows: 8, tokens_max: 4096 };
+    let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 4096)?;
+    let mut dice = Dice(3);
+    let sequences: Vec<Vec<Token>> =
+        (0..8).map(|_| dice.tokens(TOKENS as usize, shape.vocabulary)).collect();
+    for slot in 0..8 {
+        world.come(slot, Choosing { logits: true, ..greedy() }, &[]);
+    }
+    let logits = |outputs: Vec<terrace_engine::Output>| -> Result<Vec<Box<[f32]>>, &'static str> {
+        let each = outputs.into_iter().map(|output| output.chosen.and_then(|chosen| chosen.logits));
+        each.collect::<Option<_>>().ok_or("no logits came")
+    };
+    let whole = logits(world.step(&[Part::new(0, 0, &sequences[0])])?)?.remove(0);
+    let kv = world.kv(0, TOKENS)?;
+    let compare = |table: &mut Table, what: &str, found: &[f32], pages: &[Vec<u8>]| {
+        let same = whole.iter().zip(found).filter(|(a, b)| a.to_bits() == b.to_bits()).count();
+        let same_pages = kv.iter().zip(pages).filter(|(a, b)| a == b).count();
+        let is_finite = found.iter().all(|logit| logit.is_finite());
+        let found = format!("{same} of {} logits, {same_pages} of {} pages", whole.len(), kv.len());
+        let is_same = same == whole.len() && same_pages == kv.len() && is_finite;
+        table.check(&format!("{name}: {what}"), &found, is_same);
+    };
+    // Cut here and there, in other pages.
+    let mut cuts =
+        vec![0, 1, 2, 5, 64, 127, 128, 129, 700, 1023, 1024, 1025, 1030, 2047, 2049, 2490];
+    cuts.push(TOKENS);
+    let mut last = None;
+    for cut in cuts.windows(2) {
+        let tokens = &sequences[0][cut[0] as usize..cut[1] as usize];
+        last = Some(logits(world.step(&[Part::new(1, cut[0], tokens)])?)?.remove(0));
+    }
+    let pages = world.kv(1, TOKENS)?;
+    compare(table, "cut here and there", &last.ok_or("no step")?, &pages);
+    // With others beside, which are at other places, and token by token in the end.
+    let mut at = [0_u32; 8];
+    let mut found = None;
+    while at[2] < TOKENS {
+        let mut parts = Vec::new();
+        for slot in 2..8 {
+            let most = if slot == 2 && at[2] >= 2_440 { 1 } else { 1 + dice.below(600) as u32 };
+            let end = TOKENS.min(at[slot] + most);
+            if end > at[slot] {
+                let sequence = if slot == 2 { &sequences[0] } else { &sequences[slot] };
+                let tokens = &sequence[at[slot] as usize..end as usize];
+                parts.push(Part::new(slot as u32, at[slot], tokens));
+                at[slot] = end;
+            }
+        }
+        let is_there = parts[0].slot == 2;
+        let all = logits(world.step(&parts)?)?;
+        if is_there {
+            found = all.into_iter().next();
+        }
+    }
+    let pages = world.kv(2, TOKENS)?;
+    compare(table, "with others beside, then token by token", &found.ok_or("no step")?, &pages);
+    Ok(())
+}

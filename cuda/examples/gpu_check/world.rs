@@ -1,0 +1,185 @@
+//! A model on a GPU without an engine: pages, rows and steps by hand.
+
+use std::sync::Arc;
+
+use terrace_cache::{Cache, CacheConfig};
+use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaError, CudaLlama, CudaTicket};
+use terrace_engine::{
+    Arrival, Awaited, Batch, Choice, Choosing, Device, Model, ModelError, Output, RowChange,
+    Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
+};
+use terrace_model::{Rope, Scaling, Shape};
+use terrace_scheduler::{DevicePage, Slot, Token};
+
+/// Numbers that look random and are always the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % end as u64) as usize
+    }
+
+    pub(crate) fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<Token> {
+        (0..count).map(|_| self.below(vocabulary) as Token).collect()
+    }
+}
+
+/// How greedy answers are chosen, with their logits told.
+pub(crate) fn greedy() -> Choosing {
+    Choosing {
+        sampling: Sampling::GREEDY,
+        shaping: Shaping::default(),
+        ends: Arc::new([]),
+        prompt: Vec::new(),
+        logprobs: None,
+        logits: false,
+    }
+}
+
+/// The shape that figures are about: a Llama of 8 billion weights.
+pub(crate) fn eight_billion() -> Shape {
+    Shape {
+        vocabulary: 128_256,
+        dim: 4096,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        hidden: 14_336,
+        norm_epsilon: 1e-5,
+        positions_max: 40_960,
+        rope: Rope { theta: 500_000.0, scaling: Scaling::None },
+        qkv_bias: false,
+        tied: false,
+    }
+}
+
+/// A small one of the same kind.
+pub(crate) fn small() -> Shape {
+    Shape {
+        vocabulary: 4096,
+        dim: 1024,
+        layers: 3,
+        heads: 8,
+        kv_heads: 2,
+        hidden: 2816,
+        positions_max: 8192,
+        ..eight_billion()
+    }
+}
+
+/// Part of a sequence to compute.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) slot: u32,
+    pub(crate) start: u32,
+    pub(crate) tokens: Vec<Token>,
+    /// The answer has so many tokens before the one to be chosen; none is if nothing.
+    pub(crate) index: Option<u32>,
+    /// Its only token is that which this output of the step before has chosen.
+    pub(crate) awaited: Option<usize>,
+}
+
+impl Part {
+    pub(crate) fn new(slot: u32, start: u32, tokens: &[Token]) -> Self {
+        let (tokens, index, awaited) = (tokens.to_vec(), Some(0), None);
+        Self { slot, start, tokens, index, awaited }
+    }
+}
+
+/// A model with rows, each of which has as many pages.
+pub(crate) struct World {
+    context: Arc<Context>,
+    pub(crate) device: CudaDevice,
+    model: CudaLlama,
+    pages: Vec<DevicePage>,
+    row_pages: usize,
+    came: Vec<Arrival>,
+    changes: Vec<u32>,
+}
+
+impl World {
+    pub(crate) fn new(
+        context: &Arc<Context>,
+        mut model: CudaLlama,
+        limits: StepLimits,
+        row_tokens: u32,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let row_pages = row_tokens.div_ceil(limits.page_size) as usize;
+        let count = row_pages * limits.rows as usize;
+        let layout = model.kv_layout().pages(limits.page_size)?;
+        let device_pages = count as u32;
+        let config = CudaConfig { device_pages, host_pages: 0, layout, canary: None, ways: None };
+        let device = CudaDevice::new(context, config)?;
+        let cache =
+            CacheConfig { page_size: limits.page_size, device_pages, ..CacheConfig::default() };
+        let pages = Cache::new(&cache).take_device_pages(count).ok_or("pages are short")?;
+        let mut pages = pages.as_slice().to_vec();
+        let mut dice = Dice(5);
+        for place in (1..pages.len()).rev() {
+            pages.swap(place, dice.below(place + 1));
+        }
+        model.begin(device.memory(), limits)?;
+        let (came, changes) = (Vec::new(), (0..limits.rows).collect());
+        let context = context.clone();
+        Ok(Self { context, device, model, pages, row_pages, came, changes })
+    }
+
+    /// Somebody comes to a row.
+    pub(crate) fn come(&mut self, slot: u32, choosing: Choosing, produced: &[Token]) {
+        let produced = produced.to_vec();
+        self.came.push(Arrival { produced, ..Arrival::new(Slot(slot), Arc::new(choosing)) });
+    }
+
+    /// The pages of a row.
+    pub(crate) fn row(&self, slot: u32) -> &[DevicePage] {
+        &self.pages[slot as usize * self.row_pages..][..self.row_pages]
+    }
+
+    pub(crate) fn launch(&mut self, parts: &[Part]) -> Result<CudaTicket, ModelError> {
+        let mut batch = Batch { came: std::mem::take(&mut self.came), ..Batch::default() };
+        for slot in std::mem::take(&mut self.changes) {
+            let first = batch.pages.len();
+            batch.pages.extend_from_slice(self.row(slot));
+            let pages = first..batch.pages.len();
+            batch.changes.push(RowChange { slot: Slot(slot), first_entry: 0, pages });
+        }
+        for (place, part) in parts.iter().enumerate() {
+            let first = batch.tokens.len();
+            batch.tokens.extend_from_slice(&part.tokens);
+            if let Some(output) = part.awaited {
+                batch.awaited.push(Awaited { token: first, output });
+            }
+            let (slot, tokens) = (Slot(part.slot), first..batch.tokens.len());
+            let logits = usize::from(part.index.is_some());
+            batch.spans.push(Span { slot, start: part.start, tokens, logits });
+            if let Some(index) = part.index {
+                let choice = Some(Choice { index, mask: None });
+                batch.wanted.push(Wanted { span: place, choice, scored: 0..0 });
+            }
+        }
+        self.model.launch(&Arc::new(batch))
+    }
+
+    /// Computes a step and waits for it.
+    pub(crate) fn step(&mut self, parts: &[Part]) -> Result<Vec<Output>, ModelError> {
+        self.launch(parts)?.finish().result
+    }
+
+    /// What the pages of a row hold, up to so many tokens' pages.
+    pub(crate) fn kv(&self, slot: u32, tokens: u32) -> Result<Vec<Vec<u8>>, CudaError> {
+        let page_size = self.device.layout().page_size();
+        let pages = &self.row(slot)[..(tokens / page_size) as usize];
+        let memory = self.device.memory();
+        let read = |page: &DevicePage| {
+            let mut bytes = vec![0; memory.page_bytes()];
+            self.context.read(memory.address(*page), &mut bytes)?;
+            Ok(bytes)
+        };
+        pages.iter().map(read).collect()
+    }
+}

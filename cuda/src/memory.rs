@@ -27,19 +27,11 @@ impl CudaMemory {
         pages: u32,
         layout: PageLayout,
     ) -> Result<Self, CudaError> {
-        let page_bytes = layout.bytes();
-        let bytes = (pages as usize).checked_mul(page_bytes).filter(|bytes| *bytes > 0);
+        let bytes = (pages as usize).checked_mul(layout.bytes()).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or(CudaError::Config("a device has at least one page"))?;
-        let allocation = Allocation::new(driver, bytes).or_else(|error| {
-            let memory = driver.memory()?;
-            if bytes <= memory.free {
-                return Err(CudaError::Call(error));
-            }
-            let (free, total) = (memory.free, memory.total);
-            Err(CudaError::OutOfDeviceMemory { pages, page_bytes, free, total })
-        });
+        let allocation = Arc::new(Allocation::new(driver, bytes)?);
         let events = EventPool::new(driver);
-        Ok(Self { allocation: Arc::new(allocation?), pages, layout, events })
+        Ok(Self { allocation, pages, layout, events })
     }
 
     /// Where the first page begins.

@@ -369,6 +369,10 @@ fn memory_that_is_short_is_told_with_what_there_is() {
     let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()));
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
+    // Pages fit, and what else is needed does not.
+    let opened =
+        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()));
+    assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
     let fake_of_host = FakeDriver::new(1 << 20, 1);
     fake_of_host.limit_pinned(9000);
     let opened = CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()));

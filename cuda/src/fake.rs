@@ -69,12 +69,20 @@ struct Queue {
     clock_ns: u64,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Recorded {
-    /// How often it was recorded, and which of these times was passed last.
+    /// How often it was recorded, and which of these points are still to be passed. Points of several streams are passed
+    /// in any order.
     recorded: u64,
-    passed: u64,
+    to_be_passed: Vec<u64>,
+    /// When the last was passed, by the clock of its stream.
     at_ns: u64,
+}
+
+impl Recorded {
+    fn is_passed(&self, recorded: u64) -> bool {
+        !self.to_be_passed.contains(&recorded)
+    }
 }
 
 enum Work {
@@ -288,7 +296,7 @@ impl Shared {
             match work {
                 Work::Wait { event, recorded } => {
                     while !state.is_lost
-                        && state.events.get(&event).is_some_and(|event| event.passed < recorded)
+                        && state.events.get(&event).is_some_and(|event| !event.is_passed(recorded))
                     {
                         self.changed.wait(&mut state);
                     }
@@ -301,7 +309,8 @@ impl Shared {
                 Work::Record { event, recorded } => {
                     let clock_ns = state.streams[&stream].clock_ns;
                     if let Some(event) = state.events.get_mut(&event) {
-                        (event.passed, event.at_ns) = (recorded, clock_ns);
+                        event.to_be_passed.retain(|point| *point != recorded);
+                        event.at_ns = clock_ns;
                     }
                 }
                 Work::Touch(touch) if !state.is_lost => {
@@ -478,6 +487,7 @@ impl Driver for FakeDriver {
         let mut state = self.call("record")?;
         let recorded = state.events.get_mut(&event.0).expect("an event that exists");
         recorded.recorded += 1;
+        recorded.to_be_passed.push(recorded.recorded);
         let work = Work::Record { event: event.0, recorded: recorded.recorded };
         state.streams.get_mut(&stream.0).expect("a stream that exists").work.push_back(work);
         self.0.changed.notify_all();
@@ -497,8 +507,8 @@ impl Driver for FakeDriver {
 
     fn is_passed(&self, event: Event) -> Result<bool, CallError> {
         let state = self.call("is_passed")?;
-        let Recorded { recorded, passed, .. } = state.events[&event.0];
-        Ok(passed >= recorded)
+        let event = &state.events[&event.0];
+        Ok(event.is_passed(event.recorded))
     }
 
     fn sleep_until(&self, event: Event) -> Result<(), CallError> {
@@ -506,7 +516,7 @@ impl Driver for FakeDriver {
         let recorded = state.events[&event.0].recorded;
         while !state.is_lost
             && !state.faults.sleeps_are_short
-            && state.events[&event.0].passed < recorded
+            && !state.events[&event.0].is_passed(recorded)
         {
             self.0.changed.wait(&mut state);
         }

@@ -338,6 +338,7 @@ fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
                 let host = scene.device.host().unwrap();
                 assert!((0..8).all(|page| !host.is_lent(page)), "{call}");
                 let Scene { fake, device, steps, .. } = scene;
+                fake.drain(steps).unwrap();
                 fake.destroy_stream(steps);
                 drop((device, fence));
                 assert_eq!(fake.left_behind(), [0; 5], "{call}");

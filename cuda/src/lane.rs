@@ -190,10 +190,13 @@ impl Worker {
         let (copy, times) = match handed_over {
             Ok(handed_over) => handed_over,
             Err(error) => {
-                // Some of it may be on its way: its pages are kept until nothing is.
-                let _ = self.copier.driver.drain(self.copier.stream);
+                // What waits for a step that never came has not come to the stream itself. Of anything else some may be on
+                // its way, and its pages are kept until nothing is.
+                if !matches!(error, CudaError::NeverRecorded) {
+                    let _ = self.copier.driver.drain(self.copier.stream);
+                    self.break_down(&error);
+                }
                 self.copier.lists.give_back_newest();
-                self.break_down(&error);
                 drop(lent);
                 return self.end(done, Err(CopyError::Failed(error.to_string())));
             }
@@ -271,11 +274,8 @@ impl Worker {
         let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
     }
 
-    /// Nothing more is to be expected of the device, unless it was not even asked.
+    /// Nothing more is to be expected of the device.
     fn break_down(&self, error: &CudaError) {
-        if matches!(error, CudaError::NeverRecorded) {
-            return;
-        }
         if self.broken.set(error.to_string()).is_ok() {
             tracing::error!(
                 "the GPU has failed, and copies between it and the host with it: {error}"

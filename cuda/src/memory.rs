@@ -148,3 +148,46 @@ impl Drop for Allocation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::driver::Priority;
+    use crate::fake::FakeDriver;
+
+    #[test]
+    fn a_layer_is_waited_for_with_its_group_and_no_other() {
+        let fake = FakeDriver::new(1 << 20, 1);
+        let driver: Arc<dyn Driver> = Arc::new(fake.clone());
+        let (events, memory) = (EventPool::new(&driver), Allocation::new(&driver, 64).unwrap());
+        let stream = || fake.create_stream(Priority::Low).unwrap();
+        let (copies, held_up) = (stream(), fake.ban(0..1));
+        let first = events.record(copies).unwrap();
+        fake.gate(copies, held_up);
+        let second = events.record(copies).unwrap();
+        let marks = LayerMarks::new(vec![(2, first), (4, second)]);
+        let readers: Vec<_> = (0..5)
+            .map(|layer| {
+                let (steps, seen) = (stream(), Arc::new(Mutex::new(Vec::new())));
+                marks.wait_on(steps, layer).unwrap();
+                fake.peek(steps, memory.at(), &seen);
+                (steps, seen)
+            })
+            .collect();
+        for (steps, _) in &readers[..2] {
+            fake.drain(*steps).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let seen = || readers.iter().map(|(_, seen)| seen.lock().len()).collect::<Vec<_>>();
+        assert_eq!(seen(), [1, 1, 0, 0, 0]);
+        fake.lift(held_up);
+        readers.iter().for_each(|(steps, _)| fake.drain(*steps).unwrap());
+        assert_eq!(seen(), [1; 5]);
+        assert!(
+            LayerMarks::new(Vec::new()).wait_on(copies, 0).is_err(),
+            "nothing will ever be there"
+        );
+    }
+}

@@ -23,6 +23,7 @@ use terrace_cuda::canary::CanaryConfig;
 use terrace_cuda::driver::Priority;
 use terrace_cuda::{Context, CopyWays, CudaConfig, CudaDevice};
 use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, KvForm, KvLayout, KvType, Slab};
+use terrace_l3::Arena;
 use terrace_scheduler::{CopyDirection, OpId};
 
 /// What is moved at once, each way.
@@ -160,35 +161,40 @@ impl Bench {
         Ok(began.elapsed())
     }
 
+    fn host(&self) -> &Arena {
+        self.device.host().expect("a device with host pages")
+    }
+
+    /// The slot of the host page of the n-th device page in a turn.
+    fn host_slot(&self, n: usize, turn: usize) -> u32 {
+        self.host_pages.as_slice()[self.host_page(n, turn)].slot()
+    }
+
     /// Fills the host pages, each as the page of a device page in a turn.
     fn fill_host(&self, turn: usize) -> Result<(), Failure> {
-        for n in 0..self.pages {
-            let slot = self.host_pages.as_slice()[self.host_page(n, turn)].slot();
-            let mut page = self.device.host().ok_or("no host tier")?.target(slot)?;
-            fill(&mut page, n);
-        }
-        Ok(())
+        in_parallel(self.pages, |n| {
+            let page = self.host().target(self.host_slot(n, turn));
+            page.map(|mut page| fill(&mut page, n)).map_err(|lent| lent.to_string())
+        })
     }
 
     fn check_host(&self, turn: usize) -> Result<(), Failure> {
-        for n in 0..self.pages {
-            let slot = self.host_pages.as_slice()[self.host_page(n, turn)].slot();
-            let page = self.device.host().ok_or("no host tier")?.source(slot)?;
-            check(&page, n, "host")?;
-        }
-        Ok(())
+        in_parallel(self.pages, |n| {
+            let page = self.host().source(self.host_slot(n, turn));
+            page.map_err(|lent| lent.to_string()).and_then(|page| check(&page, n, "host"))
+        })
     }
 
     /// Looks at the device's own memory, past all of our copies.
     fn check_device(&self) -> Result<(), Failure> {
-        let mut bytes = vec![0_u8; self.pages * self.page_bytes()];
+        let page_bytes = self.page_bytes();
+        let mut bytes = vec![0_u8; self.pages * page_bytes];
         // SAFETY: the device's pages lie in one piece, and no copy is under way.
         unsafe { result::memcpy_dtoh_sync(&mut bytes, self.device.memory().base().0)? };
-        for (n, page) in self.device_pages.as_slice().iter().enumerate() {
-            let at = page.slot() as usize * self.page_bytes();
-            check(&bytes[at..at + self.page_bytes()], n, "the device")?;
-        }
-        Ok(())
+        in_parallel(self.pages, |n| {
+            let at = self.device_pages.as_slice()[n].slot() as usize * page_bytes;
+            check(&bytes[at..at + page_bytes], n, "the device")
+        })
     }
 
     /// Checks both ways, measures them, and prints a line.
@@ -286,6 +292,23 @@ fn find_damage(context: &Arc<Context>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Does something with every page on all processors.
+fn in_parallel(
+    pages: usize,
+    each: impl Fn(usize) -> Result<(), String> + Sync,
+) -> Result<(), Failure> {
+    let threads = std::thread::available_parallelism()?.get();
+    let each = &each;
+    std::thread::scope(|scope| {
+        let all = (0..threads)
+            .map(|first| scope.spawn(move || (first..pages).step_by(threads).try_for_each(each)));
+        let all: Vec<_> = all.collect();
+        all.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| "a check has panicked")?.map_err(Failure::from)
+        })
+    })
+}
+
 /// What is in a page: a function of the page and the place, in words of 8 bytes.
 fn word(page: usize, place: usize) -> [u8; 8] {
     ((page as u64) << 32 | place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
@@ -297,13 +320,13 @@ fn fill(bytes: &mut [u8], page: usize) {
     }
 }
 
-fn check(bytes: &[u8], page: usize, side: &str) -> Result<(), Failure> {
+fn check(bytes: &[u8], page: usize, side: &str) -> Result<(), String> {
     let mut words = bytes.chunks(8).enumerate();
     match words.find(|(place, bytes)| **bytes != word(page, *place)[..bytes.len()]) {
         None => Ok(()),
         Some((place, found)) => {
             let (at, expected) = (place * 8, word(page, place));
-            Err(format!("page {page} on {side} has {found:x?} at {at}, not {expected:x?}").into())
+            Err(format!("page {page} on {side} has {found:x?} at {at}, not {expected:x?}"))
         }
     }
 }

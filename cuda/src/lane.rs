@@ -101,8 +101,6 @@ struct Worker {
 /// A copy in the stream.
 struct UnderWay {
     copy: HandedOver,
-    /// Groups that have not been seen to arrive.
-    expected: VecDeque<(usize, CudaFence)>,
     lent: LentPages,
     progress: CopyProgress,
     done: Done,
@@ -117,9 +115,10 @@ impl Worker {
         let mut is_open = true;
         loop {
             while is_open && self.under_way.len() < self.depth() {
-                let job = match self.under_way.is_empty() {
-                    true => jobs.recv().map_err(|_| TryRecvError::Disconnected),
-                    false => jobs.try_recv(),
+                let job = if self.under_way.is_empty() {
+                    jobs.recv().map_err(|_| TryRecvError::Disconnected)
+                } else {
+                    jobs.try_recv()
                 };
                 match job {
                     Ok(job) => self.begin(job),
@@ -134,8 +133,9 @@ impl Worker {
         }
     }
 
-    /// How many copies are in the stream at once. What is not in the stream can be called off, so they are few where nobody
-    /// waits for them; steps wait for load-backs in the order of the device, for which those must be in theirs.
+    /// How many copies are in the stream at once: enough that the link never waits for this thread, and few, since what is not
+    /// in the stream can still be called off. Of load-backs there are more, because a step can wait on the device only
+    /// for those that are.
     fn depth(&self) -> usize {
         match self.copier.direction {
             CopyDirection::LoadBack => 8,
@@ -202,16 +202,15 @@ impl Worker {
             }
         };
         if self.copier.direction == CopyDirection::LoadBack {
-            progress.mark(Arc::new(LayerMarks::new(copy.groups.clone())));
+            progress.mark(Arc::new(LayerMarks::new(copy.groups.iter().cloned().collect())));
         }
-        let expected = copy.groups.iter().cloned().collect();
-        self.under_way.push_back(UnderWay { copy, expected, lent, progress, done, times });
+        self.under_way.push_back(UnderWay { copy, lent, progress, done, times });
     }
 
     /// Waits for the next group of the oldest copy, or for its end.
     fn wait_for_next(&mut self) {
         let Some(oldest) = self.under_way.front_mut() else { return };
-        let waited = match oldest.expected.pop_front() {
+        let waited = match oldest.copy.groups.pop_front() {
             Some((layers, fence)) => fence.wait().map(|()| oldest.progress.arrive(layers)),
             None => oldest.copy.end.wait().and_then(|()| self.end_oldest()),
         };

@@ -186,4 +186,6 @@ impl Device for CudaDevice {
 }
 
 #[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
 mod tests;

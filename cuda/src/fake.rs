@@ -176,29 +176,28 @@ impl FakeDriver {
         self.0.enqueue(stream, Work::Gate { ban });
     }
 
-    /// The stream writes a byte all over some memory, as a step would.
-    pub(crate) fn fill(&self, stream: Stream, at: DeviceAddress, bytes: usize, byte: u8) {
-        let fill = move |state: &mut State| {
-            if state.may_touch(at.0, bytes, "a step") {
-                // SAFETY: it is memory that was allocated or pinned, which `may_touch` has looked up.
-                unsafe { std::ptr::write_bytes(pointer(at.0), byte, bytes) };
-            }
+    /// The stream computes something, as a step would.
+    pub(crate) fn compute(
+        &self,
+        stream: Stream,
+        compute: impl FnOnce(&mut Access<'_>) + Send + 'static,
+    ) {
+        let touch = move |state: &mut State| {
+            compute(&mut Access(state));
             0
         };
-        self.0.enqueue(stream, Work::Touch(Box::new(fill)));
+        self.0.enqueue(stream, Work::Touch(Box::new(touch)));
     }
 
-    /// The stream notes what a byte is, as a step that reads it would.
+    /// The stream writes a byte all over some memory.
+    pub(crate) fn fill(&self, stream: Stream, at: DeviceAddress, bytes: usize, byte: u8) {
+        self.compute(stream, move |access| access.bytes(at, bytes).fill(byte));
+    }
+
+    /// The stream notes what a byte is.
     pub(crate) fn peek(&self, stream: Stream, at: DeviceAddress, seen: &Arc<Mutex<Vec<u8>>>) {
         let seen = seen.clone();
-        let peek = move |state: &mut State| {
-            if state.may_touch(at.0, 1, "a step") {
-                // SAFETY: as for filling.
-                seen.lock().push(unsafe { *pointer(at.0) });
-            }
-            0
-        };
-        self.0.enqueue(stream, Work::Touch(Box::new(peek)));
+        self.compute(stream, move |access| seen.lock().extend_from_slice(access.bytes(at, 1)));
     }
 
     /// What is in memory of the device.
@@ -259,6 +258,21 @@ impl FakeDriver {
         drop(self.call(call)?);
         self.0.enqueue(stream, Work::Touch(Box::new(touch)));
         Ok(())
+    }
+}
+
+/// Memory as a step sees it.
+pub(crate) struct Access<'a>(&'a mut State);
+
+impl Access<'_> {
+    /// Bytes of the device, or none if they are not there.
+    pub(crate) fn bytes(&mut self, at: DeviceAddress, bytes: usize) -> &mut [u8] {
+        if !self.0.may_touch(at.0, bytes, "a step") {
+            return &mut [];
+        }
+        // SAFETY: it is memory that was allocated or pinned, which `may_touch` has looked up, and whoever has this has the
+        // driver's lock.
+        unsafe { std::slice::from_raw_parts_mut(pointer(at.0), bytes) }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Canaries: pages whose bytes are compared on both sides after they have been copied.
 
-/// Which pages are compared.
+/// Which pages are compared. The host's side of it is done by the thread of the copies, at a few GB/s: for finding out
+/// what is wrong every page may be worth that, and a few of them always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CanaryConfig {
     /// One of so many pages that are copied, counted over all copies of a direction: every page with 1.

@@ -183,7 +183,6 @@ pub(crate) fn call<T>(
     result.map_err(|error| {
         let kind = match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CallErrorKind::OutOfMemory,
-            sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => CallErrorKind::TooNewForDriver,
             _ => CallErrorKind::Other,
         };
         let words = error.error_string().map(|text| text.to_string_lossy().into_owned());

@@ -11,7 +11,7 @@ use terrace_scheduler::CopyDirection;
 
 use crate::canary::{CanaryConfig, Sampler};
 use crate::context::Context;
-use crate::driver::{Driver, Priority};
+use crate::driver::{CallError, CallErrorKind, DeviceMemory, Driver, Priority};
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::lane::{Broken, Lane};
@@ -64,6 +64,17 @@ impl CudaDevice {
         config: CudaConfig,
     ) -> Result<Self, CudaError> {
         driver.bind_thread()?;
+        let (pages, page_bytes) = (config.device_pages, config.layout.bytes());
+        Self::set_up(driver.clone(), config).map_err(|error| match error {
+            CudaError::Call(CallError { kind: CallErrorKind::OutOfMemory, .. }) => {
+                let DeviceMemory { free, total } = driver.memory().unwrap_or_default();
+                CudaError::OutOfDeviceMemory { pages, page_bytes, free, total }
+            }
+            other => other,
+        })
+    }
+
+    fn set_up(driver: Arc<dyn Driver>, config: CudaConfig) -> Result<Self, CudaError> {
         let CudaConfig { device_pages, host_pages, layout, canary, ways } = config;
         let page_bytes = layout.bytes();
         let memory = CudaMemory::new(&driver, device_pages, layout)?;
@@ -174,5 +185,7 @@ impl Device for CudaDevice {
     }
 }
 
+#[cfg(test)]
+mod engine_tests;
 #[cfg(test)]
 mod tests;

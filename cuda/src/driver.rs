@@ -92,8 +92,6 @@ pub struct CallError {
 pub enum CallErrorKind {
     /// There is not enough memory; everything else goes on.
     OutOfMemory,
-    /// The driver is older than the code.
-    TooNewForDriver,
     /// Anything else: nothing more is to be expected of the device.
     Other,
 }

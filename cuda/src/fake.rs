@@ -69,12 +69,20 @@ struct Queue {
     clock_ns: u64,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 struct Recorded {
-    /// How often it was recorded, and which of these times was passed last.
+    /// How often it was recorded, and which of these points are still to be passed. Points of several streams are passed
+    /// in any order.
     recorded: u64,
-    passed: u64,
+    to_be_passed: Vec<u64>,
+    /// When the last was passed, by the clock of its stream.
     at_ns: u64,
+}
+
+impl Recorded {
+    fn is_passed(&self, recorded: u64) -> bool {
+        !self.to_be_passed.contains(&recorded)
+    }
 }
 
 enum Work {
@@ -168,29 +176,28 @@ impl FakeDriver {
         self.0.enqueue(stream, Work::Gate { ban });
     }
 
-    /// The stream writes a byte all over some memory, as a step would.
-    pub(crate) fn fill(&self, stream: Stream, at: DeviceAddress, bytes: usize, byte: u8) {
-        let fill = move |state: &mut State| {
-            if state.may_touch(at.0, bytes, "a step") {
-                // SAFETY: it is memory that was allocated or pinned, which `may_touch` has looked up.
-                unsafe { std::ptr::write_bytes(pointer(at.0), byte, bytes) };
-            }
+    /// The stream computes something, as a step would.
+    pub(crate) fn compute(
+        &self,
+        stream: Stream,
+        compute: impl FnOnce(&mut Access<'_>) + Send + 'static,
+    ) {
+        let touch = move |state: &mut State| {
+            compute(&mut Access(state));
             0
         };
-        self.0.enqueue(stream, Work::Touch(Box::new(fill)));
+        self.0.enqueue(stream, Work::Touch(Box::new(touch)));
     }
 
-    /// The stream notes what a byte is, as a step that reads it would.
+    /// The stream writes a byte all over some memory.
+    pub(crate) fn fill(&self, stream: Stream, at: DeviceAddress, bytes: usize, byte: u8) {
+        self.compute(stream, move |access| access.bytes(at, bytes).fill(byte));
+    }
+
+    /// The stream notes what a byte is.
     pub(crate) fn peek(&self, stream: Stream, at: DeviceAddress, seen: &Arc<Mutex<Vec<u8>>>) {
         let seen = seen.clone();
-        let peek = move |state: &mut State| {
-            if state.may_touch(at.0, 1, "a step") {
-                // SAFETY: as for filling.
-                seen.lock().push(unsafe { *pointer(at.0) });
-            }
-            0
-        };
-        self.0.enqueue(stream, Work::Touch(Box::new(peek)));
+        self.compute(stream, move |access| seen.lock().extend_from_slice(access.bytes(at, 1)));
     }
 
     /// What is in memory of the device.
@@ -254,6 +261,21 @@ impl FakeDriver {
     }
 }
 
+/// Memory as a step sees it.
+pub(crate) struct Access<'a>(&'a mut State);
+
+impl Access<'_> {
+    /// Bytes of the device, or none if they are not there.
+    pub(crate) fn bytes(&mut self, at: DeviceAddress, bytes: usize) -> &mut [u8] {
+        if !self.0.may_touch(at.0, bytes, "a step") {
+            return &mut [];
+        }
+        // SAFETY: it is memory that was allocated or pinned, which `may_touch` has looked up, and whoever has this has the
+        // driver's lock.
+        unsafe { std::slice::from_raw_parts_mut(pointer(at.0), bytes) }
+    }
+}
+
 impl Shared {
     fn enqueue(&self, stream: Stream, work: Work) {
         let mut state = self.state.lock();
@@ -288,7 +310,7 @@ impl Shared {
             match work {
                 Work::Wait { event, recorded } => {
                     while !state.is_lost
-                        && state.events.get(&event).is_some_and(|event| event.passed < recorded)
+                        && state.events.get(&event).is_some_and(|event| !event.is_passed(recorded))
                     {
                         self.changed.wait(&mut state);
                     }
@@ -301,7 +323,8 @@ impl Shared {
                 Work::Record { event, recorded } => {
                     let clock_ns = state.streams[&stream].clock_ns;
                     if let Some(event) = state.events.get_mut(&event) {
-                        (event.passed, event.at_ns) = (recorded, clock_ns);
+                        event.to_be_passed.retain(|point| *point != recorded);
+                        event.at_ns = clock_ns;
                     }
                 }
                 Work::Touch(touch) if !state.is_lost => {
@@ -478,6 +501,7 @@ impl Driver for FakeDriver {
         let mut state = self.call("record")?;
         let recorded = state.events.get_mut(&event.0).expect("an event that exists");
         recorded.recorded += 1;
+        recorded.to_be_passed.push(recorded.recorded);
         let work = Work::Record { event: event.0, recorded: recorded.recorded };
         state.streams.get_mut(&stream.0).expect("a stream that exists").work.push_back(work);
         self.0.changed.notify_all();
@@ -497,8 +521,8 @@ impl Driver for FakeDriver {
 
     fn is_passed(&self, event: Event) -> Result<bool, CallError> {
         let state = self.call("is_passed")?;
-        let Recorded { recorded, passed, .. } = state.events[&event.0];
-        Ok(passed >= recorded)
+        let event = &state.events[&event.0];
+        Ok(event.is_passed(event.recorded))
     }
 
     fn sleep_until(&self, event: Event) -> Result<(), CallError> {
@@ -506,7 +530,7 @@ impl Driver for FakeDriver {
         let recorded = state.events[&event.0].recorded;
         while !state.is_lost
             && !state.faults.sleeps_are_short
-            && state.events[&event.0].passed < recorded
+            && !state.events[&event.0].is_passed(recorded)
         {
             self.0.changed.wait(&mut state);
         }

@@ -101,8 +101,6 @@ struct Worker {
 /// A copy in the stream.
 struct UnderWay {
     copy: HandedOver,
-    /// Groups that have not been seen to arrive.
-    expected: VecDeque<(usize, CudaFence)>,
     lent: LentPages,
     progress: CopyProgress,
     done: Done,
@@ -117,9 +115,10 @@ impl Worker {
         let mut is_open = true;
         loop {
             while is_open && self.under_way.len() < self.depth() {
-                let job = match self.under_way.is_empty() {
-                    true => jobs.recv().map_err(|_| TryRecvError::Disconnected),
-                    false => jobs.try_recv(),
+                let job = if self.under_way.is_empty() {
+                    jobs.recv().map_err(|_| TryRecvError::Disconnected)
+                } else {
+                    jobs.try_recv()
                 };
                 match job {
                     Ok(job) => self.begin(job),
@@ -134,8 +133,9 @@ impl Worker {
         }
     }
 
-    /// How many copies are in the stream at once. What is not in the stream can be called off, so they are few where nobody
-    /// waits for them; steps wait for load-backs in the order of the device, for which those must be in theirs.
+    /// How many copies are in the stream at once: enough that the link never waits for this thread, and few, since what is not
+    /// in the stream can still be called off. Of load-backs there are more, because a step can wait on the device only
+    /// for those that are.
     fn depth(&self) -> usize {
         match self.copier.direction {
             CopyDirection::LoadBack => 8,
@@ -190,25 +190,27 @@ impl Worker {
         let (copy, times) = match handed_over {
             Ok(handed_over) => handed_over,
             Err(error) => {
-                // Some of it may be on its way: its pages are kept until nothing is.
-                let _ = self.copier.driver.drain(self.copier.stream);
+                // What waits for a step that never came has not come to the stream itself. Of anything else some may be on
+                // its way, and its pages are kept until nothing is.
+                if !matches!(error, CudaError::NeverRecorded) {
+                    let _ = self.copier.driver.drain(self.copier.stream);
+                    self.break_down(&error);
+                }
                 self.copier.lists.give_back_newest();
-                self.break_down(&error);
                 drop(lent);
                 return self.end(done, Err(CopyError::Failed(error.to_string())));
             }
         };
         if self.copier.direction == CopyDirection::LoadBack {
-            progress.mark(Arc::new(LayerMarks::new(copy.groups.clone())));
+            progress.mark(Arc::new(LayerMarks::new(copy.groups.iter().cloned().collect())));
         }
-        let expected = copy.groups.iter().cloned().collect();
-        self.under_way.push_back(UnderWay { copy, expected, lent, progress, done, times });
+        self.under_way.push_back(UnderWay { copy, lent, progress, done, times });
     }
 
     /// Waits for the next group of the oldest copy, or for its end.
     fn wait_for_next(&mut self) {
         let Some(oldest) = self.under_way.front_mut() else { return };
-        let waited = match oldest.expected.pop_front() {
+        let waited = match oldest.copy.groups.pop_front() {
             Some((layers, fence)) => fence.wait().map(|()| oldest.progress.arrive(layers)),
             None => oldest.copy.end.wait().and_then(|()| self.end_oldest()),
         };
@@ -271,11 +273,8 @@ impl Worker {
         let _ = catch_unwind(AssertUnwindSafe(|| done(result)));
     }
 
-    /// Nothing more is to be expected of the device, unless it was not even asked.
+    /// Nothing more is to be expected of the device.
     fn break_down(&self, error: &CudaError) {
-        if matches!(error, CudaError::NeverRecorded) {
-            return;
-        }
         if self.broken.set(error.to_string()).is_ok() {
             tracing::error!(
                 "the GPU has failed, and copies between it and the host with it: {error}"

@@ -27,19 +27,11 @@ impl CudaMemory {
         pages: u32,
         layout: PageLayout,
     ) -> Result<Self, CudaError> {
-        let page_bytes = layout.bytes();
-        let bytes = (pages as usize).checked_mul(page_bytes).filter(|bytes| *bytes > 0);
+        let bytes = (pages as usize).checked_mul(layout.bytes()).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or(CudaError::Config("a device has at least one page"))?;
-        let allocation = Allocation::new(driver, bytes).or_else(|error| {
-            let memory = driver.memory()?;
-            if bytes <= memory.free {
-                return Err(CudaError::Call(error));
-            }
-            let (free, total) = (memory.free, memory.total);
-            Err(CudaError::OutOfDeviceMemory { pages, page_bytes, free, total })
-        });
+        let allocation = Arc::new(Allocation::new(driver, bytes)?);
         let events = EventPool::new(driver);
-        Ok(Self { allocation: Arc::new(allocation?), pages, layout, events })
+        Ok(Self { allocation, pages, layout, events })
     }
 
     /// Where the first page begins.
@@ -154,5 +146,48 @@ impl Drop for Allocation {
             // SAFETY: it was allocated, and whoever hands work on it to a stream keeps it until that has been done.
             unsafe { self.driver.free(self.at) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::driver::Priority;
+    use crate::fake::FakeDriver;
+
+    #[test]
+    fn a_layer_is_waited_for_with_its_group_and_no_other() {
+        let fake = FakeDriver::new(1 << 20, 1);
+        let driver: Arc<dyn Driver> = Arc::new(fake.clone());
+        let (events, memory) = (EventPool::new(&driver), Allocation::new(&driver, 64).unwrap());
+        let stream = || fake.create_stream(Priority::Low).unwrap();
+        let (copies, held_up) = (stream(), fake.ban(0..1));
+        let first = events.record(copies).unwrap();
+        fake.gate(copies, held_up);
+        let second = events.record(copies).unwrap();
+        let marks = LayerMarks::new(vec![(2, first), (4, second)]);
+        let readers: Vec<_> = (0..5)
+            .map(|layer| {
+                let (steps, seen) = (stream(), Arc::new(Mutex::new(Vec::new())));
+                marks.wait_on(steps, layer).unwrap();
+                fake.peek(steps, memory.at(), &seen);
+                (steps, seen)
+            })
+            .collect();
+        for (steps, _) in &readers[..2] {
+            fake.drain(*steps).unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let seen = || readers.iter().map(|(_, seen)| seen.lock().len()).collect::<Vec<_>>();
+        assert_eq!(seen(), [1, 1, 0, 0, 0]);
+        fake.lift(held_up);
+        readers.iter().for_each(|(steps, _)| fake.drain(*steps).unwrap());
+        assert_eq!(seen(), [1; 5]);
+        assert!(
+            LayerMarks::new(Vec::new()).wait_on(copies, 0).is_err(),
+            "nothing will ever be there"
+        );
     }
 }

@@ -67,7 +67,10 @@ pub fn find() -> Result<(), CudaError> {
 fn load_for_good(path: &OsString) -> Result<(), String> {
     // SAFETY: the user says that it is the compiler's library, whose initialisation does nothing else.
     let library = unsafe { Library::new(path) };
-    library.map(std::mem::forget).map_err(|error| error.to_string())
+    library.map(std::mem::forget).map_err(|error| match std::error::Error::source(&error) {
+        Some(why) => format!("{error}: {why}"),
+        None => error.to_string(),
+    })
 }
 
 /// Destroyed when dropped.

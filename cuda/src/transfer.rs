@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -136,8 +137,8 @@ pub(crate) struct Order<'a> {
 /// A copy in a stream.
 #[derive(Debug)]
 pub(crate) struct HandedOver {
-    /// Behind each group, and how many layers are there then.
-    pub(crate) groups: Vec<(usize, CudaFence)>,
+    /// Groups that have not been seen to arrive: how many layers are there with each, and the point behind it.
+    pub(crate) groups: VecDeque<(usize, CudaFence)>,
     /// Behind all of it.
     pub(crate) end: CudaFence,
     /// Which pages of the copy are compared, and where their sums will be.
@@ -181,12 +182,12 @@ impl Copier {
         let from = self.lists.seen_at(uploaded.start);
         // SAFETY: both are the lists' memory, in places that are this copy's until it has ended.
         unsafe { self.driver.fetch(self.stream, to, from, uploaded.len() * PAIR_BYTES)? };
-        let mut marks = Vec::with_capacity(groups.len());
+        let mut marks = VecDeque::with_capacity(groups.len());
         for group in groups {
             for part in group.parts {
                 self.copy(&of_pages, part)?;
             }
-            marks.push((group.layers, self.events.record(self.stream)?));
+            marks.push_back((group.layers, self.events.record(self.stream)?));
         }
         if is_corrupted {
             let page = samples.first().copied().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! The device on a driver that delays, fails and watches.
 
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use terrace_cache::{Cache, CacheConfig, DevicePages, HostPages};
@@ -21,11 +21,24 @@ type Outcome = Receiver<Result<(), CopyError>>;
 
 /// A device, its driver, and pages to copy.
 struct Scene {
+    // Goes first.
+    _end: EndOnPanic,
     fake: FakeDriver,
     device: CudaDevice,
     device_pages: DevicePages,
     host_pages: HostPages,
     steps: Stream,
+}
+
+/// A test that has failed does not wait for what it has held up.
+struct EndOnPanic(FakeDriver);
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.lose();
+        }
+    }
 }
 
 /// 4 layers of 256 bytes.
@@ -51,7 +64,8 @@ impl Scene {
         let (device_pages, host_pages) =
             (cache.take_device_pages(8).unwrap(), cache.take_host_pages(8).unwrap());
         let steps = fake.create_stream(Priority::High).unwrap();
-        Self { fake, device, device_pages, host_pages, steps }
+        let _end = EndOnPanic(fake.clone());
+        Self { _end, fake, device, device_pages, host_pages, steps }
     }
 
     fn device_page(&self, n: usize) -> DevicePage {
@@ -111,6 +125,22 @@ impl Scene {
         self.start(direction, pages, None).1.recv_timeout(SOON).unwrap()
     }
 
+    /// A lane takes no more copies until the returned value is dropped: whoever was told of one keeps its thread.
+    fn hold_lane(&self, direction: CopyDirection) -> mpsc::Sender<()> {
+        let (go_on, wait) = mpsc::channel();
+        self.device.start_copy(CopyJob {
+            direction,
+            device_pages: Vec::new(),
+            host_pages: Vec::new(),
+            after: None,
+            progress: CopyProgress::new(OpId(1)),
+            done: Box::new(move |_| {
+                let _ = wait.recv();
+            }),
+        });
+        go_on
+    }
+
     /// A step that writes a byte all over a page.
     fn step(&self, n: usize, byte: u8) -> CudaFence {
         self.fake.fill(self.steps, self.address(n), self.page_bytes(), byte);
@@ -137,6 +167,14 @@ fn failure(outcome: &Outcome) -> String {
     match outcome.recv_timeout(SOON).expect("an outcome") {
         Err(CopyError::Failed(why)) => why,
         other => panic!("it should have failed: {other:?}"),
+    }
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < SOON, "it is never so");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -215,11 +253,7 @@ fn a_copy_that_lets_its_pages_go_too_early_is_caught() {
     let at = scene.address(0).0;
     let let_go = scene.fake.ban(at..at + 1);
     scene.fake.lift(ban);
-    let mut waited = Duration::ZERO;
-    while scene.fake.violations().len() < 2 && waited < SOON {
-        std::thread::sleep(Duration::from_millis(1));
-        waited += Duration::from_millis(1);
-    }
+    wait_until(|| scene.fake.violations().len() >= 2);
     let violations = scene.fake.violations();
     assert!(violations.iter().any(|who| who.starts_with("the copy kernel")), "{violations:?}");
     scene.fake.lift(let_go);
@@ -243,10 +277,12 @@ fn lanes_do_not_wait_for_each_other() {
 fn a_copy_that_is_called_off_before_it_begins_touches_nothing() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
+    let go_on = scene.hold_lane(WRITE);
     // As many as a lane hands to its stream at once.
     let begun: Vec<_> = (0..2).map(|n| scene.start(WRITE, &[n], Some(&fence))).collect();
     let (waiting, called_off) = scene.start(WRITE, &[5], None);
-    std::thread::sleep(A_WHILE);
+    drop(go_on);
+    wait_until(|| scene.device.host().unwrap().is_lent(scene.host_page(1).slot()));
     begun[1].0.call_off();
     waiting.call_off();
     scene.write_host(5, &pattern(5, scene.page_bytes()));
@@ -307,6 +343,26 @@ fn a_step_that_waits_for_what_does_not_come_is_told() {
 }
 
 #[test]
+fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
+    let scene = Scene::new();
+    let (ban, fence) = scene.slow_step(0, 7);
+    let go_on = scene.hold_lane(WRITE);
+    let (_, held_up) = scene.start(WRITE, &[0], Some(&fence));
+    let others = [1, 2, 3, 4, 5, 6, 7];
+    let never = scene.device.memory().fence().unwrap();
+    let failing: Vec<_> = (0..5).map(|_| scene.start(WRITE, &others, Some(&never)).1).collect();
+    let (_, behind) = scene.start(WRITE, &others, None);
+    drop(go_on);
+    failing.iter().for_each(|done| assert!(failure(done).contains("never came to the GPU")));
+    assert!(held_up.try_recv().is_err(), "its step has not ended");
+    scene.fake.lift(ban);
+    held_up.recv_timeout(SOON).unwrap().unwrap();
+    behind.recv_timeout(SOON).unwrap().unwrap();
+    assert!(scene.read_host(0).iter().all(|byte| *byte == 7));
+    assert!((1..8).all(|n| scene.read_host(n).iter().all(|byte| *byte == 0)));
+}
+
+#[test]
 fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
     let calls = [
         "record",
@@ -338,6 +394,7 @@ fn whatever_call_fails_the_copy_and_those_behind_it_fail_and_let_go() {
                 let host = scene.device.host().unwrap();
                 assert!((0..8).all(|page| !host.is_lent(page)), "{call}");
                 let Scene { fake, device, steps, .. } = scene;
+                fake.drain(steps).unwrap();
                 fake.destroy_stream(steps);
                 drop((device, fence));
                 assert_eq!(fake.left_behind(), [0; 5], "{call}");
@@ -369,6 +426,10 @@ fn memory_that_is_short_is_told_with_what_there_is() {
     let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()));
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
+    // Pages fit, and what else is needed does not.
+    let opened =
+        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()));
+    assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
     let fake_of_host = FakeDriver::new(1 << 20, 1);
     fake_of_host.limit_pinned(9000);
     let opened = CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()));

@@ -1,0 +1,332 @@
+//! Checks copies between a GPU and the host, and measures them.
+//!
+//! ```text
+//! cargo run --release -p terrace-cuda --example link
+//! ```
+//!
+//! Pages of every size from 4 KiB to 2 MiB go to the device and back, scattered, by the copy kernel and by the copy engines;
+//! every byte is looked at. Then layers of a load-back are read while it is under way, and a page that was damaged on
+//! purpose must be found. The exit code is 1 if anything is wrong, or if there is no GPU.
+
+#![allow(unsafe_code)]
+
+use std::error::Error;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::result;
+use terrace_cache::{Cache, CacheConfig, DevicePages, HostPages};
+use terrace_cuda::canary::CanaryConfig;
+use terrace_cuda::driver::Priority;
+use terrace_cuda::{Context, CopyWays, CudaConfig, CudaDevice};
+use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, KvForm, KvLayout, KvType, Slab};
+use terrace_l3::Arena;
+use terrace_scheduler::{CopyDirection, OpId};
+
+/// What is moved at once, each way.
+const BYTES: usize = 128 << 20;
+const RUNS: usize = 3;
+const NEVER: CopyWays = CopyWays { to_device_batch_from: None, to_host_batch_from: None };
+const ALWAYS: CopyWays = CopyWays { to_device_batch_from: Some(1), to_host_batch_from: Some(1) };
+
+type Failure = Box<dyn Error>;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("link: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Failure> {
+    let began = Instant::now();
+    let context = Context::open(0)?;
+    let memory = context.memory()?;
+    println!("{}, {} of {} MiB free\n", context.name(), memory.free >> 20, memory.total >> 20);
+    println!(
+        "{:>10}  {:7}{:>11}{:>9}{:>11}  GB/s",
+        "page", "way", "to device", "to host", "both ways"
+    );
+    for (bytes, pages) in [4, 16, 64, 256, 1024, 2048].map(|kib| (kib << 10, BYTES / (kib << 10))) {
+        for (name, ways) in [("kernel", NEVER), ("engines", ALWAYS)] {
+            Bench::new(&context, pages, layout(bytes, 1), ways, None)?.measure(name)?;
+        }
+    }
+    // Neither sizes nor addresses are multiples of anything.
+    Bench::new(&context, 1000, layout(10_001, 1), NEVER, None)?.measure("kernel")?;
+    read_layers_while_they_come(&context)?;
+    find_damage(&context)?;
+    let config = config(256, layout(2 << 20, 32), None, None);
+    let (measured_at, device) = (Instant::now(), CudaDevice::new(&context, config)?);
+    println!("\nchosen for pages of 2 MiB: {:?}", device.ways());
+    println!(
+        "opening a device with 512 MiB pinned takes {:.2} s",
+        measured_at.elapsed().as_secs_f64()
+    );
+    println!("all bytes are right; {:.1} s", began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Pages of so many bytes in so many layers.
+fn layout(bytes: usize, layers: usize) -> KvLayout {
+    let form = KvForm::Vector { elements: bytes / layers };
+    KvLayout { slabs: vec![Slab { layers: 0..layers, dtype: KvType::U8, form }] }
+}
+
+fn config(
+    pages: u32,
+    layout: KvLayout,
+    ways: Option<CopyWays>,
+    canary: Option<CanaryConfig>,
+) -> CudaConfig {
+    let layout = layout.pages(1).expect("a layout that can work");
+    CudaConfig { device_pages: pages, host_pages: pages, layout, canary, ways }
+}
+
+/// A device and all of its pages.
+struct Bench {
+    device: CudaDevice,
+    device_pages: DevicePages,
+    host_pages: HostPages,
+    pages: usize,
+}
+
+impl Bench {
+    fn new(
+        context: &Arc<Context>,
+        pages: usize,
+        layout: KvLayout,
+        ways: CopyWays,
+        canary: Option<CanaryConfig>,
+    ) -> Result<Self, Failure> {
+        let count = u32::try_from(pages)?;
+        let device = CudaDevice::new(context, config(count, layout, Some(ways), canary))?;
+        let config =
+            CacheConfig { device_pages: count, host_pages: count, ..CacheConfig::default() };
+        let mut cache = Cache::new(&config);
+        let taken = (cache.take_device_pages(pages), cache.take_host_pages(pages));
+        let (Some(device_pages), Some(host_pages)) = taken else { return Err("no pages".into()) };
+        Ok(Self { device, device_pages, host_pages, pages })
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.device.layout().bytes()
+    }
+
+    /// The host page of the n-th device page: all over the place, and another one every turn.
+    fn host_page(&self, n: usize, turn: usize) -> usize {
+        // A prime that divides no number of pages here: every page is one device page's.
+        (n * 7919 + turn * 31) % self.pages
+    }
+
+    /// Starts a copy of some device pages and their host pages of a turn.
+    fn start(
+        &self,
+        direction: CopyDirection,
+        pages: Range<usize>,
+        turn: usize,
+    ) -> (CopyProgress, mpsc::Receiver<Result<(), CopyError>>) {
+        let (sender, receiver) = mpsc::channel();
+        let progress = CopyProgress::new(OpId(0));
+        let ended = progress.clone();
+        let host_page = |n| self.host_pages.as_slice()[self.host_page(n, turn)];
+        self.device.start_copy(CopyJob {
+            direction,
+            device_pages: self.device_pages.as_slice()[pages.clone()].to_vec(),
+            host_pages: pages.map(host_page).collect(),
+            after: None,
+            progress: progress.clone(),
+            done: Box::new(move |copied| {
+                ended.end(copied.clone());
+                let _ = sender.send(copied);
+            }),
+        });
+        (progress, receiver)
+    }
+
+    fn copy(
+        &self,
+        direction: CopyDirection,
+        pages: Range<usize>,
+        turn: usize,
+    ) -> Result<Duration, Failure> {
+        let began = Instant::now();
+        self.start(direction, pages, turn).1.recv()??;
+        Ok(began.elapsed())
+    }
+
+    fn host(&self) -> &Arena {
+        self.device.host().expect("a device with host pages")
+    }
+
+    /// The slot of the host page of the n-th device page in a turn.
+    fn host_slot(&self, n: usize, turn: usize) -> u32 {
+        self.host_pages.as_slice()[self.host_page(n, turn)].slot()
+    }
+
+    /// Fills the host pages, each as the page of a device page in a turn.
+    fn fill_host(&self, turn: usize) -> Result<(), Failure> {
+        in_parallel(self.pages, |n| {
+            let page = self.host().target(self.host_slot(n, turn));
+            page.map(|mut page| fill(&mut page, n)).map_err(|lent| lent.to_string())
+        })
+    }
+
+    fn check_host(&self, turn: usize) -> Result<(), Failure> {
+        in_parallel(self.pages, |n| {
+            let page = self.host().source(self.host_slot(n, turn));
+            page.map_err(|lent| lent.to_string()).and_then(|page| check(&page, n, "host"))
+        })
+    }
+
+    /// Looks at the device's own memory, past all of our copies.
+    fn check_device(&self) -> Result<(), Failure> {
+        let page_bytes = self.page_bytes();
+        let mut bytes = vec![0_u8; self.pages * page_bytes];
+        // SAFETY: the device's pages lie in one piece, and no copy is under way.
+        unsafe { result::memcpy_dtoh_sync(&mut bytes, self.device.memory().base().0)? };
+        in_parallel(self.pages, |n| {
+            let at = self.device_pages.as_slice()[n].slot() as usize * page_bytes;
+            check(&bytes[at..at + page_bytes], n, "the device")
+        })
+    }
+
+    /// Checks both ways, measures them, and prints a line.
+    fn measure(&self, way: &str) -> Result<(), Failure> {
+        let all = 0..self.pages;
+        self.fill_host(0)?;
+        let mut to_device = self.copy(CopyDirection::LoadBack, all.clone(), 0)?;
+        self.check_device()?;
+        let mut to_host = self.copy(CopyDirection::WriteBack, all.clone(), 1)?;
+        self.check_host(1)?;
+        let (loaded, written) = (0..self.pages / 2, self.pages / 2..self.pages);
+        let mut both = Duration::MAX;
+        for _ in 0..RUNS {
+            to_device = to_device.min(self.copy(CopyDirection::LoadBack, all.clone(), 1)?);
+            to_host = to_host.min(self.copy(CopyDirection::WriteBack, all.clone(), 1)?);
+            let began = Instant::now();
+            let load = self.start(CopyDirection::LoadBack, loaded.clone(), 1).1;
+            let write = self.start(CopyDirection::WriteBack, written.clone(), 1).1;
+            load.recv()??;
+            write.recv()??;
+            both = both.min(began.elapsed());
+        }
+        self.check_device()?;
+        self.check_host(1)?;
+        let rate =
+            |time: Duration| (self.pages * self.page_bytes()) as f64 / time.as_secs_f64() / 1e9;
+        let (to_device, to_host, both) = (rate(to_device), rate(to_host), rate(both));
+        let bytes = match self.page_bytes() {
+            bytes if bytes.is_multiple_of(1024) => format!("{} KiB", bytes >> 10),
+            bytes => format!("{bytes} B"),
+        };
+        println!("{bytes:>10}  {way:7}{to_device:>11.1}{to_host:>9.1}{both:>11.1}");
+        Ok(())
+    }
+}
+
+/// A stream reads the last page of a load-back layer by layer while it comes, and no thread waits for layers.
+fn read_layers_while_they_come(context: &Arc<Context>) -> Result<(), Failure> {
+    const LAYERS: usize = 32;
+    let bench = Bench::new(context, 128, layout(2 << 20, LAYERS), NEVER, None)?;
+    let layer_bytes = bench.page_bytes() / LAYERS;
+    bench.fill_host(0)?;
+    let steps = context.create_stream(Priority::High)?;
+    let memory = bench.device.memory();
+    let last = bench.pages - 1;
+    let at = memory.address(bench.device_pages.as_slice()[last]);
+    let mut seen = vec![0_u8; bench.page_bytes()];
+    // SAFETY: the memory lives until it is unpinned at the end of this function, when the stream has been drained.
+    let pinned = unsafe { bench.device.pin(std::ptr::NonNull::from(&mut seen[0]), seen.len())? };
+    let (progress, done) = bench.start(CopyDirection::LoadBack, 0..bench.pages, 0);
+    let began = Instant::now();
+    for (layer, part) in seen.chunks_mut(layer_bytes).enumerate() {
+        memory.wait_for_layer(steps, &progress, layer)?;
+        let from = at.offset(layer * layer_bytes);
+        // SAFETY: the part is pinned and not touched before the stream is drained; the page is not written to where it
+        // has arrived.
+        unsafe { result::memcpy_dtoh_async(part, from.0, steps.raw())? };
+    }
+    let handed_over = began.elapsed();
+    // SAFETY: the stream exists.
+    unsafe { result::stream::synchronize(steps.raw())? };
+    let read = began.elapsed();
+    done.recv()??;
+    drop(pinned);
+    // SAFETY: nobody uses it any more.
+    unsafe { result::stream::destroy(steps.raw())? };
+    check(&seen, last, "the device, read while it came")?;
+    let [handed_over, read] = [handed_over, read].map(|time| time.as_secs_f64() * 1e3);
+    println!(
+        "\n{LAYERS} layers of 256 MiB, read as they come: asked for in {handed_over:.2} ms, read in {read:.2} ms"
+    );
+    Ok(())
+}
+
+/// Pages that are damaged on purpose are found, both ways, and others are not complained of.
+fn find_damage(context: &Arc<Context>) -> Result<(), Failure> {
+    let canary = Some(CanaryConfig { one_page_in: 4 });
+    let bench = Bench::new(context, 64, layout(100_001, 1), NEVER, canary)?;
+    bench.fill_host(0)?;
+    for direction in [CopyDirection::LoadBack, CopyDirection::WriteBack] {
+        bench.copy(direction, 0..64, 0)?;
+        bench.device.corrupt_next_copy(direction);
+        match bench.start(direction, 0..64, 0).1.recv()? {
+            Err(CopyError::Failed(why)) if why.contains("not the same on both sides") => {}
+            other => return Err(format!("damage was not found: {other:?}").into()),
+        }
+        bench.copy(direction, 0..64, 0)?;
+    }
+    let stats = bench.device.stats();
+    let found = (stats.to_device.pages_corrupt, stats.to_host.pages_corrupt);
+    if found != (1, 1) {
+        return Err(format!("of one damaged page each way, {found:?} were found").into());
+    }
+    println!("damaged pages are found, both ways");
+    Ok(())
+}
+
+/// Does something with every page on all processors.
+fn in_parallel(
+    pages: usize,
+    each: impl Fn(usize) -> Result<(), String> + Sync,
+) -> Result<(), Failure> {
+    let threads = std::thread::available_parallelism()?.get();
+    let each = &each;
+    std::thread::scope(|scope| {
+        let all = (0..threads)
+            .map(|first| scope.spawn(move || (first..pages).step_by(threads).try_for_each(each)));
+        let all: Vec<_> = all.collect();
+        all.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| "a check has panicked")?.map_err(Failure::from)
+        })
+    })
+}
+
+/// What is in a page: a function of the page and the place, in words of 8 bytes.
+fn word(page: usize, place: usize) -> [u8; 8] {
+    ((page as u64) << 32 | place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+fn fill(bytes: &mut [u8], page: usize) {
+    for (place, bytes) in bytes.chunks_mut(8).enumerate() {
+        bytes.copy_from_slice(&word(page, place)[..bytes.len()]);
+    }
+}
+
+fn check(bytes: &[u8], page: usize, side: &str) -> Result<(), String> {
+    let mut words = bytes.chunks(8).enumerate();
+    match words.find(|(place, bytes)| **bytes != word(page, *place)[..bytes.len()]) {
+        None => Ok(()),
+        Some((place, found)) => {
+            let (at, expected) = (place * 8, word(page, place));
+            Err(format!("page {page} on {side} has {found:x?} at {at}, not {expected:x?}"))
+        }
+    }
+}

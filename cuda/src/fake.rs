@@ -51,7 +51,7 @@ struct State {
     events: HashMap<u64, Recorded>,
     next_id: u64,
     /// Calls that will fail: which, and after how many that do not.
-    failing: Vec<(&'static str, usize, CallErrorKind)>,
+    failing: Vec<(&'static str, usize)>,
     is_lost: bool,
     bans: BTreeMap<u64, Range<u64>>,
     violations: Vec<String>,
@@ -146,7 +146,7 @@ impl FakeDriver {
 
     /// A call fails once, after so many that do not.
     pub(crate) fn fail(&self, call: &'static str, after: usize) {
-        self.0.state.lock().failing.push((call, after, CallErrorKind::Other));
+        self.0.state.lock().failing.push((call, after));
     }
 
     /// Nothing works from here on, and nothing that waits goes on waiting.
@@ -231,18 +231,17 @@ impl FakeDriver {
 
     fn call(&self, call: &'static str) -> Result<MutexGuard<'_, State>, CallError> {
         let mut state = self.0.state.lock();
-        let error = |kind| CallError { call, kind, text: format!("{call} was made to fail") };
+        let text = format!("{call} was made to fail");
+        let error = CallError { call, kind: CallErrorKind::Other, text };
         if state.is_lost {
-            return Err(error(CallErrorKind::Other));
+            return Err(error);
         }
-        if let Some(place) = state.failing.iter().position(|(failing, ..)| *failing == call) {
-            let (_, after, kind) = &mut state.failing[place];
-            match after.checked_sub(1) {
-                Some(fewer) => *after = fewer,
+        if let Some(place) = state.failing.iter().position(|(failing, _)| *failing == call) {
+            match state.failing[place].1.checked_sub(1) {
+                Some(fewer) => state.failing[place].1 = fewer,
                 None => {
-                    let kind = *kind;
                     state.failing.remove(place);
-                    return Err(error(kind));
+                    return Err(error);
                 }
             }
         }

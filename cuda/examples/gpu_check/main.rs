@@ -3,6 +3,7 @@
 //!
 //! `gpu_check` does all of it; `gpu_check PART...` does some, and `gpu_check list` names them.
 
+mod engine;
 mod figures;
 mod model;
 mod sameness;
@@ -10,19 +11,23 @@ mod table;
 mod world;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use table::Table;
 use terrace_cuda::Context;
 
 /// What is done, by name.
-const PARTS: [(&str, fn(&std::sync::Arc<Context>, &mut Table) -> Done); 5] = [
+const PARTS: [(&str, Part); 7] = [
     ("transformers", model::like_transformers),
     ("cuts", sameness::however_it_is_cut),
     ("choices", model::choices),
+    ("sameness", engine::sameness),
     ("prefill", figures::prefill),
     ("decode", figures::decode),
+    ("first", engine::first_tokens),
 ];
 
+type Part = fn(&Arc<Context>, &mut Table) -> Done;
 type Done = Result<(), Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
@@ -43,10 +48,9 @@ fn main() -> ExitCode {
     println!("{}, compute capability {}", context.name(), context.capability());
     let mut table = Table::default();
     for (name, part) in PARTS {
-        if wanted.is_empty() || wanted.iter().any(|it| it == name) {
-            if let Err(error) = part(&context, &mut table) {
-                table.wrong(name, &error.to_string());
-            }
+        let is_wanted = wanted.is_empty() || wanted.iter().any(|it| it == name);
+        if is_wanted && let Err(error) = part(&context, &mut table) {
+            table.wrong(name, &error.to_string());
         }
     }
     table.end()

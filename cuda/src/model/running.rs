@@ -120,6 +120,7 @@ impl Running {
             self.work.prepare(&self.forward.shape, self.partials_max, batch, &self.table, rows)?
         };
         let told = |error: CudaError| ModelError(error.to_string());
+        self.driver.bind_thread().map_err(|error| told(error.into()))?;
         let fence = self.memory.fence().map_err(told)?;
         let results = self.hand_over(batch, &fence).map_err(told)?;
         Ok(CudaTicket {
@@ -154,7 +155,6 @@ impl Running {
         batch: &Batch,
         fence: &CudaFence,
     ) -> Result<super::choosing::Results, CudaError> {
-        self.driver.bind_thread()?;
         let tokens = self.work.tokens.len();
         let rounded = rounded(tokens);
         let nowhere = plain::Token { place: NOWHERE, ..plain::Token::default() };

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use terrace_cuda::{Context, CudaLlama};
 use terrace_engine::{StepLimits, StepTicket};
+use terrace_model::Shape;
 
 use crate::Done;
 use crate::table::Table;
@@ -93,5 +94,81 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
         let goal = if rows == 64 { "5.5 ms" } else { "" };
         table.figure(&what, &found, goal, rows != 64 || time <= 5.5);
     }
+    Ok(())
+}
+
+/// How long steps take, as `terrace replay --calibrate` reads it: prompts, decodes, and both.
+pub(crate) fn steps(context: &Arc<Context>, _table: &mut Table) -> Done {
+    let three_billion =
+        Shape { dim: 3072, layers: 28, heads: 24, hidden: 8192, tied: true, ..eight_billion() };
+    for (name, shape) in [("llama-3.1-8b", eight_billion()), ("llama-3.2-3b", three_billion)] {
+        println!("{name}");
+        println!("prefill_tokens,prefill_pairs,decode_rows,decode_context,step_us");
+        prompts_of(context, &shape)?;
+        decodes_of(context, &shape)?;
+    }
+    Ok(())
+}
+
+fn prompts_of(context: &Arc<Context>, shape: &Shape) -> Done {
+    let limits = StepLimits { page_size: 16, rows: 2, tokens_max: 8192 };
+    let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 40_960)?;
+    world.come(0, greedy(), &[]);
+    let prompt = Dice(1).tokens(8192, shape.vocabulary);
+    for tokens in [128, 256, 512, 1024, 2048, 4096, 8192] {
+        for behind in [0, 4096, 16_384, 32_000] {
+            let part = Part::new(0, behind, &prompt[..tokens as usize]);
+            line(&mut world, &[part], tokens, behind, 0, 0)?;
+        }
+    }
+    Ok(())
+}
+
+fn decodes_of(context: &Arc<Context>, shape: &Shape) -> Done {
+    const PROMPT_ROW: u32 = 256;
+    let limits = StepLimits { page_size: 16, rows: PROMPT_ROW + 1, tokens_max: 4096 };
+    let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 2304)?;
+    for row in 0..=PROMPT_ROW {
+        world.come(row, greedy(), &[]);
+    }
+    let prompt = Dice(1).tokens(4096, shape.vocabulary);
+    for rows in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
+        for behind in [128, 512, 1024, 2048] {
+            let decodes = (0..rows).map(|row| Part::new(row, behind - 1, &[1]));
+            let mut parts: Vec<Part> = decodes.collect();
+            line(&mut world, &parts, 0, 0, rows, behind)?;
+            if [4, 16, 64, 256].contains(&rows) && behind != 1024 {
+                let tokens = [256, 512, 1024, 2048][(rows as usize + behind as usize / 512) % 4];
+                parts.push(Part::new(PROMPT_ROW, 0, &prompt[..tokens as usize]));
+                line(&mut world, &parts, tokens, 0, rows, behind)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Measures a step, which is repeated with one launched ahead.
+fn line(
+    world: &mut World,
+    parts: &[Part],
+    tokens: u32,
+    behind: u32,
+    rows: u32,
+    context: u32,
+) -> Done {
+    const REPEATS: u32 = 6;
+    world.step(parts)?;
+    let (began, mut waiting) = (Instant::now(), VecDeque::new());
+    for _ in 0..REPEATS {
+        waiting.push_back(world.launch(parts)?);
+        if waiting.len() == 2 {
+            waiting.pop_front().expect("there are two").finish().result?;
+        }
+    }
+    waiting.into_iter().try_for_each(|ticket| ticket.finish().result.map(drop))?;
+    let time = began.elapsed().as_secs_f64() * 1e6 / f64::from(REPEATS);
+    let pairs =
+        u64::from(tokens) * u64::from(behind) + u64::from(tokens) * u64::from(tokens + 1) / 2;
+    println!("{tokens},{pairs},{rows},{},{time:.0}", rows * context);
     Ok(())
 }

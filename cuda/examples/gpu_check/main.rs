@@ -1,7 +1,8 @@
 //! Looks whether a GPU computes and copies what it should, and how fast: correctness of the model, sameness of answers
 //! wherever KV comes from, the link, and figures. Prints a table and ends with 1 if anything is wrong.
 //!
-//! `gpu_check` does all of it; `gpu_check PART...` does some, and `gpu_check list` names them.
+//! `gpu_check` does all of it but `steps`, which prints tables for `terrace replay --calibrate`; `gpu_check PART...`
+//! does some.
 
 mod engine;
 mod figures;
@@ -17,7 +18,7 @@ use table::Table;
 use terrace_cuda::Context;
 
 /// What is done, by name.
-const PARTS: [(&str, Part); 7] = [
+const PARTS: [(&str, Part); 8] = [
     ("transformers", model::like_transformers),
     ("cuts", sameness::however_it_is_cut),
     ("choices", model::choices),
@@ -25,6 +26,7 @@ const PARTS: [(&str, Part); 7] = [
     ("prefill", figures::prefill),
     ("decode", figures::decode),
     ("first", engine::first_tokens),
+    ("steps", figures::steps),
 ];
 
 type Part = fn(&Arc<Context>, &mut Table) -> Done;
@@ -48,7 +50,8 @@ fn main() -> ExitCode {
     println!("{}, compute capability {}", context.name(), context.capability());
     let mut table = Table::default();
     for (name, part) in PARTS {
-        let is_wanted = wanted.is_empty() || wanted.iter().any(|it| it == name);
+        let is_wanted =
+            (wanted.is_empty() && name != "steps") || wanted.iter().any(|it| it == name);
         if is_wanted && let Err(error) = part(&context, &mut table) {
             table.wrong(name, &error.to_string());
         }

@@ -88,7 +88,7 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     let config = Config {
         listen: "127.0.0.1:0".to_owned(),
         threads: Some(1),
-        device_memory: Size::mib(16),
+        device_memory: Some(Size::mib(16)),
         host_memory: Size::mib(16),
         l3: Some(L3Choice::Nodes(format!("one={}", node.address()))),
         node_secret_file: Some(secret_file),

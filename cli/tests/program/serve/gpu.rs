@@ -12,7 +12,7 @@ fn refusal(device: &str) -> String {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
-    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(output.stdout.is_empty(), "{:?}", output.stdout);
     said
 }
 

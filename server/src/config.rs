@@ -313,18 +313,6 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the device can compare pages, and some are.
-    fn check_canary(&self) -> Result<(), ConfigError> {
-        let advice = match (self.canary, self.device) {
-            (Some(0), _) => "use at least 1, or leave it out to compare none",
-            (Some(_), DeviceChoice::Cpu) => {
-                "pages are compared on GPUs: use it with cuda for device (--device), or leave it out"
-            }
-            (Some(_), DeviceChoice::Cuda(_)) | (None, _) => return Ok(()),
-        };
-        Err(ConfigError::new("canary", self.canary.unwrap_or_default(), advice))
-    }
-
     /// The names in `mooncake_prefer`.
     pub(crate) fn preferred_segments(&self) -> impl Iterator<Item = &str> {
         self.mooncake_prefer.split(',').map(str::trim).filter(|name| !name.is_empty())

@@ -125,6 +125,7 @@ async function showsGpu(browser, page, address) {
   const text = await told.locator("#gpu").innerText();
   assert.match(text, /100 GiB of 140 GiB/, text);
   assert.equal(await told.locator("#gpu .trouble").innerText(), "pages compared\n18, 2 corrupt");
+  assert.equal(await told.locator(".tier.device .hint").innerText(), "A GPU");
   await fitsOnPhones(told);
   await told.close();
   saw(`GPU: ${text.replaceAll(/\s+/g, " ")}`);

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use terrace_replay::Size;
 
-use super::Config;
+use super::{Config, ConfigError};
 
 /// The memory for KV on a CPU. A GPU's is what is left of it.
 pub(crate) const DEVICE_MEMORY_ON_CPU: Size = Size::mib(256);
@@ -53,6 +53,18 @@ impl Config {
             load_back_overlaps: self.load_back_overlaps.unwrap_or(usual.load_back_overlaps),
         }
     }
+
+    /// Whether the device can compare pages, and some are.
+    pub(super) fn check_canary(&self) -> Result<(), ConfigError> {
+        let advice = match (self.canary, self.device) {
+            (Some(0), _) => "use at least 1, or leave it out to compare none",
+            (Some(_), DeviceChoice::Cpu) => {
+                "pages are compared on GPUs: use it with cuda for device (--device), or leave it out"
+            }
+            (Some(_), DeviceChoice::Cuda(_)) | (None, _) => return Ok(()),
+        };
+        Err(ConfigError::new("canary", self.canary.unwrap_or_default(), advice))
+    }
 }
 
 impl FromStr for DeviceChoice {
@@ -96,6 +108,7 @@ impl From<DeviceChoice> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Configuration;
 
     #[test]
     fn devices_are_written_as_they_are_read() {
@@ -114,7 +127,6 @@ mod tests {
 
     #[test]
     fn descriptions_say_what_is_usual_on_each_device() {
-        use super::super::Configuration;
         let (cpu, gpu) =
             (StepSettings::of(DeviceChoice::Cpu), StepSettings::of(DeviceChoice::Cuda(0)));
         for (setting, on_cpu, on_gpu) in [

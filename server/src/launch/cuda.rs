@@ -52,9 +52,15 @@ pub(super) fn launch(
         ways: None,
     };
     let device = Arc::new(CudaDevice::new(&context, cuda).map_err(unusable)?);
-    tracing::info!("bringing {} of weights to {}", Size(room.weights), context.name());
-    let model = CudaLlama::load(&context, &shape, &*weights, progress).map_err(unusable)?;
-    tracing::info!("the weights are there");
+    let mut told_tenths = None;
+    let mut tell = |brought: u64, all: u64| {
+        let tenths = u128::from(brought) * 10 / u128::from(all.max(1));
+        if told_tenths.replace(tenths) != Some(tenths) {
+            tracing::info!("{} of {} of weights are on the GPU", Size(brought), Size(all));
+        }
+        progress(brought, all);
+    };
+    let model = CudaLlama::load(&context, &shape, &*weights, &mut tell).map_err(unusable)?;
     let mut gpu_notes = vec![room.to_string(), ways_in_words(device.ways())];
     if let Some(one_page_in) = config.canary {
         gpu_notes.push(format!("one page in {one_page_in} is compared after it was copied"));

@@ -5,8 +5,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use terrace_server::{Config, ServedModel, Server, launch};
+use terrace_server::{Config, ServedModel, Server, launch_telling};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -21,6 +22,8 @@ Examples:
       The model that comes with the program, for this machine only
   terrace serve --model ./SmolLM2-135M-Instruct --device-memory 2GiB
       A model of the Llama family from a folder with config.json, tokenizer.json and safetensors
+  terrace serve --device cuda --model ./Llama-3.1-8B-Instruct --host-memory 64GiB
+      On the first NVIDIA GPU, with all of its memory, in programs built with `--features cuda`
   terrace serve --listen 0.0.0.0:8000 --api-key alice=KEY1 --api-key bob=KEY2 --operator-key KEY3
       For others: each tenant has a key and a cache of its own, the operator sees figures
   terrace serve --config terrace.toml --l3 none
@@ -62,9 +65,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 }
 
 async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
-    let launched = launch(config)?;
+    let bar = WeightsBar::new()?;
+    let launched = launch_telling(config, &mut |brought, all| bar.show(brought, all));
+    bar.end();
+    let launched = launched?;
     let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
+    let server = server.with_gpu(launched.gpu);
     let address = server.address();
     let (summary, signals) = (launched.summary, Signals::listen());
     say(&format!(
@@ -90,6 +97,31 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
         say("stopped\n");
     }
     Ok(String::new())
+}
+
+/// Shows how many of the weights a GPU has, where somebody looks.
+struct WeightsBar(ProgressBar);
+
+impl WeightsBar {
+    fn new() -> Result<Self, Box<dyn Error>> {
+        // What has not begun is not drawn: on a CPU there is nothing to show.
+        let bar = ProgressBar::hidden();
+        let style = "weights {bar:40} {binary_bytes} of {binary_total_bytes}, {eta} to go";
+        bar.set_style(ProgressStyle::with_template(style)?);
+        Ok(Self(bar))
+    }
+
+    fn show(&self, brought: u64, all: u64) {
+        if self.0.length().is_none() {
+            self.0.set_length(all);
+            self.0.set_draw_target(ProgressDrawTarget::stderr());
+        }
+        self.0.set_position(brought);
+    }
+
+    fn end(self) {
+        self.0.finish_and_clear();
+    }
 }
 
 /// Tells the person who started the server. If nobody can be told any more, it serves all the same.

@@ -249,7 +249,7 @@ mod tests {
     fn arguments_go_before_the_file() {
         let file = "page_size = 32\nstep_tokens = 128\n[limits]\nwrite_timeout = \"5s\"\n";
         let config = config(Some(file), &["--step-tokens", "256", "--eviction", "s3_fifo"]);
-        assert_eq!((config.page_size, config.step_tokens), (32, 256));
+        assert_eq!((config.page_size, config.step_tokens), (32, Some(256)));
         assert_eq!(config.eviction, EvictionKind::S3Fifo);
         assert_eq!(config.limits.write_timeout, Duration::from_secs(5));
     }
@@ -267,7 +267,7 @@ mod tests {
                 "--write-policy=selective_write_through:2",
             ],
         );
-        assert_eq!(config.device_memory, Size::mib(64));
+        assert_eq!(config.device_memory, Some(Size::mib(64)));
         assert_eq!(config.l3, Some(L3Choice::Memory(Size::gib(1))));
         assert_eq!(config.shutdown_patience, Duration::from_secs(60));
         assert_eq!(config.keys[1].key, Secret::from("b=c"));

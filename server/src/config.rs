@@ -1,5 +1,6 @@
 //! What to serve, and how: every setting once, with all that is said about it.
 
+mod device_choice;
 mod key;
 mod l3_choice;
 mod node;
@@ -23,6 +24,8 @@ use crate::tool_calls::ToolFormat;
 use setting::settings;
 use value::Value;
 
+pub use device_choice::DeviceChoice;
+pub(crate) use device_choice::{DEVICE_MEMORY_ON_CPU, StepSettings};
 pub use key::{Key, Secret};
 pub use l3_choice::L3Choice;
 pub(crate) use l3_choice::parse_nodes;
@@ -57,12 +60,16 @@ settings! {
             /// How the model writes calls of functions: hermes, llama or mistral.
             tool_format: Option<ToolFormat> = None, "FORMAT"
                 { default_in_words: Some("as its chat template says") };
-            /// Threads that compute, four times as many as there are cores at the most.
+            /// What steps compute on: cpu, or, in programs built with `--features cuda`, cuda for the first NVIDIA
+            /// GPU and cuda:NUMBER for another.
+            device: DeviceChoice = DeviceChoice::Cpu, "DEVICE";
+            /// Threads that compute on the CPU, four times as many as there are cores at the most.
             threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
         }
         "Cache" {
             /// Memory for KV that steps compute with.
-            device_memory: Size = Size::mib(256), "SIZE";
+            device_memory: Option<Size> = None, "SIZE"
+                { default_in_words: Some("256MiB on a CPU, what is left of a GPU") };
             /// Memory for KV that no step uses at the moment; 0 for none.
             host_memory: Size = Size::gib(1), "SIZE";
             /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
@@ -129,18 +136,24 @@ settings! {
             /// When pages are copied to host: write-through, write-back, or selective-write-through:HITS
             /// for those that so many requests have found in the cache.
             write_policy: WritePolicy = WritePolicy::WriteThrough, "POLICY";
+            /// On a GPU, one in so many pages that are copied between it and host is compared on both sides: a
+            /// copy that was damaged is found, counted and not used.
+            canary: Option<u32> = None, "PAGES" { default_in_words: Some("none is compared") };
         }
         "Batching" {
             /// Tokens that one step computes at the most.
-            step_tokens: u32 = 512, "TOKENS";
+            step_tokens: Option<u32> = None, "TOKENS"
+                { default_in_words: Some("512 on a CPU, 8192 on a GPU") };
             /// Requests that run at once.
             running_max: u32 = 64, "REQUESTS";
             /// Steps in flight: with 2 the next one is planned, and launched, while one runs. A new request
             /// waits for both then, which is long on a CPU.
-            steps_in_flight: u32 = 1, "STEPS";
+            steps_in_flight: Option<u32> = None, "STEPS"
+                { default_in_words: Some("1 on a CPU, 2 on a GPU") };
             /// Whether a step begins while pages that it reads are still copied from host: the model waits for
             /// each layer of them instead of for all.
-            load_back_overlaps: bool = false, "SWITCH";
+            load_back_overlaps: Option<bool> = None, "SWITCH"
+                { default_in_words: Some("false on a CPU, true on a GPU") };
             /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
             /// Whether the least urgent of those who run gives up its place to one in line that is more
@@ -218,8 +231,9 @@ impl Config {
         if self.running_max == 0 {
             return Err(ConfigError::new("running_max", 0, "use at least 1"));
         }
-        if !(1..=2).contains(&self.steps_in_flight) {
-            return Err(ConfigError::new("steps_in_flight", self.steps_in_flight, "use 1 or 2"));
+        let steps = self.steps();
+        if !(1..=2).contains(&steps.steps_in_flight) {
+            return Err(ConfigError::new("steps_in_flight", steps.steps_in_flight, "use 1 or 2"));
         }
         if self.chunk_tokens == 0 {
             return Err(ConfigError::new("chunk_tokens", 0, "use at least 1"));
@@ -229,11 +243,12 @@ impl Config {
                           place gets it back";
             return Err(ConfigError::new("preempts", true, advice));
         }
-        if self.step_tokens < self.running_max {
+        if steps.step_tokens < self.running_max {
             let advice =
                 "raise it to running_max (--running-max), so that all that run fit into a step";
-            return Err(ConfigError::new("step_tokens", self.step_tokens, advice));
+            return Err(ConfigError::new("step_tokens", steps.step_tokens, advice));
         }
+        self.check_canary()?;
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));
@@ -560,6 +575,8 @@ mod tests {
             "chunk_tokens = 0",
             "preempts = true\nadmission = \"arrival\"",
             "step_tokens = 8",
+            "canary = 64",
+            "device = \"cuda\"\ncanary = 0",
             "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
             "node_copies = 3",
             "shutdown_patience = \"9999years\"",

@@ -19,6 +19,8 @@ mod echo;
 mod error;
 mod fields;
 mod generate;
+mod gpu;
+mod l3_tier;
 mod launch;
 mod logprobs;
 mod messages;
@@ -46,10 +48,11 @@ mod truncation;
 
 pub use cluster::ClusterError;
 pub use config::{
-    ClientSettings, Config, ConfigError, Configuration, Form, Key, L3Choice, Limits, NodeSettings,
-    Secret, Setting,
+    ClientSettings, Config, ConfigError, Configuration, DeviceChoice, Form, Key, L3Choice, Limits,
+    NodeSettings, Secret, Setting,
 };
-pub use launch::{LaunchError, Launched, launch};
+pub use gpu::{GpuFigures, GpuWatch, LinkFigures};
+pub use launch::{LaunchError, Launched, launch, launch_telling};
 pub use metrics::serve_node_figures;
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};

@@ -5,6 +5,7 @@
 
 mod exposition;
 mod figures;
+mod gpu;
 mod latency;
 mod node;
 mod vllm;
@@ -25,12 +26,20 @@ pub use self::node::serve_node_figures;
 use self::exposition::Exposition;
 use self::latency::Latency;
 use self::vllm::VllmNames;
+use crate::gpu::GpuFigures;
 
 /// What the page is.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The engine's figures as they were when the page was asked for.
-type Latest = Arc<Mutex<Option<Figures>>>;
+/// Everything that is counted elsewhere, as it was when the page was asked for.
+#[derive(Debug)]
+pub(crate) struct Moment {
+    pub(crate) figures: Figures,
+    /// Of the GPU, if there is one.
+    pub(crate) gpu: Option<GpuFigures>,
+}
+
+type Latest = Arc<Mutex<Option<Moment>>>;
 
 /// The metrics of a server.
 #[derive(Debug)]
@@ -62,8 +71,8 @@ impl Metrics {
     }
 
     /// The page.
-    pub(crate) fn render(&self, figures: Figures) -> String {
-        *self.latest.lock() = Some(figures);
+    pub(crate) fn render(&self, moment: Moment) -> String {
+        *self.latest.lock() = Some(moment);
         page(&self.registry)
     }
 }
@@ -75,14 +84,18 @@ fn page(registry: &Registry) -> String {
     page
 }
 
-/// What the engine and its store have counted.
+/// What the engine, its store and its GPU have counted.
 #[derive(Debug)]
 struct EngineFigures(Latest);
 
 impl Collector for EngineFigures {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        match &*self.0.lock() {
-            Some(figures) => figures::write(&mut Exposition::new(encoder), figures),
+        let latest = self.0.lock();
+        let Some(Moment { figures, gpu }) = &*latest else { return Ok(()) };
+        let mut text = Exposition::new(encoder);
+        figures::write(&mut text, figures)?;
+        match gpu {
+            Some(gpu) => gpu::write(&mut text, gpu, &figures.steps),
             None => Ok(()),
         }
     }

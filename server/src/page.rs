@@ -10,9 +10,12 @@ use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response, Sse};
 use axum::routing::get;
 use futures_util::stream;
+use serde::Serialize;
+use terrace_engine::View;
 use tokio::time::MissedTickBehavior;
 
 use crate::error::ApiError;
+use crate::gpu::{GpuFigures, GpuWatch};
 use crate::state::State;
 
 /// How often viewers are told.
@@ -36,6 +39,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/example.js", SCRIPT, include_str!("../web/page/example.js")),
     ("/page/figures.js", SCRIPT, include_str!("../web/page/figures.js")),
     ("/page/format.js", SCRIPT, include_str!("../web/page/format.js")),
+    ("/page/gpu.js", SCRIPT, include_str!("../web/page/gpu.js")),
     ("/page/keys.js", SCRIPT, include_str!("../web/page/keys.js")),
     ("/page/live.js", SCRIPT, include_str!("../web/page/live.js")),
     ("/page/rates.js", SCRIPT, include_str!("../web/page/rates.js")),
@@ -70,6 +74,15 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
     (headers, text).into_response()
 }
 
+/// What the page is told.
+#[derive(Serialize)]
+struct Picture {
+    #[serde(flatten)]
+    view: View,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<GpuFigures>,
+}
+
 /// Tells a viewer how things stand until it goes away or the engine ends.
 ///
 /// # Errors
@@ -85,7 +98,8 @@ pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
         ticks.tick().await;
         let salts = state.salts.lock().all();
         let view = state.engine.view(salts, NODES_MAX).await?;
-        let json = serde_json::to_string(&view).ok()?;
+        let gpu = state.gpu.as_ref().and_then(GpuWatch::figures);
+        let json = serde_json::to_string(&Picture { view, gpu }).ok()?;
         Some((Ok::<_, Infallible>(Event::default().data(json)), (state, ticks, permit)))
     });
     Ok(Sse::new(views).into_response())

@@ -24,7 +24,8 @@ use crate::config::{Config, ConfigError};
 use crate::connections;
 use crate::error::{ApiError, json_response};
 use crate::generate;
-use crate::metrics;
+use crate::gpu::GpuWatch;
+use crate::metrics::{self, Moment};
 use crate::page;
 use crate::parameters::Kind;
 use crate::request_id;
@@ -37,7 +38,7 @@ use crate::tokens;
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    state: Arc<State>,
+    state: State,
     patience: Duration,
 }
 
@@ -94,8 +95,15 @@ impl Server {
                  listen at 127.0.0.1"
             );
         }
-        let state = Arc::new(State::new(config, engine, model, is_open && is_local));
+        let state = State::new(config, engine, model, is_open && is_local);
         Ok(Self { listener, address, state, patience: config.shutdown_patience })
+    }
+
+    /// Tells of a GPU too, in metrics and on the page.
+    #[must_use]
+    pub fn with_gpu(mut self, gpu: Option<GpuWatch>) -> Self {
+        self.state.gpu = gpu;
+        self
     }
 
     /// The address, with the port that the system chose if none was asked for.
@@ -109,7 +117,7 @@ impl Server {
     /// only if the engine has died.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Drained {
         let (close, closed) = watch::channel(false);
-        let state = self.state;
+        let state = Arc::new(self.state);
         let limits = state.limits.clone();
         let router = router(state.clone());
         let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
@@ -198,7 +206,8 @@ async fn model(
 async fn metrics_page(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
     state.gate.operator(&headers)?;
     let figures = state.engine.figures().await.ok_or_else(ApiError::shutting_down)?;
-    let page = state.metrics.render(figures);
+    let gpu = state.gpu.as_ref().and_then(GpuWatch::figures);
+    let page = state.metrics.render(Moment { figures, gpu });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response())
 }
 

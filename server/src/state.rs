@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use crate::auth::Gate;
 use crate::config::{Config, Limits};
 use crate::error::ApiError;
+use crate::gpu::GpuWatch;
 use crate::metrics::Metrics;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
@@ -20,6 +21,7 @@ use crate::structured::Grammars;
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) engine: Engine,
+    pub(crate) gpu: Option<GpuWatch>,
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
     pub(crate) gate: Gate,
@@ -50,6 +52,7 @@ impl State {
         Self {
             metrics: Metrics::new(&model.name, config.metrics_vllm_names),
             engine,
+            gpu: None,
             model,
             grammars: Grammars::default(),
             gate: Gate::new(config),

@@ -12,7 +12,10 @@ use terrace_replay::Size;
 pub struct Summary {
     pub(crate) name: String,
     pub(crate) is_built_in: bool,
-    pub(crate) threads: usize,
+    /// Where it computes: so many threads, or a GPU.
+    pub(crate) place: String,
+    /// What is to be said about the GPU, a line each.
+    pub(crate) gpu: Vec<String>,
     pub(crate) tokens_max: u32,
     pub(crate) kv_bytes_per_token: u64,
     pub(crate) device: Tier,
@@ -41,10 +44,14 @@ impl fmt::Display for Summary {
         writeln!(f, "model   {}{kind}", self.name)?;
         writeln!(
             f,
-            "        sequences of up to {} tokens, {kv} of KV a token, on {} threads",
+            "        sequences of up to {} tokens, {kv} of KV a token, on {}",
             whole(self.tokens_max.into()),
-            self.threads
+            self.place
         )?;
+        for (line, note) in self.gpu.iter().enumerate() {
+            let name = if line == 0 { "gpu" } else { "" };
+            writeln!(f, "{name:6}  {note}")?;
+        }
         writeln!(f, "device  {}", self.device)?;
         for (name, tier) in [("host", &self.host), ("l3", &self.l3)] {
             match tier {
@@ -80,6 +87,30 @@ impl fmt::Display for Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_has_lines_of_its_own_where_there_is_one() {
+        let size = Size::mib(64);
+        let tier = Tier { size, tokens: 1024, warm_tokens: 0, place: None, notes: Vec::new() };
+        let mut summary = Summary {
+            name: "m".to_owned(),
+            is_built_in: false,
+            place: "2 threads".to_owned(),
+            gpu: Vec::new(),
+            tokens_max: 1024,
+            kv_bytes_per_token: 65_536,
+            device: tier,
+            host: None,
+            l3: None,
+            recordings: Vec::new(),
+        };
+        assert!(!summary.to_string().contains("gpu"), "{summary}");
+        summary.gpu = vec!["A GPU".to_owned(), "and how it copies".to_owned()];
+        let text = summary.to_string();
+        let lines: Vec<_> = text.lines().skip(2).take(3).collect();
+        let device = "device  64.0 MiB, room for 1,024 tokens";
+        assert_eq!(lines, ["gpu     A GPU", "        and how it copies", device]);
+    }
 
     #[test]
     fn numbers_are_grouped_by_thousands() {

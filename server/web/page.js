@@ -2,6 +2,7 @@
 // Every panel is a module that draws one part of what the server tells about itself.
 
 import { drawFigures } from "./page/figures.js";
+import { drawGpu } from "./page/gpu.js";
 import { watch } from "./page/live.js";
 import { listenToForm } from "./page/ask.js";
 import { drawRequests } from "./page/requests.js";
@@ -12,6 +13,7 @@ function draw(view) {
   // Nobody looks; the next view says all that there is to say.
   if (document.hidden) return;
   drawFigures(view);
+  drawGpu(view);
   drawTiers(view);
   drawTree(view);
   drawRequests(view);

@@ -7,6 +7,7 @@ import { pathToFileURL } from "node:url";
 
 const load = (name) => import(pathToFileURL(join(process.env.PAGE, name)).href);
 const { tokensAsText, bytes, percent } = await load("format.js");
+const { GpuFigures } = await load("gpu.js");
 const { Rate } = await load("rates.js");
 const { eventsOf } = await load("stream.js");
 const { axisOf, segmentsOf } = await load("timeline.js");
@@ -104,6 +105,39 @@ test("a rate forgets what is long ago, and another server's counters", () => {
   assert.equal(rate.perSecond, 100);
   rate.add(1e6, 0);
   assert.equal(rate.perSecond, 0);
+});
+
+/** A view of a server with a GPU, so many seconds after it started. */
+function gpuView(second, more = {}) {
+  const link = { bytes: 0, busy_us: 0, by_kernel: 0, by_batch: 0, failed: 0, pages_compared: 0, pages_corrupt: 0 };
+  const toDevice = { ...link, bytes: second * 3 * 2 ** 30, busy_us: second * 250_000, by_kernel: 8, by_batch: 1 };
+  const gpu = { name: "A GPU", memory_bytes: 140 * 2 ** 30, memory_used_bytes: 100 * 2 ** 30 };
+  return {
+    now_us: second * 1e6,
+    figures: { steps: { busy_us: second * 800_000, model_us: second * 780_000 } },
+    gpu: { ...gpu, to_device: { ...toDevice, ...more }, to_host: link },
+  };
+}
+
+test("the speeds of a GPU's link and its waits are those of the last seconds", () => {
+  const figures = new GpuFigures();
+  figures.after(gpuView(1));
+  const said = figures.after(gpuView(2));
+  assert.deepEqual(said.map(({ name, value }) => `${name}: ${value}`), [
+    "GPU memory: 100 GiB of 140 GiB",
+    "GPU waits: 2.5 %",
+    "host to GPU: 3.0 GiB/s",
+    "GPU to host: 0 B/s",
+  ]);
+  assert.match(said[2].hint, /busy 25 % of the time; 6.0 GiB so far, 8 parts by kernel and 1 by copy engines/);
+});
+
+test("nothing is said of a GPU that is not there, and trouble is", () => {
+  const { gpu: _, ...withoutGpu } = gpuView(1);
+  assert.deepEqual(new GpuFigures().after(withoutGpu), []);
+  const trouble = (more) => new GpuFigures().after(gpuView(1, more)).slice(4).map(({ value, isTrouble }) => [value, isTrouble]);
+  assert.deepEqual(trouble({ pages_compared: 9 }), [["9, 0 corrupt", false]]);
+  assert.deepEqual(trouble({ pages_compared: 9, pages_corrupt: 1, failed: 2 }), [["9, 1 corrupt", true], ["2", true]]);
 });
 
 test("events are found however their bytes are cut", async () => {

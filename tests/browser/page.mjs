@@ -27,7 +27,7 @@ function saw(what) {
 }
 
 /** A page that takes down whatever the browser complains about. */
-async function openPage(browser, address) {
+async function openPage(browser, address, prepare = async () => {}) {
   const page = await browser.newPage({ viewport: { width: 1280, height: 800 } });
   page.setDefaultTimeout(PATIENCE_MS);
   page.on("pageerror", (error) => complaints.push(`exception: ${error.message}`));
@@ -40,6 +40,7 @@ async function openPage(browser, address) {
       console.error(`security policy: ${violatedDirective} forbids ${blockedURI}`),
     );
   });
+  await prepare(page);
   const response = await page.goto(address);
   assert.equal(response.status(), 200);
   const policy = response.headers()["content-security-policy"] ?? "";
@@ -96,6 +97,40 @@ async function fitsOnPhones(page) {
   saw("it fits on a phone");
 }
 
+/** The latest view of a server, as its page gets it. */
+async function viewOf(address) {
+  const stop = new AbortController();
+  const response = await fetch(`${address}ui/events`, { signal: stop.signal });
+  let text = "";
+  for await (const piece of response.body.pipeThrough(new TextDecoderStream())) {
+    text += piece;
+    if (text.includes("\n\n")) break;
+  }
+  stop.abort();
+  return JSON.parse(text.slice("data:".length, text.indexOf("\n\n")));
+}
+
+/** This machine need not have a GPU: a page of its own is told of one. */
+async function showsGpu(browser, page, address) {
+  assert.ok(await page.locator("#gpu").isHidden(), "nothing is said of a GPU that is not there");
+  const link = { bytes: 0, busy_us: 0, by_kernel: 0, by_batch: 0, failed: 0, pages_compared: 9, pages_corrupt: 1 };
+  const memory = { memory_bytes: 140 * 2 ** 30, memory_used_bytes: 100 * 2 ** 30 };
+  const view = { ...(await viewOf(address)), gpu: { name: "A GPU", ...memory, to_device: link, to_host: link } };
+  const told = await openPage(browser, address, (page) =>
+    page.route("**/ui/events", (route) =>
+      route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify(view)}\n\n` }),
+    ),
+  );
+  await told.waitForSelector("#gpu:visible");
+  const text = await told.locator("#gpu").innerText();
+  assert.match(text, /100 GiB of 140 GiB/, text);
+  assert.equal(await told.locator("#gpu .trouble").innerText(), "pages compared\n18, 2 corrupt");
+  assert.equal(await told.locator(".tier.device .hint").innerText(), "A GPU");
+  await fitsOnPhones(told);
+  await told.close();
+  saw(`GPU: ${text.replaceAll(/\s+/g, " ")}`);
+}
+
 async function story(page, world) {
   await page.waitForSelector('#connection[data-state="live"]');
   await typePrompt(page);
@@ -112,6 +147,7 @@ async function story(page, world) {
   await page.waitForSelector('#tree .node.in-l3');
   await tiersAndTreeAppear(page);
   await fitsOnPhones(page);
+  await showsGpu(page.context().browser(), page, page.url());
 
   serverIsThere = false;
   await world.server.stop();

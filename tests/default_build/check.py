@@ -56,12 +56,19 @@ def refuses_folders(program):
         assert refused.returncode != 0 and "--features models" in refused.stderr, refused
 
 
+def refuses_gpus(program):
+    command = [program, "serve", "--device", "cuda"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1 and "--features cuda" in refused.stderr, refused
+
+
 def main():
     program = sys.argv[1]
     serves(program)
     print("it serves, and finds again what it has computed")
     refuses_folders(program)
-    print("it says what models from folders and structured outputs need")
+    refuses_gpus(program)
+    print("it says what models from folders, structured outputs and GPUs need")
 
 
 if __name__ == "__main__":

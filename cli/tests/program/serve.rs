@@ -2,6 +2,7 @@
 //! disk, stopped, killed and started again.
 
 mod configuring;
+mod gpu;
 mod mooncake;
 mod recording;
 mod small_disk;

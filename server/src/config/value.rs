@@ -10,6 +10,7 @@ use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
 use terrace_scheduler::AdmissionOrder;
 
+use super::device_choice::DeviceChoice;
 use super::key::{Key, Secret};
 use super::l3_choice::L3Choice;
 use super::setting::Form;
@@ -107,7 +108,7 @@ macro_rules! texts {
     )*};
 }
 
-texts! { AdmissionOrder EvictionKind L3Choice ToolFormat WritePolicy }
+texts! { AdmissionOrder DeviceChoice EvictionKind L3Choice ToolFormat WritePolicy }
 
 macro_rules! numbers {
     ($($type:ty)*) => {$(

@@ -179,7 +179,6 @@ fn pages(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
 
 fn steps(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let steps = &figures.steps;
-    let seconds = |us: u64| us as f64 / 1e6;
     text.counter("terrace_steps_total", "Forward steps that have ended.", steps.steps)?;
     text.counter("terrace_steps_failed_total", "Steps that came to nothing.", steps.failed)?;
     text.counter(
@@ -261,4 +260,8 @@ fn guard(text: &mut Exposition<'_>, guard: &GuardStats) -> fmt::Result {
         guard.timed_out,
     )?;
     Ok(())
+}
+
+pub(super) fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
 }

@@ -10,6 +10,7 @@ use terrace_l3_nodes::{NodeStats, PeerStats};
 use terrace_scheduler::Stats;
 
 use super::*;
+use crate::gpu::LinkFigures;
 
 /// A store that is everything at once, so that each of its figures is told.
 fn store() -> StoreStats {
@@ -43,7 +44,29 @@ fn figures(scheduler: Stats) -> Figures {
 }
 
 fn server_page(vllm_names: bool, scheduler: Stats) -> String {
-    Metrics::new("the model", vllm_names).render(figures(scheduler))
+    let moment = Moment { figures: figures(scheduler), gpu: None };
+    Metrics::new("the model", vllm_names).render(moment)
+}
+
+fn page_with_gpu(steps: StepFigures) -> String {
+    let to_device = LinkFigures {
+        bytes: 3 << 30,
+        busy_us: 1_500_000,
+        by_kernel: 4,
+        by_batch: 1,
+        failed: 0,
+        pages_compared: 9,
+        pages_corrupt: 1,
+    };
+    let gpu = GpuFigures {
+        name: "A GPU".to_owned(),
+        memory_bytes: 140 << 30,
+        memory_used_bytes: 100 << 30,
+        to_device,
+        to_host: LinkFigures { by_kernel: 3, failed: 2, ..LinkFigures::default() },
+    };
+    let figures = Figures { steps, ..figures(Stats::default()) };
+    Metrics::new("the model", false).render(Moment { figures, gpu: Some(gpu) })
 }
 
 #[derive(Debug)]
@@ -92,7 +115,8 @@ fn rows(pages: &[String]) -> BTreeSet<String> {
 
 #[test]
 fn the_documentation_lists_just_what_exists() {
-    let pages = [server_page(true, Stats::default()), node_page(NodeStats::default())];
+    let server = server_page(true, Stats::default());
+    let pages = [server, page_with_gpu(StepFigures::default()), node_page(NodeStats::default())];
     let exist = rows(&pages);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let text = std::fs::read_to_string(file).unwrap();
@@ -124,6 +148,27 @@ fn a_page_is_whole_and_names_are_written_so_that_they_can_be_read() {
             "terrace_requests_submitted_total 7",
             r#"terrace_node_up{node="a \"quoted\"\\ name\nof two lines"} 0"#,
             "terrace_queue_seconds_bucket{le=\"+Inf\"} 0",
+        ],
+    );
+}
+
+#[test]
+fn a_gpu_is_told_of_only_where_there_is_one() {
+    assert!(!server_page(true, Stats::default()).contains("gpu_memory"));
+    let steps = StepFigures { busy_us: 5_000_000, model_us: 4_750_000, ..StepFigures::default() };
+    assert_lines(
+        &page_with_gpu(steps),
+        &[
+            "terrace_gpu_memory_bytes 150323855360",
+            "terrace_gpu_memory_used_bytes 107374182400",
+            "terrace_gpu_waiting_seconds_total 0.25",
+            "terrace_gpu_copies_total{way=\"kernel\"} 7",
+            "terrace_gpu_copies_total{way=\"batch\"} 1",
+            "terrace_gpu_link_bytes_total{direction=\"to_device\"} 3221225472",
+            "terrace_gpu_link_busy_seconds_total{direction=\"to_device\"} 1.5",
+            "terrace_gpu_copies_failed_total{direction=\"to_host\"} 2",
+            "terrace_gpu_pages_compared_total{direction=\"to_device\"} 9",
+            "terrace_gpu_pages_corrupt_total{direction=\"to_device\"} 1",
         ],
     );
 }

@@ -8,9 +8,9 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
 use terrace_cache::TierUse;
 
-use super::Latest;
 use super::exposition::{Exposition, Kind};
 use super::latency::Latency;
+use super::{Latest, Moment};
 
 /// Figures under vLLM's names. The registry they are in adds the model's name to each.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl VllmNames {
 impl Collector for VllmNames {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let latest = self.latest.lock();
-        let Some(figures) = &*latest else { return Ok(()) };
+        let Some(Moment { figures, .. }) = &*latest else { return Ok(()) };
         let stats = &figures.scheduler;
         let mut text = Exposition::new(encoder);
         let help = "The same as terrace_requests of state running.";

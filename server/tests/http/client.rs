@@ -124,3 +124,22 @@ pub(crate) async fn begin(address: SocketAddr, body: &Value) -> TcpStream {
     }
     stream
 }
+
+/// The first that the page of a server is told.
+pub(crate) async fn first_view(address: SocketAddr, headers: &str) -> Value {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET /ui/events HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut seen = String::new();
+    loop {
+        let mut bytes = [0; 4096];
+        let count = stream.read(&mut bytes).await.unwrap();
+        assert!(count > 0, "{seen}");
+        seen.push_str(&String::from_utf8_lossy(&bytes[..count]));
+        if let Some((_, data)) = seen.split_once("data: ")
+            && let Some((json, _)) = data.split_once("\n\n")
+        {
+            return serde_json::from_str(json).unwrap();
+        }
+    }
+}

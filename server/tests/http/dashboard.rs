@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use terrace_l3::{MemoryConfig, MemoryStore};
 use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
 use terrace_l3_nodes::{Holding, NodeConfig, NodeSecret, NodeServer};
-use terrace_server::{Config, L3Choice, Server, Size, launch, serve_node_figures};
+use terrace_server::{
+    Config, GpuFigures, GpuWatch, L3Choice, Server, Size, launch, serve_node_figures,
+};
 
 use crate::client::complete;
 use crate::scrape::Scrape;
@@ -69,7 +71,8 @@ async fn what_does_not_exist_is_noticed() {
     }
 }
 
-/// The page of a server that has answered a request, with a node as its L3, and that node's page.
+/// The page of a server that has answered a request, with a node as its L3 and a GPU that has done nothing yet, and that
+/// node's page.
 async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     let object_bytes = 1 << 20;
     let memory = MemoryStore::new(MemoryConfig::new(16 << 20, object_bytes)).unwrap();
@@ -88,7 +91,7 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     let config = Config {
         listen: "127.0.0.1:0".to_owned(),
         threads: Some(1),
-        device_memory: Size::mib(16),
+        device_memory: Some(Size::mib(16)),
         host_memory: Size::mib(16),
         l3: Some(L3Choice::Nodes(format!("one={}", node.address()))),
         node_secret_file: Some(secret_file),
@@ -97,6 +100,7 @@ async fn pages(folder: &std::path::Path) -> Vec<Scrape> {
     };
     let launched = launch(&config).unwrap();
     let server = Server::bind(&config, launched.engine, launched.model).await.unwrap();
+    let server = server.with_gpu(Some(GpuWatch::new(|| Some(GpuFigures::default()))));
     let address = server.address();
     let running = tokio::spawn(server.run(std::future::pending()));
     complete(address, &json!({ "prompt": "x".repeat(255), "max_tokens": 2 })).await;

@@ -12,7 +12,7 @@ fn small(folder: &std::path::Path) -> Config {
     Config {
         listen: "127.0.0.1:0".to_owned(),
         threads: Some(1),
-        device_memory: Size::mib(16),
+        device_memory: Some(Size::mib(16)),
         host_memory: Size::mib(16),
         l3: Some(L3Choice::Disk(folder.to_owned())),
         l3_size: Size::mib(64),
@@ -66,7 +66,7 @@ async fn what_cannot_work_is_told_before_it_starts() {
     let folder = tempfile::tempdir().unwrap();
     let config = small(folder.path());
     let cases = [
-        (Config { device_memory: Size::kib(64), ..config.clone() }, "--device-memory"),
+        (Config { device_memory: Some(Size::kib(64)), ..config.clone() }, "--device-memory"),
         (Config { host_memory: Size(0), ..config.clone() }, "--host-memory"),
         (Config { model: Some(folder.path().to_owned()), ..config.clone() }, "config.json"),
         (Config { page_size: 3, ..config.clone() }, "page_size"),

@@ -6,6 +6,7 @@ mod client;
 mod dashboard;
 mod errors;
 mod fuzz;
+mod gpu;
 mod known_fields;
 mod launching;
 mod limits;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use terrace_server::{Config, Key, Limits, Secret};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::client::{get, key, post, request, send};
+use crate::client::{first_view, get, key, post, request, send};
 use crate::world::World;
 
 async fn guarded() -> World {
@@ -133,7 +133,7 @@ async fn figures_are_for_the_operator() {
     }
     let response = send(world.address, "GET", "/metrics", &key("operators-key"), "").await;
     assert_eq!(response.status, 200);
-    let seen = first_view(&world, &key("operators-key")).await;
+    let seen = first_view(world.address, &key("operators-key")).await;
     assert!(seen["figures"]["scheduler"].is_object());
     let in_address = get(world.address, "/ui/events?key=operators-key").await;
     assert_eq!(in_address.status, 401, "addresses land in logs");
@@ -148,25 +148,7 @@ async fn the_page_is_told_of_requests_and_of_the_tree() {
     let request = json!({ "prompt": "x".repeat(99), "cache_salt": "seen" });
     crate::client::complete(world.address, &request).await;
     world.wait_for("the end", |figures| figures.scheduler.finished == 1).await;
-    let view = first_view(&world, "").await;
+    let view = first_view(world.address, "").await;
     assert_eq!(view["requests"][0]["salt"], ":seen");
     assert!(view["tree"].as_array().unwrap().len() > 1);
-}
-
-async fn first_view(world: &World, headers: &str) -> Value {
-    let mut stream = TcpStream::connect(world.address).await.unwrap();
-    let request = format!("GET /ui/events HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut seen = String::new();
-    loop {
-        let mut bytes = [0; 4096];
-        let count = stream.read(&mut bytes).await.unwrap();
-        assert!(count > 0, "{seen}");
-        seen.push_str(&String::from_utf8_lossy(&bytes[..count]));
-        if let Some((_, data)) = seen.split_once("data: ")
-            && let Some((json, _)) = data.split_once("\n\n")
-        {
-            return serde_json::from_str(json).unwrap();
-        }
-    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use terrace_engine::{CpuDevice, Drained, Engine, Figures, Forward, Threaded};
 use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
-use terrace_server::{Config, ServedModel, Server, ToolFormat};
+use terrace_server::{Config, GpuWatch, ServedModel, Server, ToolFormat};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -39,6 +39,22 @@ impl World {
         model: Toy,
         change: impl FnOnce(&mut ServedModel),
     ) -> Self {
+        let (server, engine) = Self::bind(config, model, change).await;
+        Self::run(server, engine)
+    }
+
+    /// A server of a quick toy that tells of a GPU.
+    pub(crate) async fn with_gpu(config: Config, gpu: GpuWatch) -> Self {
+        let toy = Toy { step: Duration::ZERO, speech: None };
+        let (server, engine) = Self::bind(config, toy, |_| {}).await;
+        Self::run(server.with_gpu(Some(gpu)), engine)
+    }
+
+    async fn bind(
+        config: Config,
+        model: Toy,
+        change: impl FnOnce(&mut ServedModel),
+    ) -> (Server, Engine) {
         let device_pages = 4096;
         let layout = model.kv_layout().pages(config.page_size).unwrap();
         let scheduler = terrace_scheduler::Config {
@@ -66,7 +82,10 @@ impl World {
         };
         change(&mut model);
         let config = Config { listen: "127.0.0.1:0".to_owned(), ..config };
-        let server = Server::bind(&config, engine.clone(), model).await.unwrap();
+        (Server::bind(&config, engine.clone(), model).await.unwrap(), engine)
+    }
+
+    fn run(server: Server, engine: Engine) -> Self {
         let address = server.address();
         let (stop, told) = oneshot::channel();
         let running = tokio::spawn(server.run(async {

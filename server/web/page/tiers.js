@@ -20,11 +20,11 @@ const rates = new Map(FLOWS.map(({ field }) => [field, new Rate()]));
 const PARTS = ["in-use", "evictable", "free"];
 
 /** Draws tiers and flows of a view. */
-export function drawTiers({ now_us: nowUs, figures }) {
+export function drawTiers({ now_us: nowUs, figures, gpu }) {
   for (const [field, rate] of rates) rate.add(nowUs, figures.scheduler[field].sound_pages);
   const { device, host } = figures.scheduler.cache;
   const columns = [
-    { key: "device", tier: arenaTier("Device", "the model's memory", device, figures) },
+    { key: "device", tier: arenaTier("Device", gpu?.name ?? "the model's memory", device, figures) },
     { key: "device-host", gap: true },
     { key: "host", tier: arenaTier("Host", "main memory", host, figures) },
     { key: "host-l3", gap: true },

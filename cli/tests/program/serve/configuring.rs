@@ -31,6 +31,9 @@ fn what_one_program_prints_the_other_takes() {
     assert_eq!(taken(&file, &default), [default.clone(), default.clone()]);
     let flags = [
         "--name=\"quoted\" \\ name",
+        "--device=cuda:1",
+        "--canary=64",
+        "--load-back-overlaps=false",
         "--device-memory=12345678",
         "--l3=memory:64MiB",
         "--eviction=s3_fifo",
@@ -45,6 +48,9 @@ fn what_one_program_prints_the_other_takes() {
     assert_eq!(chosen, printed(terrace().arg("config").args(flags)));
     assert!(!chosen.contains("hush") && chosen.contains("but not printed"), "{chosen}");
     for line in [
+        "device = \"cuda:1\"",
+        "canary = 64",
+        "load_back_overlaps = false",
         "device_memory = \"12345678B\"",
         "eviction = \"s3-fifo\"",
         "write_policy = \"selective-write-through:2\"",
@@ -85,6 +91,7 @@ fn whoever_set_what_cannot_work_is_told_by_its_own_name() {
             vec!["--running-max", "1000"],
             "step_tokens = 512 (--step-tokens, TERRACE_STEP_TOKENS): raise it".to_owned(),
         ),
+        (vec!["--canary", "8"], "--canary 8: pages are compared on GPUs".to_owned()),
         (vec!["--running-max", "0"], "--running-max 0: use at least 1".to_owned()),
         (vec!["--body-max", "0"], "--body-max 0: use at least 1".to_owned()),
         (vec!["--bodies-max", "1MiB"], "--bodies-max 1MiB: use at least".to_owned()),

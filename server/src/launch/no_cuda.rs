@@ -1,0 +1,13 @@
+//! What stands for GPUs in a program that was built without them.
+
+use super::{LaunchError, Launched};
+use crate::config::Config;
+
+pub(super) fn launch(
+    _: &Config,
+    _: u32,
+    _: &mut dyn FnMut(u64, u64),
+) -> Result<Launched, LaunchError> {
+    let advice = "this build computes on the CPU alone: build it with `--features cuda`, or leave out --device";
+    Err(LaunchError::Gpu(advice.to_owned()))
+}

@@ -1,0 +1,84 @@
+// The GPU, where there is one: its memory, what goes over the link to it, and whether it has to wait.
+
+import { byId, drawList, element, setAttribute, setText } from "./dom.js";
+import { bytes, count, percent, several } from "./format.js";
+import { Rate } from "./rates.js";
+
+/** The two directions of the link. */
+const LINKS = [
+  { field: "to_device", name: "host to GPU" },
+  { field: "to_host", name: "GPU to host" },
+];
+
+/** Makes views into what is said of the GPU: several of them, since most of it are speeds. */
+export class GpuFigures {
+  #work = new Rate();
+  #waited = new Rate();
+  #links = LINKS.map((link) => ({ ...link, bytes: new Rate(), busy: new Rate() }));
+
+  /** What is to be said after one more view; nothing without a GPU. */
+  after({ now_us: nowUs, gpu, figures: { steps } }) {
+    if (!gpu) return [];
+    this.#work.add(nowUs, steps.busy_us);
+    this.#waited.add(nowUs, Math.max(0, steps.busy_us - steps.model_us));
+    return [memory(gpu), this.#waiting(), ...this.#links.map((link) => speed(link, nowUs, gpu)), ...checks(gpu)];
+  }
+
+  #waiting() {
+    const share = this.#work.growth > 0 ? this.#waited.growth / this.#work.growth : 0;
+    const hint = "The share of the latest busy time in which a step could have run on the GPU and none did";
+    return { name: "GPU waits", value: percent(share), hint };
+  }
+}
+
+function memory({ name, memory_bytes: total, memory_used_bytes: used }) {
+  const value = total > 0 ? `${bytes(used)} of ${bytes(total)}` : "lost";
+  return { name: "GPU memory", value, hint: name, isTrouble: total === 0 };
+}
+
+function speed(link, nowUs, gpu) {
+  const stats = gpu[link.field];
+  link.bytes.add(nowUs, stats.bytes);
+  link.busy.add(nowUs, stats.busy_us);
+  const busy = percent(Math.min(1, link.busy.perSecond / 1e6));
+  const hint =
+    `The link is busy ${busy} of the time; ${bytes(stats.bytes)} so far, ` +
+    `${several(stats.by_kernel, "part")} by kernel and ${count(stats.by_batch)} by copy engines`;
+  return { name: link.name, value: `${bytes(link.bytes.perSecond)}/s`, hint };
+}
+
+/** What was found out about copies, once something was. */
+function checks({ to_device: toDevice, to_host: toHost }) {
+  const compared = toDevice.pages_compared + toHost.pages_compared;
+  const corrupt = toDevice.pages_corrupt + toHost.pages_corrupt;
+  const failed = toDevice.failed + toHost.failed;
+  const found = [];
+  if (compared > 0) {
+    const hint = "Pages that were compared on both sides after they had been copied";
+    const value = `${count(compared)}, ${count(corrupt)} corrupt`;
+    found.push({ name: "pages compared", value, hint, isTrouble: corrupt > 0 });
+  }
+  if (failed > 0) {
+    const hint = "Copies between GPU and host that failed: their pages were not used";
+    found.push({ name: "copies failed", value: count(failed), hint, isTrouble: true });
+  }
+  return found;
+}
+
+const figures = new GpuFigures();
+
+/** Draws the GPU of a view. */
+export function drawGpu(view) {
+  const shown = figures.after(view);
+  byId("gpu").hidden = shown.length === 0;
+  drawList(byId("gpu"), shown, ({ name }) => name, createFigure, (figure, { name, value, hint, isTrouble }) => {
+    setText(figure.querySelector("dt"), name);
+    setText(figure.querySelector("b"), value);
+    setAttribute(figure, "title", hint);
+    figure.classList.toggle("trouble", Boolean(isTrouble));
+  });
+}
+
+function createFigure() {
+  return element("div", "", element("dt"), element("dd", "", element("b")));
+}

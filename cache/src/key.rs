@@ -7,12 +7,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::chain::Chain;
 use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
-
-/// The largest page, in tokens.
-pub(crate) const PAGE_SIZE_MAX: usize = 256;
 
 /// The page size that is used unless another is asked for.
 const USUAL_PAGE_SIZE: usize = 16;
@@ -38,26 +36,10 @@ impl PageKey {
     /// The key of the page that holds `tokens` and follows the page named by `self` (or, for the
     /// first page, the namespace whose digest `self` is).
     ///
-    /// It is `xxh3_128` over the 16 bytes of the former key and the tokens as 32-bit words, all
-    /// little-endian.
+    /// The top of `chain.rs` says what it is.
     #[must_use]
     pub fn next(self, tokens: &[Token]) -> PageKey {
-        KeyHasher::new().next(self, tokens)
-    }
-}
-
-/// Hashes one page after the other; its buffer is cleared once, not for each page.
-pub(crate) struct KeyHasher {
-    bytes: [u8; 16 + 4 * PAGE_SIZE_MAX],
-}
-
-impl KeyHasher {
-    pub(crate) fn new() -> Self {
-        Self { bytes: [0; 16 + 4 * PAGE_SIZE_MAX] }
-    }
-
-    pub(crate) fn next(&mut self, before: PageKey, tokens: &[Token]) -> PageKey {
-        hash_page(&mut self.bytes[..16 + 4 * tokens.len()], before, tokens)
+        Chain::behind(self).next(tokens)
     }
 }
 
@@ -80,42 +62,18 @@ pub(crate) fn hash_each_page(
     keys: &mut Vec<PageKey>,
     mut on_the_way: impl FnMut(&[Token]),
 ) {
-    let mut key = before;
+    let mut chain = Chain::behind(before);
     if page_size == USUAL_PAGE_SIZE {
         keys.extend(tokens.as_chunks::<USUAL_PAGE_SIZE>().0.iter().map(|page| {
             on_the_way(page);
-            key = hash_page(&mut [0; 16 + 4 * USUAL_PAGE_SIZE], key, page);
-            key
+            chain.next(page)
         }));
         return;
     }
-    let mut hasher = KeyHasher::new();
     keys.extend(tokens.chunks_exact(page_size).map(|page| {
         on_the_way(page);
-        key = hasher.next(key, page);
-        key
+        chain.next(page)
     }));
-}
-
-/// The key of a page by way of `bytes`, which has just room for the former key and the tokens. Inlined, so
-/// that a length that is known when compiling is made use of.
-#[inline(always)]
-fn hash_page(bytes: &mut [u8], before: PageKey, tokens: &[Token]) -> PageKey {
-    let (key, page) = bytes.split_at_mut(16);
-    if !planted(Bug::LeavePrefixOutOfKey) {
-        key.copy_from_slice(&before.0.to_le_bytes());
-    }
-    // Four tokens at a time: words written one by one would be read back in pairs before they have
-    // left the processor's store buffer, and waiting for that takes longer than hashing.
-    let ((quads, rest), (fours, few)) = (page.as_chunks_mut::<16>(), tokens.as_chunks::<4>());
-    for (quad, four) in quads.iter_mut().zip(fours) {
-        let [a, b, c, d] = four.map(u128::from);
-        *quad = (a | b << 32 | c << 64 | d << 96).to_le_bytes();
-    }
-    for (word, token) in rest.chunks_exact_mut(4).zip(few) {
-        word.copy_from_slice(&token.to_le_bytes());
-    }
-    PageKey(xxh3_128(bytes))
 }
 
 impl fmt::Display for PageKey {
@@ -203,7 +161,7 @@ impl Namespace {
 
     /// The start of every chain of page keys in this namespace.
     ///
-    /// It is `xxh3_128` over the bytes `terrace namespace 1` and the fields in the order of their
+    /// It is `xxh3_128` over the bytes `terrace namespace 2` and the fields in the order of their
     /// declaration: a text as its length (64 bits) and its bytes, a number as 32 bits, all
     /// little-endian. The lengths keep two fields from running into each other.
     #[must_use]
@@ -215,7 +173,7 @@ impl Namespace {
     #[must_use]
     pub fn digest_with(&self, adapter: &str, salt: &str) -> PageKey {
         type Bytes = SmallVec<[u8; 256]>;
-        let mut bytes = Bytes::from_slice(b"terrace namespace 1");
+        let mut bytes = Bytes::from_slice(b"terrace namespace 2");
         let text = |bytes: &mut Bytes, field: &str| {
             bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
             bytes.extend_from_slice(field.as_bytes());

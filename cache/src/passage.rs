@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::key::{KeyHasher, PageKey, hash_pages, of_hex};
+use crate::key::{PageKey, hash_pages, of_hex};
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
@@ -209,13 +209,13 @@ impl Marks {
         page_size: usize,
         keys: &mut Vec<PageKey>,
     ) {
-        let (mut hasher, mut before, mut hashed) = (KeyHasher::new(), root, 0);
+        let (mut before, mut hashed) = (root, 0);
         for &(page, _) in &self.0 {
             let start = page as usize * page_size;
             let Some(marked) = tokens.get(start..start + page_size) else { break };
             hash_pages(before, &tokens[hashed..start], page_size, keys);
             let follows = self.follow(keys.last().copied().unwrap_or(root), page);
-            before = hasher.next(follows, marked);
+            before = follows.next(marked);
             keys.push(before);
             hashed = start + page_size;
         }

@@ -157,11 +157,12 @@ impl LruPages {
     }
 
     /// Puts in a page behind `before`, and uses it.
+    #[inline]
     fn append(&mut self, before: Option<Place>, digest: u64) -> Place {
-        let follows = self.leave(before);
-        self.len += 1;
         let at = self.log.len();
+        self.len += 1;
         self.log.push(digest);
+        let follows = self.leave(before);
         if let Some(Place { run, offset }) = before.filter(|_| follows)
             && self.end(run) == at
         {
@@ -175,11 +176,14 @@ impl LruPages {
     }
 
     /// What lies behind `last` in the run used last is not used: it stays behind. Tells whether `last` is used.
+    #[inline]
     fn leave(&mut self, last: Option<Place>) -> bool {
         let Some(Place { run, offset }) = last.filter(|last| self.is_used(last.run)) else {
             return false;
         };
-        self.split(run, offset + 1);
+        if offset + 1 < self.runs[run as usize].len {
+            self.split(run, offset + 1);
+        }
         true
     }
 
@@ -226,10 +230,10 @@ impl LruPages {
 
     /// The run of the pages from `offset` on: one of its own, which goes before the rest does.
     fn split(&mut self, run: u32, offset: u32) -> u32 {
-        let Run { at, len, older, .. } = self.runs[run as usize];
-        if offset == 0 || offset == len {
+        if offset == 0 {
             return run;
         }
+        let Run { at, len, older, .. } = self.runs[run as usize];
         self.runs[run as usize].len = offset;
         let at = at + offset as usize;
         let back = self.add(Run { at, len: len - offset, newer: run, older });

@@ -92,3 +92,31 @@ const fn inverse(odd: u128) -> u128 {
     }
     inverse
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_behind_a_page_is_known_from_its_key() {
+        let mut chain = Chain::behind(PageKey(7));
+        for page in 0..1000 {
+            let key = chain.next(&[page; 16]);
+            assert_eq!(Chain::behind(key).state, chain.state);
+        }
+    }
+
+    #[test]
+    fn what_multiplies_is_odd_and_undone() {
+        for odd in [SPREAD, SCRAMBLE, 1, 3, u128::MAX] {
+            assert_eq!(odd.wrapping_mul(inverse(odd)), 1, "{odd:x}");
+        }
+        assert_eq!(fold(fold(u128::MAX / 7)), u128::MAX / 7);
+    }
+
+    #[test]
+    fn tokens_below_two_to_the_31_make_no_factor_zero() {
+        let top_bits = 1 << 63 | 1 << 31;
+        assert!(WORDS.iter().all(|word| word & top_bits == top_bits));
+    }
+}

@@ -161,7 +161,7 @@ fn keys_of_neighbouring_tokens_are_as_random_in_every_namespace() {
 }
 
 #[test]
-#[ignore = "takes minutes, and seconds only when optimised: for whoever changes how keys are computed"]
+#[ignore = "takes minutes: run it, optimised, when how keys are computed has changed"]
 fn the_same_holds_for_hundreds_of_millions_of_keys() {
     check_pages_that_hardly_differ(24);
     check_orders(24);

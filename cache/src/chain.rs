@@ -59,8 +59,7 @@ fn digest(tokens: &[Token]) -> u128 {
         digest = digest.wrapping_mul(SPREAD) ^ products(group);
     }
     if !rest.is_empty() {
-        let mut group = [0; GROUP];
-        group[..rest.len()].copy_from_slice(rest);
+        let group = std::array::from_fn(|at| rest.get(at).copied().unwrap_or(0));
         digest = digest.wrapping_mul(SPREAD) ^ products(&group);
     }
     digest ^ tokens.len() as u128

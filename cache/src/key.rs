@@ -12,9 +12,6 @@ use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
-/// The page size that is used unless another is asked for.
-const USUAL_PAGE_SIZE: usize = 16;
-
 /// 128 bits that name a page together with everything before it: the namespace, all earlier
 /// tokens, and the page's own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,17 +57,39 @@ pub(crate) fn hash_each_page(
     tokens: &[Token],
     page_size: usize,
     keys: &mut Vec<PageKey>,
+    on_the_way: impl FnMut(&[Token]),
+) {
+    let chain = Chain::behind(before);
+    match page_size {
+        1 => hash_pages_of::<1>(chain, tokens, keys, on_the_way),
+        2 => hash_pages_of::<2>(chain, tokens, keys, on_the_way),
+        4 => hash_pages_of::<4>(chain, tokens, keys, on_the_way),
+        16 => hash_pages_of::<16>(chain, tokens, keys, on_the_way),
+        _ => hash_in_turn(chain, tokens.chunks_exact(page_size), keys, on_the_way),
+    }
+}
+
+/// Hashes pages of a size that is known when compiling: the usual one, and those smaller than what is multiplied at
+/// a time.
+#[inline(always)]
+fn hash_pages_of<const PAGE_SIZE: usize>(
+    chain: Chain,
+    tokens: &[Token],
+    keys: &mut Vec<PageKey>,
+    on_the_way: impl FnMut(&[Token]),
+) {
+    let pages = tokens.as_chunks::<PAGE_SIZE>().0.iter();
+    hash_in_turn(chain, pages.map(|page| &page[..]), keys, on_the_way);
+}
+
+#[inline(always)]
+fn hash_in_turn<'a>(
+    mut chain: Chain,
+    pages: impl Iterator<Item = &'a [Token]>,
+    keys: &mut Vec<PageKey>,
     mut on_the_way: impl FnMut(&[Token]),
 ) {
-    let mut chain = Chain::behind(before);
-    if page_size == USUAL_PAGE_SIZE {
-        keys.extend(tokens.as_chunks::<USUAL_PAGE_SIZE>().0.iter().map(|page| {
-            on_the_way(page);
-            chain.next(page)
-        }));
-        return;
-    }
-    keys.extend(tokens.chunks_exact(page_size).map(|page| {
+    keys.extend(pages.map(|page| {
         on_the_way(page);
         chain.next(page)
     }));

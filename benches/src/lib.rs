@@ -11,6 +11,7 @@ mod figures;
 #[cfg(feature = "program")]
 mod gap;
 pub mod hot_paths;
+mod keys;
 #[cfg(feature = "program")]
 mod l3;
 #[cfg(feature = "program")]
@@ -29,6 +30,7 @@ pub use features::{FeaturesFigures, FeaturesWorkload, Residency};
 pub use figures::Distribution;
 #[cfg(feature = "program")]
 pub use gap::{GapFigures, GapWorkload};
+pub use keys::{KeyCost, KeysFigures, KeysWorkload};
 #[cfg(feature = "program")]
 pub use l3::{L3Backend, L3Figures, L3Workload};
 #[cfg(feature = "program")]

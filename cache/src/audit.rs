@@ -3,7 +3,6 @@
 use std::fmt;
 
 use crate::cache::Cache;
-use crate::key::KeyHasher;
 use crate::node::{NONE, Node};
 use crate::pin::{DevicePin, HostPin};
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
@@ -152,12 +151,11 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
     for pages in [node.device.pages.len(), node.host.pages.len()] {
         ensure!(pages == 0 || pages == node.len(), "node {index} is held in part");
     }
-    let mut hasher = KeyHasher::new();
     let mut key = parent.keys().last().copied().unwrap_or(node.namespace);
     let pages = node.excerpt.tokens().chunks_exact(tree.page_size).zip(node.keys());
     for (place, (page, &expected)) in (node.start_page..).zip(pages) {
         let follows = node.excerpt.marks().map_or(key, |marks| marks.follow(key, place));
-        key = hasher.next(follows, page);
+        key = follows.next(page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }
     Ok(())

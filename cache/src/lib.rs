@@ -29,6 +29,7 @@
 
 mod audit;
 mod cache;
+mod chain;
 mod events;
 mod evict;
 mod excerpt;

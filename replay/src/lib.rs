@@ -23,6 +23,7 @@ mod histogram;
 pub mod html;
 pub mod human;
 mod links;
+mod lru_pages;
 mod options;
 mod page_set;
 mod record;

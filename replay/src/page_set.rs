@@ -1,4 +1,4 @@
-//! Sets of pages by digest, frugal enough for millions.
+//! A set of pages by digest, frugal enough for millions.
 
 use terrace_cache::HashedMap;
 use terrace_scheduler::{L3Path, PageKey};
@@ -89,173 +89,9 @@ impl PageSet {
     }
 }
 
-const NONE: u32 = u32::MAX;
-
-/// So many pages at the most, the least recently used going first.
-#[derive(Clone, Debug)]
-pub(crate) struct LruPages {
-    pages_max: u32,
-    entries: Vec<Entry>,
-    /// Which entry belongs here, and the low half of its digest: that tells nearly all others apart
-    /// without a look at them, and where their places begin.
-    places: Vec<Place>,
-    newest: u32,
-    oldest: u32,
-    evicted: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    entry: u32,
-    low: u32,
-}
-
-const VACANT: Place = Place { entry: NONE, low: 0 };
-
-#[derive(Clone, Copy, Debug)]
-struct Entry {
-    digest: u64,
-    newer: u32,
-    older: u32,
-}
-
-impl LruPages {
-    pub(crate) fn new(pages_max: u32) -> Self {
-        Self {
-            pages_max,
-            entries: Vec::new(),
-            places: vec![VACANT; 64],
-            newest: NONE,
-            oldest: NONE,
-            evicted: 0,
-        }
-    }
-
-    pub(crate) fn insert_or_touch(&mut self, digest: u64) {
-        let place = self.find(digest);
-        let known = self.places[place].entry;
-        if known != NONE {
-            self.make_newest(known);
-            return;
-        }
-        if self.entries.len() < self.pages_max as usize {
-            let entry = self.entries.len() as u32;
-            self.entries.push(Entry { digest, newer: NONE, older: NONE });
-            self.places[place] = Place { entry, low: digest as u32 };
-            self.link_newest(entry);
-            if self.entries.len() * 4 >= self.places.len() * 3 {
-                self.grow();
-            }
-            return;
-        }
-        let entry = self.oldest;
-        self.evicted += 1;
-        self.unlink(entry);
-        self.take_out(self.find(self.entries[entry as usize].digest));
-        self.entries[entry as usize].digest = digest;
-        // Taking out may have moved others: the place is looked for again.
-        let place = self.find(digest);
-        self.places[place] = Place { entry, low: digest as u32 };
-        self.link_newest(entry);
-    }
-
-    pub(crate) fn touch(&mut self, digest: u64) {
-        let known = self.places[self.find(digest)].entry;
-        if known != NONE {
-            self.make_newest(known);
-        }
-    }
-
-    pub(crate) fn contains(&self, digest: u64) -> bool {
-        self.places[self.find(digest)].entry != NONE
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.entries.len() as u64
-    }
-
-    pub(crate) fn evicted(&self) -> u64 {
-        self.evicted
-    }
-
-    /// Where the digest is, or would be.
-    fn find(&self, digest: u64) -> usize {
-        let mask = self.places.len() - 1;
-        let mut at = digest as u32 as usize & mask;
-        loop {
-            let Place { entry, low } = self.places[at];
-            let is_it = low == digest as u32
-                && entry != NONE
-                && self.entries[entry as usize].digest == digest;
-            if is_it || entry == NONE {
-                return at;
-            }
-            at = (at + 1) & mask;
-        }
-    }
-
-    /// Empties a place and closes the gap, so that whatever was pushed past it is still found.
-    fn take_out(&mut self, mut gap: usize) {
-        let mask = self.places.len() - 1;
-        let mut at = gap;
-        loop {
-            at = (at + 1) & mask;
-            let place = self.places[at];
-            if place.entry == NONE {
-                break;
-            }
-            let home = place.low as usize & mask;
-            if at.wrapping_sub(home) & mask >= at.wrapping_sub(gap) & mask {
-                self.places[gap] = place;
-                gap = at;
-            }
-        }
-        self.places[gap] = VACANT;
-    }
-
-    fn grow(&mut self) {
-        self.places = vec![VACANT; self.places.len() * 2];
-        for entry in 0..self.entries.len() {
-            let digest = self.entries[entry].digest;
-            let place = self.find(digest);
-            self.places[place] = Place { entry: entry as u32, low: digest as u32 };
-        }
-    }
-
-    fn make_newest(&mut self, entry: u32) {
-        if self.newest != entry {
-            self.unlink(entry);
-            self.link_newest(entry);
-        }
-    }
-
-    fn unlink(&mut self, entry: u32) {
-        let Entry { newer, older, .. } = self.entries[entry as usize];
-        match newer {
-            NONE => self.newest = older,
-            newer => self.entries[newer as usize].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            older => self.entries[older as usize].newer = newer,
-        }
-    }
-
-    fn link_newest(&mut self, entry: u32) {
-        let older = self.newest;
-        self.entries[entry as usize].newer = NONE;
-        self.entries[entry as usize].older = older;
-        match older {
-            NONE => self.oldest = entry,
-            older => self.entries[older as usize].newer = entry,
-        }
-        self.newest = entry;
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::collections::{HashSet, VecDeque};
+pub(crate) mod tests {
+    use std::collections::HashSet;
 
     use super::*;
 
@@ -264,7 +100,7 @@ mod tests {
     }
 
     /// The keys along a path of turns, left or right: each tells all turns up to its page.
-    fn keys_of(turns: &[bool]) -> Vec<PageKey> {
+    pub(crate) fn keys_of(turns: &[bool]) -> Vec<PageKey> {
         let prefixes = turns.iter().scan(1, |prefix, &turn| {
             *prefix = *prefix * 2 + u64::from(turn);
             Some(*prefix)
@@ -300,39 +136,5 @@ mod tests {
                 proptest::prop_assert_eq!(set.len(), model.len() as u64);
             }
         }
-    }
-
-    #[test]
-    fn the_least_recently_used_page_goes_first() {
-        let mut lru = LruPages::new(300);
-        let mut model: VecDeque<u64> = VecDeque::new();
-        for index in 0..50_000u64 {
-            // Few different homes, so that places are contested.
-            let digest = spread(index * index % 977) & 0xFFFF_0000_0000_01FF;
-            if index % 3 == 0 {
-                lru.touch(digest);
-                if let Some(place) = model.iter().position(|&known| known == digest) {
-                    model.remove(place);
-                    model.push_back(digest);
-                }
-                continue;
-            }
-            lru.insert_or_touch(digest);
-            match model.iter().position(|&known| known == digest) {
-                Some(place) => drop(model.remove(place)),
-                None if model.len() == 300 => drop(model.pop_front()),
-                None => {}
-            }
-            model.push_back(digest);
-        }
-        assert_eq!(lru.len(), model.len() as u64);
-        assert!(model.iter().all(|&digest| lru.contains(digest)));
-        let held = (0..977u64)
-            .map(|index| spread(index) & 0xFFFF_0000_0000_01FF)
-            .collect::<HashSet<_>>()
-            .into_iter()
-            .filter(|&digest| lru.contains(digest))
-            .count();
-        assert_eq!(held, model.len());
     }
 }

@@ -5,11 +5,12 @@ use terrace_scheduler::{L3Path, Outcome};
 use crate::config::StoreConfig;
 use crate::dice::Dice;
 use crate::links::Link;
-use crate::page_set::{LruPages, PageSet, digest};
+use crate::lru_pages::LruPages;
+use crate::page_set::PageSet;
 use crate::report::StoreUse;
 
-/// The shared store. It knows pages by 64 bits of their keys, or by 32 behind a page that it knows: among
-/// ten million pages a page is taken for another less than once in 10,000 replays.
+/// The shared store. It knows pages by 64 bits of their keys, or, without a limit, by 32 behind a page that it
+/// knows: among ten million pages a page is taken for another less than once in 10,000 replays.
 #[derive(Debug)]
 pub(crate) struct Store {
     config: StoreConfig,
@@ -33,8 +34,7 @@ impl Store {
             config: *config,
             pages: match config.pages_max {
                 None => Held::Unlimited(PageSet::default()),
-                // The configuration has been checked: so many have a number each.
-                Some(pages_max) => Held::Limited(LruPages::new(pages_max as u32)),
+                Some(pages_max) => Held::Limited(LruPages::new(pages_max)),
             },
             dice: Dice::new(seed),
             read_link: Link::new(&config.read),
@@ -82,7 +82,7 @@ impl Store {
         match &mut self.pages {
             Held::Unlimited(set) => set.insert(path),
             Held::Limited(lru) => {
-                path.asked().rev().for_each(|key| lru.insert_or_touch(digest(key)));
+                lru.insert(path);
                 self.used.evicted_pages = lru.evicted();
             }
         }
@@ -109,19 +109,15 @@ impl Held {
     fn held(&self, path: &L3Path<'_>) -> usize {
         match self {
             Self::Unlimited(set) => set.held(path),
-            Self::Limited(lru) => path.asked().take_while(|&key| lru.contains(digest(key))).count(),
+            Self::Limited(lru) => lru.held(path),
         }
     }
 
-    /// Makes the first pages that are asked for the last to go; the first of them last of all, since
-    /// without it the others are of no use.
+    /// Makes the first pages that are asked for the last to go.
     fn touch(&mut self, path: &L3Path<'_>, pages: usize) {
         match self {
             Self::Unlimited(_) => {}
-            Self::Limited(lru) => {
-                let beyond = path.pages() - pages;
-                path.asked().rev().skip(beyond).for_each(|key| lru.touch(digest(key)));
-            }
+            Self::Limited(lru) => lru.touch(path, pages),
         }
     }
 }

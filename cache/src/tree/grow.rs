@@ -38,13 +38,12 @@ impl Tree {
         while !rest.is_empty() {
             let Some(&child) = self.by_key.get(&rest.first_key()) else {
                 // The tree has nothing that goes on from here: all the rest is new.
-                let new = pages.as_vec_mut().drain(..rest.len());
                 // Only the caller's own pin follows a node that grows in place.
                 if bottom == pin.node.index && self.may_lengthen::<T>(bottom, rest, in_l3) {
-                    self.grow(bottom, rest, new);
+                    self.grow(bottom, rest, pages.as_vec_mut().drain(..rest.len()));
                 } else {
                     bottom = self.add_node(bottom, rest, priority);
-                    self.attach(bottom, new);
+                    self.attach(bottom, pages);
                     if in_l3 {
                         self.note_in_l3(bottom);
                     }
@@ -66,7 +65,7 @@ impl Tree {
                 // Whoever computed them may still read them.
                 pool.cool(pages.as_vec_mut().drain(..common));
             } else {
-                self.attach::<T>(child, pages.as_vec_mut().drain(..common));
+                self.attach(child, pages);
             }
             if in_l3 {
                 self.note_in_l3(child);

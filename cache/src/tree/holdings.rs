@@ -6,17 +6,24 @@ use crate::key::PageKey;
 use crate::node::NONE;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
-use crate::tier::{Device, Host, Page, Tier, TierName};
+use crate::tier::{Device, Host, Pages, Tier, TierName};
 
 /// At least one page in so many goes from a node that is split for it.
 const SPLIT_SHARE: usize = 8;
 
 impl Tree {
-    pub(super) fn attach<T: Tier>(&mut self, index: u32, pages: impl Iterator<Item = Page<T>>) {
+    /// Gives a node its pages in tier `T`: the first of those.
+    pub(super) fn attach<T: Tier>(&mut self, index: u32, pages: &mut Pages<T>) {
         let node = &mut self.nodes[index as usize];
+        let count = node.len();
         let holding = T::of_mut(node);
         debug_assert!(holding.pages.is_empty());
-        holding.pages.extend(pages);
+        let pages = pages.as_vec_mut();
+        if pages.len() == count && holding.pages.capacity() == 0 {
+            holding.pages = std::mem::take(pages);
+        } else {
+            holding.pages.extend(pages.drain(..count));
+        }
         debug_assert_eq!(T::of(node).pages.len(), node.len());
         let parent = node.parent;
         T::of_mut(&mut self.nodes[parent as usize]).children += 1;

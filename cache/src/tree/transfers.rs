@@ -81,11 +81,10 @@ impl Tree {
             let node = &mut self.nodes[index as usize];
             T::of_mut(node).arriving = false;
             let length = node.len();
-            let arrived = pages.as_vec_mut().drain(..length);
             if !held && length <= sound_pages {
-                self.attach::<T>(index, arrived);
+                self.attach(index, &mut pages);
             } else {
-                pool.cool(arrived);
+                pool.cool(pages.as_vec_mut().drain(..length));
             }
             sound_pages = sound_pages.saturating_sub(length);
         }

@@ -1,4 +1,5 @@
 //! The cache from outside, as one program.
 
 mod behaviour;
+mod keys;
 mod tree_against_model;

@@ -16,16 +16,16 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
-    CacheWorkload, FeaturesWorkload, GapWorkload, L3Backend, L3Workload, LifetimesWorkload,
-    MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, Trace,
+    CacheWorkload, FeaturesWorkload, GapWorkload, KeysWorkload, L3Backend, L3Workload,
+    LifetimesWorkload, MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, Trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3_disk::IoEngine;
 use terrace_replay::Size;
 
 use crate::text::{
-    cache_text, features_text, gap_text, l3_text, lifetimes_text, mooncake_text, nodes_text,
-    steps_text,
+    cache_text, features_text, gap_text, keys_text, l3_text, lifetimes_text, mooncake_text,
+    nodes_text, steps_text,
 };
 
 /// Measures Terrace on this machine.
@@ -58,6 +58,15 @@ enum Workload {
         /// Which pages go first
         #[arg(long, default_value = "lru", value_parser = policy)]
         policy: EvictionKind,
+    },
+    /// Page keys alone, with pages of several sizes
+    Keys {
+        /// Tokens of the prompt
+        #[arg(long, default_value_t = 12_288, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+        tokens: u32,
+        /// How often each size is measured: the quickest counts
+        #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
     },
     /// A whole scheduler under decode-heavy load
     Steps {
@@ -260,6 +269,10 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
                 eviction: *policy,
             };
             print(arguments.json, &workload.run(&trace), cache_text)
+        }
+        Workload::Keys { tokens, rounds } => {
+            let workload = KeysWorkload { tokens: *tokens, rounds: *rounds };
+            print(arguments.json, &workload.run(), keys_text)
         }
         Workload::Steps {
             running,

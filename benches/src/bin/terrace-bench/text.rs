@@ -1,8 +1,8 @@
 //! Figures as people read them.
 
 use terrace_bench::{
-    CacheFigures, Distribution, FeaturesFigures, GapFigures, L3Figures, LifetimesFigures,
-    MooncakeFigures, MooncakeOverhead, NodesFigures, StepFigures,
+    CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,
+    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, StepFigures,
 };
 use terrace_replay::Size;
 use terrace_replay::human;
@@ -29,6 +29,16 @@ pub(crate) fn cache_text(figures: &CacheFigures) -> String {
         figures.bytes_per_page,
         figures.token_bytes_per_page
     )
+}
+
+pub(crate) fn keys_text(figures: &KeysFigures) -> String {
+    let line = |cost: &KeyCost| {
+        let KeyCost { page_size, ns_per_page, ns_per_token } = cost;
+        format!(
+            "pages of {page_size:>3} tokens: {ns_per_page:6.2} ns a page, {ns_per_token:.3} ns a token\n"
+        )
+    };
+    figures.page_sizes.iter().map(line).collect()
 }
 
 pub(crate) fn steps_text(figures: &StepFigures) -> String {

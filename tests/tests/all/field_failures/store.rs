@@ -223,8 +223,8 @@ async fn f13_another_process_reads_what_this_one_has_stored() {
     assert_eq!(
         f13_header(),
         "544552524143454f0100000000000000".to_owned()
-            + "84eed1ea9f99b03252743785a1d7716138621a0aaa139073eee5e08a5f07a18d"
-            + "07000000000000000020000000000000cce976752995ee3f7a2ceec05ba015a7"
+            + "c4a8875c336536a318b226a9ba3ebce2c1b5f77627c2e4041131d511db8e18f0"
+            + "07000000000000000020000000000000f48a7705b2e9694ffa577de3e77db186"
     );
     let bench =
         Bench::new(DiskStore::open(disk_config(directory.path())).unwrap(), Some(directory));

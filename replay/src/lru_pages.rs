@@ -1,0 +1,374 @@
+//! Pages of a store with a limit: the least recently used goes first.
+
+use terrace_cache::HashedMap;
+use terrace_scheduler::L3Path;
+
+use crate::page_set::digest;
+
+const NONE: u32 = u32::MAX;
+
+/// So many pages at the most. Of pages that were used together the first counts as used last, since without it the
+/// others are of no use.
+///
+/// Pages are used along their sequences, many at a time, so the order of their use is kept by runs of them, of which
+/// there are few. Only the first page of a run can be looked up; the others are found by going along their sequence,
+/// which is why paths are asked for, not pages.
+#[derive(Clone, Debug)]
+pub(crate) struct LruPages {
+    pages_max: u64,
+    len: u64,
+    evicted: u64,
+    /// The digests of all runs, and between them those that have gone.
+    log: Vec<u64>,
+    runs: Vec<Run>,
+    vacant: Vec<u32>,
+    /// The run that begins with a page.
+    starts: HashedMap<u64, u32>,
+    newest: u32,
+    oldest: u32,
+    /// The runs that an operation uses: empty between operations.
+    used: Vec<Used>,
+}
+
+/// A run that an operation uses all of.
+#[derive(Clone, Copy, Debug)]
+struct Used {
+    run: u32,
+    /// Whether it follows, in its sequence, the one that is used before it.
+    follows: bool,
+}
+
+/// Pages that follow each other in their sequence and were last used together.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Where in the log its first page is.
+    at: usize,
+    len: u32,
+    newer: u32,
+    older: u32,
+}
+
+/// A page of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    run: u32,
+    offset: u32,
+}
+
+impl LruPages {
+    pub(crate) fn new(pages_max: u64) -> Self {
+        Self {
+            pages_max,
+            len: 0,
+            evicted: 0,
+            log: Vec::new(),
+            runs: Vec::new(),
+            vacant: Vec::new(),
+            starts: HashedMap::default(),
+            newest: NONE,
+            oldest: NONE,
+            used: Vec::new(),
+        }
+    }
+
+    /// Uses the pages that are asked for, and puts in those that are missing.
+    pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
+        let mut before = None;
+        for piece in path.pieces() {
+            for digest in piece.keys.iter().copied().map(digest) {
+                before = match self.place(before, digest) {
+                    Some(place) if piece.is_asked => Some(self.use_page(before, place)),
+                    None if piece.is_asked => Some(self.append(before, digest)),
+                    place => place,
+                };
+            }
+            self.leave(before);
+        }
+        self.make_used_newest();
+        self.evict();
+        if self.log.len() as u64 > self.len + self.len / 2 + 1024 {
+            self.clean_log();
+        }
+    }
+
+    /// Uses the first pages that are asked for, which are there.
+    pub(crate) fn touch(&mut self, path: &L3Path<'_>, mut pages: usize) {
+        let mut before = None;
+        for piece in path.pieces() {
+            let count = if piece.is_asked { piece.keys.len().min(pages) } else { piece.keys.len() };
+            for digest in piece.keys[..count].iter().copied().map(digest) {
+                before = match self.place(before, digest) {
+                    Some(place) if piece.is_asked => Some(self.use_page(before, place)),
+                    place => place,
+                };
+            }
+            self.leave(before);
+            pages -= if piece.is_asked { count } else { 0 };
+        }
+        self.make_used_newest();
+    }
+
+    /// How many of the pages that are asked for, from the first, are there.
+    pub(crate) fn held(&self, path: &L3Path<'_>) -> usize {
+        let (mut before, mut held) = (None, 0);
+        for piece in path.pieces() {
+            for digest in piece.keys.iter().copied().map(digest) {
+                before = self.place(before, digest);
+                if piece.is_asked && before.is_none() {
+                    return held;
+                }
+                held += usize::from(piece.is_asked);
+            }
+        }
+        held
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Where a page is, given where the one is that it follows.
+    #[inline]
+    fn place(&self, before: Option<Place>, digest: u64) -> Option<Place> {
+        if let Some(Place { run, offset }) = before {
+            let Run { at, len, .. } = self.runs[run as usize];
+            let offset = offset + 1;
+            if offset < len && self.log[at + offset as usize] == digest {
+                return Some(Place { run, offset });
+            }
+        }
+        self.starts.get(&digest).map(|&run| Place { run, offset: 0 })
+    }
+
+    /// A page is used after `before`: tells where it is then. Pages of its run that come before it and are not used
+    /// stay behind.
+    fn use_page(&mut self, before: Option<Place>, place: Place) -> Place {
+        if self.is_used(place.run) && place.offset > 0 {
+            return place;
+        }
+        let follows = self.leave(before);
+        let run = self.split(place.run, place.offset);
+        self.used.push(Used { run, follows });
+        Place { run, offset: 0 }
+    }
+
+    /// Puts in a page behind `before`, and uses it.
+    #[inline]
+    fn append(&mut self, before: Option<Place>, digest: u64) -> Place {
+        let at = self.log.len();
+        self.len += 1;
+        self.log.push(digest);
+        let follows = self.leave(before);
+        if let Some(Place { run, offset }) = before.filter(|_| follows)
+            && self.end(run) == at
+        {
+            self.runs[run as usize].len += 1;
+            return Place { run, offset: offset + 1 };
+        }
+        let run = self.add(Run { at, len: 1, newer: NONE, older: NONE });
+        self.link_newest(run);
+        self.used.push(Used { run, follows });
+        Place { run, offset: 0 }
+    }
+
+    /// What lies behind `last` in the run used last is not used: it stays behind. Tells whether `last` is used.
+    #[inline]
+    fn leave(&mut self, last: Option<Place>) -> bool {
+        let Some(Place { run, offset }) = last.filter(|last| self.is_used(last.run)) else {
+            return false;
+        };
+        if offset + 1 < self.runs[run as usize].len {
+            self.split(run, offset + 1);
+        }
+        true
+    }
+
+    /// Whether it is the run used last.
+    fn is_used(&self, run: u32) -> bool {
+        self.used.last().is_some_and(|used| used.run == run)
+    }
+
+    /// The runs used become the newest, the first of them the newest of all. Those that follow each other in the
+    /// log, too, become one.
+    fn make_used_newest(&mut self) {
+        while let Some(Used { run, follows }) = self.used.pop() {
+            if let Some(&Used { run: front, .. }) = self.used.last().filter(|_| follows)
+                && self.end(front) == self.runs[run as usize].at
+            {
+                self.runs[front as usize].len += self.runs[run as usize].len;
+                self.remove(run);
+            } else {
+                self.unlink(run);
+                self.link_newest(run);
+            }
+        }
+    }
+
+    fn evict(&mut self) {
+        while self.len > self.pages_max {
+            let (oldest, excess) = (self.oldest, self.len - self.pages_max);
+            let run = &mut self.runs[oldest as usize];
+            let gone = u64::from(run.len).min(excess);
+            run.len -= gone as u32;
+            self.len -= gone;
+            self.evicted += gone;
+            if run.len == 0 {
+                self.remove(oldest);
+            }
+        }
+    }
+
+    /// Where in the log a run ends.
+    fn end(&self, run: u32) -> usize {
+        let Run { at, len, .. } = self.runs[run as usize];
+        at + len as usize
+    }
+
+    /// The run of the pages from `offset` on: one of its own, which goes before the rest does.
+    fn split(&mut self, run: u32, offset: u32) -> u32 {
+        if offset == 0 {
+            return run;
+        }
+        let Run { at, len, older, .. } = self.runs[run as usize];
+        self.runs[run as usize].len = offset;
+        let at = at + offset as usize;
+        let back = self.add(Run { at, len: len - offset, newer: run, older });
+        self.runs[run as usize].older = back;
+        match older {
+            NONE => self.oldest = back,
+            older => self.runs[older as usize].newer = back,
+        }
+        back
+    }
+
+    /// A run that can be looked up, linked or not.
+    fn add(&mut self, run: Run) -> u32 {
+        let index = self.vacant.pop().unwrap_or(self.runs.len() as u32);
+        self.starts.insert(self.log[run.at], index);
+        match self.runs.get_mut(index as usize) {
+            Some(vacant) => *vacant = run,
+            None => self.runs.push(run),
+        }
+        index
+    }
+
+    fn remove(&mut self, run: u32) {
+        self.unlink(run);
+        self.starts.remove(&self.log[self.runs[run as usize].at]);
+        self.vacant.push(run);
+    }
+
+    /// Closes the gaps that what has gone has left in the log.
+    fn clean_log(&mut self) {
+        let mut runs = Vec::new();
+        let mut run = self.oldest;
+        while run != NONE {
+            runs.push(run);
+            run = self.runs[run as usize].newer;
+        }
+        runs.sort_unstable_by_key(|&run| self.runs[run as usize].at);
+        let mut end = 0;
+        for run in runs {
+            let Run { at, len, .. } = self.runs[run as usize];
+            self.log.copy_within(at..at + len as usize, end);
+            self.runs[run as usize].at = end;
+            end += len as usize;
+        }
+        self.log.truncate(end);
+    }
+
+    fn unlink(&mut self, run: u32) {
+        let Run { newer, older, .. } = self.runs[run as usize];
+        match newer {
+            NONE => self.newest = older,
+            newer => self.runs[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            older => self.runs[older as usize].newer = newer,
+        }
+    }
+
+    fn link_newest(&mut self, run: u32) {
+        let older = self.newest;
+        self.runs[run as usize].newer = NONE;
+        self.runs[run as usize].older = older;
+        match older {
+            NONE => self.oldest = run,
+            older => self.runs[older as usize].newer = run,
+        }
+        self.newest = run;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{array, bool, collection};
+
+    use super::*;
+    use crate::page_set::tests::keys_of;
+
+    proptest::proptest! {
+        #[test]
+        fn the_least_recently_used_pages_go_first(
+            pages_max in 1usize..40,
+            operations in collection::vec(
+                (collection::vec(bool::ANY, 12), array::uniform4(0usize..13), bool::ANY), 1..200),
+        ) {
+            let mut lru = LruPages::new(pages_max as u64);
+            // From the page that goes next to the one used last.
+            let mut model = Vec::new();
+            let mut evicted = 0;
+            for (turns, mut borders, is_insertion) in operations {
+                let keys = keys_of(&turns);
+                borders.sort_unstable();
+                let [first, gap, second, end] = borders;
+                let mut path = L3Path::default();
+                path.extend([&keys[..first]], false);
+                path.extend([&keys[first..gap]], true);
+                let used: Vec<_> = if is_insertion {
+                    path.extend([&keys[gap..second]], false);
+                    path.extend([&keys[second..end]], true);
+                    lru.insert(&path);
+                    path.asked().collect()
+                } else {
+                    let held = path.asked().take_while(|key| model.contains(key)).count();
+                    proptest::prop_assert_eq!(lru.held(&path), held);
+                    let pages = held.min(second);
+                    lru.touch(&path, pages);
+                    path.asked().take(pages).collect()
+                };
+                model.retain(|key| !used.contains(key));
+                model.extend(used.iter().rev());
+                let gone = model.len().saturating_sub(pages_max);
+                model.drain(..gone);
+                evicted += gone as u64;
+                proptest::prop_assert_eq!((lru.len(), lru.evicted()), (model.len() as u64, evicted));
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_gone_leaves_the_log_too() {
+        let mut lru = LruPages::new(100);
+        for sequence in 0..4000u64 {
+            let turns: Vec<_> = (0..20).map(|page| sequence >> page & 1 == 1).collect();
+            let mut path = L3Path::default();
+            let keys = keys_of(&turns);
+            path.extend([&keys[..]], true);
+            lru.insert(&path);
+            assert_eq!(lru.held(&path), 20);
+        }
+        assert_eq!(lru.len(), 100);
+        assert!(
+            lru.log.len() <= 1174 && lru.runs.len() < 200,
+            "{} {}",
+            lru.log.len(),
+            lru.runs.len()
+        );
+    }
+}

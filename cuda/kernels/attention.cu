@@ -24,10 +24,11 @@ struct Item {
     u32 tokens;
     u32 position;     // of the first token
     u32 keys_from, keys_end;
-    u32 partial;      // where what was found is put if others have to be joined to it, or WHOLE
+    u32 partial;      // where what was found is put if others have to be joined to it, or WHOLE; then it is one segment
     u32 unused;
 };
 #define WHOLE 0xffffffffu
+#define FEW_ROWS 16
 
 struct Pages {
     const u8 *kv;
@@ -53,6 +54,12 @@ __device__ __forceinline__ void multiply(float *sums, const u32 *a, u32 b0, u32 
 
 // Where eight elements of a row lie in shared memory, spread over its banks.
 __device__ __forceinline__ u32 spot(u32 row, u32 chunk) { return (row * CHUNKS + (chunk ^ (row & SWIZZLE))) * 16; }
+
+// Where what a row has found in a segment is left to be joined: its highest score, the sum of its weights, and what it
+// found. Items take room in units of FEW_ROWS rows.
+__device__ __forceinline__ float *left_by(float *partials, u32 partial, u32 units, u32 kv_head, u32 row) {
+    return partials + (((u64)partial * KV_HEADS + kv_head * units) * FEW_ROWS + row) * (DEPTH + 2);
+}
 
 // Brings the queries of an item's rows, zeros where there is none. A row is a token's query head of the group.
 template <int ROWS, int THREADS>
@@ -121,8 +128,31 @@ __device__ __forceinline__ float reference(float highest) { return highest == -I
 #define THREADS 256
 #define STAGES 2
 
+// Writes what a row of many has found, or leaves it to be joined: a thread has some elements of two rows.
+__device__ __forceinline__ void put_row(
+    const Item &item, u32 kv_head, u32 row, u32 column, int half, float highest, float sum, const float (*found)[4],
+    u16 *found_out, float *partials) {
+    u32 token = row / GROUP;
+    if (token >= item.tokens) return;
+    if (item.partial != WHOLE) {
+        float *to = left_by(partials, item.partial, ROWS / FEW_ROWS, kv_head, row);
+        if (column == 0) *(float2 *)to = make_float2(highest, sum);
+#pragma unroll
+        for (int block = 0; block < DEPTH / 8; block++)
+            *(float2 *)(to + 2 + block * 8 + column) = make_float2(found[block][half * 2], found[block][half * 2 + 1]);
+        return;
+    }
+    float share = 1.0f / sum;
+    u16 *to = found_out + (u64)(item.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
+#pragma unroll
+    for (int block = 0; block < DEPTH / 8; block++)
+        if (block * 8 < HEAD_DIM)
+            *(u32 *)(to + block * 8 + column) =
+                pair_of(in_the_end(found[block][half * 2], share), in_the_end(found[block][half * 2 + 1], share));
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
+attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials) {
     extern __shared__ __align__(1024) u8 memory[];
     const u32 TILE_BYTES = TILE * DEPTH * 2;
     u32 queries_at = shared_address(memory), tiles_at = queries_at + ROWS * DEPTH * 2;
@@ -295,21 +325,12 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items) {
                 sum = __fadd_rn(sum, of_part);
             }
         }
-        float share = 1.0f / sum;
-        u32 row = warp * 16 + quad + half * 8, token = row / GROUP;
-        if (token >= item.tokens) continue;
-        u16 *to = found_out + (u64)(item.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
-#pragma unroll
-        for (int block = 0; block < DEPTH / 8; block++)
-            if (block * 8 < HEAD_DIM)
-                *(u32 *)(to + block * 8 + column) =
-                    pair_of(in_the_end(found[block][half * 2], share), in_the_end(found[block][half * 2 + 1], share));
+        put_row(item, kv_head, warp * 16 + quad + half * 8, column, half, running[half].highest, sum, found, found_out, partials);
     }
 }
 
-// At most sixteen rows, whose keys four warps share: each scores PART keys of a tile, and then each has some of
-// the elements that are found.
-#define FEW_ROWS 16
+// At most FEW_ROWS rows, whose keys four warps share: each scores PART keys of a tile, and then each has some of the
+// elements that are found.
 #define FEW_THREADS 128
 #define FEW_STAGES 3
 
@@ -333,9 +354,9 @@ __device__ __forceinline__ void put_few(
                     u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
                     *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
                 } else {
-                    u64 to = ((u64)item.partial * KV_HEADS + kv_head) * FEW_ROWS + row;
-                    *(float2 *)(partials + to * (DEPTH + 2) + 2 + element) = make_float2(first, second);
-                    if (element == 0) *(float2 *)(partials + to * (DEPTH + 2)) = make_float2(highest[half], sum);
+                    float *to = left_by(partials, item.partial, 1, kv_head, row);
+                    *(float2 *)(to + 2 + element) = make_float2(first, second);
+                    if (element == 0) *(float2 *)to = make_float2(highest[half], sum);
                 }
             }
         }
@@ -460,22 +481,26 @@ attend_few(
     }
 }
 
-// Joins the segments of a few rows, in their order.
+// Joins the segments of rows, in their order.
 struct Segments {
     u32 first_token, tokens, first_partial, count;
+    u32 units;  // of room, for each segment
+    u32 unused[3];
 };
 
 extern "C" __global__ void __launch_bounds__(DEPTH)
-join(const float *partials, const Segments *all, const u32 *count, u16 *found_out) {
-    for (u32 job = blockIdx.x; job < *count * KV_HEADS * FEW_ROWS; job += gridDim.x) {
-        Segments segments = all[job / (KV_HEADS * FEW_ROWS)];
-        u32 kv_head = job / FEW_ROWS % KV_HEADS, row = job % FEW_ROWS, token = row / GROUP, element = threadIdx.x;
-        if (token >= segments.tokens || element >= HEAD_DIM) continue;
+join(const float *partials, const Segments *all, const u32 *counts, u16 *found_out) {
+    // How many there are, and how many units the largest takes.
+    u32 rows = counts[1] * FEW_ROWS, jobs = counts[0] * KV_HEADS * rows;
+    for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
+        Segments segments = all[job / (KV_HEADS * rows)];
+        u32 kv_head = job / rows % KV_HEADS, row = job % rows, token = row / GROUP, element = threadIdx.x;
+        if (row >= segments.units * FEW_ROWS || token >= segments.tokens || element >= HEAD_DIM) continue;
         Joined joined = {-INFINITE, 0.0f};
         float found = 0.0f;
         for (u32 segment = 0; segment < segments.count; segment++) {
-            u64 at = ((u64)(segments.first_partial + segment) * KV_HEADS + kv_head) * FEW_ROWS + row;
-            const float *partial = partials + at * (DEPTH + 2);
+            u32 at = segments.first_partial + segment * segments.units;
+            const float *partial = left_by((float *)partials, at, segments.units, kv_head, row);
             found = join_found(found, partial[2 + element], join_weights(joined, partial[0], partial[1]));
         }
         u64 to = (u64)(segments.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;

@@ -137,7 +137,8 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
 
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 attend_on_hopper(
-    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const __grid_constant__ PageMap map, u32 layer) {
+    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials, const __grid_constant__ PageMap map,
+    u32 layer) {
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * PLACES];
     u32 tiles_at = shared_address(memory), queries_at = tiles_at + PLACES * TILE_BYTES;
@@ -319,14 +320,10 @@ attend_on_hopper(
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float share = 1.0f / sums[half];
-        u32 row = warp * 16 + quad + half * 8, token = row / GROUP;
-        if (token >= item.tokens) continue;
-        u16 *to = found_out + (u64)(item.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
-#pragma unroll
-        for (int block = 0; block < DEPTH / 8; block++)
-            *(u32 *)(to + block * 8 + column) = pair_of(
-                in_the_end(found[block * 4 + half * 2], share), in_the_end(found[block * 4 + half * 2 + 1], share));
+        // The accumulators are laid out as `attend` has them.
+        put_row(
+            item, kv_head, warp * 16 + quad + half * 8, column, half, running[half].highest, sums[half],
+            (const float(*)[4])found, found_out, partials);
     }
 }
 

@@ -99,9 +99,17 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
 
 /// How long steps take, as `terrace replay --calibrate` reads it: prompts, decodes, and both.
 pub(crate) fn steps(context: &Arc<Context>, _table: &mut Table) -> Done {
-    let three_billion =
-        Shape { dim: 3072, layers: 28, heads: 24, hidden: 8192, tied: true, ..eight_billion() };
-    for (name, shape) in [("llama-3.1-8b", eight_billion()), ("llama-3.2-3b", three_billion)] {
+    let qwen = Shape {
+        vocabulary: 152_064,
+        dim: 3584,
+        layers: 28,
+        heads: 28,
+        kv_heads: 4,
+        hidden: 18_944,
+        qkv_bias: true,
+        ..eight_billion()
+    };
+    for (name, shape) in [("llama-3.1-8b", eight_billion()), ("qwen2.5-7b", qwen)] {
         println!("{name}");
         println!("prefill_tokens,prefill_pairs,decode_rows,decode_context,step_us");
         prompts_of(context, &shape)?;

@@ -83,7 +83,7 @@ pub(super) struct Lists {
     pub(super) few: DeviceAddress,
     pub(super) few_count: DeviceAddress,
     pub(super) segments: DeviceAddress,
-    pub(super) segments_count: DeviceAddress,
+    pub(super) segments_counts: DeviceAddress,
     pub(super) logits_of: DeviceAddress,
 }
 
@@ -397,7 +397,7 @@ impl Forward {
             None => parameters,
         };
         if extent.many > 0 {
-            let parameters = mapped(common().wide(lists.many.0));
+            let parameters = mapped(common().wide(lists.many.0).wide(partials.at().0));
             launch(&self.kernels.attend, extent.many * kv_heads, parameters)?;
         }
         if extent.has_few {
@@ -409,7 +409,7 @@ impl Forward {
             let parameters = Parameters::default()
                 .wide(partials.at().0)
                 .wide(lists.segments.0)
-                .wide(lists.segments_count.0)
+                .wide(lists.segments_counts.0)
                 .wide(found.at().0);
             launch(&self.kernels.join, self.resident_blocks, parameters)?;
         }

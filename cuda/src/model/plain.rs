@@ -49,7 +49,15 @@ plain! {
         unused: u32,
     }
     /// Partial results that belong together.
-    Segments { first_token: u32, tokens: u32, first_partial: u32, count: u32, }
+    Segments {
+        first_token: u32,
+        tokens: u32,
+        first_partial: u32,
+        count: u32,
+        /// Of room, for each of them.
+        units: u32,
+        unused: [u32; 3],
+    }
     /// A token that a row has, and how often its answer has it.
     Seen { token: u32, times: u32, }
     /// What is added to a logit.

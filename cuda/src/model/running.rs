@@ -12,7 +12,7 @@ use super::forward::{BufferBytes, Extent, Forward, GRAPH_TOKENS_MAX, LOGITS_ROWS
 use super::header::{Header, Plan, Section};
 use super::kernels::{Parameters, ROWS};
 use super::plain::{self, Awaited, Change, Item, NOWHERE, Segments};
-use super::step::{Row, Work};
+use super::step::{Limits, Row, Work};
 use super::ticket::{CudaTicket, Times};
 use super::weights::Weights;
 use crate::context::Context;
@@ -30,7 +30,7 @@ pub(super) struct Running {
     header: Header,
     sections: Sections,
     memory: CudaMemory,
-    partials_max: u32,
+    limits: Limits,
     table: PageTable,
     rows: Arc<Mutex<Vec<Option<Row>>>>,
     arrivals: u64,
@@ -60,14 +60,14 @@ impl Sections {
         let tiles = tokens.div_ceil(ROWS / shape.group()) + rows;
         let entries = shape.positions_max.div_ceil(limits.page_size) as usize;
         Self {
-            counts: plan.add::<u32>(2),
-            segments: plan.add::<Segments>(rows),
+            counts: plan.add::<u32>(3),
+            segments: plan.add::<Segments>(rows + tiles),
             awaited: plan.add::<Awaited>(rows),
             choosing: super::choosing::Sections::new(plan, rows, tokens),
             changes: plan.add::<Change>(8 * rows),
             few: plan.add::<Item>(bytes.partials_max as usize + rows),
             tokens: plan.add::<plain::Token>(tokens),
-            many: plan.add::<Item>(tiles),
+            many: plan.add::<Item>(tiles + bytes.partials_max as usize),
             logits_of: plan.add::<u32>(tokens),
             pages: plan.add::<u32>(2 * rows * entries),
         }
@@ -103,7 +103,7 @@ impl Running {
             header: Header::new(driver, &plan)?,
             sections,
             memory: memory.clone(),
-            partials_max,
+            limits: Limits { partials_max, blocks: context.multiprocessors()? as usize },
             table: PageTable::new(limits.rows, page_size),
             rows: Arc::new(Mutex::new((0..limits.rows).map(|_| None).collect())),
             arrivals: 0,
@@ -117,7 +117,7 @@ impl Running {
         self.tell(batch);
         let expected = {
             let rows = &mut self.rows.lock();
-            self.work.prepare(&self.forward.shape, self.partials_max, batch, &self.table, rows)?
+            self.work.prepare(&self.forward.shape, self.limits, batch, &self.table, rows)?
         };
         let told = |error: CudaError| ModelError(error.to_string());
         self.driver.bind_thread().map_err(|error| told(error.into()))?;
@@ -196,7 +196,9 @@ impl Running {
     fn send(&mut self, fence: &CudaFence) -> Result<Lists, CudaError> {
         let (header, sections, work) = (&mut self.header, &self.sections, &self.work);
         header.begin(&*self.driver, self.forward.stream)?;
-        header.write(sections.counts, &[work.few.len() as u32, work.segments.len() as u32])?;
+        let units = work.segments.iter().map(|it| it.units).max().unwrap_or(0);
+        let counts = [work.few.len() as u32, work.segments.len() as u32, units];
+        header.write(sections.counts, &counts)?;
         header.write(sections.segments, &work.segments)?;
         header.write(sections.awaited, &work.awaited)?;
         self.choosing.write(header, work)?;
@@ -213,7 +215,7 @@ impl Running {
             few: header.at(sections.few),
             few_count: header.at(sections.counts),
             segments: header.at(sections.segments),
-            segments_count: header.at(sections.counts).offset(4),
+            segments_counts: header.at(sections.counts).offset(4),
             logits_of: header.at(sections.logits_of),
         })
     }

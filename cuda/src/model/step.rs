@@ -93,6 +93,15 @@ pub(super) struct Work {
     pub(super) told: Vec<u32>,
 }
 
+/// What is known of the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Partial results that there is room for.
+    pub(super) partials_max: u32,
+    /// Blocks that it computes at once.
+    pub(super) blocks: usize,
+}
+
 /// Where an output comes from.
 #[derive(Debug)]
 pub(super) enum Choice {
@@ -123,7 +132,7 @@ impl Work {
     pub(super) fn prepare(
         &mut self,
         shape: &Shape,
-        partials_max: u32,
+        limits: Limits,
         batch: &Batch,
         table: &PageTable,
         rows: &mut [Option<Row>],
@@ -143,9 +152,10 @@ impl Work {
         self.awaited.extend(batch.awaited.iter().map(awaited));
         for span in &batch.spans {
             self.add_tokens(span, batch, table);
-            self.add_items(shape, partials_max, span);
+            self.add_items(shape, limits.partials_max, span);
         }
-        self.many.sort_by_key(|item| std::cmp::Reverse(item.keys_end));
+        self.split_many(shape, limits);
+        self.many.sort_by_key(|item| std::cmp::Reverse(item.keys_end - item.keys_from));
         let mut expected = Vec::with_capacity(batch.wanted.len());
         for (output, wanted) in batch.wanted.iter().enumerate() {
             expected.push(self.add_output(shape, batch, output, wanted, rows)?);
@@ -210,12 +220,13 @@ impl Work {
                 });
             }
             if segments > 1 {
-                let (first_token, tokens, first_partial) = (first, count, self.partials);
                 self.segments.push(Segments {
-                    first_token,
-                    tokens,
-                    first_partial,
+                    first_token: first,
+                    tokens: count,
+                    first_partial: self.partials,
                     count: segments,
+                    units: 1,
+                    unused: [0; 3],
                 });
                 self.partials += segments;
             }
@@ -227,6 +238,39 @@ impl Work {
             let position = span.start + begin;
             let (first_token, keys_end) = (first + begin, position + tokens);
             self.many.push(Item { first_token, tokens, position, keys_end, ..item });
+        }
+    }
+
+    /// Where few tokens look at many keys, one block for each tile of tokens would leave most of the device idle: their
+    /// segments are computed apart and joined, like those of decodes.
+    fn split_many(&mut self, shape: &Shape, limits: Limits) {
+        const UNITS: u32 = (ROWS / FEW_ROWS) as u32;
+        if self.many.len() * shape.kv_heads > limits.blocks {
+            return;
+        }
+        for item in std::mem::take(&mut self.many) {
+            let count = item.keys_end.div_ceil(SEGMENT);
+            if count < 2 || self.partials + count * UNITS > limits.partials_max {
+                self.many.push(item);
+                continue;
+            }
+            let Item { first_token, tokens, .. } = item;
+            let (first_partial, units, unused) = (self.partials, UNITS, [0; 3]);
+            self.segments.push(Segments {
+                first_token,
+                tokens,
+                first_partial,
+                count,
+                units,
+                unused,
+            });
+            self.many.extend((0..count).map(|segment| Item {
+                keys_from: segment * SEGMENT,
+                keys_end: item.keys_end.min((segment + 1) * SEGMENT),
+                partial: first_partial + segment * UNITS,
+                ..item
+            }));
+            self.partials += count * UNITS;
         }
     }
 

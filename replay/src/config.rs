@@ -6,8 +6,10 @@ use terrace_scheduler::{
     RateConfig,
 };
 
-use crate::cost::{CostModel, Gpu, Model};
+use crate::copies::CopyWay;
+use crate::cost::CostModel;
 use crate::error::ReplayError;
+use crate::machine::{Gpu, Model};
 
 /// Everything that can be set about a replay. The same trace and the same configuration give the
 /// same report, to the byte.
@@ -35,7 +37,7 @@ pub struct Config {
     pub rates: Option<RateConfig>,
     /// How long a step takes.
     pub cost: CostModel,
-    /// Bytes of KV for one token, over all ranks.
+    /// Bytes of KV for one token, each counted once however many ranks have it.
     pub kv_bytes_per_token: u64,
     /// The links of each worker.
     pub links: LinksConfig,
@@ -126,6 +128,8 @@ pub struct StoreConfig {
     pub write_failure_rate: f64,
 }
 
+/// Tokens in a page where nothing else is said.
+const PAGE_SIZE: u32 = 16;
 /// GPUs of a worker where nothing else is said.
 pub const DEFAULT_GPUS: u32 = 4;
 /// The most workers that are simulated.
@@ -147,7 +151,7 @@ impl Default for Arrival {
 
 impl Default for LinksConfig {
     fn default() -> Self {
-        Self::of_gpu(&Gpu::H200, DEFAULT_GPUS)
+        Self::of_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS, &Copies::default())
     }
 }
 
@@ -166,19 +170,43 @@ impl Default for StoreConfig {
     }
 }
 
+/// How pages are copied between host and device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// The way.
+    pub way: CopyWay,
+    /// Consecutive bytes of a page in a GPU's memory; without it, what the model's layers have.
+    pub piece_bytes: Option<u64>,
+    /// Tokens in a page.
+    pub page_size: u32,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self { way: CopyWay::default(), piece_bytes: None, page_size: PAGE_SIZE }
+    }
+}
+
 impl LinksConfig {
-    /// The links of a worker with so many GPUs of a kind: each has its own way to the host and its own
-    /// network adapter.
+    /// The links of a worker with a model on so many GPUs. Each GPU has its own way to the host and its
+    /// own network adapter; KV that several GPUs have goes to each of them, so that these ways together
+    /// carry no more of it than there are different parts.
     #[must_use]
-    pub fn of_gpu(gpu: &Gpu, tensor_parallel: u32) -> Self {
-        let all = |bytes_per_second: u64| bytes_per_second * u64::from(tensor_parallel);
-        let bytes_per_second = all(gpu.host_bytes_per_second);
-        let copy = LinkConfig { latency_us: 20, bytes_per_second };
-        let bytes_per_second = all(gpu.network_bytes_per_second);
-        let network = LinkConfig { latency_us: 100, bytes_per_second };
+    pub fn of_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32, copies: &Copies) -> Self {
+        let piece_bytes =
+            copies.piece_bytes.unwrap_or(model.piece_bytes(copies.page_size, tensor_parallel));
+        let peak = gpu.host_bytes_per_second as f64;
+        let copy = |reached: f64| LinkConfig {
+            latency_us: 20,
+            bytes_per_second: (reached * model.kv_parts(tensor_parallel)) as u64,
+        };
+        let network = LinkConfig {
+            latency_us: 100,
+            bytes_per_second: gpu.network_bytes_per_second * u64::from(tensor_parallel),
+        };
         Self {
-            host_to_device: copy,
-            device_to_host: copy,
+            host_to_device: copy(copies.way.to_device(piece_bytes, peak)),
+            device_to_host: copy(copies.way.to_host(piece_bytes, peak)),
             l3_to_host: network,
             host_to_l3: network,
         }
@@ -187,12 +215,13 @@ impl LinksConfig {
 
 impl Config {
     /// One worker with a model on so many GPUs: costs, links and sizes follow from both. The device
-    /// tier has what nine tenths of the memory leave beside the weights, the host four times that,
-    /// and L3 has no limit.
+    /// tier has [what fits](Model::device_tokens), the host four times that, and L3 has no limit.
     #[must_use]
     pub fn for_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
-        let page_size = 16;
-        let device_tokens = model.device_tokens(gpu, tensor_parallel).max(u64::from(page_size));
+        let page_size = PAGE_SIZE;
+        let batch = BatchConfig { repeats_max: 255, ..BatchConfig::default() };
+        let device_tokens = model.device_tokens(gpu, tensor_parallel, batch.step_tokens_max);
+        let device_tokens = device_tokens.max(u64::from(page_size));
         let device_pages = (device_tokens / u64::from(page_size)).min(1 << 28) as u32;
         let scheduler = SchedulerConfig {
             cache: CacheConfig {
@@ -201,7 +230,7 @@ impl Config {
                 host_pages: device_pages * 4,
                 ..CacheConfig::default()
             },
-            batch: BatchConfig { repeats_max: 255, ..BatchConfig::default() },
+            batch,
             queue: QueueConfig {
                 requests_max: 1 << 24,
                 share_wait_max_ms: 600_000,
@@ -220,7 +249,7 @@ impl Config {
             rates: None,
             cost: CostModel::of_machine(model, gpu, tensor_parallel),
             kv_bytes_per_token: model.kv_bytes_per_token(),
-            links: LinksConfig::of_gpu(gpu, tensor_parallel),
+            links: LinksConfig::of_machine(model, gpu, tensor_parallel, &Copies::default()),
             store: StoreConfig::default(),
             seed: 0,
         }

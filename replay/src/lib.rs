@@ -14,6 +14,7 @@
 
 mod arrivals;
 mod config;
+mod copies;
 mod cost;
 mod dice;
 mod error;
@@ -23,6 +24,7 @@ mod histogram;
 pub mod html;
 pub mod human;
 mod links;
+mod machine;
 mod options;
 mod page_set;
 mod record;
@@ -38,12 +40,14 @@ mod worker;
 mod world;
 
 pub use config::{
-    Arrival, Config, DEFAULT_GPUS, LinkConfig, LinksConfig, Routing, StoreConfig, TIER_TOKENS_MAX,
-    WORKERS_MAX,
+    Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, Routing, StoreConfig,
+    TIER_TOKENS_MAX, WORKERS_MAX,
 };
-pub use cost::{CostModel, Gpu, Model, StepShape};
+pub use copies::CopyWay;
+pub use cost::{CostModel, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
+pub use machine::{Gpu, Model};
 pub use options::{OptionError, Options, Setting, page_size};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,

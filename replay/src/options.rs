@@ -8,9 +8,11 @@ use serde::Serialize;
 use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
 use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
 
-use crate::config::{Arrival, Config, DEFAULT_GPUS, Routing, TIER_TOKENS_MAX};
-use crate::cost::{CostModel, Gpu, Model};
+use crate::config::{Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, TIER_TOKENS_MAX};
+use crate::copies::CopyWay;
+use crate::cost::CostModel;
 use crate::error::ReplayError;
+use crate::machine::{Gpu, Model};
 use quantity::{Size, bytes_per_second, microseconds, size};
 
 /// Choices on top of the default configuration. The order in which they are made does not matter.
@@ -123,6 +125,10 @@ settings! {
     Concurrency = "concurrency";
     /// What goes between host and device in a second.
     HostBandwidth = "host-bandwidth";
+    /// How pieces of pages are copied between host and device.
+    CopyWay = "copy-way";
+    /// Consecutive bytes of a page in a GPU's memory.
+    CopyPiece = "copy-piece";
     /// What goes between L3 and one worker in a second.
     L3Bandwidth = "l3-bandwidth";
     /// What goes between L3 and all workers in a second.
@@ -179,7 +185,15 @@ impl Options {
         if let Some(cost) = self.cost {
             config.cost = cost;
         }
-        self.size_tiers(&mut config, model.device_tokens(&gpu, gpus))?;
+        let usual = config.scheduler.batch.step_tokens_max;
+        let step_tokens = self.parsed(Setting::StepTokens, step_tokens)?.unwrap_or(usual);
+        self.size_tiers(&mut config, model.device_tokens(&gpu, gpus, step_tokens))?;
+        let copies = Copies {
+            way: self.parsed(Setting::CopyWay, copy_way)?.unwrap_or_default(),
+            piece_bytes: self.parsed(Setting::CopyPiece, piece_bytes)?,
+            page_size: config.scheduler.cache.page_size,
+        };
+        config.links = LinksConfig::of_machine(&model, &gpu, gpus, &copies);
         if self.chosen(Setting::SpeedUp).and(self.chosen(Setting::Concurrency)).is_some() {
             let problem =
                 "with concurrency the times of the trace do not count: give one of the two";
@@ -317,11 +331,13 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         | Setting::Page
         | Setting::Device
         | Setting::Host
-        | Setting::L3 => {}
+        | Setting::L3
+        | Setting::CopyWay
+        | Setting::CopyPiece => {}
         Setting::Policy => scheduler.cache.eviction = text.parse::<EvictionKind>()?,
         Setting::WritePolicy => scheduler.cache.write_policy = text.parse::<WritePolicy>()?,
         Setting::Order => scheduler.queue.order = text.parse::<AdmissionOrder>()?,
-        Setting::StepTokens => scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?,
+        Setting::StepTokens => scheduler.batch.step_tokens_max = step_tokens(text)?,
         Setting::RunningMax => scheduler.batch.running_max = within(text, 1, 65_536)?,
         Setting::WaitingMax => config.waiting_max = within(text, 1, 1 << 24)?,
         Setting::FetchThreshold => {
@@ -387,6 +403,26 @@ fn number(text: &str, least: f64, most: f64) -> Result<f64, Problem> {
 fn within(text: &str, least: u32, most: u32) -> Result<u32, Problem> {
     let number = text.parse().ok().filter(|number| (least..=most).contains(number));
     number.ok_or_else(|| format!("use a number from {least} to {most}").into())
+}
+
+fn step_tokens(text: &str) -> Result<u32, Problem> {
+    within(text, 1, 1 << 20)
+}
+
+fn copy_way(text: &str) -> Result<CopyWay, Problem> {
+    let ways =
+        [("kernel", CopyWay::Kernel), ("batch", CopyWay::Batch), ("single", CopyWay::Single)];
+    let found = ways.into_iter().find(|(name, _)| is_name_of(text, name));
+    found.map(|(_, way)| way).ok_or_else(|| "use kernel, batch or single".into())
+}
+
+fn piece_bytes(text: &str) -> Result<u64, Problem> {
+    match size(text)? {
+        Size::Bytes(bytes) if (1.0..=1e12).contains(&bytes) => Ok(bytes as u64),
+        Size::Bytes(_) | Size::Tokens(_) | Size::Unlimited => {
+            Err("write bytes like 32KiB, up to 1TB".into())
+        }
+    }
 }
 
 /// Reads the size of a page.
@@ -471,6 +507,8 @@ mod tests {
             ("workers", "4"),
             ("l3-latency", "2ms"),
             ("l3-bandwidth", "10GB/s"),
+            ("copy-way", "single"),
+            ("copy-piece", "64KiB"),
             ("l3-failures", "0.25"),
             ("concurrency", "64"),
             ("fetch-wait", "best-effort"),
@@ -483,6 +521,8 @@ mod tests {
         assert_eq!(config.routing, Routing::PrefixAware { load_weight: 2.0 });
         assert_eq!((config.workers, config.store.read.latency_us), (4, 2000));
         assert_eq!(config.links.l3_to_host.bytes_per_second, 10_000_000_000);
+        let copied = config.links.host_to_device.bytes_per_second;
+        assert!((59_000_000_000..61_000_000_000).contains(&copied), "four GPUs: {copied}");
         assert_eq!(config.store.read_failure_rate, 0.25);
         assert_eq!(config.arrival, Arrival::ClosedLoop { concurrency: 64 });
         assert_eq!(config.scheduler.l3.unwrap().prefetch, PrefetchPolicy::BestEffort);

@@ -352,7 +352,9 @@ fn scheduler_config(config: &Config, wants_events: bool) -> SchedulerConfig {
         let links = &config.links;
         let network = links.l3_to_host.bytes_per_second.min(config.store.read.bytes_per_second);
         RateConfig {
-            prefill_ns_per_token: (config.cost.prefill_token_ns as u64).max(1),
+            prefill_ns_per_token: ((config.cost.prefill_token_ns + config.cost.exchange_token_ns)
+                as u64)
+                .max(1),
             load_back_ns_per_page: per_page(links.host_to_device.bytes_per_second),
             prefetch_ns_per_page: per_page(network),
             prefetch_latency_us: links.l3_to_host.latency_us + config.store.read.latency_us,

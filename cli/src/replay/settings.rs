@@ -59,8 +59,14 @@ flags! {
         /// Which worker a request goes to: round-robin, or by KV events prefix-aware or prefix-aware:LOAD_WEIGHT
         /// [default: round-robin]
         routing: "routing" "RULE" => Routing;
-        /// What goes between host and device in a second, each way [default: the GPU's]
+        /// What goes between host and device in a second, each way [default: what the GPU's link reaches with the
+        /// pieces that pages are copied in]
         host_bandwidth: "host-bandwidth" "BANDWIDTH" => HostBandwidth;
+        /// How pages are copied between host and device: by a kernel, in a batch, or each piece in a call of its
+        /// own (single) [default: kernel]
+        copy_way: "copy-way" "WAY" => CopyWay;
+        /// Consecutive bytes of a page in a GPU's memory [default: the keys or values of one layer]
+        copy_piece: "copy-piece" "BYTES" => CopyPiece;
     }
     "Cache" {
         /// Tokens in a page: a power of two up to 256 [default: 16]

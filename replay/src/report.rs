@@ -189,7 +189,8 @@ pub struct LinkUse {
     pub transfers: u64,
     /// Bytes that it carried.
     pub bytes: u64,
-    /// How long it was carrying something.
+    /// How long it was carrying something. A link that could carry more than what its bytes come from
+    /// is free for the rest of the time.
     pub busy_s: f64,
     /// The same as a share of the whole time.
     pub busy: f64,
@@ -229,7 +230,7 @@ pub struct WorkerUse {
     pub decodes_per_step: f64,
     /// The most requests that ran at once.
     pub running_peak: u32,
-    /// The most requests that waited at once.
+    /// The most requests that waited at once, at its scheduler and before it.
     pub waiting_peak: u32,
     /// The most device pages in use.
     pub device_pages_peak: u64,
@@ -240,7 +241,7 @@ pub struct WorkerUse {
 }
 
 /// How things went over time: columns of equal length, one value for each interval. Counts and bytes
-/// are sums over the interval and over all workers; occupancy and requests by state are means of
+/// are sums over the interval and over all workers, bytes while their link was taken for them; occupancy and requests by state are means of
 /// samples within it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {

@@ -1,5 +1,6 @@
 //! One worker: a scheduler, and a model of the machine that performs its plans.
 
+use terrace_cache::TierUse;
 use terrace_scheduler::{
     Config as SchedulerConfig, CopyDirection, Event, KvEvents, L3Kind, L3Path, OpId, Outcome, Plan,
     Request, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time, Token,
@@ -224,7 +225,7 @@ impl Worker {
                 }
             };
             let carried = link.carry(now_us, bytes);
-            around.tally.timeline.carried(column, carried.start_ns, carried.end_ns, bytes);
+            around.tally.timeline.carried(column, carried, bytes);
             let at_us = carried.arrival_us(link.latency_us());
             self.expect(at_us, copy.op, Outcome::Done, around.happenings);
         }
@@ -259,7 +260,7 @@ impl Worker {
                     let came = link.carry_behind(now_us, read, bytes);
                     let latency_us = link.latency_us() + around.store.read_link.latency_us();
                     let column = LinkColumn::L3ToHost;
-                    around.tally.timeline.carried(column, came.start_ns, came.end_ns, bytes);
+                    around.tally.timeline.carried(column, came, bytes);
                     self.expect(came.arrival_us(latency_us), op.op, outcome, around.happenings);
                 }
                 L3Kind::Backup => {
@@ -269,7 +270,7 @@ impl Worker {
                     let written = around.store.write_link.carry_behind(now_us, sent, bytes);
                     let latency_us = link.latency_us() + around.store.write_link.latency_us();
                     let column = LinkColumn::HostToL3;
-                    around.tally.timeline.carried(column, sent.start_ns, sent.end_ns, bytes);
+                    around.tally.timeline.carried(column, sent, bytes);
                     let at_us = written.arrival_us(latency_us);
                     if around.store.accepts_write() {
                         let stored = Happening::Stored { worker: self.number, op: op.op };
@@ -388,10 +389,18 @@ impl Worker {
         add(Gauge::Prefilling, u64::from(stats.running) - decoding);
         add(Gauge::Decoding, decoding);
         add(Gauge::Draining, stats.draining.into());
-        self.peaks.running = self.peaks.running.max(stats.running);
-        self.peaks.waiting = self.peaks.waiting.max(stats.waiting);
-        self.peaks.device_pages = self.peaks.device_pages.max(device_used);
-        self.peaks.host_pages = self.peaks.host_pages.max(host_used);
+    }
+
+    /// Keeps the most that there was of everything, so many requests waiting before the worker. Requests
+    /// and pages become more when requests arrive and when plans are made, so it is called after both.
+    pub(crate) fn keep_peaks(&mut self, waiting_before: usize) {
+        let stats = self.scheduler.stats();
+        let used = |tier: TierUse| (tier.total_pages - tier.free_pages) as u64;
+        let peaks = &mut self.peaks;
+        peaks.running = peaks.running.max(stats.running);
+        peaks.waiting = peaks.waiting.max(stats.waiting + waiting_before as u32);
+        peaks.device_pages = peaks.device_pages.max(used(stats.cache.device));
+        peaks.host_pages = peaks.host_pages.max(used(stats.cache.host));
     }
 
     pub(crate) fn report(&self, whole_us: u64) -> WorkerUse {

@@ -181,6 +181,11 @@ impl<'a> World<'a> {
         self.tally.arrived(request, route, self.now_us);
         self.desks[route.worker].push_back((request, route));
         self.feed(route.worker);
+        self.keep_peaks(route.worker);
+    }
+
+    fn keep_peaks(&mut self, number: usize) {
+        self.workers[number].keep_peaks(self.desks[number].len());
     }
 
     fn prompt(&self, request: &TraceRequest) -> Sequence {
@@ -257,6 +262,7 @@ impl<'a> World<'a> {
             somebody_waits: !self.desks[number].is_empty(),
         };
         self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
+        self.keep_peaks(number);
     }
 
     fn gauge(&mut self, now_us: u64) {

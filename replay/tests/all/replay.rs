@@ -235,6 +235,42 @@ fn figures_agree_with_each_other() {
 }
 
 #[test]
+fn peaks_are_kept_and_count_whoever_waits_anywhere() {
+    // All come in one moment, and a scheduler sees eight of them.
+    let report = run(&conversations(13, 120, 0), &small(2000, 4000));
+    let worker = &report.workers[0];
+    assert!((104..=120).contains(&worker.waiting_peak), "{}", worker.waiting_peak);
+    assert_eq!(worker.running_peak, 16);
+    assert!(worker.device_pages_peak <= 2000 && worker.device_pages_peak > 500);
+}
+
+#[test]
+fn no_interval_has_more_bytes_than_its_link_carries() {
+    let trace = conversations(14, 300, 3_000);
+    // Computing is so slow that even these links are worth waiting for.
+    let mut config = small(300, 600);
+    config.cost.prefill_token_ns = 1e6;
+    config.links.host_to_device.bytes_per_second = 3_000_000_000;
+    config.links.l3_to_host.bytes_per_second = 2_000_000_000;
+    config.links.host_to_l3.bytes_per_second = 1_000_000_000;
+    config.store.read.bytes_per_second = 1_500_000_000;
+    let report = run(&trace, &config);
+    let series = &report.series;
+    for (bytes, busy, link) in [
+        (&series.host_to_device_bytes, &series.host_to_device_busy, &config.links.host_to_device),
+        (&series.l3_to_host_bytes, &series.l3_to_host_busy, &config.links.l3_to_host),
+        (&series.host_to_l3_bytes, &series.host_to_l3_busy, &config.links.host_to_l3),
+    ] {
+        let carries = link.bytes_per_second as f64 * series.interval_s;
+        assert!(bytes.iter().any(|&bytes| bytes as f64 > carries / 20.0), "something moves");
+        assert!(bytes.iter().all(|&bytes| bytes as f64 <= carries + 1.0), "{bytes:?}");
+        assert!(busy.iter().all(|&busy| busy <= 1.0 + 1e-9), "{busy:?}");
+    }
+    let busy = |name| report.links.iter().find(|link| link.link == name).expect("a link").busy;
+    assert!(busy(LinkName::L3ToHost) < 0.76 * busy(LinkName::StoreRead), "the store is slower");
+}
+
+#[test]
 fn requests_that_no_device_can_hold_are_refused_and_counted() {
     let trace = conversations(11, 100, 10_000);
     let longest = trace.requests().iter().map(|r| r.input_tokens).max().expect("requests");

@@ -10,6 +10,8 @@ use crate::copies::CopyWay;
 use crate::cost::CostModel;
 use crate::error::ReplayError;
 use crate::machine::{Gpu, Model};
+use crate::prices::Prices;
+use crate::slo::Slo;
 
 /// Everything that can be set about a replay. The same trace and the same configuration give the
 /// same report, to the byte.
@@ -21,10 +23,18 @@ use crate::machine::{Gpu, Model};
 pub struct Config {
     /// Workers, each with a device and a host tier of its own. They share one L3.
     pub workers: u32,
+    /// GPUs of each worker: what they cost depends on it.
+    pub gpus: u32,
     /// Which worker a request goes to.
-    pub routing: Routing,
+    pub router: RouterConfig,
     /// How requests arrive.
     pub arrival: Arrival,
+    /// Requests that come first are not measured: they find empty caches.
+    pub warm_up: WarmUp,
+    /// What users are promised.
+    pub slo: Slo,
+    /// What hardware costs.
+    pub prices: Prices,
     /// Requests that wait at a worker's scheduler at the most; further ones wait before it, in the
     /// order of their arrival. A scheduler looks into L3 when it is given a request, so one that is
     /// given hours too early finds too little, and holds memory for nothing.
@@ -47,6 +57,32 @@ pub struct Config {
     pub seed: u64,
 }
 
+/// How requests are sent to workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RouterConfig {
+    /// By what they are sent.
+    pub routing: Routing,
+    /// What a token of the prompt of a request that is alive counts for, as a share of one that has yet
+    /// to be computed: whoever decodes reads it in every step.
+    pub decode_weight: f64,
+    /// How long what a worker tells of its cache takes to arrive.
+    pub event_delay_us: u64,
+}
+
+/// Which requests are not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum WarmUp {
+    /// The first of them, as a share of all.
+    Share(f64),
+    /// Those that arrive before this time.
+    Until {
+        /// Counted from the first arrival.
+        time_us: u64,
+    },
+}
+
 /// Which worker a request goes to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -55,6 +91,13 @@ pub enum Routing {
     #[default]
     #[serde(alias = "round_robin")]
     RoundRobin,
+    /// Where the least is to be done.
+    #[serde(alias = "least_loaded")]
+    LeastLoaded,
+    /// Where earlier requests of its session went; the first of a session where the least is to be
+    /// done. Requests without a session belong together if their prompts begin with the same block.
+    #[serde(alias = "session_affine")]
+    SessionAffine,
     /// Where most of its prompt is cached, as far as KV events tell, unless that worker has much
     /// more to do than the others.
     #[serde(alias = "prefix_aware")]
@@ -140,6 +183,18 @@ pub const TIER_TOKENS_MAX: u64 = 1 << 36;
 impl Default for Config {
     fn default() -> Self {
         Self::for_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS)
+    }
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self { routing: Routing::default(), decode_weight: 0.25, event_delay_us: 5_000 }
+    }
+}
+
+impl Default for WarmUp {
+    fn default() -> Self {
+        Self::Share(0.1)
     }
 }
 
@@ -242,8 +297,12 @@ impl Config {
         };
         Self {
             workers: 1,
-            routing: Routing::RoundRobin,
+            gpus: tensor_parallel,
+            router: RouterConfig::default(),
             arrival: Arrival::default(),
+            warm_up: WarmUp::default(),
+            slo: Slo::default(),
+            prices: Prices { gpu_hour: gpu.hour_price, ..Prices::default() },
             waiting_max: 8,
             scheduler,
             rates: None,
@@ -282,10 +341,36 @@ impl Config {
             }
             Arrival::Trace { .. } | Arrival::ClosedLoop { .. } => {}
         }
-        if let Routing::PrefixAware { load_weight } = self.routing
+        if let Routing::PrefixAware { load_weight } = self.router.routing
             && !(0.0..=1e6).contains(&load_weight)
         {
-            return refuse("routing.load_weight", load_weight.to_string(), "use 0 to 1000000");
+            let value = load_weight.to_string();
+            return refuse("router.routing.load_weight", value, "use 0 to 1000000");
+        }
+        if !(0.0..=1e6).contains(&self.router.decode_weight) {
+            let value = self.router.decode_weight.to_string();
+            return refuse("router.decode_weight", value, "use 0 to 1000000");
+        }
+        if self.router.event_delay_us > 3_600_000_000 {
+            let value = self.router.event_delay_us.to_string();
+            return refuse("router.event_delay_us", value, "use at most an hour");
+        }
+        if let WarmUp::Share(share) = self.warm_up
+            && !(0.0..1.0).contains(&share)
+        {
+            return refuse("warm_up", share.to_string(), "use a share from 0 to below 1");
+        }
+        let positive = |limit: Option<f64>| limit.is_none_or(|ms| ms > 0.0 && ms <= 1e9);
+        if !positive(self.slo.ttft_ms) || !positive(self.slo.tpot_ms) {
+            let value = format!("{:?} and {:?}", self.slo.ttft_ms, self.slo.tpot_ms);
+            return refuse("slo", value, "use times above 0");
+        }
+        if !(0.0..=1.0).contains(&self.slo.share) {
+            return refuse("slo.share", self.slo.share.to_string(), "use 0 to 1");
+        }
+        let prices = [self.prices.gpu_hour, self.prices.host_gb_month, self.prices.l3_gb_month];
+        if prices.iter().any(|price| !(0.0..=1e9).contains(price)) {
+            return refuse("prices", format!("{prices:?}"), "use 0 to 1e9");
         }
         if self.waiting_max == 0 {
             return refuse("waiting_max", "0".to_owned(), "use at least 1");

@@ -27,11 +27,13 @@ mod links;
 mod machine;
 mod options;
 mod page_set;
+mod prices;
 mod record;
 mod report;
 mod router;
 mod series;
 mod size;
+mod slo;
 mod store;
 pub mod sweep;
 mod tally;
@@ -40,8 +42,8 @@ mod worker;
 mod world;
 
 pub use config::{
-    Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, Routing, StoreConfig,
-    TIER_TOKENS_MAX, WORKERS_MAX,
+    Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
+    StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
 };
 pub use copies::CopyWay;
 pub use cost::{CostModel, StepShape};
@@ -49,6 +51,7 @@ pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
 pub use machine::{Gpu, Model};
 pub use options::{OptionError, Options, Setting, page_size};
+pub use prices::{Prices, Spend};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
 };
@@ -57,6 +60,7 @@ pub use report::{
     Series, SlowRequest, Span, StoreUse, WorkerUse,
 };
 pub use size::Size;
-pub use sweep::{Axis, Sweep, SweepError, SweepPoint};
+pub use slo::{Goodput, Slo};
+pub use sweep::{Axis, Confidence, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
 pub use world::{replay, replay_unless};

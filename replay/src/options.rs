@@ -8,7 +8,9 @@ use serde::Serialize;
 use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
 use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
 
-use crate::config::{Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, TIER_TOKENS_MAX};
+use crate::config::{
+    Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, TIER_TOKENS_MAX, WarmUp,
+};
 use crate::copies::CopyWay;
 use crate::cost::CostModel;
 use crate::error::ReplayError;
@@ -119,6 +121,24 @@ settings! {
     Workers = "workers";
     /// Which worker a request goes to.
     Routing = "routing";
+    /// What a token of context of a request that is alive counts for as load.
+    DecodeWeight = "decode-weight";
+    /// How long KV events take to reach the router.
+    EventDelay = "event-delay";
+    /// Which requests are not measured.
+    WarmUp = "warm-up";
+    /// The longest time to the first token that is promised.
+    SloTtft = "slo-ttft";
+    /// The longest time between tokens of an answer, on average, that is promised.
+    SloTpot = "slo-tpot";
+    /// The share of requests for which promises must be kept.
+    SloShare = "slo-share";
+    /// What an hour of a GPU costs.
+    GpuPrice = "gpu-price";
+    /// What a gigabyte of host memory costs a month.
+    HostPrice = "host-price";
+    /// What a gigabyte of L3 costs a month.
+    L3Price = "l3-price";
     /// How much faster requests come than the trace says.
     SpeedUp = "speed-up";
     /// Requests that are alive at once, whatever the times of the trace.
@@ -356,7 +376,16 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
             scheduler.copies.load_back_threshold_pages = within(text, 1, 1 << 20)?;
         }
         Setting::Workers => config.workers = within(text, 1, 1024)?,
-        Setting::Routing => config.routing = routing(text)?,
+        Setting::Routing => config.router.routing = routing(text)?,
+        Setting::DecodeWeight => config.router.decode_weight = number(text, 0.0, 1e6)?,
+        Setting::EventDelay => config.router.event_delay_us = microseconds(text)?,
+        Setting::WarmUp => config.warm_up = warm_up(text)?,
+        Setting::SloTtft => config.slo.ttft_ms = Some(milliseconds(text)?),
+        Setting::SloTpot => config.slo.tpot_ms = Some(milliseconds(text)?),
+        Setting::SloShare => config.slo.share = share(text)?,
+        Setting::GpuPrice => config.prices.gpu_hour = number(text, 0.0, 1e9)?,
+        Setting::HostPrice => config.prices.host_gb_month = number(text, 0.0, 1e9)?,
+        Setting::L3Price => config.prices.l3_gb_month = number(text, 0.0, 1e9)?,
         Setting::SpeedUp => {
             config.arrival = Arrival::Trace { speed_up: number(text, 1e-6, 1e9)? };
         }
@@ -437,11 +466,42 @@ pub fn page_size(text: &str) -> Result<u32, String> {
 fn routing(text: &str) -> Result<Routing, Problem> {
     match text.split_once(':') {
         None if is_name_of(text, "round-robin") => Ok(Routing::RoundRobin),
+        None if is_name_of(text, "least-loaded") => Ok(Routing::LeastLoaded),
+        None if is_name_of(text, "session-affine") => Ok(Routing::SessionAffine),
         None if is_name_of(text, "prefix-aware") => Ok(Routing::PrefixAware { load_weight: 1.0 }),
         Some((name, weight)) if is_name_of(name, "prefix-aware") => {
             Ok(Routing::PrefixAware { load_weight: number(weight, 0.0, 1e6)? })
         }
-        Some(_) | None => Err("use round-robin, prefix-aware or prefix-aware:LOAD_WEIGHT".into()),
+        Some(_) | None => Err("use round-robin, least-loaded, session-affine, prefix-aware or \
+                               prefix-aware:LOAD_WEIGHT"
+            .into()),
+    }
+}
+
+/// A share like 0.1 or 10%.
+fn share(text: &str) -> Result<f64, Problem> {
+    let share = match text.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().map(|percent| percent / 100.0),
+        None => text.parse(),
+    };
+    let share = share.ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "use a share like 0.9 or 90%".into())
+}
+
+fn warm_up(text: &str) -> Result<WarmUp, Problem> {
+    if let Ok(share) = share(text)
+        && share < 1.0
+    {
+        return Ok(WarmUp::Share(share));
+    }
+    let problem = |_| Problem::from("use a share of the requests like 10%, or a time like 300s");
+    Ok(WarmUp::Until { time_us: microseconds(text).map_err(problem)? })
+}
+
+fn milliseconds(text: &str) -> Result<f64, Problem> {
+    match microseconds(text)? {
+        0 => Err("use a time above 0".into()),
+        us => Ok(us as f64 / 1000.0),
     }
 }
 
@@ -457,6 +517,7 @@ fn fetch_wait(text: &str) -> Result<PrefetchPolicy, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slo::Slo;
 
     fn config(choices: &[(&str, &str)]) -> Result<Config, OptionError> {
         let mut options = Options::default();
@@ -504,6 +565,13 @@ mod tests {
             ("write_policy", "selective_write_through:3"),
             ("order", "tree_order"),
             ("routing", "prefix-aware:2"),
+            ("decode-weight", "0.5"),
+            ("event-delay", "2ms"),
+            ("warm-up", "90s"),
+            ("slo-ttft", "1.5s"),
+            ("slo-tpot", "50ms"),
+            ("slo-share", "99%"),
+            ("l3-price", "0.05"),
             ("workers", "4"),
             ("l3-latency", "2ms"),
             ("l3-bandwidth", "10GB/s"),
@@ -518,7 +586,11 @@ mod tests {
         let write_policy = WritePolicy::SelectiveWriteThrough { hits: 3 };
         assert_eq!(config.scheduler.cache.write_policy, write_policy);
         assert_eq!(config.scheduler.queue.order, AdmissionOrder::TreeOrder);
-        assert_eq!(config.routing, Routing::PrefixAware { load_weight: 2.0 });
+        assert_eq!(config.router.routing, Routing::PrefixAware { load_weight: 2.0 });
+        assert_eq!((config.router.decode_weight, config.router.event_delay_us), (0.5, 2000));
+        assert_eq!(config.warm_up, WarmUp::Until { time_us: 90_000_000 });
+        let slo = Slo { ttft_ms: Some(1500.0), tpot_ms: Some(50.0), share: 0.99 };
+        assert_eq!((config.slo, config.prices.l3_gb_month), (slo, 0.05));
         assert_eq!((config.workers, config.store.read.latency_us), (4, 2000));
         assert_eq!(config.links.l3_to_host.bytes_per_second, 10_000_000_000);
         let copied = config.links.host_to_device.bytes_per_second;
@@ -530,7 +602,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_the_limit() {
-        let cases: [(&[(&str, &str)], &str); 15] = [
+        let cases: [(&[(&str, &str)], &str); 18] = [
+            (&[("warm-up", "100%")], "use a share of the requests like 10%"),
+            (&[("slo-ttft", "0ms")], "use a time above 0"),
+            (&[("copy-way", "carrier")], "use kernel, batch or single"),
             (&[("hots", "1")], "there is no setting \"hots\"; there are model, gpu"),
             (&[("device", "0")], "device 0: a device needs at least one page of 16 tokens"),
             (&[("device", "-5")], "device -5: a device needs"),

@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::human;
+use crate::prices::Spend;
+use crate::slo::Goodput;
 
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,14 +39,22 @@ pub struct Report {
     pub reuse: Reuse,
     /// The same in tokens.
     pub reuse_tokens: ReuseTokens,
-    /// From arrival to the first token.
+    /// From arrival to the first token. Like all times below, of the requests after the warm-up.
     pub ttft_ms: Distribution,
-    /// Between one token of a request and the next.
+    /// Between one token of a request and the next, from the end of the warm-up on.
     pub itl_ms: Distribution,
+    /// Of each request, how long its tokens took on average after the first.
+    pub tpot_ms: Distribution,
     /// From arrival to the last token.
     pub e2e_ms: Distribution,
     /// From arrival to the first admission.
     pub queue_ms: Distribution,
+    /// From the first arrival after the warm-up to the last token.
+    pub measured_s: f64,
+    /// How many got what was promised, if anything was.
+    pub goodput: Option<Goodput>,
+    /// What it costs.
+    pub spend: Spend,
     /// The whole curve behind `ttft_ms`.
     pub ttft_curve: Vec<CurvePoint>,
     /// The whole curve behind `itl_ms`.

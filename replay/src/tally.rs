@@ -2,10 +2,12 @@
 
 use terrace_scheduler::{Hits, RequestId, Slot, StateName, Transition};
 
+use crate::config::{Config, WarmUp};
 use crate::histogram::Histogram;
 use crate::report::{Phase, SlowRequest, Span};
 use crate::router::Route;
 use crate::series::Timeline;
+use crate::slo::{Goods, Slo};
 use crate::trace::{Ceiling, Trace};
 
 /// How many of the slowest requests are told about.
@@ -25,6 +27,14 @@ pub(crate) struct Tally<'a> {
     pub(crate) itl: Histogram,
     pub(crate) e2e: Histogram,
     pub(crate) queue: Histogram,
+    /// Per request, how long a token took after the first.
+    pub(crate) tpot: Histogram,
+    pub(crate) goods: Goods,
+    slo: Slo,
+    warm_up: WarmUp,
+    arrivals: u64,
+    /// When the first request arrived that is measured.
+    measured_from_us: Option<u64>,
     pub(crate) hit_tokens: [u64; 3],
     pub(crate) output_tokens: u64,
     pub(crate) finished: u64,
@@ -54,8 +64,8 @@ pub(crate) struct End {
     /// Whether it ended without an answer in full.
     pub(crate) was_waited_for: bool,
     pub(crate) was_admitted: bool,
-    /// Its route, if it never had a token.
-    pub(crate) never_started: Option<Route>,
+    pub(crate) has_started: bool,
+    pub(crate) route: Option<Route>,
 }
 
 /// A request under way.
@@ -70,11 +80,12 @@ struct Live {
     first_token_us: Option<u64>,
     last_token_us: u64,
     is_admitted: bool,
+    is_measured: bool,
     phases: Vec<(Phase, u64)>,
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn new(trace: &'a Trace, ceiling: &'a Ceiling) -> Self {
+    pub(crate) fn new(trace: &'a Trace, ceiling: &'a Ceiling, config: &Config) -> Self {
         Self {
             trace,
             ceiling,
@@ -83,6 +94,12 @@ impl<'a> Tally<'a> {
             itl: Histogram::default(),
             e2e: Histogram::default(),
             queue: Histogram::default(),
+            tpot: Histogram::default(),
+            goods: Goods::default(),
+            slo: config.slo,
+            warm_up: config.warm_up,
+            arrivals: 0,
+            measured_from_us: None,
             hit_tokens: [0; 3],
             output_tokens: 0,
             finished: 0,
@@ -102,6 +119,12 @@ impl<'a> Tally<'a> {
             self.live.len() as u32 - 1
         });
         self.places[request as usize] = place;
+        let is_measured = self.is_measured(now_us);
+        self.arrivals += 1;
+        self.goods.requests += u64::from(is_measured);
+        if is_measured {
+            self.measured_from_us.get_or_insert(now_us);
+        }
         let live = &mut self.live[place as usize];
         let mut phases = std::mem::take(&mut live.phases);
         phases.clear();
@@ -111,16 +134,33 @@ impl<'a> Tally<'a> {
             arrival_us: now_us,
             route: Some(route),
             is_waited_for: true,
+            is_measured,
             phases,
             ..Live::default()
         };
         self.timeline.at(now_us).arrivals += 1;
     }
 
+    /// Whether the request that arrives now is measured.
+    fn is_measured(&self, now_us: u64) -> bool {
+        match self.warm_up {
+            WarmUp::Share(share) => {
+                self.arrivals >= (share * self.trace.requests().len() as f64) as u64
+            }
+            WarmUp::Until { time_us } => now_us >= time_us,
+        }
+    }
+
+    /// From the first arrival that is measured to the last token.
+    pub(crate) fn measured_us(&self) -> u64 {
+        let from_us = self.measured_from_us.unwrap_or(self.last_token_us);
+        self.last_token_us.saturating_sub(from_us)
+    }
+
     /// A request has arrived that no worker can run.
-    pub(crate) fn refused(&mut self, request: u32) {
+    pub(crate) fn refused(&mut self, request: u32) -> End {
         self.refused += 1;
-        self.ended(RequestId(request.into()), false);
+        self.ended(RequestId(request.into()), false)
     }
 
     /// How many requests have not ended.
@@ -143,8 +183,9 @@ impl<'a> Tally<'a> {
             StateName::Prefilling => {
                 if !std::mem::replace(&mut live.is_admitted, true) {
                     let waited = now_us - live.arrival_us;
+                    let times = u64::from(live.is_measured);
                     live.enter(Phase::Loading, now_us);
-                    self.queue.record(waited, 1);
+                    self.queue.record(waited, times);
                     return Change::Admitted;
                 }
                 Phase::Loading
@@ -157,8 +198,19 @@ impl<'a> Tally<'a> {
             StateName::Draining => {
                 live.is_waited_for = false;
                 let (request, took) = (transition.request, now_us - live.arrival_us);
+                let (is_measured, index) = (live.is_measured, live.request as usize);
+                let first_us = live.first_token_us.unwrap_or(now_us);
+                let ttft = first_us - live.arrival_us;
                 self.finished += 1;
-                self.e2e.record(took, 1);
+                if is_measured {
+                    let gaps = u64::from(self.trace.requests()[index].output_tokens) - 1;
+                    let tpot = (gaps > 0).then(|| (now_us - first_us) as f64 / gaps as f64);
+                    self.e2e.record(took, 1);
+                    self.goods.answered(&self.slo, ttft, tpot);
+                    if let Some(tpot) = tpot {
+                        self.tpot.record(tpot.round() as u64, 1);
+                    }
+                }
                 self.last_token_us = self.last_token_us.max(now_us);
                 self.consider_slow(request, now_us);
                 return Change::Answered;
@@ -201,7 +253,8 @@ impl<'a> Tally<'a> {
         live.first_token_us = Some(end_us);
         live.hits = hits;
         let (ttft, route, index) = (end_us - live.arrival_us, live.route, live.request as usize);
-        self.ttft.record(ttft, 1);
+        let times = u64::from(live.is_measured);
+        self.ttft.record(ttft, times);
         let found = [hits.device_tokens, hits.host_tokens, hits.l3_tokens].map(u64::from);
         let bucket = self.timeline.at(end_us);
         bucket.first_tokens += 1;
@@ -219,7 +272,9 @@ impl<'a> Tally<'a> {
 
     /// So many requests have waited so long for their next token, which comes at `end_us`.
     pub(crate) fn gaps(&mut self, gap_us: u64, times: u64, end_us: u64) {
-        self.itl.record(gap_us, times);
+        if self.measured_from_us.is_some() {
+            self.itl.record(gap_us, times);
+        }
         let bucket = self.timeline.at(end_us);
         bucket.gaps += times;
         bucket.gap_us += gap_us * times;
@@ -235,7 +290,8 @@ impl<'a> Tally<'a> {
         End {
             was_waited_for: live.is_waited_for,
             was_admitted: live.is_admitted,
-            never_started: live.route.take().filter(|_| live.first_token_us.is_none()),
+            has_started: live.first_token_us.is_some(),
+            route: live.route.take(),
         }
     }
 

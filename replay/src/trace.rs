@@ -88,6 +88,11 @@ impl Trace {
         &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
     }
 
+    /// The same for requests that belong together: those whose prompts begin with the same block.
+    pub(crate) fn family(&self, request: &TraceRequest) -> u64 {
+        self.blocks(request).first().copied().unwrap_or(0).into()
+    }
+
     /// Tokens in a block.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {

@@ -189,15 +189,15 @@ impl Worker {
             let end = around.tally.ended(ended.request, has_failed);
             answered += u32::from(end.was_waited_for);
             self.waiting -= u32::from(!end.was_admitted);
-            if let Some(route) = end.never_started {
-                around.router.started(route);
+            if let Some(route) = end.route {
+                around.router.ended(route, end.has_started);
             }
         }
         around.arrivals.answered(answered);
         if around.router.wants_events() {
             let worker = self.number as usize;
             self.scheduler.drain_kv_events(&mut self.kv_events);
-            around.router.hear(worker, &self.kv_events);
+            around.router.tell(now_us, worker, &mut self.kv_events);
         }
         self.start_copies(plan, now_us, around);
         self.start_l3(plan, now_us, around);

@@ -11,8 +11,9 @@ use crate::arrivals::Arrivals;
 use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::happenings::{Happening, Happenings};
+use crate::prices::Bill;
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
-use crate::router::{Route, Router};
+use crate::router::{Asked, Route, Router};
 use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
@@ -103,7 +104,7 @@ impl<'a> World<'a> {
         config: &'a Config,
     ) -> Result<Self, ReplayError> {
         let workers = config.workers as usize;
-        let router = Router::new(config.routing, workers);
+        let router = Router::new(config.router, workers);
         let scheduler = scheduler_config(config, router.wants_events());
         let build = |number| Worker::new(number, config, scheduler.clone());
         Ok(Self {
@@ -118,7 +119,7 @@ impl<'a> World<'a> {
             is_touched: vec![false; workers],
             store: Store::new(&config.store, config.seed),
             router,
-            tally: Tally::new(trace, ceiling),
+            tally: Tally::new(trace, ceiling, config),
             happenings: Happenings::default(),
             namespace: scheduler.namespace().digest(),
             now_us: 0,
@@ -177,7 +178,13 @@ impl<'a> World<'a> {
             sequence = Some(self.prompt(traced));
         }
         let keys = sequence.as_ref().map_or(&[][..], |prompt| prompt.keys().prompt);
-        let route = self.router.route(traced.input_tokens, page_size, keys);
+        let asked = Asked {
+            input_tokens: traced.input_tokens,
+            page_size,
+            keys,
+            family: self.trace.family(traced),
+        };
+        let route = self.router.route(self.now_us, &asked);
         self.tally.arrived(request, route, self.now_us);
         self.desks[route.worker].push_back((request, route));
         self.feed(route.worker);
@@ -216,8 +223,8 @@ impl<'a> World<'a> {
             if taken {
                 self.touch(number);
             } else {
-                self.tally.refused(request);
-                self.router.started(route);
+                let end = self.tally.refused(request);
+                self.router.ended(route, end.has_started);
                 self.arrivals.answered(1);
             }
         }
@@ -287,7 +294,20 @@ impl<'a> World<'a> {
         let cache = &self.config.scheduler.cache;
         let all = |pages: u32| u64::from(pages) * u64::from(self.config.workers);
         let slowest = self.tally.take_slowest();
-        let Tally { ttft, itl, e2e, queue, timeline, .. } = self.tally;
+        let measured_s = self.tally.measured_us().max(1) as f64 / 1e6;
+        let store = self.config.scheduler.l3.as_ref().map(|_| self.store.report());
+        let page_bytes = self.config.page_bytes() as f64;
+        let l3_pages = store.map(|store| self.config.store.pages_max.unwrap_or(store.pages_peak));
+        let spend = self.config.prices.spend(&Bill {
+            gpus: self.config.gpus * self.config.workers,
+            host_bytes: all(cache.host_pages) as f64 * page_bytes,
+            l3_bytes: l3_pages.unwrap_or(0) as f64 * page_bytes,
+            prompt_tokens,
+            output_tokens: self.tally.output_tokens,
+            seconds: whole_s,
+        });
+        let goodput = self.tally.goods.goodput(&self.config.slo, measured_s);
+        let Tally { ttft, itl, e2e, queue, tpot, timeline, .. } = self.tally;
         Ok(Report {
             config: self.config.clone(),
             requests: self.trace.requests().len() as u64,
@@ -306,11 +326,15 @@ impl<'a> World<'a> {
             itl_ms: itl.distribution_ms(),
             e2e_ms: e2e.distribution_ms(),
             queue_ms: queue.distribution_ms(),
+            tpot_ms: tpot.distribution_ms(),
+            measured_s,
+            goodput,
+            spend,
             ttft_curve: ttft.curve_ms(),
             itl_curve: itl.curve_ms(),
             bytes_moved: bytes_moved(&links),
             links,
-            store: self.config.scheduler.l3.as_ref().map(|_| self.store.report()),
+            store,
             workers,
             series: timeline.into_series(
                 self.config.workers,

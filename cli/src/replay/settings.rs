@@ -56,9 +56,14 @@ flags! {
         gpus: "gpus" "NUMBER" => Gpus;
         /// Workers, each with a device and a host tier of its own; they share L3 [default: 1]
         workers: "workers" "NUMBER" => Workers;
-        /// Which worker a request goes to: round-robin, or by KV events prefix-aware or prefix-aware:LOAD_WEIGHT
-        /// [default: round-robin]
+        /// Which worker a request goes to: round-robin, least-loaded, session-affine, or by KV events
+        /// prefix-aware or prefix-aware:LOAD_WEIGHT [default: round-robin]
         routing: "routing" "RULE" => Routing;
+        /// What a token of context of a request that is alive counts for as load, beside one that has yet to be
+        /// computed [default: 0.25]
+        decode_weight: "decode-weight" "WEIGHT" => DecodeWeight;
+        /// How long KV events take to reach the router [default: 5ms]
+        event_delay: "event-delay" "TIME" => EventDelay;
         /// What goes between host and device in a second, each way [default: what the GPU's link reaches with the
         /// pieces that pages are copied in]
         host_bandwidth: "host-bandwidth" "BANDWIDTH" => HostBandwidth;
@@ -104,6 +109,8 @@ flags! {
         speed_up: "speed-up" "FACTOR" => SpeedUp;
         /// So many requests are alive at once, whatever the times of the trace
         concurrency: "concurrency" "NUMBER" => Concurrency;
+        /// Requests that come first are not measured: a share like 10%, or those of a time like 300s [default: 10%]
+        warm_up: "warm-up" "SHARE" => WarmUp;
         /// Who is admitted first: arrival, priority, longest-prefix or tree-order [default: arrival]
         order: "order" "NAME" => Order;
         /// Tokens that one step computes at the most [default: 8192]
@@ -112,5 +119,19 @@ flags! {
         running_max: "running-max" "NUMBER" => RunningMax;
         /// Requests that a worker's scheduler sees waiting; the others wait before it [default: 8]
         waiting_max: "waiting-max" "NUMBER" => WaitingMax;
+    }
+    "Promises and prices" {
+        /// The longest time to the first token that is promised
+        slo_ttft: "slo-ttft" "TIME" => SloTtft;
+        /// The longest time between tokens that is promised, on average over an answer
+        slo_tpot: "slo-tpot" "TIME" => SloTpot;
+        /// The share of requests for which promises must be kept [default: 90%]
+        slo_share: "slo-share" "SHARE" => SloShare;
+        /// What an hour of a GPU costs [default: 1 to 5, by GPU]
+        gpu_price: "gpu-price" "PRICE" => GpuPrice;
+        /// What a gigabyte of host memory costs a month [default: 2.5]
+        host_price: "host-price" "PRICE" => HostPrice;
+        /// What a gigabyte of L3 costs a month [default: 0.1]
+        l3_price: "l3-price" "PRICE" => L3Price;
     }
 }

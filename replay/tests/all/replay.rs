@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use terrace_replay::trace::TraceBuilder;
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, WorkerUse,
-    replay,
+    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, WarmUp,
+    WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -40,7 +40,7 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
 }
 
 fn small(device_pages: u32, host_pages: u32) -> Config {
-    let mut config = Config::default();
+    let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
     config.scheduler.cache.device_pages = device_pages;
     config.scheduler.cache.host_pages = host_pages;
     config.scheduler.batch.running_max = 16;
@@ -73,7 +73,7 @@ fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
     let trace = conversations(1, 300, 20_000);
     let mut config = small(600, 1500);
     config.workers = 2;
-    config.routing = Routing::PrefixAware { load_weight: 0.5 };
+    config.router.routing = Routing::PrefixAware { load_weight: 0.5 };
     config.store.pages_max = Some(3000);
     config.store.read_failure_rate = 0.1;
     config.store.short_read_rate = 0.1;
@@ -199,7 +199,7 @@ fn routing_by_prefix_finds_more_on_device_than_going_round() {
     config.workers = 4;
     config.scheduler.l3 = None;
     let round = run(&trace, &config);
-    config.routing = Routing::PrefixAware { load_weight: 0.2 };
+    config.router.routing = Routing::PrefixAware { load_weight: 0.2 };
     let aware = run(&trace, &config);
     assert!(aware.reuse.total > round.reuse.total * 1.2, "{:?} {:?}", aware.reuse, round.reuse);
     assert!(aware.workers.iter().all(|worker| worker.requests > 0));
@@ -242,6 +242,45 @@ fn peaks_are_kept_and_count_whoever_waits_anywhere() {
     assert!((104..=120).contains(&worker.waiting_peak), "{}", worker.waiting_peak);
     assert_eq!(worker.running_peak, 16);
     assert!(worker.device_pages_peak <= 2000 && worker.device_pages_peak > 500);
+}
+
+#[test]
+fn the_warm_up_is_not_measured() {
+    let trace = conversations(15, 200, 200_000);
+    let mut config = small(2000, 4000);
+    let whole = run(&trace, &config);
+    config.warm_up = WarmUp::Share(0.25);
+    let warm = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!((warm.ttft_ms.count, warm.e2e_ms.count, warm.finished), (150, 150, 200));
+    assert!(warm.itl_ms.count < whole.itl_ms.count && warm.itl_ms.count > whole.itl_ms.count / 2);
+    assert!((warm.virtual_s - warm.measured_s - 50.0 * 0.2).abs() < 0.001, "{}", warm.measured_s);
+    config.warm_up = WarmUp::Until { time_us: 50 * 200_000 };
+    let until = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!(until.ttft_ms, warm.ttft_ms);
+    assert_eq!(until.reuse, whole.reuse, "what is reused is told of all");
+}
+
+#[test]
+fn promises_and_prices_are_told() {
+    let trace = conversations(16, 200, 20_000);
+    let mut config = small(2000, 4000);
+    assert_eq!(run(&trace, &config).goodput, None);
+    config.slo.ttft_ms = Some(1e6);
+    config.slo.tpot_ms = Some(1e6);
+    let all = run(&trace, &config);
+    let goods = all.goodput.expect("something is promised");
+    assert_eq!((goods.requests, goods.good, goods.is_kept), (200, 200, true));
+    config.slo.ttft_ms = Some(all.ttft_ms.p50);
+    config.slo.tpot_ms = Some(all.tpot_ms.p50);
+    let goods = run(&trace, &config).goodput.expect("something is promised");
+    assert!((0.48..0.53).contains(&goods.ttft_share), "{goods:?}");
+    assert!((0.48..0.60).contains(&goods.tpot_share), "{goods:?}");
+    assert!(goods.share <= goods.ttft_share.min(goods.tpot_share) && !goods.is_kept, "{goods:?}");
+    // A token after the first takes what gaps take, weighted by answers instead of tokens.
+    assert!(all.tpot_ms.mean > all.itl_ms.p50 / 2.0 && all.tpot_ms.mean < all.itl_ms.max);
+    let gpus = f64::from(config.gpus * config.workers);
+    assert!((all.spend.gpu_per_hour - gpus * config.prices.gpu_hour).abs() < 1e-9);
+    assert!(all.spend.host_per_hour > 0.0 && all.spend.l3_per_hour > 0.0);
 }
 
 #[test]
@@ -421,7 +460,7 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
 #[test]
 fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
     for step_tokens_max in [512, 8192] {
-        let mut config = Config::default();
+        let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
         config.scheduler.batch.step_tokens_max = step_tokens_max;
         let alone = run(&short_prompts(false), &config).ttft_ms.p99;
         let beside = run(&short_prompts(true), &config).ttft_ms.p99;

@@ -1,5 +1,6 @@
 //! `terrace replay`: what a trace would do on a configuration.
 
+mod calibration;
 mod comparison;
 mod settings;
 mod summary;
@@ -12,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use terrace_replay::{Axis, CostModel, Measurement, Setting, Sweep, Trace, html};
+use terrace_replay::{
+    Axis, Calibration, CostModel, Measurement, Options, Setting, Sweep, Trace, html,
+};
 
 use crate::heap;
 use crate::trace::Source;
@@ -28,6 +31,8 @@ Examples:
       Four workers that share one L3
   terrace replay trace.jsonl --sweep host=0,64GiB,256GiB --sweep policy=lru,slru,s3fifo --report grid.html
       Every combination on all cores: which size buys how much
+  terrace replay --calibrate steps.csv --model llama-3.1-8b --gpu h100 --gpus 1
+      How far predicted steps are from those that were measured
 
 Sizes are tokens (1000000, 2M) or bytes of the model's KV (64GiB). The same trace, settings and seed give
 the same JSON to the byte, but for what is under `run`.";
@@ -56,6 +61,10 @@ pub(crate) struct Arguments {
     /// with prefill_tokens, prefill_pairs, decode_rows, decode_context and step_us
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
+    /// Compare measured steps, written as for --costs, with what is predicted for model and GPU, and replay
+    /// nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "sweeps", "report"])]
+    calibrate: Option<PathBuf>,
 }
 
 /// What depends on the machine.
@@ -80,6 +89,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
     heap::ask_for_huge_pages();
     let mut options = arguments.settings.options();
+    if let Some(file) = &arguments.calibrate {
+        return arguments.calibrate(file, &options);
+    }
     if let Some(file) = &arguments.costs {
         options.cost = Some(costs(file)?);
     }
@@ -121,6 +133,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
 }
 
 impl Arguments {
+    fn calibrate(&self, file: &Path, options: &Options) -> Result<String, Box<dyn Error>> {
+        let config = options.config()?;
+        let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let calibration = Calibration::new(config.cost, &measurements(file)?);
+        let calibration = calibration.map_err(|error| named(&error))?;
+        if self.json {
+            return Ok(serde_json::to_string_pretty(&calibration)? + "\n");
+        }
+        let chosen = |setting, usual: &str| options.chosen(setting).unwrap_or(usual).to_owned();
+        let machine = format!(
+            "{} on {} x {}",
+            chosen(Setting::Model, "llama-3.1-8b"),
+            config.gpus,
+            chosen(Setting::Gpu, "h200")
+        );
+        Ok(calibration::draw(&file.display().to_string(), &machine, &calibration))
+    }
+
     fn output<T: Serialize>(
         &self,
         result: &T,
@@ -140,7 +170,7 @@ impl Arguments {
 
 fn sweep(
     trace: &Trace,
-    options: &terrace_replay::Options,
+    options: &Options,
     axes: Vec<Axis>,
     threads: usize,
 ) -> Result<Sweep, Box<dyn Error>> {
@@ -155,11 +185,15 @@ fn sweep(
     Ok(result?)
 }
 
-fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
+fn measurements(file: &Path) -> Result<Vec<Measurement>, Box<dyn Error>> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| named(&error))?;
-    let measurements = Measurement::parse(&text).map_err(|error| named(&error))?;
-    let fit = CostModel::fit(&measurements).map_err(|error| named(&error))?;
+    Ok(Measurement::parse(&text).map_err(|error| named(&error))?)
+}
+
+fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
+    let fit = CostModel::fit(&measurements(file)?);
+    let fit = fit.map_err(|error| format!("{}: {error}", file.display()))?;
     eprintln!(
         "{}: {} steps, the fit is off by {} on average",
         file.display(),

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod calibrate;
 mod config;
 mod copies;
 mod cost;
@@ -41,6 +42,7 @@ pub mod trace;
 mod worker;
 mod world;
 
+pub use calibrate::{Accuracy, Calibration, CheckedStep, StepKind};
 pub use config::{
     Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
     StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,

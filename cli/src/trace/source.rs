@@ -13,7 +13,7 @@ use terrace_replay::trace::{BadLines, ReadOptions, Synthetic, Workload};
 #[command(next_help_heading = "Trace")]
 pub(crate) struct Source {
     /// A file with one request a line, plain or gzip; a folder of such files; - for standard input
-    #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
+    #[arg(conflicts_with = "synthetic")]
     trace: Option<PathBuf>,
     /// Requests that are made up instead
     #[arg(long, value_enum, value_name = "KIND")]
@@ -104,7 +104,10 @@ impl Source {
                 OnBadLines::Skip => BadLines::Skip,
             },
         };
-        let path = self.trace.as_deref().ok_or("give a trace, or --synthetic")?;
+        let path = self
+            .trace
+            .as_deref()
+            .ok_or("no TRACE: give a file or a folder, or --synthetic and a kind of traffic")?;
         let (name, reading) = if path.as_os_str() == "-" {
             let name = "standard input";
             (name.to_owned(), Trace::read_from(io::stdin().lock(), name, &options)?)

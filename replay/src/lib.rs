@@ -17,6 +17,7 @@ mod calibrate;
 mod config;
 mod copies;
 mod cost;
+pub mod csv;
 mod dice;
 mod error;
 mod fit;
@@ -29,6 +30,7 @@ mod machine;
 mod options;
 mod page_set;
 mod prices;
+mod rate;
 mod record;
 mod report;
 mod router;
@@ -54,6 +56,7 @@ pub use fit::{Fit, Measurement};
 pub use machine::{Gpu, Model};
 pub use options::{OptionError, Options, Setting, page_size};
 pub use prices::{Prices, Spend};
+pub use rate::{RateSearch, TriedRate, find_rate};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
 };

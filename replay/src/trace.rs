@@ -24,6 +24,7 @@ pub use describe::{
 pub use read::{BadLine, BadLines, ReadOptions, Reading, TraceError};
 pub use synthetic::{Synthetic, SyntheticError, Workload};
 
+use crate::dice::Dice;
 use prefixes::Prefixes;
 
 /// Requests in the order of their arrival. Prompts are lists of blocks; equal blocks have equal
@@ -86,6 +87,20 @@ impl Trace {
     #[must_use]
     pub fn blocks(&self, request: &TraceRequest) -> &[u32] {
         &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
+    }
+
+    /// The same requests on another day: gaps between them are drawn anew, around the same means.
+    #[must_use]
+    pub fn another_day(&self, seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut day = self.clone();
+        let (mut before_us, mut at_us) = (0, 0.0);
+        for request in &mut day.requests {
+            let gap_us = request.arrival_us - std::mem::replace(&mut before_us, request.arrival_us);
+            at_us += dice.exponential(gap_us as f64);
+            request.arrival_us = at_us as u64;
+        }
+        day
     }
 
     /// The same for requests that belong together: those whose prompts begin with the same block.
@@ -219,6 +234,23 @@ mod tests {
         // The third page of the last could have been computed for it alone, and reused by the others.
         assert_eq!(ceiling.any_order_tokens, 12 + 8 + 4);
         assert_eq!(trace.ceiling(16).reusable_tokens, 0);
+    }
+
+    #[test]
+    fn another_day_has_the_same_requests_at_other_times() {
+        let mut builder = TraceBuilder::new(16).unwrap();
+        for number in 0..2000 {
+            builder.push(number * 500, 20, 3, &[number, number + 1]).unwrap();
+        }
+        let trace = builder.finish();
+        let days = [1, 2].map(|seed| trace.another_day(seed));
+        assert!(days[0] != trace && days[0] != days[1] && days[0] == trace.another_day(1));
+        for day in days {
+            assert!(day.requests().is_sorted_by_key(|request| request.arrival_us));
+            assert_eq!(day.ceiling(16), trace.ceiling(16));
+            let ends = [&day, &trace].map(|of| of.requests().last().unwrap().arrival_us as f64);
+            assert!((0.9..1.1).contains(&(ends[0] / ends[1])), "{ends:?}");
+        }
     }
 
     /// All orders of a few requests.

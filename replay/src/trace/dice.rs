@@ -19,7 +19,7 @@ impl Dice {
     }
 
     /// Times between events that know nothing of each other.
-    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -libm::log(self.unit()) * mean
     }
 

@@ -166,6 +166,19 @@ impl Setting {
         Self::ALL.iter().map(|setting| setting.name()).collect::<Vec<_>>().join(", ")
     }
 
+    /// How large a value of this setting is, if it has a size: to put values in order. Bytes and tokens are
+    /// not compared with each other here.
+    pub(crate) fn magnitude(self, value: &str) -> Option<f64> {
+        let sized = || match size(value).ok()? {
+            Size::Tokens(number) | Size::Bytes(number) => Some(number),
+            Size::Unlimited => Some(f64::MAX),
+        };
+        let time = || microseconds(value).ok().map(|us| us as f64);
+        let rate = || bytes_per_second(value).ok().map(|rate| rate as f64);
+        let portion = || share(value).ok();
+        value.parse().ok().or_else(portion).or_else(time).or_else(rate).or_else(sized)
+    }
+
     /// Whether it is the size of a tier.
     #[must_use]
     pub fn is_size(self) -> bool {
@@ -548,6 +561,20 @@ mod tests {
         let cache = &config.scheduler.cache;
         assert_eq!((cache.device_pages, cache.host_pages), (16_384, 64 * 8192 / 64));
         assert_eq!(config.store.pages_max, Some(31_250));
+    }
+
+    #[test]
+    fn values_of_a_setting_can_be_put_in_order() {
+        let sorted = |setting: Setting, values: &[&str]| {
+            let sizes: Option<Vec<f64>> =
+                values.iter().map(|value| setting.magnitude(value)).collect();
+            sizes.is_some_and(|sizes| sizes.is_sorted())
+        };
+        assert!(sorted(Setting::Host, &["0", "64GiB", "1TiB", "2TiB"]));
+        assert!(sorted(Setting::L3, &["0", "512GiB", "unlimited"]));
+        assert!(sorted(Setting::L3Latency, &["300us", "2ms", "1s"]));
+        assert!(sorted(Setting::Workers, &["2", "4", "16"]));
+        assert_eq!(Setting::Policy.magnitude("lru"), None);
     }
 
     #[test]

@@ -113,13 +113,15 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
         Some(tokens) => format!("{} of L3", bytes(tokens)),
         None => format!("L3 without limit, of which {} are used", bytes(point.l3_peak_tokens)),
     };
+    let (take, reason) = match axes.is_empty() {
+        true => ("W".to_owned(), "as it was asked for"),
+        false => (format!("Take {}: w", describe(axes, &point.values)), choice.reason.as_str()),
+    };
     let mut answer = format!(
-        "Take {}: with {} of host memory a worker and {l3}, {}. 90 % of first tokens come within {} \
+        "{take}ith {} of host memory a worker and {l3}, {reason}. 90 % of first tokens come within {} \
          and 90 % of answers have {} or less between tokens, at {:.2} an hour or {:.3} a million tokens; \
          {} of prompt tokens are reused, and {} could be.",
-        describe(axes, &point.values),
         bytes(point.host_tokens),
-        choice.reason,
         human::milliseconds(point.ttft_ms.p90),
         human::milliseconds(point.tpot_ms.p90),
         point.spend.per_hour,

@@ -29,6 +29,8 @@ pub struct Config {
     pub router: RouterConfig,
     /// How requests arrive.
     pub arrival: Arrival,
+    /// Whether turns of a session wait for the answers before them.
+    pub sessions: Sessions,
     /// Requests that come first are not measured: they find empty caches.
     pub warm_up: WarmUp,
     /// What users are promised.
@@ -68,6 +70,18 @@ pub struct RouterConfig {
     pub decode_weight: f64,
     /// How long what a worker tells of its cache takes to arrive.
     pub event_delay_us: u64,
+}
+
+/// Whether turns of a session wait for the answers before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sessions {
+    /// They do, and then for as long as their user thinks. Where `speed_up` changes the pace, sessions begin
+    /// sooner or later, and users think as long as ever.
+    #[default]
+    Wait,
+    /// All requests come at the times of the trace.
+    ByTheClock,
 }
 
 /// Which requests are not measured.
@@ -300,6 +314,7 @@ impl Config {
             gpus: tensor_parallel,
             router: RouterConfig::default(),
             arrival: Arrival::default(),
+            sessions: Sessions::default(),
             warm_up: WarmUp::default(),
             slo: Slo::default(),
             prices: Prices { gpu_hour: gpu.hour_price, ..Prices::default() },

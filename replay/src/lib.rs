@@ -47,7 +47,7 @@ mod world;
 pub use calibrate::{Accuracy, Calibration, CheckedStep, StepKind};
 pub use config::{
     Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
-    StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
+    Sessions, StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
 };
 pub use copies::CopyWay;
 pub use cost::{CostModel, StepShape};

@@ -9,7 +9,7 @@ use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
 use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
 
 use crate::config::{
-    Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, TIER_TOKENS_MAX, WarmUp,
+    Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, Sessions, TIER_TOKENS_MAX, WarmUp,
 };
 use crate::copies::CopyWay;
 use crate::cost::CostModel;
@@ -125,6 +125,8 @@ settings! {
     DecodeWeight = "decode-weight";
     /// How long KV events take to reach the router.
     EventDelay = "event-delay";
+    /// Whether turns of a session wait for the answers before them.
+    Sessions = "sessions";
     /// Which requests are not measured.
     WarmUp = "warm-up";
     /// The longest time to the first token that is promised.
@@ -392,6 +394,7 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         Setting::Routing => config.router.routing = routing(text)?,
         Setting::DecodeWeight => config.router.decode_weight = number(text, 0.0, 1e6)?,
         Setting::EventDelay => config.router.event_delay_us = microseconds(text)?,
+        Setting::Sessions => config.sessions = sessions(text)?,
         Setting::WarmUp => config.warm_up = warm_up(text)?,
         Setting::SloTtft => config.slo.ttft_ms = Some(milliseconds(text)?),
         Setting::SloTpot => config.slo.tpot_ms = Some(milliseconds(text)?),
@@ -509,6 +512,14 @@ fn warm_up(text: &str) -> Result<WarmUp, Problem> {
     }
     let problem = |_| Problem::from("use a share of the requests like 10%, or a time like 300s");
     Ok(WarmUp::Until { time_us: microseconds(text).map_err(problem)? })
+}
+
+fn sessions(text: &str) -> Result<Sessions, Problem> {
+    match text {
+        wait if is_name_of(wait, "wait") => Ok(Sessions::Wait),
+        clock if is_name_of(clock, "by-the-clock") => Ok(Sessions::ByTheClock),
+        _ => Err("use wait or by-the-clock".into()),
+    }
 }
 
 fn milliseconds(text: &str) -> Result<f64, Problem> {

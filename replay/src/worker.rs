@@ -3,7 +3,8 @@
 use terrace_cache::TierUse;
 use terrace_scheduler::{
     Config as SchedulerConfig, CopyDirection, Event, KvEvents, L3Kind, L3Path, OpId, Outcome, Plan,
-    Request, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time, Token,
+    Request, RequestId, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time,
+    Token,
 };
 
 use crate::arrivals::Arrivals;
@@ -17,9 +18,10 @@ use crate::router::Router;
 use crate::series::{Gauge, LinkColumn};
 use crate::store::Store;
 use crate::tally::{Change, Tally};
+use crate::trace::Trace;
 
-/// What every request produces: no prompt of a trace has this token, so that what is produced is
-/// never found by another. A step and its repetitions fill a page at the most.
+/// What a request produces where no later prompt tells it: no prompt of a trace has this token, so that
+/// what is produced is never found by another. A step and its repetitions fill a page at the most.
 const PRODUCED: &[Token] = &[Token::MAX; 256];
 
 /// A worker.
@@ -31,7 +33,12 @@ pub(crate) struct Worker {
     cost: StepCost,
     page_bytes: u64,
     step: Option<StepId>,
-    results: Vec<StepResult<'static>>,
+    /// Who gets tokens from the running step, and at which positions they begin.
+    producing: Vec<(RequestId, u32)>,
+    /// How many tokens each of them gets.
+    tokens_each: u32,
+    /// Answers that later prompts tell are looked up, if there are any.
+    answers_are_told: bool,
     /// When the request in each slot got its latest token.
     last_token_at: Vec<u64>,
     step_ended_us: u64,
@@ -79,6 +86,7 @@ impl Worker {
         number: u32,
         config: &Config,
         scheduler: SchedulerConfig,
+        answers_are_told: bool,
     ) -> Result<Self, ReplayError> {
         let slots = scheduler.batch.running_max as usize;
         Ok(Self {
@@ -88,7 +96,9 @@ impl Worker {
             cost: config.cost.in_femtoseconds(),
             page_bytes: config.page_bytes(),
             step: None,
-            results: Vec::new(),
+            producing: Vec::new(),
+            tokens_each: 0,
+            answers_are_told,
             last_token_at: vec![0; slots],
             step_ended_us: 0,
             wakes_at_us: u64::MAX,
@@ -120,10 +130,24 @@ impl Worker {
         Ok(())
     }
 
-    pub(crate) fn step_ended(&mut self, now_us: u64) {
+    pub(crate) fn step_ended(&mut self, now_us: u64, trace: &Trace) {
         let step = self.step.take().expect("a step was running");
         self.step_ended_us = now_us;
-        let event = Event::StepDone { step, results: &self.results, failed: &[] };
+        let each = self.tokens_each as usize;
+        let mut answers = Vec::new();
+        if self.answers_are_told {
+            for (place, &(request, position)) in self.producing.iter().enumerate() {
+                let traced = &trace.requests()[request.0 as usize];
+                let positions = position..position + self.tokens_each;
+                answers.extend(trace.answer_tokens(traced, positions));
+                answers.resize((place + 1) * each, Token::MAX);
+            }
+        }
+        let unknown = || PRODUCED.chunks_exact(each).cycle();
+        let tokens = answers.chunks_exact(each).chain(unknown());
+        let result = |(&(request, _), tokens)| StepResult { request, tokens, finished: false };
+        let results: Vec<StepResult<'_>> = self.producing.iter().zip(tokens).map(result).collect();
+        let event = Event::StepDone { step, results: &results, failed: &[] };
         self.scheduler.advance(Time(now_us), event).expect("the results are those of the plan");
     }
 
@@ -176,24 +200,24 @@ impl Worker {
     /// Asks for a plan and starts what it says. The plan is one whose memory is used again.
     pub(crate) fn plan(&mut self, now_us: u64, plan: &mut Plan, around: &mut Around<'_, '_>) {
         self.scheduler.plan_into(Time(now_us), plan);
-        let mut answered = 0;
         for transition in self.scheduler.drain_trace() {
             match around.tally.changed(&transition, &self.last_token_at) {
                 Change::Admitted => self.waiting -= 1,
-                Change::Answered => answered += 1,
+                Change::Answered => around.arrivals.answered(now_us, transition.request.0 as u32),
                 Change::Other => {}
             }
         }
         for ended in &plan.ended {
             let has_failed = ended.state == StateName::Failed;
             let end = around.tally.ended(ended.request, has_failed);
-            answered += u32::from(end.was_waited_for);
+            if end.was_waited_for {
+                around.arrivals.answered(now_us, ended.request.0 as u32);
+            }
             self.waiting -= u32::from(!end.was_admitted);
             if let Some(route) = end.route {
                 around.router.ended(route, end.has_started);
             }
         }
-        around.arrivals.answered(answered);
         if around.router.wants_events() {
             let worker = self.number as usize;
             self.scheduler.drain_kv_events(&mut self.kv_events);
@@ -352,15 +376,15 @@ impl Worker {
         tally.gaps(end_us - self.step_ended_us, usual, end_us);
     }
 
-    /// Notes what the step will have produced, and when.
+    /// Notes who will have got tokens, and when.
     fn note_tokens(&mut self, plan: &Plan, steps: u32, end_us: u64) {
-        let tokens = &PRODUCED[..steps as usize];
         let prefills = plan.prefills.iter().filter(|prefill| prefill.produces_token);
-        let prefills = prefills.map(|prefill| (prefill.request, prefill.slot));
-        let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.slot));
-        self.results.clear();
-        for (request, slot) in prefills.chain(decodes) {
-            self.results.push(StepResult { request, tokens, finished: false });
+        let prefills = prefills.map(|of| (of.request, of.slot, of.start + of.tokens));
+        let decodes = plan.decodes.iter().map(|of| (of.request, of.slot, of.start + 1));
+        self.tokens_each = steps;
+        self.producing.clear();
+        for (request, slot, position) in prefills.chain(decodes) {
+            self.producing.push((request, position));
             self.last_token_at[slot.0 as usize] = end_us;
         }
     }

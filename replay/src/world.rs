@@ -106,12 +106,13 @@ impl<'a> World<'a> {
         let workers = config.workers as usize;
         let router = Router::new(config.router, workers);
         let scheduler = scheduler_config(config, router.wants_events());
-        let build = |number| Worker::new(number, config, scheduler.clone());
+        let is_told = trace.has_sessions();
+        let build = |number| Worker::new(number, config, scheduler.clone(), is_told);
         Ok(Self {
             trace,
             config,
             ceiling,
-            arrivals: Arrivals::new(trace, config.arrival),
+            arrivals: Arrivals::new(trace, config.arrival, config.sessions),
             workers: (0..config.workers).map(build).collect::<Result<_, _>>()?,
             plan: Plan::default(),
             desks: vec![VecDeque::new(); workers],
@@ -225,7 +226,7 @@ impl<'a> World<'a> {
             } else {
                 let end = self.tally.refused(request);
                 self.router.ended(route, end.has_started);
-                self.arrivals.answered(1);
+                self.arrivals.answered(self.now_us, request);
             }
         }
     }
@@ -234,7 +235,7 @@ impl<'a> World<'a> {
         let now_us = self.now_us;
         let worker = match happening {
             Happening::Step { worker } => {
-                self.workers[worker as usize].step_ended(now_us);
+                self.workers[worker as usize].step_ended(now_us, self.trace);
                 worker
             }
             Happening::Operation { worker, op, outcome } => {

@@ -107,6 +107,9 @@ flags! {
     "Load" {
         /// How much faster requests come than the trace says [default: 1]
         speed_up: "speed-up" "FACTOR" => SpeedUp;
+        /// Whether turns of a session wait for the answers before them and for their users, or come at the times of
+        /// the trace: wait or by-the-clock [default: wait]
+        sessions: "sessions" "RULE" => Sessions;
         /// So many requests are alive at once, whatever the times of the trace
         concurrency: "concurrency" "NUMBER" => Concurrency;
         /// Requests that come first are not measured: a share like 10%, or those of a time like 300s [default: 10%]

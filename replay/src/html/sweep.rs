@@ -242,18 +242,12 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
 /// Cost against both times: what nothing beats, and the rest.
 fn front(sweep: &Sweep) -> String {
     let charts = [
-        cost_chart(
-            sweep,
-            "Cost and time to first token",
-            "time to first token, 90th percentile",
-            |point| point.ttft_ms.p90,
-        ),
-        cost_chart(
-            sweep,
-            "Cost and time between tokens",
-            "between tokens, 90th percentile",
-            |point| point.tpot_ms.p90,
-        ),
+        cost_chart(sweep, "Cost and time to first token", "first token, p90", |point| {
+            point.ttft_ms.p90
+        }),
+        cost_chart(sweep, "Cost and time between tokens", "between tokens, p90", |point| {
+            point.tpot_ms.p90
+        }),
     ];
     let charts: String = charts.iter().map(Chart::html).collect();
     format!("<section><h2>What it costs</h2><div class=\"plots\">{charts}</div></section>\n")

@@ -1,10 +1,10 @@
 //! Whole replays: what must hold whatever the trace and the configuration.
 
 use proptest::prelude::*;
-use terrace_replay::trace::TraceBuilder;
+use terrace_replay::trace::{TraceBuilder, Turn};
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, WarmUp,
-    WorkerUse, replay,
+    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Sessions, Trace,
+    WarmUp, WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -281,6 +281,58 @@ fn promises_and_prices_are_told() {
     let gpus = f64::from(config.gpus * config.workers);
     assert!((all.spend.gpu_per_hour - gpus * config.prices.gpu_hour).abs() < 1e-9);
     assert!(all.spend.host_per_hour > 0.0 && all.spend.l3_per_hour > 0.0);
+}
+
+/// Sessions of so many turns each, that begin one after the other.
+fn sessions(count: u64, turns: u64, gap_us: u64, think_us: Option<u64>) -> Trace {
+    let mut builder = TraceBuilder::new(16).expect("a block size that is allowed");
+    for session in 0..count {
+        let mut length = 100;
+        for turn in 0..turns {
+            let blocks: Vec<u64> = (0..u64::from(u32::div_ceil(length, 16)))
+                .map(|block| session << 32 | block)
+                .collect();
+            let at_us = session * gap_us + turn;
+            let of = Turn { session, think_us };
+            builder.push_turn(at_us, length, 70, &blocks, of).expect("a good request");
+            length += 70 + 30;
+        }
+    }
+    builder.finish()
+}
+
+#[test]
+fn turns_wait_for_answers_and_reuse_them() {
+    let trace = sessions(6, 4, 100_000, Some(2_000_000));
+    let mut config = small(2000, 4000);
+    config.cost.prefill_token_ns = 1e6;
+    let waiting = run(&trace, &config);
+    // Three times two seconds of thinking, and the answers.
+    assert!(waiting.virtual_s > 6.5, "{}", waiting.virtual_s);
+    // All of a prompt before the latest message is there, but for what is less than a page and the one
+    // token of the answer that was never computed.
+    let turn = |place: u32| (100 + 100 * (place - 1) + 69) / 16 * 16;
+    let reusable = u64::from(turn(1) + turn(2) + turn(3)) * 6;
+    assert_eq!(waiting.reuse_tokens.ceiling, reusable);
+    assert_eq!(waiting.reuse_tokens.total, reusable);
+    // By the clock all turns come at once: nothing is there to be reused but prompts.
+    config.sessions = Sessions::ByTheClock;
+    let rushing = run(&trace, &config);
+    assert!(rushing.virtual_s < waiting.virtual_s / 2.0, "{}", rushing.virtual_s);
+    assert!(rushing.reuse_tokens.total < reusable);
+}
+
+#[test]
+fn sessions_on_little_memory_and_many_workers_stay_below_the_ceiling() {
+    let trace = sessions(20, 6, 10_000, Some(50_000));
+    for (device, host, workers) in [(300, 0, 1), (100, 200, 2), (80, 100, 3)] {
+        let mut config = small(device, host);
+        config.workers = workers;
+        config.router.routing = Routing::SessionAffine;
+        let report = run(&trace, &config);
+        assert_eq!(report.finished, 120);
+        assert!(report.reuse_tokens.total > 0);
+    }
 }
 
 #[test]

@@ -35,6 +35,6 @@ pub use built_in::{built_in, shallow};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
-pub use load::{LoadError, load};
+pub use load::{LoadError, load, load_tokenizer};
 pub use loaded::Loaded;
 pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};

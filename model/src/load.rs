@@ -9,7 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::weights::collect;
-use crate::{Llama, Loaded};
+use crate::{Llama, Loaded, Tokenizer};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +119,14 @@ pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
         stop_tokens: text.stop_tokens,
         name: name.into_owned(),
     })
+}
+
+/// The tokenizer of a folder, which needs to have nothing but `tokenizer.json`.
+///
+/// # Errors
+/// When it is missing or damaged; the error names the file and what to do.
+pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
+    text::read_any_tokenizer(&folder.join("tokenizer.json"))
 }
 
 /// The largest file besides the weights: far more than any tokenizer has.

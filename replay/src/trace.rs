@@ -4,6 +4,7 @@ mod build;
 mod curve;
 mod describe;
 mod dice;
+mod import;
 mod prefixes;
 mod read;
 mod session;
@@ -22,6 +23,7 @@ pub use describe::{
     Bin, CapacityPoint, Description, Lengths, PageCeiling, Popular, Sharing, TracePeriod,
     WorkingSet,
 };
+pub use import::{Format, ImportOptions, Tokenise};
 pub use read::{BadLine, BadLines, ReadOptions, Reading, TraceError};
 pub(crate) use session::Link;
 pub use session::Turn;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::Loaded;
+use crate::{Loaded, Tokenizer};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -17,5 +17,13 @@ pub struct LoadError(());
 /// # Errors
 /// Always.
 pub fn load(_folder: &Path, _threads: usize) -> Result<Loaded, LoadError> {
+    Err(LoadError(()))
+}
+
+/// Refuses to load the tokenizer of a folder.
+///
+/// # Errors
+/// Always.
+pub fn load_tokenizer(_folder: &Path) -> Result<Tokenizer, LoadError> {
     Err(LoadError(()))
 }

@@ -18,7 +18,7 @@ const BLOCK_TOKENS: u32 = 512;
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// How many of the lines that were skipped are named.
-const NAMED_MAX: usize = 5;
+pub(super) const NAMED_MAX: usize = 5;
 
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -50,6 +50,8 @@ pub struct Reading {
     pub skipped_lines: u64,
     /// The first few of them.
     pub skipped: Vec<BadLine>,
+    /// Columns or fields that nothing was made of, as far as they were looked at.
+    pub ignored: Vec<String>,
 }
 
 /// A line that is not understood.
@@ -302,7 +304,8 @@ impl Reader {
             });
         };
         let trace = builder.finish();
-        Ok(Reading { trace, skipped_lines: self.skipped_lines, skipped: self.skipped })
+        let (skipped_lines, skipped) = (self.skipped_lines, self.skipped);
+        Ok(Reading { trace, skipped_lines, skipped, ignored: Vec::new() })
     }
 }
 

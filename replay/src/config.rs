@@ -6,6 +6,7 @@ use terrace_scheduler::{
     RateConfig,
 };
 
+use crate::cluster::{Outage, WorkerGroup};
 use crate::copies::CopyWay;
 use crate::cost::CostModel;
 use crate::error::ReplayError;
@@ -25,6 +26,15 @@ pub struct Config {
     pub workers: u32,
     /// GPUs of each worker: what they cost depends on it.
     pub gpus: u32,
+    /// Further workers of other kinds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<WorkerGroup>,
+    /// So many workers, the first, compute prompts only, and the others only decode; 0 if all do both. KV
+    /// goes from one to the other through host memory and L3.
+    pub prefill_workers: u32,
+    /// When workers are not there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outages: Vec<Outage>,
     /// Which worker a request goes to.
     pub router: RouterConfig,
     /// How requests arrive.
@@ -312,6 +322,9 @@ impl Config {
         Self {
             workers: 1,
             gpus: tensor_parallel,
+            also: Vec::new(),
+            prefill_workers: 0,
+            outages: Vec::new(),
             router: RouterConfig::default(),
             arrival: Arrival::default(),
             sessions: Sessions::default(),
@@ -343,9 +356,11 @@ impl Config {
         self.scheduler.check()?;
         let refuse =
             |setting, value: String, limits| Err(ReplayError::Setting { setting, value, limits });
-        if !(1..=WORKERS_MAX).contains(&self.workers) {
-            return refuse("workers", self.workers.to_string(), "use 1 to 1024");
+        let workers = self.workers_in_all();
+        if self.workers == 0 || !(1..=WORKERS_MAX).contains(&workers) {
+            return refuse("workers", workers.to_string(), "use 1 to 1024");
         }
+        self.check_cluster()?;
         match self.arrival {
             Arrival::Trace { speed_up } if !(1e-6..=1e9).contains(&speed_up) => {
                 return refuse("arrival.speed_up", speed_up.to_string(), "use 0.000001 to 1e9");
@@ -429,7 +444,11 @@ impl Config {
         }
         let pages = u64::from(self.scheduler.cache.device_pages)
             + u64::from(self.scheduler.cache.host_pages);
-        if u64::from(self.workers) * pages > 1 << 30 {
+        let further = self.also.iter().map(|group| {
+            let pages = u64::from(group.device_pages) + u64::from(group.host_pages);
+            u64::from(group.workers) * pages
+        });
+        if u64::from(self.workers) * pages + further.sum::<u64>() > 1 << 30 {
             let value = format!("{} of {pages} pages", self.workers);
             return refuse("workers", value, "use at most 2^30 pages of device and host in all");
         }

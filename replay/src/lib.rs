@@ -14,6 +14,7 @@
 
 mod arrivals;
 mod calibrate;
+mod cluster;
 mod config;
 mod copies;
 mod cost;
@@ -45,6 +46,7 @@ mod worker;
 mod world;
 
 pub use calibrate::{Accuracy, Calibration, CheckedStep, StepKind};
+pub use cluster::{Outage, WorkerGroup};
 pub use config::{
     Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
     Sessions, StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,

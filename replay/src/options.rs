@@ -8,6 +8,7 @@ use serde::Serialize;
 use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
 use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
 
+use crate::cluster::{Outage, WorkerGroup};
 use crate::config::{
     Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, Routing, Sessions, TIER_TOKENS_MAX, WarmUp,
 };
@@ -119,6 +120,12 @@ settings! {
     LoadThreshold = "load-threshold";
     /// Workers with a device and a host tier each.
     Workers = "workers";
+    /// Further workers of other kinds.
+    Also = "also";
+    /// Workers that compute prompts only, while the others only decode.
+    PrefillWorkers = "prefill-workers";
+    /// When workers are not there.
+    Outages = "outages";
     /// Which worker a request goes to.
     Routing = "routing";
     /// What a token of context of a request that is alive counts for as load.
@@ -234,6 +241,9 @@ impl Options {
                 "with concurrency the times of the trace do not count: give one of the two";
             return Err(self.refusal(Setting::SpeedUp, problem.into()));
         }
+        config.also = self
+            .parsed(Setting::Also, |text| also(text, &model, &copies, step_tokens, &config))?
+            .unwrap_or_default();
         for (setting, value) in &self.chosen {
             let applied = apply(&mut config, *setting, value);
             applied.map_err(|problem| self.refusal(*setting, problem))?;
@@ -368,7 +378,10 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         | Setting::Host
         | Setting::L3
         | Setting::CopyWay
-        | Setting::CopyPiece => {}
+        | Setting::CopyPiece
+        | Setting::Also => {}
+        Setting::PrefillWorkers => config.prefill_workers = within(text, 0, 1023)?,
+        Setting::Outages => config.outages = outages(text)?,
         Setting::Policy => scheduler.cache.eviction = text.parse::<EvictionKind>()?,
         Setting::WritePolicy => scheduler.cache.write_policy = text.parse::<WritePolicy>()?,
         Setting::Order => scheduler.queue.order = text.parse::<AdmissionOrder>()?,
@@ -514,6 +527,51 @@ fn warm_up(text: &str) -> Result<WarmUp, Problem> {
     Ok(WarmUp::Until { time_us: microseconds(text).map_err(problem)? })
 }
 
+/// Further workers, like `2xh100:1+1xl40s:4`: how many, which GPU, and how many of those each. Their host
+/// tiers are as large as those of the others.
+fn also(
+    text: &str,
+    model: &Model,
+    copies: &Copies,
+    step_tokens: u32,
+    config: &Config,
+) -> Result<Vec<WorkerGroup>, Problem> {
+    let page_size = config.scheduler.cache.page_size;
+    let group = |part: &str| {
+        let wrong = || Problem::from("write it like 2xh100:1, several joined by +");
+        let (workers, rest) = part.trim().split_once('x').ok_or_else(wrong)?;
+        let (gpu, gpus) = rest.split_once(':').ok_or_else(wrong)?;
+        let (gpu, gpus) = (Gpu::named(gpu)?, within(gpus, 1, 64)?);
+        let tokens = model.device_tokens(&gpu, gpus, step_tokens);
+        let device_pages = (tokens / u64::from(page_size)).min(1 << 28) as u32;
+        if device_pages == 0 {
+            return Err(format!("{part}: the weights leave no room for KV").into());
+        }
+        Ok(WorkerGroup {
+            workers: within(workers, 1, 1024)?,
+            gpus,
+            gpu_hour: gpu.hour_price,
+            device_pages,
+            host_pages: config.scheduler.cache.host_pages,
+            cost: CostModel::of_machine(model, &gpu, gpus),
+            links: LinksConfig::of_machine(model, &gpu, gpus, copies),
+        })
+    };
+    text.split('+').map(group).collect()
+}
+
+/// Times in which workers are not there, like `1:600s-900s+0:20s-30s`.
+fn outages(text: &str) -> Result<Vec<Outage>, Problem> {
+    let outage = |part: &str| {
+        let wrong = || Problem::from("write it like 1:600s-900s, several joined by +");
+        let (worker, times) = part.trim().split_once(':').ok_or_else(wrong)?;
+        let (from, to) = times.split_once('-').ok_or_else(wrong)?;
+        let worker = within(worker, 0, 1023)?;
+        Ok(Outage { worker, from_us: microseconds(from)?, to_us: microseconds(to)? })
+    };
+    text.split('+').map(outage).collect()
+}
+
 fn sessions(text: &str) -> Result<Sessions, Problem> {
     match text {
         wait if is_name_of(wait, "wait") => Ok(Sessions::Wait),
@@ -572,6 +630,33 @@ mod tests {
         let cache = &config.scheduler.cache;
         assert_eq!((cache.device_pages, cache.host_pages), (16_384, 64 * 8192 / 64));
         assert_eq!(config.store.pages_max, Some(31_250));
+    }
+
+    #[test]
+    fn clusters_are_written_in_short() {
+        let config = config(&[
+            ("also", "2xl40s:4+1xh100:2"),
+            ("prefill-workers", "2"),
+            ("outages", "1:10s-20s+0:500ms-1s"),
+        ])
+        .unwrap();
+        let groups: Vec<_> = config.also.iter().map(|group| (group.workers, group.gpus)).collect();
+        assert_eq!((groups, config.workers_in_all()), (vec![(2, 4), (1, 2)], 4));
+        assert!(config.also[0].device_pages > config.also[1].device_pages);
+        assert!(config.also[0].cost.prefill_token_ns > config.cost.prefill_token_ns);
+        let second = Outage { worker: 0, from_us: 500_000, to_us: 1_000_000 };
+        assert_eq!((config.prefill_workers, config.outages[1]), (2, second));
+        for (choices, expected) in [
+            (&[("also", "h100:1")][..], "write it like 2xh100:1"),
+            (&[("also", "1xabacus:1")], "is not known"),
+            (&[("prefill-workers", "1")], "leave at least one worker to decode"),
+            (&[("workers", "2"), ("prefill-workers", "1"), ("l3", "0")], "use host memory and L3"),
+            (&[("outages", "3:1s-2s")], "name a worker that is there"),
+            (&[("outages", "0:1s-5s+0:2s-3s")], "leave time between the outages"),
+        ] {
+            let refused = refusal(choices);
+            assert!(refused.contains(expected), "{refused}");
+        }
     }
 
     #[test]

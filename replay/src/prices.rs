@@ -34,7 +34,7 @@ pub struct Spend {
 /// What is to be paid for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bill {
-    pub(crate) gpus: u32,
+    pub(crate) gpus_per_hour: f64,
     pub(crate) host_bytes: f64,
     pub(crate) l3_bytes: f64,
     pub(crate) prompt_tokens: u64,
@@ -52,7 +52,7 @@ impl Default for Prices {
 
 impl Prices {
     pub(crate) fn spend(&self, bill: &Bill) -> Spend {
-        let gpu_per_hour = self.gpu_hour * f64::from(bill.gpus);
+        let gpu_per_hour = bill.gpus_per_hour;
         let per_hour = |bytes: f64, month: f64| bytes / 1e9 * month / MONTH_HOURS;
         let host_per_hour = per_hour(bill.host_bytes, self.host_gb_month);
         let l3_per_hour = per_hour(bill.l3_bytes, self.l3_gb_month);
@@ -78,7 +78,7 @@ mod tests {
     fn everything_is_paid_for_by_the_hour() {
         let prices = Prices { gpu_hour: 2.0, host_gb_month: 7.3, l3_gb_month: 0.73 };
         let spend = prices.spend(&Bill {
-            gpus: 8,
+            gpus_per_hour: 16.0,
             host_bytes: 200e9,
             l3_bytes: 1e12,
             prompt_tokens: 90_000_000,

@@ -337,6 +337,8 @@ pub enum Phase {
     Decoding,
     /// It had to give up its memory, and waits.
     Retracted,
+    /// It has its first token, and its pages go to the worker that decodes it.
+    Moving,
 }
 
 /// One phase of a request.

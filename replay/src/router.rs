@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use terrace_cache::HashedMap;
 use terrace_scheduler::{KvEvent, KvEvents, KvTier, PageKey};
 
+use crate::cluster::Role;
 use crate::config::{RouterConfig, Routing};
 use crate::page_set::digest;
 
@@ -30,6 +31,10 @@ struct Known {
     /// Tokens of the prompts of its requests that are alive: what decodes read in every step.
     context_tokens: u64,
     requests: u64,
+    role: Role,
+    is_up: bool,
+    /// How much longer it takes for a token than the fastest.
+    slowness: f64,
 }
 
 #[derive(Debug)]
@@ -61,17 +66,22 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Router {
-    pub(crate) fn new(config: RouterConfig, workers: usize) -> Self {
-        let known = || Known {
+    /// A router for workers of which it knows what they do and how long a token takes each.
+    pub(crate) fn new(config: RouterConfig, workers: &[(Role, f64)]) -> Self {
+        let fastest = workers.iter().map(|(_, token_ns)| *token_ns).fold(f64::INFINITY, f64::min);
+        let known = |&(role, token_ns): &(Role, f64)| Known {
             pages: HashedMap::default(),
             pending_tokens: 0,
             context_tokens: 0,
             requests: 0,
+            role,
+            is_up: true,
+            slowness: if fastest > 0.0 { token_ns / fastest } else { 1.0 },
         };
         Self {
             config,
             next: 0,
-            workers: (0..workers).map(|_| known()).collect(),
+            workers: workers.iter().map(known).collect(),
             on_the_way: VecDeque::new(),
             together: HashedMap::default(),
         }
@@ -85,45 +95,81 @@ impl Router {
         }
     }
 
-    /// Chooses a worker for a request that arrives now.
-    pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Route {
+    /// Chooses a worker for a request that arrives now; none if no worker is there.
+    pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Option<Route> {
         self.hear_what_has_come(now_us);
+        let begins = |worker: &Known| worker.role != Role::Decode;
         let worker = match self.config.routing {
             Routing::RoundRobin => {
-                let worker = self.next;
-                self.next = (self.next + 1) % self.workers.len();
+                let count = self.workers.len();
+                let turns = (0..count).map(|turn| (self.next + turn) % count);
+                let worker = turns
+                    .clone()
+                    .find(|&worker| self.workers[worker].is_up && begins(&self.workers[worker]))?;
+                self.next = (worker + 1) % count;
                 worker
             }
-            Routing::LeastLoaded => self.cheapest(1.0, asked),
+            Routing::LeastLoaded => self.cheapest(1.0, asked, begins)?,
             Routing::SessionAffine => match self.together.get(&asked.family) {
-                Some(&worker) => worker,
-                None => self.cheapest(1.0, asked),
+                Some(&worker) if self.workers[worker].is_up => worker,
+                Some(_) | None => self.cheapest(1.0, asked, begins)?,
             },
-            Routing::PrefixAware { load_weight } => self.cheapest(load_weight, asked),
+            Routing::PrefixAware { load_weight } => self.cheapest(load_weight, asked, begins)?,
         };
         if matches!(self.config.routing, Routing::SessionAffine) {
             self.together.insert(asked.family, worker);
         }
+        let tokens = self.workers[worker].has_to_compute(asked);
+        Some(self.send(worker, tokens, asked))
+    }
+
+    /// Chooses a worker to decode what another has computed; none if none is there.
+    pub(crate) fn route_decode(&mut self, asked: &Asked<'_>) -> Option<Route> {
+        let worker = self.cheapest(1.0, asked, |worker| worker.role == Role::Decode)?;
+        // What has been computed comes to it: there is next to nothing left to compute.
+        Some(self.send(worker, 1, asked))
+    }
+
+    fn send(&mut self, worker: usize, tokens: u32, asked: &Asked<'_>) -> Route {
         let known = &mut self.workers[worker];
-        let tokens = known.has_to_compute(asked);
         known.pending_tokens += u64::from(tokens);
         known.context_tokens += u64::from(asked.input_tokens);
         known.requests += 1;
         Route { worker, tokens, context_tokens: asked.input_tokens }
     }
 
+    /// A worker has died: it has nothing any more, and is sent nothing. What it told and has not come
+    /// is lost with it.
+    pub(crate) fn down(&mut self, worker: usize) {
+        let known = &mut self.workers[worker];
+        known.is_up = false;
+        known.pages.clear();
+        self.on_the_way.retain(|told| told.worker != worker);
+    }
+
+    /// It is there again.
+    pub(crate) fn up(&mut self, worker: usize) {
+        self.workers[worker].is_up = true;
+    }
+
     /// The worker that has the least to do, counting what it would have to compute of the request.
     /// Among equals the one with the fewest requests so far.
-    fn cheapest(&self, load_weight: f64, asked: &Asked<'_>) -> usize {
+    fn cheapest(
+        &self,
+        load_weight: f64,
+        asked: &Asked<'_>,
+        among: impl Fn(&Known) -> bool,
+    ) -> Option<usize> {
         let price = |worker: &Known| {
             let decodes = self.config.decode_weight * worker.context_tokens as f64;
             let load = worker.pending_tokens as f64 + decodes;
-            f64::from(worker.has_to_compute(asked)) + load_weight * load
+            (f64::from(worker.has_to_compute(asked)) + load_weight * load) * worker.slowness
         };
         let prices = self.workers.iter().map(price).zip(&self.workers).enumerate();
+        let prices = prices.filter(|(_, (_, worker))| worker.is_up && among(worker));
         let cheapest = prices
             .min_by(|(_, (a, x)), (_, (b, y))| a.total_cmp(b).then(x.requests.cmp(&y.requests)));
-        cheapest.expect("there is at least one worker").0
+        cheapest.map(|(worker, _)| worker)
     }
 
     /// A request has its first token: what its prompt cost is done.
@@ -227,7 +273,7 @@ mod tests {
 
     fn router(routing: Routing, workers: usize) -> Router {
         let config = RouterConfig { routing, decode_weight: 0.0, ..RouterConfig::default() };
-        Router::new(config, workers)
+        Router::new(config, &vec![(Role::Both, 1.0); workers])
     }
 
     fn asked(input_tokens: u32, keys: &[PageKey]) -> Asked<'_> {
@@ -235,7 +281,7 @@ mod tests {
     }
 
     fn goes_to(router: &mut Router, input_tokens: u32, keys: &[PageKey]) -> (usize, u32) {
-        let route = router.route(0, &asked(input_tokens, keys));
+        let route = router.route(0, &asked(input_tokens, keys)).unwrap();
         (route.worker, route.tokens)
     }
 
@@ -251,7 +297,7 @@ mod tests {
         let mut router = router(Routing::PrefixAware { load_weight: 1.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(4)));
         assert_eq!(goes_to(&mut router, 80, &keys(5)), (1, 16));
-        let second = router.route(0, &asked(800, &keys(5)));
+        let second = router.route(0, &asked(800, &keys(5))).unwrap();
         assert_eq!((second.worker, second.tokens), (1, 736));
         assert_eq!(goes_to(&mut router, 80, &keys(5)), (0, 80));
         router.started(second);
@@ -262,7 +308,7 @@ mod tests {
     fn who_decodes_for_many_is_spared() {
         let mut router = router(Routing::LeastLoaded, 2);
         router.config.decode_weight = 0.25;
-        let long = router.route(0, &asked(4000, &[]));
+        let long = router.route(0, &asked(4000, &[])).unwrap();
         router.started(long);
         assert_eq!(long.worker, 0);
         // A quarter of 4,000 tokens of context outweighs 700 that wait to be computed.
@@ -276,8 +322,40 @@ mod tests {
     fn who_belongs_together_stays_together() {
         let mut router = router(Routing::SessionAffine, 3);
         let of = |family| Asked { family, ..asked(100, &[]) };
-        let workers = [7, 8, 7, 7, 9, 8].map(|family| router.route(0, &of(family)).worker);
+        let workers = [7, 8, 7, 7, 9, 8].map(|family| router.route(0, &of(family)).unwrap().worker);
         assert_eq!(workers, [0, 1, 0, 0, 2, 1]);
+    }
+
+    #[test]
+    fn who_is_not_there_is_sent_nothing_and_the_slow_less() {
+        for routing in [Routing::RoundRobin, Routing::LeastLoaded, Routing::SessionAffine] {
+            let mut router = router(routing, 2);
+            router.down(0);
+            let workers = [1, 2, 3].map(|family| {
+                let asked = Asked { family, ..asked(100, &[]) };
+                router.route(0, &asked).map(|route| route.worker)
+            });
+            assert_eq!(workers, [Some(1); 3], "{routing:?}");
+            router.down(1);
+            assert_eq!(router.route(0, &asked(100, &[])), None);
+            router.up(0);
+            assert_eq!(router.route(0, &asked(100, &[])).unwrap().worker, 0);
+        }
+        let config = RouterConfig { routing: Routing::LeastLoaded, ..RouterConfig::default() };
+        let mut router = Router::new(config, &[(Role::Both, 30.0), (Role::Both, 90.0)]);
+        let to_fast = (0..80).filter(|_| goes_to(&mut router, 100, &[]).0 == 0).count();
+        assert_eq!(to_fast, 60);
+    }
+
+    #[test]
+    fn who_only_decodes_is_sent_no_prompts() {
+        let workers = [(Role::Prefill, 1.0), (Role::Decode, 1.0), (Role::Decode, 1.0)];
+        let mut router = Router::new(RouterConfig::default(), &workers);
+        for _ in 0..3 {
+            assert_eq!(goes_to(&mut router, 100, &[]).0, 0);
+        }
+        let decoders = [0; 3].map(|_| router.route_decode(&asked(100, &[])).unwrap().worker);
+        assert_eq!(decoders, [1, 2, 1]);
     }
 
     #[test]
@@ -289,8 +367,8 @@ mod tests {
         router.config.event_delay_us = 500;
         // A snapshot without pages: the worker has lost them.
         router.tell(1000, 1, &mut events);
-        assert_eq!(router.route(1499, &asked(40, &keys(2))).worker, 1);
-        assert_eq!(router.route(1500, &asked(40, &keys(2))).worker, 0);
+        assert_eq!(router.route(1499, &asked(40, &keys(2))).unwrap().worker, 1);
+        assert_eq!(router.route(1500, &asked(40, &keys(2))).unwrap().worker, 0);
     }
 
     #[test]

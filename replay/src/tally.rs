@@ -66,6 +66,8 @@ pub(crate) struct End {
     pub(crate) was_admitted: bool,
     pub(crate) has_started: bool,
     pub(crate) route: Option<Route>,
+    /// Whether its life goes on at another worker.
+    pub(crate) is_handed_over: bool,
 }
 
 /// A request under way.
@@ -80,7 +82,13 @@ struct Live {
     first_token_us: Option<u64>,
     last_token_us: u64,
     is_admitted: bool,
+    /// Whether it has had a token from the worker that it was sent to last.
+    has_started: bool,
     is_measured: bool,
+    /// Whether another worker is to decode it.
+    is_handed_over: bool,
+    /// Whether it has begun anew or gone on elsewhere, so that its wait has been counted.
+    was_elsewhere: bool,
     phases: Vec<(Phase, u64)>,
 }
 
@@ -113,7 +121,8 @@ impl<'a> Tally<'a> {
         }
     }
 
-    pub(crate) fn arrived(&mut self, request: u32, route: Route, now_us: u64) {
+    /// A request has arrived; `is_handed_over` if another worker is to decode it.
+    pub(crate) fn arrived(&mut self, request: u32, is_handed_over: bool, now_us: u64) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.live.push(Live::default());
             self.live.len() as u32 - 1
@@ -132,13 +141,68 @@ impl<'a> Tally<'a> {
         *live = Live {
             request,
             arrival_us: now_us,
-            route: Some(route),
             is_waited_for: true,
             is_measured,
+            is_handed_over,
             phases,
             ..Live::default()
         };
         self.timeline.at(now_us).arrivals += 1;
+    }
+
+    /// A request is sent to a worker.
+    pub(crate) fn sent(&mut self, request: u32, route: Route) {
+        self.of(RequestId(request.into())).route = Some(route);
+    }
+
+    /// A request goes on at another worker; without a route it will begin anew.
+    pub(crate) fn goes_on(&mut self, request: u32, route: Option<Route>) {
+        let live = self.of(RequestId(request.into()));
+        live.route = route;
+        live.is_admitted = false;
+        live.has_started = false;
+        live.is_handed_over = route.is_none();
+        live.was_elsewhere = true;
+    }
+
+    /// Takes away the requests of a worker that has died, in the order of the trace, with their routes and
+    /// whether they had started: they begin anew. First tokens that users have seen count as ever.
+    pub(crate) fn orphans(
+        &mut self,
+        worker: usize,
+        last_token_at: &[u64],
+        is_handed_over: impl Fn(u32) -> bool,
+        now_us: u64,
+    ) -> Vec<(u32, Route, bool)> {
+        let mut orphans = Vec::new();
+        // Whoever is not alive has no route.
+        let of_worker = |live: &&mut Live| live.route.is_some_and(|route| route.worker == worker);
+        for live in self.live.iter_mut().filter(of_worker).filter(|live| live.is_waited_for) {
+            let Some(route) = live.route.take() else { continue };
+            orphans.push((live.request, route, live.has_started));
+            if live.has_started {
+                live.last_token_us = last_token_at[live.slot as usize];
+            }
+            live.was_elsewhere |= live.is_admitted;
+            live.is_admitted = false;
+            live.has_started = false;
+            live.is_handed_over = is_handed_over(live.request);
+            live.enter(Phase::Waiting, now_us);
+        }
+        orphans.sort_unstable_by_key(|(request, _, _)| *request);
+        orphans
+    }
+
+    /// Those who have their answer, and whose write-back has died with their worker.
+    pub(crate) fn bury(&mut self, worker: usize) {
+        for place in 0..self.live.len() as u32 {
+            let live = &mut self.live[place as usize];
+            if live.route.is_some_and(|route| route.worker == worker) {
+                live.route = None;
+                self.places[live.request as usize] = NOWHERE;
+                self.free.push(place);
+            }
+        }
     }
 
     /// Whether the request that arrives now is measured.
@@ -183,7 +247,7 @@ impl<'a> Tally<'a> {
             StateName::Prefilling => {
                 if !std::mem::replace(&mut live.is_admitted, true) {
                     let waited = now_us - live.arrival_us;
-                    let times = u64::from(live.is_measured);
+                    let times = u64::from(live.is_measured && !live.was_elsewhere);
                     live.enter(Phase::Loading, now_us);
                     self.queue.record(waited, times);
                     return Change::Admitted;
@@ -194,6 +258,10 @@ impl<'a> Tally<'a> {
             StateName::Retracted => {
                 live.last_token_us = last_token_at[live.slot as usize];
                 Phase::Retracted
+            }
+            StateName::Draining if live.is_handed_over => {
+                live.enter(Phase::Moving, now_us);
+                return Change::Other;
             }
             StateName::Draining => {
                 live.is_waited_for = false;
@@ -232,7 +300,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// A prefill ends with a token, at `end_us`. Gives the route if it is the request's first.
+    /// A prefill ends with a token, at `end_us`. Gives the route if it is the first from this worker.
     pub(crate) fn prefill_ends(
         &mut self,
         request: RequestId,
@@ -244,15 +312,17 @@ impl<'a> Tally<'a> {
         self.output_tokens += 1;
         let live = self.of(request);
         live.slot = slot.0;
+        let route = live.route.filter(|_| !std::mem::replace(&mut live.has_started, true));
         if live.first_token_us.is_some() {
-            // It was retracted: this is the gap after the token that it had last.
-            let gap = end_us - live.last_token_us;
+            // It was retracted, or goes on elsewhere: this is the gap after the token that it had last.
+            let gap = end_us.saturating_sub(live.last_token_us);
             self.gaps(gap, 1, end_us);
-            return None;
+            return route;
         }
         live.first_token_us = Some(end_us);
+        live.last_token_us = end_us;
         live.hits = hits;
-        let (ttft, route, index) = (end_us - live.arrival_us, live.route, live.request as usize);
+        let (ttft, index) = (end_us - live.arrival_us, live.request as usize);
         let times = u64::from(live.is_measured);
         self.ttft.record(ttft, times);
         let found = [hits.device_tokens, hits.host_tokens, hits.l3_tokens].map(u64::from);
@@ -283,6 +353,16 @@ impl<'a> Tally<'a> {
 
     /// The request's life has ended.
     pub(crate) fn ended(&mut self, request: RequestId, has_failed: bool) -> End {
+        let live = self.of(request);
+        if live.is_handed_over && !has_failed && live.first_token_us.is_some() {
+            return End {
+                was_waited_for: false,
+                was_admitted: true,
+                has_started: true,
+                route: live.route,
+                is_handed_over: true,
+            };
+        }
         self.failed += u64::from(has_failed);
         let place = std::mem::replace(&mut self.places[request.0 as usize], NOWHERE);
         self.free.push(place);
@@ -290,8 +370,9 @@ impl<'a> Tally<'a> {
         End {
             was_waited_for: live.is_waited_for,
             was_admitted: live.is_admitted,
-            has_started: live.first_token_us.is_some(),
+            has_started: live.has_started,
             route: live.route.take(),
+            is_handed_over: false,
         }
     }
 

@@ -1,13 +1,16 @@
 //! One worker: a scheduler, and a model of the machine that performs its plans.
 
+use std::collections::VecDeque;
+
 use terrace_cache::TierUse;
 use terrace_scheduler::{
     Config as SchedulerConfig, CopyDirection, Event, KvEvents, L3Kind, L3Path, OpId, Outcome, Plan,
-    Request, RequestId, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time,
-    Token,
+    Request, RequestId, Scheduler, Sequence, StateName, Stats, StepId, StepResult, SubmitError,
+    Time, Token,
 };
 
 use crate::arrivals::Arrivals;
+use crate::cluster::WorkerGroup;
 use crate::config::Config;
 use crate::cost::{StepCost, StepShape};
 use crate::error::ReplayError;
@@ -29,6 +32,18 @@ const PRODUCED: &[Token] = &[Token::MAX; 256];
 pub(crate) struct Worker {
     number: u32,
     scheduler: Scheduler,
+    /// What a scheduler begins with after the worker has died.
+    scheduler_config: SchedulerConfig,
+    /// What the schedulers of earlier lives counted.
+    lost: Vec<Stats>,
+    is_up: bool,
+    /// Backups that have ended in this life.
+    backups_ended: u64,
+    /// Backups under way that will have failed.
+    failing_backups: Vec<OpId>,
+    /// Requests that another worker is to decode once so many backups have ended: their pages are in L3
+    /// then.
+    to_hand_over: VecDeque<(u64, u32)>,
     kv_events: KvEvents,
     cost: StepCost,
     page_bytes: u64,
@@ -85,15 +100,22 @@ impl Worker {
     pub(crate) fn new(
         number: u32,
         config: &Config,
+        kind: &WorkerGroup,
         scheduler: SchedulerConfig,
         answers_are_told: bool,
     ) -> Result<Self, ReplayError> {
         let slots = scheduler.batch.running_max as usize;
         Ok(Self {
             number,
-            scheduler: Scheduler::new(scheduler)?,
+            scheduler: Scheduler::new(scheduler.clone())?,
+            scheduler_config: scheduler,
+            lost: Vec::new(),
+            is_up: true,
+            backups_ended: 0,
+            failing_backups: Vec::new(),
+            to_hand_over: VecDeque::new(),
             kv_events: KvEvents::default(),
-            cost: config.cost.in_femtoseconds(),
+            cost: kind.cost.in_femtoseconds(),
             page_bytes: config.page_bytes(),
             step: None,
             producing: Vec::new(),
@@ -103,10 +125,10 @@ impl Worker {
             step_ended_us: 0,
             wakes_at_us: u64::MAX,
             links: WorkerLinks {
-                host_to_device: Link::new(&config.links.host_to_device),
-                device_to_host: Link::new(&config.links.device_to_host),
-                l3_to_host: Link::new(&config.links.l3_to_host),
-                host_to_l3: Link::new(&config.links.host_to_l3),
+                host_to_device: Link::new(&kind.links.host_to_device),
+                device_to_host: Link::new(&kind.links.device_to_host),
+                l3_to_host: Link::new(&kind.links.l3_to_host),
+                host_to_l3: Link::new(&kind.links.host_to_l3),
             },
             waiting: 0,
             requests: 0,
@@ -152,13 +174,70 @@ impl Worker {
     }
 
     pub(crate) fn operation_ended(&mut self, now_us: u64, op: OpId, outcome: Outcome) {
+        if let Some(place) = self.failing_backups.iter().position(|&failing| failing == op) {
+            self.failing_backups.swap_remove(place);
+            self.backups_ended += 1;
+        }
         let event = Event::Operation { op, rank: 0, outcome };
         self.scheduler.advance(Time(now_us), event).expect("the operation was planned");
+    }
+
+    /// Dies: everything on device and host is lost, and so is whatever was under way. What was known when a
+    /// step began stays counted, as if it had ended.
+    pub(crate) fn die(&mut self) {
+        let fresh = Scheduler::new(self.scheduler_config.clone()).expect("it began with the same");
+        self.lost.push(self.scheduler.stats());
+        self.scheduler = fresh;
+        self.is_up = false;
+        self.step = None;
+        self.wakes_at_us = u64::MAX;
+        self.waiting = 0;
+        self.decoding = 0;
+        self.backups_ended = 0;
+        self.failing_backups.clear();
+        self.to_hand_over.clear();
+    }
+
+    /// Is there again.
+    pub(crate) fn revive(&mut self) {
+        self.is_up = true;
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.is_up
+    }
+
+    /// When requests got their latest tokens, by slot.
+    pub(crate) fn last_token_at(&self) -> &[u64] {
+        &self.last_token_at
+    }
+
+    /// The next request that another worker can go on with.
+    pub(crate) fn next_handed_over(&mut self) -> Option<u32> {
+        let (backups, request) = *self.to_hand_over.front()?;
+        // Under pressure some backups are given up, and nobody waits for those.
+        if backups > self.backups_ended && self.backups_under_way() > 0 {
+            return None;
+        }
+        self.to_hand_over.pop_front();
+        Some(request)
+    }
+
+    /// Another worker is to decode a request, as soon as its pages are in L3.
+    fn hand_over(&mut self, request: RequestId) {
+        let backups = self.backups_ended + self.backups_under_way();
+        self.to_hand_over.push_back((backups, request.0 as u32));
+    }
+
+    fn backups_under_way(&self) -> u64 {
+        let stats = self.scheduler.stats();
+        u64::from(stats.backups.in_flight) + u64::from(stats.backups_waiting)
     }
 
     /// A backup is in the store from now on.
     pub(crate) fn backup_ended(&mut self, now_us: u64, op: OpId, store: &mut Store) {
         store.insert(&self.l3_path(op));
+        self.backups_ended += 1;
         self.operation_ended(now_us, op, Outcome::Done);
     }
 
@@ -216,6 +295,9 @@ impl Worker {
             self.waiting -= u32::from(!end.was_admitted);
             if let Some(route) = end.route {
                 around.router.ended(route, end.has_started);
+            }
+            if end.is_handed_over {
+                self.hand_over(ended.request);
             }
         }
         if around.router.wants_events() {
@@ -300,6 +382,7 @@ impl Worker {
                         let stored = Happening::Stored { worker: self.number, op: op.op };
                         around.happenings.add(at_us, stored);
                     } else {
+                        self.failing_backups.push(op.op);
                         self.expect(at_us, op.op, Outcome::Failed, around.happenings);
                     }
                 }
@@ -428,7 +511,14 @@ impl Worker {
     }
 
     pub(crate) fn report(&self, whole_us: u64) -> WorkerUse {
-        let stats = self.scheduler.stats();
+        let mut stats = self.scheduler.stats();
+        for lost in &self.lost {
+            stats.steps += lost.steps;
+            stats.prompt_tokens += lost.prompt_tokens;
+            stats.prefilled_tokens += lost.prefilled_tokens;
+            stats.generated_tokens += lost.generated_tokens;
+            stats.retractions += lost.retractions;
+        }
         WorkerUse {
             requests: self.requests,
             steps: stats.steps,

@@ -56,6 +56,13 @@ flags! {
         gpus: "gpus" "NUMBER" => Gpus;
         /// Workers, each with a device and a host tier of its own; they share L3 [default: 1]
         workers: "workers" "NUMBER" => Workers;
+        /// Further workers of other kinds, like 2xh100:1+1xl40s:4: how many, which GPU, and how many of those each
+        also: "also" "KINDS" => Also;
+        /// So many workers compute prompts only, and the others only decode; KV goes between them through host
+        /// memory and L3 [default: 0, all do both]
+        prefill_workers: "prefill-workers" "NUMBER" => PrefillWorkers;
+        /// When workers die and are back, like 1:600s-900s; several joined by +
+        outages: "outages" "TIMES" => Outages;
         /// Which worker a request goes to: round-robin, least-loaded, session-affine, or by KV events
         /// prefix-aware or prefix-aware:LOAD_WEIGHT [default: round-robin]
         routing: "routing" "RULE" => Routing;

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use terrace_replay::trace::{TraceBuilder, Turn};
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Sessions, Trace,
-    WarmUp, WorkerUse, replay,
+    Arrival, Config, Distribution, LinkName, Outage, Phase, ReplayError, Report, Routing, Sessions,
+    Trace, WarmUp, WorkerGroup, WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -332,6 +332,80 @@ fn sessions_on_little_memory_and_many_workers_stay_below_the_ceiling() {
         let report = run(&trace, &config);
         assert_eq!(report.finished, 120);
         assert!(report.reuse_tokens.total > 0);
+    }
+}
+
+#[test]
+fn prompts_and_decodes_may_have_workers_of_their_own() {
+    let trace = conversations(17, 150, 50_000);
+    let mut config = small(1500, 3000);
+    config.workers = 3;
+    let together = run(&trace, &config);
+    config.prefill_workers = 2;
+    let apart = run(&trace, &config);
+    assert_eq!(apart.finished, 150);
+    let requests: Vec<u64> = apart.workers.iter().map(|worker| worker.requests).collect();
+    let decoded = trace.requests().iter().filter(|request| request.output_tokens > 1).count();
+    assert_eq!((requests[0] + requests[1], requests[2]), (150, decoded as u64));
+    let wanted: u64 = trace.requests().iter().map(|r| u64::from(r.output_tokens)).sum();
+    assert_eq!(apart.output_tokens, wanted);
+    assert_eq!(apart.prompt_tokens, together.prompt_tokens);
+    // What the third decodes came to it over the links of both and through the store.
+    let third = &apart.workers[2].scheduler;
+    assert!(third.prefilled_tokens < third.prompt_tokens / 50, "{third:?}");
+    assert!(third.l3_hit_tokens > 10_000, "{third:?}");
+    assert!(apart.bytes_moved.l3_to_host > together.bytes_moved.l3_to_host);
+    assert!(apart.workers[0].scheduler.generated_tokens < 150);
+    let moving = apart.slowest.iter().flat_map(|slow| &slow.spans);
+    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "somebody moves");
+}
+
+#[test]
+fn workers_of_other_kinds_get_what_they_can_do() {
+    let trace = conversations(18, 400, 20_000);
+    let mut config = small(600, 1200);
+    config.router.routing = Routing::LeastLoaded;
+    let mut slow = config.cost;
+    slow.prefill_token_ns *= 4.0;
+    let group = WorkerGroup {
+        workers: 1,
+        gpus: 2,
+        gpu_hour: 1.5,
+        device_pages: 300,
+        host_pages: 600,
+        cost: slow,
+        links: config.links,
+    };
+    config.also = vec![group];
+    let report = run(&trace, &config);
+    assert_eq!(report.workers.len(), 2);
+    let [fast, slow] = [0, 1].map(|worker| report.workers[worker].requests);
+    assert!(fast > slow * 3 / 2 && slow > 20, "{fast} {slow}");
+    assert!(report.workers[1].device_pages_peak <= 300);
+    let gpus = f64::from(config.gpus) * config.prices.gpu_hour + 2.0 * 1.5;
+    assert!((report.spend.gpu_per_hour - gpus).abs() < 1e-9);
+}
+
+#[test]
+fn a_worker_that_dies_costs_time_and_no_request() {
+    let trace = conversations(19, 300, 20_000);
+    let outage = |worker, from_us, to_us| Outage { worker, from_us, to_us };
+    for (prefill_workers, outages) in [
+        (0, vec![outage(1, 2_000_000, 4_000_000)]),
+        (0, vec![outage(0, 1_000_000, 3_000_000), outage(1, 1_500_000, 2_500_000)]),
+        (1, vec![outage(0, 1_000_000, 1_800_000)]),
+        (1, vec![outage(1, 1_000_000, 1_800_000)]),
+    ] {
+        let mut config = small(600, 1200);
+        config.workers = 2;
+        config.prefill_workers = prefill_workers;
+        let healthy = run(&trace, &config);
+        config.outages = outages.clone();
+        let report = replay(&trace, &config).expect("a replay that ends");
+        assert_eq!((report.finished, report.failed, report.refused), (300, 0, 0), "{outages:?}");
+        assert!(report.e2e_ms.max > healthy.e2e_ms.max, "{outages:?}");
+        assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
+        assert_eq!(json(&report), json(&replay(&trace, &config).expect("the same again")));
     }
 }
 

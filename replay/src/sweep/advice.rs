@@ -3,7 +3,7 @@
 use super::{Axis, SweepPoint, describe};
 use crate::human;
 
-/// Workers that compute so much of the time cannot keep up.
+/// Workers that compute so much of the time may not keep up.
 const OVERLOADED: f64 = 0.98;
 /// Without a promise, what is good enough: times this much longer than those of the best.
 const GOOD_ENOUGH: f64 = 1.1;
@@ -100,8 +100,10 @@ fn by_times(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let is_good = |place: &usize| longer(*place) <= longer(best) * GOOD_ENOUGH;
     let good: Vec<usize> = candidates.iter().copied().filter(is_good).collect();
     let place = cheapest(points, &good).unwrap_or(best);
-    let reason =
-        format!("it is the cheapest of {} whose times are within 10 % of the best", good.len());
+    let reason = match good.len() {
+        1 => "no other comes within 10 % of its times".to_owned(),
+        count => format!("it is the cheapest of {count} whose times are within 10 % of the best"),
+    };
     Choice { place, reason, all_are_good: good.len() == points.len() && points.len() > 1 }
 }
 
@@ -136,7 +138,8 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
         let failed = human::whole(point.failed);
         answer += &format!(" {failed} requests failed or were too long for the device.");
     }
-    if point.busy > OVERLOADED {
+    // Whoever decodes computes all the time; overloaded is where most of the time is waiting.
+    if point.busy > OVERLOADED && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
         answer += " Even so the workers compute all the time and requests wait for them: more workers \
                    or faster ones would change more than memory does.";
     }

@@ -194,7 +194,7 @@ impl Arguments {
     fn days(&self, first: Trace) -> Result<Vec<Trace>, Box<dyn Error>> {
         let mut days = vec![first];
         for day in 1..self.seeds.unwrap_or(1) {
-            let seed = self.settings.seed() + u64::from(day);
+            let seed = self.settings.seed().wrapping_add(u64::from(day));
             let another = match self.source.is_synthetic() {
                 true => self.source.read(seed)?.1,
                 false => days[0].another_day(seed),

@@ -100,6 +100,13 @@ impl Happenings {
         }
     }
 
+    /// Whether nothing else is going to happen than that workers die and come back.
+    pub(crate) fn are_outages(&self) -> bool {
+        self.queue.iter().all(|Reverse(due)| {
+            matches!(due.happening, Happening::Down { .. } | Happening::Up { .. })
+        })
+    }
+
     /// What happens next, if it happens by this moment.
     pub(crate) fn pop(&mut self, now_us: u64) -> Option<Happening> {
         if self.next_us()? > now_us {

@@ -155,7 +155,7 @@ impl Sweep {
         let results = in_parallel(threads, grid.len() * traces.len(), &|place| {
             let (values, config) = &grid[place / days];
             let day = place % days;
-            let config = Config { seed: config.seed + day as u64, ..config.clone() };
+            let config = Config { seed: config.seed.wrapping_add(day as u64), ..config.clone() };
             let replayed = crate::replay_unless(stop, &traces[day], &config);
             progress();
             replayed.map(|report| SweepPoint::new(values.clone(), &report))

@@ -224,6 +224,7 @@ impl<'a> Tally<'a> {
     /// A request has arrived that no worker can run.
     pub(crate) fn refused(&mut self, request: u32) -> End {
         self.refused += 1;
+        self.of(RequestId(request.into())).is_handed_over = false;
         self.ended(RequestId(request.into()), false)
     }
 

@@ -151,6 +151,10 @@ impl<'a> World<'a> {
             self.drop_needless_wakes();
             let next = [self.arrivals.next_us(self.now_us), self.happenings.next_us()];
             let Some(next_us) = next.into_iter().flatten().min() else { break };
+            // Outages that are still to come concern nobody.
+            if next[0].is_none() && self.tally.live() == 0 && self.happenings.are_outages() {
+                break;
+            }
             if self.tally.timeline.wants_gauges(next_us) {
                 self.gauge(next_us);
             }
@@ -191,15 +195,9 @@ impl<'a> World<'a> {
 
     /// A request arrives: it is sent to a worker, and waits there.
     fn arrive(&mut self, request: u32) {
-        let is_handed_over = self.is_handed_over(request);
+        let is_handed_over = is_handed_over(self.config, self.trace, request);
         self.tally.arrived(request, is_handed_over, self.now_us);
         self.send(request);
-    }
-
-    /// Whether one worker computes a request's prompt and another decodes it.
-    fn is_handed_over(&self, request: u32) -> bool {
-        let traced = &self.trace.requests()[request as usize];
-        self.config.prefill_workers > 0 && traced.output_tokens > 1
     }
 
     /// Sends a request to a worker that begins with it, if there is one.
@@ -249,11 +247,8 @@ impl<'a> World<'a> {
 
     /// A worker dies: its requests begin anew elsewhere.
     fn down(&mut self, number: usize) {
-        let handed_over: Vec<bool> = match self.config.prefill_workers {
-            0 => Vec::new(),
-            _ => (0..self.trace.requests().len() as u32).map(|n| self.is_handed_over(n)).collect(),
-        };
-        let is_handed_over = |request: u32| handed_over.get(request as usize) == Some(&true);
+        let (config, trace) = (self.config, self.trace);
+        let is_handed_over = |request| is_handed_over(config, trace, request);
         let last_token_at = self.workers[number].last_token_at();
         let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
         self.tally.bury(number);
@@ -477,6 +472,11 @@ impl<'a> World<'a> {
         ];
         of_workers.chain(of_store).collect()
     }
+}
+
+/// Whether one worker computes a request's prompt and another decodes it.
+fn is_handed_over(config: &Config, trace: &Trace, request: u32) -> bool {
+    config.prefill_workers > 0 && trace.requests()[request as usize].output_tokens > 1
 }
 
 /// Shares of all tokens that the trace asks for, those of refused requests included: what could not be

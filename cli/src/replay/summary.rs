@@ -46,7 +46,7 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     distribution(&mut text, "by answer", &report.tpot_ms);
     distribution(&mut text, "whole answer", &report.e2e_ms);
     distribution(&mut text, "in the queue", &report.queue_ms);
-    let unmeasured = report.requests - report.failed - report.refused - report.ttft_ms.count;
+    let unmeasured = report.finished.saturating_sub(report.e2e_ms.count);
     if unmeasured > 0 {
         let _ = writeln!(text, "  without the first {} requests: the warm-up", whole(unmeasured));
     }
@@ -114,9 +114,10 @@ fn machine(report: &Report) -> String {
         let weight = bytes((tokens * config.kv_bytes_per_token) as f64);
         format!("{} tokens ({weight})", count(tokens as f64))
     };
-    let workers = match config.workers {
-        1 => "one worker".to_owned(),
-        workers => format!("{workers} workers"),
+    let workers = match (config.workers_in_all(), config.also.len()) {
+        (1, _) => "one worker".to_owned(),
+        (workers, 0) => format!("{workers} workers"),
+        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
     };
     let l3 = match (&config.scheduler.l3, config.store.pages_max, report.store) {
         (None, _, _) | (_, _, None) => "no L3".to_owned(),

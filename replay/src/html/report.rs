@@ -160,9 +160,10 @@ fn summary(report: &Report) -> String {
         (Some(_), None) => "L3 without limit".to_owned(),
         (Some(_), Some(pages)) => format!("L3 {}", size(pages as f64)),
     };
-    let workers = match config.workers {
-        1 => "one worker".to_owned(),
-        workers => format!("{workers} workers"),
+    let workers = match (config.workers_in_all(), config.also.len()) {
+        (1, _) => "one worker".to_owned(),
+        (workers, 0) => format!("{workers} workers"),
+        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
     };
     format!(
         "{workers}, pages of {} tokens, device {}, host {}, {l3}",

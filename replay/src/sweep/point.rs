@@ -96,7 +96,7 @@ impl SweepPoint {
             },
             l3_peak_tokens: report.store.map_or(0, |store| tokens(store.pages_peak)),
             kv_bytes_per_token: config.kv_bytes_per_token,
-            workers: config.workers,
+            workers: config.workers_in_all(),
             finished: report.finished,
             failed: report.failed + report.refused,
             virtual_s: report.virtual_s,

@@ -394,7 +394,7 @@ fn a_worker_that_dies_costs_time_and_no_request() {
         (0, vec![outage(1, 2_000_000, 4_000_000)]),
         (0, vec![outage(0, 1_000_000, 3_000_000), outage(1, 1_500_000, 2_500_000)]),
         (1, vec![outage(0, 1_000_000, 1_800_000)]),
-        (1, vec![outage(1, 1_000_000, 1_800_000)]),
+        (1, vec![outage(1, 1_000_000, 1_800_000), outage(0, 9_000_000_000, 9_900_000_000)]),
     ] {
         let mut config = small(600, 1200);
         config.workers = 2;
@@ -405,6 +405,8 @@ fn a_worker_that_dies_costs_time_and_no_request() {
         assert_eq!((report.finished, report.failed, report.refused), (300, 0, 0), "{outages:?}");
         assert!(report.e2e_ms.max > healthy.e2e_ms.max, "{outages:?}");
         assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
+        let series_s = report.series.interval_s * report.series.arrivals.len() as f64;
+        assert!(series_s < report.virtual_s * 2.0 + 1.0, "what comes later concerns nobody");
         assert_eq!(json(&report), json(&replay(&trace, &config).expect("the same again")));
     }
 }

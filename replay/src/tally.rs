@@ -273,7 +273,9 @@ impl<'a> Tally<'a> {
                 self.finished += 1;
                 if is_measured {
                     let gaps = u64::from(self.trace.requests()[index].output_tokens) - 1;
-                    let tpot = (gaps > 0).then(|| (now_us - first_us) as f64 / gaps as f64);
+                    // A first token may have been counted that its worker did not live to send.
+                    let rest_us = now_us.saturating_sub(first_us);
+                    let tpot = (gaps > 0).then(|| rest_us as f64 / gaps as f64);
                     self.e2e.record(took, 1);
                     self.goods.answered(&self.slo, ttft, tpot);
                     if let Some(tpot) = tpot {
@@ -360,7 +362,7 @@ impl<'a> Tally<'a> {
                 was_waited_for: false,
                 was_admitted: true,
                 has_started: true,
-                route: live.route,
+                route: live.route.take(),
                 is_handed_over: true,
             };
         }

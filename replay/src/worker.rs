@@ -183,8 +183,8 @@ impl Worker {
     }
 
     /// Dies: everything on device and host is lost, and so is whatever was under way. What was known when a
-    /// step began stays counted, as if it had ended.
-    pub(crate) fn die(&mut self) {
+    /// step began stays counted, as if it had ended. Gives those whose pages were on their way to others.
+    pub(crate) fn die(&mut self) -> VecDeque<(u64, u32)> {
         let fresh = Scheduler::new(self.scheduler_config.clone()).expect("it began with the same");
         self.lost.push(self.scheduler.stats());
         self.scheduler = fresh;
@@ -195,7 +195,7 @@ impl Worker {
         self.decoding = 0;
         self.backups_ended = 0;
         self.failing_backups.clear();
-        self.to_hand_over.clear();
+        std::mem::take(&mut self.to_hand_over)
     }
 
     /// Is there again.

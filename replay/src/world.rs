@@ -252,12 +252,16 @@ impl<'a> World<'a> {
         let last_token_at = self.workers[number].last_token_at();
         let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
         self.tally.bury(number);
-        self.workers[number].die();
+        let on_their_way = self.workers[number].die();
         self.happenings.forget(number as u32);
         self.desks[number].clear();
         self.router.down(number);
         for (request, route, has_started) in orphans {
             self.router.ended(route, has_started);
+            self.send(request);
+        }
+        for (_, request) in on_their_way {
+            self.tally.goes_on(request, None);
             self.send(request);
         }
     }

@@ -412,6 +412,24 @@ fn a_worker_that_dies_costs_time_and_no_request() {
 }
 
 #[test]
+fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
+    let trace = conversations(20, 120, 10_000);
+    let mut config = small(1500, 3000);
+    config.workers = 2;
+    config.prefill_workers = 1;
+    // So slow that pages of many are on their way when it dies.
+    config.links.host_to_l3.bytes_per_second = 200_000_000;
+    let healthy = run(&trace, &config);
+    let moving = healthy.slowest.iter().flat_map(|slow| &slow.spans);
+    let longest =
+        moving.filter(|span| span.phase == Phase::Moving).map(|span| span.to_ms - span.from_ms);
+    assert!(longest.fold(0.0, f64::max) > 1000.0, "somebody is long on the way");
+    config.outages = vec![Outage { worker: 0, from_us: 1_000_000, to_us: 1_500_000 }];
+    let report = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!((report.finished, report.failed), (120, 0));
+}
+
+#[test]
 fn no_interval_has_more_bytes_than_its_link_carries() {
     let trace = conversations(14, 300, 3_000);
     // Computing is so slow that even these links are worth waiting for.

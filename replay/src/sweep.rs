@@ -328,4 +328,24 @@ mod tests {
         assert_eq!(json[0], json[1]);
         assert_eq!(json[0], json[2]);
     }
+
+    #[test]
+    fn days_are_averaged_and_tell_how_sure_they_are() {
+        let trace = Synthetic { requests: 120, ..Synthetic::default() }.trace().unwrap();
+        let never = AtomicBool::new(false);
+        let run = |days: &[Trace]| {
+            let axes = axes(&["host=0,400k"]);
+            Sweep::run_days(&never, days, &small_options(), axes, 2, &|| {}).unwrap()
+        };
+        let one = run(std::slice::from_ref(&trace));
+        let same = run(&[trace.clone(), trace.clone(), trace.clone()]);
+        for (one, same) in one.points.iter().zip(&same.points) {
+            assert!((same.ttft_ms.p90 / one.ttft_ms.p90 - 1.0).abs() < 1e-9);
+            let sure = same.confidence.expect("three days");
+            assert!(sure.seeds == 3 && sure.ttft_ms_p90 < 1e-6, "{sure:?}");
+            assert_eq!((one.confidence, one.finished), (None, same.finished));
+        }
+        let other = run(&[trace.clone(), trace.another_day(1), trace.another_day(2)]);
+        assert!(other.points.iter().all(|point| point.confidence.unwrap().ttft_ms_p90 > 0.0));
+    }
 }

@@ -109,13 +109,13 @@ impl Layout {
         let size = |value: &String| {
             let with_it = |point: &&SweepPoint| point.values.get(self.along) == Some(value);
             let point = sweep.points.iter().find(with_it)?;
-            let tokens = match axis.setting {
-                Setting::Device => point.device_tokens,
-                Setting::Host => point.host_tokens,
-                Setting::L3 => point.l3_tokens.unwrap_or(u64::MAX),
-                other => return other.magnitude(value),
-            };
-            Some(tokens as f64)
+            let tokens = [
+                (Setting::Device, point.device_tokens),
+                (Setting::Host, point.host_tokens),
+                (Setting::L3, point.l3_tokens.unwrap_or(u64::MAX)),
+            ];
+            let tier = tokens.into_iter().find(|(tier, _)| *tier == axis.setting);
+            tier.map_or_else(|| axis.setting.magnitude(value), |(_, tokens)| Some(tokens as f64))
         };
         let mut sized: Vec<(Option<f64>, String)> =
             axis.values.iter().map(|value| (size(value), value.clone())).collect();

@@ -85,6 +85,8 @@ const BEGINNING_BYTES: usize = 64 << 10;
 /// Requests on their way to a trace: turns of one conversation, whose prompts begin with each other.
 #[derive(Debug, Default)]
 struct Conversation {
+    /// Where it begins in the file.
+    line: u64,
     session: Option<u64>,
     /// What is known of its tokens: all prompts and answers but the last; none if only lengths are known.
     tokens: Vec<u32>,
@@ -104,6 +106,8 @@ struct Length {
 struct Sink<'a> {
     options: &'a ImportOptions<'a>,
     file: String,
+    /// The line that is being read, or the place among conversations where lines do not count.
+    line: u64,
     conversations: Vec<Conversation>,
     skipped_lines: u64,
     skipped: Vec<BadLine>,
@@ -144,6 +148,7 @@ impl super::Trace {
         let mut sink = Sink {
             options,
             file: name.to_owned(),
+            line: 1,
             conversations: Vec::new(),
             skipped_lines: 0,
             skipped: Vec::new(),
@@ -197,6 +202,11 @@ impl Format {
 }
 
 impl Sink<'_> {
+    fn push(&mut self, conversation: Conversation) {
+        self.conversations.push(Conversation { line: self.line, ..conversation });
+    }
+
+    /// A line is not understood.
     fn turn_down(&mut self, line: u64, problem: String) -> Result<(), TraceError> {
         let bad_line = BadLine { file: self.file.clone(), line, problem };
         match self.options.bad_lines {
@@ -232,7 +242,7 @@ impl Sink<'_> {
         }
     }
 
-    fn finish(self) -> Result<Reading, TraceError> {
+    fn finish(mut self) -> Result<Reading, TraceError> {
         let block_tokens = self.options.block_tokens.unwrap_or(BLOCK_TOKENS);
         let mut builder = TraceBuilder::new(block_tokens).map_err(TraceError::BlockTokens)?;
         let all = || self.conversations.iter().flat_map(|conversation| &conversation.turns);
@@ -250,7 +260,7 @@ impl Sink<'_> {
         let mut dice = Dice::new(self.options.seed);
         let mut begins_us = 0.0;
         let mut own_blocks = OwnBlocks::default();
-        for (place, conversation) in self.conversations.iter().enumerate() {
+        for (place, conversation) in std::mem::take(&mut self.conversations).iter().enumerate() {
             begins_us += dice.exponential(interval_us);
             let ids = match conversation.tokens.is_empty() {
                 true => own_blocks.next(conversation, block_tokens),
@@ -274,10 +284,9 @@ impl Sink<'_> {
                 } else {
                     builder.push(arrival_us, input, output, blocks)
                 };
-                pushed.map_err(|problem| {
-                    let line = place as u64 + 1;
-                    TraceError::Line(BadLine { file: self.file.clone(), line, problem })
-                })?;
+                if let Err(problem) = pushed {
+                    self.turn_down(conversation.line, problem)?;
+                }
                 at_us = arrival_us as f64 + think_us + f64::from(turn.output_tokens) * 20_000.0;
             }
         }

@@ -41,7 +41,8 @@ pub(super) fn read(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), Trace
             Ok(turns) => {
                 begins_us = turns.iter().filter_map(|turn| turn.at_us).max().unwrap_or(begins_us);
                 let alone = |turn| Conversation { turns: vec![turn], ..Conversation::default() };
-                sink.conversations.extend(turns.into_iter().map(alone));
+                sink.line = number;
+                turns.into_iter().map(alone).for_each(|request| sink.push(request));
             }
             Err(problem) => sink.turn_down(number, problem)?,
         }

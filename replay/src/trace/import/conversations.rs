@@ -158,6 +158,7 @@ impl<'de> DeserializeSeed<'de> for Anything {
 }
 
 fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<(), TraceError> {
+    sink.line = number;
     let talk = serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
     let talk = talk.and_then(|shared| {
         let mut talk = Talk::new(None);
@@ -170,7 +171,7 @@ fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<
     match talk {
         // Some are without an answer: there is nothing to ask for.
         Ok(conversation) if conversation.turns.is_empty() => sink.skipped_lines += 1,
-        Ok(conversation) => sink.conversations.push(conversation),
+        Ok(conversation) => sink.push(conversation),
         Err(problem) => sink.turn_down(number, problem)?,
     }
     Ok(())
@@ -260,7 +261,8 @@ pub(super) fn read_open_ai(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(
             }
             latest.insert(session, sink.conversations.len());
         }
-        sink.conversations.push(conversation);
+        sink.line = number;
+        sink.push(conversation);
     }
     Ok(())
 }

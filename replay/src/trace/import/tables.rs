@@ -87,6 +87,7 @@ fn rows(
         if line.trim().is_empty() {
             continue;
         }
+        sink.line = number;
         if let Err(problem) = take(&cells(&line), sink) {
             sink.turn_down(number, problem)?;
         }
@@ -111,7 +112,7 @@ pub(super) fn read_azure(mut input: impl BufRead, sink: &mut Sink<'_>) -> Result
         if turn.input_tokens == 0 {
             return Err("a prompt without tokens".to_owned());
         }
-        sink.conversations.push(Conversation { turns: vec![turn], ..Conversation::default() });
+        sink.push(Conversation { turns: vec![turn], ..Conversation::default() });
         Ok(())
     })
 }
@@ -158,7 +159,7 @@ pub(super) fn read_burst_gpt(
         if let Some(number) = session {
             latest.insert(number, (sink.conversations.len(), whole));
         }
-        sink.conversations.push(Conversation { session, turns: vec![turn], tokens: Vec::new() });
+        sink.push(Conversation { session, turns: vec![turn], ..Conversation::default() });
         Ok(())
     })
 }
@@ -186,6 +187,8 @@ mod tests {
         let refused = |text: &str| import(text).unwrap_err().to_string();
         let missing = refused("TIMESTAMP,ContextTokens,Tokens\n1,2,3\n");
         assert!(missing.contains("no column \"GeneratedTokens\", only TIMESTAMP"), "{missing}");
+        let huge = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,6,99999999\n");
+        assert!(huge.starts_with("traffic, line 3: an answer of 99999999 tokens"), "{huge}");
         let bad = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,six,7\n");
         assert!(bad.starts_with("traffic, line 3: ContextTokens \"six\" is no count"), "{bad}");
     }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     fn search(config: &Config, threads: usize) -> Result<RateSearch, ReplayError> {
-        let trace = Synthetic { requests: 150, ..Synthetic::default() }.trace().unwrap();
+        let trace = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
         find_rate(&AtomicBool::new(false), &trace, config, threads, &|| {})
     }
 

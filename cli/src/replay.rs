@@ -1,6 +1,8 @@
 //! `terrace replay`: what a trace would do on a configuration.
 
+mod calibration;
 mod comparison;
+mod rate;
 mod settings;
 mod summary;
 
@@ -8,11 +10,14 @@ use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
-use terrace_replay::{Axis, CostModel, Measurement, Setting, Sweep, Trace, html};
+use terrace_replay::{
+    Axis, Calibration, CostModel, Measurement, Options, Setting, Sweep, Trace, html,
+};
 
 use crate::heap;
 use crate::trace::Source;
@@ -28,6 +33,10 @@ Examples:
       Four workers that share one L3
   terrace replay trace.jsonl --sweep host=0,64GiB,256GiB --sweep policy=lru,slru,s3fifo --report grid.html
       Every combination on all cores: which size buys how much
+  terrace replay trace.jsonl --find-rate --slo-ttft 2s --slo-tpot 50ms
+      How many requests a second one worker can take
+  terrace replay --calibrate steps.csv --model llama-3.1-8b --gpu h100 --gpus 1
+      How far predicted steps are from those that were measured
 
 Sizes are tokens (1000000, 2M) or bytes of the model's KV (64GiB). The same trace, settings and seed give
 the same JSON to the byte, but for what is under `run`.";
@@ -43,6 +52,13 @@ pub(crate) struct Arguments {
     /// Replay every combination: a setting and its values, like host=0,64GiB; may be repeated
     #[arg(long = "sweep", value_name = "NAME=VALUES", help_heading = "Sweep")]
     sweeps: Vec<String>,
+    /// Replay so many days, each with a seed of its own: other made-up requests, or those of the trace at other
+    /// times. What is told are means, and how sure they are
+    #[arg(long, value_name = "NUMBER", help_heading = "Sweep", value_parser = clap::value_parser!(u32).range(2..=100))]
+    seeds: Option<u32>,
+    /// Find the largest rate of requests at which promises are kept (--slo-ttft, --slo-tpot)
+    #[arg(long, help_heading = "Sweep", conflicts_with_all = ["sweeps", "seeds", "report", "csv"])]
+    find_rate: bool,
     /// Replays at a time [default: one on each core]
     #[arg(long, help_heading = "Sweep", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
@@ -52,10 +68,17 @@ pub(crate) struct Arguments {
     /// Write a page with plots
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
+    /// Write the figures as CSV: of a sweep one line for each configuration, of a replay one for each interval
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
     /// Measured steps to derive the costs of steps from, instead of model and GPU: CSV or JSON lines
     /// with prefill_tokens, prefill_pairs, decode_rows, decode_context and step_us
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
+    /// Compare measured steps, written as for --costs, with what is predicted for model and GPU, and replay
+    /// nothing
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "sweeps", "report"])]
+    calibrate: Option<PathBuf>,
 }
 
 /// What depends on the machine.
@@ -80,6 +103,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
     heap::ask_for_huge_pages();
     let mut options = arguments.settings.options();
+    if let Some(file) = &arguments.calibrate {
+        return arguments.calibrate(file, &options);
+    }
     if let Some(file) = &arguments.costs {
         options.cost = Some(costs(file)?);
     }
@@ -92,7 +118,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
                     trace; run it once for each --seed, or sweep over a file of `terrace trace generate`"
             .into());
     }
+    if arguments.seeds.is_some() && axes.iter().any(|axis| axis.setting == Setting::Seed) {
+        return Err("--seeds and --sweep seed: give one of the two".into());
+    }
     let mut page = arguments.report.as_deref().map(create).transpose()?;
+    let mut csv = arguments.csv.as_deref().map(create).transpose()?;
     let (trace, requests) = arguments.source.read(arguments.settings.seed())?;
     let read = began.elapsed();
     let run = |threads| Run {
@@ -102,25 +132,78 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         peak_rss_mb: peak_rss_mb(),
         threads,
     };
-    if axes.is_empty() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = arguments.threads.map_or(cores, usize::from);
+    if arguments.find_rate {
+        let config = options.config()?;
+        let search = with_progress(None, |progress| {
+            terrace_replay::find_rate(&NEVER, &requests, &config, threads, progress)
+        })?;
+        let run = run(threads);
+        return arguments.output(&search, run, |run| rate::draw(&trace, &config.slo, &search, run));
+    }
+    if axes.is_empty() && arguments.seeds.is_none() {
         let report = terrace_replay::replay(&requests, &options.config()?)?;
         let run = run(1);
         if let Some(page) = &mut page {
             page.write_all(html::report_page(&trace, &report).as_bytes())?;
         }
+        if let Some(csv) = &mut csv {
+            csv.write_all(terrace_replay::csv::series_csv(&report).as_bytes())?;
+        }
         return arguments.output(&report, run, |run| summary::draw(&trace, &report, run));
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = arguments.threads.map_or(cores, usize::from);
-    let sweep = sweep(&requests, &options, axes, threads)?;
+    let days = arguments.days(requests)?;
+    let size = Sweep::size(&axes) * days.len();
+    let sweep = with_progress(Some(size), |progress| {
+        Sweep::run_days(&NEVER, &days, &options, axes, threads, progress)
+    })?;
     let run = run(threads);
     if let Some(page) = &mut page {
         page.write_all(html::sweep_page(&trace, &sweep).as_bytes())?;
     }
+    if let Some(csv) = &mut csv {
+        csv.write_all(terrace_replay::csv::sweep_csv(&sweep).as_bytes())?;
+    }
     arguments.output(&sweep, run, |run| comparison::draw(&trace, &sweep, run))
 }
 
+/// Nobody stops a replay but who ends the program.
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 impl Arguments {
+    fn calibrate(&self, file: &Path, options: &Options) -> Result<String, Box<dyn Error>> {
+        let config = options.config()?;
+        let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let calibration = Calibration::new(config.cost, &measurements(file)?);
+        let calibration = calibration.map_err(|error| named(&error))?;
+        if self.json {
+            return Ok(serde_json::to_string_pretty(&calibration)? + "\n");
+        }
+        let chosen = |setting, usual: &str| options.chosen(setting).unwrap_or(usual).to_owned();
+        let machine = format!(
+            "{} on {} x {}",
+            chosen(Setting::Model, "llama-3.1-8b"),
+            config.gpus,
+            chosen(Setting::Gpu, "h200")
+        );
+        Ok(calibration::draw(&file.display().to_string(), &machine, &calibration))
+    }
+
+    /// The first day as it was read, and the others.
+    fn days(&self, first: Trace) -> Result<Vec<Trace>, Box<dyn Error>> {
+        let mut days = vec![first];
+        for day in 1..self.seeds.unwrap_or(1) {
+            let seed = self.settings.seed().wrapping_add(u64::from(day));
+            let another = match self.source.is_synthetic() {
+                true => self.source.read(seed)?.1,
+                false => days[0].another_day(seed),
+            };
+            days.push(another);
+        }
+        Ok(days)
+    }
+
     fn output<T: Serialize>(
         &self,
         result: &T,
@@ -131,35 +214,40 @@ impl Arguments {
             return Ok(serde_json::to_string_pretty(&WithRun { result, run })? + "\n");
         }
         let mut text = draw(&run);
-        if let Some(page) = &self.report {
-            text += &format!("  page         {}\n", page.display());
+        for (what, file) in [("page", &self.report), ("figures", &self.csv)] {
+            if let Some(file) = file {
+                text += &format!("  {what:<13}{}\n", file.display());
+            }
         }
         Ok(text)
     }
 }
 
-fn sweep(
-    trace: &Trace,
-    options: &terrace_replay::Options,
-    axes: Vec<Axis>,
-    threads: usize,
-) -> Result<Sweep, Box<dyn Error>> {
-    let bar = ProgressBar::with_draw_target(
-        Some(Sweep::size(&axes) as u64),
-        ProgressDrawTarget::stderr(),
-    );
-    bar.set_style(ProgressStyle::with_template("{bar:40} {pos} of {len}, {eta} to go")?);
+/// Shows how far it is, of so many replays if that is known.
+fn with_progress<T, E: Error + 'static>(
+    replays: Option<usize>,
+    work: impl FnOnce(&(dyn Fn() + Sync)) -> Result<T, E>,
+) -> Result<T, Box<dyn Error>> {
+    let length = replays.map(|replays| replays as u64);
+    let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
+    let template =
+        if replays.is_some() { "{bar:40} {pos} of {len}, {eta} to go" } else { "{pos} replays" };
+    bar.set_style(ProgressStyle::with_template(template)?);
     bar.enable_steady_tick(Duration::from_millis(500));
-    let result = Sweep::run(trace, options, axes, threads, &|| bar.inc(1));
+    let result = work(&|| bar.inc(1));
     bar.finish_and_clear();
     Ok(result?)
 }
 
-fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
+fn measurements(file: &Path) -> Result<Vec<Measurement>, Box<dyn Error>> {
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| named(&error))?;
-    let measurements = Measurement::parse(&text).map_err(|error| named(&error))?;
-    let fit = CostModel::fit(&measurements).map_err(|error| named(&error))?;
+    Ok(Measurement::parse(&text).map_err(|error| named(&error))?)
+}
+
+fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
+    let fit = CostModel::fit(&measurements(file)?);
+    let fit = fit.map_err(|error| format!("{}: {error}", file.display()))?;
     eprintln!(
         "{}: {} steps, the fit is off by {} on average",
         file.display(),

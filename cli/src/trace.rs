@@ -23,7 +23,8 @@ Examples:
   terrace trace generate --kind chat --requests 20000 --seed 7 -o chat.jsonl.gz
 
 A trace has one request a line, as JSON: timestamp (ms), input_length, output_length and hash_ids, one
-id for each block of the prompt. Blocks have 512 tokens, or what block_size says.";
+id for each block of the prompt. Blocks have 512 tokens, or what block_size says. Tables of Azure and
+BurstGPT, ShareGPT's conversations, OpenAI's messages and results of benchmarks are read too.";
 
 /// Arguments of `terrace trace`.
 #[derive(clap::Args)]

@@ -8,7 +8,7 @@ mod text;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Loaded, Unloaded};
+use crate::{Loaded, Tokenizer, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -125,6 +125,14 @@ pub fn open(folder: &Path) -> Result<Unloaded, LoadError> {
         stop_tokens: text.stop_tokens,
         name: name.into_owned(),
     })
+}
+
+/// The tokenizer of a folder, which needs to have nothing but `tokenizer.json`.
+///
+/// # Errors
+/// When it is missing or damaged; the error names the file and what to do.
+pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
+    text::read_any_tokenizer(&folder.join("tokenizer.json"))
 }
 
 /// The largest file besides the weights: far more than any tokenizer has.

@@ -6,8 +6,13 @@ use terrace_scheduler::{
     RateConfig,
 };
 
-use crate::cost::{CostModel, Gpu, Model};
+use crate::cluster::{Outage, WorkerGroup};
+use crate::copies::CopyWay;
+use crate::cost::CostModel;
 use crate::error::ReplayError;
+use crate::machine::{Gpu, Model};
+use crate::prices::Prices;
+use crate::slo::Slo;
 
 /// Everything that can be set about a replay. The same trace and the same configuration give the
 /// same report, to the byte.
@@ -19,10 +24,29 @@ use crate::error::ReplayError;
 pub struct Config {
     /// Workers, each with a device and a host tier of its own. They share one L3.
     pub workers: u32,
+    /// GPUs of each worker: what they cost depends on it.
+    pub gpus: u32,
+    /// Further workers of other kinds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<WorkerGroup>,
+    /// So many workers, the first, compute prompts only, and the others only decode; 0 if all do both. KV
+    /// goes from one to the other through host memory and L3.
+    pub prefill_workers: u32,
+    /// When workers are not there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outages: Vec<Outage>,
     /// Which worker a request goes to.
-    pub routing: Routing,
+    pub router: RouterConfig,
     /// How requests arrive.
     pub arrival: Arrival,
+    /// Whether turns of a session wait for the answers before them.
+    pub sessions: Sessions,
+    /// Requests that come first are not measured: they find empty caches.
+    pub warm_up: WarmUp,
+    /// What users are promised.
+    pub slo: Slo,
+    /// What hardware costs.
+    pub prices: Prices,
     /// Requests that wait at a worker's scheduler at the most; further ones wait before it, in the
     /// order of their arrival. A scheduler looks into L3 when it is given a request, so one that is
     /// given hours too early finds too little, and holds memory for nothing.
@@ -35,7 +59,7 @@ pub struct Config {
     pub rates: Option<RateConfig>,
     /// How long a step takes.
     pub cost: CostModel,
-    /// Bytes of KV for one token, over all ranks.
+    /// Bytes of KV for one token, each counted once however many ranks have it.
     pub kv_bytes_per_token: u64,
     /// The links of each worker.
     pub links: LinksConfig,
@@ -43,6 +67,44 @@ pub struct Config {
     pub store: StoreConfig,
     /// What the dice of failures start from.
     pub seed: u64,
+}
+
+/// How requests are sent to workers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RouterConfig {
+    /// By what they are sent.
+    pub routing: Routing,
+    /// What a token of the prompt of a request that is alive counts for, as a share of one that has yet
+    /// to be computed: whoever decodes reads it in every step.
+    pub decode_weight: f64,
+    /// How long what a worker tells of its cache takes to arrive.
+    pub event_delay_us: u64,
+}
+
+/// Whether turns of a session wait for the answers before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sessions {
+    /// They do, and then for as long as their user thinks. Where `speed_up` changes the pace, sessions begin
+    /// sooner or later, and users think as long as ever.
+    #[default]
+    Wait,
+    /// All requests come at the times of the trace.
+    ByTheClock,
+}
+
+/// Which requests are not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum WarmUp {
+    /// The first of them, as a share of all.
+    Share(f64),
+    /// Those that arrive before this time.
+    Until {
+        /// Counted from the first arrival.
+        time_us: u64,
+    },
 }
 
 /// Which worker a request goes to.
@@ -53,6 +115,13 @@ pub enum Routing {
     #[default]
     #[serde(alias = "round_robin")]
     RoundRobin,
+    /// Where the least is to be done.
+    #[serde(alias = "least_loaded")]
+    LeastLoaded,
+    /// Where earlier requests of its session went; the first of a session where the least is to be
+    /// done. Requests without a session belong together if their prompts begin with the same block.
+    #[serde(alias = "session_affine")]
+    SessionAffine,
     /// Where most of its prompt is cached, as far as KV events tell, unless that worker has much
     /// more to do than the others.
     #[serde(alias = "prefix_aware")]
@@ -126,6 +195,8 @@ pub struct StoreConfig {
     pub write_failure_rate: f64,
 }
 
+/// Tokens in a page where nothing else is said.
+const PAGE_SIZE: u32 = 16;
 /// GPUs of a worker where nothing else is said.
 pub const DEFAULT_GPUS: u32 = 4;
 /// The most workers that are simulated.
@@ -139,6 +210,18 @@ impl Default for Config {
     }
 }
 
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self { routing: Routing::default(), decode_weight: 0.25, event_delay_us: 5_000 }
+    }
+}
+
+impl Default for WarmUp {
+    fn default() -> Self {
+        Self::Share(0.1)
+    }
+}
+
 impl Default for Arrival {
     fn default() -> Self {
         Self::Trace { speed_up: 1.0 }
@@ -147,7 +230,7 @@ impl Default for Arrival {
 
 impl Default for LinksConfig {
     fn default() -> Self {
-        Self::of_gpu(&Gpu::H200, DEFAULT_GPUS)
+        Self::of_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS, &Copies::default())
     }
 }
 
@@ -166,19 +249,43 @@ impl Default for StoreConfig {
     }
 }
 
+/// How pages are copied between host and device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copies {
+    /// The way.
+    pub way: CopyWay,
+    /// Consecutive bytes of a page in a GPU's memory; without it, what the model's layers have.
+    pub piece_bytes: Option<u64>,
+    /// Tokens in a page.
+    pub page_size: u32,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self { way: CopyWay::default(), piece_bytes: None, page_size: PAGE_SIZE }
+    }
+}
+
 impl LinksConfig {
-    /// The links of a worker with so many GPUs of a kind: each has its own way to the host and its own
-    /// network adapter.
+    /// The links of a worker with a model on so many GPUs. Each GPU has its own way to the host and its
+    /// own network adapter; KV that several GPUs have goes to each of them, so that these ways together
+    /// carry no more of it than there are different parts.
     #[must_use]
-    pub fn of_gpu(gpu: &Gpu, tensor_parallel: u32) -> Self {
-        let all = |bytes_per_second: u64| bytes_per_second * u64::from(tensor_parallel);
-        let bytes_per_second = all(gpu.host_bytes_per_second);
-        let copy = LinkConfig { latency_us: 20, bytes_per_second };
-        let bytes_per_second = all(gpu.network_bytes_per_second);
-        let network = LinkConfig { latency_us: 100, bytes_per_second };
+    pub fn of_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32, copies: &Copies) -> Self {
+        let piece_bytes =
+            copies.piece_bytes.unwrap_or(model.piece_bytes(copies.page_size, tensor_parallel));
+        let peak = gpu.host_bytes_per_second as f64;
+        let copy = |reached: f64| LinkConfig {
+            latency_us: 20,
+            bytes_per_second: (reached * model.kv_parts(tensor_parallel)) as u64,
+        };
+        let network = LinkConfig {
+            latency_us: 100,
+            bytes_per_second: gpu.network_bytes_per_second * u64::from(tensor_parallel),
+        };
         Self {
-            host_to_device: copy,
-            device_to_host: copy,
+            host_to_device: copy(copies.way.to_device(piece_bytes, peak)),
+            device_to_host: copy(copies.way.to_host(piece_bytes, peak)),
             l3_to_host: network,
             host_to_l3: network,
         }
@@ -187,12 +294,13 @@ impl LinksConfig {
 
 impl Config {
     /// One worker with a model on so many GPUs: costs, links and sizes follow from both. The device
-    /// tier has what nine tenths of the memory leave beside the weights, the host four times that,
-    /// and L3 has no limit.
+    /// tier has [what fits](Model::device_tokens), the host four times that, and L3 has no limit.
     #[must_use]
     pub fn for_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
-        let page_size = 16;
-        let device_tokens = model.device_tokens(gpu, tensor_parallel).max(u64::from(page_size));
+        let page_size = PAGE_SIZE;
+        let batch = BatchConfig { repeats_max: 255, ..BatchConfig::default() };
+        let device_tokens = model.device_tokens(gpu, tensor_parallel, batch.step_tokens_max);
+        let device_tokens = device_tokens.max(u64::from(page_size));
         let device_pages = (device_tokens / u64::from(page_size)).min(1 << 28) as u32;
         let scheduler = SchedulerConfig {
             cache: CacheConfig {
@@ -201,7 +309,7 @@ impl Config {
                 host_pages: device_pages * 4,
                 ..CacheConfig::default()
             },
-            batch: BatchConfig { repeats_max: 255, ..BatchConfig::default() },
+            batch,
             queue: QueueConfig {
                 requests_max: 1 << 24,
                 share_wait_max_ms: 600_000,
@@ -213,14 +321,22 @@ impl Config {
         };
         Self {
             workers: 1,
-            routing: Routing::RoundRobin,
+            gpus: tensor_parallel,
+            also: Vec::new(),
+            prefill_workers: 0,
+            outages: Vec::new(),
+            router: RouterConfig::default(),
             arrival: Arrival::default(),
+            sessions: Sessions::default(),
+            warm_up: WarmUp::default(),
+            slo: Slo::default(),
+            prices: Prices { gpu_hour: gpu.hour_price, ..Prices::default() },
             waiting_max: 8,
             scheduler,
             rates: None,
             cost: CostModel::of_machine(model, gpu, tensor_parallel),
             kv_bytes_per_token: model.kv_bytes_per_token(),
-            links: LinksConfig::of_gpu(gpu, tensor_parallel),
+            links: LinksConfig::of_machine(model, gpu, tensor_parallel, &Copies::default()),
             store: StoreConfig::default(),
             seed: 0,
         }
@@ -240,9 +356,11 @@ impl Config {
         self.scheduler.check()?;
         let refuse =
             |setting, value: String, limits| Err(ReplayError::Setting { setting, value, limits });
-        if !(1..=WORKERS_MAX).contains(&self.workers) {
-            return refuse("workers", self.workers.to_string(), "use 1 to 1024");
+        let workers = self.workers_in_all();
+        if self.workers == 0 || !(1..=WORKERS_MAX).contains(&workers) {
+            return refuse("workers", workers.to_string(), "use 1 to 1024");
         }
+        self.check_cluster()?;
         match self.arrival {
             Arrival::Trace { speed_up } if !(1e-6..=1e9).contains(&speed_up) => {
                 return refuse("arrival.speed_up", speed_up.to_string(), "use 0.000001 to 1e9");
@@ -253,10 +371,36 @@ impl Config {
             }
             Arrival::Trace { .. } | Arrival::ClosedLoop { .. } => {}
         }
-        if let Routing::PrefixAware { load_weight } = self.routing
+        if let Routing::PrefixAware { load_weight } = self.router.routing
             && !(0.0..=1e6).contains(&load_weight)
         {
-            return refuse("routing.load_weight", load_weight.to_string(), "use 0 to 1000000");
+            let value = load_weight.to_string();
+            return refuse("router.routing.load_weight", value, "use 0 to 1000000");
+        }
+        if !(0.0..=1e6).contains(&self.router.decode_weight) {
+            let value = self.router.decode_weight.to_string();
+            return refuse("router.decode_weight", value, "use 0 to 1000000");
+        }
+        if self.router.event_delay_us > 3_600_000_000 {
+            let value = self.router.event_delay_us.to_string();
+            return refuse("router.event_delay_us", value, "use at most an hour");
+        }
+        if let WarmUp::Share(share) = self.warm_up
+            && !(0.0..1.0).contains(&share)
+        {
+            return refuse("warm_up", share.to_string(), "use a share from 0 to below 1");
+        }
+        let positive = |limit: Option<f64>| limit.is_none_or(|ms| ms > 0.0 && ms <= 1e9);
+        if !positive(self.slo.ttft_ms) || !positive(self.slo.tpot_ms) {
+            let value = format!("{:?} and {:?}", self.slo.ttft_ms, self.slo.tpot_ms);
+            return refuse("slo", value, "use times above 0");
+        }
+        if !(0.0..=1.0).contains(&self.slo.share) {
+            return refuse("slo.share", self.slo.share.to_string(), "use 0 to 1");
+        }
+        let prices = [self.prices.gpu_hour, self.prices.host_gb_month, self.prices.l3_gb_month];
+        if prices.iter().any(|price| !(0.0..=1e9).contains(price)) {
+            return refuse("prices", format!("{prices:?}"), "use 0 to 1e9");
         }
         if self.waiting_max == 0 {
             return refuse("waiting_max", "0".to_owned(), "use at least 1");
@@ -300,7 +444,11 @@ impl Config {
         }
         let pages = u64::from(self.scheduler.cache.device_pages)
             + u64::from(self.scheduler.cache.host_pages);
-        if u64::from(self.workers) * pages > 1 << 30 {
+        let further = self.also.iter().map(|group| {
+            let pages = u64::from(group.device_pages) + u64::from(group.host_pages);
+            u64::from(group.workers) * pages
+        });
+        if u64::from(self.workers) * pages + further.sum::<u64>() > 1 << 30 {
             let value = format!("{} of {pages} pages", self.workers);
             return refuse("workers", value, "use at most 2^30 pages of device and host in all");
         }

@@ -1,26 +1,40 @@
-//! How long a step takes, and what a token weighs: from presets of models and GPUs.
+//! How long a step takes, by what it consists of.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::ReplayError;
+use crate::machine::{Gpu, Model};
 
 /// How long a step takes:
 ///
 /// ```text
-/// step + max(weights, prefill_token x prefill tokens + decode_row x decodes)
+/// step + max(weights + experts x share of them that is needed,
+///            prefill_token x prefill tokens + decode_row x decodes)
+///      + exchange_token x tokens
 ///      + prefill_pair x pairs + decode_context x context of the decodes
 /// ```
 ///
-/// Reading the weights and multiplying with them overlap, so the longer of the two counts. A pair is
-/// a token of a prefill chunk together with one that it attends to; the context of a decode is what
-/// it reads of the cache.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Reading the weights and multiplying with them overlap, so the longer of the two counts. Of a
+/// mixture's experts those are read that some token of the step goes to: with tokens that choose
+/// independently, `1 - (1 - expert_share)^tokens` of them. What GPUs exchange after each part of a
+/// layer is waited for. A pair is a token of a prefill chunk together with one that it attends to;
+/// the context of a decode is what it reads of the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
     /// Every step.
     pub step_ns: f64,
-    /// Reading the weights once.
+    /// Reading the weights that every token needs, once.
     pub weights_ns: f64,
+    /// Reading all experts of a mixture once.
+    #[serde(default)]
+    pub experts_ns: f64,
+    /// The share of the experts that one token goes to.
+    #[serde(default)]
+    pub expert_share: f64,
+    /// Each token, for what GPUs that share the model exchange about it.
+    #[serde(default)]
+    pub exchange_token_ns: f64,
     /// Each token of a prefill chunk.
     pub prefill_token_ns: f64,
     /// Each pair of a token of a prefill chunk and one up to it.
@@ -53,44 +67,6 @@ impl StepShape {
     }
 }
 
-/// A model, as far as its cost goes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Model {
-    /// Its name on the command line.
-    pub name: &'static str,
-    /// All its weights.
-    pub parameters: f64,
-    /// The weights that one token is multiplied with; fewer for a mixture of experts.
-    pub active_parameters: f64,
-    /// Bytes of one weight.
-    pub weight_bytes: f64,
-    /// Its layers.
-    pub layers: u32,
-    /// Numbers that one layer keeps for a token: keys and values of its KV heads, or the latent.
-    pub kv_values_per_layer: u32,
-    /// Bytes of one of those.
-    pub kv_value_bytes: u32,
-    /// Attention heads times the width of key and value together.
-    pub attention_width: u32,
-}
-
-/// A GPU, as far as its cost goes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Gpu {
-    /// Its name on the command line.
-    pub name: &'static str,
-    /// Dense floating-point operations a second, in 16 bits.
-    pub flops: f64,
-    /// Bytes that it reads from its memory in a second.
-    pub memory_bytes_per_second: f64,
-    /// Bytes of its memory.
-    pub memory_bytes: u64,
-    /// Bytes that it exchanges with the host in a second, each way.
-    pub host_bytes_per_second: u64,
-    /// Bytes that the network adapter beside it carries in a second, each way.
-    pub network_bytes_per_second: u64,
-}
-
 /// The share of a GPU's peak that matrix products reach.
 const PRODUCT_EFFICIENCY: f64 = 0.55;
 /// The share of a GPU's peak that attention over a prompt reaches.
@@ -99,139 +75,12 @@ const ATTENTION_EFFICIENCY: f64 = 0.40;
 const MEMORY_EFFICIENCY: f64 = 0.75;
 /// What every step takes on the host: launching, sampling, bookkeeping.
 const STEP_OVERHEAD_NS: f64 = 500_000.0;
-/// One exchange of results between the GPUs that share a model; each layer has two.
+/// One exchange of results between the GPUs that share a model, besides its bytes.
 const EXCHANGE_NS: f64 = 10_000.0;
-/// The share of a GPU's memory that weights and KV may fill.
-const MEMORY_SHARE: f64 = 0.9;
-
-impl Model {
-    /// Llama 3.1, 8 billion parameters.
-    pub const LLAMA_3_1_8B: Self = Self::plain("llama-3.1-8b", 8.03e9, 32, 32, 8, 128);
-    /// Llama 3.1, 70 billion parameters.
-    pub const LLAMA_3_1_70B: Self = Self::plain("llama-3.1-70b", 70.6e9, 80, 64, 8, 128);
-    /// Every model that is known by name.
-    pub const ALL: [Self; 7] = [
-        Self::LLAMA_3_1_8B,
-        Self::LLAMA_3_1_70B,
-        Self::plain("qwen2.5-7b", 7.62e9, 28, 28, 4, 128),
-        Self::plain("qwen2.5-32b", 32.8e9, 64, 40, 8, 128),
-        Self::plain("qwen2.5-72b", 72.7e9, 80, 64, 8, 128),
-        Self::plain("mistral-7b", 7.25e9, 32, 32, 8, 128),
-        // Latent attention: 512 numbers and 64 for the position, whatever the number of heads. Its
-        // weights are 8 bits wide; products are priced as 16 bits.
-        Self {
-            name: "deepseek-v3",
-            parameters: 671e9,
-            active_parameters: 37e9,
-            weight_bytes: 1.0,
-            layers: 61,
-            kv_values_per_layer: 576,
-            kv_value_bytes: 2,
-            attention_width: 128 * (192 + 128),
-        },
-    ];
-
-    const fn plain(
-        name: &'static str,
-        parameters: f64,
-        layers: u32,
-        heads: u32,
-        kv_heads: u32,
-        head_width: u32,
-    ) -> Self {
-        Self {
-            name,
-            parameters,
-            active_parameters: parameters,
-            weight_bytes: 2.0,
-            layers,
-            kv_values_per_layer: 2 * kv_heads * head_width,
-            kv_value_bytes: 2,
-            attention_width: heads * 2 * head_width,
-        }
-    }
-
-    /// The model of this name.
-    ///
-    /// # Errors
-    /// If there is none: which there are.
-    pub fn named(name: &str) -> Result<Self, ReplayError> {
-        find("model", name, &Self::ALL, |model| model.name)
-    }
-
-    /// Bytes of KV for one token, over all ranks.
-    #[must_use]
-    pub fn kv_bytes_per_token(&self) -> u64 {
-        u64::from(self.layers)
-            * u64::from(self.kv_values_per_layer)
-            * u64::from(self.kv_value_bytes)
-    }
-
-    /// Tokens whose KV fits beside the weights, with a tenth of the memory left for other things;
-    /// none if the weights do not fit.
-    #[must_use]
-    pub fn device_tokens(&self, gpu: &Gpu, tensor_parallel: u32) -> u64 {
-        let memory = gpu.memory_bytes as f64 * f64::from(tensor_parallel) * MEMORY_SHARE;
-        let left = memory - self.parameters * self.weight_bytes;
-        (left.max(0.0) / self.kv_bytes_per_token() as f64) as u64
-    }
-}
-
-impl Gpu {
-    /// Nvidia A100 with 80 GB.
-    pub const A100: Self = Self::new("a100", 312e12, 2.04e12, 80, 25, 25);
-    /// Nvidia H100, SXM.
-    pub const H100: Self = Self::new("h100", 989e12, 3.35e12, 80, 55, 50);
-    /// Nvidia H200.
-    pub const H200: Self = Self::new("h200", 989e12, 4.8e12, 141, 55, 50);
-    /// Nvidia B200.
-    pub const B200: Self = Self::new("b200", 2250e12, 8.0e12, 180, 55, 50);
-    /// Nvidia L40S.
-    pub const L40S: Self = Self::new("l40s", 362e12, 0.864e12, 48, 25, 25);
-    /// Every GPU that is known by name.
-    pub const ALL: [Self; 5] = [Self::A100, Self::H100, Self::H200, Self::B200, Self::L40S];
-
-    const fn new(
-        name: &'static str,
-        flops: f64,
-        memory_bytes_per_second: f64,
-        memory_gb: u64,
-        host_gb_per_second: u64,
-        network_gb_per_second: u64,
-    ) -> Self {
-        Self {
-            name,
-            flops,
-            memory_bytes_per_second,
-            memory_bytes: memory_gb * 1_000_000_000,
-            host_bytes_per_second: host_gb_per_second * 1_000_000_000,
-            network_bytes_per_second: network_gb_per_second * 1_000_000_000,
-        }
-    }
-
-    /// The GPU of this name.
-    ///
-    /// # Errors
-    /// If there is none: which there are.
-    pub fn named(name: &str) -> Result<Self, ReplayError> {
-        find("GPU", name, &Self::ALL, |gpu| gpu.name)
-    }
-}
-
-fn find<T: Copy>(
-    kind: &'static str,
-    name: &str,
-    all: &[T],
-    name_of: impl Fn(&T) -> &'static str,
-) -> Result<T, ReplayError> {
-    let known = || all.iter().map(&name_of).collect::<Vec<_>>().join(", ");
-    let found = all.iter().find(|one| name_of(one).eq_ignore_ascii_case(name));
-    found.copied().ok_or_else(|| ReplayError::UnknownPreset {
-        kind,
-        name: name.to_owned(),
-        known: known(),
-    })
-}
+/// After attention and after the feed-forward part.
+const EXCHANGES_PER_LAYER: f64 = 2.0;
+/// What is exchanged is 16 bits wide.
+const ACTIVATION_BYTES: f64 = 2.0;
 
 impl CostModel {
     /// The costs of a model on so many GPUs, both by name.
@@ -248,25 +97,33 @@ impl CostModel {
         Ok(Self::of_machine(&model, &gpu, tensor_parallel))
     }
 
-    /// The costs of a model on so many GPUs: what bounds each part, compute or memory, at the share
-    /// of the peak that such kernels reach (55 % for products, 40 % for attention over a prompt, 75 %
-    /// for reading memory).
+    /// The costs of a model on so many GPUs: what bounds each part, compute, memory or the links between
+    /// GPUs, at the share of the peak that such kernels reach (55 % for products, 40 % for attention over
+    /// a prompt, 75 % for reading memory).
     #[must_use]
     pub fn of_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
         let gpus = f64::from(tensor_parallel);
         let products = gpu.flops * gpus * PRODUCT_EFFICIENCY / 1e9;
         let attention = gpu.flops * gpus * ATTENTION_EFFICIENCY / 1e9;
-        let memory = gpu.memory_bytes_per_second * gpus * MEMORY_EFFICIENCY / 1e9;
+        let memory = gpu.memory_bytes_per_second * MEMORY_EFFICIENCY / 1e9;
         let token_ns = 2.0 * model.active_parameters / products;
-        let exchanges = if tensor_parallel > 1 { 2.0 * f64::from(model.layers) } else { 0.0 };
-        let pair_flops = 2.0 * f64::from(model.layers) * f64::from(model.attention_width);
+        let layers = f64::from(model.layers);
+        let pair_flops = 2.0 * layers * f64::from(model.attention_width);
+        let read_ns = |parameters: f64| parameters * model.weight_bytes / (memory * gpus);
+        let exchanges = if tensor_parallel > 1 { EXCHANGES_PER_LAYER * layers } else { 0.0 };
+        // Around a ring every GPU passes on all but its own part of the sums, and then of the results.
+        let passed_on = 2.0 * (gpus - 1.0) / gpus;
+        let exchanged_bytes = exchanges * f64::from(model.hidden_width) * ACTIVATION_BYTES;
         Self {
             step_ns: STEP_OVERHEAD_NS + exchanges * EXCHANGE_NS,
-            weights_ns: model.parameters * model.weight_bytes / memory,
+            weights_ns: read_ns(model.common_parameters()),
+            experts_ns: read_ns(model.parameters - model.common_parameters()),
+            expert_share: model.expert_share(),
+            exchange_token_ns: exchanged_bytes * passed_on / gpu.exchange_bytes_per_second * 1e9,
             prefill_token_ns: token_ns,
             prefill_pair_ns: pair_flops / attention,
             decode_row_ns: token_ns,
-            decode_context_ns: model.kv_bytes_per_token() as f64 / memory,
+            decode_context_ns: model.kv_bytes_per_rank(tensor_parallel) / memory,
         }
     }
 
@@ -280,11 +137,18 @@ impl CostModel {
         let parts = [
             ("cost.step_ns", self.step_ns),
             ("cost.weights_ns", self.weights_ns),
+            ("cost.experts_ns", self.experts_ns),
+            ("cost.exchange_token_ns", self.exchange_token_ns),
             ("cost.prefill_token_ns", self.prefill_token_ns),
             ("cost.prefill_pair_ns", self.prefill_pair_ns),
             ("cost.decode_row_ns", self.decode_row_ns),
             ("cost.decode_context_ns", self.decode_context_ns),
         ];
+        if !(0.0..=1.0).contains(&self.expert_share) {
+            let value = self.expert_share.to_string();
+            let limits = "use 0 to 1";
+            return Err(ReplayError::Setting { setting: "cost.expert_share", value, limits });
+        }
         match parts.iter().find(|(_, ns)| !(0.0..=1e12).contains(ns)) {
             Some((setting, ns)) => Err(ReplayError::Setting {
                 setting,
@@ -300,6 +164,9 @@ impl CostModel {
         StepCost {
             step: fs(self.step_ns),
             weights: fs(self.weights_ns),
+            experts: fs(self.experts_ns),
+            expert_share: self.expert_share,
+            exchange_token: fs(self.exchange_token_ns),
             prefill_token: fs(self.prefill_token_ns),
             prefill_pair: fs(self.prefill_pair_ns),
             decode_row: fs(self.decode_row_ns),
@@ -313,6 +180,9 @@ impl CostModel {
 pub(crate) struct StepCost {
     step: u64,
     weights: u64,
+    experts: u64,
+    expert_share: f64,
+    exchange_token: u64,
     prefill_token: u64,
     prefill_pair: u64,
     decode_row: u64,
@@ -326,12 +196,25 @@ impl StepCost {
             + part(self.decode_row, shape.decode_rows);
         let attention = part(self.prefill_pair, shape.prefill_pairs)
             + part(self.decode_context, shape.decode_context);
-        let fs = u128::from(self.step) + products.max(self.weights.into()) + attention;
+        let tokens = shape.prefill_tokens + shape.decode_rows;
+        let read = u128::from(self.weights + self.experts_for(tokens));
+        let exchange = part(self.exchange_token, tokens);
+        let fs = u128::from(self.step) + products.max(read) + exchange + attention;
         // Steps take less than hours, and long divisions are slow.
         match u64::try_from(fs) {
             Ok(fs) => fs / 1_000_000,
             Err(_) => u64::try_from(fs / 1_000_000).unwrap_or(u64::MAX),
         }
+    }
+
+    /// Reading the experts that some of so many tokens go to.
+    fn experts_for(&self, tokens: u64) -> u64 {
+        if self.experts == 0 {
+            return 0;
+        }
+        // The system's own powers differ from machine to machine in the last digits.
+        let spared = libm::pow(1.0 - self.expert_share, tokens as f64);
+        (self.experts as f64 * (1.0 - spared)).round() as u64
     }
 
     /// In whole microseconds, at least one.
@@ -343,13 +226,6 @@ impl StepCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_kv_of_a_token_weighs_what_its_layers_keep() {
-        assert_eq!(Model::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
-        assert_eq!(Model::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
-        assert_eq!(Model::named("DeepSeek-V3").unwrap().kv_bytes_per_token(), 61 * 576 * 2);
-    }
 
     #[test]
     fn a_decode_waits_for_the_weights_and_a_long_prefill_for_the_products() {
@@ -379,6 +255,49 @@ mod tests {
             cost.step_ns(&StepShape { decode_rows: 8, ..StepShape::default() })
         });
         assert!(steps[1] < steps[0] && steps[1] * 2 > steps[0], "{steps:?}");
+    }
+
+    fn prefill_ms(cost: &CostModel, tokens: u32) -> f64 {
+        let mut shape = StepShape::default();
+        shape.add_chunk(0, tokens);
+        cost.step_ns(&shape) as f64 / 1e6
+    }
+
+    #[test]
+    fn gpus_wait_for_the_bytes_that_they_exchange() {
+        // 8,192 tokens of 8,192 numbers, twice in each of 80 layers, 7/4 of it over each GPU's link.
+        for (gpu, expected) in [("h100", 80.0..90.0), ("l40s", 1450.0..1600.0)] {
+            let with = CostModel::preset("llama-3.1-70b", gpu, 8).unwrap();
+            let without = CostModel { exchange_token_ns: 0.0, ..with };
+            let exchange_ms = prefill_ms(&with, 8192) - prefill_ms(&without, 8192);
+            assert!(expected.contains(&exchange_ms), "{gpu}: {exchange_ms}");
+        }
+        let alone = CostModel::preset("llama-3.1-8b", "h100", 1).unwrap();
+        assert_eq!(alone.exchange_token_ns, 0.0);
+    }
+
+    #[test]
+    fn of_a_mixture_those_experts_are_read_that_some_token_goes_to() {
+        let cost = CostModel::preset("deepseek-v3", "h200", 8).unwrap();
+        let read_ms = |rows| {
+            let shape = StepShape { decode_rows: rows, ..StepShape::default() };
+            let others = cost.step_ns + cost.exchange_token_ns * rows as f64;
+            (cost.step_ns(&shape) as f64 - others) / 1e6
+        };
+        // 37 of 671 GB for one token, at three quarters of 38.4 TB/s.
+        assert!((1.2..1.4).contains(&read_ms(1)), "{}", read_ms(1));
+        assert!(read_ms(8) < 8.0 * read_ms(1) && read_ms(8) > 3.0 * read_ms(1), "{}", read_ms(8));
+        assert!((22.0..24.0).contains(&read_ms(256)), "{}", read_ms(256));
+        assert_eq!(CostModel::preset("llama-3.1-8b", "h200", 1).unwrap().experts_ns, 0.0);
+    }
+
+    #[test]
+    fn kv_that_every_gpu_has_is_read_by_every_gpu() {
+        let context_ns =
+            |model, gpus| CostModel::preset(model, "h200", gpus).unwrap().decode_context_ns;
+        assert_eq!(context_ns("deepseek-v3", 8), context_ns("deepseek-v3", 1));
+        assert_eq!(context_ns("llama-3.1-70b", 8) * 8.0, context_ns("llama-3.1-70b", 1));
+        assert_eq!(context_ns("llama-3.1-70b", 16), context_ns("llama-3.1-70b", 8));
     }
 
     #[test]

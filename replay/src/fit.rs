@@ -38,8 +38,16 @@ pub struct Fit {
     pub relative_residual: f64,
 }
 
-/// A constant and the four counts of a step.
-const PARTS: usize = 5;
+/// A constant, the weights, and the four counts of a step.
+const PARTS: usize = 6;
+/// The place of the weights among them.
+const WEIGHTS: usize = 1;
+/// How many divisions into steps that wait for the weights and others are tried.
+const DIVISIONS_MAX: usize = 24;
+/// How often one is corrected.
+const CORRECTIONS_MAX: usize = 12;
+/// How much of the error must go for the weights to be believed in.
+const BETTER: f64 = 0.98;
 /// The most measurements that are read.
 const MEASUREMENTS_MAX: usize = 1 << 20;
 
@@ -109,12 +117,36 @@ impl Measurement {
         Err(ReplayError::Measurement { line, problem })
     }
 
-    fn parts(&self) -> [f64; PARTS] {
+    /// What it consists of.
+    #[must_use]
+    pub fn shape(&self) -> StepShape {
+        StepShape {
+            prefill_tokens: self.prefill_tokens,
+            prefill_pairs: self.prefill_pairs,
+            decode_rows: self.decode_rows,
+            decode_context: self.decode_context,
+        }
+    }
+
+    /// How long it would take at these costs.
+    #[must_use]
+    pub fn predicted_us(&self, cost: &CostModel) -> f64 {
+        cost.step_ns(&self.shape()) as f64 / 1000.0
+    }
+
+    fn tokens(&self) -> u64 {
+        self.prefill_tokens + self.decode_rows
+    }
+
+    /// What its time is a sum of: for a step that waits for the weights, these instead of products.
+    fn parts(&self, waits_for_weights: bool) -> [f64; PARTS] {
+        let products = f64::from(u8::from(!waits_for_weights));
         [
             1.0,
-            self.prefill_tokens as f64,
+            f64::from(u8::from(waits_for_weights)),
+            self.prefill_tokens as f64 * products,
             self.prefill_pairs as f64,
-            self.decode_rows as f64,
+            self.decode_rows as f64 * products,
             self.decode_context as f64,
         ]
     }
@@ -135,86 +167,143 @@ fn bounded(
 }
 
 impl CostModel {
-    /// The costs that fit the measured steps best, by least squares. None is negative: a part that
-    /// would be is left out, and the others are fitted again. Reading the weights shows as a part of
-    /// every step.
+    /// The costs that fit the measured steps best, by least squares of the errors as shares of the
+    /// measured times, so that short steps count as much as long ones. No cost is negative: a part that
+    /// would be is left out, and the others are fitted again.
+    ///
+    /// Which steps wait for the weights and which for the products is not known beforehand: several
+    /// divisions by the number of tokens are tried, each is corrected by what was fitted until it is
+    /// its own result, and the best is taken. Experts and what GPUs exchange cannot be told apart from
+    /// the rest, and show in it.
     ///
     /// # Errors
     /// If there are too few measurements.
     pub fn fit(measurements: &[Measurement]) -> Result<Fit, ReplayError> {
-        // What never happened has no cost that could be told.
-        let mut used = [true; PARTS];
-        for (part, used) in used.iter_mut().enumerate() {
-            *used = measurements.iter().any(|measurement| measurement.parts()[part] != 0.0);
-        }
+        // What never happened has no cost that could be told; the weights are for those divisions in
+        // which somebody waits for them.
+        let counts = |part: usize| measurements.iter().any(|m| m.parts(false)[part] != 0.0);
+        let used: [bool; PARTS] = std::array::from_fn(counts);
         let needed = used.iter().filter(|used| **used).count().max(2);
         if measurements.len() < needed {
             return Err(ReplayError::TooFewMeasurements { given: measurements.len(), needed });
         }
-        let costs_us = loop {
-            let costs = solve(measurements, &used);
-            let worst = (0..PARTS).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0);
-            if costs[worst] >= 0.0 {
-                break costs;
+        let mut best = Fit::new(
+            solve_positive(measurements, &vec![false; measurements.len()], used),
+            measurements,
+        );
+        if measurements.len() > needed {
+            for tokens in divisions(measurements) {
+                let fit = fit_divided(measurements, used, tokens);
+                if fit.relative_residual < best.relative_residual * BETTER {
+                    best = fit;
+                }
             }
-            used[worst] = false;
-        };
-        let ns = costs_us.map(|us| us * 1000.0);
-        let cost = CostModel {
-            step_ns: ns[0],
-            weights_ns: 0.0,
-            prefill_token_ns: ns[1],
-            prefill_pair_ns: ns[2],
-            decode_row_ns: ns[3],
-            decode_context_ns: ns[4],
-        };
+        }
+        Ok(best)
+    }
+}
+
+impl Fit {
+    fn new(cost: CostModel, measurements: &[Measurement]) -> Self {
         let (mut squares, mut relative) = (0.0, 0.0);
         for measurement in measurements {
-            let shape = StepShape {
-                prefill_tokens: measurement.prefill_tokens,
-                prefill_pairs: measurement.prefill_pairs,
-                decode_rows: measurement.decode_rows,
-                decode_context: measurement.decode_context,
-            };
-            let off = cost.step_ns(&shape) as f64 / 1000.0 - measurement.step_us;
+            let off = measurement.predicted_us(&cost) - measurement.step_us;
             squares += off * off;
             relative += off.abs() / measurement.step_us;
         }
         let count = measurements.len() as f64;
-        Ok(Fit {
+        Self {
             cost,
             measurements: measurements.len(),
             residual_us: (squares / count).sqrt(),
             relative_residual: relative / count,
-        })
+        }
+    }
+}
+
+/// Numbers of tokens up to which steps may wait for the weights: those that occur, or some of them.
+fn divisions(measurements: &[Measurement]) -> Vec<u64> {
+    let mut tokens: Vec<u64> = measurements.iter().map(Measurement::tokens).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    let every = tokens.len().div_ceil(DIVISIONS_MAX).max(1);
+    tokens.into_iter().step_by(every).collect()
+}
+
+/// Fits with the steps of up to so many tokens waiting for the weights, and corrects who does.
+fn fit_divided(measurements: &[Measurement], mut used: [bool; PARTS], tokens: u64) -> Fit {
+    used[WEIGHTS] = true;
+    let mut waits: Vec<bool> = measurements.iter().map(|m| m.tokens() <= tokens).collect();
+    let mut cost = solve_positive(measurements, &waits, used);
+    for _ in 0..CORRECTIONS_MAX {
+        let products = |m: &Measurement| {
+            cost.prefill_token_ns * m.prefill_tokens as f64
+                + cost.decode_row_ns * m.decode_rows as f64
+        };
+        let corrected: Vec<bool> =
+            measurements.iter().map(|m| products(m) < cost.weights_ns).collect();
+        if corrected == waits {
+            break;
+        }
+        waits = corrected;
+        cost = solve_positive(measurements, &waits, used);
+    }
+    Fit::new(cost, measurements)
+}
+
+/// Costs none of which is negative.
+fn solve_positive(
+    measurements: &[Measurement],
+    waits: &[bool],
+    mut used: [bool; PARTS],
+) -> CostModel {
+    let costs_us = loop {
+        let costs = solve(measurements, waits, &used);
+        let worst = (0..PARTS).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap_or(0);
+        if costs[worst] >= 0.0 {
+            break costs;
+        }
+        used[worst] = false;
+    };
+    let ns = costs_us.map(|us| us * 1000.0);
+    CostModel {
+        step_ns: ns[0],
+        weights_ns: ns[WEIGHTS],
+        prefill_token_ns: ns[2],
+        prefill_pair_ns: ns[3],
+        decode_row_ns: ns[4],
+        decode_context_ns: ns[5],
+        ..CostModel::default()
     }
 }
 
 /// Least squares over the parts in use, by the normal equations. Columns are scaled to the same
 /// size first, for pairs are millions where rows are dozens.
-fn solve(measurements: &[Measurement], used: &[bool; PARTS]) -> [f64; PARTS] {
+fn solve(measurements: &[Measurement], waits: &[bool], used: &[bool; PARTS]) -> [f64; PARTS] {
+    let relative = |(measurement, &waits): (&Measurement, &bool)| {
+        measurement.parts(waits).map(|part| part / measurement.step_us)
+    };
     let mut scale = [0.0f64; PARTS];
-    for measurement in measurements {
-        for (scale, part) in scale.iter_mut().zip(measurement.parts()) {
-            *scale = scale.max(part);
-        }
+    for parts in measurements.iter().zip(waits).map(relative) {
+        scale.iter_mut().zip(parts).for_each(|(scale, part)| *scale = scale.max(part));
     }
     let mut rows = [[0.0f64; PARTS + 1]; PARTS];
-    for measurement in measurements {
-        let mut parts = measurement.parts();
+    for mut parts in measurements.iter().zip(waits).map(relative) {
         for place in 0..PARTS {
-            parts[place] = if used[place] { parts[place] / scale[place] } else { 0.0 };
+            let in_use = used[place] && scale[place] > 0.0;
+            parts[place] = if in_use { parts[place] / scale[place] } else { 0.0 };
         }
         for place in 0..PARTS {
             for other in 0..PARTS {
                 rows[place][other] += parts[place] * parts[other];
             }
-            rows[place][PARTS] += parts[place] * measurement.step_us;
+            rows[place][PARTS] += parts[place];
         }
     }
     let mut costs = eliminate(rows);
     for place in 0..PARTS {
-        costs[place] = if used[place] { costs[place] / scale[place] } else { 0.0 };
+        let in_use = used[place] && scale[place] > 0.0;
+        costs[place] = if in_use { costs[place] / scale[place] } else { 0.0 };
     }
     costs
 }
@@ -281,6 +370,58 @@ mod tests {
             prefill_pair_ns: 1.5,
             decode_row_ns: 40_000.0,
             decode_context_ns: 50.0,
+            ..CostModel::default()
+        }
+    }
+
+    /// Steps as an engine has them: prompts in chunks, decodes of few and of many, and both together.
+    fn usual_steps(cost: &CostModel, noise: f64) -> Vec<Measurement> {
+        let mut shapes = Vec::new();
+        for chunk in [16, 64, 256, 1024, 4096, 8192] {
+            for start in [0, 2048, 16_384] {
+                let mut shape = StepShape::default();
+                shape.add_chunk(start, chunk);
+                shapes.push(shape);
+                let (decode_rows, decode_context) = (32, 32 * 4096);
+                shapes.push(StepShape { decode_rows, decode_context, ..shape });
+            }
+        }
+        for decode_rows in [1, 4, 16, 64, 128, 256] {
+            for context in [128, 2048, 8192] {
+                let decode_context = decode_rows * context;
+                shapes.push(StepShape { decode_rows, decode_context, ..StepShape::default() });
+            }
+        }
+        let measured = |(place, shape): (usize, StepShape)| Measurement {
+            prefill_tokens: shape.prefill_tokens,
+            prefill_pairs: shape.prefill_pairs,
+            decode_rows: shape.decode_rows,
+            decode_context: shape.decode_context,
+            step_us: cost.step_ns(&shape) as f64 / 1000.0
+                * (1.0 + if place % 3 == 0 { noise } else { -noise / 2.0 }),
+        };
+        shapes.into_iter().enumerate().map(measured).collect()
+    }
+
+    #[test]
+    fn the_weights_are_found_where_some_steps_wait_for_them() {
+        for (model, gpu) in
+            [("llama-3.1-8b", "h200"), ("qwen2.5-32b", "h100"), ("mistral-7b", "l40s")]
+        {
+            let known = CostModel::preset(model, gpu, 1).unwrap();
+            for (noise, near) in [(0.0, 0.01), (0.02, 0.15)] {
+                let found = CostModel::fit(&usual_steps(&known, noise)).unwrap();
+                let pairs = [
+                    (found.cost.weights_ns, known.weights_ns),
+                    (found.cost.prefill_token_ns, known.prefill_token_ns),
+                    (found.cost.prefill_pair_ns, known.prefill_pair_ns),
+                    (found.cost.decode_context_ns, known.decode_context_ns),
+                ];
+                for (part, known) in pairs {
+                    assert!((part / known - 1.0).abs() < near, "{model}: {part} for {known}");
+                }
+                assert!(found.relative_residual <= noise + 0.001, "{found:?}");
+            }
         }
     }
 

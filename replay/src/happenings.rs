@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 
 use terrace_scheduler::{OpId, Outcome};
 
-/// Something that happens to a worker.
+/// Something that happens to a worker. What was begun before it died happens to nobody.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Happening {
     /// Its step ends.
@@ -16,6 +16,10 @@ pub(crate) enum Happening {
     Stored { worker: u32, op: OpId },
     /// It wanted to be asked for a plan.
     Wake { worker: u32 },
+    /// It dies.
+    Down { worker: u32 },
+    /// It is there again.
+    Up { worker: u32 },
 }
 
 /// What is going to happen. Of what happens at the same moment, that comes first which was known
@@ -24,6 +28,8 @@ pub(crate) enum Happening {
 pub(crate) struct Happenings {
     queue: BinaryHeap<Reverse<Due>>,
     next: u64,
+    /// How often each worker has died.
+    lives: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -31,6 +37,7 @@ struct Due {
     at_us: u64,
     number: u64,
     happening: Happening,
+    life: u32,
 }
 
 impl PartialEq for Due {
@@ -55,8 +62,24 @@ impl Ord for Due {
 
 impl Happenings {
     pub(crate) fn add(&mut self, at_us: u64, happening: Happening) {
-        self.queue.push(Reverse(Due { at_us, number: self.next, happening }));
+        let life = self.life(happening);
+        self.queue.push(Reverse(Due { at_us, number: self.next, happening, life }));
         self.next += 1;
+    }
+
+    /// Nothing that was begun happens to this worker any more.
+    pub(crate) fn forget(&mut self, worker: u32) {
+        if self.lives.len() <= worker as usize {
+            self.lives.resize(worker as usize + 1, 0);
+        }
+        self.lives[worker as usize] += 1;
+        let lives = std::mem::take(&mut self.lives);
+        self.queue.retain(|Reverse(due)| due.life == life_of(&lives, due.happening));
+        self.lives = lives;
+    }
+
+    fn life(&self, happening: Happening) -> u32 {
+        life_of(&self.lives, happening)
     }
 
     /// When the next thing happens.
@@ -69,8 +92,19 @@ impl Happenings {
         let Reverse(due) = self.queue.peek()?;
         match due.happening {
             Happening::Wake { worker } => Some((due.at_us, worker)),
-            Happening::Step { .. } | Happening::Operation { .. } | Happening::Stored { .. } => None,
+            Happening::Step { .. }
+            | Happening::Operation { .. }
+            | Happening::Stored { .. }
+            | Happening::Down { .. }
+            | Happening::Up { .. } => None,
         }
+    }
+
+    /// Whether nothing else is going to happen than that workers die and come back.
+    pub(crate) fn are_outages(&self) -> bool {
+        self.queue.iter().all(|Reverse(due)| {
+            matches!(due.happening, Happening::Down { .. } | Happening::Up { .. })
+        })
     }
 
     /// What happens next, if it happens by this moment.
@@ -79,6 +113,17 @@ impl Happenings {
             return None;
         }
         self.queue.pop().map(|Reverse(due)| due.happening)
+    }
+}
+
+/// The life of a worker that something belongs to; outages belong to all of them.
+fn life_of(lives: &[u32], happening: Happening) -> u32 {
+    match happening {
+        Happening::Step { worker }
+        | Happening::Operation { worker, .. }
+        | Happening::Stored { worker, .. }
+        | Happening::Wake { worker } => lives.get(worker as usize).copied().unwrap_or(0),
+        Happening::Down { .. } | Happening::Up { .. } => 0,
     }
 }
 
@@ -98,5 +143,21 @@ mod tests {
             order.push((now_us, worker));
         }
         assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2)]);
+    }
+
+    #[test]
+    fn what_a_dead_worker_began_happens_to_nobody() {
+        let mut happenings = Happenings::default();
+        happenings.add(5, Happening::Step { worker: 1 });
+        happenings.add(6, Happening::Step { worker: 0 });
+        happenings.add(7, Happening::Up { worker: 1 });
+        happenings.forget(1);
+        happenings.add(8, Happening::Step { worker: 1 });
+        let mut times = Vec::new();
+        while let Some(now_us) = happenings.next_us() {
+            times.push(now_us);
+            happenings.pop(now_us);
+        }
+        assert_eq!(times, [6, 7, 8]);
     }
 }

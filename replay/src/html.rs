@@ -11,6 +11,8 @@ mod sweep;
 
 use std::fmt::Write;
 
+use serde::Serialize;
+
 use crate::report::Report;
 use crate::sweep::Sweep;
 
@@ -20,23 +22,27 @@ const SCRIPT: &str = include_str!("html/page.js");
 /// The page of one replay; `trace` is what its trace is called.
 #[must_use]
 pub fn report_page(trace: &str, report: &Report) -> String {
-    document(&format!("Replay of {trace}"), &report::body(trace, report))
+    document(&format!("Replay of {trace}"), &report::body(trace, report), report)
 }
 
 /// The page that compares the replays of a sweep.
 #[must_use]
 pub fn sweep_page(trace: &str, sweep: &Sweep) -> String {
-    document(&format!("Sweep over {trace}"), &sweep::body(trace, sweep))
+    document(&format!("Sweep over {trace}"), &sweep::body(trace, sweep), sweep)
 }
 
-fn document(title: &str, body: &str) -> String {
-    let mut page = String::with_capacity(body.len() + STYLE.len() + SCRIPT.len() + 1024);
+/// A page, with the figures behind it as JSON, so that they can be drawn again in other ways.
+fn document(title: &str, body: &str, data: &impl Serialize) -> String {
+    // A script ends where it is closed, and nothing in the figures may do that.
+    let data = serde_json::to_string(data).unwrap_or_default().replace("</", "<\\/");
+    let mut page = String::with_capacity(body.len() + data.len() + 16_384);
     let _ = write!(
         page,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
-         <div id=\"tip\" role=\"status\" hidden=\"\"></div>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+         <div id=\"tip\" role=\"status\" hidden=\"\"></div>\n\
+         <script type=\"application/json\" id=\"data\">{data}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
         escape(title)
     );
     page
@@ -59,16 +65,42 @@ fn escape(text: &str) -> String {
 }
 
 /// A table whose first row names the columns.
-fn table(names: &[&str], rows: &[Vec<String>], best: Option<usize>) -> String {
+fn table(names: &[&str], rows: &[Vec<String>]) -> String {
     let mut html = String::from("<div class=\"table\"><table><thead><tr>");
     for name in names {
         let _ = write!(html, "<th>{}</th>", escape(name));
     }
     html.push_str("</tr></thead><tbody>");
+    for row in rows {
+        html.push_str("<tr>");
+        for cell in row {
+            let _ = write!(html, "<td>{}</td>", escape(cell));
+        }
+        html.push_str("</tr>");
+    }
+    html.push_str("</tbody></table></div>\n");
+    html
+}
+
+/// What a cell of a table that can be ordered says, and the number that it is ordered by.
+struct Cell {
+    text: String,
+    value: Option<f64>,
+}
+
+/// A table that is ordered by the column whose name is pressed.
+fn sortable_table(names: &[&str], rows: &[Vec<Cell>], best: Option<usize>) -> String {
+    let mut html = String::from("<div class=\"table\"><table class=\"sortable\"><thead><tr>");
+    for name in names {
+        let _ = write!(html, "<th><button type=\"button\">{}</button></th>", escape(name));
+    }
+    html.push_str("</tr></thead><tbody>");
     for (place, row) in rows.iter().enumerate() {
         html.push_str(if best == Some(place) { "<tr class=\"best\">" } else { "<tr>" });
         for cell in row {
-            let _ = write!(html, "<td>{}</td>", escape(cell));
+            let value = cell.value.filter(|value| value.is_finite());
+            let value = value.map_or(String::new(), |value| format!(" data-value=\"{value}\""));
+            let _ = write!(html, "<td{value}>{}</td>", escape(&cell.text));
         }
         html.push_str("</tr>");
     }
@@ -168,6 +200,27 @@ mod tests {
             let page = sweep_page(HOSTILE, &sweep.unwrap());
             assert_well_formed(&page);
             assert_self_contained(&page);
+            assert!(page.contains("Cost and time to first token"));
         }
+        let days = [&traces()[1], &traces()[1].another_day(1)].map(Clone::clone);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let sweep = Sweep::run_days(&stop, &days, &small_options(), Vec::new(), 1, &|| {});
+        let page = sweep_page(HOSTILE, &sweep.unwrap());
+        assert_well_formed(&page);
+        assert_self_contained(&page);
+    }
+
+    #[test]
+    fn the_figures_are_in_the_page() {
+        let report = crate::replay(&traces()[1], &small_options().config().unwrap()).unwrap();
+        let page = report_page("trace", &report);
+        let start = page.find("id=\"data\">").unwrap() + "id=\"data\">".len();
+        let end = start + page[start..].find("</script>").unwrap();
+        let data: serde_json::Value = serde_json::from_str(&page[start..end]).unwrap();
+        assert_eq!(data["finished"], report.finished);
+        assert_eq!(
+            data["series"]["arrivals"].as_array().unwrap().len(),
+            report.series.arrivals.len()
+        );
     }
 }

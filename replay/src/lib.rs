@@ -13,8 +13,12 @@
 #![forbid(unsafe_code)]
 
 mod arrivals;
+mod calibrate;
+mod cluster;
 mod config;
+mod copies;
 mod cost;
+pub mod csv;
 mod dice;
 mod error;
 mod fit;
@@ -24,13 +28,17 @@ pub mod html;
 pub mod human;
 mod links;
 mod lru_pages;
+mod machine;
 mod options;
 mod page_set;
+mod prices;
+mod rate;
 mod record;
 mod report;
 mod router;
 mod series;
 mod size;
+mod slo;
 mod store;
 pub mod sweep;
 mod tally;
@@ -38,14 +46,20 @@ pub mod trace;
 mod worker;
 mod world;
 
+pub use calibrate::{Accuracy, Calibration, CheckedStep, StepKind};
+pub use cluster::{Outage, WorkerGroup};
 pub use config::{
-    Arrival, Config, DEFAULT_GPUS, LinkConfig, LinksConfig, Routing, StoreConfig, TIER_TOKENS_MAX,
-    WORKERS_MAX,
+    Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
+    Sessions, StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
 };
-pub use cost::{CostModel, Gpu, Model, StepShape};
+pub use copies::CopyWay;
+pub use cost::{CostModel, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
+pub use machine::{Gpu, Model};
 pub use options::{OptionError, Options, Setting, page_size};
+pub use prices::{Prices, Spend};
+pub use rate::{RateSearch, TriedRate, find_rate};
 pub use record::{
     Checked, DecisionError, DecisionRecorder, Difference, Refusal, TrafficRecorder, check_decisions,
 };
@@ -54,6 +68,7 @@ pub use report::{
     Series, SlowRequest, Span, StoreUse, WorkerUse,
 };
 pub use size::Size;
-pub use sweep::{Axis, Sweep, SweepError, SweepPoint};
+pub use slo::{Goodput, Slo};
+pub use sweep::{Axis, Confidence, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
 pub use world::{replay, replay_unless};

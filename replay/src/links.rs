@@ -15,7 +15,7 @@ use crate::report::{LinkName, LinkUse};
 pub(crate) struct Link {
     latency_us: u64,
     bytes_per_second: u64,
-    /// When the last byte of what was given to it has gone, in nanoseconds.
+    /// When it can take something else, in nanoseconds.
     free_at_ns: u64,
     transfers: u64,
     bytes: u64,
@@ -27,6 +27,9 @@ pub(crate) struct Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Carried {
     pub(crate) start_ns: u64,
+    /// Until when they take all of the link: others may have it then, even if the last of these bytes
+    /// have not come yet from where they come from.
+    pub(crate) busy_until_ns: u64,
     pub(crate) end_ns: u64,
 }
 
@@ -45,23 +48,28 @@ impl Link {
 
     /// Carries bytes from this moment on, or when those before them are through.
     pub(crate) fn carry(&mut self, now_us: u64, bytes: u64) -> Carried {
-        self.carry_behind(now_us, Carried { start_ns: now_us * 1000, end_ns: 0 }, bytes)
+        self.carry_behind(
+            now_us,
+            Carried { start_ns: now_us * 1000, busy_until_ns: 0, end_ns: 0 },
+            bytes,
+        )
     }
 
     /// Carries bytes that come over another link: the first not before that has begun, the last not
-    /// before that has ended.
+    /// before that has ended. A faster link behind a slower one is taken only for as long as it needs
+    /// for these bytes itself, so that what comes from others fits between.
     pub(crate) fn carry_behind(&mut self, now_us: u64, source: Carried, bytes: u64) -> Carried {
         let start_ns = self.free_at_ns.max(source.start_ns);
         let needs_ns = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let needs_ns = u64::try_from(needs_ns).unwrap_or(u64::MAX);
         // A link that is busy for centuries is so for ever.
-        let end_ns = start_ns.saturating_add(needs_ns).max(source.end_ns);
-        self.free_at_ns = end_ns;
+        let busy_until_ns = start_ns.saturating_add(needs_ns);
+        self.free_at_ns = busy_until_ns;
         self.transfers += 1;
         self.bytes += bytes;
-        self.busy_ns += end_ns - start_ns;
+        self.busy_ns += busy_until_ns - start_ns;
         self.waited_ns += u128::from(start_ns - (now_us * 1000).min(start_ns));
-        Carried { start_ns, end_ns }
+        Carried { start_ns, busy_until_ns, end_ns: busy_until_ns.max(source.end_ns) }
     }
 
     pub(crate) fn latency_us(&self) -> u64 {
@@ -99,16 +107,20 @@ mod tests {
         Link::new(&LinkConfig { latency_us: 50, bytes_per_second })
     }
 
+    fn carried(start_ns: u64, end_ns: u64) -> Carried {
+        Carried { start_ns, busy_until_ns: end_ns, end_ns }
+    }
+
     #[test]
     fn whoever_comes_later_waits_for_those_before() {
         let mut link = link(1_000_000_000);
         let first = link.carry(100, 1_000_000);
-        assert_eq!(first, Carried { start_ns: 100_000, end_ns: 1_100_000 });
+        assert_eq!(first, carried(100_000, 1_100_000));
         assert_eq!(first.arrival_us(link.latency_us()), 1_150);
         let second = link.carry(600, 500_000);
-        assert_eq!(second, Carried { start_ns: 1_100_000, end_ns: 1_600_000 });
+        assert_eq!(second, carried(1_100_000, 1_600_000));
         let after_a_pause = link.carry(9_000, 1);
-        assert_eq!(after_a_pause, Carried { start_ns: 9_000_000, end_ns: 9_000_001 });
+        assert_eq!(after_a_pause, carried(9_000_000, 9_000_001));
         let used = link.report(LinkName::HostToDevice, Some(0), 10_000);
         assert_eq!((used.transfers, used.bytes), (3, 1_500_001));
         assert!(
@@ -125,6 +137,23 @@ mod tests {
             let came = network.carry_behind(0, read, 1_000_000);
             assert_eq!(came.end_ns, 1_000_000);
         }
+    }
+
+    #[test]
+    fn a_fast_link_behind_a_slow_one_is_mostly_free() {
+        let (mut slow, mut fast) = (link(1_000_000_000), link(4_000_000_000));
+        let sent = slow.carry(0, 1_000_000);
+        let written = fast.carry_behind(0, sent, 1_000_000);
+        assert_eq!((written.busy_until_ns, written.end_ns), (250_000, 1_000_000));
+        // Another worker's bytes have room beside them.
+        let mut other = link(1_000_000_000);
+        let sent = other.carry(0, 1_000_000);
+        assert_eq!(fast.carry_behind(0, sent, 1_000_000).end_ns, 1_000_000);
+        let used = fast.report(LinkName::StoreWrite, None, 1_000);
+        assert!((used.busy - 0.5).abs() < 1e-9, "{used:?}");
+        // Where they do not fit, whoever comes later waits.
+        let late: Vec<u64> = (0..4).map(|_| fast.carry_behind(0, sent, 1_000_000).end_ns).collect();
+        assert_eq!(late, [1_000_000, 1_000_000, 1_250_000, 1_500_000]);
     }
 
     #[test]

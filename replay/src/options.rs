@@ -1,17 +1,24 @@
 //! What can be chosen about a replay by name, as people write it: on the command line and in sweeps.
 
 mod quantity;
+mod values;
 
 use std::fmt;
 
 use serde::Serialize;
-use terrace_cache::{EvictionKind, WritePolicy, is_name_of};
-use terrace_scheduler::{AdmissionOrder, PrefetchPolicy};
+use terrace_cache::{EvictionKind, WritePolicy};
+use terrace_scheduler::AdmissionOrder;
 
-use crate::config::{Arrival, Config, DEFAULT_GPUS, Routing, TIER_TOKENS_MAX};
-use crate::cost::{CostModel, Gpu, Model};
+use crate::config::{Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, TIER_TOKENS_MAX};
+use crate::cost::CostModel;
 use crate::error::ReplayError;
+use crate::machine::{Gpu, Model};
 use quantity::{Size, bytes_per_second, microseconds, size};
+pub use values::page_size;
+use values::{
+    also, copy_way, fetch_wait, milliseconds, number, outages, piece_bytes, routing, sessions,
+    share, step_tokens, warm_up, within,
+};
 
 /// Choices on top of the default configuration. The order in which they are made does not matter.
 #[derive(Clone, Debug, Default)]
@@ -115,14 +122,44 @@ settings! {
     LoadThreshold = "load-threshold";
     /// Workers with a device and a host tier each.
     Workers = "workers";
+    /// Further workers of other kinds.
+    Also = "also";
+    /// Workers that compute prompts only, while the others only decode.
+    PrefillWorkers = "prefill-workers";
+    /// When workers are not there.
+    Outages = "outages";
     /// Which worker a request goes to.
     Routing = "routing";
+    /// What a token of context of a request that is alive counts for as load.
+    DecodeWeight = "decode-weight";
+    /// How long KV events take to reach the router.
+    EventDelay = "event-delay";
+    /// Whether turns of a session wait for the answers before them.
+    Sessions = "sessions";
+    /// Which requests are not measured.
+    WarmUp = "warm-up";
+    /// The longest time to the first token that is promised.
+    SloTtft = "slo-ttft";
+    /// The longest time between tokens of an answer, on average, that is promised.
+    SloTpot = "slo-tpot";
+    /// The share of requests for which promises must be kept.
+    SloShare = "slo-share";
+    /// What an hour of a GPU costs.
+    GpuPrice = "gpu-price";
+    /// What a gigabyte of host memory costs a month.
+    HostPrice = "host-price";
+    /// What a gigabyte of L3 costs a month.
+    L3Price = "l3-price";
     /// How much faster requests come than the trace says.
     SpeedUp = "speed-up";
     /// Requests that are alive at once, whatever the times of the trace.
     Concurrency = "concurrency";
     /// What goes between host and device in a second.
     HostBandwidth = "host-bandwidth";
+    /// How pieces of pages are copied between host and device.
+    CopyWay = "copy-way";
+    /// Consecutive bytes of a page in a GPU's memory.
+    CopyPiece = "copy-piece";
     /// What goes between L3 and one worker in a second.
     L3Bandwidth = "l3-bandwidth";
     /// What goes between L3 and all workers in a second.
@@ -138,6 +175,19 @@ settings! {
 impl Setting {
     fn names() -> String {
         Self::ALL.iter().map(|setting| setting.name()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// How large a value of this setting is, if it has a size: to put values in order. Bytes and tokens are
+    /// not compared with each other here.
+    pub(crate) fn magnitude(self, value: &str) -> Option<f64> {
+        let sized = || match size(value).ok()? {
+            Size::Tokens(number) | Size::Bytes(number) => Some(number),
+            Size::Unlimited => Some(f64::MAX),
+        };
+        let time = || microseconds(value).ok().map(|us| us as f64);
+        let rate = || bytes_per_second(value).ok().map(|rate| rate as f64);
+        let portion = || share(value).ok();
+        value.parse().ok().or_else(portion).or_else(time).or_else(rate).or_else(sized)
     }
 
     /// Whether it is the size of a tier.
@@ -179,12 +229,23 @@ impl Options {
         if let Some(cost) = self.cost {
             config.cost = cost;
         }
-        self.size_tiers(&mut config, model.device_tokens(&gpu, gpus))?;
+        let usual = config.scheduler.batch.step_tokens_max;
+        let step_tokens = self.parsed(Setting::StepTokens, step_tokens)?.unwrap_or(usual);
+        self.size_tiers(&mut config, model.device_tokens(&gpu, gpus, step_tokens))?;
+        let copies = Copies {
+            way: self.parsed(Setting::CopyWay, copy_way)?.unwrap_or_default(),
+            piece_bytes: self.parsed(Setting::CopyPiece, piece_bytes)?,
+            page_size: config.scheduler.cache.page_size,
+        };
+        config.links = LinksConfig::of_machine(&model, &gpu, gpus, &copies);
         if self.chosen(Setting::SpeedUp).and(self.chosen(Setting::Concurrency)).is_some() {
             let problem =
                 "with concurrency the times of the trace do not count: give one of the two";
             return Err(self.refusal(Setting::SpeedUp, problem.into()));
         }
+        config.also = self
+            .parsed(Setting::Also, |text| also(text, &model, &copies, step_tokens, &config))?
+            .unwrap_or_default();
         for (setting, value) in &self.chosen {
             let applied = apply(&mut config, *setting, value);
             applied.map_err(|problem| self.refusal(*setting, problem))?;
@@ -317,11 +378,16 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
         | Setting::Page
         | Setting::Device
         | Setting::Host
-        | Setting::L3 => {}
+        | Setting::L3
+        | Setting::CopyWay
+        | Setting::CopyPiece
+        | Setting::Also => {}
+        Setting::PrefillWorkers => config.prefill_workers = within(text, 0, 1023)?,
+        Setting::Outages => config.outages = outages(text)?,
         Setting::Policy => scheduler.cache.eviction = text.parse::<EvictionKind>()?,
         Setting::WritePolicy => scheduler.cache.write_policy = text.parse::<WritePolicy>()?,
         Setting::Order => scheduler.queue.order = text.parse::<AdmissionOrder>()?,
-        Setting::StepTokens => scheduler.batch.step_tokens_max = within(text, 1, 1 << 20)?,
+        Setting::StepTokens => scheduler.batch.step_tokens_max = step_tokens(text)?,
         Setting::RunningMax => scheduler.batch.running_max = within(text, 1, 65_536)?,
         Setting::WaitingMax => config.waiting_max = within(text, 1, 1 << 24)?,
         Setting::FetchThreshold => {
@@ -340,7 +406,17 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
             scheduler.copies.load_back_threshold_pages = within(text, 1, 1 << 20)?;
         }
         Setting::Workers => config.workers = within(text, 1, 1024)?,
-        Setting::Routing => config.routing = routing(text)?,
+        Setting::Routing => config.router.routing = routing(text)?,
+        Setting::DecodeWeight => config.router.decode_weight = number(text, 0.0, 1e6)?,
+        Setting::EventDelay => config.router.event_delay_us = microseconds(text)?,
+        Setting::Sessions => config.sessions = sessions(text)?,
+        Setting::WarmUp => config.warm_up = warm_up(text)?,
+        Setting::SloTtft => config.slo.ttft_ms = Some(milliseconds(text)?),
+        Setting::SloTpot => config.slo.tpot_ms = Some(milliseconds(text)?),
+        Setting::SloShare => config.slo.share = share(text)?,
+        Setting::GpuPrice => config.prices.gpu_hour = number(text, 0.0, 1e9)?,
+        Setting::HostPrice => config.prices.host_gb_month = number(text, 0.0, 1e9)?,
+        Setting::L3Price => config.prices.l3_gb_month = number(text, 0.0, 1e9)?,
         Setting::SpeedUp => {
             config.arrival = Arrival::Trace { speed_up: number(text, 1e-6, 1e9)? };
         }
@@ -379,48 +455,14 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
     Ok(())
 }
 
-fn number(text: &str, least: f64, most: f64) -> Result<f64, Problem> {
-    let number = text.parse::<f64>().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| format!("use a number from {least} to {most}").into())
-}
-
-fn within(text: &str, least: u32, most: u32) -> Result<u32, Problem> {
-    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| format!("use a number from {least} to {most}").into())
-}
-
-/// Reads the size of a page.
-///
-/// # Errors
-/// What it may be.
-pub fn page_size(text: &str) -> Result<u32, String> {
-    let size = text.parse().ok().filter(|size: &u32| size.is_power_of_two() && *size <= 256);
-    size.ok_or_else(|| "use a power of two from 1 to 256".to_owned())
-}
-
-fn routing(text: &str) -> Result<Routing, Problem> {
-    match text.split_once(':') {
-        None if is_name_of(text, "round-robin") => Ok(Routing::RoundRobin),
-        None if is_name_of(text, "prefix-aware") => Ok(Routing::PrefixAware { load_weight: 1.0 }),
-        Some((name, weight)) if is_name_of(name, "prefix-aware") => {
-            Ok(Routing::PrefixAware { load_weight: number(weight, 0.0, 1e6)? })
-        }
-        Some(_) | None => Err("use round-robin, prefix-aware or prefix-aware:LOAD_WEIGHT".into()),
-    }
-}
-
-fn fetch_wait(text: &str) -> Result<PrefetchPolicy, Problem> {
-    if is_name_of(text, "best-effort") {
-        return Ok(PrefetchPolicy::BestEffort);
-    }
-    let us =
-        microseconds(text).map_err(|_| Problem::from("use best-effort, or a time like 500ms"))?;
-    Ok(PrefetchPolicy::Wait { max_ms: us.div_ceil(1000) })
-}
-
 #[cfg(test)]
 mod tests {
+    use terrace_scheduler::PrefetchPolicy;
+
     use super::*;
+    use crate::cluster::Outage;
+    use crate::config::{Routing, WarmUp};
+    use crate::slo::Slo;
 
     fn config(choices: &[(&str, &str)]) -> Result<Config, OptionError> {
         let mut options = Options::default();
@@ -454,6 +496,47 @@ mod tests {
     }
 
     #[test]
+    fn clusters_are_written_in_short() {
+        let config = config(&[
+            ("also", "2xl40s:4+1xh100:2"),
+            ("prefill-workers", "2"),
+            ("outages", "1:10s-20s+0:500ms-1s"),
+        ])
+        .unwrap();
+        let groups: Vec<_> = config.also.iter().map(|group| (group.workers, group.gpus)).collect();
+        assert_eq!((groups, config.workers_in_all()), (vec![(2, 4), (1, 2)], 4));
+        assert!(config.also[0].device_pages > config.also[1].device_pages);
+        assert!(config.also[0].cost.prefill_token_ns > config.cost.prefill_token_ns);
+        let second = Outage { worker: 0, from_us: 500_000, to_us: 1_000_000 };
+        assert_eq!((config.prefill_workers, config.outages[1]), (2, second));
+        for (choices, expected) in [
+            (&[("also", "h100:1")][..], "write it like 2xh100:1"),
+            (&[("also", "1xabacus:1")], "is not known"),
+            (&[("prefill-workers", "1")], "leave at least one worker to decode"),
+            (&[("workers", "2"), ("prefill-workers", "1"), ("l3", "0")], "use host memory and L3"),
+            (&[("outages", "3:1s-2s")], "name a worker that is there"),
+            (&[("outages", "0:1s-5s+0:2s-3s")], "leave time between the outages"),
+        ] {
+            let refused = refusal(choices);
+            assert!(refused.contains(expected), "{refused}");
+        }
+    }
+
+    #[test]
+    fn values_of_a_setting_can_be_put_in_order() {
+        let sorted = |setting: Setting, values: &[&str]| {
+            let sizes: Option<Vec<f64>> =
+                values.iter().map(|value| setting.magnitude(value)).collect();
+            sizes.is_some_and(|sizes| sizes.is_sorted())
+        };
+        assert!(sorted(Setting::Host, &["0", "64GiB", "1TiB", "2TiB"]));
+        assert!(sorted(Setting::L3, &["0", "512GiB", "unlimited"]));
+        assert!(sorted(Setting::L3Latency, &["300us", "2ms", "1s"]));
+        assert!(sorted(Setting::Workers, &["2", "4", "16"]));
+        assert_eq!(Setting::Policy.magnitude("lru"), None);
+    }
+
+    #[test]
     fn a_tier_of_size_0_is_absent_and_without_host_there_is_no_l3() {
         assert!(config(&[("l3", "0")]).unwrap().scheduler.l3.is_none());
         let without_host = config(&[("host", "0"), ("l3", "unlimited")]).unwrap();
@@ -468,9 +551,18 @@ mod tests {
             ("write_policy", "selective_write_through:3"),
             ("order", "tree_order"),
             ("routing", "prefix-aware:2"),
+            ("decode-weight", "0.5"),
+            ("event-delay", "2ms"),
+            ("warm-up", "90s"),
+            ("slo-ttft", "1.5s"),
+            ("slo-tpot", "50ms"),
+            ("slo-share", "99%"),
+            ("l3-price", "0.05"),
             ("workers", "4"),
             ("l3-latency", "2ms"),
             ("l3-bandwidth", "10GB/s"),
+            ("copy-way", "single"),
+            ("copy-piece", "64KiB"),
             ("l3-failures", "0.25"),
             ("concurrency", "64"),
             ("fetch-wait", "best-effort"),
@@ -480,9 +572,15 @@ mod tests {
         let write_policy = WritePolicy::SelectiveWriteThrough { hits: 3 };
         assert_eq!(config.scheduler.cache.write_policy, write_policy);
         assert_eq!(config.scheduler.queue.order, AdmissionOrder::TreeOrder);
-        assert_eq!(config.routing, Routing::PrefixAware { load_weight: 2.0 });
+        assert_eq!(config.router.routing, Routing::PrefixAware { load_weight: 2.0 });
+        assert_eq!((config.router.decode_weight, config.router.event_delay_us), (0.5, 2000));
+        assert_eq!(config.warm_up, WarmUp::Until { time_us: 90_000_000 });
+        let slo = Slo { ttft_ms: Some(1500.0), tpot_ms: Some(50.0), share: 0.99 };
+        assert_eq!((config.slo, config.prices.l3_gb_month), (slo, 0.05));
         assert_eq!((config.workers, config.store.read.latency_us), (4, 2000));
         assert_eq!(config.links.l3_to_host.bytes_per_second, 10_000_000_000);
+        let copied = config.links.host_to_device.bytes_per_second;
+        assert!((59_000_000_000..61_000_000_000).contains(&copied), "four GPUs: {copied}");
         assert_eq!(config.store.read_failure_rate, 0.25);
         assert_eq!(config.arrival, Arrival::ClosedLoop { concurrency: 64 });
         assert_eq!(config.scheduler.l3.unwrap().prefetch, PrefetchPolicy::BestEffort);
@@ -490,7 +588,10 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_the_limit() {
-        let cases: [(&[(&str, &str)], &str); 15] = [
+        let cases: [(&[(&str, &str)], &str); 18] = [
+            (&[("warm-up", "100%")], "use a share of the requests like 10%"),
+            (&[("slo-ttft", "0ms")], "use a time above 0"),
+            (&[("copy-way", "carrier")], "use kernel, batch or single"),
             (&[("hots", "1")], "there is no setting \"hots\"; there are model, gpu"),
             (&[("device", "0")], "device 0: a device needs at least one page of 16 tokens"),
             (&[("device", "-5")], "device -5: a device needs"),

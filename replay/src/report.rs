@@ -7,6 +7,8 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::human;
+use crate::prices::Spend;
+use crate::slo::Goodput;
 
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,14 +39,22 @@ pub struct Report {
     pub reuse: Reuse,
     /// The same in tokens.
     pub reuse_tokens: ReuseTokens,
-    /// From arrival to the first token.
+    /// From arrival to the first token. Like all times below, of the requests after the warm-up.
     pub ttft_ms: Distribution,
-    /// Between one token of a request and the next.
+    /// Between one token of a request and the next, from the end of the warm-up on.
     pub itl_ms: Distribution,
+    /// Of each request, how long its tokens took on average after the first.
+    pub tpot_ms: Distribution,
     /// From arrival to the last token.
     pub e2e_ms: Distribution,
     /// From arrival to the first admission.
     pub queue_ms: Distribution,
+    /// From the first arrival after the warm-up to the last token.
+    pub measured_s: f64,
+    /// How many got what was promised, if anything was.
+    pub goodput: Option<Goodput>,
+    /// What it costs.
+    pub spend: Spend,
     /// The whole curve behind `ttft_ms`.
     pub ttft_curve: Vec<CurvePoint>,
     /// The whole curve behind `itl_ms`.
@@ -189,7 +199,8 @@ pub struct LinkUse {
     pub transfers: u64,
     /// Bytes that it carried.
     pub bytes: u64,
-    /// How long it was carrying something.
+    /// How long it was carrying something. A link that could carry more than what its bytes come from
+    /// is free for the rest of the time.
     pub busy_s: f64,
     /// The same as a share of the whole time.
     pub busy: f64,
@@ -229,7 +240,7 @@ pub struct WorkerUse {
     pub decodes_per_step: f64,
     /// The most requests that ran at once.
     pub running_peak: u32,
-    /// The most requests that waited at once.
+    /// The most requests that waited at once, at its scheduler and before it.
     pub waiting_peak: u32,
     /// The most device pages in use.
     pub device_pages_peak: u64,
@@ -240,7 +251,7 @@ pub struct WorkerUse {
 }
 
 /// How things went over time: columns of equal length, one value for each interval. Counts and bytes
-/// are sums over the interval and over all workers; occupancy and requests by state are means of
+/// are sums over the interval and over all workers, bytes while their link was taken for them; occupancy and requests by state are means of
 /// samples within it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Series {
@@ -326,6 +337,8 @@ pub enum Phase {
     Decoding,
     /// It had to give up its memory, and waits.
     Retracted,
+    /// It has its first token, and its pages go to the worker that decodes it.
+    Moving,
 }
 
 /// One phase of a request.

@@ -1,27 +1,47 @@
 //! Which worker a request goes to.
 
+use std::collections::VecDeque;
+
 use terrace_cache::HashedMap;
 use terrace_scheduler::{KvEvent, KvEvents, KvTier, PageKey};
 
-use crate::config::Routing;
+use crate::cluster::Role;
+use crate::config::{RouterConfig, Routing};
 use crate::page_set::digest;
 
 /// Chooses a worker for each request.
 #[derive(Debug)]
 pub(crate) struct Router {
-    routing: Routing,
+    config: RouterConfig,
     next: usize,
     workers: Vec<Known>,
+    /// What workers have told and has not arrived yet, in the order in which it will.
+    on_the_way: VecDeque<Told>,
+    /// Where those who belong together have gone.
+    together: HashedMap<u64, usize>,
 }
 
 /// What the router knows about a worker.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
     /// Pages that it holds, and in which tiers: a bit for each.
     pages: HashedMap<u64, u8>,
     /// Tokens that it still has to compute before its requests have their first tokens.
     pending_tokens: u64,
+    /// Tokens of the prompts of its requests that are alive: what decodes read in every step.
+    context_tokens: u64,
     requests: u64,
+    role: Role,
+    is_up: bool,
+    /// How much longer it takes for a token than the fastest.
+    slowness: f64,
+}
+
+#[derive(Debug)]
+struct Told {
+    at_us: u64,
+    worker: usize,
+    events: KvEvents,
 }
 
 /// Where a request goes.
@@ -30,36 +50,106 @@ pub(crate) struct Route {
     pub(crate) worker: usize,
     /// What that worker will have to compute of it, as far as the router knows.
     pub(crate) tokens: u32,
+    /// All of its prompt.
+    pub(crate) context_tokens: u32,
+}
+
+/// A request, as far as its route goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) input_tokens: u32,
+    pub(crate) page_size: u32,
+    /// Its page keys; needed only where events are wanted.
+    pub(crate) keys: &'a [PageKey],
+    /// The same for requests that belong together.
+    pub(crate) family: u64,
 }
 
 impl Router {
-    pub(crate) fn new(routing: Routing, workers: usize) -> Self {
-        Self { routing, next: 0, workers: (0..workers).map(|_| Known::default()).collect() }
+    /// A router for workers of which it knows what they do and how long a token takes each.
+    pub(crate) fn new(config: RouterConfig, workers: &[(Role, f64)]) -> Self {
+        let fastest = workers.iter().map(|(_, token_ns)| *token_ns).fold(f64::INFINITY, f64::min);
+        let known = |&(role, token_ns): &(Role, f64)| Known {
+            pages: HashedMap::default(),
+            pending_tokens: 0,
+            context_tokens: 0,
+            requests: 0,
+            role,
+            is_up: true,
+            slowness: if fastest > 0.0 { token_ns / fastest } else { 1.0 },
+        };
+        Self {
+            config,
+            next: 0,
+            workers: workers.iter().map(known).collect(),
+            on_the_way: VecDeque::new(),
+            together: HashedMap::default(),
+        }
     }
 
     /// Whether it wants to hear KV events, and to see page keys.
     pub(crate) fn wants_events(&self) -> bool {
-        match self.routing {
-            Routing::RoundRobin => false,
+        match self.config.routing {
+            Routing::RoundRobin | Routing::LeastLoaded | Routing::SessionAffine => false,
             Routing::PrefixAware { .. } => self.workers.len() > 1,
         }
     }
 
-    /// Chooses a worker for a request; its page keys are needed only where events are wanted.
-    pub(crate) fn route(&mut self, input_tokens: u32, page_size: u32, keys: &[PageKey]) -> Route {
-        let route = match self.routing {
-            Routing::PrefixAware { load_weight } if self.workers.len() > 1 => {
-                self.cheapest(load_weight, input_tokens, page_size, keys)
+    /// Chooses a worker for a request that arrives now; none if no worker is there.
+    pub(crate) fn route(&mut self, now_us: u64, asked: &Asked<'_>) -> Option<Route> {
+        self.hear_what_has_come(now_us);
+        let begins = |worker: &Known| worker.role != Role::Decode;
+        let worker = match self.config.routing {
+            Routing::RoundRobin => {
+                let count = self.workers.len();
+                let turns = (0..count).map(|turn| (self.next + turn) % count);
+                let worker = turns
+                    .clone()
+                    .find(|&worker| self.workers[worker].is_up && begins(&self.workers[worker]))?;
+                self.next = (worker + 1) % count;
+                worker
             }
-            Routing::PrefixAware { .. } | Routing::RoundRobin => {
-                let worker = self.next;
-                self.next = (self.next + 1) % self.workers.len();
-                Route { worker, tokens: input_tokens }
-            }
+            Routing::LeastLoaded => self.cheapest(1.0, asked, begins)?,
+            Routing::SessionAffine => match self.together.get(&asked.family) {
+                Some(&worker) if self.workers[worker].is_up => worker,
+                Some(_) | None => self.cheapest(1.0, asked, begins)?,
+            },
+            Routing::PrefixAware { load_weight } => self.cheapest(load_weight, asked, begins)?,
         };
-        self.workers[route.worker].pending_tokens += u64::from(route.tokens);
-        self.workers[route.worker].requests += 1;
-        route
+        if matches!(self.config.routing, Routing::SessionAffine) {
+            self.together.insert(asked.family, worker);
+        }
+        let tokens = self.workers[worker].has_to_compute(asked);
+        Some(self.send(worker, tokens, asked))
+    }
+
+    /// Chooses a worker to decode what another has computed; none if none is there.
+    pub(crate) fn route_decode(&mut self, asked: &Asked<'_>) -> Option<Route> {
+        let worker = self.cheapest(1.0, asked, |worker| worker.role == Role::Decode)?;
+        // What has been computed comes to it: there is next to nothing left to compute.
+        Some(self.send(worker, 1, asked))
+    }
+
+    fn send(&mut self, worker: usize, tokens: u32, asked: &Asked<'_>) -> Route {
+        let known = &mut self.workers[worker];
+        known.pending_tokens += u64::from(tokens);
+        known.context_tokens += u64::from(asked.input_tokens);
+        known.requests += 1;
+        Route { worker, tokens, context_tokens: asked.input_tokens }
+    }
+
+    /// A worker has died: it has nothing any more, and is sent nothing. What it told and has not come
+    /// is lost with it.
+    pub(crate) fn down(&mut self, worker: usize) {
+        let known = &mut self.workers[worker];
+        known.is_up = false;
+        known.pages.clear();
+        self.on_the_way.retain(|told| told.worker != worker);
+    }
+
+    /// It is there again.
+    pub(crate) fn up(&mut self, worker: usize) {
+        self.workers[worker].is_up = true;
     }
 
     /// The worker that has the least to do, counting what it would have to compute of the request.
@@ -67,34 +157,52 @@ impl Router {
     fn cheapest(
         &self,
         load_weight: f64,
-        input_tokens: u32,
-        page_size: u32,
-        keys: &[PageKey],
-    ) -> Route {
+        asked: &Asked<'_>,
+        among: impl Fn(&Known) -> bool,
+    ) -> Option<usize> {
         let price = |worker: &Known| {
-            let pages = keys.iter().take_while(|&&key| worker.pages.contains_key(&digest(key)));
-            let tokens = input_tokens.saturating_sub(pages.count() as u32 * page_size).max(1);
-            (f64::from(tokens) + load_weight * worker.pending_tokens as f64, tokens)
+            let decodes = self.config.decode_weight * worker.context_tokens as f64;
+            let load = worker.pending_tokens as f64 + decodes;
+            (f64::from(worker.has_to_compute(asked)) + load_weight * load) * worker.slowness
         };
         let prices = self.workers.iter().map(price).zip(&self.workers).enumerate();
-        let cheapest = prices.min_by(|(_, ((a, _), x)), (_, ((b, _), y))| {
-            a.total_cmp(b).then(x.requests.cmp(&y.requests))
-        });
-        let (worker, ((_, tokens), _)) = cheapest.expect("there is at least one worker");
-        Route { worker, tokens }
+        let prices = prices.filter(|(_, (_, worker))| worker.is_up && among(worker));
+        let cheapest = prices
+            .min_by(|(_, (a, x)), (_, (b, y))| a.total_cmp(b).then(x.requests.cmp(&y.requests)));
+        cheapest.map(|(worker, _)| worker)
     }
 
-    /// A request has its first token, or will never have one: what it cost is done.
+    /// A request has its first token: what its prompt cost is done.
     pub(crate) fn started(&mut self, route: Route) {
         self.workers[route.worker].pending_tokens -= u64::from(route.tokens);
     }
 
-    /// Hears what a worker holds.
-    pub(crate) fn hear(&mut self, worker: usize, events: &KvEvents) {
-        if events.is_snapshot {
-            self.workers[worker].pages.clear();
+    /// A request has ended.
+    pub(crate) fn ended(&mut self, route: Route, has_started: bool) {
+        if !has_started {
+            self.started(route);
         }
-        events.iter().for_each(|event| self.hear_one(worker, &event));
+        self.workers[route.worker].context_tokens -= u64::from(route.context_tokens);
+    }
+
+    /// A worker tells what it holds; that takes its time to arrive. Leaves empty events to write to.
+    pub(crate) fn tell(&mut self, now_us: u64, worker: usize, events: &mut KvEvents) {
+        if !events.is_snapshot && events.iter().next().is_none() {
+            return;
+        }
+        let at_us = now_us + self.config.event_delay_us;
+        self.on_the_way.push_back(Told { at_us, worker, events: std::mem::take(events) });
+    }
+
+    fn hear_what_has_come(&mut self, now_us: u64) {
+        while self.on_the_way.front().is_some_and(|told| told.at_us <= now_us)
+            && let Some(Told { worker, events, .. }) = self.on_the_way.pop_front()
+        {
+            if events.is_snapshot {
+                self.workers[worker].pages.clear();
+            }
+            events.iter().for_each(|event| self.hear_one(worker, &event));
+        }
     }
 
     fn hear_one(&mut self, worker: usize, event: &KvEvent<'_>) {
@@ -120,6 +228,14 @@ impl Router {
             }
             KvEvent::Cleared => pages.clear(),
         }
+    }
+}
+
+impl Known {
+    /// What it would have to compute of a prompt, as far as is known.
+    fn has_to_compute(&self, asked: &Asked<'_>) -> u32 {
+        let found = asked.keys.iter().take_while(|&&key| self.pages.contains_key(&digest(key)));
+        asked.input_tokens.saturating_sub(found.count() as u32 * asked.page_size).max(1)
     }
 }
 
@@ -155,38 +271,117 @@ mod tests {
         KvEvent::Removed { tier, namespace: PageKey(0), keys: keys.into() }
     }
 
+    fn router(routing: Routing, workers: usize) -> Router {
+        let config = RouterConfig { routing, decode_weight: 0.0, ..RouterConfig::default() };
+        Router::new(config, &vec![(Role::Both, 1.0); workers])
+    }
+
+    fn asked(input_tokens: u32, keys: &[PageKey]) -> Asked<'_> {
+        Asked { input_tokens, page_size: 16, keys, family: 0 }
+    }
+
+    fn goes_to(router: &mut Router, input_tokens: u32, keys: &[PageKey]) -> (usize, u32) {
+        let route = router.route(0, &asked(input_tokens, keys)).unwrap();
+        (route.worker, route.tokens)
+    }
+
     #[test]
     fn round_robin_goes_round() {
-        let mut router = Router::new(Routing::RoundRobin, 3);
-        let workers: Vec<_> = (0..7).map(|_| router.route(100, 16, &[]).worker).collect();
+        let mut router = router(Routing::RoundRobin, 3);
+        let workers: Vec<_> = (0..7).map(|_| goes_to(&mut router, 100, &[]).0).collect();
         assert_eq!(workers, [0, 1, 2, 0, 1, 2, 0]);
     }
 
     #[test]
     fn a_request_goes_where_its_prefix_is_until_that_worker_is_busy() {
-        let mut router = Router::new(Routing::PrefixAware { load_weight: 1.0 }, 2);
+        let mut router = router(Routing::PrefixAware { load_weight: 1.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(4)));
-        let first = router.route(80, 16, &keys(5));
-        assert_eq!(first, Route { worker: 1, tokens: 16 });
-        let second = router.route(800, 16, &keys(5));
-        assert_eq!(second, Route { worker: 1, tokens: 736 });
-        let third = router.route(80, 16, &keys(5));
-        assert_eq!(third, Route { worker: 0, tokens: 80 });
+        assert_eq!(goes_to(&mut router, 80, &keys(5)), (1, 16));
+        let second = router.route(0, &asked(800, &keys(5))).unwrap();
+        assert_eq!((second.worker, second.tokens), (1, 736));
+        assert_eq!(goes_to(&mut router, 80, &keys(5)), (0, 80));
         router.started(second);
-        assert_eq!(router.route(80, 16, &keys(5)).worker, 1);
+        assert_eq!(goes_to(&mut router, 80, &keys(5)).0, 1);
+    }
+
+    #[test]
+    fn who_decodes_for_many_is_spared() {
+        let mut router = router(Routing::LeastLoaded, 2);
+        router.config.decode_weight = 0.25;
+        let long = router.route(0, &asked(4000, &[])).unwrap();
+        router.started(long);
+        assert_eq!(long.worker, 0);
+        // A quarter of 4,000 tokens of context outweighs 700 that wait to be computed.
+        assert_eq!(goes_to(&mut router, 700, &[]).0, 1);
+        assert_eq!(goes_to(&mut router, 50, &[]).0, 1);
+        router.ended(long, true);
+        assert_eq!(goes_to(&mut router, 200, &[]).0, 0);
+    }
+
+    #[test]
+    fn who_belongs_together_stays_together() {
+        let mut router = router(Routing::SessionAffine, 3);
+        let of = |family| Asked { family, ..asked(100, &[]) };
+        let workers = [7, 8, 7, 7, 9, 8].map(|family| router.route(0, &of(family)).unwrap().worker);
+        assert_eq!(workers, [0, 1, 0, 0, 2, 1]);
+    }
+
+    #[test]
+    fn who_is_not_there_is_sent_nothing_and_the_slow_less() {
+        for routing in [Routing::RoundRobin, Routing::LeastLoaded, Routing::SessionAffine] {
+            let mut router = router(routing, 2);
+            router.down(0);
+            let workers = [1, 2, 3].map(|family| {
+                let asked = Asked { family, ..asked(100, &[]) };
+                router.route(0, &asked).map(|route| route.worker)
+            });
+            assert_eq!(workers, [Some(1); 3], "{routing:?}");
+            router.down(1);
+            assert_eq!(router.route(0, &asked(100, &[])), None);
+            router.up(0);
+            assert_eq!(router.route(0, &asked(100, &[])).unwrap().worker, 0);
+        }
+        let config = RouterConfig { routing: Routing::LeastLoaded, ..RouterConfig::default() };
+        let mut router = Router::new(config, &[(Role::Both, 30.0), (Role::Both, 90.0)]);
+        let to_fast = (0..80).filter(|_| goes_to(&mut router, 100, &[]).0 == 0).count();
+        assert_eq!(to_fast, 60);
+    }
+
+    #[test]
+    fn who_only_decodes_is_sent_no_prompts() {
+        let workers = [(Role::Prefill, 1.0), (Role::Decode, 1.0), (Role::Decode, 1.0)];
+        let mut router = Router::new(RouterConfig::default(), &workers);
+        for _ in 0..3 {
+            assert_eq!(goes_to(&mut router, 100, &[]).0, 0);
+        }
+        let decoders = [0; 3].map(|_| router.route_decode(&asked(100, &[])).unwrap().worker);
+        assert_eq!(decoders, [1, 2, 1]);
+    }
+
+    #[test]
+    fn what_a_worker_tells_is_known_when_it_has_come() {
+        let mut events = KvEvents::default();
+        events.is_snapshot = true;
+        let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
+        router.hear_one(1, &stored(KvTier::Device, keys(2)));
+        router.config.event_delay_us = 500;
+        // A snapshot without pages: the worker has lost them.
+        router.tell(1000, 1, &mut events);
+        assert_eq!(router.route(1499, &asked(40, &keys(2))).unwrap().worker, 1);
+        assert_eq!(router.route(1500, &asked(40, &keys(2))).unwrap().worker, 0);
     }
 
     #[test]
     fn a_page_is_there_until_it_has_left_both_tiers() {
-        let mut router = Router::new(Routing::PrefixAware { load_weight: 0.0 }, 2);
+        let mut router = router(Routing::PrefixAware { load_weight: 0.0 }, 2);
         router.hear_one(1, &stored(KvTier::Device, keys(2)));
         router.hear_one(1, &stored(KvTier::Host, keys(2)));
         router.hear_one(1, &removed(KvTier::Device, keys(2)));
-        assert_eq!(router.route(40, 16, &keys(2)).worker, 1);
+        assert_eq!(goes_to(&mut router, 40, &keys(2)).0, 1);
         router.hear_one(1, &removed(KvTier::Host, keys(2)));
-        assert_eq!(router.route(40, 16, &keys(2)), Route { worker: 0, tokens: 40 });
+        assert_eq!(goes_to(&mut router, 40, &keys(2)), (0, 40));
         router.hear_one(1, &stored(KvTier::Host, keys(2)));
         router.hear_one(1, &KvEvent::Cleared);
-        assert_eq!(router.route(40, 16, &keys(2)).tokens, 40);
+        assert_eq!(goes_to(&mut router, 40, &keys(2)).1, 40);
     }
 }

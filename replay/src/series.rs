@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::links::Carried;
 use crate::report::Series;
 
 /// When there are more intervals than this, neighbours become one.
@@ -102,12 +103,26 @@ impl Timeline {
     }
 
     pub(crate) fn computed(&mut self, from_us: u64, to_us: u64) {
-        self.spread(from_us * 1000, to_us * 1000, |bucket, ns| bucket.busy_ns += ns);
+        self.spread(from_us * 1000, to_us * 1000, |bucket, ns, _| bucket.busy_ns += ns);
     }
 
-    pub(crate) fn carried(&mut self, link: LinkColumn, from_ns: u64, to_ns: u64, bytes: u64) {
-        self.at(from_ns / 1000).link_bytes[link as usize] += bytes;
-        self.spread(from_ns, to_ns, |bucket, ns| bucket.link_busy_ns[link as usize] += ns);
+    /// Bytes went over a link. They count when the link was taken for them, evenly, so that no interval
+    /// has more than the link carries.
+    pub(crate) fn carried(&mut self, link: LinkColumn, carried: Carried, bytes: u64) {
+        let (from_ns, to_ns) = (carried.start_ns, carried.busy_until_ns);
+        if from_ns == to_ns {
+            self.at(from_ns / 1000).link_bytes[link as usize] += bytes;
+            return;
+        }
+        let whole_ns = u128::from(to_ns - from_ns);
+        let mut counted = 0;
+        self.spread(from_ns, to_ns, |bucket, ns, until_ns| {
+            // What has gone until then, less what earlier intervals have: the sum is exact.
+            let gone = u128::from(bytes) * u128::from(until_ns - from_ns) / whole_ns;
+            let gone = gone as u64;
+            bucket.link_busy_ns[link as usize] += ns;
+            bucket.link_bytes[link as usize] += gone - std::mem::replace(&mut counted, gone);
+        });
     }
 
     /// Whether enough time has passed for gauges to be worth another look.
@@ -118,7 +133,7 @@ impl Timeline {
     /// Gauges have been like this since the last look.
     pub(crate) fn gauge(&mut self, now_us: u64, values: &[u64; Gauge::COUNT]) {
         let from_us = std::mem::replace(&mut self.gauged_until_us, now_us);
-        self.spread(from_us * 1000, now_us * 1000, |bucket, ns| {
+        self.spread(from_us * 1000, now_us * 1000, |bucket, ns, _| {
             let us = ns / 1000;
             bucket.gauged_us += us;
             for (sum, &value) in bucket.gauges.iter_mut().zip(values) {
@@ -127,8 +142,9 @@ impl Timeline {
         });
     }
 
-    /// Divides a stretch of time among the intervals that it touches.
-    fn spread(&mut self, from_ns: u64, to_ns: u64, add: impl Fn(&mut Bucket, u64)) {
+    /// Divides a stretch of time among the intervals that it touches; each is told how much of it it has,
+    /// and until when.
+    fn spread(&mut self, from_ns: u64, to_ns: u64, mut add: impl FnMut(&mut Bucket, u64, u64)) {
         if from_ns >= to_ns {
             return;
         }
@@ -138,7 +154,7 @@ impl Timeline {
         while start < to_ns {
             self.at(start / 1000);
             let end = (self.latest_us.end * 1000).min(to_ns);
-            add(&mut self.buckets[self.latest], end - start);
+            add(&mut self.buckets[self.latest], end - start, end);
             start = end;
         }
     }
@@ -257,6 +273,17 @@ mod tests {
         let busy_s: f64 = series.busy.iter().map(|busy| busy * series.interval_s).sum();
         assert!((busy_s - 69.9995).abs() < 1e-6, "{busy_s}");
         assert!(series.busy.iter().all(|busy| *busy <= 1.0));
+    }
+
+    #[test]
+    fn bytes_are_where_the_link_carried_them() {
+        let mut timeline = Timeline::new();
+        // From 0.5 ms to 3 ms at 1 GB/s.
+        let carried = Carried { start_ns: 500_000, busy_until_ns: 3_000_000, end_ns: 9_000_000 };
+        timeline.carried(LinkColumn::L3ToHost, carried, 2_500_001);
+        let series = timeline.into_series(1, 1, 1);
+        assert_eq!(series.l3_to_host_bytes, [500_000, 1_000_000, 1_000_001]);
+        assert_eq!(series.l3_to_host_busy, [0.5, 1.0, 1.0]);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! Sweeps: the same trace on a grid of configurations, on all cores.
 
+mod advice;
+mod point;
+
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -7,19 +10,13 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::error::ReplayError;
-use crate::human;
 use crate::options::{OptionError, Options, Setting};
-use crate::report::{BytesMoved, Distribution, Report, Reuse};
 use crate::trace::Trace;
+
+pub use point::{Confidence, SweepPoint};
 
 /// More configurations than this are not replayed at once.
 pub const POINTS_MAX: usize = 10_000;
-
-/// Workers that compute so much of the time cannot keep up.
-const OVERLOADED: f64 = 0.98;
-
-/// What is good enough: this much of the best time to first token.
-const GOOD_ENOUGH: f64 = 1.05;
 
 /// A setting and the values that it takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -37,49 +34,10 @@ pub struct Sweep {
     pub axes: Vec<Axis>,
     /// What to take from it, in a sentence.
     pub answer: String,
-    /// The place in `points` of the smallest that is good enough.
+    /// The place in `points` of the cheapest that is good enough.
     pub recommended: usize,
     /// All configurations: the last axis changes fastest.
     pub points: Vec<SweepPoint>,
-}
-
-/// One configuration and its figures.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SweepPoint {
-    /// The values on the axes.
-    pub values: Vec<String>,
-    /// The size of a worker's device tier.
-    pub device_tokens: u64,
-    /// The size of a worker's host tier.
-    pub host_tokens: u64,
-    /// The size of L3; none for no limit.
-    pub l3_tokens: Option<u64>,
-    /// The most that L3 held.
-    pub l3_peak_tokens: u64,
-    /// Bytes of KV for one token.
-    pub kv_bytes_per_token: u64,
-    /// Workers.
-    pub workers: u32,
-    /// Requests that got all their tokens.
-    pub finished: u64,
-    /// Requests that failed or could not be taken.
-    pub failed: u64,
-    /// From the first arrival to the last token.
-    pub virtual_s: f64,
-    /// Which share of the prompt tokens was found where.
-    pub reuse: Reuse,
-    /// From arrival to the first token.
-    pub ttft_ms: Distribution,
-    /// Between one token and the next.
-    pub itl_ms: Distribution,
-    /// From arrival to the last token.
-    pub e2e_ms: Distribution,
-    /// Tokens produced in a second.
-    pub output_tokens_per_s: f64,
-    /// The share of the time in which workers computed.
-    pub busy: f64,
-    /// Bytes that went over each kind of link.
-    pub bytes_moved: BytesMoved,
 }
 
 /// A sweep that cannot be done.
@@ -173,40 +131,44 @@ impl Sweep {
         threads: usize,
         progress: &(dyn Fn() + Sync),
     ) -> Result<Self, SweepError> {
+        Self::run_days(stop, std::slice::from_ref(trace), base, axes, threads, progress)
+    }
+
+    /// Replays several traces of a kind on every combination of values, each with a seed of its own: what
+    /// is told are means, and how sure they are.
+    ///
+    /// # Errors
+    /// As [`Sweep::run_unless`].
+    ///
+    /// # Panics
+    /// If a thread does.
+    pub fn run_days(
+        stop: &AtomicBool,
+        traces: &[Trace],
+        base: &Options,
+        axes: Vec<Axis>,
+        threads: usize,
+        progress: &(dyn Fn() + Sync),
+    ) -> Result<Self, SweepError> {
         let grid = grid(base, &axes)?;
-        let next = AtomicUsize::new(0);
-        let results: Vec<Mutex<Option<Result<SweepPoint, ReplayError>>>> =
-            grid.iter().map(|_| Mutex::new(None)).collect();
-        let work = || {
-            // Whoever is free takes the next, so that all are busy until the last few.
-            while let Some((place, (values, config))) = {
-                let place = next.fetch_add(1, Ordering::Relaxed);
-                grid.get(place).map(|point| (place, point))
-            } {
-                let replayed = crate::replay_unless(stop, trace, config);
-                let point = replayed.map(|report| SweepPoint::new(values.clone(), &report));
-                *results[place].lock().expect("nobody panics while holding it") = Some(point);
-                progress();
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.clamp(1, grid.len()) {
-                scope.spawn(work);
-            }
-            work();
+        let days = traces.len().max(1);
+        let results = in_parallel(threads, grid.len() * traces.len(), &|place| {
+            let (values, config) = &grid[place / days];
+            let day = place % days;
+            let config = Config { seed: config.seed.wrapping_add(day as u64), ..config.clone() };
+            let replayed = crate::replay_unless(stop, &traces[day], &config);
+            progress();
+            replayed.map(|report| SweepPoint::new(values.clone(), &report))
         });
         let mut points = Vec::with_capacity(grid.len());
-        for ((values, _), result) in grid.into_iter().zip(results) {
-            let result = result.into_inner().expect("nobody panicked");
-            let point = result.expect("every place was taken");
-            points.push(
-                point.map_err(|error| SweepError::Replay {
-                    point: describe(&axes, &values),
-                    error,
-                })?,
-            );
+        let mut results = results.into_iter();
+        for (values, _) in &grid {
+            let seeds: Result<Vec<SweepPoint>, ReplayError> = results.by_ref().take(days).collect();
+            let named = |error| SweepError::Replay { point: describe(&axes, values), error };
+            points.extend(SweepPoint::mean_of(&seeds.map_err(named)?));
         }
-        let (recommended, answer) = answer(&axes, &points);
+        advice::mark_front(&mut points);
+        let (recommended, answer) = advice::answer(&axes, &points);
         Ok(Self { axes, answer, recommended, points })
     }
 
@@ -225,46 +187,33 @@ impl Sweep {
     }
 }
 
-impl SweepPoint {
-    fn new(values: Vec<String>, report: &Report) -> Self {
-        let config = &report.config;
-        let page_size = u64::from(config.scheduler.cache.page_size);
-        let tokens = |pages: u64| pages * page_size;
-        let workers = report.workers.len().max(1) as f64;
-        Self {
-            values,
-            device_tokens: tokens(config.scheduler.cache.device_pages.into()),
-            host_tokens: tokens(config.scheduler.cache.host_pages.into()),
-            l3_tokens: match config.scheduler.l3 {
-                Some(_) => config.store.pages_max.map(tokens),
-                None => Some(0),
-            },
-            l3_peak_tokens: report.store.map_or(0, |store| tokens(store.pages_peak)),
-            kv_bytes_per_token: config.kv_bytes_per_token,
-            workers: config.workers,
-            finished: report.finished,
-            failed: report.failed + report.refused,
-            virtual_s: report.virtual_s,
-            reuse: report.reuse,
-            ttft_ms: report.ttft_ms,
-            itl_ms: report.itl_ms,
-            e2e_ms: report.e2e_ms,
-            output_tokens_per_s: report.output_tokens_per_s,
-            busy: report.workers.iter().map(|worker| worker.busy).sum::<f64>() / workers,
-            bytes_moved: report.bytes_moved,
+/// The results of so many pieces of work, in their order. Whoever is free takes the next, so that all
+/// threads are busy until the last few.
+pub(crate) fn in_parallel<T: Send>(
+    threads: usize,
+    count: usize,
+    work: &(dyn Fn(usize) -> T + Sync),
+) -> Vec<T> {
+    let next = AtomicUsize::new(0);
+    let results: Vec<Mutex<Option<T>>> = (0..count).map(|_| Mutex::new(None)).collect();
+    let take = || {
+        loop {
+            let place = next.fetch_add(1, Ordering::Relaxed);
+            let Some(result) = results.get(place) else { return };
+            let done = work(place);
+            *result.lock().expect("nobody panics while holding it") = Some(done);
         }
-    }
-
-    /// What it takes, the dearest first.
-    fn price(&self) -> (u64, u64, u64, u64) {
-        let workers = u64::from(self.workers);
-        (
-            workers,
-            self.device_tokens * workers,
-            self.host_tokens * workers,
-            self.l3_tokens.unwrap_or(u64::MAX),
-        )
-    }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.clamp(1, count.max(1)) {
+            scope.spawn(take);
+        }
+        take();
+    });
+    let taken = |result: Mutex<Option<T>>| {
+        result.into_inner().expect("nobody panicked").expect("every place was taken")
+    };
+    results.into_iter().map(taken).collect()
 }
 
 /// Values on the axes, as `host 64GiB, policy lru`.
@@ -302,72 +251,6 @@ fn grid(base: &Options, axes: &[Axis]) -> Result<Vec<(Vec<String>, Config)>, Swe
             .collect();
     }
     grid.into_iter().map(|(values, options)| Ok((values, options.config()?))).collect()
-}
-
-/// The smallest configuration whose time to first token is nearly the best, and why.
-fn answer(axes: &[Axis], points: &[SweepPoint]) -> (usize, String) {
-    let ttft = |point: &SweepPoint| point.ttft_ms.mean;
-    let places = || 0..points.len();
-    if points.iter().all(|point| point.finished == 0) {
-        let answer =
-            "No configuration could run any of the requests: they are too long for the device.";
-        return (0, answer.to_owned());
-    }
-    // Who fails requests is only recommended if all do.
-    let fewest = points.iter().map(|point| point.failed).min().unwrap_or(0);
-    let taken = |place: &usize| points[*place].failed == fewest;
-    let best = places()
-        .filter(taken)
-        .min_by(|&one, &other| ttft(&points[one]).total_cmp(&ttft(&points[other])));
-    let Some(best) = best else { return (0, "Nothing was replayed.".to_owned()) };
-    let limit = ttft(&points[best]) * GOOD_ENOUGH;
-    let good = || places().filter(taken).filter(|&place| ttft(&points[place]) <= limit);
-    let smallest = good().min_by(|&one, &other| {
-        let (one, other) = (&points[one], &points[other]);
-        one.price().cmp(&other.price()).then(ttft(one).total_cmp(&ttft(other)))
-    });
-    let chosen = smallest.unwrap_or(best);
-    let point = &points[chosen];
-    let bytes = |tokens: u64| human::bytes((tokens * point.kv_bytes_per_token) as f64);
-    let l3 = match point.l3_tokens {
-        Some(0) => "no L3".to_owned(),
-        Some(tokens) => format!("{} of L3", bytes(tokens)),
-        None => format!("L3 without limit, of which {} are used", bytes(point.l3_peak_tokens)),
-    };
-    let mut answer = format!(
-        "Take {}: with {} of host memory a worker and {l3}, the first token comes after {} on average",
-        describe(axes, &point.values),
-        bytes(point.host_tokens),
-        human::milliseconds(ttft(point))
-    );
-    answer += &if chosen == best {
-        ", the best of all".to_owned()
-    } else {
-        let best = &points[best];
-        format!(
-            ", within 5 % of the best ({} with {})",
-            human::milliseconds(ttft(best)),
-            describe(axes, &best.values)
-        )
-    };
-    answer += &format!(
-        "; {} of prompt tokens are reused, and {} could be.",
-        human::percent(point.reuse.total),
-        human::percent(point.reuse.ceiling)
-    );
-    if good().count() == points.len() && points.len() > 1 {
-        answer +=
-            " All configurations are within 5 % of each other, so the choice hardly matters here.";
-    }
-    if point.failed > 0 {
-        let failed = human::whole(point.failed);
-        answer += &format!(" {failed} requests failed or were too long for the device.");
-    }
-    if point.busy > OVERLOADED {
-        answer += " Even so the workers compute all the time and requests wait for them: more workers \
-                   or faster ones would change more than memory does.";
-    }
-    (chosen, answer)
 }
 
 #[cfg(test)]
@@ -447,18 +330,22 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_that_is_nearly_the_best_is_recommended() {
-        let trace = Synthetic { requests: 100, ..Synthetic::default() }.trace().unwrap();
-        let axes = axes(&["host=400k,600k,1M", "l3=0"]);
-        let mut sweep = Sweep::run(&trace, &small_options(), axes, 2, &|| {}).unwrap();
-        for (point, ms) in sweep.points.iter_mut().zip([120.0, 104.0, 100.0]) {
-            point.ttft_ms.mean = ms;
+    fn days_are_averaged_and_tell_how_sure_they_are() {
+        let trace = Synthetic { requests: 120, ..Synthetic::default() }.trace().unwrap();
+        let never = AtomicBool::new(false);
+        let run = |days: &[Trace]| {
+            let axes = axes(&["host=0,400k"]);
+            Sweep::run_days(&never, days, &small_options(), axes, 2, &|| {}).unwrap()
+        };
+        let one = run(std::slice::from_ref(&trace));
+        let same = run(&[trace.clone(), trace.clone(), trace.clone()]);
+        for (one, same) in one.points.iter().zip(&same.points) {
+            assert!((same.ttft_ms.p90 / one.ttft_ms.p90 - 1.0).abs() < 1e-9);
+            let sure = same.confidence.expect("three days");
+            assert!(sure.seeds == 3 && sure.ttft_ms_p90 < 1e-6, "{sure:?}");
+            assert_eq!((one.confidence, one.finished), (None, same.finished));
         }
-        let (place, sentence) = answer(&sweep.axes, &sweep.points);
-        assert_eq!(place, 1);
-        assert!(sentence.starts_with("Take host 600k, l3 0: with 73.2 GiB of host memory"));
-        assert!(sentence.contains("within 5 % of the best (100 ms with host 1M"), "{sentence}");
-        sweep.points[1].failed = 1;
-        assert_eq!(answer(&sweep.axes, &sweep.points).0, 2);
+        let other = run(&[trace.clone(), trace.another_day(1), trace.another_day(2)]);
+        assert!(other.points.iter().all(|point| point.confidence.unwrap().ttft_ms_p90 > 0.0));
     }
 }

@@ -2,10 +2,12 @@
 
 use terrace_scheduler::{Hits, RequestId, Slot, StateName, Transition};
 
+use crate::config::{Config, WarmUp};
 use crate::histogram::Histogram;
 use crate::report::{Phase, SlowRequest, Span};
 use crate::router::Route;
 use crate::series::Timeline;
+use crate::slo::{Goods, Slo};
 use crate::trace::{Ceiling, Trace};
 
 /// How many of the slowest requests are told about.
@@ -25,6 +27,14 @@ pub(crate) struct Tally<'a> {
     pub(crate) itl: Histogram,
     pub(crate) e2e: Histogram,
     pub(crate) queue: Histogram,
+    /// Per request, how long a token took after the first.
+    pub(crate) tpot: Histogram,
+    pub(crate) goods: Goods,
+    slo: Slo,
+    warm_up: WarmUp,
+    arrivals: u64,
+    /// When the first request arrived that is measured.
+    measured_from_us: Option<u64>,
     pub(crate) hit_tokens: [u64; 3],
     pub(crate) output_tokens: u64,
     pub(crate) finished: u64,
@@ -54,8 +64,10 @@ pub(crate) struct End {
     /// Whether it ended without an answer in full.
     pub(crate) was_waited_for: bool,
     pub(crate) was_admitted: bool,
-    /// Its route, if it never had a token.
-    pub(crate) never_started: Option<Route>,
+    pub(crate) has_started: bool,
+    pub(crate) route: Option<Route>,
+    /// Whether its life goes on at another worker.
+    pub(crate) is_handed_over: bool,
 }
 
 /// A request under way.
@@ -70,11 +82,18 @@ struct Live {
     first_token_us: Option<u64>,
     last_token_us: u64,
     is_admitted: bool,
+    /// Whether it has had a token from the worker that it was sent to last.
+    has_started: bool,
+    is_measured: bool,
+    /// Whether another worker is to decode it.
+    is_handed_over: bool,
+    /// Whether it has begun anew or gone on elsewhere, so that its wait has been counted.
+    was_elsewhere: bool,
     phases: Vec<(Phase, u64)>,
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn new(trace: &'a Trace, ceiling: &'a Ceiling) -> Self {
+    pub(crate) fn new(trace: &'a Trace, ceiling: &'a Ceiling, config: &Config) -> Self {
         Self {
             trace,
             ceiling,
@@ -83,6 +102,12 @@ impl<'a> Tally<'a> {
             itl: Histogram::default(),
             e2e: Histogram::default(),
             queue: Histogram::default(),
+            tpot: Histogram::default(),
+            goods: Goods::default(),
+            slo: config.slo,
+            warm_up: config.warm_up,
+            arrivals: 0,
+            measured_from_us: None,
             hit_tokens: [0; 3],
             output_tokens: 0,
             finished: 0,
@@ -96,12 +121,19 @@ impl<'a> Tally<'a> {
         }
     }
 
-    pub(crate) fn arrived(&mut self, request: u32, route: Route, now_us: u64) {
+    /// A request has arrived; `is_handed_over` if another worker is to decode it.
+    pub(crate) fn arrived(&mut self, request: u32, is_handed_over: bool, now_us: u64) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.live.push(Live::default());
             self.live.len() as u32 - 1
         });
         self.places[request as usize] = place;
+        let is_measured = self.is_measured(now_us);
+        self.arrivals += 1;
+        self.goods.requests += u64::from(is_measured);
+        if is_measured {
+            self.measured_from_us.get_or_insert(now_us);
+        }
         let live = &mut self.live[place as usize];
         let mut phases = std::mem::take(&mut live.phases);
         phases.clear();
@@ -109,18 +141,91 @@ impl<'a> Tally<'a> {
         *live = Live {
             request,
             arrival_us: now_us,
-            route: Some(route),
             is_waited_for: true,
+            is_measured,
+            is_handed_over,
             phases,
             ..Live::default()
         };
         self.timeline.at(now_us).arrivals += 1;
     }
 
+    /// A request is sent to a worker.
+    pub(crate) fn sent(&mut self, request: u32, route: Route) {
+        self.of(RequestId(request.into())).route = Some(route);
+    }
+
+    /// A request goes on at another worker; without a route it will begin anew.
+    pub(crate) fn goes_on(&mut self, request: u32, route: Option<Route>) {
+        let live = self.of(RequestId(request.into()));
+        live.route = route;
+        live.is_admitted = false;
+        live.has_started = false;
+        live.is_handed_over = route.is_none();
+        live.was_elsewhere = true;
+    }
+
+    /// Takes away the requests of a worker that has died, in the order of the trace, with their routes and
+    /// whether they had started: they begin anew. First tokens that users have seen count as ever.
+    pub(crate) fn orphans(
+        &mut self,
+        worker: usize,
+        last_token_at: &[u64],
+        is_handed_over: impl Fn(u32) -> bool,
+        now_us: u64,
+    ) -> Vec<(u32, Route, bool)> {
+        let mut orphans = Vec::new();
+        // Whoever is not alive has no route.
+        let of_worker = |live: &&mut Live| live.route.is_some_and(|route| route.worker == worker);
+        for live in self.live.iter_mut().filter(of_worker).filter(|live| live.is_waited_for) {
+            let Some(route) = live.route.take() else { continue };
+            orphans.push((live.request, route, live.has_started));
+            if live.has_started {
+                live.last_token_us = last_token_at[live.slot as usize];
+            }
+            live.was_elsewhere |= live.is_admitted;
+            live.is_admitted = false;
+            live.has_started = false;
+            live.is_handed_over = is_handed_over(live.request);
+            live.enter(Phase::Waiting, now_us);
+        }
+        orphans.sort_unstable_by_key(|(request, _, _)| *request);
+        orphans
+    }
+
+    /// Those who have their answer, and whose write-back has died with their worker.
+    pub(crate) fn bury(&mut self, worker: usize) {
+        for place in 0..self.live.len() as u32 {
+            let live = &mut self.live[place as usize];
+            if live.route.is_some_and(|route| route.worker == worker) {
+                live.route = None;
+                self.places[live.request as usize] = NOWHERE;
+                self.free.push(place);
+            }
+        }
+    }
+
+    /// Whether the request that arrives now is measured.
+    fn is_measured(&self, now_us: u64) -> bool {
+        match self.warm_up {
+            WarmUp::Share(share) => {
+                self.arrivals >= (share * self.trace.requests().len() as f64) as u64
+            }
+            WarmUp::Until { time_us } => now_us >= time_us,
+        }
+    }
+
+    /// From the first arrival that is measured to the last token.
+    pub(crate) fn measured_us(&self) -> u64 {
+        let from_us = self.measured_from_us.unwrap_or(self.last_token_us);
+        self.last_token_us.saturating_sub(from_us)
+    }
+
     /// A request has arrived that no worker can run.
-    pub(crate) fn refused(&mut self, request: u32) {
+    pub(crate) fn refused(&mut self, request: u32) -> End {
         self.refused += 1;
-        self.ended(RequestId(request.into()), false);
+        self.of(RequestId(request.into())).is_handed_over = false;
+        self.ended(RequestId(request.into()), false)
     }
 
     /// How many requests have not ended.
@@ -143,8 +248,9 @@ impl<'a> Tally<'a> {
             StateName::Prefilling => {
                 if !std::mem::replace(&mut live.is_admitted, true) {
                     let waited = now_us - live.arrival_us;
+                    let times = u64::from(live.is_measured && !live.was_elsewhere);
                     live.enter(Phase::Loading, now_us);
-                    self.queue.record(waited, 1);
+                    self.queue.record(waited, times);
                     return Change::Admitted;
                 }
                 Phase::Loading
@@ -154,11 +260,28 @@ impl<'a> Tally<'a> {
                 live.last_token_us = last_token_at[live.slot as usize];
                 Phase::Retracted
             }
+            StateName::Draining if live.is_handed_over => {
+                live.enter(Phase::Moving, now_us);
+                return Change::Other;
+            }
             StateName::Draining => {
                 live.is_waited_for = false;
                 let (request, took) = (transition.request, now_us - live.arrival_us);
+                let (is_measured, index) = (live.is_measured, live.request as usize);
+                let first_us = live.first_token_us.unwrap_or(now_us);
+                let ttft = first_us - live.arrival_us;
                 self.finished += 1;
-                self.e2e.record(took, 1);
+                if is_measured {
+                    let gaps = u64::from(self.trace.requests()[index].output_tokens) - 1;
+                    // A first token may have been counted that its worker did not live to send.
+                    let rest_us = now_us.saturating_sub(first_us);
+                    let tpot = (gaps > 0).then(|| rest_us as f64 / gaps as f64);
+                    self.e2e.record(took, 1);
+                    self.goods.answered(&self.slo, ttft, tpot);
+                    if let Some(tpot) = tpot {
+                        self.tpot.record(tpot.round() as u64, 1);
+                    }
+                }
                 self.last_token_us = self.last_token_us.max(now_us);
                 self.consider_slow(request, now_us);
                 return Change::Answered;
@@ -180,7 +303,7 @@ impl<'a> Tally<'a> {
         }
     }
 
-    /// A prefill ends with a token, at `end_us`. Gives the route if it is the request's first.
+    /// A prefill ends with a token, at `end_us`. Gives the route if it is the first from this worker.
     pub(crate) fn prefill_ends(
         &mut self,
         request: RequestId,
@@ -192,16 +315,19 @@ impl<'a> Tally<'a> {
         self.output_tokens += 1;
         let live = self.of(request);
         live.slot = slot.0;
+        let route = live.route.filter(|_| !std::mem::replace(&mut live.has_started, true));
         if live.first_token_us.is_some() {
-            // It was retracted: this is the gap after the token that it had last.
-            let gap = end_us - live.last_token_us;
+            // It was retracted, or goes on elsewhere: this is the gap after the token that it had last.
+            let gap = end_us.saturating_sub(live.last_token_us);
             self.gaps(gap, 1, end_us);
-            return None;
+            return route;
         }
         live.first_token_us = Some(end_us);
+        live.last_token_us = end_us;
         live.hits = hits;
-        let (ttft, route, index) = (end_us - live.arrival_us, live.route, live.request as usize);
-        self.ttft.record(ttft, 1);
+        let (ttft, index) = (end_us - live.arrival_us, live.request as usize);
+        let times = u64::from(live.is_measured);
+        self.ttft.record(ttft, times);
         let found = [hits.device_tokens, hits.host_tokens, hits.l3_tokens].map(u64::from);
         let bucket = self.timeline.at(end_us);
         bucket.first_tokens += 1;
@@ -219,7 +345,9 @@ impl<'a> Tally<'a> {
 
     /// So many requests have waited so long for their next token, which comes at `end_us`.
     pub(crate) fn gaps(&mut self, gap_us: u64, times: u64, end_us: u64) {
-        self.itl.record(gap_us, times);
+        if self.measured_from_us.is_some() {
+            self.itl.record(gap_us, times);
+        }
         let bucket = self.timeline.at(end_us);
         bucket.gaps += times;
         bucket.gap_us += gap_us * times;
@@ -228,6 +356,16 @@ impl<'a> Tally<'a> {
 
     /// The request's life has ended.
     pub(crate) fn ended(&mut self, request: RequestId, has_failed: bool) -> End {
+        let live = self.of(request);
+        if live.is_handed_over && !has_failed && live.first_token_us.is_some() {
+            return End {
+                was_waited_for: false,
+                was_admitted: true,
+                has_started: true,
+                route: live.route.take(),
+                is_handed_over: true,
+            };
+        }
         self.failed += u64::from(has_failed);
         let place = std::mem::replace(&mut self.places[request.0 as usize], NOWHERE);
         self.free.push(place);
@@ -235,7 +373,9 @@ impl<'a> Tally<'a> {
         End {
             was_waited_for: live.is_waited_for,
             was_admitted: live.is_admitted,
-            never_started: live.route.take().filter(|_| live.first_token_us.is_none()),
+            has_started: live.has_started,
+            route: live.route.take(),
+            is_handed_over: false,
         }
     }
 

@@ -4,8 +4,10 @@ mod build;
 mod curve;
 mod describe;
 mod dice;
+mod import;
 mod prefixes;
 mod read;
+mod session;
 mod synthetic;
 mod write;
 
@@ -21,9 +23,13 @@ pub use describe::{
     Bin, CapacityPoint, Description, Lengths, PageCeiling, Popular, Sharing, TracePeriod,
     WorkingSet,
 };
+pub use import::{Format, ImportOptions, Tokenise};
 pub use read::{BadLine, BadLines, ReadOptions, Reading, TraceError};
+pub(crate) use session::Link;
+pub use session::Turn;
 pub use synthetic::{Synthetic, SyntheticError, Workload};
 
+use crate::dice::Dice;
 use prefixes::Prefixes;
 
 /// Requests in the order of their arrival. Prompts are lists of blocks; equal blocks have equal
@@ -47,10 +53,13 @@ pub struct TraceRequest {
     /// Tokens of its answer, at least one.
     pub output_tokens: u32,
     blocks: Range<u32>,
+    /// What it has to do with other turns, if it belongs to a session.
+    pub(crate) link: Option<Link>,
 }
 
-/// What an unlimited cache could reuse that has kept every earlier prompt: whole pages, and of each
-/// prompt all but one token at the most, since something must be computed for an answer.
+/// What an unlimited cache could reuse that has kept every earlier prompt, and every answer that a later
+/// prompt contains: whole pages, and of each prompt all but one token at the most, since something must
+/// be computed for an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ceiling {
     /// Tokens of all prompts.
@@ -86,6 +95,29 @@ impl Trace {
     #[must_use]
     pub fn blocks(&self, request: &TraceRequest) -> &[u32] {
         &self.blocks[request.blocks.start as usize..request.blocks.end as usize]
+    }
+
+    /// The same requests on another day: gaps between them are drawn anew, around the same means.
+    #[must_use]
+    pub fn another_day(&self, seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut day = self.clone();
+        let (mut before_us, mut at_us) = (0, 0.0);
+        for request in &mut day.requests {
+            let gap_us = request.arrival_us - std::mem::replace(&mut before_us, request.arrival_us);
+            at_us += dice.exponential(gap_us as f64);
+            request.arrival_us = at_us as u64;
+        }
+        day
+    }
+
+    /// The same for requests that belong together: those of a session, or those whose prompts begin with
+    /// the same block.
+    pub(crate) fn family(&self, request: &TraceRequest) -> u64 {
+        if let Some(link) = request.link {
+            return u64::from(link.session) | 1 << 32;
+        }
+        self.blocks(request).first().copied().unwrap_or(0).into()
     }
 
     /// Tokens in a block.
@@ -129,11 +161,15 @@ impl Trace {
         // Pages that end where a prompt ends.
         let mut last_pages = HashSet::new();
         let mut ceiling = Ceiling::default();
-        for request in &self.requests {
+        // Adds a prefix of a prompt, and tells how much of it was there, and where it ends.
+        let mut cover = |request: &TraceRequest, tokens: u32| {
             let (mut common, mut follows) = (0, true);
-            let mut rest = request.input_tokens;
+            let mut rest = tokens;
             let mut at = Prefixes::ROOT;
             for &block in self.blocks(request) {
+                if rest == 0 {
+                    break;
+                }
                 at = prefixes.extend(at, block);
                 if at as usize >= covered.len() {
                     covered.resize(at as usize + 1, 0);
@@ -147,6 +183,10 @@ impl Trace {
                 *covered = here.max(*covered);
                 rest -= here;
             }
+            (common, at)
+        };
+        for request in &self.requests {
+            let (common, at) = cover(request, request.input_tokens);
             let length = request.input_tokens;
             if length.is_multiple_of(page_size) {
                 let is_new = last_pages.insert((at, length % self.block_tokens));
@@ -160,6 +200,11 @@ impl Trace {
             ceiling.prompt_tokens += u64::from(length);
             ceiling.reusable_tokens += u64::from(usable);
             ceiling.by_request.push(usable);
+            if let Some((later, tokens)) = self.with_answer(request) {
+                let (known, _) = cover(later, tokens);
+                // Had the answer come first, whoever computed this before could have reused it.
+                ceiling.any_order_tokens += u64::from(known.saturating_sub(length));
+            }
         }
         ceiling.any_order_tokens += ceiling.reusable_tokens;
         ceiling
@@ -189,7 +234,10 @@ mod tests {
             };
             let longest = prompts.iter().map(common).max().unwrap_or(0).min(tokens.len() - 1);
             reusable += (longest - longest % page_size as usize) as u64;
-            prompts.push(tokens);
+            let (length, answer) = (request.input_tokens, request.output_tokens - 1);
+            let mut whole = tokens;
+            whole.extend(trace.answer_tokens(request, length..length + answer));
+            prompts.push(whole);
         }
         reusable
     }
@@ -214,6 +262,52 @@ mod tests {
         // The third page of the last could have been computed for it alone, and reused by the others.
         assert_eq!(ceiling.any_order_tokens, 12 + 8 + 4);
         assert_eq!(trace.ceiling(16).reusable_tokens, 0);
+    }
+
+    #[test]
+    fn another_day_has_the_same_requests_at_other_times() {
+        let mut builder = TraceBuilder::new(16).unwrap();
+        for number in 0..2000 {
+            builder.push(number * 500, 20, 3, &[number, number + 1]).unwrap();
+        }
+        let trace = builder.finish();
+        let days = [1, 2].map(|seed| trace.another_day(seed));
+        assert!(days[0] != trace && days[0] != days[1] && days[0] == trace.another_day(1));
+        for day in days {
+            assert!(day.requests().is_sorted_by_key(|request| request.arrival_us));
+            assert_eq!(day.ceiling(16), trace.ceiling(16));
+            let ends = [&day, &trace].map(|of| of.requests().last().unwrap().arrival_us as f64);
+            assert!((0.9..1.1).contains(&(ends[0] / ends[1])), "{ends:?}");
+        }
+    }
+
+    #[test]
+    fn turns_follow_each_other_and_contain_answers_where_prompts_go_on() {
+        let mut builder = TraceBuilder::new(4).unwrap();
+        let turn = |session| Turn { session, think_us: Some(7) };
+        builder.push_turn(0, 6, 3, &[1, 2], turn(50)).unwrap();
+        builder.push_turn(5, 9, 2, &[1, 2, 3], turn(50)).unwrap();
+        // This one has forgotten how it began.
+        builder.push_turn(9, 5, 2, &[8, 9], turn(50)).unwrap();
+        builder.push(7, 4, 1, &[1]).unwrap();
+        let trace = builder.finish();
+        let links: Vec<_> = trace.requests().iter().map(|request| request.link).collect();
+        let link =
+            |after, answer_in, think_us| Some(Link { session: 0, think_us, after, answer_in });
+        let expected = [
+            link(None, Some(1), None),
+            link(Some(0), None, Some(7)),
+            None,
+            link(Some(1), None, Some(7)),
+        ];
+        assert_eq!(links, expected);
+        assert!(trace.has_sessions());
+        let first = &trace.requests()[0];
+        // Tokens 6 and 7 of the second block, and the first of the third.
+        let answer: Vec<Token> = trace.answer_tokens(first, 6..12).collect();
+        assert_eq!(answer, [6, 7, 8]);
+        // Eight tokens of the second turn are there when the first has its answer: two pages of 4.
+        assert_eq!(trace.ceiling(4).by_request, [0, 8, 0, 0]);
     }
 
     /// All orders of a few requests.
@@ -251,6 +345,32 @@ mod tests {
                 proptest::prop_assert!(slow_ceiling(&trace, 2) <= bound);
                 proptest::prop_assert_eq!(trace.ceiling(2).any_order_tokens, bound);
             }
+        }
+
+        #[test]
+        fn the_ceiling_has_answers_in_it(
+            page_size in proptest::sample::select(vec![1u32, 2, 4]),
+            turns in proptest::collection::vec((0u64..4, 1u32..9, 1u32..9), 1..25),
+        ) {
+            // Sessions that begin alike in pairs, grow by an answer and a message each turn, and end in
+            // blocks of their own.
+            let mut builder = TraceBuilder::new(4).unwrap();
+            let mut lengths = [0u32; 4];
+            for (session, message, output) in turns {
+                let length = &mut lengths[session as usize];
+                *length += message;
+                let ids: Vec<u64> = (0..u64::from(length.div_ceil(4)))
+                    .map(|block| block + if block < 2 { session / 2 * 100 } else { session * 1000 })
+                    .collect();
+                let turn = Turn { session, think_us: None };
+                builder.push_turn(0, *length, output, &ids, turn).unwrap();
+                *length += output;
+            }
+            let trace = builder.finish();
+            let expected = slow_ceiling(&trace, page_size);
+            let found = trace.ceiling(page_size);
+            proptest::prop_assert_eq!(found.reusable_tokens, expected);
+            proptest::prop_assert!(found.any_order_tokens >= found.reusable_tokens);
         }
 
         #[test]

@@ -1,11 +1,16 @@
 //! One worker: a scheduler, and a model of the machine that performs its plans.
 
+use std::collections::VecDeque;
+
+use terrace_cache::TierUse;
 use terrace_scheduler::{
     Config as SchedulerConfig, CopyDirection, Event, KvEvents, L3Kind, L3Path, OpId, Outcome, Plan,
-    Request, Scheduler, Sequence, StateName, StepId, StepResult, SubmitError, Time, Token,
+    Request, RequestId, Scheduler, Sequence, StateName, Stats, StepId, StepResult, SubmitError,
+    Time, Token,
 };
 
 use crate::arrivals::Arrivals;
+use crate::cluster::WorkerGroup;
 use crate::config::Config;
 use crate::cost::{StepCost, StepShape};
 use crate::error::ReplayError;
@@ -16,9 +21,10 @@ use crate::router::Router;
 use crate::series::{Gauge, LinkColumn};
 use crate::store::Store;
 use crate::tally::{Change, Tally};
+use crate::trace::Trace;
 
-/// What every request produces: no prompt of a trace has this token, so that what is produced is
-/// never found by another. A step and its repetitions fill a page at the most.
+/// What a request produces where no later prompt tells it: no prompt of a trace has this token, so that
+/// what is produced is never found by another. A step and its repetitions fill a page at the most.
 const PRODUCED: &[Token] = &[Token::MAX; 256];
 
 /// A worker.
@@ -26,11 +32,28 @@ const PRODUCED: &[Token] = &[Token::MAX; 256];
 pub(crate) struct Worker {
     number: u32,
     scheduler: Scheduler,
+    /// What a scheduler begins with after the worker has died.
+    scheduler_config: SchedulerConfig,
+    /// What the schedulers of earlier lives counted.
+    lost: Vec<Stats>,
+    is_up: bool,
+    /// Backups that have ended in this life.
+    backups_ended: u64,
+    /// Backups under way that will have failed.
+    failing_backups: Vec<OpId>,
+    /// Requests that another worker is to decode once so many backups have ended: their pages are in L3
+    /// then.
+    to_hand_over: VecDeque<(u64, u32)>,
     kv_events: KvEvents,
     cost: StepCost,
     page_bytes: u64,
     step: Option<StepId>,
-    results: Vec<StepResult<'static>>,
+    /// Who gets tokens from the running step, and at which positions they begin.
+    producing: Vec<(RequestId, u32)>,
+    /// How many tokens each of them gets.
+    tokens_each: u32,
+    /// Answers that later prompts tell are looked up, if there are any.
+    answers_are_told: bool,
     /// When the request in each slot got its latest token.
     last_token_at: Vec<u64>,
     step_ended_us: u64,
@@ -77,25 +100,35 @@ impl Worker {
     pub(crate) fn new(
         number: u32,
         config: &Config,
+        kind: &WorkerGroup,
         scheduler: SchedulerConfig,
+        answers_are_told: bool,
     ) -> Result<Self, ReplayError> {
         let slots = scheduler.batch.running_max as usize;
         Ok(Self {
             number,
-            scheduler: Scheduler::new(scheduler)?,
+            scheduler: Scheduler::new(scheduler.clone())?,
+            scheduler_config: scheduler,
+            lost: Vec::new(),
+            is_up: true,
+            backups_ended: 0,
+            failing_backups: Vec::new(),
+            to_hand_over: VecDeque::new(),
             kv_events: KvEvents::default(),
-            cost: config.cost.in_femtoseconds(),
+            cost: kind.cost.in_femtoseconds(),
             page_bytes: config.page_bytes(),
             step: None,
-            results: Vec::new(),
+            producing: Vec::new(),
+            tokens_each: 0,
+            answers_are_told,
             last_token_at: vec![0; slots],
             step_ended_us: 0,
             wakes_at_us: u64::MAX,
             links: WorkerLinks {
-                host_to_device: Link::new(&config.links.host_to_device),
-                device_to_host: Link::new(&config.links.device_to_host),
-                l3_to_host: Link::new(&config.links.l3_to_host),
-                host_to_l3: Link::new(&config.links.host_to_l3),
+                host_to_device: Link::new(&kind.links.host_to_device),
+                device_to_host: Link::new(&kind.links.device_to_host),
+                l3_to_host: Link::new(&kind.links.l3_to_host),
+                host_to_l3: Link::new(&kind.links.host_to_l3),
             },
             waiting: 0,
             requests: 0,
@@ -119,21 +152,92 @@ impl Worker {
         Ok(())
     }
 
-    pub(crate) fn step_ended(&mut self, now_us: u64) {
+    pub(crate) fn step_ended(&mut self, now_us: u64, trace: &Trace) {
         let step = self.step.take().expect("a step was running");
         self.step_ended_us = now_us;
-        let event = Event::StepDone { step, results: &self.results, failed: &[] };
+        let each = self.tokens_each as usize;
+        let mut answers = Vec::new();
+        if self.answers_are_told {
+            for (place, &(request, position)) in self.producing.iter().enumerate() {
+                let traced = &trace.requests()[request.0 as usize];
+                let positions = position..position + self.tokens_each;
+                answers.extend(trace.answer_tokens(traced, positions));
+                answers.resize((place + 1) * each, Token::MAX);
+            }
+        }
+        let unknown = || PRODUCED.chunks_exact(each).cycle();
+        let tokens = answers.chunks_exact(each).chain(unknown());
+        let result = |(&(request, _), tokens)| StepResult { request, tokens, finished: false };
+        let results: Vec<StepResult<'_>> = self.producing.iter().zip(tokens).map(result).collect();
+        let event = Event::StepDone { step, results: &results, failed: &[] };
         self.scheduler.advance(Time(now_us), event).expect("the results are those of the plan");
     }
 
     pub(crate) fn operation_ended(&mut self, now_us: u64, op: OpId, outcome: Outcome) {
+        if let Some(place) = self.failing_backups.iter().position(|&failing| failing == op) {
+            self.failing_backups.swap_remove(place);
+            self.backups_ended += 1;
+        }
         let event = Event::Operation { op, rank: 0, outcome };
         self.scheduler.advance(Time(now_us), event).expect("the operation was planned");
+    }
+
+    /// Dies: everything on device and host is lost, and so is whatever was under way. What was known when a
+    /// step began stays counted, as if it had ended. Gives those whose pages were on their way to others.
+    pub(crate) fn die(&mut self) -> VecDeque<(u64, u32)> {
+        let fresh = Scheduler::new(self.scheduler_config.clone()).expect("it began with the same");
+        self.lost.push(self.scheduler.stats());
+        self.scheduler = fresh;
+        self.is_up = false;
+        self.step = None;
+        self.wakes_at_us = u64::MAX;
+        self.waiting = 0;
+        self.decoding = 0;
+        self.backups_ended = 0;
+        self.failing_backups.clear();
+        std::mem::take(&mut self.to_hand_over)
+    }
+
+    /// Is there again.
+    pub(crate) fn revive(&mut self) {
+        self.is_up = true;
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.is_up
+    }
+
+    /// When requests got their latest tokens, by slot.
+    pub(crate) fn last_token_at(&self) -> &[u64] {
+        &self.last_token_at
+    }
+
+    /// The next request that another worker can go on with.
+    pub(crate) fn next_handed_over(&mut self) -> Option<u32> {
+        let (backups, request) = *self.to_hand_over.front()?;
+        // Under pressure some backups are given up, and nobody waits for those.
+        if backups > self.backups_ended && self.backups_under_way() > 0 {
+            return None;
+        }
+        self.to_hand_over.pop_front();
+        Some(request)
+    }
+
+    /// Another worker is to decode a request, as soon as its pages are in L3.
+    fn hand_over(&mut self, request: RequestId) {
+        let backups = self.backups_ended + self.backups_under_way();
+        self.to_hand_over.push_back((backups, request.0 as u32));
+    }
+
+    fn backups_under_way(&self) -> u64 {
+        let stats = self.scheduler.stats();
+        u64::from(stats.backups.in_flight) + u64::from(stats.backups_waiting)
     }
 
     /// A backup is in the store from now on.
     pub(crate) fn backup_ended(&mut self, now_us: u64, op: OpId, store: &mut Store) {
         store.insert(&self.l3_path(op));
+        self.backups_ended += 1;
         self.operation_ended(now_us, op, Outcome::Done);
     }
 
@@ -175,28 +279,31 @@ impl Worker {
     /// Asks for a plan and starts what it says. The plan is one whose memory is used again.
     pub(crate) fn plan(&mut self, now_us: u64, plan: &mut Plan, around: &mut Around<'_, '_>) {
         self.scheduler.plan_into(Time(now_us), plan);
-        let mut answered = 0;
         for transition in self.scheduler.drain_trace() {
             match around.tally.changed(&transition, &self.last_token_at) {
                 Change::Admitted => self.waiting -= 1,
-                Change::Answered => answered += 1,
+                Change::Answered => around.arrivals.answered(now_us, transition.request.0 as u32),
                 Change::Other => {}
             }
         }
         for ended in &plan.ended {
             let has_failed = ended.state == StateName::Failed;
             let end = around.tally.ended(ended.request, has_failed);
-            answered += u32::from(end.was_waited_for);
+            if end.was_waited_for {
+                around.arrivals.answered(now_us, ended.request.0 as u32);
+            }
             self.waiting -= u32::from(!end.was_admitted);
-            if let Some(route) = end.never_started {
-                around.router.started(route);
+            if let Some(route) = end.route {
+                around.router.ended(route, end.has_started);
+            }
+            if end.is_handed_over {
+                self.hand_over(ended.request);
             }
         }
-        around.arrivals.answered(answered);
         if around.router.wants_events() {
             let worker = self.number as usize;
             self.scheduler.drain_kv_events(&mut self.kv_events);
-            around.router.hear(worker, &self.kv_events);
+            around.router.tell(now_us, worker, &mut self.kv_events);
         }
         self.start_copies(plan, now_us, around);
         self.start_l3(plan, now_us, around);
@@ -224,7 +331,7 @@ impl Worker {
                 }
             };
             let carried = link.carry(now_us, bytes);
-            around.tally.timeline.carried(column, carried.start_ns, carried.end_ns, bytes);
+            around.tally.timeline.carried(column, carried, bytes);
             let at_us = carried.arrival_us(link.latency_us());
             self.expect(at_us, copy.op, Outcome::Done, around.happenings);
         }
@@ -259,7 +366,7 @@ impl Worker {
                     let came = link.carry_behind(now_us, read, bytes);
                     let latency_us = link.latency_us() + around.store.read_link.latency_us();
                     let column = LinkColumn::L3ToHost;
-                    around.tally.timeline.carried(column, came.start_ns, came.end_ns, bytes);
+                    around.tally.timeline.carried(column, came, bytes);
                     self.expect(came.arrival_us(latency_us), op.op, outcome, around.happenings);
                 }
                 L3Kind::Backup => {
@@ -269,12 +376,13 @@ impl Worker {
                     let written = around.store.write_link.carry_behind(now_us, sent, bytes);
                     let latency_us = link.latency_us() + around.store.write_link.latency_us();
                     let column = LinkColumn::HostToL3;
-                    around.tally.timeline.carried(column, sent.start_ns, sent.end_ns, bytes);
+                    around.tally.timeline.carried(column, sent, bytes);
                     let at_us = written.arrival_us(latency_us);
                     if around.store.accepts_write() {
                         let stored = Happening::Stored { worker: self.number, op: op.op };
                         around.happenings.add(at_us, stored);
                     } else {
+                        self.failing_backups.push(op.op);
                         self.expect(at_us, op.op, Outcome::Failed, around.happenings);
                     }
                 }
@@ -351,15 +459,15 @@ impl Worker {
         tally.gaps(end_us - self.step_ended_us, usual, end_us);
     }
 
-    /// Notes what the step will have produced, and when.
+    /// Notes who will have got tokens, and when.
     fn note_tokens(&mut self, plan: &Plan, steps: u32, end_us: u64) {
-        let tokens = &PRODUCED[..steps as usize];
         let prefills = plan.prefills.iter().filter(|prefill| prefill.produces_token);
-        let prefills = prefills.map(|prefill| (prefill.request, prefill.slot));
-        let decodes = plan.decodes.iter().map(|decode| (decode.request, decode.slot));
-        self.results.clear();
-        for (request, slot) in prefills.chain(decodes) {
-            self.results.push(StepResult { request, tokens, finished: false });
+        let prefills = prefills.map(|of| (of.request, of.slot, of.start + of.tokens));
+        let decodes = plan.decodes.iter().map(|of| (of.request, of.slot, of.start + 1));
+        self.tokens_each = steps;
+        self.producing.clear();
+        for (request, slot, position) in prefills.chain(decodes) {
+            self.producing.push((request, position));
             self.last_token_at[slot.0 as usize] = end_us;
         }
     }
@@ -388,14 +496,29 @@ impl Worker {
         add(Gauge::Prefilling, u64::from(stats.running) - decoding);
         add(Gauge::Decoding, decoding);
         add(Gauge::Draining, stats.draining.into());
-        self.peaks.running = self.peaks.running.max(stats.running);
-        self.peaks.waiting = self.peaks.waiting.max(stats.waiting);
-        self.peaks.device_pages = self.peaks.device_pages.max(device_used);
-        self.peaks.host_pages = self.peaks.host_pages.max(host_used);
+    }
+
+    /// Keeps the most that there was of everything, so many requests waiting before the worker. Requests
+    /// and pages become more when requests arrive and when plans are made, so it is called after both.
+    pub(crate) fn keep_peaks(&mut self, waiting_before: usize) {
+        let stats = self.scheduler.stats();
+        let used = |tier: TierUse| (tier.total_pages - tier.free_pages) as u64;
+        let peaks = &mut self.peaks;
+        peaks.running = peaks.running.max(stats.running);
+        peaks.waiting = peaks.waiting.max(stats.waiting + waiting_before as u32);
+        peaks.device_pages = peaks.device_pages.max(used(stats.cache.device));
+        peaks.host_pages = peaks.host_pages.max(used(stats.cache.host));
     }
 
     pub(crate) fn report(&self, whole_us: u64) -> WorkerUse {
-        let stats = self.scheduler.stats();
+        let mut stats = self.scheduler.stats();
+        for lost in &self.lost {
+            stats.steps += lost.steps;
+            stats.prompt_tokens += lost.prompt_tokens;
+            stats.prefilled_tokens += lost.prefilled_tokens;
+            stats.generated_tokens += lost.generated_tokens;
+            stats.retractions += lost.retractions;
+        }
         WorkerUse {
             requests: self.requests,
             steps: stats.steps,

@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use terrace_scheduler::{
-    Config as SchedulerConfig, PageKey, Plan, RateConfig, Request, Sequence, SubmitError,
-};
+use terrace_scheduler::{PageKey, Plan, Request, Sequence, SubmitError, Token};
 
 use crate::arrivals::Arrivals;
+use crate::cluster::{Outage, Role, WorkerGroup};
 use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::happenings::{Happening, Happenings};
+use crate::prices::Bill;
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
-use crate::router::{Route, Router};
+use crate::router::{Asked, Route, Router};
 use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
@@ -85,6 +85,8 @@ struct World<'a> {
     plan: Plan,
     /// Requests that wait before each worker, with the tokens that it will have to compute.
     desks: Vec<VecDeque<(u32, Route)>>,
+    /// Requests for which no worker is there.
+    stranded: VecDeque<u32>,
     /// Workers to which something has happened since they planned, each once, in that order.
     touched: VecDeque<usize>,
     is_touched: Vec<bool>,
@@ -102,25 +104,41 @@ impl<'a> World<'a> {
         ceiling: &'a Ceiling,
         config: &'a Config,
     ) -> Result<Self, ReplayError> {
-        let workers = config.workers as usize;
-        let router = Router::new(config.routing, workers);
-        let scheduler = scheduler_config(config, router.wants_events());
-        let build = |number| Worker::new(number, config, scheduler.clone());
+        let kinds = config.kinds();
+        let workers = kinds.len();
+        let known = (0..).zip(&kinds);
+        let known = known.map(|(number, kind)| (config.role(number), kind.cost.prefill_token_ns));
+        let router = Router::new(config.router, &known.collect::<Vec<_>>());
+        let is_told = trace.has_sessions();
+        let build = |(number, kind): (u32, &WorkerGroup)| {
+            let mut scheduler = config.scheduler_of(kind);
+            scheduler.trace_max = TRANSITIONS_MAX;
+            scheduler.cache.kv_event_keys_max =
+                if router.wants_events() { EVENT_KEYS_MAX } else { 0 };
+            Worker::new(number, config, kind, scheduler, is_told)
+        };
+        let built: Result<Vec<Worker>, ReplayError> = (0..).zip(&kinds).map(build).collect();
+        let mut happenings = Happenings::default();
+        for &Outage { worker, from_us, to_us } in &config.outages {
+            happenings.add(from_us, Happening::Down { worker });
+            happenings.add(to_us, Happening::Up { worker });
+        }
         Ok(Self {
             trace,
             config,
             ceiling,
-            arrivals: Arrivals::new(trace, config.arrival),
-            workers: (0..config.workers).map(build).collect::<Result<_, _>>()?,
+            arrivals: Arrivals::new(trace, config.arrival, config.sessions),
+            workers: built?,
             plan: Plan::default(),
             desks: vec![VecDeque::new(); workers],
             touched: VecDeque::new(),
             is_touched: vec![false; workers],
             store: Store::new(&config.store, config.seed),
             router,
-            tally: Tally::new(trace, ceiling),
-            happenings: Happenings::default(),
-            namespace: scheduler.namespace().digest(),
+            tally: Tally::new(trace, ceiling, config),
+            happenings,
+            stranded: VecDeque::new(),
+            namespace: config.scheduler.namespace().digest(),
             now_us: 0,
         })
     }
@@ -133,6 +151,10 @@ impl<'a> World<'a> {
             self.drop_needless_wakes();
             let next = [self.arrivals.next_us(self.now_us), self.happenings.next_us()];
             let Some(next_us) = next.into_iter().flatten().min() else { break };
+            // Outages that are still to come concern nobody.
+            if next[0].is_none() && self.tally.live() == 0 && self.happenings.are_outages() {
+                break;
+            }
             if self.tally.timeline.wants_gauges(next_us) {
                 self.gauge(next_us);
             }
@@ -146,8 +168,11 @@ impl<'a> World<'a> {
             }
             while let Some(number) = self.touched.pop_front() {
                 self.is_touched[number] = false;
-                self.plan(number);
-                self.feed(number);
+                if self.workers[number].is_up() {
+                    self.plan(number);
+                    self.feed(number);
+                    self.hand_over(number);
+                }
             }
         }
         self.gauge(self.now_us);
@@ -170,24 +195,103 @@ impl<'a> World<'a> {
 
     /// A request arrives: it is sent to a worker, and waits there.
     fn arrive(&mut self, request: u32) {
-        let traced = &self.trace.requests()[request as usize];
-        let page_size = self.config.scheduler.cache.page_size;
-        let mut sequence = None;
-        if self.router.wants_events() {
-            sequence = Some(self.prompt(traced));
-        }
-        let keys = sequence.as_ref().map_or(&[][..], |prompt| prompt.keys().prompt);
-        let route = self.router.route(traced.input_tokens, page_size, keys);
-        self.tally.arrived(request, route, self.now_us);
-        self.desks[route.worker].push_back((request, route));
-        self.feed(route.worker);
+        let is_handed_over = is_handed_over(self.config, self.trace, request);
+        self.tally.arrived(request, is_handed_over, self.now_us);
+        self.send(request);
     }
 
-    fn prompt(&self, request: &TraceRequest) -> Sequence {
+    /// Sends a request to a worker that begins with it, if there is one.
+    fn send(&mut self, request: u32) {
+        let traced = &self.trace.requests()[request as usize];
+        let mut sequence = None;
+        if self.router.wants_events() {
+            sequence = Some(self.prompt(traced, 0));
+        }
+        let keys = sequence.as_ref().map_or(&[][..], |prompt| prompt.keys().prompt);
+        let route = self.router.route(self.now_us, &self.asked(traced, keys));
+        match route {
+            Some(route) => self.put_on_desk(request, route),
+            None => self.stranded.push_back(request),
+        }
+    }
+
+    fn asked<'k>(&self, traced: &TraceRequest, keys: &'k [PageKey]) -> Asked<'k> {
+        Asked {
+            input_tokens: traced.input_tokens,
+            page_size: self.config.scheduler.cache.page_size,
+            keys,
+            family: self.trace.family(traced),
+        }
+    }
+
+    fn put_on_desk(&mut self, request: u32, route: Route) {
+        self.tally.sent(request, route);
+        self.desks[route.worker].push_back((request, route));
+        self.feed(route.worker);
+        self.keep_peaks(route.worker);
+    }
+
+    /// Sends on what a worker has computed and others are to decode.
+    fn hand_over(&mut self, number: usize) {
+        while let Some(request) = self.workers[number].next_handed_over() {
+            let traced = &self.trace.requests()[request as usize];
+            let route = self.router.route_decode(&self.asked(traced, &[]));
+            self.tally.goes_on(request, route);
+            match route {
+                Some(route) => self.put_on_desk(request, route),
+                // Nobody can decode it: it begins anew when somebody can.
+                None => self.stranded.push_back(request),
+            }
+        }
+    }
+
+    /// A worker dies: its requests begin anew elsewhere.
+    fn down(&mut self, number: usize) {
+        let (config, trace) = (self.config, self.trace);
+        let is_handed_over = |request| is_handed_over(config, trace, request);
+        let last_token_at = self.workers[number].last_token_at();
+        let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
+        self.tally.bury(number);
+        let on_their_way = self.workers[number].die();
+        self.happenings.forget(number as u32);
+        self.desks[number].clear();
+        self.router.down(number);
+        for (request, route, has_started) in orphans {
+            self.router.ended(route, has_started);
+            self.send(request);
+        }
+        for (_, request) in on_their_way {
+            self.tally.goes_on(request, None);
+            self.send(request);
+        }
+    }
+
+    /// A worker is there again.
+    fn up(&mut self, number: usize) {
+        self.workers[number].revive();
+        self.router.up(number);
+        for request in std::mem::take(&mut self.stranded) {
+            self.send(request);
+        }
+    }
+
+    fn keep_peaks(&mut self, number: usize) {
+        self.workers[number].keep_peaks(self.desks[number].len());
+    }
+
+    /// A request's prompt, and so many tokens of its answer.
+    fn prompt(&self, request: &TraceRequest, answer_tokens: u32) -> Sequence {
         let page_size = self.config.scheduler.cache.page_size;
-        let tokens = request.input_tokens as usize;
+        let input_tokens = request.input_tokens;
+        let tokens = (input_tokens + answer_tokens) as usize;
         let blocks = self.trace.token_blocks(request);
-        Sequence::from_pieces(self.namespace, page_size, tokens, blocks)
+        if answer_tokens == 0 {
+            return Sequence::from_pieces(self.namespace, page_size, tokens, blocks);
+        }
+        let answer = self.trace.answer_tokens(request, input_tokens..input_tokens + answer_tokens);
+        let unknown = std::iter::repeat(Token::MAX);
+        let all = blocks.flatten().chain(answer).chain(unknown).take(tokens);
+        Sequence::from_pieces(self.namespace, page_size, tokens, [all])
     }
 
     /// Gives a worker those that wait before it, as long as few enough wait at its scheduler.
@@ -195,8 +299,13 @@ impl<'a> World<'a> {
         while self.workers[number].waiting() < self.config.waiting_max {
             let Some((request, route)) = self.desks[number].pop_front() else { return };
             let traced = &self.trace.requests()[request as usize];
-            let prompt = self.prompt(traced);
-            let submitted = Request::hashed(request.into(), prompt, traced.output_tokens);
+            // Of a request that one worker begins and another ends, the first token is the first's.
+            let (begun, wanted) = match self.config.role(number as u32) {
+                Role::Both => (0, traced.output_tokens),
+                Role::Prefill => (0, traced.output_tokens.min(1)),
+                Role::Decode => (1, traced.output_tokens - 1),
+            };
+            let submitted = Request::hashed(request.into(), self.prompt(traced, begun), wanted);
             // What is measured are answers: whoever wants none is refused.
             let taken = traced.output_tokens > 0
                 && match self.workers[number].submit(self.now_us, submitted) {
@@ -211,9 +320,9 @@ impl<'a> World<'a> {
             if taken {
                 self.touch(number);
             } else {
-                self.tally.refused(request);
-                self.router.started(route);
-                self.arrivals.answered(1);
+                let end = self.tally.refused(request);
+                self.router.ended(route, end.has_started);
+                self.arrivals.answered(self.now_us, request);
             }
         }
     }
@@ -222,7 +331,7 @@ impl<'a> World<'a> {
         let now_us = self.now_us;
         let worker = match happening {
             Happening::Step { worker } => {
-                self.workers[worker as usize].step_ended(now_us);
+                self.workers[worker as usize].step_ended(now_us, self.trace);
                 worker
             }
             Happening::Operation { worker, op, outcome } => {
@@ -235,6 +344,14 @@ impl<'a> World<'a> {
             }
             Happening::Wake { worker } => {
                 self.workers[worker as usize].woken();
+                worker
+            }
+            Happening::Down { worker } => {
+                self.down(worker as usize);
+                worker
+            }
+            Happening::Up { worker } => {
+                self.up(worker as usize);
                 worker
             }
         };
@@ -257,6 +374,7 @@ impl<'a> World<'a> {
             somebody_waits: !self.desks[number].is_empty(),
         };
         self.workers[number].plan(self.now_us, &mut self.plan, &mut around);
+        self.keep_peaks(number);
     }
 
     fn gauge(&mut self, now_us: u64) {
@@ -274,14 +392,35 @@ impl<'a> World<'a> {
         let whole_us = self.tally.last_token_us;
         let whole_s = whole_us.max(1) as f64 / 1e6;
         let workers: Vec<_> = self.workers.iter().map(|worker| worker.report(whole_us)).collect();
-        let prompt_tokens = workers.iter().map(|worker| worker.scheduler.prompt_tokens).sum();
+        // Whoever only decodes is given prompts that others were given before.
+        let takes_prompts = |number: &u32| self.config.role(*number) != Role::Decode;
+        let taking = (0..).zip(&workers).filter(|(number, _)| takes_prompts(number));
+        let prompt_tokens = taking.map(|(_, worker)| worker.scheduler.prompt_tokens).sum();
         let computed_tokens = workers.iter().map(|worker| worker.scheduler.prefilled_tokens).sum();
         let reuse_tokens = self.reuse_tokens()?;
         let links = self.links(whole_us);
-        let cache = &self.config.scheduler.cache;
-        let all = |pages: u32| u64::from(pages) * u64::from(self.config.workers);
+        let kinds = self.config.kinds();
+        let all = |pages: fn(&WorkerGroup) -> u32| {
+            kinds.iter().map(|kind| u64::from(pages(kind))).sum::<u64>()
+        };
+        let (device_pages, host_pages) =
+            (all(|kind| kind.device_pages), all(|kind| kind.host_pages));
+        let gpus_per_hour = kinds.iter().map(|kind| f64::from(kind.gpus) * kind.gpu_hour).sum();
         let slowest = self.tally.take_slowest();
-        let Tally { ttft, itl, e2e, queue, timeline, .. } = self.tally;
+        let measured_s = self.tally.measured_us().max(1) as f64 / 1e6;
+        let store = self.config.scheduler.l3.as_ref().map(|_| self.store.report());
+        let page_bytes = self.config.page_bytes() as f64;
+        let l3_pages = store.map(|store| self.config.store.pages_max.unwrap_or(store.pages_peak));
+        let spend = self.config.prices.spend(&Bill {
+            gpus_per_hour,
+            host_bytes: host_pages as f64 * page_bytes,
+            l3_bytes: l3_pages.unwrap_or(0) as f64 * page_bytes,
+            prompt_tokens,
+            output_tokens: self.tally.output_tokens,
+            seconds: whole_s,
+        });
+        let goodput = self.tally.goods.goodput(&self.config.slo, measured_s);
+        let Tally { ttft, itl, e2e, queue, tpot, timeline, .. } = self.tally;
         Ok(Report {
             config: self.config.clone(),
             requests: self.trace.requests().len() as u64,
@@ -300,17 +439,17 @@ impl<'a> World<'a> {
             itl_ms: itl.distribution_ms(),
             e2e_ms: e2e.distribution_ms(),
             queue_ms: queue.distribution_ms(),
+            tpot_ms: tpot.distribution_ms(),
+            measured_s,
+            goodput,
+            spend,
             ttft_curve: ttft.curve_ms(),
             itl_curve: itl.curve_ms(),
             bytes_moved: bytes_moved(&links),
             links,
-            store: self.config.scheduler.l3.as_ref().map(|_| self.store.report()),
+            store,
             workers,
-            series: timeline.into_series(
-                self.config.workers,
-                all(cache.device_pages),
-                all(cache.host_pages),
-            ),
+            series: timeline.into_series(kinds.len() as u32, device_pages, host_pages),
             slowest,
         })
     }
@@ -339,26 +478,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// The workers' scheduler configuration: what the user has set, what replay needs to see, and speeds
-/// that fit the model of the machine.
-fn scheduler_config(config: &Config, wants_events: bool) -> SchedulerConfig {
-    let mut scheduler = config.scheduler.clone();
-    scheduler.trace_max = TRANSITIONS_MAX;
-    scheduler.cache.kv_event_keys_max = if wants_events { EVENT_KEYS_MAX } else { 0 };
-    scheduler.rates = config.rates.clone().unwrap_or_else(|| {
-        let per_page = |bytes_per_second: u64| {
-            config.page_bytes().saturating_mul(1_000_000_000) / bytes_per_second
-        };
-        let links = &config.links;
-        let network = links.l3_to_host.bytes_per_second.min(config.store.read.bytes_per_second);
-        RateConfig {
-            prefill_ns_per_token: (config.cost.prefill_token_ns as u64).max(1),
-            load_back_ns_per_page: per_page(links.host_to_device.bytes_per_second),
-            prefetch_ns_per_page: per_page(network),
-            prefetch_latency_us: links.l3_to_host.latency_us + config.store.read.latency_us,
-        }
-    });
-    scheduler
+/// Whether one worker computes a request's prompt and another decodes it.
+fn is_handed_over(config: &Config, trace: &Trace, request: u32) -> bool {
+    config.prefill_workers > 0 && trace.requests()[request as usize].output_tokens > 1
 }
 
 /// Shares of all tokens that the trace asks for, those of refused requests included: what could not be

@@ -6,26 +6,46 @@ use terrace_replay::{Sweep, SweepPoint};
 use super::Run;
 use super::summary::took;
 
+/// A column: its name, and what it says of a configuration.
+type Column = (&'static str, fn(&SweepPoint) -> String);
+
 pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
-    let mut names: Vec<String> =
-        sweep.axes.iter().map(|axis| axis.setting.name().to_owned()).collect();
-    let figures =
-        ["reused", "device", "host", "L3", "TTFT mean", "p50", "p99", "ITL mean", "tokens/s"];
-    names.extend(figures.map(str::to_owned));
-    let some_failed = sweep.points.iter().any(|point| point.failed > 0);
-    if some_failed {
-        names.push("failed".to_owned());
+    let mut columns: Vec<Column> = vec![
+        ("reused", |point| percent(point.reuse.total)),
+        ("device", |point| percent(point.reuse.device)),
+        ("host", |point| percent(point.reuse.host)),
+        ("L3", |point| percent(point.reuse.l3)),
+        ("TTFT p50", |point| milliseconds(point.ttft_ms.p50)),
+        ("p90", |point| milliseconds(point.ttft_ms.p90)),
+        ("p99", |point| milliseconds(point.ttft_ms.p99)),
+        ("TPOT p90", |point| milliseconds(point.tpot_ms.p90)),
+        ("ITL p99", |point| milliseconds(point.itl_ms.p99)),
+        ("tokens/s", |point| count(point.output_tokens_per_s)),
+        ("a million", |point| format!("{:.3}", point.spend.per_million_tokens)),
+    ];
+    if sweep.points.iter().any(|point| point.confidence.is_some()) {
+        let after_p90 = 6;
+        columns.insert(
+            after_p90,
+            ("±", |point| {
+                point.confidence.map_or(String::new(), |sure| milliseconds(sure.ttft_ms_p90))
+            }),
+        );
     }
+    if sweep.points.iter().any(|point| point.goodput.is_some()) {
+        columns.push(("good", |point| {
+            point.goodput.map_or(String::new(), |goods| percent(goods.share))
+        }));
+    }
+    if sweep.points.iter().any(|point| point.failed > 0) {
+        columns.push(("failed", |point| whole(point.failed)));
+    }
+    let axes = sweep.axes.iter().map(|axis| axis.setting.name().to_owned());
+    let names: Vec<String> =
+        axes.chain(columns.iter().map(|(name, _)| (*name).to_owned())).collect();
     let row = |point: &SweepPoint| {
-        let reuse = [point.reuse.total, point.reuse.device, point.reuse.host, point.reuse.l3];
-        let times = [point.ttft_ms.mean, point.ttft_ms.p50, point.ttft_ms.p99, point.itl_ms.mean];
         let mut row = point.values.clone();
-        row.extend(reuse.map(percent));
-        row.extend(times.map(milliseconds));
-        row.push(count(point.output_tokens_per_s));
-        if some_failed {
-            row.push(whole(point.failed));
-        }
+        row.extend(columns.iter().map(|(_, cell)| cell(point)));
         row
     };
     let rows: Vec<Vec<String>> = sweep.points.iter().map(row).collect();
@@ -41,9 +61,15 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
     let mut text = format!("{trace}: {} configurations\n\n", sweep.points.len());
     text += &line(" ", &names);
     for (place, row) in rows.iter().enumerate() {
-        text += &line(if place == sweep.recommended { "*" } else { " " }, row);
+        let mark = match (place == sweep.recommended, sweep.points[place].is_on_front) {
+            (true, _) => "*",
+            (false, true) => "+",
+            (false, false) => " ",
+        };
+        text += &line(mark, row);
     }
-    text += &format!("\n* {}\n\n", sweep.answer);
+    text += &format!("\n* {}\n", sweep.answer);
+    text += "+ Nothing else is as cheap, as soon and as fast, and better in one of these.\n\n";
     text += &took(run);
     text
 }

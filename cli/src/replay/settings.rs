@@ -56,11 +56,29 @@ flags! {
         gpus: "gpus" "NUMBER" => Gpus;
         /// Workers, each with a device and a host tier of its own; they share L3 [default: 1]
         workers: "workers" "NUMBER" => Workers;
-        /// Which worker a request goes to: round-robin, or by KV events prefix-aware or prefix-aware:LOAD_WEIGHT
-        /// [default: round-robin]
+        /// Further workers of other kinds, like 2xh100:1+1xl40s:4: how many, which GPU, and how many of those each
+        also: "also" "KINDS" => Also;
+        /// So many workers compute prompts only, and the others only decode; KV goes between them through host
+        /// memory and L3 [default: 0, all do both]
+        prefill_workers: "prefill-workers" "NUMBER" => PrefillWorkers;
+        /// When workers die and are back, like 1:600s-900s; several joined by +
+        outages: "outages" "TIMES" => Outages;
+        /// Which worker a request goes to: round-robin, least-loaded, session-affine, or by KV events
+        /// prefix-aware or prefix-aware:LOAD_WEIGHT [default: round-robin]
         routing: "routing" "RULE" => Routing;
-        /// What goes between host and device in a second, each way [default: the GPU's]
+        /// What a token of context of a request that is alive counts for as load, beside one that has yet to be
+        /// computed [default: 0.25]
+        decode_weight: "decode-weight" "WEIGHT" => DecodeWeight;
+        /// How long KV events take to reach the router [default: 5ms]
+        event_delay: "event-delay" "TIME" => EventDelay;
+        /// What goes between host and device in a second, each way [default: what the GPU's link reaches with the
+        /// pieces that pages are copied in]
         host_bandwidth: "host-bandwidth" "BANDWIDTH" => HostBandwidth;
+        /// How pages are copied between host and device: by a kernel, in a batch, or each piece in a call of its
+        /// own (single) [default: kernel]
+        copy_way: "copy-way" "WAY" => CopyWay;
+        /// Consecutive bytes of a page in a GPU's memory [default: the keys or values of one layer]
+        copy_piece: "copy-piece" "BYTES" => CopyPiece;
     }
     "Cache" {
         /// Tokens in a page: a power of two up to 256 [default: 16]
@@ -96,8 +114,13 @@ flags! {
     "Load" {
         /// How much faster requests come than the trace says [default: 1]
         speed_up: "speed-up" "FACTOR" => SpeedUp;
+        /// Whether turns of a session wait for the answers before them and for their users, or come at the times of
+        /// the trace: wait or by-the-clock [default: wait]
+        sessions: "sessions" "RULE" => Sessions;
         /// So many requests are alive at once, whatever the times of the trace
         concurrency: "concurrency" "NUMBER" => Concurrency;
+        /// Requests that come first are not measured: a share like 10%, or those of a time like 300s [default: 10%]
+        warm_up: "warm-up" "SHARE" => WarmUp;
         /// Who is admitted first: arrival, priority, longest-prefix or tree-order [default: arrival]
         order: "order" "NAME" => Order;
         /// Tokens that one step computes at the most [default: 8192]
@@ -106,5 +129,19 @@ flags! {
         running_max: "running-max" "NUMBER" => RunningMax;
         /// Requests that a worker's scheduler sees waiting; the others wait before it [default: 8]
         waiting_max: "waiting-max" "NUMBER" => WaitingMax;
+    }
+    "Promises and prices" {
+        /// The longest time to the first token that is promised
+        slo_ttft: "slo-ttft" "TIME" => SloTtft;
+        /// The longest time between tokens that is promised, on average over an answer
+        slo_tpot: "slo-tpot" "TIME" => SloTpot;
+        /// The share of requests for which promises must be kept [default: 90%]
+        slo_share: "slo-share" "SHARE" => SloShare;
+        /// What an hour of a GPU costs [default: 1 to 5, by GPU]
+        gpu_price: "gpu-price" "PRICE" => GpuPrice;
+        /// What a gigabyte of host memory costs a month [default: 2.5]
+        host_price: "host-price" "PRICE" => HostPrice;
+        /// What a gigabyte of L3 costs a month [default: 0.1]
+        l3_price: "l3-price" "PRICE" => L3Price;
     }
 }

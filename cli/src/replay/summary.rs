@@ -43,8 +43,13 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     );
     distribution(&mut text, "first token", &report.ttft_ms);
     distribution(&mut text, "between", &report.itl_ms);
+    distribution(&mut text, "by answer", &report.tpot_ms);
     distribution(&mut text, "whole answer", &report.e2e_ms);
     distribution(&mut text, "in the queue", &report.queue_ms);
+    let unmeasured = report.finished.saturating_sub(report.e2e_ms.count);
+    if unmeasured > 0 {
+        let _ = writeln!(text, "  without the first {} requests: the warm-up", whole(unmeasured));
+    }
     let busy = report.workers.iter().map(|worker| worker.busy).sum::<f64>();
     let _ = writeln!(
         text,
@@ -59,6 +64,29 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         text +=
             "               requests come faster than they are served: they wait for the workers\n";
     }
+    if let Some(goods) = &report.goodput {
+        let _ = writeln!(
+            text,
+            "  promised     {} of requests are good, {:.2} in a second; {} in time, {} fast enough: {}",
+            percent(goods.share),
+            goods.requests_per_s,
+            percent(goods.ttft_share),
+            percent(goods.tpot_share),
+            if goods.is_kept { "the promise is kept" } else { "the promise is not kept" }
+        );
+    }
+    let spend = &report.spend;
+    let _ = writeln!(
+        text,
+        "  costs        {:.2} an hour (GPUs {:.2}, host memory {:.2}, L3 {:.2}); {:.3} a million tokens, \
+         {:.2} a million of answers",
+        spend.per_hour,
+        spend.gpu_per_hour,
+        spend.host_per_hour,
+        spend.l3_per_hour,
+        spend.per_million_tokens,
+        spend.per_million_output_tokens
+    );
     let moved = &report.bytes_moved;
     let _ = writeln!(
         text,
@@ -86,9 +114,10 @@ fn machine(report: &Report) -> String {
         let weight = bytes((tokens * config.kv_bytes_per_token) as f64);
         format!("{} tokens ({weight})", count(tokens as f64))
     };
-    let workers = match config.workers {
-        1 => "one worker".to_owned(),
-        workers => format!("{workers} workers"),
+    let workers = match (config.workers_in_all(), config.also.len()) {
+        (1, _) => "one worker".to_owned(),
+        (workers, 0) => format!("{workers} workers"),
+        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
     };
     let l3 = match (&config.scheduler.l3, config.store.pages_max, report.store) {
         (None, _, _) | (_, _, None) => "no L3".to_owned(),

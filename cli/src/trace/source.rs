@@ -6,14 +6,16 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use terrace_replay::Trace;
-use terrace_replay::trace::{BadLines, ReadOptions, Synthetic, Workload};
+use terrace_replay::trace::{
+    BadLines, Format, ImportOptions, ReadOptions, Synthetic, Tokenise, Workload,
+};
 
 /// The arguments that say which trace is meant.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Trace")]
 pub(crate) struct Source {
-    /// A file with one request a line, plain or gzip; a folder of such files; - for standard input
-    #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
+    /// A file of any of the formats, plain or gzip; a folder of Mooncake's; - for standard input
+    #[arg(conflicts_with = "synthetic")]
     trace: Option<PathBuf>,
     /// Requests that are made up instead
     #[arg(long, value_enum, value_name = "KIND")]
@@ -21,10 +23,17 @@ pub(crate) struct Source {
     /// How many are made up [default: 5000]
     #[arg(long, requires = "synthetic")]
     requests: Option<u32>,
-    /// How many of those come in a second, about [default: 4]
-    #[arg(long, value_name = "PER_SECOND", requires = "synthetic")]
+    /// How many of those come in a second, about, and of requests whose times are not known [default: 4]
+    #[arg(long, value_name = "PER_SECOND")]
     rate: Option<f64>,
-    /// Tokens of a block, where lines do not say it [default: 512]
+    /// What the file is: mooncake, azure, burstgpt, sharegpt, openai (messages, one request or conversation a
+    /// line) or bench (what vLLM's and SGLang's benchmarks write) [default: found out from how it begins]
+    #[arg(long, value_name = "NAME", value_parser = format, conflicts_with = "synthetic")]
+    format: Option<Format>,
+    /// A folder whose tokenizer.json makes tokens of text [default: four letters are a token]
+    #[arg(long, value_name = "FOLDER", conflicts_with = "synthetic")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens of a block, where lines do not say it [default: 512, or 16 for other formats than mooncake]
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
     /// What to do about lines that are not understood
@@ -79,6 +88,15 @@ enum OnBadLines {
     Skip,
 }
 
+/// Reads the name of a format.
+fn format(name: &str) -> Result<Format, String> {
+    let found = Format::ALL.into_iter().find(|(other, _)| other.eq_ignore_ascii_case(name));
+    found.map(|(_, format)| format).ok_or_else(|| {
+        let names = Format::ALL.map(|(name, _)| name).join(", ");
+        format!("use one of {names}")
+    })
+}
+
 impl Source {
     pub(crate) fn is_synthetic(&self) -> bool {
         self.synthetic.is_some()
@@ -97,23 +115,47 @@ impl Source {
             };
             return Ok((format!("synthetic {}, seed {seed}", kind.name()), synthetic.trace()?));
         }
-        let options = ReadOptions {
+        let bad_lines = match self.bad_lines {
+            OnBadLines::Refuse => BadLines::Refuse,
+            OnBadLines::Skip => BadLines::Skip,
+        };
+        let path = self
+            .trace
+            .as_deref()
+            .ok_or("no TRACE: give a file or a folder, or --synthetic and a kind of traffic")?;
+        let rate_per_s = self.rate.unwrap_or(usual.rate_per_s);
+        if !(1e-3..=1e5).contains(&rate_per_s) {
+            return Err(format!("--rate {rate_per_s}: use 0.001 to 100000").into());
+        }
+        let tokenizer = self.tokenizer.as_deref().map(terrace_model::load_tokenizer).transpose()?;
+        let encode = |text: &str| match &tokenizer {
+            Some(tokenizer) => tokenizer.encode_plain(text).map_err(|error| error.to_string()),
+            None => Err("no tokenizer".to_owned()),
+        };
+        let options = ImportOptions {
+            format: self.format,
             block_tokens: self.block_tokens,
-            bad_lines: match self.bad_lines {
-                OnBadLines::Refuse => BadLines::Refuse,
-                OnBadLines::Skip => BadLines::Skip,
-            },
+            bad_lines,
+            rate_per_s,
+            seed,
+            tokenise: tokenizer.as_ref().map(|_| &encode as Tokenise<'_>),
         };
-        let path = self.trace.as_deref().ok_or("give a trace, or --synthetic")?;
-        let (name, reading) = if path.as_os_str() == "-" {
-            let name = "standard input";
-            (name.to_owned(), Trace::read_from(io::stdin().lock(), name, &options)?)
-        } else {
-            let name = path
+        let name = match path.as_os_str() == "-" {
+            true => "standard input".to_owned(),
+            false => path
                 .file_name()
-                .map_or(path.display().to_string(), |name| name.to_string_lossy().into_owned());
-            (name, Trace::read(path, &options)?)
+                .map_or(path.display().to_string(), |name| name.to_string_lossy().into_owned()),
         };
+        let reading = if path.as_os_str() == "-" {
+            Trace::import_from(io::stdin().lock(), &name, &options)?
+        } else if path.is_dir() {
+            Trace::read(path, &ReadOptions { block_tokens: self.block_tokens, bad_lines })?
+        } else {
+            Trace::import(path, &options)?
+        };
+        if !reading.ignored.is_empty() {
+            eprintln!("{name}: nothing is made of {}", reading.ignored.join(", "));
+        }
         if reading.skipped_lines > 0 {
             for line in &reading.skipped {
                 eprintln!("skipped: {line}");

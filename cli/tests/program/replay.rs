@@ -121,6 +121,53 @@ fn bad_lines_are_named_and_refused_or_skipped() {
 }
 
 #[test]
+fn other_formats_are_found_out_and_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let azure = file(
+        "azure.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens,Zone\n2023-11-16 18:15:46.68,374,44,x\n\
+         2023-11-16 18:15:50.99,396,109,x\n",
+    );
+    let output = terrace(&["replay", &azure, "--json"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("nothing is made of Zone"));
+    let report: Value = serde_json::from_str(&text(&output)).unwrap();
+    assert_eq!(
+        (report["finished"].as_u64(), report["prompt_tokens"].as_u64()),
+        (Some(2), Some(770))
+    );
+    let chats = file(
+        "chats.json",
+        r#"[{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hello!"},
+            {"from": "human", "value": "Bye"}, {"from": "gpt", "value": "Bye!"}]}]"#,
+    );
+    assert_eq!(json(&["replay", &chats, "--json"])["finished"], 2);
+    assert!(
+        refusal(&["replay", &chats, "--format", "morse"]).contains("use one of mooncake, azure")
+    );
+    let refused = refusal(&["replay", &chats, "--format", "azure"]);
+    assert!(refused.contains("there is no column \"TIMESTAMP\""), "{refused}");
+}
+
+#[test]
+fn a_rate_is_found_and_days_are_compared() {
+    let made_up =
+        ["replay", "--synthetic", "chat", "--requests", "200", "--device", "200k", "--json"];
+    let with = |more: &[&str]| json(&[&made_up[..], more].concat());
+    let search = with(&["--find-rate", "--slo-ttft", "1s", "--gpus", "1"]);
+    assert!(search["best"]["goodput"]["is_kept"].as_bool().unwrap());
+    let sweep = with(&["--seeds", "3", "--sweep", "host=0,400k"]);
+    assert_eq!(sweep["points"][1]["confidence"]["seeds"], 3);
+    assert!(
+        refusal(&["replay", "--synthetic", "chat", "--find-rate"]).contains("promise something")
+    );
+}
+
+#[test]
 fn nonsense_is_refused_with_what_would_do() {
     let cases: [(&[&str], &str); 8] = [
         (&["--host", "lots"], "host lots: write tokens like 1000000"),
@@ -193,4 +240,11 @@ fn measured_steps_take_the_place_of_model_and_gpu() {
     let report = json(&replay);
     let token_ns = report["config"]["cost"]["prefill_token_ns"].as_f64().unwrap();
     assert!((39_000.0..41_000.0).contains(&token_ns), "{token_ns}");
+
+    let calibration = json(&["replay", "--calibrate", file, "--gpus", "1", "--json"]);
+    assert_eq!(calibration["steps"].as_array().unwrap().len(), 57);
+    assert_eq!(calibration["preset"][1]["kind"], "mixed");
+    assert!(calibration["fitted"][2]["error_mean"].as_f64().unwrap() < 0.01);
+    let drawn = text(&terrace(&["replay", "--calibrate", file, "--gpus", "1"]));
+    assert!(drawn.contains("57 measured steps") && drawn.contains("llama-3.1-8b on 1 x h200"));
 }

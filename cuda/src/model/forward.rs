@@ -114,13 +114,15 @@ pub(super) struct BufferBytes {
 
 impl BufferBytes {
     pub(super) fn new(shape: &Shape, limits: StepLimits) -> Self {
-        /// More would only be needed by many long sequences at once, some of which are then computed as if they were
-        /// many tokens.
+        /// More would only be needed by many long sequences at once, some of which are then computed by fewer blocks.
         const PARTIALS_MAX: u32 = 4096;
+        /// Tiles of a prompt whose segments are computed apart: with more, there is enough to do without that.
+        const TILES: u32 = 16;
         let tokens = rounded(limits.tokens_max as usize).max(GRAPH_TOKENS_MAX);
         let depth = shape.head_dim.next_multiple_of(16);
         let segments = shape.positions_max.div_ceil(super::kernels::SEGMENT);
-        let partials_max = limits.rows.saturating_mul(segments).min(PARTIALS_MAX);
+        let of_tiles = TILES * (super::kernels::ROWS / super::kernels::FEW_ROWS) as u32;
+        let partials_max = (limits.rows + of_tiles).saturating_mul(segments).min(PARTIALS_MAX);
         let partial = shape.kv_heads * super::kernels::FEW_ROWS * (depth + 2) * 4;
         let row_entries = shape.positions_max.div_ceil(limits.page_size);
         Self {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Loaded, Unloaded};
+use crate::{Loaded, Tokenizer, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -25,5 +25,13 @@ pub fn load(_folder: &Path, _threads: usize) -> Result<Loaded, LoadError> {
 /// # Errors
 /// Always.
 pub fn open(_folder: &Path) -> Result<Unloaded, LoadError> {
+    Err(LoadError(()))
+}
+
+/// Refuses to load the tokenizer of a folder.
+///
+/// # Errors
+/// Always.
+pub fn load_tokenizer(_folder: &Path) -> Result<Tokenizer, LoadError> {
     Err(LoadError(()))
 }

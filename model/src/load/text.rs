@@ -80,10 +80,15 @@ pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadErro
     Ok(Text { tokenizer, chat, stop_tokens })
 }
 
-fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> {
+/// The tokenizer of a file, for whatever model it is.
+pub(super) fn read_any_tokenizer(path: &Path) -> Result<Tokenizer, LoadError> {
     let json = read(path, "models need one; other kinds of tokenizer files are not supported")?;
-    let tokenizer = Tokenizer::from_json(&json)
-        .map_err(|problem| LoadError::Malformed { path: path.to_owned(), problem })?;
+    Tokenizer::from_json(&json)
+        .map_err(|problem| LoadError::Malformed { path: path.to_owned(), problem })
+}
+
+fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> {
+    let tokenizer = read_any_tokenizer(path)?;
     let (tokens, vocabulary) = (tokenizer.vocabulary(), config.shape.vocabulary);
     if tokens > vocabulary {
         let problem = format!("it has {tokens} tokens, but the model knows only {vocabulary}");

@@ -32,6 +32,8 @@ pub(super) struct Layer {
     pub(super) name: String,
     /// A colour of the page's style.
     pub(super) colour: &'static str,
+    /// Lines of different styles can be told apart without their colours.
+    pub(super) style: usize,
     pub(super) mark: Mark,
 }
 
@@ -44,13 +46,20 @@ pub(super) enum Mark {
     Limit(Vec<(f64, f64)>),
     /// A line with its points marked, for a few values.
     Points(Vec<(f64, f64)>),
+    /// Points without a line.
+    Dots(Vec<(f64, f64)>),
     /// An area between two lines, by x.
     Area(Vec<(f64, f64, f64)>),
 }
 
 impl Layer {
     pub(super) fn new(name: &str, colour: &'static str, mark: Mark) -> Self {
-        Self { name: name.to_owned(), colour, mark }
+        Self { name: name.to_owned(), colour, style: 0, mark }
+    }
+
+    /// The same with dashes and points of another kind.
+    pub(super) fn styled(self, style: usize) -> Self {
+        Self { style, ..self }
     }
 }
 
@@ -72,17 +81,17 @@ impl Chart {
     fn legend(&self, html: &mut String) {
         html.push_str("<ul class=\"legend\">");
         for layer in &self.layers {
-            let kind = match layer.mark {
-                Mark::Line(_) | Mark::Points(_) => "line",
-                Mark::Limit(_) => "limit",
-                Mark::Area(_) => "area",
+            let colour = layer.colour;
+            let key = match layer.mark {
+                Mark::Line(_) | Mark::Points(_) | Mark::Dots(_) => sample(layer),
+                Mark::Limit(_) => {
+                    format!("<span class=\"key limit\" style=\"--c:var(--{colour})\"></span>")
+                }
+                Mark::Area(_) => {
+                    format!("<span class=\"key area\" style=\"--c:var(--{colour})\"></span>")
+                }
             };
-            let _ = write!(
-                html,
-                "<li><span class=\"key {kind}\" style=\"--c:var(--{})\"></span>{}</li>",
-                layer.colour,
-                escape(&layer.name)
-            );
+            let _ = write!(html, "<li>{key}{}</li>", escape(&layer.name));
         }
         html.push_str("</ul>");
     }
@@ -150,25 +159,20 @@ impl Chart {
     fn layer(&self, html: &mut String, layer: &Layer) {
         let colour = layer.colour;
         match &layer.mark {
-            Mark::Line(points) | Mark::Limit(points) | Mark::Points(points) => {
-                let class = match layer.mark {
-                    Mark::Limit(_) => "limit",
-                    Mark::Line(_) | Mark::Points(_) | Mark::Area(_) => "line",
-                };
+            Mark::Line(points) | Mark::Points(points) => {
+                let path = self.path(points.iter().copied());
+                let _ = write!(html, "{}", line(layer, &path));
+                if let Mark::Points(points) = &layer.mark {
+                    self.dots(html, layer, points);
+                }
+            }
+            Mark::Dots(points) => self.dots(html, layer, points),
+            Mark::Limit(points) => {
                 let path = self.path(points.iter().copied());
                 let _ = write!(
                     html,
-                    "<path class=\"{class}\" style=\"--c:var(--{colour})\" d=\"{path}\"/>"
+                    "<path class=\"limit\" style=\"--c:var(--{colour})\" d=\"{path}\"/>"
                 );
-                if let Mark::Points(points) = &layer.mark {
-                    for &(x, y) in points {
-                        let (x, y) = (self.x_at(x), self.y_at(y));
-                        let _ = write!(
-                            html,
-                            "<circle style=\"--c:var(--{colour})\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>"
-                        );
-                    }
-                }
             }
             Mark::Area(points) => {
                 let top = points.iter().map(|&(x, _, to)| (x, to));
@@ -179,6 +183,12 @@ impl Chart {
                     "<path class=\"area\" style=\"--c:var(--{colour})\" d=\"{path}Z\"/>"
                 );
             }
+        }
+    }
+
+    fn dots(&self, html: &mut String, layer: &Layer, points: &[(f64, f64)]) {
+        for &(x, y) in points {
+            html.push_str(&dot(layer, self.x_at(x), self.y_at(y)));
         }
     }
 
@@ -206,4 +216,51 @@ impl Chart {
     fn y_at(&self, value: f64) -> f64 {
         HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
     }
+}
+
+/// Dashes of lines, by style: the first is whole.
+const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
+
+fn line(layer: &Layer, path: &str) -> String {
+    let dashes = match DASHES[layer.style % DASHES.len()] {
+        "" => String::new(),
+        dashes => format!(" stroke-dasharray=\"{dashes}\""),
+    };
+    let colour = layer.colour;
+    format!("<path class=\"line\" style=\"--c:var(--{colour})\"{dashes} d=\"{path}\"/>")
+}
+
+/// A point: round, square, triangular or a square on its corner, by style; the second four styles are hollow.
+fn dot(layer: &Layer, x: f64, y: f64) -> String {
+    let (colour, shape) = (layer.colour, layer.style % 4);
+    let class = if layer.style % 8 < 4 { "dot" } else { "dot hollow" };
+    let corners: &[(f64, f64)] = match shape {
+        1 => &[(-3.0, -3.0), (3.0, -3.0), (3.0, 3.0), (-3.0, 3.0)],
+        2 => &[(0.0, -4.0), (3.6, 2.8), (-3.6, 2.8)],
+        _ => &[(0.0, -4.2), (4.2, 0.0), (0.0, 4.2), (-4.2, 0.0)],
+    };
+    let style = format!("class=\"{class}\" style=\"--c:var(--{colour})\"");
+    if shape == 0 {
+        return format!("<circle {style} cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
+    }
+    let corner = |(place, (right, down)): (usize, &(f64, f64))| {
+        let command = if place == 0 { 'M' } else { 'L' };
+        format!("{command}{:.1} {:.1}", x + right, y + down)
+    };
+    let path: String = corners.iter().enumerate().map(corner).collect();
+    format!("<path {style} d=\"{path}Z\"/>")
+}
+
+/// What a line or point looks like, for a legend.
+fn sample(layer: &Layer) -> String {
+    let mut inside = match layer.mark {
+        Mark::Dots(_) => String::new(),
+        Mark::Line(_) | Mark::Points(_) | Mark::Limit(_) | Mark::Area(_) => {
+            line(layer, "M0 5L26 5")
+        }
+    };
+    if matches!(layer.mark, Mark::Points(_) | Mark::Dots(_)) {
+        inside += &dot(layer, 13.0, 5.0);
+    }
+    format!("<svg class=\"sample\" viewBox=\"0 0 26 10\" aria-hidden=\"true\">{inside}</svg>")
 }

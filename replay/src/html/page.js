@@ -1,4 +1,5 @@
-// What a plot says at the pointer. Everything it says was written by the program into the plot.
+// What a plot says at the pointer, and the order of tables. Everything that is shown was written by the
+// program into the page; the figures behind it are in #data, as JSON.
 const tip = document.getElementById("tip");
 
 function nearest(tips, x) {
@@ -36,4 +37,25 @@ for (const plot of document.querySelectorAll("svg[data-tips]")) {
   plot.addEventListener("pointermove", (event) => show(plot, tips, event));
   plot.addEventListener("pointerdown", (event) => show(plot, tips, event));
   plot.addEventListener("pointerleave", () => hide(plot));
+}
+
+function order(table, column, head) {
+  const down = head.getAttribute("aria-sort") === "ascending";
+  for (const other of table.querySelectorAll("th")) other.removeAttribute("aria-sort");
+  head.setAttribute("aria-sort", down ? "descending" : "ascending");
+  const rows = [...table.tBodies[0].rows];
+  const value = (row) => row.cells[column].dataset.value ?? row.cells[column].textContent;
+  rows.sort((one, other) => {
+    const [a, b] = [value(one), value(other)];
+    const numbers = [a, b].every((text) => text !== "" && Number.isFinite(Number(text)));
+    const sign = numbers ? a - b : a.localeCompare(b);
+    return down ? -sign : sign;
+  });
+  table.tBodies[0].append(...rows);
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  table.querySelectorAll("th").forEach((head, column) => {
+    head.querySelector("button").addEventListener("click", () => order(table, column, head));
+  });
 }

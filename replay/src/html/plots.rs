@@ -312,8 +312,8 @@ fn lines(
 ) -> Chart {
     let top = values.iter().map(|values| most(values)).fold(0.0, f64::max);
     let named = || link_colours().into_iter().zip(values);
-    let layers = named().map(|((name, colour), values)| {
-        Layer::new(name, colour, Mark::Line(over_time(series, values)))
+    let layers = named().enumerate().map(|(style, ((name, colour), values))| {
+        Layer::new(name, colour, Mark::Line(over_time(series, values))).styled(style)
     });
     let columns: Vec<(&str, &[f64])> =
         named().map(|((name, _), values)| (name, values.as_slice())).collect();

@@ -93,6 +93,21 @@ fn header(trace: &str, report: &Report) -> String {
         &milliseconds(report.itl_ms.mean),
         &distribution(&report.itl_ms),
     );
+    html += &figure(
+        "between tokens, by answer",
+        &milliseconds(report.tpot_ms.mean),
+        &distribution(&report.tpot_ms),
+    );
+    if let Some(goods) = &report.goodput {
+        let kept = if goods.is_kept { "the promise is kept" } else { "the promise is not kept" };
+        let rate = format!("{:.2} in a second; {kept}", goods.requests_per_s);
+        html += &figure("good requests", &percent(goods.share), &rate);
+    }
+    html += &figure(
+        "cost of a million tokens",
+        &format!("{:.3}", report.spend.per_million_tokens),
+        &format!("{:.2} an hour", report.spend.per_hour),
+    );
     html +=
         &figure("requests", &whole(report.requests), &format!("in {}", seconds(report.virtual_s)));
     html += &figure(
@@ -145,9 +160,10 @@ fn summary(report: &Report) -> String {
         (Some(_), None) => "L3 without limit".to_owned(),
         (Some(_), Some(pages)) => format!("L3 {}", size(pages as f64)),
     };
-    let workers = match config.workers {
-        1 => "one worker".to_owned(),
-        workers => format!("{workers} workers"),
+    let workers = match (config.workers_in_all(), config.also.len()) {
+        (1, _) => "one worker".to_owned(),
+        (workers, 0) => format!("{workers} workers"),
+        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
     };
     format!(
         "{workers}, pages of {} tokens, device {}, host {}, {l3}",
@@ -186,7 +202,7 @@ fn links(report: &Report) -> String {
         })
         .collect();
     let names = ["link", "transfers", "moved", "in use", "mean wait"];
-    format!("<section><h2>Links</h2>{}</section>\n", table(&names, &rows, None))
+    format!("<section><h2>Links</h2>{}</section>\n", table(&names, &rows))
 }
 
 fn workers(report: &Report) -> String {
@@ -219,5 +235,5 @@ fn workers(report: &Report) -> String {
         "retractions",
         "failed fetches",
     ];
-    format!("<section><h2>Workers</h2>{}</section>\n", table(&names, &rows, None))
+    format!("<section><h2>Workers</h2>{}</section>\n", table(&names, &rows))
 }

@@ -15,10 +15,11 @@ fn shown(phase: Phase) -> (&'static str, &'static str) {
         Phase::Prefilling => ("prefilling", "prefilling"),
         Phase::Decoding => ("decoding", "decoding"),
         Phase::Retracted => ("retracted", "retracted"),
+        Phase::Moving => ("going to another worker", "draining"),
     }
 }
 
-const PHASES: [Phase; 7] = [
+const PHASES: [Phase; 8] = [
     Phase::Waiting,
     Phase::Fetching,
     Phase::Fetched,
@@ -26,6 +27,7 @@ const PHASES: [Phase; 7] = [
     Phase::Prefilling,
     Phase::Decoding,
     Phase::Retracted,
+    Phase::Moving,
 ];
 
 pub(super) fn section(slowest: &[SlowRequest]) -> String {

@@ -1,12 +1,14 @@
 //! The page that compares the configurations of a sweep.
 
+use std::cmp::Ordering;
 use std::fmt::Write;
 
 use super::chart::{Chart, Layer, Mark};
 use super::plots::{milliseconds_tick, percent_tick, short_count};
 use super::scale::Scale;
-use super::{escape, table};
+use super::{Cell, escape, sortable_table};
 use crate::human::{bytes, count, milliseconds, percent};
+use crate::options::Setting;
 use crate::sweep::{Axis, Sweep, SweepPoint, describe};
 
 /// Lines that can be told apart.
@@ -22,6 +24,7 @@ pub(super) fn body(trace: &str, sweep: &Sweep) -> String {
         escape(&sweep.answer)
     );
     let layout = Layout::new(&sweep.axes);
+    html += &front(sweep);
     for facet in layout.facets(sweep) {
         html += &layout.section(sweep, &facet);
     }
@@ -85,7 +88,10 @@ impl Layout {
     fn section(&self, sweep: &Sweep, facet: &[String]) -> String {
         let in_facet = |point: &&SweepPoint| Self::part(&self.facets, point) == facet;
         let points: Vec<&SweepPoint> = sweep.points.iter().filter(in_facet).collect();
-        let charts = measures(sweep).map(|measure| self.chart(sweep, &points, measure));
+        let charts: Vec<Chart> = measures(sweep)
+            .into_iter()
+            .map(|measure| self.chart(sweep, &points, measure))
+            .collect();
         let title = match facet.is_empty() {
             true => "Comparison".to_owned(),
             false => Self::name(&self.facets, &sweep.axes, facet),
@@ -97,8 +103,26 @@ impl Layout {
         )
     }
 
-    fn values<'a>(&self, sweep: &'a Sweep) -> &'a [String] {
-        sweep.axes.get(self.along).map_or(&[], |axis| &axis.values)
+    /// The values from left to right: by size, where they have one.
+    fn values(&self, sweep: &Sweep) -> Vec<String> {
+        let Some(axis) = sweep.axes.get(self.along) else { return Vec::new() };
+        let size = |value: &String| {
+            let with_it = |point: &&SweepPoint| point.values.get(self.along) == Some(value);
+            let point = sweep.points.iter().find(with_it)?;
+            let tokens = [
+                (Setting::Device, point.device_tokens),
+                (Setting::Host, point.host_tokens),
+                (Setting::L3, point.l3_tokens.unwrap_or(u64::MAX)),
+            ];
+            let tier = tokens.into_iter().find(|(tier, _)| *tier == axis.setting);
+            tier.map_or_else(|| axis.setting.magnitude(value), |(_, tokens)| Some(tokens as f64))
+        };
+        let mut sized: Vec<(Option<f64>, String)> =
+            axis.values.iter().map(|value| (size(value), value.clone())).collect();
+        if sized.iter().all(|(size, _)| size.is_some()) {
+            sized.sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+        }
+        sized.into_iter().map(|(_, value)| value).collect()
     }
 
     fn chart(&self, sweep: &Sweep, points: &[&SweepPoint], measure: Measure) -> Chart {
@@ -114,7 +138,8 @@ impl Layout {
             .iter()
             .map(|value| format!("{} {value}", sweep.axes[self.along].setting))
             .collect();
-        for (values, hue) in Self::distinct(&self.lines, points).iter().zip(HUES) {
+        let lines = Self::distinct(&self.lines, points);
+        for (style, (values, hue)) in lines.iter().zip(HUES).enumerate() {
             let name = match self.lines.is_empty() {
                 true => title.to_owned(),
                 false => Self::name(&self.lines, &sweep.axes, values),
@@ -127,7 +152,8 @@ impl Layout {
                     let _ = write!(text, "\n{name}: {}", shown(value(point)));
                 }
             }
-            layers.push(Layer::new(&name, hue, Mark::Points(line)));
+            line.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            layers.push(Layer::new(&name, hue, Mark::Points(line)).styled(style));
         }
         if let Some(limit) = limit {
             let line = Mark::Limit(vec![(0.0, limit), (along.len() as f64, limit)]);
@@ -137,7 +163,7 @@ impl Layout {
         Chart {
             title: title.to_owned(),
             note: note.to_owned(),
-            x: Scale::named(along, label),
+            x: Scale::named(&along, label),
             y,
             layers,
             tips: texts.into_iter().enumerate().map(|(place, text)| (at(place), text)).collect(),
@@ -157,7 +183,7 @@ struct Measure {
 }
 
 /// What configurations are compared by. Axes are the same in all parts of the page.
-fn measures(sweep: &Sweep) -> [Measure; 5] {
+fn measures(sweep: &Sweep) -> Vec<Measure> {
     let most = |value: fn(&SweepPoint) -> f64| sweep.points.iter().map(value).fold(0.0, f64::max);
     let time = |title, label, value: fn(&SweepPoint) -> f64| {
         let least = sweep.points.iter().map(value).fold(f64::INFINITY, f64::min);
@@ -172,8 +198,8 @@ fn measures(sweep: &Sweep) -> [Measure; 5] {
     };
     let first = "time to first token";
     let ceiling = most(|point| point.reuse.ceiling);
-    [
-        time("Time to first token, mean", first, |point| point.ttft_ms.mean),
+    let mut measures = vec![
+        time("Time to first token, 90th percentile", first, |point| point.ttft_ms.p90),
         Measure {
             title: "Prompt tokens reused",
             note: "The broken line is what a cache without limits would have found.",
@@ -183,7 +209,10 @@ fn measures(sweep: &Sweep) -> [Measure; 5] {
             shown: percent,
         },
         time("Time to first token, 99th percentile", first, |point| point.ttft_ms.p99),
-        time("Between tokens, mean", "between tokens", |point| point.itl_ms.mean),
+        time("Between tokens, by answer, 90th percentile", "between tokens", |point| {
+            point.tpot_ms.p90
+        }),
+        time("Between tokens, 99th percentile", "between tokens", |point| point.itl_ms.p99),
         Measure {
             title: "Tokens produced",
             note: "All workers together.",
@@ -196,7 +225,76 @@ fn measures(sweep: &Sweep) -> [Measure; 5] {
             value: |point| point.output_tokens_per_s,
             shown: count,
         },
-    ]
+    ];
+    if sweep.points.iter().any(|point| point.goodput.is_some()) {
+        measures.push(Measure {
+            title: "Good requests",
+            note: "Those that get what was promised.",
+            y: Scale::linear(1.0, "share of requests", percent_tick),
+            limit: None,
+            value: |point| point.goodput.map_or(0.0, |goods| goods.share),
+            shown: percent,
+        });
+    }
+    measures
+}
+
+/// Cost against both times: what nothing beats, and the rest.
+fn front(sweep: &Sweep) -> String {
+    let charts = [
+        cost_chart(sweep, "Cost and time to first token", "first token, p90", |point| {
+            point.ttft_ms.p90
+        }),
+        cost_chart(sweep, "Cost and time between tokens", "between tokens, p90", |point| {
+            point.tpot_ms.p90
+        }),
+    ];
+    let charts: String = charts.iter().map(Chart::html).collect();
+    format!("<section><h2>What it costs</h2><div class=\"plots\">{charts}</div></section>\n")
+}
+
+fn cost_chart(sweep: &Sweep, title: &str, label: &str, time: fn(&SweepPoint) -> f64) -> Chart {
+    let cost = |point: &SweepPoint| point.spend.per_million_tokens;
+    let at = |point: &SweepPoint| (cost(point), time(point));
+    let most =
+        |value: &dyn Fn(&SweepPoint) -> f64| sweep.points.iter().map(value).fold(0.0, f64::max);
+    let least = sweep.points.iter().map(time).fold(f64::INFINITY, f64::min);
+    let mut on_front: Vec<&SweepPoint> =
+        sweep.points.iter().filter(|point| point.is_on_front).collect();
+    on_front.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
+    let others = sweep.points.iter().filter(|point| !point.is_on_front).map(at);
+    let mut layers = vec![
+        Layer::new("others", "computed", Mark::Dots(others.collect())).styled(4),
+        Layer::new(
+            "nothing beats these",
+            "hue0",
+            Mark::Dots(on_front.iter().map(|point| at(point)).collect()),
+        )
+        .styled(1),
+    ];
+    if let Some(chosen) = sweep.points.get(sweep.recommended) {
+        layers.push(Layer::new("recommended", "alarm", Mark::Dots(vec![at(chosen)])).styled(3));
+    }
+    let tip = |point: &SweepPoint| {
+        let name = describe(&sweep.axes, &point.values);
+        let text =
+            format!("{name}\n{:.3} a million tokens\n{}", cost(point), milliseconds(time(point)));
+        (cost(point), text)
+    };
+    let y = if most(&time) > 20.0 * least {
+        let label = format!("{label} (logarithmic)");
+        Scale::logarithmic(round_down(least), most(&time), &label, milliseconds_tick)
+    } else {
+        Scale::milliseconds(most(&time), label)
+    };
+    Chart {
+        title: title.to_owned(),
+        note: "Below and to the left is better.".to_owned(),
+        x: Scale::linear(most(&cost), "cost of a million tokens", short_count),
+        y,
+        layers,
+        tips: sweep.points.iter().map(tip).collect(),
+    }
 }
 
 /// A power of ten that is no more.
@@ -204,42 +302,64 @@ fn round_down(value: f64) -> f64 {
     10f64.powf(value.max(1e-6).log10().floor())
 }
 
+/// A column of the table: its name, what a cell says, and what it is ordered by.
+type Column = (&'static str, fn(&SweepPoint) -> f64, fn(&SweepPoint, f64) -> String);
+
+const COLUMNS: [Column; 18] = [
+    ("reused", |point| point.reuse.total, |_, share| percent(share)),
+    ("device", |point| point.reuse.device, |_, share| percent(share)),
+    ("host", |point| point.reuse.host, |_, share| percent(share)),
+    ("L3", |point| point.reuse.l3, |_, share| percent(share)),
+    ("TTFT mean", |point| point.ttft_ms.mean, |_, ms| milliseconds(ms)),
+    ("p50", |point| point.ttft_ms.p50, |_, ms| milliseconds(ms)),
+    (
+        "p90",
+        |point| point.ttft_ms.p90,
+        |point, ms| match point.confidence {
+            Some(sure) => format!("{} ± {}", milliseconds(ms), milliseconds(sure.ttft_ms_p90)),
+            None => milliseconds(ms),
+        },
+    ),
+    ("p99", |point| point.ttft_ms.p99, |_, ms| milliseconds(ms)),
+    ("TPOT p90", |point| point.tpot_ms.p90, |_, ms| milliseconds(ms)),
+    ("ITL mean", |point| point.itl_ms.mean, |_, ms| milliseconds(ms)),
+    ("ITL p99", |point| point.itl_ms.p99, |_, ms| milliseconds(ms)),
+    ("tokens/s", |point| point.output_tokens_per_s, |_, rate| count(rate)),
+    ("computing", |point| point.busy, |_, share| percent(share)),
+    ("host memory", |point| kv_bytes(point, point.host_tokens), |_, size| bytes(size)),
+    ("L3 used", |point| kv_bytes(point, point.l3_peak_tokens), |_, size| bytes(size)),
+    ("a million tokens", |point| point.spend.per_million_tokens, |_, cost| format!("{cost:.3}")),
+    (
+        "good",
+        |point| point.goodput.map_or(f64::NAN, |goods| goods.share),
+        |_, share| {
+            if share.is_nan() { "–".to_owned() } else { percent(share) }
+        },
+    ),
+    ("failed", |point| point.failed as f64, |_, failed| count(failed)),
+];
+
+fn kv_bytes(point: &SweepPoint, tokens: u64) -> f64 {
+    (tokens * point.kv_bytes_per_token) as f64
+}
+
 fn points(sweep: &Sweep) -> String {
     let mut names: Vec<&str> = sweep.axes.iter().map(|axis| axis.setting.name()).collect();
-    names.extend([
-        "reused",
-        "device",
-        "host",
-        "L3",
-        "TTFT mean",
-        "p50",
-        "p99",
-        "ITL mean",
-        "tokens/s",
-        "computing",
-        "host memory",
-        "L3 used",
-        "failed",
-    ]);
+    names.extend(COLUMNS.map(|(name, _, _)| name));
     let row = |point: &SweepPoint| {
-        let weight = |tokens: u64| bytes((tokens * point.kv_bytes_per_token) as f64);
-        let mut row = point.values.clone();
-        let reuse = [point.reuse.total, point.reuse.device, point.reuse.host, point.reuse.l3];
-        row.extend(reuse.map(percent));
-        let times = [point.ttft_ms.mean, point.ttft_ms.p50, point.ttft_ms.p99, point.itl_ms.mean];
-        row.extend(times.map(milliseconds));
-        row.extend([
-            count(point.output_tokens_per_s),
-            percent(point.busy),
-            weight(point.host_tokens),
-            weight(point.l3_peak_tokens),
-            point.failed.to_string(),
-        ]);
-        row
+        let own = sweep.axes.iter().zip(&point.values).map(|(axis, value)| Cell {
+            text: value.clone(),
+            value: axis.setting.magnitude(value),
+        });
+        let figures = COLUMNS.iter().map(|(_, value, text)| {
+            let value = value(point);
+            Cell { text: text(point, value), value: Some(value) }
+        });
+        own.chain(figures).collect()
     };
-    let rows: Vec<Vec<String>> = sweep.points.iter().map(row).collect();
+    let rows: Vec<Vec<Cell>> = sweep.points.iter().map(row).collect();
     format!(
         "<section><h2>All configurations</h2>{}</section>\n",
-        table(&names, &rows, Some(sweep.recommended))
+        sortable_table(&names, &rows, Some(sweep.recommended))
     )
 }

@@ -2,7 +2,7 @@
 
 use terrace_cache::HashedMap;
 
-use super::{Trace, TraceRequest};
+use super::{Trace, TraceRequest, Turn};
 
 /// Tokens of a prompt or an answer at the most.
 pub const TOKENS_MAX: u32 = 16 << 20;
@@ -25,6 +25,8 @@ const REQUESTS_MAX: usize = 1 << 26;
 pub struct TraceBuilder {
     trace: Trace,
     numbers: HashedMap<u64, u32>,
+    /// Turns of sessions, by the place of their request as it was added.
+    turns: HashedMap<u32, Turn>,
 }
 
 impl TraceBuilder {
@@ -40,7 +42,7 @@ impl TraceBuilder {
         }
         let trace =
             Trace { block_tokens, distinct_blocks: 0, blocks: Vec::new(), requests: Vec::new() };
-        Ok(Self { trace, numbers: HashedMap::default() })
+        Ok(Self { trace, numbers: HashedMap::default(), turns: HashedMap::default() })
     }
 
     /// Adds a request whose prompt has these blocks. An answer has at least one token, since a
@@ -93,7 +95,28 @@ impl TraceBuilder {
         }
         let blocks = start..trace.blocks.len() as u32;
         let output_tokens = output_tokens.max(1);
-        trace.requests.push(TraceRequest { arrival_us, input_tokens, output_tokens, blocks });
+        let request = TraceRequest { arrival_us, input_tokens, output_tokens, blocks, link: None };
+        trace.requests.push(request);
+        Ok(())
+    }
+
+    /// Adds a request that belongs to a session: it waits for the answer to the one before it. Where its
+    /// prompt begins with all of that one's prompt, what follows is that answer and something new, so that
+    /// the answer can be reused.
+    ///
+    /// # Errors
+    /// As [`TraceBuilder::push`].
+    pub fn push_turn(
+        &mut self,
+        arrival_us: u64,
+        input_tokens: u32,
+        output_tokens: u32,
+        block_ids: &[u64],
+        turn: Turn,
+    ) -> Result<(), String> {
+        let place = self.trace.requests.len() as u32;
+        self.push(arrival_us, input_tokens, output_tokens, block_ids)?;
+        self.turns.insert(place, turn);
         Ok(())
     }
 
@@ -120,7 +143,12 @@ impl TraceBuilder {
     #[must_use]
     pub fn finish(self) -> Trace {
         let mut trace = self.trace;
+        let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
+        order.sort_by_key(|&place| trace.requests[place as usize].arrival_us);
         trace.requests.sort_by_key(|request| request.arrival_us);
+        let turn = |(place, added): (u32, &u32)| Some((place, *self.turns.get(added)?));
+        let turns: Vec<(u32, Turn)> = (0..).zip(&order).filter_map(turn).collect();
+        trace.connect_turns(&turns);
         let first_us = trace.requests.first().map_or(0, |request| request.arrival_us);
         trace.requests.iter_mut().for_each(|request| request.arrival_us -= first_us);
         trace.blocks.shrink_to_fit();

@@ -19,13 +19,13 @@ impl Dice {
     }
 
     /// Times between events that know nothing of each other.
-    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
+    pub(crate) fn exponential(&mut self, mean: f64) -> f64 {
         -libm::log(self.unit()) * mean
     }
 
     /// Lengths and times as they are in practice: half are below the median, and a few are far above.
     /// `spread` is the standard deviation of the logarithm.
-    pub(super) fn skewed(&mut self, median: f64, spread: f64) -> f64 {
+    pub(crate) fn skewed(&mut self, median: f64, spread: f64) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(self.unit()));
         let normal = radius * libm::cos(2.0 * std::f64::consts::PI * self.unit());
         median * libm::exp(spread * normal)

@@ -1,5 +1,6 @@
 //! Reading traces: one request a line as JSON, as Mooncake publishes them, plain or compressed.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 
-use super::{Trace, TraceBuilder};
+use super::{Trace, TraceBuilder, Turn};
 
 /// What a block has where neither the line nor anybody else says it, as in Mooncake's traces.
 const BLOCK_TOKENS: u32 = 512;
@@ -17,7 +18,7 @@ const BLOCK_TOKENS: u32 = 512;
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// How many of the lines that were skipped are named.
-const NAMED_MAX: usize = 5;
+pub(super) const NAMED_MAX: usize = 5;
 
 const BUFFER_BYTES: usize = 256 << 10;
 
@@ -49,6 +50,8 @@ pub struct Reading {
     pub skipped_lines: u64,
     /// The first few of them.
     pub skipped: Vec<BadLine>,
+    /// Columns or fields that nothing was made of, as far as they were looked at.
+    pub ignored: Vec<String>,
 }
 
 /// A line that is not understood.
@@ -118,6 +121,10 @@ struct Line {
     output_length: u64,
     hash_ids: Vec<u64>,
     block_size: Option<u32>,
+    /// What turns of a session have in common: a number or a text.
+    session_id: Option<serde_json::Value>,
+    /// Milliseconds that a user thinks after the answer before.
+    delay: Option<f64>,
 }
 
 impl Trace {
@@ -169,6 +176,8 @@ struct Reader {
     /// Known with the first line, which may say what a block has.
     builder: Option<TraceBuilder>,
     block_tokens: u32,
+    /// Sessions by name.
+    sessions: HashMap<String, u64>,
     bad_lines: BadLines,
     skipped_lines: u64,
     skipped: Vec<BadLine>,
@@ -181,6 +190,7 @@ impl Reader {
         Ok(Self {
             builder: None,
             block_tokens,
+            sessions: HashMap::new(),
             bad_lines: options.bad_lines,
             skipped_lines: 0,
             skipped: Vec::new(),
@@ -254,7 +264,21 @@ impl Reader {
             ));
         }
         let (input, output) = (tokens(line.input_length), tokens(line.output_length));
-        builder.push(arrival_us, input, output, &line.hash_ids)
+        let Some(session) = line.session_id else {
+            return builder.push(arrival_us, input, output, &line.hash_ids);
+        };
+        let session = match session {
+            serde_json::Value::Number(number) if number.is_u64() => number.to_string(),
+            serde_json::Value::String(name) => name,
+            other => return Err(format!("session_id {other}: use a number or a text")),
+        };
+        if let Some(delay) = line.delay.filter(|delay| !(0.0..=1e9).contains(delay)) {
+            return Err(format!("a delay of {delay} ms; use 0 to 1e9"));
+        }
+        let next = self.sessions.len() as u64;
+        let session = *self.sessions.entry(session).or_insert(next);
+        let think_us = line.delay.map(|delay| (delay * 1000.0).round() as u64);
+        builder.push_turn(arrival_us, input, output, &line.hash_ids, Turn { session, think_us })
     }
 
     fn turn_down(&mut self, file: &str, line: u64, problem: String) -> Result<(), TraceError> {
@@ -280,7 +304,8 @@ impl Reader {
             });
         };
         let trace = builder.finish();
-        Ok(Reading { trace, skipped_lines: self.skipped_lines, skipped: self.skipped })
+        let (skipped_lines, skipped) = (self.skipped_lines, self.skipped);
+        Ok(Reading { trace, skipped_lines, skipped, ignored: Vec::new() })
     }
 }
 

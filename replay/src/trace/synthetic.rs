@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::{Trace, TraceBuilder};
+use super::{Trace, TraceBuilder, Turn};
 use crate::dice::Dice;
 
 /// No prompt grows beyond this.
@@ -78,8 +78,10 @@ impl Synthetic {
         let mut builder = TraceBuilder::new(self.block_tokens).map_err(SyntheticError)?;
         let mut users = Users::new(self);
         while builder.len() < self.requests as usize {
-            let Turn { at_us, input_tokens, output_tokens, blocks, .. } = users.next();
-            let pushed = builder.push(at_us, input_tokens, output_tokens, &blocks);
+            let Coming { at_us, input_tokens, output_tokens, blocks, session, think_us, .. } =
+                users.next();
+            let turn = Turn { session, think_us };
+            let pushed = builder.push_turn(at_us, input_tokens, output_tokens, &blocks, turn);
             pushed.map_err(SyntheticError)?;
         }
         Ok(builder.finish())
@@ -91,16 +93,21 @@ impl Synthetic {
 struct Prompt {
     tokens: u32,
     blocks: Vec<u64>,
+    session: u64,
+    /// How long its user thinks before the next turn.
+    think_us: Option<u64>,
 }
 
 /// A request to come; the first at its time goes first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Turn {
+struct Coming {
     at_us: u64,
     number: u64,
     input_tokens: u32,
     output_tokens: u32,
     blocks: Vec<u64>,
+    session: u64,
+    think_us: Option<u64>,
 }
 
 /// Everybody who sends requests.
@@ -111,7 +118,8 @@ struct Users {
     dice: Dice,
     /// When the next session begins, before bursts.
     clock_s: f64,
-    coming: BinaryHeap<Reverse<Turn>>,
+    coming: BinaryHeap<Reverse<Coming>>,
+    sessions: u64,
     turns: u64,
     next_block: u64,
     system_prompts: Vec<Prompt>,
@@ -136,6 +144,7 @@ impl Users {
             clock_s: 0.0,
             coming: BinaryHeap::new(),
             turns: 0,
+            sessions: 0,
             next_block: 0,
             system_prompts: Vec::new(),
             instructions: Vec::new(),
@@ -148,7 +157,7 @@ impl Users {
     }
 
     /// The next request. Sessions begin until none can come before it.
-    fn next(&mut self) -> Turn {
+    fn next(&mut self) -> Coming {
         loop {
             let start_us = self.start_us();
             if self.coming.peek().is_some_and(|Reverse(turn)| turn.at_us <= start_us)
@@ -186,6 +195,7 @@ impl Users {
 
     fn chat(&mut self, start_us: u64) {
         let mut prompt = pick(&mut self.dice, &self.system_prompts);
+        self.begin_session(&mut prompt);
         let mut at_us = start_us;
         for _ in 0..self.dice.geometric(5.0) {
             let message = self.dice.tokens(90, 1.1, 8_000);
@@ -193,12 +203,13 @@ impl Users {
             if !self.turn(at_us, &mut prompt, message, output) {
                 return;
             }
-            at_us += self.answer_time_us(output) + seconds(self.dice.skewed(25.0, 1.0));
+            at_us += self.answer_time_us(output) + self.think(&mut prompt, 25.0, 1.0);
         }
     }
 
     fn agent(&mut self, start_us: u64) {
         let mut prompt = pick(&mut self.dice, &self.instructions);
+        self.begin_session(&mut prompt);
         let mut at_us = start_us;
         let mut next = self.dice.tokens(700, 0.8, 16_000);
         for _ in 0..self.dice.geometric(12.0) {
@@ -206,11 +217,12 @@ impl Users {
             if !self.turn(at_us, &mut prompt, next, output) {
                 return;
             }
-            at_us += self.answer_time_us(output) + seconds(self.dice.skewed(2.0, 1.2));
+            at_us += self.answer_time_us(output) + self.think(&mut prompt, 2.0, 1.2);
             next = self.dice.tokens(600, 1.2, 24_000);
             if self.dice.percent(5) {
                 for _ in 0..1 + self.dice.one_of(3) {
                     let mut helper = self.branch(&prompt);
+                    self.begin_session(&mut helper);
                     let task = self.dice.tokens(300, 0.6, 4_000);
                     let output = self.dice.tokens(400, 0.7, 4_000);
                     self.turn(at_us, &mut helper, task, output);
@@ -221,6 +233,7 @@ impl Users {
 
     fn reader(&mut self, start_us: u64) {
         let mut prompt = pick(&mut self.dice, &self.documents);
+        self.begin_session(&mut prompt);
         let mut at_us = start_us;
         for _ in 0..self.dice.geometric(3.0) {
             let question = self.dice.tokens(60, 0.7, 2_000);
@@ -228,7 +241,7 @@ impl Users {
             if !self.turn(at_us, &mut prompt, question, output) {
                 return;
             }
-            at_us += self.answer_time_us(output) + seconds(self.dice.skewed(40.0, 1.0));
+            at_us += self.answer_time_us(output) + self.think(&mut prompt, 40.0, 1.0);
         }
     }
 
@@ -239,16 +252,30 @@ impl Users {
             return false;
         }
         self.extend(prompt, message);
-        self.coming.push(Reverse(Turn {
+        self.coming.push(Reverse(Coming {
             at_us,
             number: self.turns,
             input_tokens: prompt.tokens,
             output_tokens: output,
             blocks: prompt.blocks.clone(),
+            session: prompt.session,
+            think_us: prompt.think_us,
         }));
         self.turns += 1;
         self.extend(prompt, output);
         true
+    }
+
+    fn begin_session(&mut self, prompt: &mut Prompt) {
+        prompt.session = self.sessions;
+        self.sessions += 1;
+    }
+
+    /// Draws how long a user thinks before the next turn.
+    fn think(&mut self, prompt: &mut Prompt, median_s: f64, spread: f64) -> u64 {
+        let think_us = seconds(self.dice.skewed(median_s, spread));
+        prompt.think_us = Some(think_us);
+        think_us
     }
 
     /// How long users wait for an answer before they go on: what a middling machine takes.

@@ -17,6 +17,11 @@ struct Line<'a> {
     hash_ids: &'a [u32],
     #[serde(skip_serializing_if = "Option::is_none")]
     block_size: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session_id: Option<u32>,
+    /// What its user thinks after the answer before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay: Option<Milliseconds>,
 }
 
 /// Whole where they are whole, since some readers know no fractions.
@@ -35,16 +40,18 @@ impl Trace {
     pub fn write(&self, mut output: impl Write) -> io::Result<()> {
         let block_size = Some(self.block_tokens).filter(|&tokens| tokens != USUAL_BLOCK_TOKENS);
         for request in self.requests() {
-            let timestamp = match request.arrival_us {
-                us if us.is_multiple_of(1000) => Milliseconds::Whole(us / 1000),
-                us => Milliseconds::Fraction(us as f64 / 1000.0),
+            let milliseconds = |us: u64| match us.is_multiple_of(1000) {
+                true => Milliseconds::Whole(us / 1000),
+                false => Milliseconds::Fraction(us as f64 / 1000.0),
             };
             let line = Line {
-                timestamp,
+                timestamp: milliseconds(request.arrival_us),
                 input_length: request.input_tokens,
                 output_length: request.output_tokens,
                 hash_ids: self.blocks(request),
                 block_size,
+                session_id: request.link.map(|link| link.session),
+                delay: request.link.and_then(|link| link.think_us).map(milliseconds),
             };
             serde_json::to_writer(&mut output, &line)?;
             output.write_all(b"\n")?;
@@ -55,7 +62,7 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ReadOptions, TraceBuilder};
+    use super::super::{ReadOptions, TraceBuilder, Turn};
     use super::*;
 
     #[test]
@@ -64,6 +71,9 @@ mod tests {
             let mut builder = TraceBuilder::new(block_tokens).unwrap();
             builder.push(0, block_tokens + 1, 5, &[70, 80]).unwrap();
             builder.push(1_500, block_tokens, 1, &[80]).unwrap();
+            let turn = |think_us| Turn { session: 7, think_us };
+            builder.push_turn(1_600, block_tokens, 2, &[90], turn(None)).unwrap();
+            builder.push_turn(1_700, block_tokens + 5, 2, &[90, 91], turn(Some(2_500))).unwrap();
             let trace = builder.finish();
             let mut text = Vec::new();
             trace.write(&mut text).unwrap();

@@ -1,10 +1,10 @@
 //! Whole replays: what must hold whatever the trace and the configuration.
 
 use proptest::prelude::*;
-use terrace_replay::trace::TraceBuilder;
+use terrace_replay::trace::{TraceBuilder, Turn};
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Phase, ReplayError, Report, Routing, Trace, WorkerUse,
-    replay,
+    Arrival, Config, Distribution, LinkName, Outage, Phase, ReplayError, Report, Routing, Sessions,
+    Trace, WarmUp, WorkerGroup, WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -40,7 +40,7 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
 }
 
 fn small(device_pages: u32, host_pages: u32) -> Config {
-    let mut config = Config::default();
+    let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
     config.scheduler.cache.device_pages = device_pages;
     config.scheduler.cache.host_pages = host_pages;
     config.scheduler.batch.running_max = 16;
@@ -73,7 +73,7 @@ fn the_same_trace_and_configuration_give_the_same_bytes_on_any_thread() {
     let trace = conversations(1, 300, 20_000);
     let mut config = small(600, 1500);
     config.workers = 2;
-    config.routing = Routing::PrefixAware { load_weight: 0.5 };
+    config.router.routing = Routing::PrefixAware { load_weight: 0.5 };
     config.store.pages_max = Some(3000);
     config.store.read_failure_rate = 0.1;
     config.store.short_read_rate = 0.1;
@@ -199,7 +199,7 @@ fn routing_by_prefix_finds_more_on_device_than_going_round() {
     config.workers = 4;
     config.scheduler.l3 = None;
     let round = run(&trace, &config);
-    config.routing = Routing::PrefixAware { load_weight: 0.2 };
+    config.router.routing = Routing::PrefixAware { load_weight: 0.2 };
     let aware = run(&trace, &config);
     assert!(aware.reuse.total > round.reuse.total * 1.2, "{:?} {:?}", aware.reuse, round.reuse);
     assert!(aware.workers.iter().all(|worker| worker.requests > 0));
@@ -232,6 +232,227 @@ fn figures_agree_with_each_other() {
         let decodes = spans.iter().find(|span| span.phase == Phase::Decoding);
         assert!(decodes.is_none_or(|span| span.from_ms == slow.ttft_ms), "{slow:?}");
     }
+}
+
+#[test]
+fn peaks_are_kept_and_count_whoever_waits_anywhere() {
+    // All come in one moment, and a scheduler sees eight of them.
+    let report = run(&conversations(13, 120, 0), &small(2000, 4000));
+    let worker = &report.workers[0];
+    assert!((104..=120).contains(&worker.waiting_peak), "{}", worker.waiting_peak);
+    assert_eq!(worker.running_peak, 16);
+    assert!(worker.device_pages_peak <= 2000 && worker.device_pages_peak > 500);
+}
+
+#[test]
+fn the_warm_up_is_not_measured() {
+    let trace = conversations(15, 200, 200_000);
+    let mut config = small(2000, 4000);
+    let whole = run(&trace, &config);
+    config.warm_up = WarmUp::Share(0.25);
+    let warm = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!((warm.ttft_ms.count, warm.e2e_ms.count, warm.finished), (150, 150, 200));
+    assert!(warm.itl_ms.count < whole.itl_ms.count && warm.itl_ms.count > whole.itl_ms.count / 2);
+    assert!((warm.virtual_s - warm.measured_s - 50.0 * 0.2).abs() < 0.001, "{}", warm.measured_s);
+    config.warm_up = WarmUp::Until { time_us: 50 * 200_000 };
+    let until = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!(until.ttft_ms, warm.ttft_ms);
+    assert_eq!(until.reuse, whole.reuse, "what is reused is told of all");
+}
+
+#[test]
+fn promises_and_prices_are_told() {
+    let trace = conversations(16, 200, 20_000);
+    let mut config = small(2000, 4000);
+    assert_eq!(run(&trace, &config).goodput, None);
+    config.slo.ttft_ms = Some(1e6);
+    config.slo.tpot_ms = Some(1e6);
+    let all = run(&trace, &config);
+    let goods = all.goodput.expect("something is promised");
+    assert_eq!((goods.requests, goods.good, goods.is_kept), (200, 200, true));
+    config.slo.ttft_ms = Some(all.ttft_ms.p50);
+    config.slo.tpot_ms = Some(all.tpot_ms.p50);
+    let goods = run(&trace, &config).goodput.expect("something is promised");
+    assert!((0.48..0.53).contains(&goods.ttft_share), "{goods:?}");
+    assert!((0.48..0.60).contains(&goods.tpot_share), "{goods:?}");
+    assert!(goods.share <= goods.ttft_share.min(goods.tpot_share) && !goods.is_kept, "{goods:?}");
+    // A token after the first takes what gaps take, weighted by answers instead of tokens.
+    assert!(all.tpot_ms.mean > all.itl_ms.p50 / 2.0 && all.tpot_ms.mean < all.itl_ms.max);
+    let gpus = f64::from(config.gpus * config.workers);
+    assert!((all.spend.gpu_per_hour - gpus * config.prices.gpu_hour).abs() < 1e-9);
+    assert!(all.spend.host_per_hour > 0.0 && all.spend.l3_per_hour > 0.0);
+}
+
+/// Sessions of so many turns each, that begin one after the other.
+fn sessions(count: u64, turns: u64, gap_us: u64, think_us: Option<u64>) -> Trace {
+    let mut builder = TraceBuilder::new(16).expect("a block size that is allowed");
+    for session in 0..count {
+        let mut length = 100;
+        for turn in 0..turns {
+            let blocks: Vec<u64> = (0..u64::from(u32::div_ceil(length, 16)))
+                .map(|block| session << 32 | block)
+                .collect();
+            let at_us = session * gap_us + turn;
+            let of = Turn { session, think_us };
+            builder.push_turn(at_us, length, 70, &blocks, of).expect("a good request");
+            length += 70 + 30;
+        }
+    }
+    builder.finish()
+}
+
+#[test]
+fn turns_wait_for_answers_and_reuse_them() {
+    let trace = sessions(6, 4, 100_000, Some(2_000_000));
+    let mut config = small(2000, 4000);
+    config.cost.prefill_token_ns = 1e6;
+    let waiting = run(&trace, &config);
+    // Three times two seconds of thinking, and the answers.
+    assert!(waiting.virtual_s > 6.5, "{}", waiting.virtual_s);
+    // All of a prompt before the latest message is there, but for what is less than a page and the one
+    // token of the answer that was never computed.
+    let turn = |place: u32| (100 + 100 * (place - 1) + 69) / 16 * 16;
+    let reusable = u64::from(turn(1) + turn(2) + turn(3)) * 6;
+    assert_eq!(waiting.reuse_tokens.ceiling, reusable);
+    assert_eq!(waiting.reuse_tokens.total, reusable);
+    // By the clock all turns come at once: nothing is there to be reused but prompts.
+    config.sessions = Sessions::ByTheClock;
+    let rushing = run(&trace, &config);
+    assert!(rushing.virtual_s < waiting.virtual_s / 2.0, "{}", rushing.virtual_s);
+    assert!(rushing.reuse_tokens.total < reusable);
+}
+
+#[test]
+fn sessions_on_little_memory_and_many_workers_stay_below_the_ceiling() {
+    let trace = sessions(20, 6, 10_000, Some(50_000));
+    for (device, host, workers) in [(300, 0, 1), (100, 200, 2), (80, 100, 3)] {
+        let mut config = small(device, host);
+        config.workers = workers;
+        config.router.routing = Routing::SessionAffine;
+        let report = run(&trace, &config);
+        assert_eq!(report.finished, 120);
+        assert!(report.reuse_tokens.total > 0);
+    }
+}
+
+#[test]
+fn prompts_and_decodes_may_have_workers_of_their_own() {
+    let trace = conversations(17, 150, 50_000);
+    let mut config = small(1500, 3000);
+    config.workers = 3;
+    let together = run(&trace, &config);
+    config.prefill_workers = 2;
+    let apart = run(&trace, &config);
+    assert_eq!(apart.finished, 150);
+    let requests: Vec<u64> = apart.workers.iter().map(|worker| worker.requests).collect();
+    let decoded = trace.requests().iter().filter(|request| request.output_tokens > 1).count();
+    assert_eq!((requests[0] + requests[1], requests[2]), (150, decoded as u64));
+    let wanted: u64 = trace.requests().iter().map(|r| u64::from(r.output_tokens)).sum();
+    assert_eq!(apart.output_tokens, wanted);
+    assert_eq!(apart.prompt_tokens, together.prompt_tokens);
+    // What the third decodes came to it over the links of both and through the store.
+    let third = &apart.workers[2].scheduler;
+    assert!(third.prefilled_tokens < third.prompt_tokens / 50, "{third:?}");
+    assert!(third.l3_hit_tokens > 10_000, "{third:?}");
+    assert!(apart.bytes_moved.l3_to_host > together.bytes_moved.l3_to_host);
+    assert!(apart.workers[0].scheduler.generated_tokens < 150);
+    let moving = apart.slowest.iter().flat_map(|slow| &slow.spans);
+    assert!(moving.clone().any(|span| span.phase == Phase::Moving), "somebody moves");
+}
+
+#[test]
+fn workers_of_other_kinds_get_what_they_can_do() {
+    let trace = conversations(18, 400, 20_000);
+    let mut config = small(600, 1200);
+    config.router.routing = Routing::LeastLoaded;
+    let mut slow = config.cost;
+    slow.prefill_token_ns *= 4.0;
+    let group = WorkerGroup {
+        workers: 1,
+        gpus: 2,
+        gpu_hour: 1.5,
+        device_pages: 300,
+        host_pages: 600,
+        cost: slow,
+        links: config.links,
+    };
+    config.also = vec![group];
+    let report = run(&trace, &config);
+    assert_eq!(report.workers.len(), 2);
+    let [fast, slow] = [0, 1].map(|worker| report.workers[worker].requests);
+    assert!(fast > slow * 3 / 2 && slow > 20, "{fast} {slow}");
+    assert!(report.workers[1].device_pages_peak <= 300);
+    let gpus = f64::from(config.gpus) * config.prices.gpu_hour + 2.0 * 1.5;
+    assert!((report.spend.gpu_per_hour - gpus).abs() < 1e-9);
+}
+
+#[test]
+fn a_worker_that_dies_costs_time_and_no_request() {
+    let trace = conversations(19, 300, 20_000);
+    let outage = |worker, from_us, to_us| Outage { worker, from_us, to_us };
+    for (prefill_workers, outages) in [
+        (0, vec![outage(1, 2_000_000, 4_000_000)]),
+        (0, vec![outage(0, 1_000_000, 3_000_000), outage(1, 1_500_000, 2_500_000)]),
+        (1, vec![outage(0, 1_000_000, 1_800_000)]),
+        (1, vec![outage(1, 1_000_000, 1_800_000), outage(0, 9_000_000_000, 9_900_000_000)]),
+    ] {
+        let mut config = small(600, 1200);
+        config.workers = 2;
+        config.prefill_workers = prefill_workers;
+        let healthy = run(&trace, &config);
+        config.outages = outages.clone();
+        let report = replay(&trace, &config).expect("a replay that ends");
+        assert_eq!((report.finished, report.failed, report.refused), (300, 0, 0), "{outages:?}");
+        assert!(report.e2e_ms.max > healthy.e2e_ms.max, "{outages:?}");
+        assert!(report.reuse_tokens.total <= report.reuse_tokens.ceiling);
+        let series_s = report.series.interval_s * report.series.arrivals.len() as f64;
+        assert!(series_s < report.virtual_s * 2.0 + 1.0, "what comes later concerns nobody");
+        assert_eq!(json(&report), json(&replay(&trace, &config).expect("the same again")));
+    }
+}
+
+#[test]
+fn requests_on_their_way_to_another_worker_survive_the_death_of_the_first() {
+    let trace = conversations(20, 120, 10_000);
+    let mut config = small(1500, 3000);
+    config.workers = 2;
+    config.prefill_workers = 1;
+    // So slow that pages of many are on their way when it dies.
+    config.links.host_to_l3.bytes_per_second = 200_000_000;
+    let healthy = run(&trace, &config);
+    let moving = healthy.slowest.iter().flat_map(|slow| &slow.spans);
+    let longest =
+        moving.filter(|span| span.phase == Phase::Moving).map(|span| span.to_ms - span.from_ms);
+    assert!(longest.fold(0.0, f64::max) > 1000.0, "somebody is long on the way");
+    config.outages = vec![Outage { worker: 0, from_us: 1_000_000, to_us: 1_500_000 }];
+    let report = replay(&trace, &config).expect("a replay that ends");
+    assert_eq!((report.finished, report.failed), (120, 0));
+}
+
+#[test]
+fn no_interval_has_more_bytes_than_its_link_carries() {
+    let trace = conversations(14, 300, 3_000);
+    // Computing is so slow that even these links are worth waiting for.
+    let mut config = small(300, 600);
+    config.cost.prefill_token_ns = 1e6;
+    config.links.host_to_device.bytes_per_second = 3_000_000_000;
+    config.links.l3_to_host.bytes_per_second = 2_000_000_000;
+    config.links.host_to_l3.bytes_per_second = 1_000_000_000;
+    config.store.read.bytes_per_second = 1_500_000_000;
+    let report = run(&trace, &config);
+    let series = &report.series;
+    for (bytes, busy, link) in [
+        (&series.host_to_device_bytes, &series.host_to_device_busy, &config.links.host_to_device),
+        (&series.l3_to_host_bytes, &series.l3_to_host_busy, &config.links.l3_to_host),
+        (&series.host_to_l3_bytes, &series.host_to_l3_busy, &config.links.host_to_l3),
+    ] {
+        let carries = link.bytes_per_second as f64 * series.interval_s;
+        assert!(bytes.iter().any(|&bytes| bytes as f64 > carries / 20.0), "something moves");
+        assert!(bytes.iter().all(|&bytes| bytes as f64 <= carries + 1.0), "{bytes:?}");
+        assert!(busy.iter().all(|&busy| busy <= 1.0 + 1e-9), "{busy:?}");
+    }
+    let busy = |name| report.links.iter().find(|link| link.link == name).expect("a link").busy;
+    assert!(busy(LinkName::L3ToHost) < 0.76 * busy(LinkName::StoreRead), "the store is slower");
 }
 
 #[test]
@@ -385,7 +606,7 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
 #[test]
 fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
     for step_tokens_max in [512, 8192] {
-        let mut config = Config::default();
+        let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
         config.scheduler.batch.step_tokens_max = step_tokens_max;
         let alone = run(&short_prompts(false), &config).ttft_ms.p99;
         let beside = run(&short_prompts(true), &config).ttft_ms.p99;

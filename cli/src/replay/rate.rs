@@ -1,0 +1,61 @@
+//! The largest rate at which promises are kept, for a terminal.
+
+use std::fmt::Write;
+
+use terrace_replay::human::{milliseconds, percent};
+use terrace_replay::{RateSearch, Slo, TriedRate};
+
+use super::Run;
+use super::summary::took;
+
+pub(super) fn draw(trace: &str, slo: &Slo, search: &RateSearch, run: &Run) -> String {
+    let mut text = format!("{trace}: {}\n\n", promise(slo));
+    let _ = writeln!(
+        text,
+        "  {:>12}{:>10}{:>10}{:>12}{:>12}{:>14}",
+        "requests/s", "speed-up", "good", "TTFT p90", "TPOT p90", "a million"
+    );
+    for tried in &search.tried {
+        let mark = if search.best == Some(*tried) { "*" } else { " " };
+        let _ = writeln!(
+            text,
+            "{mark} {:>12.3}{:>10.3}{:>10}{:>12}{:>12}{:>14.3}",
+            tried.requests_per_s,
+            tried.speed_up,
+            percent(tried.goodput.share),
+            milliseconds(tried.ttft_ms_p90),
+            milliseconds(tried.tpot_ms_p90),
+            tried.per_million_tokens
+        );
+    }
+    text += &format!("\n* {}\n\n", answer(search));
+    text += &took(run);
+    text
+}
+
+fn promise(slo: &Slo) -> String {
+    let mut parts = Vec::new();
+    if let Some(ms) = slo.ttft_ms {
+        parts.push(format!("the first token within {}", milliseconds(ms)));
+    }
+    if let Some(ms) = slo.tpot_ms {
+        parts.push(format!("{} or less between tokens", milliseconds(ms)));
+    }
+    format!("{} for {} of requests", parts.join(" and "), percent(slo.share))
+}
+
+fn answer(search: &RateSearch) -> String {
+    let rate = |tried: &TriedRate| format!("{:.2} requests in a second", tried.requests_per_s);
+    match (&search.best, &search.broken) {
+        (Some(best), Some(broken)) => format!(
+            "The promise is kept up to {}, {:.2} good ones, at {:.3} a million tokens; it is broken at {}.",
+            rate(best),
+            best.goodput.requests_per_s,
+            best.per_million_tokens,
+            rate(broken)
+        ),
+        (Some(best), None) => format!("The promise is kept even at {}.", rate(best)),
+        (None, Some(broken)) => format!("The promise is broken even at {}.", rate(broken)),
+        (None, None) => "Nothing was tried.".to_owned(),
+    }
+}

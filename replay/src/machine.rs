@@ -1,0 +1,346 @@
+//! Models and GPUs that are known by name, and what follows from both: how much KV fits, and how it is
+//! cut up.
+
+use serde::Serialize;
+
+use crate::error::ReplayError;
+
+/// A model, as far as its cost goes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Model {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// All its weights.
+    pub parameters: f64,
+    /// The weights that one token is multiplied with; fewer for a mixture of experts.
+    pub active_parameters: f64,
+    /// The experts of a layer that a token chooses among; 1 if there is no choice.
+    pub experts: u32,
+    /// How many of them it chooses.
+    pub experts_per_token: u32,
+    /// Bytes of one weight.
+    pub weight_bytes: f64,
+    /// Its layers.
+    pub layers: u32,
+    /// Numbers that stand for a token between layers.
+    pub hidden_width: u32,
+    /// Numbers that stand for a token within the feed-forward part of a layer.
+    pub inner_width: u32,
+    /// Tokens that it knows.
+    pub vocabulary: u32,
+    /// Heads that have keys and values of their own; 1 for a latent, which all heads share.
+    pub kv_heads: u32,
+    /// Whether keys and values are kept apart; a latent is both.
+    pub has_keys_and_values: bool,
+    /// Numbers that one layer keeps for a token: keys and values of its KV heads, or the latent.
+    pub kv_values_per_layer: u32,
+    /// Bytes of one of those.
+    pub kv_value_bytes: u32,
+    /// Attention heads times the width of key and value together.
+    pub attention_width: u32,
+}
+
+/// A GPU, as far as its cost goes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// Dense floating-point operations a second, in 16 bits.
+    pub flops: f64,
+    /// Bytes that it reads from its memory in a second.
+    pub memory_bytes_per_second: f64,
+    /// Bytes of its memory that programs can have.
+    pub memory_bytes: u64,
+    /// Bytes that it sends to other GPUs of its machine in a second, and gets from them.
+    pub exchange_bytes_per_second: f64,
+    /// Bytes that it exchanges with the host in a second, each way, in one large copy.
+    pub host_bytes_per_second: u64,
+    /// Bytes that the network adapter beside it carries in a second, each way.
+    pub network_bytes_per_second: u64,
+    /// What an hour of it costs, with its share of the machine but for host memory.
+    pub hour_price: f64,
+}
+
+/// The share of a GPU's memory that engines take unless they are told otherwise. The rest is for the
+/// driver, for libraries and for what cannot be used because of its shape.
+const MEMORY_SHARE: f64 = 0.9;
+/// What recorded launches of steps keep on each GPU.
+const GRAPH_BYTES: f64 = (1u64 << 30) as f64;
+/// Rows whose logits are computed at once.
+const LOGIT_ROWS: f64 = 256.0;
+
+impl Model {
+    /// Llama 3.1, 8 billion parameters.
+    pub const LLAMA_3_1_8B: Self =
+        Self::plain("llama-3.1-8b", 8.03e9, [32, 4096, 14_336, 128_256], [32, 8]);
+    /// Llama 3.1, 70 billion parameters.
+    pub const LLAMA_3_1_70B: Self =
+        Self::plain("llama-3.1-70b", 70.6e9, [80, 8192, 28_672, 128_256], [64, 8]);
+    /// Every model that is known by name.
+    pub const ALL: [Self; 7] = [
+        Self::LLAMA_3_1_8B,
+        Self::LLAMA_3_1_70B,
+        Self::plain("qwen2.5-7b", 7.62e9, [28, 3584, 18_944, 152_064], [28, 4]),
+        Self::plain("qwen2.5-32b", 32.8e9, [64, 5120, 27_648, 152_064], [40, 8]),
+        Self::plain("qwen2.5-72b", 72.7e9, [80, 8192, 29_568, 152_064], [64, 8]),
+        Self::plain("mistral-7b", 7.25e9, [32, 4096, 14_336, 32_768], [32, 8]),
+        // Latent attention: 512 numbers and 64 for the position, whatever the number of heads. Its
+        // weights are 8 bits wide; products are priced as 16 bits.
+        Self {
+            name: "deepseek-v3",
+            parameters: 671e9,
+            active_parameters: 37e9,
+            experts: 256,
+            experts_per_token: 8,
+            weight_bytes: 1.0,
+            layers: 61,
+            hidden_width: 7168,
+            inner_width: 18_432,
+            vocabulary: 129_280,
+            kv_heads: 1,
+            has_keys_and_values: false,
+            kv_values_per_layer: 576,
+            kv_value_bytes: 2,
+            attention_width: 128 * (192 + 128),
+        },
+    ];
+
+    /// A model whose heads are 128 wide and whose weights have 16 bits: its layers, hidden and inner
+    /// width and vocabulary, and its heads and KV heads.
+    const fn plain(name: &'static str, parameters: f64, shape: [u32; 4], heads: [u32; 2]) -> Self {
+        let [layers, hidden_width, inner_width, vocabulary] = shape;
+        let [heads, kv_heads] = heads;
+        let head_width = 128;
+        Self {
+            name,
+            parameters,
+            active_parameters: parameters,
+            experts: 1,
+            experts_per_token: 1,
+            weight_bytes: 2.0,
+            layers,
+            hidden_width,
+            inner_width,
+            vocabulary,
+            kv_heads,
+            has_keys_and_values: true,
+            kv_values_per_layer: 2 * kv_heads * head_width,
+            kv_value_bytes: 2,
+            attention_width: heads * 2 * head_width,
+        }
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// If there is none: which there are.
+    pub fn named(name: &str) -> Result<Self, ReplayError> {
+        find("model", name, &Self::ALL, |model| model.name)
+    }
+
+    /// Bytes of KV for one token, each counted once however many ranks have it.
+    #[must_use]
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        u64::from(self.layers)
+            * u64::from(self.kv_values_per_layer)
+            * u64::from(self.kv_value_bytes)
+    }
+
+    /// Into how many different parts the KV of a token is divided among so many GPUs: a KV head is not
+    /// cut, so where there are fewer heads than GPUs, several GPUs have the same.
+    #[must_use]
+    pub fn kv_parts(&self, tensor_parallel: u32) -> f64 {
+        let heads_per_rank = self.kv_heads.div_ceil(tensor_parallel.max(1));
+        f64::from(self.kv_heads) / f64::from(heads_per_rank)
+    }
+
+    /// Bytes of KV that one of so many GPUs has for a token.
+    #[must_use]
+    pub fn kv_bytes_per_rank(&self, tensor_parallel: u32) -> f64 {
+        self.kv_bytes_per_token() as f64 / self.kv_parts(tensor_parallel)
+    }
+
+    /// Consecutive bytes of a page in a GPU's memory, where every layer keeps its keys and its values
+    /// in arrays of their own.
+    #[must_use]
+    pub fn piece_bytes(&self, page_size: u32, tensor_parallel: u32) -> u64 {
+        let arrays = if self.has_keys_and_values { 2.0 } else { 1.0 } * f64::from(self.layers);
+        (self.kv_bytes_per_rank(tensor_parallel) * f64::from(page_size) / arrays) as u64
+    }
+
+    /// The share of the experts that a token goes to; 0 if there are none to choose among.
+    #[must_use]
+    pub fn expert_share(&self) -> f64 {
+        match self.experts {
+            0 | 1 => 0.0,
+            experts => f64::from(self.experts_per_token) / f64::from(experts),
+        }
+    }
+
+    /// The weights that every token needs; the others are experts.
+    #[must_use]
+    pub fn common_parameters(&self) -> f64 {
+        let share = self.expert_share();
+        if share == 0.0 {
+            return self.parameters;
+        }
+        let experts = (self.parameters - self.active_parameters) / (1.0 - share);
+        self.parameters - experts
+    }
+
+    /// Bytes that a GPU needs while it computes a step of so many tokens: what stands for them between
+    /// and within layers, and logits.
+    #[must_use]
+    pub fn activation_bytes(&self, step_tokens: u32, tensor_parallel: u32) -> f64 {
+        let gpus = f64::from(tensor_parallel.max(1));
+        // Input, output, residual and norm between layers; two products within.
+        let numbers = 4.0 * f64::from(self.hidden_width) + 2.0 * f64::from(self.inner_width) / gpus;
+        let logits = LOGIT_ROWS * f64::from(self.vocabulary) * 4.0;
+        f64::from(step_tokens) * numbers * 2.0 + logits
+    }
+
+    /// Tokens whose KV fits on so many GPUs beside the weights, the activations of a step of so many
+    /// tokens and its recorded launches, within nine tenths of the memory; none if the weights do not
+    /// fit.
+    #[must_use]
+    pub fn device_tokens(&self, gpu: &Gpu, tensor_parallel: u32, step_tokens: u32) -> u64 {
+        let weights = self.parameters * self.weight_bytes / f64::from(tensor_parallel.max(1));
+        let left = gpu.memory_bytes as f64 * MEMORY_SHARE
+            - weights
+            - self.activation_bytes(step_tokens, tensor_parallel)
+            - GRAPH_BYTES;
+        (left.max(0.0) / self.kv_bytes_per_rank(tensor_parallel)) as u64
+    }
+}
+
+impl Gpu {
+    /// Nvidia A100 with 80 GB.
+    pub const A100: Self = Self {
+        name: "a100",
+        flops: 312e12,
+        memory_bytes_per_second: 2.04e12,
+        memory_bytes: 81_050 * MIB,
+        exchange_bytes_per_second: 300e9,
+        host_bytes_per_second: 25_000_000_000,
+        network_bytes_per_second: 25_000_000_000,
+        hour_price: 1.6,
+    };
+    /// Nvidia H100, SXM.
+    pub const H100: Self = Self {
+        name: "h100",
+        flops: 989e12,
+        memory_bytes_per_second: 3.35e12,
+        memory_bytes: 81_000 * MIB,
+        exchange_bytes_per_second: 450e9,
+        host_bytes_per_second: 55_000_000_000,
+        network_bytes_per_second: 50_000_000_000,
+        hour_price: 2.5,
+    };
+    /// Nvidia H200.
+    pub const H200: Self = Self {
+        name: "h200",
+        memory_bytes_per_second: 4.8e12,
+        memory_bytes: 143_150 * MIB,
+        hour_price: 3.2,
+        ..Self::H100
+    };
+    /// Nvidia B200.
+    pub const B200: Self = Self {
+        name: "b200",
+        flops: 2250e12,
+        memory_bytes_per_second: 8.0e12,
+        memory_bytes: 182_600 * MIB,
+        exchange_bytes_per_second: 900e9,
+        hour_price: 5.0,
+        ..Self::H100
+    };
+    /// Nvidia L40S; GPUs reach each other over PCIe.
+    pub const L40S: Self = Self {
+        name: "l40s",
+        flops: 362e12,
+        memory_bytes_per_second: 0.864e12,
+        memory_bytes: 45_500 * MIB,
+        exchange_bytes_per_second: 25e9,
+        host_bytes_per_second: 25_000_000_000,
+        network_bytes_per_second: 25_000_000_000,
+        hour_price: 1.0,
+    };
+    /// Every GPU that is known by name.
+    pub const ALL: [Self; 5] = [Self::A100, Self::H100, Self::H200, Self::B200, Self::L40S];
+
+    /// The GPU of this name.
+    ///
+    /// # Errors
+    /// If there is none: which there are.
+    pub fn named(name: &str) -> Result<Self, ReplayError> {
+        find("GPU", name, &Self::ALL, |gpu| gpu.name)
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+fn find<T: Copy>(
+    kind: &'static str,
+    name: &str,
+    all: &[T],
+    name_of: impl Fn(&T) -> &'static str,
+) -> Result<T, ReplayError> {
+    let known = || all.iter().map(&name_of).collect::<Vec<_>>().join(", ");
+    let found = all.iter().find(|one| name_of(one).eq_ignore_ascii_case(name));
+    found.copied().ok_or_else(|| ReplayError::UnknownPreset {
+        kind,
+        name: name.to_owned(),
+        known: known(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deepseek() -> Model {
+        Model::named("DeepSeek-V3").unwrap()
+    }
+
+    #[test]
+    fn the_kv_of_a_token_weighs_what_its_layers_keep() {
+        assert_eq!(Model::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
+        assert_eq!(Model::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
+        assert_eq!(deepseek().kv_bytes_per_token(), 61 * 576 * 2);
+    }
+
+    #[test]
+    fn kv_heads_are_not_cut() {
+        let llama = Model::LLAMA_3_1_70B;
+        assert_eq!([1, 2, 8, 16].map(|gpus| llama.kv_parts(gpus)), [1.0, 2.0, 8.0, 8.0]);
+        assert_eq!([1, 8].map(|gpus| deepseek().kv_parts(gpus)), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn what_every_gpu_has_fits_once() {
+        let tokens = deepseek().device_tokens(&Gpu::H200, 8, 8192);
+        assert!((500_000..800_000).contains(&tokens), "{tokens}");
+        let alone = Model::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 8192);
+        assert!((400_000..480_000).contains(&alone), "{alone}");
+        let larger_steps = Model::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 65_536);
+        assert!(larger_steps < alone - 20_000, "{larger_steps}");
+        assert_eq!(Model::LLAMA_3_1_70B.device_tokens(&Gpu::L40S, 1, 8192), 0);
+    }
+
+    #[test]
+    fn experts_and_the_rest_are_all_weights() {
+        let model = deepseek();
+        let experts = model.parameters - model.common_parameters();
+        let active = model.common_parameters() + experts * model.expert_share();
+        assert!((active / model.active_parameters - 1.0).abs() < 1e-9);
+        assert!((15e9..18e9).contains(&model.common_parameters()));
+        assert_eq!(Model::LLAMA_3_1_8B.common_parameters(), 8.03e9);
+    }
+
+    #[test]
+    fn pieces_are_keys_or_values_of_one_layer() {
+        assert_eq!(Model::LLAMA_3_1_8B.piece_bytes(16, 1), 32 << 10);
+        assert_eq!(Model::LLAMA_3_1_8B.piece_bytes(16, 4), 8 << 10);
+        assert_eq!(deepseek().piece_bytes(64, 8), 64 * 576 * 2);
+    }
+}

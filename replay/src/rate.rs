@@ -1,0 +1,197 @@
+//! The largest rate of requests at which promises are kept.
+
+use std::sync::atomic::AtomicBool;
+
+use serde::Serialize;
+
+use crate::config::{Arrival, Config};
+use crate::error::ReplayError;
+use crate::report::Report;
+use crate::slo::Goodput;
+use crate::sweep::in_parallel;
+use crate::trace::Trace;
+
+/// What a search for the largest rate found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RateSearch {
+    /// The largest rate that was tried and at which the promise is kept; none if it never is.
+    pub best: Option<TriedRate>,
+    /// The smallest rate above it at which the promise is broken; none if it never is.
+    pub broken: Option<TriedRate>,
+    /// Everything that was tried, slowest first.
+    pub tried: Vec<TriedRate>,
+    /// Rounds of two replays that it took.
+    pub rounds: u32,
+}
+
+/// A rate that was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct TriedRate {
+    /// How much faster than the trace says.
+    pub speed_up: f64,
+    /// Requests that come in a second.
+    pub requests_per_s: f64,
+    /// How many requests were good.
+    pub goodput: Goodput,
+    /// 90 of 100 first tokens came within this time.
+    pub ttft_ms_p90: f64,
+    /// 90 of 100 answers had no more than this between tokens.
+    pub tpot_ms_p90: f64,
+    /// What a million tokens cost.
+    pub per_million_tokens: f64,
+}
+
+/// The search ends when what is kept and what is not are this near to each other.
+const NEAR: f64 = 1.02;
+/// By how much rates differ while it is not known where the limit lies.
+const STRIDE: f64 = 4.0;
+/// Rates beyond the trace's own by more than this factor are not tried, either way.
+const FACTOR_MAX: f64 = 4096.0;
+
+/// Finds the largest rate at which the promise is kept, by replaying a trace faster or slower, two rates
+/// at a time. It is taken for granted that a higher rate never helps.
+///
+/// # Errors
+/// If nothing is promised, if the times of the trace do not count, or what went wrong in a replay.
+pub fn find_rate(
+    stop: &AtomicBool,
+    trace: &Trace,
+    config: &Config,
+    threads: usize,
+    progress: &(dyn Fn() + Sync),
+) -> Result<RateSearch, ReplayError> {
+    let refuse = |setting, limits| {
+        Err(ReplayError::Setting { setting, value: "as it is".to_owned(), limits })
+    };
+    if !config.slo.promises() {
+        return refuse("slo", "promise something first: a time to first token or between tokens");
+    }
+    if !matches!(config.arrival, Arrival::Trace { .. }) {
+        return refuse("arrival", "a rate is found for requests that come by the clock");
+    }
+    let span_s = trace.requests().last().map_or(0, |last| last.arrival_us) as f64 / 1e6;
+    if span_s <= 0.0 {
+        return refuse("trace", "use one whose requests do not come all at once");
+    }
+    let own_rate = (trace.requests().len() - 1) as f64 / span_s;
+    let mut search = Search { tried: Vec::new(), rounds: 0 };
+    while let Some(speed_ups) = search.next() {
+        let replays = in_parallel(threads, speed_ups.len(), &|place| {
+            let speed_up = speed_ups[place];
+            let config = Config { arrival: Arrival::Trace { speed_up }, ..config.clone() };
+            let report = crate::replay_unless(stop, trace, &config);
+            progress();
+            report.map(|report| TriedRate::new(speed_up, own_rate, &report))
+        });
+        for tried in replays {
+            search.tried.extend(tried?);
+        }
+        search.tried.sort_by(|a, b| a.speed_up.total_cmp(&b.speed_up));
+        search.rounds += 1;
+    }
+    let (best, broken) = search.limits();
+    Ok(RateSearch {
+        best: best.copied(),
+        broken: broken.copied(),
+        rounds: search.rounds,
+        tried: search.tried,
+    })
+}
+
+impl TriedRate {
+    /// None if nothing is promised.
+    fn new(speed_up: f64, own_rate: f64, report: &Report) -> Option<Self> {
+        report.goodput.map(|goodput| Self {
+            speed_up,
+            requests_per_s: own_rate * speed_up,
+            goodput,
+            ttft_ms_p90: report.ttft_ms.p90,
+            tpot_ms_p90: report.tpot_ms.p90,
+            per_million_tokens: report.spend.per_million_tokens,
+        })
+    }
+}
+
+struct Search {
+    /// Slowest first.
+    tried: Vec<TriedRate>,
+    rounds: u32,
+}
+
+impl Search {
+    /// The largest rate before the first at which the promise is broken, and that one.
+    fn limits(&self) -> (Option<&TriedRate>, Option<&TriedRate>) {
+        let broken = self.tried.iter().position(|tried| !tried.goodput.is_kept);
+        let kept = broken.unwrap_or(self.tried.len()).checked_sub(1);
+        (kept.map(|place| &self.tried[place]), broken.map(|place| &self.tried[place]))
+    }
+
+    /// What to try next.
+    fn next(&self) -> Option<[f64; 2]> {
+        match self.limits() {
+            (None, None) => Some([1.0, STRIDE]),
+            (Some(best), None) => {
+                let next = best.speed_up * STRIDE;
+                (next <= FACTOR_MAX).then_some([next, next * STRIDE])
+            }
+            (None, Some(broken)) => {
+                let next = broken.speed_up / STRIDE;
+                (next >= 1.0 / FACTOR_MAX).then_some([next / STRIDE, next])
+            }
+            (Some(best), Some(broken)) => {
+                let ratio = broken.speed_up / best.speed_up;
+                let third = libm::cbrt(ratio);
+                let between = [best.speed_up * third, best.speed_up * third * third];
+                (ratio > NEAR).then_some(between)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Options, Setting};
+    use crate::trace::Synthetic;
+
+    fn config(choices: &[(Setting, &str)]) -> Config {
+        let mut options = Options::default();
+        options.set(Setting::Device, "200k");
+        options.set(Setting::Gpus, "1");
+        choices.iter().for_each(|(setting, value)| options.set(*setting, value));
+        options.config().unwrap()
+    }
+
+    fn search(config: &Config, threads: usize) -> Result<RateSearch, ReplayError> {
+        let trace = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
+        find_rate(&AtomicBool::new(false), &trace, config, threads, &|| {})
+    }
+
+    #[test]
+    fn the_limit_lies_between_what_is_kept_and_what_is_not() {
+        let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
+        let found = search(&config, 2).unwrap();
+        let (best, broken) = (found.best.unwrap(), found.broken.unwrap());
+        assert!(best.goodput.is_kept && !broken.goodput.is_kept);
+        assert!(broken.speed_up / best.speed_up <= NEAR, "{best:?} {broken:?}");
+        assert!(found.rounds <= 9, "{}", found.rounds);
+        assert!(found.tried.is_sorted_by(|a, b| a.speed_up < b.speed_up));
+        assert_eq!(found, search(&config, 1).unwrap(), "on any number of threads");
+    }
+
+    #[test]
+    fn a_promise_that_cannot_be_kept_or_broken_ends_the_search() {
+        let never = search(&config(&[(Setting::SloTtft, "1us")]), 2).unwrap();
+        assert!(never.best.is_none() && never.broken.is_some(), "{never:?}");
+        let always = search(&config(&[(Setting::SloTtft, "3600s")]), 2).unwrap();
+        assert!(always.best.is_some() && always.broken.is_none(), "{always:?}");
+    }
+
+    #[test]
+    fn without_a_promise_there_is_nothing_to_find() {
+        let refused = search(&config(&[]), 1).unwrap_err().to_string();
+        assert!(refused.contains("promise something first"), "{refused}");
+        let looped = [(Setting::SloTtft, "1s"), (Setting::Concurrency, "4")];
+        assert!(search(&config(&looped), 1).is_err());
+    }
+}

@@ -1,0 +1,383 @@
+//! Conversations with their text: ShareGPT's, and messages as OpenAI's clients send them.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::super::TraceError;
+use super::{Conversation, Length, Sink, time};
+
+/// Tokens of an answer whose length nobody tells.
+const ANSWER_TOKENS: u32 = 256;
+/// Who answers, by the names that are in use.
+const ANSWERERS: [&str; 7] = ["assistant", "gpt", "chatgpt", "bing", "bard", "model", "claude"];
+
+/// Who says what.
+struct Said {
+    role: String,
+    content: String,
+}
+
+impl Said {
+    fn is_answer(&self) -> bool {
+        ANSWERERS.contains(&self.role.as_str())
+    }
+}
+
+/// Puts a conversation together, message by message.
+struct Talk {
+    conversation: Conversation,
+    /// Whether anybody has spoken since the last answer.
+    is_asked: bool,
+}
+
+impl Talk {
+    fn new(session: Option<u64>) -> Self {
+        Self { conversation: Conversation { session, ..Conversation::default() }, is_asked: false }
+    }
+
+    /// What somebody says: an answer is a turn, whose prompt is everything before it.
+    fn say(&mut self, said: &Said, at_us: Option<u64>, sink: &Sink<'_>) -> Result<(), String> {
+        let tokens = &mut self.conversation.tokens;
+        // A mark says who speaks, as chat templates have it.
+        let mark = sink.tokens(&format!("<|{}|>\n", said.role))?;
+        let content = sink.tokens(&said.content)?;
+        tokens.extend(mark);
+        if said.is_answer() && self.is_asked {
+            let input_tokens = length(tokens.len())?;
+            let output_tokens = length(content.len())?.max(1);
+            self.conversation.turns.push(Length { at_us, input_tokens, output_tokens });
+        }
+        tokens.extend(content);
+        self.is_asked = !said.is_answer();
+        Ok(())
+    }
+
+    /// A request whose answer is not known but for its length.
+    fn ask(
+        &mut self,
+        at_us: Option<u64>,
+        output_tokens: u32,
+        sink: &Sink<'_>,
+    ) -> Result<(), String> {
+        self.conversation.tokens.extend(sink.tokens("<|assistant|>\n")?);
+        let input_tokens = length(self.conversation.tokens.len())?;
+        self.conversation.turns.push(Length { at_us, input_tokens, output_tokens });
+        Ok(())
+    }
+}
+
+fn length(tokens: usize) -> Result<u32, String> {
+    u32::try_from(tokens).map_err(|_| format!("{tokens} tokens in one conversation"))
+}
+
+// ---- ShareGPT ----
+
+#[derive(Deserialize)]
+struct Shared {
+    conversations: Vec<SharedMessage>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct SharedMessage {
+    #[serde(alias = "role")]
+    from: String,
+    #[serde(alias = "content", alias = "text")]
+    value: String,
+}
+
+/// An array of conversations, or one a line. Each is a session.
+pub(super) fn read_share_gpt(
+    mut input: impl BufRead,
+    sink: &mut Sink<'_>,
+) -> Result<(), TraceError> {
+    let start = input.fill_buf().map_err(|error| sink.input_error(error))?;
+    let is_array = start.trim_ascii_start().starts_with(b"[");
+    let mut json = serde_json::Deserializer::from_reader(input);
+    let read = match is_array {
+        // One after the other: such files are larger than what is made of them.
+        true => serde::Deserializer::deserialize_seq(&mut json, Conversations(sink)),
+        false => take_each(json.into_iter::<Value>(), sink),
+    };
+    match read {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(error),
+        Err(error) => {
+            let line = error.line() as u64;
+            sink.turn_down(line, error.to_string())
+        }
+    }
+}
+
+fn take_each(
+    conversations: impl Iterator<Item = serde_json::Result<Value>>,
+    sink: &mut Sink<'_>,
+) -> serde_json::Result<Result<(), TraceError>> {
+    for (number, conversation) in (1..).zip(conversations) {
+        if let Err(error) = take_shared(number, conversation?, sink) {
+            return Ok(Err(error));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// An array that is not kept.
+struct Conversations<'s, 'a>(&'s mut Sink<'a>);
+
+impl<'de> Visitor<'de> for Conversations<'_, '_> {
+    type Value = Result<(), TraceError>;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an array of conversations")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
+        for number in 1.. {
+            let Some(conversation) = all.next_element_seed(Anything)? else { break };
+            if let Err(error) = take_shared(number, conversation, self.0) {
+                return Ok(Err(error));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+struct Anything;
+
+impl<'de> DeserializeSeed<'de> for Anything {
+    type Value = Value;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Value, D::Error> {
+        Value::deserialize(json)
+    }
+}
+
+fn take_shared(number: u64, conversation: Value, sink: &mut Sink<'_>) -> Result<(), TraceError> {
+    sink.line = number;
+    let talk = serde_json::from_value::<Shared>(conversation).map_err(|error| error.to_string());
+    let talk = talk.and_then(|shared| {
+        let mut talk = Talk::new(None);
+        sink.ignore(shared.more.keys().map(String::as_str).filter(|name| *name != "id"));
+        for message in shared.conversations {
+            talk.say(&Said { role: message.from, content: message.value }, None, sink)?;
+        }
+        Ok(talk.conversation)
+    });
+    match talk {
+        // Some are without an answer: there is nothing to ask for.
+        Ok(conversation) if conversation.turns.is_empty() => sink.skipped_lines += 1,
+        Ok(conversation) => sink.push(conversation),
+        Err(problem) => sink.turn_down(number, problem)?,
+    }
+    Ok(())
+}
+
+// ---- OpenAI ----
+
+/// A request or a conversation, as it is or as a line of a batch file.
+#[derive(Deserialize)]
+struct Line {
+    messages: Option<Vec<Message>>,
+    body: Option<Body>,
+    #[serde(alias = "created", alias = "created_at")]
+    timestamp: Option<Value>,
+    #[serde(alias = "conversation_id", alias = "session")]
+    session_id: Option<Value>,
+    #[serde(alias = "max_completion_tokens")]
+    max_tokens: Option<u32>,
+    #[serde(alias = "output_length")]
+    output_tokens: Option<u32>,
+    usage: Option<Usage>,
+    #[serde(flatten)]
+    more: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    messages: Vec<Message>,
+    #[serde(alias = "max_completion_tokens")]
+    max_tokens: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    completion_tokens: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    role: String,
+    content: Option<Value>,
+}
+
+impl Message {
+    /// What is said, the text of its parts.
+    fn said(self) -> Said {
+        let content = match self.content {
+            Some(Value::String(text)) => text,
+            Some(Value::Array(parts)) => {
+                let texts = parts.iter().filter_map(|part| part.get("text")?.as_str());
+                texts.collect::<Vec<_>>().join("\n")
+            }
+            _ => String::new(),
+        };
+        Said { role: self.role, content }
+    }
+}
+
+/// One request or conversation a line. Where the messages end with an answer, each answer is a turn;
+/// otherwise it is one request. Lines of one session are turns of it.
+pub(super) fn read_open_ai(input: impl BufRead, sink: &mut Sink<'_>) -> Result<(), TraceError> {
+    let mut sessions: HashMap<String, u64> = HashMap::new();
+    // The conversation that a session is at.
+    let mut latest: HashMap<u64, usize> = HashMap::new();
+    for (number, line) in (1..).zip(input.lines()) {
+        let line = line.map_err(|error| sink.input_error(error))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let parsed = serde_json::from_str::<Line>(&line).map_err(|error| error.to_string());
+        let read = parsed.and_then(|line| conversation(line, &mut sessions, sink));
+        let conversation = match read {
+            Ok(conversation) => conversation,
+            Err(problem) => {
+                sink.turn_down(number, problem)?;
+                continue;
+            }
+        };
+        if let Some(session) = conversation.session {
+            let before = latest.get(&session).map(|&place| &mut sink.conversations[place]);
+            if let Some(before) = before
+                && conversation.tokens.starts_with(&before.tokens)
+            {
+                before.tokens = conversation.tokens;
+                before.turns.extend(conversation.turns);
+                continue;
+            }
+            latest.insert(session, sink.conversations.len());
+        }
+        sink.line = number;
+        sink.push(conversation);
+    }
+    Ok(())
+}
+
+fn conversation(
+    line: Line,
+    sessions: &mut HashMap<String, u64>,
+    sink: &mut Sink<'_>,
+) -> Result<Conversation, String> {
+    let known = ["model", "custom_id", "method", "url", "id", "object", "stream", "temperature"];
+    sink.ignore(line.more.keys().map(String::as_str).filter(|name| !known.contains(name)));
+    let at_us = match &line.timestamp {
+        None | Some(Value::Null) => None,
+        Some(value) => {
+            Some(time::of_json(value).ok_or_else(|| format!("timestamp {value} is no time"))?)
+        }
+    };
+    let session = line.session_id.filter(|value| !value.is_null()).map(|value| {
+        let name = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let next = sessions.len() as u64;
+        *sessions.entry(name).or_insert(next)
+    });
+    let limit = line.max_tokens.or(line.body.as_ref().and_then(|body| body.max_tokens));
+    let told = line.output_tokens.or(line.usage.and_then(|usage| usage.completion_tokens));
+    let messages = line.messages.or(line.body.map(|body| body.messages));
+    let messages: Vec<Said> =
+        messages.ok_or("no messages")?.into_iter().map(Message::said).collect();
+    let mut talk = Talk::new(session);
+    if messages.last().is_some_and(Said::is_answer) {
+        for said in &messages {
+            talk.say(said, at_us.filter(|_| talk.conversation.turns.is_empty()), sink)?;
+        }
+    } else {
+        for said in &messages {
+            talk.say(said, None, sink)?;
+        }
+        // What was said before is context: only the last is asked for.
+        talk.conversation.turns.clear();
+        let answer_tokens = told.or(limit).unwrap_or(ANSWER_TOKENS);
+        talk.ask(at_us, answer_tokens, sink)?;
+    }
+    match talk.conversation.turns.is_empty() {
+        true => Err("no question before the answer".to_owned()),
+        false => Ok(talk.conversation),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{import, lengths};
+    use super::*;
+    use crate::trace::{ImportOptions, Trace};
+
+    #[test]
+    fn shared_conversations_are_sessions_whose_answers_are_reused() {
+        let one = r#"{"id": "a", "lang": "en", "conversations": [
+            {"from": "human", "value": "What is a page, and why does it have sixteen tokens?"},
+            {"from": "gpt", "value": "A page is what a cache keeps: consecutive tokens and their keys and values."},
+            {"from": "human", "value": "And a block?"},
+            {"from": "gpt", "value": "The same, in a trace."}]}"#;
+        let unanswered = r#"{"id": "b", "conversations": [{"from": "human", "value": "Hello?"}]}"#;
+        let array = format!("[{one}, {unanswered}]");
+        let lines = format!("{}\n{unanswered}\n", one.replace('\n', " "));
+        for text in [array, lines] {
+            let reading = import(&text).unwrap();
+            assert_eq!(
+                (reading.skipped_lines, reading.ignored.len()),
+                (1, 1),
+                "{:?}",
+                reading.ignored
+            );
+            let found = lengths(&reading.trace);
+            // Marks of 3 and 2 tokens, and a quarter of the letters.
+            assert_eq!(found, [(3 + 13 + 2, 19), (18 + 19 + 3 + 3 + 2, 6)]);
+            let trace = &reading.trace;
+            assert!(trace.has_sessions());
+            // The answer but for its last token, in whole pages.
+            assert_eq!(trace.ceiling(4).by_request, [0, (18 + 19 - 1) / 4 * 4]);
+        }
+    }
+
+    #[test]
+    fn requests_of_a_session_may_be_lines_of_their_own() {
+        let messages = |more: &str| {
+            format!("{{\"role\": \"user\", \"content\": \"Tell me a long story.\"}}{more}")
+        };
+        let answer = ", {\"role\": \"assistant\", \"content\": \"Once upon a time there was a cache.\"}, \
+                      {\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"Go on.\"}]}";
+        let text = format!(
+            "{{\"session_id\": \"s\", \"timestamp\": 10, \"usage\": {{\"completion_tokens\": 9}}, \"messages\": [{}]}}\n\
+             {{\"session_id\": \"s\", \"timestamp\": 30.5, \"max_tokens\": 40, \"seed\": 1, \"messages\": [{}]}}\n\
+             {{\"custom_id\": \"x\", \"body\": {{\"messages\": [{}]}}}}\n",
+            messages(""),
+            messages(answer),
+            messages("")
+        );
+        let reading = import(&text).unwrap();
+        assert_eq!(reading.ignored, ["seed"]);
+        let trace = &reading.trace;
+        let outputs: Vec<u32> =
+            trace.requests().iter().map(|request| request.output_tokens).collect();
+        assert!(outputs.contains(&9) && outputs.contains(&40) && outputs.contains(&ANSWER_TOKENS));
+        let second = trace.requests().iter().find(|request| request.output_tokens == 40).unwrap();
+        assert!(second.link.unwrap().after.is_some());
+    }
+
+    #[test]
+    fn a_tokenizer_may_be_given_and_bad_lines_are_named() {
+        let bytes = |text: &str| Ok(text.bytes().map(u32::from).collect());
+        let options = ImportOptions { tokenise: Some(&bytes), ..ImportOptions::default() };
+        let line = "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}]}";
+        let trace = Trace::import_from(line.as_bytes(), "x", &options).unwrap().trace;
+        let marks = "<|user|>\n".len() + "<|assistant|>\n".len();
+        assert_eq!(trace.requests()[0].input_tokens as usize, marks + 3);
+        let refused = import(&format!("{line}\n{{\"messages\": 5}}\n")).unwrap_err().to_string();
+        assert!(refused.starts_with("traffic, line 2: invalid type"), "{refused}");
+    }
+}

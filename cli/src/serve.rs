@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use terrace_server::{Config, ServedModel, Server, launch_telling};
+use terrace_server::{Config, ServedModel, Server, launch_telling, wait_for_gpus};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -61,6 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let served = runtime.block_on(serve(&config));
     // A disk that hangs must not keep the program: nobody listens for another Ctrl-C any more.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    wait_for_gpus(Duration::from_secs(10));
     served
 }
 

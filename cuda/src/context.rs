@@ -3,14 +3,32 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
+use parking_lot::{Condvar, Mutex};
 
 use crate::driver::{CallError, CallErrorKind, DeviceAddress, DeviceMemory, Priority, Stream};
 use crate::error::CudaError;
 
 /// The version of CUDA that the driver must know: 13.0.
 const VERSION_MIN: i32 = 13_000;
+
+/// How many contexts are open in the process.
+static OPEN: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// Waits until nobody in the process uses a GPU any more, and says whether that came to be. A program does so before it
+/// ends: engines give a GPU back on threads of their own, and the driver does not bear being used while it is unloaded.
+pub fn wait_until_closed(patience: Duration) -> bool {
+    let (open, changed) = &OPEN;
+    let (mut open, until) = (open.lock(), Instant::now() + patience);
+    while *open > 0 {
+        if changed.wait_until(&mut open, until).timed_out() {
+            return *open == 0;
+        }
+    }
+    true
+}
 
 /// A GPU of this machine and its primary context, which everybody in the process shares. It is kept as long as this
 /// lives.
@@ -72,6 +90,7 @@ impl Context {
         let context = unsafe { result::primary_ctx::retain(device) };
         let context = call("cuDevicePrimaryCtxRetain", context)?;
         let context = Arc::new(Self { device, context, name, capability });
+        *OPEN.0.lock() += 1;
         context.bind()?;
         Ok(context)
     }
@@ -158,6 +177,8 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: it was retained once.
         let _ = unsafe { result::primary_ctx::release(self.device) };
+        *OPEN.0.lock() -= 1;
+        OPEN.1.notify_all();
     }
 }
 

@@ -67,7 +67,7 @@ mod stats;
 mod transfer;
 mod ways;
 
-pub use context::Context;
+pub use context::{Context, wait_until_closed};
 pub use device::{CudaConfig, CudaDevice};
 pub use error::CudaError;
 pub use fence::CudaFence;

@@ -9,7 +9,7 @@ pub(crate) mod sizes;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_engine::{Device, Engine, Model, StartError};
 use terrace_l3_disk::OpenError;
@@ -207,6 +207,12 @@ pub enum LaunchError {
 /// What cannot work, and what to change.
 pub fn launch(config: &Config) -> Result<Launched, LaunchError> {
     launch_telling(config, &mut |_, _| {})
+}
+
+/// Waits until no GPU is used any more, and says whether that came to be: a program whose engines have ended does so
+/// before it ends itself, because they give a GPU back on threads of their own.
+pub fn wait_for_gpus(patience: Duration) -> bool {
+    cuda::wait_until_closed(patience)
 }
 
 /// Starts an engine, as [`launch`] does. While weights are brought to a GPU, `progress` is told how many bytes of

@@ -52,7 +52,7 @@ pub use config::{
     NodeSettings, Secret, Setting,
 };
 pub use gpu::{GpuFigures, GpuWatch, LinkFigures};
-pub use launch::{LaunchError, Launched, launch, launch_telling};
+pub use launch::{LaunchError, Launched, launch, launch_telling, wait_for_gpus};
 pub use metrics::serve_node_figures;
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};

@@ -13,6 +13,7 @@ mod world;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use table::Table;
 use terrace_cuda::Context;
@@ -56,5 +57,7 @@ fn main() -> ExitCode {
             table.wrong(name, &error.to_string());
         }
     }
+    drop(context);
+    table.check("the GPU is given back", "", terrace_cuda::wait_until_closed(Duration::from_secs(20)));
     table.end()
 }

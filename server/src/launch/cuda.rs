@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use terrace_cuda::canary::CanaryConfig;
 use terrace_cuda::model::kv_layout;
+pub(super) use terrace_cuda::wait_until_closed;
 use terrace_cuda::{Context, CopyWays, CudaConfig, CudaDevice, CudaError, CudaLlama, LinkStats};
 use terrace_engine::{StartError, StepLimits};
 use terrace_model::Unloaded;

@@ -13,7 +13,8 @@
 // Elements of a head, as tensor cores want them.
 #define DEPTH ((HEAD_DIM + 15) / 16 * 16)
 #define CHUNKS (DEPTH / 8)
-#define SWIZZLE (CHUNKS >= 8 ? 7 : CHUNKS - 1)
+// A power of two of chunks change places, as many as fit into a row without a rest, so that none leaves its row.
+#define SWIZZLE (CHUNKS % 8 == 0 ? 7 : CHUNKS % 4 == 0 ? 3 : 1)
 #define QUERIES_WIDTH (KV_HEADS * GROUP * HEAD_DIM)
 #define QKV_WIDTH (KV_HEADS * (GROUP + 2) * HEAD_DIM)
 

@@ -50,7 +50,7 @@ impl Span {
 
 /// Sequences in pages that lie anywhere, and what some of their tokens ask.
 struct Scene<'a> {
-    kernels: &'a Kernels,
+    kernels: &'a Kernels<'a>,
     sizes: Sizes,
     spans: Vec<Span>,
     kv: Vec<u16>,
@@ -61,7 +61,7 @@ struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     /// Of sequences, each with the position of its first token and how many there are.
-    fn new(kernels: &'a Kernels, spans: &[(usize, usize)]) -> Self {
+    fn new(kernels: &'a Kernels<'a>, spans: &[(usize, usize)]) -> Self {
         let sizes = kernels.sizes;
         let mut first_token = 0;
         let spans: Vec<Span> = (0..)

@@ -53,7 +53,7 @@ fn norm(numbers: &[f32], weights: &[u16], epsilon: f32) -> Vec<f32> {
     numbers.iter().zip(weights).map(|(&it, &weight)| rounded(it * factor) * wide(weight)).collect()
 }
 
-fn check_norm(kernels: &Kernels, dim: usize, has_added: bool, rows: Option<&[u32]>) {
+fn check_norm(kernels: &Kernels<'_>, dim: usize, has_added: bool, rows: Option<&[u32]>) {
     const TOKENS: usize = 5;
     let mut noise = Noise::new(dim as u64);
     let before = noise.narrow(TOKENS * dim, 3.0);
@@ -137,7 +137,7 @@ fn turn(head: &mut [f32], cosines: &[f32], sines: &[f32]) {
     }
 }
 
-fn check_turning(kernels: &Kernels, has_bias: bool) {
+fn check_turning(kernels: &Kernels<'_>, has_bias: bool) {
     const PAGES: usize = 9;
     const POSITIONS: usize = 50;
     const LAYERS: usize = 3;

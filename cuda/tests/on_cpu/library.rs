@@ -74,12 +74,16 @@ pub(crate) enum Schedule {
 
 pub(crate) const SCHEDULES: [Schedule; 2] = [Schedule::Late, Schedule::Hasty];
 
-/// Compiled kernels.
-pub(crate) struct Kernels {
+/// Compiled kernels. Theirs are the threads that they run in, one block at a time.
+#[derive(Debug)]
+pub(crate) struct Compiled(Mutex<Library>);
+
+/// Kernels, and how they are run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernels<'a> {
     pub(crate) sizes: Sizes,
     pub(crate) schedule: Schedule,
-    /// The threads of a library are its own, and run one block at a time.
-    library: Mutex<Library>,
+    pub(crate) compiled: &'a Compiled,
 }
 
 /// What the shim is told of a launch.
@@ -92,8 +96,8 @@ struct Launch {
     is_hasty: u32,
 }
 
-impl Kernels {
-    pub(crate) fn compile(sizes: Sizes) -> Self {
+impl Compiled {
+    pub(crate) fn new(sizes: Sizes) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // A block's memory without a size is declared where it is used, and defined by the shim.
         let mut source = SOURCES.concat().replace("extern __shared__", "extern");
@@ -114,7 +118,7 @@ impl Kernels {
         let compiled = Command::new("g++")
             .args([
                 "-std=c++17",
-                "-O1",
+                "-O2",
                 "-march=native",
                 "-ffp-contract=off",
                 "-fno-strict-aliasing",
@@ -127,16 +131,19 @@ impl Kernels {
             .expect("g++ is needed: install it, or let scripts/test-cuda do so");
         let said = String::from_utf8_lossy(&compiled.stderr);
         assert!(compiled.status.success(), "kernels for {sizes:?} could not be compiled:\n{said}");
-        Self { sizes, schedule: Schedule::Late, library: Mutex::new(load(&to)) }
+        Self(Mutex::new(load(&to)))
     }
+}
 
-    /// The same, with another schedule.
-    pub(crate) fn scheduled(self, schedule: Schedule) -> Self {
-        Self { schedule, ..self }
-    }
-
+impl Kernels<'_> {
     /// Runs a kernel.
-    pub(crate) fn launch(&self, name: &str, blocks: usize, block: Block, mut arguments: Arguments<'_>) {
+    pub(crate) fn launch(
+        &self,
+        name: &str,
+        blocks: usize,
+        block: Block,
+        mut arguments: Arguments<'_>,
+    ) {
         assert!(blocks > 0, "{name} in no blocks");
         let (is_backwards, is_hasty) = match self.schedule {
             Schedule::Late => (0, 0),
@@ -151,7 +158,7 @@ impl Kernels {
         };
         let mut pointers: Vec<*mut c_void> =
             arguments.values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
-        let library = self.library.lock();
+        let library = self.compiled.0.lock();
         let symbol = format!("launch_{name}");
         // SAFETY: the shim defines it so for each kernel; the arguments are the kernel's, and what they name is lent until
         // it has ended.

@@ -9,7 +9,9 @@ mod layers;
 mod library;
 mod numbers;
 
-use library::{Kernels, SCHEDULES, Sizes};
+use std::sync::OnceLock;
+
+use library::{Compiled, Kernels, SCHEDULES, Sizes};
 
 /// Sizes of heads and pages, the usual ones and odd ones.
 const SIZES: [Sizes; 6] = [
@@ -21,22 +23,24 @@ const SIZES: [Sizes; 6] = [
     Sizes { head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
 ];
 
-/// Checks something with kernels of all sizes.
-fn with_all_sizes(check: impl Fn(&Kernels)) {
-    for sizes in SIZES {
-        let mut kernels = Kernels::compile(sizes);
+/// Kernels of each of these sizes, which all tests share.
+static COMPILED: [OnceLock<Compiled>; SIZES.len()] = [const { OnceLock::new() }; SIZES.len()];
+
+/// Checks something with kernels of the first so many sizes, by every schedule.
+fn with_sizes(count: usize, check: impl Fn(&Kernels<'_>)) {
+    for (sizes, compiled) in SIZES.into_iter().zip(&COMPILED).take(count) {
+        let compiled = compiled.get_or_init(|| Compiled::new(sizes));
         for schedule in SCHEDULES {
-            kernels = kernels.scheduled(schedule);
-            check(&kernels);
+            check(&Kernels { sizes, schedule, compiled });
         }
     }
 }
 
-/// Checks something for which sizes do not matter.
-fn with_some_sizes(check: impl Fn(&Kernels)) {
-    let mut kernels = Kernels::compile(SIZES[0]);
-    for schedule in SCHEDULES {
-        kernels = kernels.scheduled(schedule);
-        check(&kernels);
-    }
+fn with_all_sizes(check: impl Fn(&Kernels<'_>)) {
+    with_sizes(SIZES.len(), check);
+}
+
+/// For what does not depend on sizes.
+fn with_some_sizes(check: impl Fn(&Kernels<'_>)) {
+    with_sizes(1, check);
 }

@@ -295,6 +295,9 @@ inline float rsqrtf(float number) { return 1.0f / sqrtf(number); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
+// Every score goes through it, and a call of the library is slow.
+inline float highest_of_two(float a, float b) { return a > b || b != b ? a : b; }
+#define fmaxf highest_of_two
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 inline size_t __cvta_generic_to_shared(const void *pointer) {

@@ -2,7 +2,7 @@
 
 use crate::library::{Arguments, Block, Kernels, Sizes};
 use crate::numbers::{Noise, narrow, wide};
-use crate::with_all_sizes;
+use crate::{with_all_sizes, with_sizes};
 
 const TILE: usize = 64;
 const SEGMENT: usize = 1024;
@@ -327,5 +327,25 @@ fn the_last_of_a_chunk_find_the_same_alone() {
             let spans: Vec<Span> = scene.spans.iter().map(|span| span.last(last)).collect();
             scene.assert_same(&scene.attend_few(&spans, 3), &many, &spans);
         }
+    });
+}
+
+/// Sums that differ in their last bit are seen in one of some ten thousand numbers, so there are many.
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn many_queries_find_the_same_alone() {
+    with_sizes(1..3, |kernels| {
+        let (most, few) = (ROWS / kernels.sizes.group, FEW_ROWS / kernels.sizes.group);
+        let scene = Scene::new(kernels, &[(20, 12 * most), (1_040, 6 * most)]);
+        let apart: Vec<Span> = scene
+            .spans
+            .iter()
+            .flat_map(|span| {
+                let ends = (few..=span.tokens).step_by(few);
+                ends.map(|end| Span { tokens: end, ..*span }.last(few))
+            })
+            .collect();
+        let many = scene.attend(&scene.spans, most);
+        scene.assert_same(&scene.attend_few(&apart, 7), &many, &apart);
     });
 }

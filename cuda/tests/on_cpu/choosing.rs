@@ -27,6 +27,15 @@ struct Draw {
     unused: u32,
 }
 
+impl Draw {
+    /// The token that a number from 0 to 2^53 comes to.
+    fn new(row: usize, sampling: Sampling, drawn: u64) -> Self {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = sampling;
+        let row = row as u32;
+        Self { temperature, top_p, min_p, top_k, drawn, row, is_shaped: 0, output: 0, unused: 0 }
+    }
+}
+
 /// What changes the logits of an output, as kernels read it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -88,22 +97,19 @@ impl Rows {
         shaped: &[f32],
         draws: &[(usize, Sampling, u32)],
     ) -> Vec<u32> {
-        let is_shaped = u32::from(!shaped.is_empty());
-        let draw = |(output, &(row, sampling, index)): (u32, &(usize, Sampling, u32))| Draw {
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            top_k: sampling.top_k,
-            drawn: xxh3_64_with_seed(&index.to_le_bytes(), sampling.seed) >> 11,
-            row: row as u32,
-            is_shaped,
-            output,
-            unused: 0,
+        let draw = |&(row, sampling, index): &(usize, Sampling, u32)| {
+            Draw::new(row, sampling, xxh3_64_with_seed(&index.to_le_bytes(), sampling.seed) >> 11)
         };
-        let plain: Vec<Draw> = (0..).zip(draws).map(draw).collect();
+        self.sample_by(kernels, shaped, draws.iter().map(draw).collect())
+    }
+
+    fn sample_by(&self, kernels: &Kernels<'_>, shaped: &[f32], mut draws: Vec<Draw>) -> Vec<u32> {
+        for (draw, output) in draws.iter_mut().zip(0..) {
+            (draw.is_shaped, draw.output) = (u32::from(!shaped.is_empty()), output);
+        }
         let mut chosen = vec![NONE; draws.len()];
         let arguments = Arguments::default().list(&self.logits).list(shaped);
-        let arguments = arguments.number(self.vocabulary).list(&plain).out(&mut chosen);
+        let arguments = arguments.number(self.vocabulary).list(&draws).out(&mut chosen);
         kernels.launch("sample", draws.len(), SAMPLING, arguments);
         chosen
     }
@@ -185,6 +191,22 @@ fn many_draws_of_one_row_come_to_many_tokens() {
             chosen.sort_unstable();
             chosen.dedup();
             assert!(chosen.len() > 80, "{} tokens by {way:?}", chosen.len());
+        }
+    });
+}
+
+/// A token is drawn when more than its beginning has been passed: the first by nothing at all, and the last by all but
+/// the end.
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
+    with_some_sizes(|kernels| {
+        let rows = Rows::new(&[vec![2.0; 4]]);
+        const QUARTER: u64 = 1 << 51;
+        let drawn = [0, QUARTER - 1, QUARTER, 2 * QUARTER, 3 * QUARTER - 1, 4 * QUARTER - 1];
+        for way in [sampling(1.0, 0, 1.0, 0.0), sampling(1.0, 4, 1.0, 0.0)] {
+            let draws = drawn.map(|drawn| Draw::new(0, way, drawn)).to_vec();
+            assert_eq!(rows.sample_by(kernels, &[], draws), [0, 0, 1, 2, 2, 3], "{way:?}");
         }
     });
 }

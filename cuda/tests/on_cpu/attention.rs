@@ -274,7 +274,7 @@ fn chunks_find_what_the_definition_says() {
         let most = ROWS / kernels.sizes.group;
         let found = scene.attend(&scene.spans, most);
         for span in &scene.spans {
-            let is_looked_at = |token: &usize| token % 7 == 0 || token + 2 > span.tokens;
+            let is_looked_at = |token: &usize| token.is_multiple_of(7) || token + 2 > span.tokens;
             scene.check(&found, span, (0..span.tokens).filter(is_looked_at));
         }
         // Whoever else is in an item does not matter.

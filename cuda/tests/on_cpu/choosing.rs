@@ -302,7 +302,7 @@ impl Answer {
             logprobs: None,
             logits: false,
         };
-        Self { choosing, produced, is_awaited: seed % 3 == 0 }
+        Self { choosing, produced, is_awaited: seed.is_multiple_of(3) }
     }
 
     fn index(&self) -> u32 {
@@ -421,7 +421,7 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
             bias.sort_unstable_by_key(|(token, _)| *token);
             bias.dedup_by_key(|(token, _)| *token);
             // Some awaited tokens have come before.
-            if answer.is_awaited && answer.index() % 2 == 0 {
+            if answer.is_awaited && answer.index().is_multiple_of(2) {
                 let first = answer.produced[0];
                 *answer.produced.last_mut().unwrap() = first;
             }

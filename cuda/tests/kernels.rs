@@ -20,7 +20,7 @@ fn assert_compiles(name: &str, source: &str, options: &[String]) {
     }
 }
 
-/// Sources of kernels that are compiled by themselves; all others are parts of the model's.
+/// Those that are compiled by themselves, that is: all others are parts of the model's, and nobody has forgotten any.
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
 fn every_kernel_can_be_compiled() {

@@ -4,6 +4,7 @@ use crate::library::{Arguments, Block, Kernels, Sizes};
 use crate::numbers::{Noise, narrow, wide};
 use crate::{with_all_sizes, with_sizes};
 
+// As kernels have them, and the model launches them.
 const TILE: usize = 64;
 const SEGMENT: usize = 1024;
 const ROWS: usize = 128;
@@ -77,25 +78,24 @@ impl<'a> Scene<'a> {
         let mut noise = Noise::new(page_count as u64);
         let mut free = noise.shuffled(page_count);
         let mut table = vec![u32::MAX; spans.len() * table_width];
-        let mut kv = vec![SPOILT; page_count * LAYERS * sizes.layer()];
+        let kv = vec![SPOILT; page_count * LAYERS * sizes.layer()];
         for span in &spans {
             let own = free.split_off(free.len() - pages(span));
             table[span.row * table_width..][..own.len()].copy_from_slice(&own);
         }
         let qkv = noise.narrow(first_token * sizes.qkv(), 1.0);
-        let mut scene = Self { kernels, sizes, spans, kv: Vec::new(), table, table_width, qkv };
+        let mut scene = Self { kernels, sizes, spans, kv, table, table_width, qkv };
         for span in scene.spans.clone() {
             for key in 0..span.end() {
                 for kv_head in 0..sizes.kv_heads {
                     for (is_value, scale) in [(false, 2.0), (true, 1.0)] {
                         let place = scene.place(span.row, key, kv_head, is_value);
-                        kv[place..][..sizes.head_dim]
-                            .copy_from_slice(&noise.narrow(sizes.head_dim, scale));
+                        let numbers = noise.narrow(sizes.head_dim, scale);
+                        scene.kv[place..][..sizes.head_dim].copy_from_slice(&numbers);
                     }
                 }
             }
         }
-        scene.kv = kv;
         scene.look_for_borders();
         scene
     }

@@ -13,7 +13,8 @@
 // Elements of a head, as tensor cores want them.
 #define DEPTH ((HEAD_DIM + 15) / 16 * 16)
 #define CHUNKS (DEPTH / 8)
-#define SWIZZLE (CHUNKS >= 8 ? 7 : CHUNKS - 1)
+// A power of two of chunks change places, as many as fit into a row without a rest, so that none leaves its row.
+#define SWIZZLE (CHUNKS % 8 == 0 ? 7 : CHUNKS % 4 == 0 ? 3 : 1)
 #define QUERIES_WIDTH (KV_HEADS * GROUP * HEAD_DIM)
 #define QKV_WIDTH (KV_HEADS * (GROUP + 2) * HEAD_DIM)
 
@@ -37,6 +38,8 @@ struct Pages {
     u32 row_entries;
 };
 
+#ifndef ON_CPU
+
 __device__ __forceinline__ void load_four(u32 *to, u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address));
@@ -51,6 +54,11 @@ __device__ __forceinline__ void multiply(float *sums, const u32 *a, u32 b0, u32 
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+__device__ __forceinline__ void put_shared(u32 address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+#endif
 
 // Where eight elements of a row lie in shared memory, spread over its banks.
 __device__ __forceinline__ u32 spot(u32 row, u32 chunk) { return (row * CHUNKS + (chunk ^ (row & SWIZZLE))) * 16; }
@@ -448,7 +456,7 @@ attend_few(
                     sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
                     u32 chunk = warp * 2 + block;
                     u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
-                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair_of(first, second)) : "memory");
+                    put_shared(to, pair_of(first, second));
                 }
             }
             __syncthreads();

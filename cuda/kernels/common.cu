@@ -1,5 +1,6 @@
 // What all kernels share. Sources are put one behind the other and compiled together, without any headers:
-// the sizes of the model come as definitions (HEAD_DIM, GROUP, PAGE_SIZE, ...).
+// the sizes of the model come as definitions (HEAD_DIM, GROUP, PAGE_SIZE, ...). What needs PTX is left out ON_CPU,
+// where tests have something in its place.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,6 +14,8 @@ __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 
 __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float wide(u16 number) { return __uint_as_float((u32)number << 16); }
 
+#ifndef ON_CPU
+
 // A pair of bf16, rounded to the nearest.
 __device__ __forceinline__ u32 pair_of(float low, float high) {
     u32 pair;
@@ -20,16 +23,32 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return pair;
 }
 
-__device__ __forceinline__ u16 narrow(float number) { return (u16)pair_of(number, 0.0f); }
-
-// As it is after it was kept in bf16.
-__device__ __forceinline__ float rounded(float number) { return wide(narrow(number)); }
-
 __device__ __forceinline__ float power_of_two(float exponent) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
     return power;
 }
+
+// Copies 16 bytes to shared memory in the background; zeros if there is nothing to copy.
+__device__ __forceinline__ void copy_behind(u32 to, const void *from, bool is_there) {
+    int bytes = is_there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most so many groups of copies are on their way.
+template <int GROUPS>
+__device__ __forceinline__ void wait_for_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+#endif
+
+__device__ __forceinline__ u16 narrow(float number) { return (u16)pair_of(number, 0.0f); }
+
+// As it is after it was kept in bf16.
+__device__ __forceinline__ float rounded(float number) { return wide(narrow(number)); }
 
 // The sum over a block of `WARPS` warps, the same to the bit whoever else is there. All threads get it.
 template <int WARPS>
@@ -45,18 +64,4 @@ __device__ __forceinline__ float block_sum(float part, float *shared) {
 
 __device__ __forceinline__ u32 shared_address(const void *pointer) {
     return (u32)__cvta_generic_to_shared(pointer);
-}
-
-// Copies 16 bytes to shared memory in the background; zeros if there is nothing to copy.
-__device__ __forceinline__ void copy_behind(u32 to, const void *from, bool is_there) {
-    int bytes = is_there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-
-__device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until at most so many groups of copies are on their way.
-template <int GROUPS>
-__device__ __forceinline__ void wait_for_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
 }

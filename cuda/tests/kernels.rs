@@ -2,11 +2,25 @@
 
 use std::path::Path;
 
+use terrace_cuda::model::kernels;
 use terrace_cuda::{CudaError, nvrtc};
+use terrace_model::{Rope, Scaling, Shape};
 
 /// Names a folder with CUDA's headers, for kernels that need some.
 const HEADERS_VARIABLE: &str = "TERRACE_CUDA_HEADERS";
 
+/// Ampere is the oldest that serves models in bf16; Hopper and Blackwell are what they are served on.
+const CAPABILITIES: [u32; 3] = [80, 90, 100];
+
+fn assert_compiles(name: &str, source: &str, options: &[String]) {
+    for capability in CAPABILITIES {
+        let image = nvrtc::compile(name, source, capability, options);
+        let image = image.unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        assert!(image.starts_with(b"\x7fELF"), "{name} is what the driver loads");
+    }
+}
+
+/// Those that are compiled by themselves, that is: all others are parts of the model's, and nobody has forgotten any.
 #[test]
 #[ignore = "needs NVRTC: scripts/test-cuda installs it"]
 fn every_kernel_can_be_compiled() {
@@ -14,23 +28,45 @@ fn every_kernel_can_be_compiled() {
     let headers = std::env::var(HEADERS_VARIABLE);
     let options: Vec<String> =
         headers.iter().map(|folder| format!("--include-path={folder}")).collect();
-    let mut kernels = 0;
+    let (mut alone, model) = (Vec::new(), kernels::source());
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|ending| ending != "cu") {
             continue;
         }
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let source = std::fs::read_to_string(&path).unwrap();
-        // Ampere is the oldest that serves models in bf16; Hopper and Blackwell are what they are served on.
-        for capability in [80, 90, 100] {
-            let image = nvrtc::compile(&name, &source, capability, &options);
-            let image = image.unwrap_or_else(|error| panic!("{error}"));
-            assert!(image.starts_with(b"\x7fELF"), "{name} is what the driver loads");
+        if !model.contains(&source) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            assert_compiles(&name, &source, &options);
+            alone.push(name);
         }
-        kernels += 1;
     }
-    assert!(kernels > 0, "there are kernels");
+    assert_eq!(alone, ["copy.cu"]);
+}
+
+#[test]
+#[ignore = "needs NVRTC: scripts/test-cuda installs it"]
+fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
+    // Elements of a head, heads, those that have keys, and tokens of a page: usual ones, those for which Hopper has
+    // kernels of its own, and odd ones.
+    let sizes = [(128, 28, 4, 64), (64, 14, 2, 16), (16, 4, 4, 1), (96, 32, 32, 8)];
+    for (head_dim, heads, kv_heads, page_size) in sizes {
+        let shape = Shape {
+            vocabulary: 1_000,
+            dim: heads * head_dim,
+            layers: 2,
+            heads,
+            kv_heads,
+            head_dim,
+            hidden: 1_024,
+            norm_epsilon: 1e-5,
+            positions_max: 4_096,
+            rope: Rope { theta: 10_000.0, scaling: Scaling::None },
+            qkv_bias: true,
+            tied: false,
+        };
+        assert_compiles("model.cu", &kernels::source(), &kernels::definitions(&shape, page_size));
+    }
 }
 
 #[test]

@@ -1,0 +1,351 @@
+//! Attention over pages.
+
+use crate::library::{Arguments, Block, Kernels, Sizes};
+use crate::numbers::{Noise, narrow, wide};
+use crate::{with_all_sizes, with_sizes};
+
+// As kernels have them, and the model launches them.
+const TILE: usize = 64;
+const SEGMENT: usize = 1024;
+const ROWS: usize = 128;
+const FEW_ROWS: usize = 16;
+const STAGES: usize = 2;
+const FEW_STAGES: usize = 3;
+const WHOLE: u32 = u32::MAX;
+const LAYERS: usize = 2;
+const LAYER: usize = 1;
+/// What is no number in bf16: it spoils whatever it gets into.
+const SPOILT: u16 = 0x7fc0;
+
+/// Consecutive tokens of a sequence, each sequence with a row of its own.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    row: usize,
+    /// In the batch.
+    first_token: usize,
+    /// Of the first token.
+    position: usize,
+    tokens: usize,
+}
+
+impl Span {
+    fn end(&self) -> usize {
+        self.position + self.tokens
+    }
+
+    /// Its last tokens.
+    fn last(&self, tokens: usize) -> Self {
+        let before = self.tokens - tokens.min(self.tokens);
+        let (first_token, position) = (self.first_token + before, self.position + before);
+        Self { first_token, position, tokens: self.tokens - before, ..*self }
+    }
+
+    /// Row, first token, tokens, position, keys and partial, as kernels read them.
+    fn item(&self, keys: std::ops::Range<usize>, partial: u32) -> [u32; 8] {
+        let numbers =
+            [self.row, self.first_token, self.tokens, self.position, keys.start, keys.end];
+        let [row, first_token, tokens, position, from, end] = numbers.map(|number| number as u32);
+        [row, first_token, tokens, position, from, end, partial, 0]
+    }
+}
+
+/// Sequences in pages that lie anywhere, and what some of their tokens ask.
+struct Scene<'a> {
+    kernels: &'a Kernels<'a>,
+    sizes: Sizes,
+    spans: Vec<Span>,
+    kv: Vec<u16>,
+    table: Vec<u32>,
+    table_width: usize,
+    qkv: Vec<u16>,
+}
+
+impl<'a> Scene<'a> {
+    /// Of sequences, each with the position of its first token and how many there are.
+    fn new(kernels: &'a Kernels<'a>, spans: &[(usize, usize)]) -> Self {
+        let sizes = kernels.sizes;
+        let mut first_token = 0;
+        let spans: Vec<Span> = (0..)
+            .zip(spans)
+            .map(|(row, &(position, tokens))| {
+                first_token += tokens;
+                Span { row, first_token: first_token - tokens, position, tokens }
+            })
+            .collect();
+        let pages = |span: &Span| span.end().div_ceil(sizes.page_size);
+        let table_width = spans.iter().map(pages).max().unwrap() + 1;
+        let page_count = spans.iter().map(pages).sum::<usize>() + 3;
+        let mut noise = Noise::new(page_count as u64);
+        let mut free = noise.shuffled(page_count);
+        let mut table = vec![u32::MAX; spans.len() * table_width];
+        let kv = vec![SPOILT; page_count * LAYERS * sizes.layer()];
+        for span in &spans {
+            let own = free.split_off(free.len() - pages(span));
+            table[span.row * table_width..][..own.len()].copy_from_slice(&own);
+        }
+        let qkv = noise.narrow(first_token * sizes.qkv(), 1.0);
+        let mut scene = Self { kernels, sizes, spans, kv, table, table_width, qkv };
+        for span in scene.spans.clone() {
+            for key in 0..span.end() {
+                for kv_head in 0..sizes.kv_heads {
+                    for (is_value, scale) in [(false, 2.0), (true, 1.0)] {
+                        let place = scene.place(span.row, key, kv_head, is_value);
+                        let numbers = noise.narrow(sizes.head_dim, scale);
+                        scene.kv[place..][..sizes.head_dim].copy_from_slice(&numbers);
+                    }
+                }
+            }
+        }
+        scene.look_for_borders();
+        scene
+    }
+
+    /// Lets queries look for keys at the borders of tiles and segments, their own, and the one behind it, which they
+    /// must not see.
+    fn look_for_borders(&mut self) {
+        let heads = self.sizes.kv_heads * self.sizes.group;
+        for span in self.spans.clone() {
+            for token in 0..span.tokens {
+                let own = span.position + token;
+                let sought = [own, own + 1, 0, 15, 16, 63, 64, own / 2, 1023, 1024, 2047, 2048];
+                let sought = sought.map(|key| key.min(span.end() - 1));
+                for head in 0..heads {
+                    let key = sought[(token + head) % sought.len()];
+                    let place = self.place(span.row, key, head / self.sizes.group, false);
+                    let from = self.query_place(span.first_token + token, head);
+                    for element in 0..self.sizes.head_dim {
+                        let query = &mut self.qkv[from + element];
+                        *query = narrow(wide(*query) + wide(self.kv[place + element]));
+                    }
+                }
+            }
+        }
+    }
+
+    fn query_place(&self, token: usize, head: usize) -> usize {
+        token * self.sizes.qkv() + head * self.sizes.head_dim
+    }
+
+    /// Where a key or value is.
+    fn place(&self, row: usize, position: usize, kv_head: usize, is_value: bool) -> usize {
+        let (entry, within) = (position / self.sizes.page_size, position % self.sizes.page_size);
+        let page = self.table[row * self.table_width + entry] as usize;
+        (page * LAYERS + LAYER) * self.sizes.layer() + self.sizes.place(kv_head, is_value, within)
+    }
+
+    fn arguments<'b>(&'b self, found: &'b mut [u16]) -> Arguments<'b> {
+        let layer_bytes = self.sizes.layer() * 2;
+        let (page_bytes, offset) = (LAYERS * layer_bytes, LAYER * layer_bytes);
+        let arguments = Arguments::default().list(&self.qkv).out(found);
+        arguments.pages(&self.kv, page_bytes, offset, &self.table, self.table_width)
+    }
+
+    fn nothing_found(&self) -> Vec<u16> {
+        vec![SPOILT; self.qkv.len() / self.sizes.qkv() * self.sizes.queries()]
+    }
+
+    fn depth(&self) -> usize {
+        self.sizes.head_dim.next_multiple_of(16)
+    }
+
+    /// What `attend` finds, in items of so many tokens.
+    fn attend(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
+        let mut items = Vec::new();
+        for span in spans {
+            for first in (0..span.tokens).step_by(tokens_max) {
+                let end = span.tokens.min(first + tokens_max);
+                let part = Span { tokens: end, ..*span }.last(end - first);
+                items.push(part.item(0..part.end(), WHOLE));
+            }
+        }
+        let (depth, mut found) = (self.depth(), self.nothing_found());
+        let shared_bytes = STAGES * 2 * TILE * depth * 2 + ROWS * depth * 2 + ROWS * depth * 4;
+        let arguments = self.arguments(&mut found).list(&items);
+        let block = Block { threads: 256, shared_bytes };
+        self.kernels.launch("attend", items.len() * self.sizes.kv_heads, block, arguments);
+        found
+    }
+
+    /// What `attend_few` and `join` find.
+    fn attend_few(&self, spans: &[Span], blocks: usize) -> Vec<u16> {
+        let (mut items, mut segments, mut partials) = (Vec::new(), Vec::new(), 0_u32);
+        for span in spans {
+            let count = span.end().div_ceil(SEGMENT);
+            for segment in 0..count {
+                let keys = segment * SEGMENT..span.end().min((segment + 1) * SEGMENT);
+                let partial = if count > 1 { partials + segment as u32 } else { WHOLE };
+                items.push(span.item(keys, partial));
+            }
+            if count > 1 {
+                let [first_token, tokens, count] =
+                    [span.first_token, span.tokens, count].map(|number| number as u32);
+                segments.push([first_token, tokens, partials, count]);
+                partials += count;
+            }
+        }
+        // Who comes last need not be computed last.
+        items.reverse();
+        let (depth, mut found) = (self.depth(), self.nothing_found());
+        let rows = partials as usize * self.sizes.kv_heads * FEW_ROWS;
+        let mut partials = vec![f32::NAN; rows * (depth + 2)];
+        let shared_bytes =
+            FEW_STAGES * 2 * TILE * depth * 2 + FEW_ROWS * depth * 2 + FEW_ROWS * TILE * 2;
+        let (item_count, segment_count) = ([items.len() as u32], [segments.len() as u32]);
+        let arguments = self.arguments(&mut found).list(&items).list(&item_count);
+        let block = Block { threads: 128, shared_bytes };
+        self.kernels.launch("attend_few", blocks, block, arguments.out(&mut partials));
+        let arguments = Arguments::default().list(&partials).list(&segments).list(&segment_count);
+        self.kernels.launch("join", blocks, Block::of(depth), arguments.out(&mut found));
+        found
+    }
+
+    /// What a query should find.
+    fn expected(&self, span: &Span, token: usize, head: usize) -> Vec<f64> {
+        let (dim, kv_head) = (self.sizes.head_dim, head / self.sizes.group);
+        let numbers =
+            |from: &[u16]| -> Vec<f32> { from[..dim].iter().map(|it| wide(*it)).collect() };
+        let query = numbers(&self.qkv[self.query_place(span.first_token + token, head)..]);
+        let kv = |key, is_value| numbers(&self.kv[self.place(span.row, key, kv_head, is_value)..]);
+        let scores: Vec<f64> = (0..=span.position + token)
+            .map(|key| {
+                let products: f32 = query.iter().zip(kv(key, false)).map(|(a, b)| a * b).sum();
+                f64::from(products) / (dim as f64).sqrt()
+            })
+            .collect();
+        let highest = scores.iter().copied().fold(f64::MIN, f64::max);
+        let total: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
+        let mut found = vec![0.0; dim];
+        for (key, score) in scores.iter().enumerate() {
+            let weight = (score - highest).exp() / total;
+            // The others together are less than what is tolerated.
+            if weight > 1e-8 {
+                found
+                    .iter_mut()
+                    .zip(kv(key, true))
+                    .for_each(|(sum, value)| *sum += weight * f64::from(value));
+            }
+        }
+        found
+    }
+
+    /// Looks at what some tokens of a span have found, with all their heads.
+    fn check(&self, found: &[u16], span: &Span, tokens: impl Iterator<Item = usize>) {
+        let dim = self.sizes.head_dim;
+        for token in tokens {
+            for head in 0..self.sizes.kv_heads * self.sizes.group {
+                let at = (span.first_token + token) * self.sizes.queries() + head * dim;
+                let expected = self.expected(span, token, head);
+                for (&found, expected) in found[at..][..dim].iter().zip(expected) {
+                    let found = f64::from(wide(found));
+                    let sizes = self.sizes;
+                    // Weights and what is found are rounded to eight bits.
+                    assert!(
+                        (found - expected).abs() < 0.006,
+                        "{found}, not {expected}: head {head} of token {token} of {span:?}, {sizes:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Which tokens of a span have found something else, to the bit.
+    fn assert_same(&self, one: &[u16], other: &[u16], spans: &[Span]) {
+        let width = self.sizes.queries();
+        for span in spans {
+            for token in span.first_token..span.first_token + span.tokens {
+                let of = |found: &[u16]| found[token * width..][..width].to_vec();
+                assert!(
+                    of(one) == of(other),
+                    "token {token} of the batch, of {span:?}, {:?}",
+                    self.sizes
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn chunks_find_what_the_definition_says() {
+    with_all_sizes(|kernels| {
+        // From the beginning, and behind prefixes that end at any place of a tile; more tokens than an item has.
+        let spans = [(0, 1), (0, 3), (0, 150), (7, 1), (63, 2), (64, 70), (130, 60)];
+        let scene = Scene::new(kernels, &spans);
+        let most = ROWS / kernels.sizes.group;
+        let found = scene.attend(&scene.spans, most);
+        for span in &scene.spans {
+            let is_looked_at = |token: &usize| token.is_multiple_of(7) || token + 2 > span.tokens;
+            scene.check(&found, span, (0..span.tokens).filter(is_looked_at));
+        }
+        // Whoever else is in an item does not matter.
+        let others = scene.attend(&scene.spans, most.div_ceil(3));
+        scene.assert_same(&found, &others, &scene.spans);
+    });
+}
+
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
+    with_all_sizes(|kernels| {
+        let few = FEW_ROWS / kernels.sizes.group;
+        let ends = [
+            (0, 1),
+            (0, 2),
+            (1, 1),
+            (14, 3),
+            (62, 4),
+            (64, 1),
+            (127, 2),
+            (128, 16),
+            (500, 1),
+            (1_020, 5),
+            (1_022, 1),
+            (1_023, 1),
+            (1_024, 1),
+            (1_087, 2),
+            (2_046, 4),
+            (2_599, 1),
+        ];
+        let ends = ends.map(|(position, tokens)| (position, few.min(tokens)));
+        let scene = Scene::new(kernels, &ends);
+        let (few, many) = (scene.attend_few(&scene.spans, 5), scene.attend(&scene.spans, 16));
+        scene.assert_same(&few, &many, &scene.spans);
+        for span in &scene.spans {
+            scene.check(&few, span, span.tokens - 1..span.tokens);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn the_last_of_a_chunk_find_the_same_alone() {
+    with_all_sizes(|kernels| {
+        let group = kernels.sizes.group;
+        let scene = Scene::new(kernels, &[(1_000, ROWS / group), (2_040, ROWS / group - 1)]);
+        let many = scene.attend(&scene.spans, ROWS / group);
+        for last in [1, FEW_ROWS / group] {
+            let spans: Vec<Span> = scene.spans.iter().map(|span| span.last(last)).collect();
+            scene.assert_same(&scene.attend_few(&spans, 3), &many, &spans);
+        }
+    });
+}
+
+/// Sums that differ in their last bit are seen in one of some ten thousand numbers, so there are many.
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn many_queries_find_the_same_alone() {
+    with_sizes(1..3, |kernels| {
+        let (most, few) = (ROWS / kernels.sizes.group, FEW_ROWS / kernels.sizes.group);
+        let scene = Scene::new(kernels, &[(20, 12 * most), (1_040, 6 * most)]);
+        let apart: Vec<Span> = scene
+            .spans
+            .iter()
+            .flat_map(|span| {
+                let ends = (few..=span.tokens).step_by(few);
+                ends.map(|end| Span { tokens: end, ..*span }.last(few))
+            })
+            .collect();
+        let many = scene.attend(&scene.spans, most);
+        scene.assert_same(&scene.attend_few(&apart, 7), &many, &apart);
+    });
+}

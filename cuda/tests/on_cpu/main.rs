@@ -1,0 +1,47 @@
+//! The model's kernels compute what they should, without a GPU: their sources are compiled by g++ with a shim in CUDA's
+//! place, and checked against what the definition says.
+
+#![allow(unsafe_code)]
+
+mod attention;
+mod choosing;
+mod layers;
+mod library;
+mod numbers;
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use library::{Compiled, Kernels, SCHEDULES, Sizes};
+
+/// Sizes of heads and pages, the usual ones and odd ones.
+const SIZES: [Sizes; 6] = [
+    Sizes { head_dim: 16, kv_heads: 2, group: 1, page_size: 1 },
+    Sizes { head_dim: 64, kv_heads: 1, group: 7, page_size: 16 },
+    Sizes { head_dim: 128, kv_heads: 2, group: 4, page_size: 64 },
+    Sizes { head_dim: 128, kv_heads: 1, group: 2, page_size: 4 },
+    Sizes { head_dim: 96, kv_heads: 1, group: 1, page_size: 16 },
+    Sizes { head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
+];
+
+/// Kernels of each of these sizes, which all tests share.
+static COMPILED: [OnceLock<Compiled>; SIZES.len()] = [const { OnceLock::new() }; SIZES.len()];
+
+/// Checks something with kernels of some of the sizes, by every schedule.
+fn with_sizes(some: Range<usize>, check: impl Fn(&Kernels<'_>)) {
+    for (sizes, compiled) in SIZES.into_iter().zip(&COMPILED).take(some.end).skip(some.start) {
+        let compiled = compiled.get_or_init(|| Compiled::new(sizes));
+        for schedule in SCHEDULES {
+            check(&Kernels { sizes, schedule, compiled });
+        }
+    }
+}
+
+fn with_all_sizes(check: impl Fn(&Kernels<'_>)) {
+    with_sizes(0..SIZES.len(), check);
+}
+
+/// For what does not depend on sizes.
+fn with_some_sizes(check: impl Fn(&Kernels<'_>)) {
+    with_sizes(0..1, check);
+}

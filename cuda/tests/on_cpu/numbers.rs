@@ -1,0 +1,69 @@
+//! Numbers that look random, and bf16.
+
+use half::bf16;
+
+/// Numbers that look random, the same for the same seed.
+pub(crate) struct Noise(u64);
+
+impl Noise {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        xxhash_rust::xxh3::xxh3_64_with_seed(&self.0.to_le_bytes(), 77)
+    }
+
+    /// Below a bound.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
+    }
+
+    /// From -1 to 1.
+    pub(crate) fn number(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub(crate) fn numbers(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| self.number() * scale).collect()
+    }
+
+    /// As bf16.
+    pub(crate) fn narrow(&mut self, count: usize, scale: f32) -> Vec<u16> {
+        (0..count).map(|_| narrow(self.number() * scale)).collect()
+    }
+
+    /// All numbers up to a bound, in any order.
+    pub(crate) fn shuffled(&mut self, count: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..count as u32).collect();
+        for at in (1..count).rev() {
+            all.swap(at, self.below(at + 1));
+        }
+        all
+    }
+}
+
+pub(crate) fn narrow(number: f32) -> u16 {
+    bf16::from_f32(number).to_bits()
+}
+
+pub(crate) fn wide(number: u16) -> f32 {
+    bf16::from_bits(number).to_f32()
+}
+
+/// As it is after it was kept in bf16.
+pub(crate) fn rounded(number: f32) -> f32 {
+    wide(narrow(number))
+}
+
+/// Each number of a kernel is the one expected, but for so much, and for as much of its own size.
+#[track_caller]
+pub(crate) fn assert_near(found: &[u16], expected: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (at, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let found = wide(found);
+        let is_near = (found - expected).abs() <= tolerance * expected.abs().max(1.0);
+        assert!(is_near, "{what}: number {at} is {found}, not {expected}");
+    }
+}

@@ -1,0 +1,351 @@
+// What the model's kernels need of CUDA, in plain C++, so that their arithmetic can be tested without a GPU.
+//
+// Blocks run one after the other. The threads of a block are fibers, which go on to the next one where they wait: at
+// barriers, and wherever the lanes of a warp do something together. A schedule says in which order threads run and
+// when copies in the background are done, as soon or as late as they may be: kernels that lack a barrier read what is
+// not there yet under one of them.
+
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+// Blocks run one by one, so that they can share what is static.
+#define __shared__ static
+
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+struct Index { unsigned x; };
+
+// The memory that a launch says how much of it a block wants.
+constexpr unsigned SHARED_MAX = 256 * 1024;
+alignas(1024) unsigned char memory[SHARED_MAX];
+
+namespace on_cpu {
+
+[[noreturn]] inline void fail(const char *what) {
+    fprintf(stderr, "a kernel on the CPU: %s\n", what);
+    abort();
+}
+
+struct Copy { unsigned to; const void *from; bool is_there; };
+
+struct Thread {
+    Index index;
+    bool has_begun = false;
+    ucontext_t beginning;
+    jmp_buf where;
+    // Copies in the background, and where the groups of them end.
+    std::vector<Copy> copies;
+    std::vector<size_t> groups;
+};
+
+using Together = void (*)(void **lanes);
+struct Warp {
+    void *lanes[32];
+    unsigned here = 0;
+    Together what;
+};
+
+constexpr unsigned THREADS_MAX = 1024, STACK_BYTES = 128 * 1024;
+static Thread threads[THREADS_MAX], outside, *current = &outside;
+static Warp warps[THREADS_MAX / 32];
+static Index block_index, block_size, grid_size;
+static unsigned shared_bytes, at_barrier, ended;
+static bool is_backwards, is_hasty;
+// Who can go on; each is in it at most once.
+static Thread *ready[THREADS_MAX];
+static unsigned ready_first, ready_count;
+static void (*kernel)(void **);
+static void **kernel_arguments;
+
+inline void make_ready(Thread *thread) { ready[(ready_first + ready_count++) % THREADS_MAX] = thread; }
+
+__attribute__((noinline)) void switch_to(Thread *to) {
+    Thread *from = current;
+    current = to;
+    if (_setjmp(from->where)) return;
+    if (to->has_begun) _longjmp(to->where, 1);
+    to->has_begun = true;
+    setcontext(&to->beginning);
+}
+
+// Lets others run until this thread is ready again.
+inline void wait() {
+    if (ready_count == 0) fail("threads wait for others that do not come");
+    Thread *next = ready[ready_first];
+    ready_first = (ready_first + 1) % THREADS_MAX, ready_count--;
+    switch_to(next);
+}
+
+inline void make_all_ready() {
+    for (unsigned at = 0; at < block_size.x; at++)
+        make_ready(&threads[is_backwards ? block_size.x - 1 - at : at]);
+}
+
+// A thread's life: it runs one kernel after the other.
+static void live() {
+    for (;;) {
+        kernel(kernel_arguments);
+        if (!current->copies.empty()) fail("a thread has ended before its copies");
+        current->groups.clear();
+        if (++ended == block_size.x) switch_to(&outside);
+        else wait();
+    }
+}
+
+// Waits for all lanes of the warp, of which the last does something with what all have brought.
+__attribute__((noinline)) void meet(void *mine, Together what) {
+    unsigned index = current->index.x;
+    Warp &warp = warps[index / 32];
+    if (warp.here > 0 && warp.what != what) fail("lanes of a warp do different things");
+    warp.what = what, warp.lanes[index % 32] = mine;
+    if (++warp.here < 32) return wait();
+    warp.here = 0;
+    what(warp.lanes);
+    for (unsigned at = 0; at < 32; at++) {
+        Thread *other = &threads[index / 32 * 32 + (is_backwards ? 31 - at : at)];
+        if (other != current) make_ready(other);
+    }
+}
+
+__attribute__((noinline)) void barrier() {
+    if (++at_barrier == block_size.x) {
+        at_barrier = 0;
+        make_all_ready();
+    }
+    wait();
+}
+
+inline unsigned char *shared(unsigned address, unsigned bytes) {
+    if (address % bytes != 0 || address + bytes > shared_bytes) fail("an address outside of shared memory");
+    return memory + address;
+}
+
+inline void finish(const Copy &copy) {
+    if (copy.is_there) memcpy(shared(copy.to, 16), copy.from, 16);
+    else memset(shared(copy.to, 16), 0, 16);
+}
+
+template <typename Value>
+struct Passed { Value value, result; int by; };
+
+// Each lane gets the value of the lane that `FROM` says, its own if there is none.
+template <int (*FROM)(int, int), typename Value>
+Value pass(Value value, int by) {
+    Passed<Value> passed = {value, value, by};
+    meet(&passed, [](void **lanes) {
+        for (int lane = 0; lane < 32; lane++) {
+            auto *to = (Passed<Value> *)lanes[lane];
+            int from = FROM(lane, to->by);
+            if (from >= 0 && from < 32) to->result = ((Passed<Value> *)lanes[from])->value;
+        }
+    });
+    return passed.result;
+}
+inline int crosswise(int lane, int by) { return lane ^ by; }
+inline int below(int lane, int by) { return lane - by; }
+inline int from_one(int, int by) { return by; }
+
+// Four matrices of eight rows of eight numbers: each lane has the address of a row, and gets two numbers of each.
+struct Loaded { unsigned *to, address; };
+template <bool IS_TURNED>
+void load(void **lanes) {
+    for (int matrix = 0; matrix < 4; matrix++) {
+        uint16_t rows[8][8];
+        for (int row = 0; row < 8; row++)
+            memcpy(rows[row], shared(((Loaded *)lanes[matrix * 8 + row])->address, 16), 16);
+        for (int lane = 0; lane < 32; lane++) {
+            int row = lane / 4, column = lane % 4 * 2;
+            unsigned first = IS_TURNED ? rows[column][row] : rows[row][column];
+            unsigned second = IS_TURNED ? rows[column + 1][row] : rows[row][column + 1];
+            ((Loaded *)lanes[lane])->to[matrix] = first | second << 16;
+        }
+    }
+}
+
+// The product of 16 x 16 and 16 x 8 numbers, added to 16 x 8 sums.
+struct Factors { float *sums; const unsigned *a; unsigned b[2]; };
+inline void number_pair(unsigned pair, float *first, float *second) {
+    unsigned bits[2] = {pair << 16, pair & 0xffff0000u};
+    memcpy(first, &bits[0], 4), memcpy(second, &bits[1], 4);
+}
+inline void product(void **lanes) {
+    float a[16][16], b[16][8], sums[16][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const Factors &from = *(Factors *)lanes[lane];
+        int quad = lane / 4, column = lane % 4 * 2;
+        for (int at = 0; at < 4; at++) {
+            float *to = &a[quad + at % 2 * 8][column + at / 2 * 8];
+            number_pair(from.a[at], to, to + 1);
+            sums[quad + at / 2 * 8][column + at % 2] = from.sums[at];
+        }
+        for (int half = 0; half < 2; half++)
+            number_pair(from.b[half], &b[column + half * 8][quad], &b[column + half * 8 + 1][quad]);
+    }
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < 16; k++)
+            for (int column = 0; column < 8; column++) sums[row][column] += a[row][k] * b[k][column];
+    for (int lane = 0; lane < 32; lane++)
+        for (int at = 0; at < 4; at++)
+            ((Factors *)lanes[lane])->sums[at] = sums[lane / 4 + at / 2 * 8][lane % 4 * 2 + at % 2];
+}
+
+// As the driver launches it.
+struct Launch { unsigned blocks, threads, shared_bytes, is_backwards, is_hasty; };
+inline void run(const Launch &launch, void (*what)(void **), void **arguments) {
+    if (launch.threads > THREADS_MAX || launch.shared_bytes > SHARED_MAX) fail("a block is too large");
+    kernel = what, kernel_arguments = arguments;
+    outside.has_begun = true;
+    block_size = {launch.threads}, grid_size = {launch.blocks}, shared_bytes = launch.shared_bytes;
+    is_backwards = launch.is_backwards, is_hasty = launch.is_hasty;
+    for (unsigned at = 0; at < launch.threads; at++) {
+        Thread &thread = threads[at];
+        thread.index = {at};
+        if (thread.has_begun || thread.beginning.uc_stack.ss_sp) continue;
+        getcontext(&thread.beginning);
+        thread.beginning.uc_stack.ss_sp = malloc(STACK_BYTES);
+        thread.beginning.uc_stack.ss_size = STACK_BYTES;
+        makecontext(&thread.beginning, live, 0);
+    }
+    for (unsigned block = 0; block < launch.blocks; block++) {
+        block_index = {launch.is_backwards ? launch.blocks - 1 - block : block};
+        // What nobody has written is no number.
+        memset(memory, 0xff, SHARED_MAX);
+        ended = 0;
+        make_all_ready();
+        wait();
+        if (ready_count > 0 || at_barrier > 0) fail("a block has ended before its threads");
+        for (unsigned at = shared_bytes; at < SHARED_MAX; at++)
+            if (memory[at] != 0xff) fail("a block has written behind its shared memory");
+    }
+}
+
+template <auto KERNEL, typename... Arguments, size_t... AT>
+void call(void (*)(Arguments...), void **arguments, std::index_sequence<AT...>) {
+    KERNEL(*(Arguments *)arguments[AT]...);
+}
+template <typename... Arguments>
+constexpr auto indices(void (*)(Arguments...)) { return std::index_sequence_for<Arguments...>(); }
+
+}  // namespace on_cpu
+
+// Makes a kernel one that a test can launch: its arguments are pointers to them, as the driver wants them.
+#define LAUNCHABLE(name)                                                                             \
+    extern "C" void launch_##name(const on_cpu::Launch *launch, void **arguments) {                   \
+        on_cpu::run(*launch, [](void **all) { on_cpu::call<name>(name, all, on_cpu::indices(name)); }, arguments); \
+    }
+
+#define threadIdx (on_cpu::current->index)
+#define blockIdx on_cpu::block_index
+#define blockDim on_cpu::block_size
+#define gridDim on_cpu::grid_size
+
+inline void __syncthreads() { on_cpu::barrier(); }
+inline void __syncwarp() { on_cpu::meet(nullptr, [](void **) {}); }
+template <typename Value>
+Value __shfl_xor_sync(unsigned, Value value, int by) { return on_cpu::pass<on_cpu::crosswise>(value, by); }
+template <typename Value>
+Value __shfl_up_sync(unsigned, Value value, int by) { return on_cpu::pass<on_cpu::below>(value, by); }
+template <typename Value>
+Value __shfl_sync(unsigned, Value value, int lane) { return on_cpu::pass<on_cpu::from_one>(value, lane); }
+inline unsigned __ballot_sync(unsigned, bool mine) {
+    on_cpu::Passed<unsigned> passed = {mine, 0, 0};
+    on_cpu::meet(&passed, [](void **lanes) {
+        unsigned all = 0;
+        for (int lane = 0; lane < 32; lane++) all |= ((on_cpu::Passed<unsigned> *)lanes[lane])->value << lane;
+        for (int lane = 0; lane < 32; lane++) ((on_cpu::Passed<unsigned> *)lanes[lane])->result = all;
+    });
+    return passed.result;
+}
+inline bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
+inline int __ffs(unsigned bits) { return __builtin_ffs((int)bits); }
+
+// Threads change places nowhere but where they wait: what they do in between is not divided.
+template <typename Value>
+Value atomicAdd(Value *at, Value more) { return std::exchange(*at, *at + more); }
+template <typename Value>
+Value atomicMax(Value *at, Value other) { return std::exchange(*at, *at < other ? other : *at); }
+
+template <typename To, typename From>
+To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+inline float __int_as_float(int bits) { return bits_as<float>(bits); }
+inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+inline unsigned __float_as_uint(float number) { return bits_as<unsigned>(number); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float rsqrtf(float number) { return 1.0f / sqrtf(number); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+// Every score goes through it, and a call of the library is slow.
+inline float highest_of_two(float a, float b) { return a > b || b != b ? a : b; }
+#define fmaxf highest_of_two
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline size_t __cvta_generic_to_shared(const void *pointer) {
+    return (size_t)((const unsigned char *)pointer - memory);
+}
+
+// What kernels say in PTX.
+
+inline unsigned bf16_of(float number) {
+    unsigned bits = __float_as_uint(number);
+    if (number != number) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned pair_of(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
+
+inline float power_of_two(float exponent) {
+    float power = exp2f(exponent);
+    return power < 1.17549435e-38f ? 0.0f : power;
+}
+
+inline void copy_behind(unsigned to, const void *from, bool is_there) {
+    on_cpu::Copy copy = {to, from, is_there};
+    if (on_cpu::is_hasty) on_cpu::finish(copy);
+    else on_cpu::current->copies.push_back(copy);
+}
+inline void end_group() { on_cpu::current->groups.push_back(on_cpu::current->copies.size()); }
+template <int GROUPS>
+void wait_for_groups() {
+    std::vector<on_cpu::Copy> &copies = on_cpu::current->copies;
+    std::vector<size_t> &groups = on_cpu::current->groups;
+    if (groups.size() <= GROUPS) return;
+    size_t done = groups.size() - GROUPS, end = groups[done - 1];
+    for (size_t at = 0; at < end; at++) on_cpu::finish(copies[at]);
+    copies.erase(copies.begin(), copies.begin() + end);
+    groups.erase(groups.begin(), groups.begin() + done);
+    for (size_t &group : groups) group -= end;
+}
+
+inline void load_four(unsigned *to, unsigned address) {
+    on_cpu::Loaded loaded = {to, address};
+    on_cpu::meet(&loaded, on_cpu::load<false>);
+}
+inline void load_four_turned(unsigned *to, unsigned address) {
+    on_cpu::Loaded loaded = {to, address};
+    on_cpu::meet(&loaded, on_cpu::load<true>);
+}
+inline void multiply(float *sums, const unsigned *a, unsigned b0, unsigned b1) {
+    on_cpu::Factors factors = {sums, a, {b0, b1}};
+    on_cpu::meet(&factors, on_cpu::product);
+}
+inline void put_shared(unsigned address, unsigned value) { memcpy(on_cpu::shared(address, 4), &value, 4); }

@@ -419,7 +419,7 @@ attend_few_on_hopper(
                     sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
                     u32 chunk = warp * 2 + block;
                     u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
-                    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(pair_of(first, second)) : "memory");
+                    put_shared(to, pair_of(first, second));
                 }
             }
             meet();

@@ -127,10 +127,22 @@ impl Context {
     /// # Errors
     /// When the GPU is lost.
     pub fn multiprocessors(&self) -> Result<u32, CallError> {
-        let which = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        self.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+    }
+
+    /// How much shared memory a block can have.
+    ///
+    /// # Errors
+    /// When the GPU is lost.
+    pub fn block_shared_bytes(&self) -> Result<u32, CallError> {
+        use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        self.attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    }
+
+    fn attribute(&self, which: sys::CUdevice_attribute) -> Result<u32, CallError> {
         // SAFETY: the device exists.
-        let count = unsafe { result::device::get_attribute(self.device, which) };
-        call("cuDeviceGetAttribute", count).map(i32::cast_unsigned)
+        let value = unsafe { result::device::get_attribute(self.device, which) };
+        call("cuDeviceGetAttribute", value).map(i32::cast_unsigned)
     }
 
     /// How much memory it has.

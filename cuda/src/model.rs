@@ -136,10 +136,18 @@ fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, C
             "intermediate_size is {hidden}, and kernels want multiples of 8"
         ));
     }
-    if shape.head_dim > 256 || shape.group() > kernels::ROWS {
-        return unsupported(
-            "its heads are larger, or more of them share keys, than kernels can".into(),
-        );
+    if shape.group() > kernels::ROWS {
+        return unsupported("more heads share a key than kernels can compute".to_owned());
+    }
+    let (needed, most) = (kernels::shared_bytes(shape), context.block_shared_bytes()? as usize);
+    if needed > most {
+        return unsupported(format!(
+            "with heads of {} elements a block of its kernels takes {} KiB of shared memory, and {} has {} KiB",
+            shape.head_dim,
+            needed >> 10,
+            context.name(),
+            most >> 10
+        ));
     }
     Ok(Arc::new(RealDriver::new(context)?))
 }

@@ -58,6 +58,10 @@ fn main() -> ExitCode {
         }
     }
     drop(context);
-    table.check("the GPU is given back", "", terrace_cuda::wait_until_closed(Duration::from_secs(20)));
+    table.check(
+        "the GPU is given back",
+        "",
+        terrace_cuda::wait_until_closed(Duration::from_secs(20)),
+    );
     table.end()
 }

@@ -59,6 +59,12 @@ pub fn definitions(shape: &Shape, page_size: u32) -> Vec<String> {
     all.into_iter().map(|(name, value)| format!("-D{name}={value}")).collect()
 }
 
+/// Shared memory that a block of the largest kernel has, where it is computed by none of Hopper's own.
+pub(super) fn shared_bytes(shape: &Shape) -> usize {
+    let depth = shape.head_dim.next_multiple_of(16);
+    STAGES * 2 * TILE * depth * 2 + ROWS * depth * (2 + 4)
+}
+
 /// A kernel with what it needs to be launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
@@ -132,7 +138,7 @@ impl Kernels {
             let few = FEW_HOPPER_PLACES * tile_bytes + few_queries;
             (kernel(c"attend_on_hopper", 384, attend)?, kernel(c"attend_few_on_hopper", 160, few)?)
         } else {
-            let attend = STAGES * 2 * tile_bytes + queries_and_joined;
+            let attend = shared_bytes(shape);
             let few = FEW_STAGES * 2 * tile_bytes + few_queries;
             (kernel(c"attend", 256, attend)?, kernel(c"attend_few", 128, few)?)
         };

@@ -288,7 +288,7 @@ impl Work {
         let first = self.logits_of.len() as u32;
         let end = span.tokens.end as u32;
         self.logits_of.extend(end - span.logits as u32..end);
-        let top = row.choosing.logprobs.unwrap_or(0);
+        let top = row.choosing.logprobs.unwrap_or(0).min(shape.vocabulary as u32);
         let first_score = self.scores.len();
         for (row, &token) in (first..).zip(&batch.scored[wanted.scored.clone()]) {
             self.scores.push(Score { row, token, output: NONE, top });

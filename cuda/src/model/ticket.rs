@@ -68,6 +68,7 @@ impl CudaTicket {
         // Whoever was there may have gone, and somebody else come.
         let mut row = row.filter(|row| row.arrival == expected.arrival);
         let top = row.as_ref().and_then(|row| row.choosing.logprobs).unwrap_or(0) as usize;
+        let top = top.min(self.vocabulary);
         let scores = expected.prompt_scores.clone();
         let scores = scores.map(|score| self.results.logprobs(score, top)).collect();
         let chosen = match expected.choice {

@@ -150,53 +150,54 @@ impl<'a> Scene<'a> {
 
     /// What `attend` finds, in items of so many tokens.
     fn attend(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
-        let mut items = Vec::new();
-        for span in spans {
-            for first in (0..span.tokens).step_by(tokens_max) {
-                let end = span.tokens.min(first + tokens_max);
-                let part = Span { tokens: end, ..*span }.last(end - first);
-                items.push(part.item(0..part.end(), WHOLE));
-            }
-        }
-        let (depth, mut found) = (self.depth(), self.nothing_found());
-        let shared_bytes = STAGES * 2 * TILE * depth * 2 + ROWS * depth * 2 + ROWS * depth * 4;
-        let arguments = self.arguments(&mut found).list(&items);
-        let block = Block { threads: 256, shared_bytes };
-        self.kernels.launch("attend", items.len() * self.sizes.kv_heads, block, arguments);
+        let parts = parts_of(spans, tokens_max);
+        let items: Vec<_> = parts.iter().map(|part| part.item(0..part.end(), WHOLE)).collect();
+        let (mut found, mut nothing) = (self.nothing_found(), []);
+        self.launch_attend(&items, &mut found, &mut nothing);
+        found
+    }
+
+    /// What `attend` finds in segments by themselves, and `join` makes of that.
+    fn attend_apart(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
+        let apart = Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32);
+        let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
+        self.launch_attend(&apart.items, &mut found, &mut partials);
+        self.join(&apart, &partials, &mut found, 7);
         found
     }
 
     /// What `attend_few` and `join` find.
     fn attend_few(&self, spans: &[Span], blocks: usize) -> Vec<u16> {
-        let (mut items, mut segments, mut partials) = (Vec::new(), Vec::new(), 0_u32);
-        for span in spans {
-            let count = span.end().div_ceil(SEGMENT);
-            for segment in 0..count {
-                let keys = segment * SEGMENT..span.end().min((segment + 1) * SEGMENT);
-                let partial = if count > 1 { partials + segment as u32 } else { WHOLE };
-                items.push(span.item(keys, partial));
-            }
-            if count > 1 {
-                let [first_token, tokens, count] =
-                    [span.first_token, span.tokens, count].map(|number| number as u32);
-                segments.push([first_token, tokens, partials, count]);
-                partials += count;
-            }
-        }
-        // Who comes last need not be computed last.
-        items.reverse();
-        let (depth, mut found) = (self.depth(), self.nothing_found());
-        let rows = partials as usize * self.sizes.kv_heads * FEW_ROWS;
-        let mut partials = vec![f32::NAN; rows * (depth + 2)];
+        let apart = Apart::new(spans, 1);
+        let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
+        let depth = self.depth();
         let shared_bytes =
             FEW_STAGES * 2 * TILE * depth * 2 + FEW_ROWS * depth * 2 + FEW_ROWS * TILE * 2;
-        let (item_count, segment_count) = ([items.len() as u32], [segments.len() as u32]);
-        let arguments = self.arguments(&mut found).list(&items).list(&item_count);
+        let item_count = [apart.items.len() as u32];
+        let arguments = self.arguments(&mut found).list(&apart.items).list(&item_count);
         let block = Block { threads: 128, shared_bytes };
         self.kernels.launch("attend_few", blocks, block, arguments.out(&mut partials));
-        let arguments = Arguments::default().list(&partials).list(&segments).list(&segment_count);
-        self.kernels.launch("join", blocks, Block::of(depth), arguments.out(&mut found));
+        self.join(&apart, &partials, &mut found, blocks);
         found
+    }
+
+    fn launch_attend(&self, items: &[[u32; 8]], found: &mut [u16], partials: &mut [f32]) {
+        let depth = self.depth();
+        let shared_bytes = STAGES * 2 * TILE * depth * 2 + ROWS * depth * 2 + ROWS * depth * 4;
+        let arguments = self.arguments(found).list(items).out(partials);
+        let block = Block { threads: 256, shared_bytes };
+        self.kernels.launch("attend", items.len() * self.sizes.kv_heads, block, arguments);
+    }
+
+    fn room_for(&self, apart: &Apart) -> Vec<f32> {
+        let rows = apart.units as usize * self.sizes.kv_heads * FEW_ROWS;
+        vec![f32::NAN; rows * (self.depth() + 2)]
+    }
+
+    fn join(&self, apart: &Apart, partials: &[f32], found: &mut [u16], blocks: usize) {
+        let arguments = Arguments::default().list(partials).list(&apart.segments);
+        let arguments = arguments.list(&apart.counts).out(found);
+        self.kernels.launch("join", blocks, Block::of(self.depth()), arguments);
     }
 
     /// What a query should find.
@@ -264,6 +265,52 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// Spans in parts of so many tokens.
+fn parts_of(spans: &[Span], tokens_max: usize) -> Vec<Span> {
+    let mut parts = Vec::new();
+    for span in spans {
+        for first in (0..span.tokens).step_by(tokens_max) {
+            let end = span.tokens.min(first + tokens_max);
+            parts.push(Span { tokens: end, ..*span }.last(end - first));
+        }
+    }
+    parts
+}
+
+/// Items of one segment each, and what `join` is told of them.
+struct Apart {
+    items: Vec<[u32; 8]>,
+    segments: Vec<[u32; 8]>,
+    counts: [u32; 2],
+    /// Room that they take.
+    units: u32,
+}
+
+impl Apart {
+    /// Each segment takes so many units of room.
+    fn new(spans: &[Span], units_each: u32) -> Self {
+        let (mut items, mut segments, mut units) = (Vec::new(), Vec::new(), 0);
+        for span in spans {
+            let count = span.end().div_ceil(SEGMENT);
+            for segment in 0..count {
+                let keys = segment * SEGMENT..span.end().min((segment + 1) * SEGMENT);
+                let partial = units + segment as u32 * units_each;
+                items.push(span.item(keys, if count > 1 { partial } else { WHOLE }));
+            }
+            if count > 1 {
+                let [first_token, tokens, count] =
+                    [span.first_token, span.tokens, count].map(|number| number as u32);
+                segments.push([first_token, tokens, units, count, units_each, 0, 0, 0]);
+                units += count * units_each;
+            }
+        }
+        // Who comes last need not be computed last.
+        items.reverse();
+        let counts = [segments.len() as u32, units_each];
+        Self { items, segments, counts, units }
+    }
+}
+
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
 fn chunks_find_what_the_definition_says() {
@@ -280,6 +327,17 @@ fn chunks_find_what_the_definition_says() {
         // Whoever else is in an item does not matter.
         let others = scene.attend(&scene.spans, most.div_ceil(3));
         scene.assert_same(&found, &others, &scene.spans);
+    });
+}
+
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn segments_that_are_computed_apart_come_to_the_same() {
+    with_all_sizes(|kernels| {
+        let most = ROWS / kernels.sizes.group;
+        let scene = Scene::new(kernels, &[(0, 20), (1_010, 40), (2_030, most + 3), (2_500, 9)]);
+        let found = scene.attend(&scene.spans, most);
+        scene.assert_same(&scene.attend_apart(&scene.spans, most), &found, &scene.spans);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use crate::rope::Rope;
 
-/// The sizes of a model. They are checked once, by [`Shape::check`]; everything after relies on that.
+/// The sizes of a model. They are checked once, when its folder is read; everything after relies on that.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// Tokens that there are.

@@ -9,7 +9,9 @@ use std::time::Duration;
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use terrace_replay::trace::{BadLines, ReadOptions, Synthetic, TraceBuilder, Workload};
+use terrace_replay::trace::{
+    BadLines, Format, ImportOptions, ReadOptions, Synthetic, Tokenise, TraceBuilder, Workload,
+};
 use terrace_replay::{
     Axis, CostModel, Fit, Measurement, OptionError, Options, ReplayError, Setting, Sweep,
     SweepError, Trace, TraceRequest, page_size, replay_unless,
@@ -38,20 +40,49 @@ impl From<Trace> for NativeTrace {
     }
 }
 
+/// The format of a name.
+fn format_named(name: &str) -> PyResult<Format> {
+    let found = Format::ALL.into_iter().find(|(other, _)| *other == name);
+    found.map(|(_, format)| format).ok_or_else(|| {
+        let names = Format::ALL.map(|(name, _)| name).join(", ");
+        TraceError::new_err(format!("there is no format {name:?}: use one of {names}"))
+    })
+}
+
 type Column<'py> = Bound<'py, PyArray1<i64>>;
 
 #[pymethods]
 impl NativeTrace {
     #[staticmethod]
+    #[pyo3(signature = (path, block_tokens, skip_bad_lines, format, rate, seed, tokenise))]
     fn read(
         python: Python<'_>,
         path: PathBuf,
         block_tokens: Option<u32>,
         skip_bad_lines: bool,
+        format: Option<&str>,
+        rate: f64,
+        seed: u64,
+        tokenise: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let bad_lines = if skip_bad_lines { BadLines::Skip } else { BadLines::Refuse };
-        let options = ReadOptions { block_tokens, bad_lines };
-        let reading = python.detach(|| unless_it_panics(|| Trace::read(&path, &options)))?;
+        let format = format.map(format_named).transpose()?;
+        let encode = |text: &str| -> Result<Vec<u32>, String> {
+            let tokenise = tokenise.as_ref().ok_or("no tokenizer")?;
+            let tokens = Python::attach(|python| tokenise.call1(python, (text,))?.extract(python));
+            tokens.map_err(|error: PyErr| error.to_string())
+        };
+        let read = || {
+            if path.is_dir() {
+                return Trace::read(&path, &ReadOptions { block_tokens, bad_lines });
+            }
+            let tokenise = tokenise.as_ref().map(|_| &encode as Tokenise<'_>);
+            let rate_per_s = rate;
+            let options =
+                ImportOptions { format, block_tokens, bad_lines, rate_per_s, seed, tokenise };
+            Trace::import(&path, &options)
+        };
+        let reading = python.detach(|| unless_it_panics(read))?;
         let reading = reading.map_err(IntoPython::into_python)?;
         let skipped = reading.skipped.iter().map(ToString::to_string).collect();
         Ok(Self { trace: reading.trace, skipped: (reading.skipped_lines, skipped) })

@@ -211,7 +211,15 @@ class TraceError(TerraceError):
 @final
 class Trace:
     @staticmethod
-    def read(path: str | PathLike[str], block_tokens: int | None, skip_bad_lines: bool) -> Trace: ...
+    def read(
+        path: str | PathLike[str],
+        block_tokens: int | None,
+        skip_bad_lines: bool,
+        format: str | None,
+        rate: float,
+        seed: int,
+        tokenise: Callable[[str], Sequence[int]] | None,
+    ) -> Trace: ...
     @staticmethod
     def synthetic(kind: str, requests: int, rate: float, seed: int, block_tokens: int) -> Trace: ...
     @staticmethod

@@ -18,6 +18,7 @@ from ._native import ConfigError, TraceError
 from .scheduler import Tokens, _tokens
 
 Kind = Literal["chat", "agents", "documents", "bursts", "mix"]
+Format = Literal["mooncake", "azure", "burstgpt", "sharegpt", "openai", "bench"]
 Numbers = Sequence[float] | npt.NDArray[Any]
 Costs = str | os.PathLike[str] | Mapping[str, Numbers] | npt.NDArray[Any]
 _STEP_COLUMNS: Final = ("prefill_tokens", "prefill_pairs", "decode_rows", "decode_context", "step_us")
@@ -61,15 +62,23 @@ class Trace:
         *,
         block_tokens: int | None = None,
         bad_lines: Literal["refuse", "skip"] = "refuse",
+        format: Format | None = None,
+        rate: float = 4.0,
+        seed: int = 0,
+        tokenise: Callable[[str], Sequence[int]] | None = None,
     ) -> Trace:
-        """Reads a file with one request a line, plain or gzip, or a folder of such files.
+        """Reads a file with one request a line, plain or gzip, or a folder of such files; or traffic in another
+        format, which is found out from the file's beginning unless ``format`` says it.
 
-        Blocks have ``block_tokens`` tokens where lines do not say it; 512 if it is not given. Lines that are not
-        understood are refused, or skipped and counted in :attr:`skipped_lines`.
+        Blocks have ``block_tokens`` tokens where lines do not say it; if it is not given, 512, or 16 in other formats
+        than Mooncake's. Lines that are not understood are refused, or skipped and counted in :attr:`skipped_lines`.
+
+        Of text, ``tokenise`` makes tokens, such as the ``encode`` of a tokenizer; without it, four letters are one.
+        Where the traffic does not say when requests come, ``rate`` of them do in a second, drawn by ``seed``.
 
         :raises TraceError: what cannot be read, by file and line.
         """
-        return cls(_native.Trace.read(path, block_tokens, bad_lines == "skip"))
+        return cls(_native.Trace.read(path, block_tokens, bad_lines == "skip", format, rate, seed, tokenise))
 
     @classmethod
     def synthetic(

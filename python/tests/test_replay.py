@@ -79,6 +79,35 @@ def test_traces_are_read_from_files_and_folders(tmp_path: Path) -> None:
     assert first["input_length"] == trace.input_tokens[0]
 
 
+def test_traffic_of_other_formats_is_read_as_it_is(tmp_path: Path) -> None:
+    azure = tmp_path / "azure.csv"
+    rows = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    rows += [f"2023-11-16 18:17:0{second}.000000,{100 + second},10" for second in range(5)]
+    azure.write_text("\n".join(rows) + "\n")
+    trace = Trace.read(azure)
+    assert (trace.input_tokens.tolist(), trace.arrival_s.tolist()) == ([100, 101, 102, 103, 104], [0, 1, 2, 3, 4])
+    chats = tmp_path / "chats.jsonl"
+    messages = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "four five"}]
+    chats.write_text(json.dumps({"messages": messages}) + "\n")
+    words: dict[str, int] = {}
+
+    def tokenise(text: str) -> list[int]:
+        return [words.setdefault(word, len(words)) for word in text.split()]
+
+    by_letters, by_words = Trace.read(chats), Trace.read(chats, tokenise=tokenise)
+    assert len(by_letters) == len(by_words) == 1
+    assert by_words.output_tokens.tolist() == [2] and {"one", "two", "three"} <= set(words)
+    assert by_words.input_tokens[0] < by_letters.input_tokens[0]
+    with pytest.raises(terrace.TraceError, match="there is no format 'csv': use one of mooncake, azure"):
+        Trace.read(azure, format="csv")  # type: ignore[arg-type]
+
+    def breaks(text: str) -> list[int]:
+        raise RuntimeError(f"no tokens for {text}")
+
+    with pytest.raises(terrace.TraceError, match="no tokens for"):
+        Trace.read(chats, tokenise=breaks)
+
+
 def test_lines_that_are_not_understood_are_refused_or_skipped(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     line = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}'

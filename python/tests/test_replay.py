@@ -98,7 +98,7 @@ def test_traffic_of_other_formats_is_read_as_it_is(tmp_path: Path) -> None:
     assert len(by_letters) == len(by_words) == 1
     assert by_words.output_tokens.tolist() == [2] and {"one", "two", "three"} <= set(words)
     assert by_words.input_tokens[0] < by_letters.input_tokens[0]
-    with pytest.raises(terrace.TraceError, match="there is no format 'csv': use one of mooncake, azure"):
+    with pytest.raises(terrace.TraceError, match='there is no format "csv": use one of mooncake, azure'):
         Trace.read(azure, format="csv")  # type: ignore[arg-type]
 
     def breaks(text: str) -> list[int]:

@@ -54,15 +54,14 @@ type Column<'py> = Bound<'py, PyArray1<i64>>;
 #[pymethods]
 impl NativeTrace {
     #[staticmethod]
-    #[pyo3(signature = (path, block_tokens, skip_bad_lines, format, rate, seed, tokenise))]
+    #[pyo3(signature = (path, block_tokens, skip_bad_lines, format, arrivals, tokenise))]
     fn read(
         python: Python<'_>,
         path: PathBuf,
         block_tokens: Option<u32>,
         skip_bad_lines: bool,
         format: Option<&str>,
-        rate: f64,
-        seed: u64,
+        arrivals: (f64, u64),
         tokenise: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let bad_lines = if skip_bad_lines { BadLines::Skip } else { BadLines::Refuse };
@@ -77,7 +76,7 @@ impl NativeTrace {
                 return Trace::read(&path, &ReadOptions { block_tokens, bad_lines });
             }
             let tokenise = tokenise.as_ref().map(|_| &encode as Tokenise<'_>);
-            let rate_per_s = rate;
+            let (rate_per_s, seed) = arrivals;
             let options =
                 ImportOptions { format, block_tokens, bad_lines, rate_per_s, seed, tokenise };
             Trace::import(&path, &options)

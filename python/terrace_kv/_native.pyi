@@ -216,8 +216,7 @@ class Trace:
         block_tokens: int | None,
         skip_bad_lines: bool,
         format: str | None,
-        rate: float,
-        seed: int,
+        arrivals: tuple[float, int],
         tokenise: Callable[[str], Sequence[int]] | None,
     ) -> Trace: ...
     @staticmethod

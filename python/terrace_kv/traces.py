@@ -78,7 +78,7 @@ class Trace:
 
         :raises TraceError: what cannot be read, by file and line.
         """
-        return cls(_native.Trace.read(path, block_tokens, bad_lines == "skip", format, rate, seed, tokenise))
+        return cls(_native.Trace.read(path, block_tokens, bad_lines == "skip", format, (rate, seed), tokenise))
 
     @classmethod
     def synthetic(

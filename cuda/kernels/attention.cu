@@ -119,6 +119,32 @@ __device__ __forceinline__ float2 join_weights(Joined &joined, float highest, fl
 __device__ __forceinline__ float join_found(float joined, float found, float2 weights) {
     return __fmaf_rn(joined, weights.x, __fmul_rn(found, weights.y));
 }
+// The sum of a row's weights over the four threads that have its columns.
+__device__ __forceinline__ float over_quad(float part) {
+    part = __fadd_rn(part, __shfl_xor_sync(~0u, part, 1));
+    return __fadd_rn(part, __shfl_xor_sync(~0u, part, 2));
+}
+// The same over all parts of its tiles.
+__device__ __forceinline__ float segment_sum(const Running &running) {
+    float sum = 0.0f;
+    for (int part = 0; part < TILE / PART; part++) sum = __fadd_rn(sum, over_quad(running.sums[part]));
+    return sum;
+}
+// Joins a row's segment to those before, which are kept at `kept`: `found` has what all of them come to. A thread has
+// some columns of two rows.
+__device__ __forceinline__ void join_segment(
+    Joined &joined, const Running &running, int half, float (*found)[4], float *kept, bool is_first) {
+    float2 both = join_weights(joined, running.highest, segment_sum(running));
+#pragma unroll
+    for (int block = 0; block < DEPTH / 8; block++) {
+        float2 *place = (float2 *)(kept + block * 8);
+        float2 before = is_first ? make_float2(0.0f, 0.0f) : *place;
+        before.x = join_found(before.x, found[block][half * 2], both);
+        before.y = join_found(before.y, found[block][half * 2 + 1], both);
+        *place = before;
+        found[block][half * 2] = before.x, found[block][half * 2 + 1] = before.y;
+    }
+}
 // What a row writes in the end. Adding zero makes negative zeros positive.
 __device__ __forceinline__ float in_the_end(float found, float share) { return __fadd_rn(__fmul_rn(found, share), 0.0f); }
 
@@ -299,40 +325,15 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
         if (segment_count > 1 && (tile % (SEGMENT / TILE) == SEGMENT / TILE - 1 || tile + 1 == tile_count)) {
             bool is_first = tile < SEGMENT / TILE;
             for (int half = 0; half < 2; half++) {
-                float sum = 0.0f;
-                for (int part = 0; part < TILE / PART; part++) {
-                    float of_part = running[half].sums[part];
-                    of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
-                    of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
-                    sum = __fadd_rn(sum, of_part);
-                }
-                float2 both = join_weights(joined[half], running[half].highest, sum);
                 float *row = joined_found + (warp * 16 + quad + half * 8) * DEPTH + column;
-#pragma unroll
-                for (int block = 0; block < DEPTH / 8; block++) {
-                    float2 *place = (float2 *)(row + block * 8);
-                    float2 before = is_first ? make_float2(0.0f, 0.0f) : *place;
-                    before.x = join_found(before.x, found[block][half * 2], both);
-                    before.y = join_found(before.y, found[block][half * 2 + 1], both);
-                    *place = before;
-                    found[block][half * 2] = before.x, found[block][half * 2 + 1] = before.y;
-                }
+                join_segment(joined[half], running[half], half, found, row, is_first);
             }
         }
         __syncthreads();
     }
 
     for (int half = 0; half < 2; half++) {
-        float sum = joined[half].sum;
-        if (segment_count == 1) {
-            sum = 0.0f;
-            for (int part = 0; part < TILE / PART; part++) {
-                float of_part = running[half].sums[part];
-                of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
-                of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
-                sum = __fadd_rn(sum, of_part);
-            }
-        }
+        float sum = segment_count == 1 ? segment_sum(running[half]) : joined[half].sum;
         put_row(item, kv_head, warp * 16 + quad + half * 8, column, half, running[half].highest, sum, found, found_out, partials);
     }
 }
@@ -342,34 +343,106 @@ attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *pa
 #define FEW_THREADS 128
 #define FEW_STAGES 3
 
-// Writes what a few rows have found, or leaves it to be joined.
+// What a thread has of a few rows: some columns of two of them, a PART of each tile's scores for its warp, and BLOCKS times
+// eight of the elements that are found.
 template <int BLOCKS>
-__device__ __forceinline__ void put_few(
-    const Item &item, u32 kv_head, u32 warp, u32 quad, u32 column, const float *highest, const float (*sum_of)[FEW_ROWS],
-    const float (*found)[4], u16 *found_out, float *partials) {
-    for (int half = 0; half < 2; half++) {
-        u32 row = quad + half * 8, token = row / GROUP;
-        float sum = 0.0f;
-        for (int other = 0; other < 4; other++) sum = __fadd_rn(sum, sum_of[other][row]);
-        if (token < item.tokens) {
-            u64 head = kv_head * GROUP + row % GROUP;
-            for (int block = 0; block < BLOCKS; block++) {
-                u32 element = (warp * BLOCKS + block) * 8 + column;
-                if (element >= HEAD_DIM || warp * BLOCKS + block >= DEPTH / 8) continue;
-                float first = found[block][half * 2], second = found[block][half * 2 + 1];
-                if (item.partial == WHOLE) {
-                    float share = 1.0f / sum;
-                    u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
-                    *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
-                } else {
-                    float *to = left_by(partials, item.partial, 1, kv_head, row);
-                    *(float2 *)(to + 2 + element) = make_float2(first, second);
-                    if (element == 0) *(float2 *)to = make_float2(highest[half], sum);
+struct Few {
+    u32 warp, lane, quad, column;
+    u32 positions[2];
+    float highest[2], sums[2], found[BLOCKS][4];
+
+    __device__ __forceinline__ explicit Few(const Item &item)
+        : warp(threadIdx.x / 32), lane(threadIdx.x % 32), quad(lane / 4), column(lane % 4 * 2) {
+        for (int half = 0; half < 2; half++) {
+            positions[half] = item.position + (quad + half * 8) / GROUP;
+            highest[half] = -INFINITE, sums[half] = 0.0f;
+        }
+        for (int block = 0; block < BLOCKS; block++)
+            for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+    }
+
+    // Hides what rows do not see, and tells the other warps the highest scores. They meet after that.
+    __device__ __forceinline__ void mask(float (*scores)[4], u32 tile_start, float (*highest_of)[FEW_ROWS]) const {
+        for (int half = 0; half < 2; half++) {
+            float own = -INFINITE;
+            for (int block = 0; block < 2; block++)
+                for (int at = half * 2; at < half * 2 + 2; at++) {
+                    u32 position = tile_start + warp * PART + block * 8 + column + at % 2;
+                    if (position > positions[half]) scores[block][at] = -INFINITE;
+                    own = fmaxf(own, scores[block][at]);
+                }
+            own = fmaxf(own, __shfl_xor_sync(~0u, own, 1));
+            own = fmaxf(own, __shfl_xor_sync(~0u, own, 2));
+            if (lane % 4 == 0) highest_of[warp][quad + half * 8] = own;
+        }
+    }
+
+    // Makes weights of scores, for all warps. They meet after that.
+    __device__ __forceinline__ void soften(
+        const float (*scores)[4], float scale, const float (*highest_of)[FEW_ROWS], u32 weights_at) {
+        for (int half = 0; half < 2; half++) {
+            u32 row = quad + half * 8;
+            float all = -INFINITE;
+            for (int other = 0; other < 4; other++) all = fmaxf(all, highest_of[other][row]);
+            all = fmaxf(highest[half], __fmul_rn(all, scale));
+            float by = reference(all), correction = power_of_two(highest[half] - by);
+            highest[half] = all;
+            sums[half] *= correction;
+            for (int block = 0; block < BLOCKS; block++)
+                found[block][half * 2] *= correction, found[block][half * 2 + 1] *= correction;
+            for (int block = 0; block < 2; block++) {
+                float first = weight_of(scores[block][half * 2], scale, by);
+                float second = weight_of(scores[block][half * 2 + 1], scale, by);
+                sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
+                put_shared(weight_spot(weights_at, row, warp * 2 + block) + column * 2, pair_of(first, second));
+            }
+        }
+    }
+
+    // The weights of sixteen keys, as a product wants them.
+    __device__ __forceinline__ void load_weights(u32 *weights, u32 weights_at, int step) const {
+        load_four(weights, weight_spot(weights_at, lane % 16, step * 2 + lane / 16));
+    }
+
+    // Tells the other warps the sums of weights. They meet after that.
+    __device__ __forceinline__ void tell_sums(float (*sum_of)[FEW_ROWS]) const {
+        for (int half = 0; half < 2; half++) {
+            float sum = over_quad(sums[half]);
+            if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sum;
+        }
+    }
+
+    // Writes what the rows have found, or leaves it to be joined.
+    __device__ __forceinline__ void put(
+        const Item &item, u32 kv_head, const float (*sum_of)[FEW_ROWS], u16 *found_out, float *partials) const {
+        for (int half = 0; half < 2; half++) {
+            u32 row = quad + half * 8, token = row / GROUP;
+            float sum = 0.0f;
+            for (int other = 0; other < 4; other++) sum = __fadd_rn(sum, sum_of[other][row]);
+            if (token < item.tokens) {
+                u64 head = kv_head * GROUP + row % GROUP;
+                for (int block = 0; block < BLOCKS; block++) {
+                    u32 element = (warp * BLOCKS + block) * 8 + column;
+                    if (element >= HEAD_DIM || warp * BLOCKS + block >= DEPTH / 8) continue;
+                    float first = found[block][half * 2], second = found[block][half * 2 + 1];
+                    if (item.partial == WHOLE) {
+                        float share = 1.0f / sum;
+                        u64 to = (u64)(item.first_token + token) * QUERIES_WIDTH + head * HEAD_DIM + element;
+                        *(u32 *)(found_out + to) = pair_of(in_the_end(first, share), in_the_end(second, share));
+                    } else {
+                        float *to = left_by(partials, item.partial, 1, kv_head, row);
+                        *(float2 *)(to + 2 + element) = make_float2(first, second);
+                        if (element == 0) *(float2 *)to = make_float2(highest[half], sum);
+                    }
                 }
             }
         }
     }
-}
+
+    static __device__ __forceinline__ u32 weight_spot(u32 weights_at, u32 row, u32 chunk) {
+        return weights_at + (row * 8 + (chunk ^ (row & 7))) * 16;
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2)
 attend_few(
@@ -379,7 +452,7 @@ attend_few(
     u32 queries_at = shared_address(memory), weights_at = queries_at + FEW_ROWS * DEPTH * 2;
     u32 tiles_at = weights_at + FEW_ROWS * TILE * 2;
     __shared__ float highest_of[4][FEW_ROWS], sum_of[4][FEW_ROWS];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float scale = score_scale();
     const int BLOCKS = (DEPTH / 8 + 3) / 4;
 
@@ -397,12 +470,7 @@ attend_few(
             }
             end_group();
         }
-        u32 positions[2];
-        for (int half = 0; half < 2; half++) positions[half] = item.position + (quad + half * 8) / GROUP;
-        float highest_so_far[2] = {-INFINITE, -INFINITE}, sums[2] = {0.0f, 0.0f};
-        float found[BLOCKS][4];
-        for (int block = 0; block < BLOCKS; block++)
-            for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+        Few<BLOCKS> few(item);
 
         for (u32 tile = 0; tile < tile_count; tile++) {
             u32 tile_start = item.keys_from + tile * TILE;
@@ -426,44 +494,14 @@ attend_few(
                 multiply(scores[0], queries, keys[0], keys[1]);
                 multiply(scores[1], queries, keys[2], keys[3]);
             }
-            float highest[2];
-            for (int half = 0; half < 2; half++) {
-                highest[half] = -INFINITE;
-                for (int block = 0; block < 2; block++)
-                    for (int at = half * 2; at < half * 2 + 2; at++) {
-                        u32 position = tile_start + warp * PART + block * 8 + column + at % 2;
-                        if (position > positions[half]) scores[block][at] = -INFINITE;
-                        highest[half] = fmaxf(highest[half], scores[block][at]);
-                    }
-                highest[half] = fmaxf(highest[half], __shfl_xor_sync(~0u, highest[half], 1));
-                highest[half] = fmaxf(highest[half], __shfl_xor_sync(~0u, highest[half], 2));
-                if (lane % 4 == 0) highest_of[warp][quad + half * 8] = highest[half];
-            }
+            few.mask(scores, tile_start, highest_of);
             __syncthreads();
-            for (int half = 0; half < 2; half++) {
-                u32 row = quad + half * 8;
-                float all = -INFINITE;
-                for (int other = 0; other < 4; other++) all = fmaxf(all, highest_of[other][row]);
-                all = fmaxf(highest_so_far[half], __fmul_rn(all, scale));
-                float by = reference(all), correction = power_of_two(highest_so_far[half] - by);
-                highest_so_far[half] = all;
-                sums[half] *= correction;
-                for (int block = 0; block < BLOCKS; block++)
-                    found[block][half * 2] *= correction, found[block][half * 2 + 1] *= correction;
-                for (int block = 0; block < 2; block++) {
-                    float first = weight_of(scores[block][half * 2], scale, by);
-                    float second = weight_of(scores[block][half * 2 + 1], scale, by);
-                    sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
-                    u32 chunk = warp * 2 + block;
-                    u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
-                    put_shared(to, pair_of(first, second));
-                }
-            }
+            few.soften(scores, scale, highest_of, weights_at);
             __syncthreads();
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
-                u32 weights[4], row = lane % 16;
-                load_four(weights, weights_at + (row * 8 + ((step * 2 + lane / 16) ^ (row & 7))) * 16);
+                u32 weights[4];
+                few.load_weights(weights, weights_at, step);
 #pragma unroll
                 for (int block = 0; block < BLOCKS; block += 2) {
                     u32 chunk = warp * BLOCKS + block;
@@ -471,20 +509,16 @@ attend_few(
                         u32 values[4];
                         u32 last = chunk + 1 < DEPTH / 8 ? chunk + lane / 16 : chunk;
                         load_four_turned(values, values_at + spot(step * 16 + lane % 16, last));
-                        multiply(found[block], weights, values[0], values[1]);
-                        if (block + 1 < BLOCKS) multiply(found[block + 1], weights, values[2], values[3]);
+                        multiply(few.found[block], weights, values[0], values[1]);
+                        if (block + 1 < BLOCKS) multiply(few.found[block + 1], weights, values[2], values[3]);
                     }
                 }
             }
         }
-        for (int half = 0; half < 2; half++) {
-            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 1));
-            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 2));
-            if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sums[half];
-        }
+        few.tell_sums(sum_of);
         wait_for_groups<0>();
         __syncthreads();
-        put_few<BLOCKS>(item, kv_head, warp, quad, column, highest_so_far, sum_of, found, found_out, partials);
+        few.put(item, kv_head, sum_of, found_out, partials);
         __syncthreads();
     }
 }

@@ -256,30 +256,11 @@ attend_on_hopper(
             for (int at = 0; at < DEPTH / 2; at++) found[at] *= corrections[at / 2 % 2];
         }
     };
-    auto segment_sum = [&](int half) {
-        float sum = 0.0f;
-        for (int part = 0; part < TILE / PART; part++) {
-            float of_part = running[half].sums[part];
-            of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 1));
-            of_part = __fadd_rn(of_part, __shfl_xor_sync(~0u, of_part, 2));
-            sum = __fadd_rn(sum, of_part);
-        }
-        return sum;
-    };
     auto end_segment = [&](bool is_first) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float2 both = join_weights(joined[half], running[half].highest, segment_sum(half));
             float *row = joined_found + (warp * 16 + quad + half * 8) * DEPTH + column;
-#pragma unroll
-            for (int block = 0; block < DEPTH / 8; block++) {
-                float2 *place = (float2 *)(row + block * 8);
-                float2 before = is_first ? make_float2(0.0f, 0.0f) : *place;
-                before.x = join_found(before.x, found[block * 4 + half * 2], both);
-                before.y = join_found(before.y, found[block * 4 + half * 2 + 1], both);
-                *place = before;
-                found[block * 4 + half * 2] = before.x, found[block * 4 + half * 2 + 1] = before.y;
-            }
+            join_segment(joined[half], running[half], half, (float(*)[4])found, row, is_first);
         }
     };
 
@@ -313,7 +294,7 @@ attend_on_hopper(
     }
     add_values(tile_count - 1, adds);
     wait_for_products<0>();
-    float sums[2] = {segment_sum(0), segment_sum(1)};
+    float sums[2] = {segment_sum(running[0]), segment_sum(running[1])};
     if (tile_count > SEGMENT_TILES) {
         end_segment(false);
         sums[0] = joined[0].sum, sums[1] = joined[1].sum;
@@ -358,7 +339,7 @@ attend_few_on_hopper(
         for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send(copies, items[job / KV_HEADS], job % KV_HEADS);
         return;
     }
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2, taken = 0;
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, taken = 0;
     float scale = score_scale();
     const int BLOCKS = DEPTH / 8 / 4;
     for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
@@ -372,12 +353,7 @@ attend_few_on_hopper(
 #pragma unroll
         for (int step = 0; step < DEPTH / 16; step++)
             load_four(queries[step], queries_at + spot(lane % 16, step * 2 + lane / 16));
-        u32 positions[2];
-        for (int half = 0; half < 2; half++) positions[half] = item.position + (quad + half * 8) / GROUP;
-        float highest_so_far[2] = {-INFINITE, -INFINITE}, sums[2] = {0.0f, 0.0f};
-        float found[BLOCKS][4];
-        for (int block = 0; block < BLOCKS; block++)
-            for (int at = 0; at < 4; at++) found[block][at] = 0.0f;
+        Few<BLOCKS> few(item);
         for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
             u32 place = taken % FEW_PLACES, keys_at = tiles_at + place * TILE_BYTES;
             wait(full + place * 8, taken++ / FEW_PLACES % 2);
@@ -390,63 +366,30 @@ attend_few_on_hopper(
                 multiply(scores[1], queries[step], keys[2], keys[3]);
             }
             if (lane == 0) arrive(empty + place * 8);
-            for (int half = 0; half < 2; half++) {
-                float highest = -INFINITE;
-                for (int block = 0; block < 2; block++)
-                    for (int at = half * 2; at < half * 2 + 2; at++) {
-                        u32 position = tile_start + warp * PART + block * 8 + column + at % 2;
-                        if (position > positions[half]) scores[block][at] = -INFINITE;
-                        highest = fmaxf(highest, scores[block][at]);
-                    }
-                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
-                highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
-                if (lane % 4 == 0) highest_of[warp][quad + half * 8] = highest;
-            }
+            few.mask(scores, tile_start, highest_of);
             meet();
-            for (int half = 0; half < 2; half++) {
-                u32 row = quad + half * 8;
-                float all = -INFINITE;
-                for (int other = 0; other < 4; other++) all = fmaxf(all, highest_of[other][row]);
-                all = fmaxf(highest_so_far[half], __fmul_rn(all, scale));
-                float by = reference(all), correction = power_of_two(highest_so_far[half] - by);
-                highest_so_far[half] = all;
-                sums[half] *= correction;
-                for (int block = 0; block < BLOCKS; block++)
-                    found[block][half * 2] *= correction, found[block][half * 2 + 1] *= correction;
-                for (int block = 0; block < 2; block++) {
-                    float first = weight_of(scores[block][half * 2], scale, by);
-                    float second = weight_of(scores[block][half * 2 + 1], scale, by);
-                    sums[half] = __fadd_rn(__fadd_rn(sums[half], first), second);
-                    u32 chunk = warp * 2 + block;
-                    u32 to = weights_at + (row * 8 + (chunk ^ (row & 7))) * 16 + column * 2;
-                    put_shared(to, pair_of(first, second));
-                }
-            }
+            few.soften(scores, scale, highest_of, weights_at);
             meet();
             place = taken % FEW_PLACES;
             u32 values_at = tiles_at + place * TILE_BYTES;
             wait(full + place * 8, taken++ / FEW_PLACES % 2);
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
-                u32 weights[4], row = lane % 16;
-                load_four(weights, weights_at + (row * 8 + ((step * 2 + lane / 16) ^ (row & 7))) * 16);
+                u32 weights[4];
+                few.load_weights(weights, weights_at, step);
 #pragma unroll
                 for (int block = 0; block < BLOCKS; block += 2) {
                     u32 values[4];
-                    load_four_turned(values, values_at + spot_in_tile(step * 16 + row, warp * BLOCKS + block + lane / 16));
-                    multiply(found[block], weights, values[0], values[1]);
-                    multiply(found[block + 1], weights, values[2], values[3]);
+                    load_four_turned(values, values_at + spot_in_tile(step * 16 + lane % 16, warp * BLOCKS + block + lane / 16));
+                    multiply(few.found[block], weights, values[0], values[1]);
+                    multiply(few.found[block + 1], weights, values[2], values[3]);
                 }
             }
             if (lane == 0) arrive(empty + place * 8);
         }
-        for (int half = 0; half < 2; half++) {
-            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 1));
-            sums[half] = __fadd_rn(sums[half], __shfl_xor_sync(~0u, sums[half], 2));
-            if (lane % 4 == 0) sum_of[warp][quad + half * 8] = sums[half];
-        }
+        few.tell_sums(sum_of);
         meet();
-        put_few<BLOCKS>(item, kv_head, warp, quad, column, highest_so_far, sum_of, found, found_out, partials);
+        few.put(item, kv_head, sum_of, found_out, partials);
         meet();
     }
 }

@@ -187,6 +187,7 @@ __device__ __forceinline__ void put_row(
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials) {
+    follow();
     extern __shared__ __align__(1024) u8 memory[];
     const u32 TILE_BYTES = TILE * DEPTH * 2;
     u32 queries_at = shared_address(memory), tiles_at = queries_at + ROWS * DEPTH * 2;
@@ -447,6 +448,7 @@ struct Few {
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 2)
 attend_few(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials) {
+    follow();
     extern __shared__ __align__(1024) u8 memory[];
     const u32 TILE_BYTES = TILE * DEPTH * 2;
     u32 queries_at = shared_address(memory), weights_at = queries_at + FEW_ROWS * DEPTH * 2;
@@ -532,6 +534,7 @@ struct Segments {
 
 extern "C" __global__ void __launch_bounds__(DEPTH)
 join(const float *partials, const Segments *all, const u32 *counts, u16 *found_out) {
+    follow();
     // How many there are, and how many units the largest takes.
     u32 rows = counts[1] * FEW_ROWS, jobs = counts[0] * KV_HEADS * rows;
     for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {

@@ -45,6 +45,24 @@ __device__ __forceinline__ void wait_for_groups() {
 
 #endif
 
+// Kernels of a step follow each other closely: one may begin before the one before it has ended, as far as it does without
+// what that one computes. This waits until that has ended, and what it has written can be seen.
+__device__ __forceinline__ void after_the_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_the_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// For those that do nothing without it.
+__device__ __forceinline__ void follow() {
+    let_the_next_kernel_begin();
+    after_the_kernel_before();
+}
+
 __device__ __forceinline__ u16 narrow(float number) { return (u16)pair_of(number, 0.0f); }
 
 // As it is after it was kept in bf16.

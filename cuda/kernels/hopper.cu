@@ -1,3 +1,31 @@
+// Hopper's own instructions: products of tensor cores that run beside their threads, and barriers that count bytes which
+// the copy engine brings.
+
+#if __CUDA_ARCH__ == 900
+
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
+
+__device__ __forceinline__ void prepare(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait(u32 barrier, u32 phase) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+        "@p bra.uni done;\nbra.uni again;\ndone:\n}" ::"r"(barrier), "r"(phase) : "memory");
+}
+__device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+#endif
+
 // Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
 // warps look at them. It computes what `attend` computes, to the bit.
 
@@ -63,33 +91,12 @@ __device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-
-__device__ __forceinline__ void prepare(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(u32 barrier, u32 phase) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-        "@p bra.uni done;\nbra.uni again;\ndone:\n}" ::"r"(barrier), "r"(phase) : "memory");
-}
-
 // The keys or values of pages, as the copy engine knows them: elements of half a head, tokens of a page, halves, and
 // pages of heads and layers.
 struct __align__(64) PageMap {
     u64 opaque[16];
 };
 
-__device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
 __device__ __forceinline__ void copy_page(u32 to, const PageMap *map, u32 within, u32 half, u32 block, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
@@ -139,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 attend_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials, const __grid_constant__ PageMap map,
     u32 layer) {
+    follow();
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * PLACES];
     u32 tiles_at = shared_address(memory), queries_at = tiles_at + PLACES * TILE_BYTES;
@@ -321,6 +329,7 @@ extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, 2)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
     const __grid_constant__ PageMap map, u32 layer) {
+    follow();
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * FEW_PLACES];
     __shared__ float highest_of[4][FEW_ROWS], sum_of[4][FEW_ROWS];

@@ -26,6 +26,7 @@ extern "C" __global__ void take_in(
 
 // x[token] = the token's embedding.
 extern "C" __global__ void embed(const u16 *embeddings, const Token *tokens, u16 *x, u32 dim) {
+    follow();
     const uint4 *from = (const uint4 *)(embeddings + (u64)tokens[blockIdx.x].token * dim);
     uint4 *to = (uint4 *)(x + (u64)blockIdx.x * dim);
     for (u32 at = threadIdx.x; at < dim / 8; at += blockDim.x) to[at] = from[at];
@@ -47,6 +48,7 @@ __device__ __forceinline__ uint4 normed(uint4 numbers, uint4 weights, float fact
 // says which tokens are meant.
 extern "C" __global__ void __launch_bounds__(256)
 add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, u32 dim, float epsilon) {
+    follow();
     __shared__ float sums[8];
     u64 token = rows ? rows[blockIdx.x] : blockIdx.x;
     uint4 *numbers = (uint4 *)(x + token * dim);
@@ -87,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(256)
 turn_and_keep(
     u16 *qkv, const u16 *bias, const Token *tokens, const float *cosines, const float *sines,
     u8 *kv, u64 page_bytes, u64 layer_offset, u32 token_count) {
+    follow();
     const u32 HALF = HEAD_DIM / 2, PAIRS = HALF / 2, HEADS = KV_HEADS * (GROUP + 2);
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 token = (u32)(index / (HEADS * PAIRS)), rest = (u32)(index % (HEADS * PAIRS));
@@ -123,9 +126,18 @@ turn_and_keep(
 
 #endif
 
+// What two gates let through of two numbers.
+__device__ __forceinline__ u32 gated_pair(u32 gates, u32 values) {
+    float first = low(gates), second = high(gates);
+    first = rounded(first / (1.0f + power_of_two(first * -1.4426950408889634f)));
+    second = rounded(second / (1.0f + power_of_two(second * -1.4426950408889634f)));
+    return pair_of(first * low(values), second * high(values));
+}
+
 // What gates let through: gate_up[token] has the gates and then what they are for.
 extern "C" __global__ void __launch_bounds__(256)
 gate(const u16 *gate_up, u16 *gated, u32 hidden, u64 count) {
+    follow();
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     if (index >= count) return;
     u64 token = index / (hidden / 8), at = index % (hidden / 8);
@@ -133,12 +145,7 @@ gate(const u16 *gate_up, u16 *gated, u32 hidden, u64 count) {
     uint4 values = ((const uint4 *)(gate_up + token * 2 * hidden + hidden))[at];
     const u32 *gate = (const u32 *)&gates;
     u32 *value = (u32 *)&values;
-    for (int pair = 0; pair < 4; pair++) {
-        float first = low(gate[pair]), second = high(gate[pair]);
-        first = rounded(first / (1.0f + power_of_two(first * -1.4426950408889634f)));
-        second = rounded(second / (1.0f + power_of_two(second * -1.4426950408889634f)));
-        value[pair] = pair_of(first * low(value[pair]), second * high(value[pair]));
-    }
+    for (int pair = 0; pair < 4; pair++) value[pair] = gated_pair(gate[pair], value[pair]);
     ((uint4 *)(gated + token * hidden))[at] = values;
 }
 

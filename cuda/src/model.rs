@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod choosing;
+mod few_rows;
 mod forward;
 mod header;
 pub mod kernels;

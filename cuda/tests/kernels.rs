@@ -65,7 +65,8 @@ fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
             qkv_bias: true,
             tied: false,
         };
-        assert_compiles("model.cu", &kernels::source(), &kernels::definitions(&shape, page_size));
+        let definitions = kernels::definitions(&shape, page_size, 132);
+        assert_compiles("model.cu", &kernels::source(), &definitions);
     }
 }
 

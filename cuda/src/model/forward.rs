@@ -9,7 +9,8 @@ use cudarc::driver::{result, sys};
 use terrace_engine::{CopyProgress, StepLimits};
 use terrace_model::Shape;
 
-use super::kernels::{Kernel, Kernels, PageMap, Parameters};
+use super::few_rows::{FEW_ROWS_MAX, FewRows, Places};
+use super::kernels::{Kernel, Kernels, Map, Parameters};
 use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
@@ -40,8 +41,10 @@ pub(super) struct Forward {
     pub(super) stream: Stream,
     weights: Weights,
     products: Products,
+    /// Where there are kernels for it, and they were seen to give the same bits.
+    few_rows: Option<FewRows>,
     memory: CudaMemory,
-    map: Option<PageMap>,
+    map: Option<Map>,
     buffers: Buffers,
     graphs: BTreeMap<usize, sys::CUgraphExec>,
     /// Blocks of kernels that stay as long as there is work.
@@ -51,6 +54,32 @@ pub(super) struct Forward {
 
 // SAFETY: graphs are handles, which any thread may use.
 unsafe impl Send for Forward {}
+
+/// The matrices of a layer, and the one behind them all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Matrix {
+    Qkv,
+    Out,
+    GateUp,
+    Down,
+    /// To logits.
+    Head,
+}
+
+impl Matrix {
+    const ALL: [Self; 5] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down, Self::Head];
+
+    /// Inputs and outputs.
+    pub(super) fn size(self, shape: &Shape) -> (usize, usize) {
+        match self {
+            Self::Qkv => (shape.dim, shape.qkv()),
+            Self::Out => (shape.queries(), shape.dim),
+            Self::GateUp => (shape.dim, 2 * shape.hidden),
+            Self::Down => (shape.hidden, shape.dim),
+            Self::Head => (shape.dim, shape.vocabulary),
+        }
+    }
+}
 
 /// What is between kernels. All of bf16 and `[token][element]`, unless said otherwise.
 #[derive(Debug)]
@@ -200,7 +229,7 @@ impl Forward {
         stream: Stream,
     ) -> Result<Self, CudaError> {
         let kernels = Kernels::new(context, shape, limits.page_size)?;
-        let map = kernels.by_map.then(|| PageMap::new(shape, memory)).transpose()?;
+        let map = kernels.by_map.then(|| Map::of_pages(shape, memory)).transpose()?;
         // Whole pages are read where only some of their tokens are there: what is not must be numbers.
         let bytes = memory.pages() as usize * memory.page_bytes();
         // SAFETY: it is as large, and nothing is in it yet.
@@ -212,6 +241,7 @@ impl Forward {
             stream,
             weights,
             products: Products::new(driver)?,
+            few_rows: None,
             memory: memory.clone(),
             map,
             buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
@@ -235,12 +265,7 @@ impl Forward {
         arriving: &[CopyProgress],
     ) -> Result<(), CudaError> {
         let (tokens, dim) = (extent.tokens, self.shape.dim as u32);
-        let (x, normed, qkv, found, added, gate_up, gated) = {
-            let it = &self.buffers;
-            let at = Allocation::at;
-            let (gate_up, gated) = (at(&it.gate_up), at(&it.gated));
-            (at(&it.x), at(&it.normed), at(&it.qkv), at(&it.found), at(&it.added), gate_up, gated)
-        };
+        let (x, added) = (self.buffers.x.at(), self.buffers.added.at());
         let embeddings = self.weights.embeddings.at();
         let words = Parameters::default().wide(embeddings.0).wide(lists.tokens.0).wide(x.0);
         // SAFETY, here and below: buffers are as large as the largest step, lists are what was sent before, and all of
@@ -249,27 +274,19 @@ impl Forward {
         for layer in 0..self.shape.layers {
             let weights = &self.weights.layers[layer];
             let norms = [&weights.attention_norm, &weights.feed_forward_norm].map(Allocation::at);
-            let products = [&weights.qkv, &weights.attention_out, &weights.gate_up, &weights.down];
-            let [to_qkv, to_out, to_gate_up, to_down] = products.map(Allocation::at);
             let bias = weights.qkv_bias.as_ref().map_or(0, |bias| bias.at().0);
             let before = if layer > 0 { added.0 } else { 0 };
             self.add_norm(tokens, before, norms[0], None)?;
-            let (qkv_size, out_size) = (self.shape.qkv(), self.shape.queries());
-            self.product(tokens, to_qkv, (self.shape.dim, normed), (qkv_size, qkv))?;
+            self.product(Matrix::Qkv, layer, tokens)?;
             self.turn_and_keep(layer, tokens, bias, lists)?;
             for progress in arriving {
                 self.memory.wait_for_layer(self.stream, progress, layer)?;
             }
             self.attend(layer, extent, lists)?;
-            self.product(tokens, to_out, (out_size, found), (self.shape.dim, added))?;
+            self.product(Matrix::Out, layer, tokens)?;
             self.add_norm(tokens, added.0, norms[1], None)?;
-            let hidden = self.shape.hidden;
-            self.product(tokens, to_gate_up, (self.shape.dim, normed), (2 * hidden, gate_up))?;
-            let count = tokens * hidden / 8;
-            let parameters = Parameters::default().wide(gate_up.0).wide(gated.0);
-            let parameters = parameters.narrow(hidden as u32).wide(count as u64);
-            unsafe { self.kernels.gate.launch(self.stream, count.div_ceil(256), parameters) }?;
-            self.product(tokens, to_down, (hidden, gated), (self.shape.dim, added))?;
+            self.product(Matrix::GateUp, layer, tokens)?;
+            self.product(Matrix::Down, layer, tokens)?;
         }
         Ok(())
     }
@@ -282,16 +299,7 @@ impl Forward {
     ) -> Result<(), CudaError> {
         let (added, norm) = (self.buffers.added.at(), self.weights.final_norm.at());
         self.add_norm(rows, added.0, norm, list)?;
-        let size = Size {
-            rows: rounded(rows),
-            outputs: self.shape.vocabulary,
-            inputs: self.shape.dim,
-            is_wide: true,
-        };
-        let (rows, out) = (self.buffers.normed.at(), self.buffers.logits.at());
-        let operands = Operands { weights: self.weights.head(), rows, out };
-        // SAFETY: as above.
-        Ok(unsafe { self.products.multiply(self.stream, size, operands) }?)
+        Ok(self.product(Matrix::Head, 0, rounded(rows))?)
     }
 
     /// Hands over a step of tokens of different sequences, with the logits after each, as a graph.
@@ -349,17 +357,72 @@ impl Forward {
         unsafe { self.kernels.add_norm.launch(self.stream, rows, parameters) }
     }
 
-    fn product(
-        &mut self,
-        rows: usize,
-        weights: DeviceAddress,
-        (inputs, from): (usize, DeviceAddress),
-        (outputs, to): (usize, DeviceAddress),
-    ) -> Result<(), CallError> {
-        let size = Size { rows, outputs, inputs, is_wide: false };
-        let operands = Operands { weights, rows: from, out: to };
+    /// Hands over a product; behind that with gates, what they let through.
+    fn product(&mut self, matrix: Matrix, layer: usize, rows: usize) -> Result<(), CallError> {
+        if rows <= FEW_ROWS_MAX && self.few_rows.is_some() {
+            return self.product_of_few_rows(matrix, layer, rows);
+        }
+        let operands = self.operands(matrix, layer);
+        let size = self.size(matrix, rows);
         // SAFETY: as above.
-        unsafe { self.products.multiply(self.stream, size, operands) }
+        unsafe { self.products.multiply(self.stream, size, operands) }?;
+        if matrix == Matrix::GateUp { self.gate(rows) } else { Ok(()) }
+    }
+
+    fn product_of_few_rows(
+        &self,
+        matrix: Matrix,
+        layer: usize,
+        rows: usize,
+    ) -> Result<(), CallError> {
+        let few_rows = self.few_rows.as_ref().expect("whoever asks has looked");
+        // SAFETY: as above.
+        unsafe { few_rows.multiply(self.stream, matrix, layer, rows, self.outcome(matrix)) }
+    }
+
+    /// Where a product is in the end.
+    fn outcome(&self, matrix: Matrix) -> DeviceAddress {
+        let Buffers { qkv, added, gated, logits, .. } = &self.buffers;
+        match matrix {
+            Matrix::Qkv => qkv.at(),
+            Matrix::Out | Matrix::Down => added.at(),
+            Matrix::GateUp => gated.at(),
+            Matrix::Head => logits.at(),
+        }
+    }
+
+    fn operands(&self, matrix: Matrix, layer: usize) -> Operands {
+        let Places { weights, rows } = self.places(matrix, layer);
+        let is_to_be_gated = matrix == Matrix::GateUp;
+        let out = if is_to_be_gated { self.buffers.gate_up.at() } else { self.outcome(matrix) };
+        Operands { weights, rows, out }
+    }
+
+    fn places(&self, matrix: Matrix, layer: usize) -> Places {
+        let Buffers { normed, found, gated, .. } = &self.buffers;
+        let layer = &self.weights.layers[layer];
+        let (weights, rows) = match matrix {
+            Matrix::Qkv => (layer.qkv.at(), normed),
+            Matrix::Out => (layer.attention_out.at(), found),
+            Matrix::GateUp => (layer.gate_up.at(), normed),
+            Matrix::Down => (layer.down.at(), gated),
+            Matrix::Head => (self.weights.head(), normed),
+        };
+        Places { weights, rows: rows.at() }
+    }
+
+    fn size(&self, matrix: Matrix, rows: usize) -> Size {
+        let (inputs, outputs) = matrix.size(&self.shape);
+        Size { rows, outputs, inputs, is_wide: matrix == Matrix::Head }
+    }
+
+    fn gate(&self, rows: usize) -> Result<(), CallError> {
+        let (hidden, Buffers { gate_up, gated, .. }) = (self.shape.hidden, &self.buffers);
+        let count = rows * hidden / 8;
+        let parameters = Parameters::default().wide(gate_up.at().0).wide(gated.at().0);
+        let parameters = parameters.narrow(hidden as u32).wide(count as u64);
+        // SAFETY: as above.
+        unsafe { self.kernels.gate.launch(self.stream, count.div_ceil(256), parameters) }
     }
 
     fn turn_and_keep(
@@ -432,36 +495,79 @@ impl Forward {
 
     /// Finds the fastest ways to compute products of the usual sizes, and looks whether all of them agree.
     fn tune(&mut self, driver: &dyn Driver, limits: StepLimits) -> Result<(), CudaError> {
-        let Buffers { normed, gated, added, gate_up, logits, .. } = &self.buffers;
-        let shape = &self.shape;
-        let layer = &self.weights.layers[0];
         let most = rounded(limits.tokens_max as usize);
         let few = std::iter::successors(Some(1), |rows| Some(rows * 2));
         let sizes: Vec<usize> =
             few.take_while(|rows| *rows <= GRAPH_TOKENS_MAX).chain([1024, most]).collect();
-        let all = [
-            (layer.qkv.at(), shape.dim, shape.qkv(), normed, gate_up, false),
-            (layer.attention_out.at(), shape.queries(), shape.dim, gate_up, added, false),
-            (layer.gate_up.at(), shape.dim, 2 * shape.hidden, normed, gate_up, false),
-            (layer.down.at(), shape.hidden, shape.dim, gated, added, false),
-            (self.weights.head(), shape.dim, shape.vocabulary, normed, logits, true),
-        ];
-        for (weights, inputs, outputs, from, to, is_wide) in all {
-            let rows_max = if is_wide { LOGITS_ROWS } else { most };
-            let sizes: Vec<usize> =
-                sizes.iter().copied().filter(|rows| *rows <= rows_max).collect();
-            let count = (rows_max * inputs) as u64;
-            let parameters = Parameters::default().wide(from.at().0).wide(count);
+        if let Some(kernels) = &self.kernels.few_rows {
+            let multiprocessors = self.context.multiprocessors()?;
+            let places = |matrix, layer| self.places(matrix, layer);
+            self.few_rows = FewRows::new(&self.shape, kernels, multiprocessors, places)?;
+        }
+        for matrix in Matrix::ALL {
+            let rows_max = if matrix == Matrix::Head { LOGITS_ROWS } else { most };
+            let sizes = sizes.iter().filter(|rows| **rows <= rows_max);
+            let sizes: Vec<Size> = sizes.map(|rows| self.size(matrix, *rows)).collect();
+            let operands = self.operands(matrix, 0);
+            let count = (rows_max * sizes[0].inputs) as u64;
+            let parameters = Parameters::default().wide(operands.rows.0).wide(count);
             // SAFETY: buffers are as large as the largest step, and nothing else uses them yet.
             unsafe {
                 self.kernels.fill.launch(self.stream, 1024, parameters.wide(7 << 50).float(1.0))?;
-                let operands = Operands { weights, rows: from.at(), out: to.at() };
-                let size = |rows| Size { rows, outputs, inputs, is_wide };
-                let sizes: Vec<Size> = sizes.into_iter().map(size).collect();
                 self.products.settle(driver, self.stream, &sizes, operands)?;
+            }
+            if self.few_rows.is_some() && !self.few_rows_agree(driver, matrix, rows_max)? {
+                tracing::warn!(
+                    "products of few rows of {matrix:?} do not give the bits of those of many: cuBLASLt computes them, which \
+                     is slower"
+                );
+                self.few_rows = None;
             }
         }
         Ok(())
+    }
+
+    /// Whether few rows have the bits that they have among many.
+    fn few_rows_agree(
+        &mut self,
+        driver: &dyn Driver,
+        matrix: Matrix,
+        most: usize,
+    ) -> Result<bool, CudaError> {
+        let (operands, size) = (self.operands(matrix, 0), self.size(matrix, most));
+        // SAFETY: as above.
+        unsafe { self.products.multiply(self.stream, size, operands) }?;
+        if matrix == Matrix::GateUp {
+            self.gate(most)?;
+        }
+        let row_bytes = match matrix {
+            Matrix::GateUp => size.outputs,
+            Matrix::Head => size.outputs * 4,
+            Matrix::Qkv | Matrix::Out | Matrix::Down => size.outputs * 2,
+        };
+        let at = self.outcome(matrix);
+        let computed = |rows: usize| {
+            let mut bytes = vec![0_u8; rows * row_bytes];
+            driver.drain(self.stream)?;
+            // SAFETY: so many rows were computed.
+            let copied = unsafe { result::memcpy_dtoh_sync(&mut bytes, at.0) };
+            call("cuMemcpyDtoH", copied)?;
+            Ok::<_, CudaError>(bytes)
+        };
+        let most_few = FEW_ROWS_MAX.min(most);
+        let among_many = computed(most_few)?;
+        let powers = std::iter::successors(Some(1), |rows| Some(rows * 2));
+        for rows in powers.take_while(|rows| *rows <= most_few) {
+            // SAFETY: there are so many rows, and nothing else is under way.
+            let cleared =
+                unsafe { result::memset_d8_async(at.0, 0, rows * row_bytes, self.stream.raw()) };
+            call("cuMemsetD8Async", cleared)?;
+            self.product_of_few_rows(matrix, 0, rows)?;
+            if !among_many.starts_with(&computed(rows)?) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

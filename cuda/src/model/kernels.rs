@@ -11,18 +11,19 @@ use terrace_model::Shape;
 
 use super::plain::Pages;
 use crate::context::{Context, call};
-use crate::driver::{CallError, Stream};
+use crate::driver::{CallError, DeviceAddress, Stream};
 use crate::error::CudaError;
 use crate::memory::CudaMemory;
 use crate::nvrtc;
 
 /// One behind the other, they are what is compiled.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("../../kernels/common.cu"),
     include_str!("../../kernels/layers.cu"),
     include_str!("../../kernels/attention.cu"),
     include_str!("../../kernels/sample.cu"),
     include_str!("../../kernels/hopper.cu"),
+    include_str!("../../kernels/few_rows.cu"),
 ];
 
 /// Keys that attention looks at together.
@@ -39,6 +40,9 @@ const FEW_STAGES: usize = 3;
 /// The same on Hopper, keys or values.
 const HOPPER_PLACES: usize = 8;
 const FEW_HOPPER_PLACES: usize = 6;
+/// The threads of a product of few rows, and the shared memory of its block.
+const FEW_ROWS_THREADS: usize = 160;
+const FEW_ROWS_BYTES: usize = 216 << 10;
 /// What the kernel that samples keeps: bins and a list of candidates.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
 
@@ -47,14 +51,20 @@ pub fn source() -> String {
     SOURCES.concat()
 }
 
-/// What the kernels are told of the model.
-pub fn definitions(shape: &Shape, page_size: u32) -> Vec<String> {
+/// What the kernels are told of the model, and of the GPU.
+pub fn definitions(shape: &Shape, page_size: u32, multiprocessors: u32) -> Vec<String> {
+    let tiles = Tiles::new(shape, multiprocessors);
     let all = [
         ("HEAD_DIM", shape.head_dim),
         ("KV_HEADS", shape.kv_heads),
         ("GROUP", shape.group()),
         ("PAGE_SIZE", page_size as usize),
         ("LAYERS", shape.layers),
+        ("QKV_TILE", tiles.qkv),
+        ("OUT_TILE", tiles.out),
+        ("GATED_TILE", tiles.gated),
+        ("DOWN_TILE", tiles.down),
+        ("LOGITS_TILE", tiles.logits),
     ];
     all.into_iter().map(|(name, value)| format!("-D{name}={value}")).collect()
 }
@@ -65,12 +75,53 @@ pub(super) fn shared_bytes(shape: &Shape) -> usize {
     STAGES * 2 * TILE * depth * 2 + ROWS * depth * (2 + 4)
 }
 
+/// Outputs of each matrix that a block computes at once for few rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tiles {
+    pub(super) qkv: usize,
+    pub(super) out: usize,
+    pub(super) gated: usize,
+    pub(super) down: usize,
+    pub(super) logits: usize,
+}
+
+impl Tiles {
+    pub(super) fn new(shape: &Shape, multiprocessors: u32) -> Self {
+        // As many as every block has the same number of, and as the sums of have room in registers.
+        let tile = |outputs: usize, most: usize| {
+            let turns = outputs.div_ceil(multiprocessors as usize * most);
+            outputs.div_ceil(multiprocessors as usize * turns).next_multiple_of(16)
+        };
+        const MOST: usize = 224;
+        Self {
+            qkv: tile(shape.qkv(), MOST),
+            out: tile(shape.dim, MOST),
+            // Each with its gate.
+            gated: tile(shape.hidden, MOST / 2),
+            down: tile(shape.dim, MOST),
+            logits: tile(shape.vocabulary, MOST),
+        }
+    }
+}
+
+/// Products of few rows with each of the model's matrices.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FewRowsKernels {
+    pub(super) to_qkv: Kernel,
+    pub(super) to_out: Kernel,
+    pub(super) to_gated: Kernel,
+    pub(super) to_down: Kernel,
+    pub(super) to_logits: Kernel,
+}
+
 /// A kernel with what it needs to be launched.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel {
     function: sys::CUfunction,
     threads: u32,
     shared_bytes: u32,
+    /// Whether it waits itself for the kernel before it, and may so begin before that has ended.
+    follows: bool,
 }
 
 /// All of them, for one shape.
@@ -91,6 +142,8 @@ pub(super) struct Kernels {
     pub(super) score: Kernel,
     pub(super) fill: Kernel,
     pub(super) fill_with: Kernel,
+    /// None on other GPUs than Hopper.
+    pub(super) few_rows: Option<FewRowsKernels>,
     /// Whether `attend` and `attend_few` are those that have pages copied by Hopper's copy engine, and want a map of them.
     pub(super) by_map: bool,
 }
@@ -106,7 +159,8 @@ impl Kernels {
         page_size: u32,
     ) -> Result<Self, CudaError> {
         context.bind()?;
-        let options = definitions(shape, page_size);
+        let multiprocessors = context.multiprocessors()?;
+        let options = definitions(shape, page_size, multiprocessors);
         let image = nvrtc::compile("model.cu", &source(), context.capability(), &options)?;
         // SAFETY: the image is whole, as the compiler has written it, and is copied by the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -126,7 +180,14 @@ impl Kernels {
                 }
             }
             let (threads, shared_bytes) = (threads as u32, shared_bytes as u32);
-            Ok::<_, CudaError>(Kernel { function, threads, shared_bytes })
+            Ok::<_, CudaError>(Kernel { function, threads, shared_bytes, follows: false })
+        };
+        let can_follow = context.capability() >= 90;
+        let following = |name: &CStr, threads: usize, shared_bytes: usize| {
+            Ok::<_, CudaError>(Kernel {
+                follows: can_follow,
+                ..kernel(name, threads, shared_bytes)?
+            })
         };
         let depth = shape.head_dim.next_multiple_of(16);
         let (row_bytes, tile_bytes) = (depth * 2, TILE * depth * 2);
@@ -136,23 +197,37 @@ impl Kernels {
         let (attend, attend_few) = if by_map {
             let attend = HOPPER_PLACES * tile_bytes + queries_and_joined;
             let few = FEW_HOPPER_PLACES * tile_bytes + few_queries;
-            (kernel(c"attend_on_hopper", 384, attend)?, kernel(c"attend_few_on_hopper", 160, few)?)
+            (
+                following(c"attend_on_hopper", 384, attend)?,
+                following(c"attend_few_on_hopper", 160, few)?,
+            )
         } else {
             let attend = shared_bytes(shape);
             let few = FEW_STAGES * 2 * tile_bytes + few_queries;
-            (kernel(c"attend", 256, attend)?, kernel(c"attend_few", 128, few)?)
+            (following(c"attend", 256, attend)?, following(c"attend_few", 128, few)?)
         };
+        let of_few_rows = |name| following(name, FEW_ROWS_THREADS, FEW_ROWS_BYTES);
+        let few_rows = (context.capability() == 90).then(|| {
+            Ok::<_, CudaError>(FewRowsKernels {
+                to_qkv: of_few_rows(c"few_rows_to_qkv")?,
+                to_out: of_few_rows(c"few_rows_to_out")?,
+                to_gated: of_few_rows(c"few_rows_to_gated")?,
+                to_down: of_few_rows(c"few_rows_to_down")?,
+                to_logits: of_few_rows(c"few_rows_to_logits")?,
+            })
+        });
         Ok(Self {
             context: context.clone(),
             module,
+            few_rows: few_rows.transpose()?,
             take_in: kernel(c"take_in", 256, 0)?,
-            embed: kernel(c"embed", 128, 0)?,
-            add_norm: kernel(c"add_norm", 256, 0)?,
-            turn_and_keep: kernel(c"turn_and_keep", 256, 0)?,
+            embed: following(c"embed", 128, 0)?,
+            add_norm: following(c"add_norm", 256, 0)?,
+            turn_and_keep: following(c"turn_and_keep", 256, 0)?,
             attend,
             attend_few,
-            join: kernel(c"join", depth, 0)?,
-            gate: kernel(c"gate", 256, 0)?,
+            join: following(c"join", depth, 0)?,
+            gate: following(c"gate", 256, 0)?,
             shape: kernel(c"shape", 256, 0)?,
             sample: kernel(c"sample", 1024, SELECTION_BYTES)?,
             score: kernel(c"score", 1024, 0)?,
@@ -172,27 +247,49 @@ impl Drop for Kernels {
     }
 }
 
-/// A map of pages for the copy engine, as the driver makes it.
+/// A map of memory for the copy engine, as the driver makes it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PageMap([u64; 16]);
+pub(super) struct Map([u64; 16]);
 
-impl PageMap {
+impl Map {
     /// Of pages that lie one behind the other.
-    pub(super) fn new(shape: &Shape, memory: &CudaMemory) -> Result<Self, CallError> {
+    pub(super) fn of_pages(shape: &Shape, memory: &CudaMemory) -> Result<Self, CallError> {
         let page_size = u64::from(memory.layout().page_size());
         let blocks = u64::from(memory.pages()) * (shape.layers * shape.kv_heads * 2) as u64;
         let token_bytes = shape.head_dim as u64 * 2;
         let dimensions = [64, page_size, shape.head_dim as u64 / 64, blocks];
         let strides = [token_bytes, 128, page_size * token_bytes];
         let boxed = [64, page_size.min(TILE as u64) as u32, 1, 1];
+        Self::new(memory.base(), &dimensions, &strides, &boxed)
+    }
+
+    /// Of a matrix, so many rows of which are copied at once.
+    pub(super) fn of_matrix(
+        at: DeviceAddress,
+        rows: usize,
+        columns: usize,
+        rows_at_once: usize,
+    ) -> Result<Self, CallError> {
+        let dimensions = [columns as u64, rows as u64];
+        Self::new(at, &dimensions, &[columns as u64 * 2], &[64, rows_at_once as u32])
+    }
+
+    /// Of bf16, copied in rows of 64 elements that are swizzled.
+    fn new(
+        at: DeviceAddress,
+        dimensions: &[u64],
+        strides: &[u64],
+        boxed: &[u32],
+    ) -> Result<Self, CallError> {
         let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let rank = dimensions.len() as u32;
         // SAFETY: the lists are as long as the rank says, and the memory is as large.
         let made = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &raw mut map,
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                4,
-                memory.base().0 as usize as *mut c_void,
+                rank,
+                at.0 as usize as *mut c_void,
                 dimensions.as_ptr(),
                 strides.as_ptr(),
                 boxed.as_ptr(),
@@ -236,8 +333,8 @@ impl Parameters {
         self.all(&[kv, page_bytes, layer_offset, table, row_entries])
     }
 
-    /// A map of pages.
-    pub(super) fn map(self, map: &PageMap) -> Self {
+    /// A map of memory.
+    pub(super) fn map(self, map: &Map) -> Self {
         self.all(&map.0)
     }
 
@@ -264,12 +361,33 @@ impl Kernel {
         let mut values = parameters.values;
         let mut pointers: SmallVec<[*mut c_void; 12]> =
             values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
-        let (grid, block) = ((blocks as u32, 1, 1), (self.threads, 1, 1));
-        let shared = self.shared_bytes;
+        let mut follows = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks as u32,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream.raw(),
+            attrs: &raw mut follows,
+            numAttrs: u32::from(self.follows),
+        };
         // SAFETY: as the caller says; the function belongs to a module that is loaded.
         let launched = unsafe {
-            result::launch_kernel(self.function, grid, block, shared, stream.raw(), &mut pointers)
+            let parameters = pointers.as_mut_ptr();
+            sys::cuLaunchKernelEx(
+                &raw const config,
+                self.function,
+                parameters,
+                std::ptr::null_mut(),
+            )
         };
-        call("cuLaunchKernel", launched)
+        call("cuLaunchKernelEx", launched.result())
     }
 }

@@ -1,0 +1,236 @@
+// Products of a matrix with few rows on Hopper. What they take is the time to read the matrix once, so every
+// multiprocessor reads a part of it, and the sum over inputs is not split: it is the sum that cuBLASLt's algorithms
+// without splitting compute, to the bit.
+
+#if __CUDA_ARCH__ == 900
+
+// Rows that are computed, as the instructions want them; what is in those that were not brought does not matter.
+#define PRODUCT_ROWS 64
+// Inputs of a part: 128 bytes, swizzled, eight rows or outputs one behind the other.
+#define PART_INPUTS 64
+#define PART_ROW_BYTES 128
+// Blocks that share rows: each brings half of them for both. With four, not all multiprocessors would have a block.
+#define SHARERS 2
+#define PRODUCT_THREADS 160
+#define PRODUCT_BYTES_MAX (216 << 10)
+
+struct __align__(64) MatrixMap {
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ u64 described_part(u32 address) {
+    return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
+}
+
+// sums = rows * outputs + sums, or + nothing, for 16 inputs.
+__device__ __forceinline__ void multiply_outputs(float (&sums)[16], u64 rows, u64 outputs, bool adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+        "}, %16, %17, p, 1, 1, 0, 0;\n}"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
+          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
+        : "l"(rows), "l"(outputs), "r"((int)adds));
+}
+__device__ __forceinline__ void multiply_outputs(float (&sums)[8], u64 rows, u64 outputs, bool adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, 0;\n}"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
+          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
+        : "l"(rows), "l"(outputs), "r"((int)adds));
+}
+
+// The sums of a tile of outputs: 32 at a time, and 16 that may be left.
+template <int TILE_OUTPUTS>
+struct Sums {
+    static constexpr int THIRTY_TWOS = TILE_OUTPUTS / 32;
+    static constexpr bool HAS_SIXTEEN = TILE_OUTPUTS % 32 != 0;
+    float wide[THIRTY_TWOS ? THIRTY_TWOS : 1][16];
+    float last[8];
+
+    __device__ __forceinline__ void add(u64 rows, u32 outputs_at, bool adds) {
+#pragma unroll
+        for (int at = 0; at < THIRTY_TWOS; at++)
+            multiply_outputs(wide[at], rows, described_part(outputs_at + at * 32 * PART_ROW_BYTES), adds);
+        if (HAS_SIXTEEN) multiply_outputs(last, rows, described_part(outputs_at + THIRTY_TWOS * 32 * PART_ROW_BYTES), adds);
+    }
+
+    // Of eight outputs this thread has two, of two rows: the sums at 0 and 1, and at 2 and 3.
+    __device__ __forceinline__ const float *eight(int at) const {
+        return at < THIRTY_TWOS * 4 ? &wide[at / 4][at % 4 * 4] : &last[(at - THIRTY_TWOS * 4) * 4];
+    }
+};
+
+__device__ __forceinline__ void copy_part(u32 to, const MatrixMap *map, u32 input, u32 row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+            "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier) : "memory");
+}
+// The same to all blocks that share it.
+__device__ __forceinline__ void copy_part_to_all(u32 to, const MatrixMap *map, u32 input, u32 row, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::
+            "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier), "h"((u16)((1 << SHARERS) - 1)) : "memory");
+}
+__device__ __forceinline__ void arrive_at(u32 barrier, u32 sharer) {
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(sharer) : "memory");
+}
+__device__ __forceinline__ void wait_for_sharers() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// What becomes of sums.
+enum Outcome { KEPT_NARROW, KEPT_WIDE, GATED };
+
+template <int TILE_OUTPUTS, Outcome OUTCOME>
+struct Product {
+    // Gates and what they are for are two tiles.
+    static constexpr int TILES = OUTCOME == GATED ? 2 : 1;
+    static constexpr u32 WEIGHT_BYTES = TILES * TILE_OUTPUTS * PART_ROW_BYTES, ROW_BYTES = PRODUCT_ROWS * PART_ROW_BYTES;
+    static constexpr u32 PARTS = TILES * TILE_OUTPUTS > 96 ? 1 : 2;
+    static constexpr u32 PLACE_BYTES = PARTS * (WEIGHT_BYTES + ROW_BYTES);
+    static constexpr u32 PLACE_COUNT = PRODUCT_BYTES_MAX / PLACE_BYTES;
+
+    const MatrixMap *weights, *rows;
+    u32 inputs, outputs, rows_each;
+    u32 memory, full, empty;
+
+    __device__ __forceinline__ u32 weights_at(u32 place, u32 part) const { return memory + place * PLACE_BYTES + part * WEIGHT_BYTES; }
+    __device__ __forceinline__ u32 rows_at(u32 place, u32 part) const {
+        return memory + place * PLACE_BYTES + PARTS * WEIGHT_BYTES + part * ROW_BYTES;
+    }
+    __device__ __forceinline__ u32 steps() const { return inputs / (PARTS * PART_INPUTS); }
+    __device__ __forceinline__ u32 turns() const { return (outputs + TILE_OUTPUTS * gridDim.x - 1) / (TILE_OUTPUTS * gridDim.x); }
+    __device__ __forceinline__ u32 first_output(u32 turn) const { return (turn * gridDim.x + blockIdx.x) * TILE_OUTPUTS; }
+
+    __device__ __forceinline__ void send_weights(u32 sent) const {
+        u32 place = sent % PLACE_COUNT, step = sent % steps(), first = first_output(sent / steps()), barrier = full + place * 8;
+        arrive_and_expect(barrier, PARTS * (WEIGHT_BYTES + SHARERS * rows_each * PART_ROW_BYTES));
+        for (u32 part = 0; part < PARTS; part++)
+            for (u32 tile = 0; tile < TILES; tile++)
+                copy_part(
+                    weights_at(place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES, weights, (step * PARTS + part) * PART_INPUTS,
+                    first + tile * outputs, barrier);
+    }
+
+    __device__ __forceinline__ void send_rows(u32 sent, u32 sharer) const {
+        u32 place = sent % PLACE_COUNT, step = sent % steps(), row = sharer * rows_each;
+        for (u32 part = 0; part < PARTS; part++)
+            copy_part_to_all(
+                rows_at(place, part) + row * PART_ROW_BYTES, rows, (step * PARTS + part) * PART_INPUTS, row, full + place * 8);
+    }
+
+    // Has all parts copied, as places become free. Weights are there before what the kernel before this one computes.
+    __device__ __forceinline__ void send(u32 sharer) const {
+        u32 all = steps() * turns(), ahead = all < PLACE_COUNT ? all : PLACE_COUNT;
+        for (u32 sent = 0; sent < ahead; sent++) send_weights(sent);
+        after_the_kernel_before();
+        for (u32 sent = 0; sent < ahead; sent++) send_rows(sent, sharer);
+        for (u32 sent = ahead; sent < all; sent++) {
+            wait(empty + sent % PLACE_COUNT * 8, (sent / PLACE_COUNT - 1) % 2);
+            send_weights(sent);
+            send_rows(sent, sharer);
+        }
+    }
+
+    __device__ __forceinline__ void release(u32 place) const {
+        if (threadIdx.x % 32 < SHARERS) arrive_at(empty + place * 8, threadIdx.x % 32);
+    }
+
+    __device__ __forceinline__ void compute(void *out, u32 row_count) const {
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, taken = 0;
+        for (u32 turn = 0; turn < turns(); turn++) {
+            Sums<TILE_OUTPUTS> sums[TILES];
+            for (u32 step = 0; step < steps(); step++, taken++) {
+                u32 place = taken % PLACE_COUNT;
+                wait(full + place * 8, taken / PLACE_COUNT % 2);
+                begin_products();
+#pragma unroll
+                for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+                    for (u32 at = 0; at < PART_INPUTS * 2; at += 32)
+#pragma unroll
+                        for (u32 tile = 0; tile < TILES; tile++)
+                            sums[tile].add(
+                                described_part(rows_at(place, part) + at),
+                                weights_at(place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES + at, step + part + at > 0);
+                end_products();
+                if (step > 0) {
+                    wait_for_products<1>();
+                    release((taken - 1) % PLACE_COUNT);
+                }
+            }
+            wait_for_products<0>();
+            release((taken - 1) % PLACE_COUNT);
+            u32 first = first_output(turn);
+#pragma unroll
+            for (int at = 0; at < TILE_OUTPUTS / 8; at++) {
+                u32 output = first + at * 8 + lane % 4 * 2;
+                if (output >= outputs) break;
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 row = warp * 16 + half * 8 + lane / 4;
+                    const float *two = sums[0].eight(at) + half * 2;
+                    u64 to = (u64)row * outputs + output;
+                    if (row >= row_count) continue;
+                    if (OUTCOME == KEPT_WIDE) {
+                        *(float2 *)((float *)out + to) = make_float2(two[0], two[1]);
+                    } else if (OUTCOME == KEPT_NARROW) {
+                        *(u32 *)((u16 *)out + to) = pair_of(two[0], two[1]);
+                    } else {
+                        const float *values = sums[TILES - 1].eight(at) + half * 2;
+                        *(u32 *)((u16 *)out + to) = gated_pair(pair_of(two[0], two[1]), pair_of(values[0], values[1]));
+                    }
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run(void *out, u32 row_count, u64 *barriers) {
+        full = shared_address(barriers), empty = full + PLACE_COUNT * 8;
+        u32 sharer = blockIdx.x % SHARERS;
+        if (threadIdx.x == 0) {
+            for (u32 place = 0; place < PLACE_COUNT; place++) {
+                prepare(full + place * 8, 1);
+                prepare(empty + place * 8, SHARERS * 4);
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        wait_for_sharers();
+        let_the_next_kernel_begin();
+        if (threadIdx.x < 128)
+            compute(out, row_count);
+        else if (threadIdx.x == 128)
+            send(sharer);
+        __syncwarp();
+        // Others may still tell this block that they are done with what it has sent.
+        wait_for_sharers();
+    }
+};
+
+// `outputs` are those of the outcome; there are as many rows as `rows_each` times those who share them.
+#define PRODUCT(NAME, TILE_OUTPUTS, OUTCOME)                                                                            \
+    extern "C" __global__ void __cluster_dims__(SHARERS) __launch_bounds__(PRODUCT_THREADS, 1) NAME(                    \
+        const __grid_constant__ MatrixMap weights, const __grid_constant__ MatrixMap rows, void *out, u32 inputs,       \
+        u32 outputs, u32 rows_each, u32 row_count) {                                                                    \
+        extern __shared__ __align__(1024) u8 memory[];                                                                  \
+        typedef Product<TILE_OUTPUTS, OUTCOME> Here;                                                                    \
+        __shared__ u64 barriers[2 * Here::PLACE_COUNT];                                                                      \
+        Here product = {&weights, &rows, inputs, outputs, rows_each, shared_address(memory), 0, 0};                     \
+        product.run(out, row_count, barriers);                                                                          \
+    }
+
+PRODUCT(few_rows_to_qkv, QKV_TILE, KEPT_NARROW)
+PRODUCT(few_rows_to_out, OUT_TILE, KEPT_NARROW)
+PRODUCT(few_rows_to_gated, GATED_TILE, GATED)
+PRODUCT(few_rows_to_down, DOWN_TILE, KEPT_NARROW)
+PRODUCT(few_rows_to_logits, LOGITS_TILE, KEPT_WIDE)
+
+#endif

@@ -317,7 +317,6 @@ attend_on_hopper(
 }
 
 // `attend_few` with tiles that come by the copy engine: it computes the same, to the bit.
-#define FEW_PLACES 6
 #define FEW_HOPPER_THREADS 160
 
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
@@ -325,7 +324,7 @@ __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
     return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
     const __grid_constant__ PageMap map, u32 layer) {

@@ -256,23 +256,21 @@ impl Choosing {
         &self,
         forward: &Forward,
         work: &Work,
-        results: &mut Results,
+        results: &Results,
     ) -> Result<(), CudaError> {
         let likelihoods_at = results.likelihoods_at;
         let likelihoods = work.scores.len() * results.stride as usize * size_of::<Likelihood>();
-        let memory = results.memory.as_mut().expect("it is kept until the end").bytes_mut();
-        let (chosen, rest) = memory.split_at_mut(likelihoods_at);
+        let memory = results.memory.as_ref().expect("it is kept until the end");
         let outputs = work.draws.iter().map(|draw| draw.output as usize + 1).max().unwrap_or(0);
-        for (to, from) in [
-            (&mut chosen[..outputs * 4], self.chosen.at()),
-            (&mut rest[..likelihoods], self.likelihoods.at()),
+        for (to, from, bytes) in [
+            (memory.address(0), self.chosen.at(), outputs * 4),
+            (memory.address(likelihoods_at), self.likelihoods.at(), likelihoods),
         ] {
-            if to.is_empty() {
-                continue;
+            if bytes > 0 {
+                // By a kernel: copy engines may be busy with pages for a long time.
+                // SAFETY: there is as much on both sides, and the host reads it only when the step has ended.
+                unsafe { self.driver.fetch(forward.stream, to, from, bytes) }?;
             }
-            // SAFETY: there is as much on the device, and the host reads it only when the step has ended.
-            let copied = unsafe { result::memcpy_dtoh_async(to, from.0, forward.stream.raw()) };
-            call("cuMemcpyDtoHAsync", copied)?;
         }
         Ok(())
     }

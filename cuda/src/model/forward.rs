@@ -10,7 +10,7 @@ use terrace_engine::{CopyProgress, StepLimits};
 use terrace_model::Shape;
 
 use super::few_rows::{FEW_ROWS_MAX, FewRows, Places};
-use super::kernels::{Kernel, Kernels, Map, Parameters};
+use super::kernels::{FEW_HOPPER_BLOCKS, Kernel, Kernels, Map, Parameters};
 use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
@@ -246,7 +246,7 @@ impl Forward {
             map,
             buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
             graphs: BTreeMap::new(),
-            resident_blocks: 2 * context.multiprocessors()? as usize,
+            resident_blocks: FEW_HOPPER_BLOCKS * context.multiprocessors()? as usize,
             context: context.clone(),
         };
         forward.tune(&**driver, limits)?;

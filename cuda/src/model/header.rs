@@ -5,10 +5,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::result;
-
 use super::plain::{Plain, bytes_of};
-use crate::context::call;
 use crate::driver::{DeviceAddress, Driver, Stream};
 use crate::error::CudaError;
 use crate::fence::CudaFence;
@@ -103,15 +100,18 @@ impl Header {
     }
 
     /// Sends what was written. It may be written over when `taken_in` is passed.
-    pub(super) fn send(&mut self, stream: Stream, taken_in: &CudaFence) -> Result<(), CudaError> {
+    pub(super) fn send(
+        &mut self,
+        driver: &dyn Driver,
+        stream: Stream,
+        taken_in: &CudaFence,
+    ) -> Result<(), CudaError> {
         let (pinned, waits_for) = &mut self.slots[self.turn];
         for &(start, end) in &self.written {
             let to = self.device.at().offset(start);
+            // By a kernel: copy engines may be busy with pages for a long time.
             // SAFETY: the device's memory is as large, and the pinned one is not written to before it has arrived.
-            let sent = unsafe {
-                result::memcpy_htod_async(to.0, &pinned.bytes()[start..end], stream.raw())
-            };
-            call("cuMemcpyHtoDAsync", sent)?;
+            unsafe { driver.fetch(stream, to, pinned.address(start), end - start) }?;
         }
         *waits_for = Some(taken_in.clone());
         Ok(())

@@ -39,7 +39,9 @@ const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
 /// The same on Hopper, keys or values.
 const HOPPER_PLACES: usize = 8;
-const FEW_HOPPER_PLACES: usize = 6;
+const FEW_HOPPER_PLACES: usize = 4;
+/// Blocks of it that a multiprocessor has at once: while some compute, tiles of others come.
+pub(super) const FEW_HOPPER_BLOCKS: usize = 3;
 /// The threads of a product of few rows, and the shared memory of its block.
 const FEW_ROWS_THREADS: usize = 160;
 const FEW_ROWS_BYTES: usize = 216 << 10;
@@ -60,6 +62,8 @@ pub fn definitions(shape: &Shape, page_size: u32, multiprocessors: u32) -> Vec<S
         ("GROUP", shape.group()),
         ("PAGE_SIZE", page_size as usize),
         ("LAYERS", shape.layers),
+        ("FEW_PLACES", FEW_HOPPER_PLACES),
+        ("FEW_BLOCKS", FEW_HOPPER_BLOCKS),
         ("QKV_TILE", tiles.qkv),
         ("OUT_TILE", tiles.out),
         ("GATED_TILE", tiles.gated),

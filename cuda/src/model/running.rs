@@ -187,7 +187,7 @@ impl Running {
             let range = first as u32..(first + rows) as u32;
             self.choosing.choose(&self.forward, &self.header, &self.work, range, &mut results)?;
         }
-        self.choosing.end(&self.forward, &self.work, &mut results)?;
+        self.choosing.end(&self.forward, &self.work, &results)?;
         fence.record(self.forward.stream)?;
         Ok(results)
     }
@@ -208,7 +208,7 @@ impl Running {
         header.write(sections.many, &work.many)?;
         header.write(sections.logits_of, &work.logits_of)?;
         header.write(sections.pages, &work.pages)?;
-        header.send(self.forward.stream, fence)?;
+        header.send(&*self.driver, self.forward.stream, fence)?;
         Ok(Lists {
             tokens: header.at(sections.tokens),
             many: header.at(sections.many),

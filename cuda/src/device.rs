@@ -103,15 +103,16 @@ impl CudaDevice {
             let copier = Copier {
                 driver: driver.clone(),
                 stream: driver.create_stream(Priority::Low)?,
+                list_stream: driver.create_stream(Priority::Low)?,
                 events: ends.memory.events().clone(),
+                ends: ends.clone(),
                 lists,
                 direction,
-                page_bytes,
                 batch_from,
                 counts: counts.clone(),
                 batch: BatchLists::default(),
             };
-            Lane::spawn(copier, ends.clone(), sampler, Broken::clone(&broken))
+            Lane::spawn(copier, sampler, Broken::clone(&broken))
         };
         let to_device = lane(CopyDirection::LoadBack, ways.to_device_batch_from, &counts[0])?;
         let to_host = lane(CopyDirection::WriteBack, ways.to_host_batch_from, &counts[1])?;

@@ -2,11 +2,13 @@
 //!
 //! A transfer runs on while its caller does other things, and may go on after its caller has given
 //! up. So a page is lent to it: as a [`Source`], which any number may read, or as a [`Target`], which
-//! one may write. Both are move-only, and giving one back is dropping it; until then the arena refuses
-//! to lend the page to anybody in its way. A page that is reused too early is thus an error at once
-//! and never wrong bytes later.
+//! one may write; many at once as [`Sources`] and [`Targets`]. All are move-only, and giving one back is
+//! dropping it; until then the arena refuses to lend the page to anybody in its way. A page that is
+//! reused too early is thus an error at once and never wrong bytes later.
 
 #![allow(unsafe_code)]
+
+mod loans;
 
 use std::any::Any;
 use std::fmt;
@@ -22,6 +24,8 @@ use tokio::sync::Notify;
 
 use crate::object::HEADER_BYTES;
 use crate::sync::{AtomicU32, Ordering};
+
+pub use loans::{Sources, Targets};
 
 /// What direct IO wants memory to be aligned to.
 pub const ALIGNMENT: usize = 4096;
@@ -261,6 +265,14 @@ impl Inner {
     fn stride(&self) -> usize {
         self.headroom_bytes + self.page_bytes
     }
+
+    /// Where a page begins.
+    fn start(&self, page: u32) -> *mut u8 {
+        assert!((page as usize) < self.lending.len(), "the arena has no page {page}");
+        let offset = page as usize * self.stride() + self.headroom_bytes;
+        // SAFETY: the page is one of those that lie in the allocation.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
 }
 
 /// A page, or its beginning, on loan.
@@ -272,9 +284,7 @@ struct Loan {
 
 impl Loan {
     fn start(&self) -> *mut u8 {
-        let offset = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
-        // SAFETY: `page` is less than the number of pages, all of which lie in the allocation.
-        unsafe { self.inner.base.as_ptr().add(offset) }
+        self.inner.start(self.page)
     }
 
     /// Takes the bytes right before the page, if there are any and nobody else has them: several may
@@ -460,6 +470,11 @@ impl Lending {
             }
         }
         false
+    }
+
+    /// Whether nobody writes; somebody may the next moment.
+    fn is_to_be_shared(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < Self::WRITER - 1
     }
 
     fn unshare(&self) {

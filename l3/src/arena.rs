@@ -86,8 +86,13 @@ impl Arena {
     /// # Errors
     /// When the system has not so much address space left, or there is nothing to allocate.
     pub fn with_headroom(pages: u32, page_bytes: usize) -> io::Result<Self> {
-        let is_aligned = page_bytes.is_multiple_of(ALIGNMENT);
-        Self::map(pages, page_bytes, if is_aligned { ALIGNMENT } else { HEADER_BYTES })
+        Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes))
+    }
+
+    /// How many bytes [`Arena::with_headroom`] has before each page of a size.
+    #[must_use]
+    pub fn headroom_bytes(page_bytes: usize) -> usize {
+        if page_bytes.is_multiple_of(ALIGNMENT) { ALIGNMENT } else { HEADER_BYTES }
     }
 
     fn map(pages: u32, page_bytes: usize, headroom_bytes: usize) -> io::Result<Self> {

@@ -58,7 +58,7 @@ impl Scene {
 
     fn with(config: CudaConfig, seed: u64) -> Self {
         let fake = FakeDriver::new(1 << 30, seed);
-        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config).unwrap();
+        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
         let pages = CacheConfig { device_pages: 8, host_pages: 8, ..CacheConfig::default() };
         let mut cache = Cache::new(&pages);
         let (device_pages, host_pages) =
@@ -423,16 +423,17 @@ fn a_device_that_is_lost_ends_every_copy() {
 #[test]
 fn memory_that_is_short_is_told_with_what_there_is() {
     let fake = FakeDriver::new(5000, 1);
-    let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()));
+    let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
     // Pages fit, and what else is needed does not.
     let opened =
-        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()));
+        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()), None);
     assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
     let fake_of_host = FakeDriver::new(1 << 20, 1);
     fake_of_host.limit_pinned(9000);
-    let opened = CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()));
+    let opened =
+        CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.contains("could not be pinned") && error.contains("ulimit -l"), "{error}");
     for fake in [fake, fake_of_host] {
@@ -524,7 +525,7 @@ fn the_way_that_is_faster_is_chosen() {
         let fake = FakeDriver::new(1 << 30, 1);
         fake.set_costs(batch_piece_ns, kernel_kib_ns);
         let config = CudaConfig { ways: None, ..config(layout.clone()) };
-        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config).unwrap();
+        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
         assert_eq!(fake.violations(), [""; 0]);
         device.ways()
     };
@@ -609,7 +610,7 @@ fn what_a_page_costs() {
     let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 8).pages(1).unwrap();
     let config = CudaConfig { device_pages: PAGES, host_pages: PAGES, ..config(layout) };
     let fake = FakeDriver::new(1 << 30, 1);
-    let device = CudaDevice::with_driver(Arc::new(fake.clone()), config).unwrap();
+    let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
     fake.change_faults(|faults| faults.copies_are_skipped = true);
     let pages = CacheConfig { device_pages: PAGES, host_pages: PAGES, ..CacheConfig::default() };
     let mut cache = Cache::new(&pages);

@@ -19,6 +19,7 @@ use crate::lists::Lists;
 use crate::memory::CudaMemory;
 use crate::pinned::{Pinned, SeenArena};
 use crate::real::RealDriver;
+use crate::room::Room;
 use crate::stats::{CudaStats, LinkCounts};
 use crate::transfer::{BatchLists, Copier, Ends};
 use crate::ways::{CopyWays, measure};
@@ -56,16 +57,29 @@ impl CudaDevice {
     /// # Errors
     /// When memory of either side is short, or kernels cannot be compiled.
     pub fn new(context: &Arc<Context>, config: CudaConfig) -> Result<Self, CudaError> {
-        Self::with_driver(Arc::new(RealDriver::new(context)?), config)
+        Self::with_driver(Arc::new(RealDriver::new(context)?), config, None)
+    }
+
+    /// The same in memory that is there already, for those who make many devices one after the other.
+    ///
+    /// # Errors
+    /// When its pages do not fit the room, or another device has that; or kernels cannot be compiled.
+    pub fn new_in(
+        context: &Arc<Context>,
+        config: CudaConfig,
+        room: &Arc<Room>,
+    ) -> Result<Self, CudaError> {
+        Self::with_driver(Arc::new(RealDriver::new(context)?), config, Some(room))
     }
 
     pub(crate) fn with_driver(
         driver: Arc<dyn Driver>,
         config: CudaConfig,
+        room: Option<&Arc<Room>>,
     ) -> Result<Self, CudaError> {
         driver.bind_thread()?;
         let (pages, page_bytes) = (config.device_pages, config.layout.bytes());
-        Self::set_up(driver.clone(), config).map_err(|error| match error {
+        Self::set_up(driver.clone(), config, room).map_err(|error| match error {
             CudaError::Call(CallError { kind: CallErrorKind::OutOfMemory, .. }) => {
                 let DeviceMemory { free, total } = driver.memory().unwrap_or_default();
                 CudaError::OutOfDeviceMemory { pages, page_bytes, free, total }
@@ -74,17 +88,25 @@ impl CudaDevice {
         })
     }
 
-    fn set_up(driver: Arc<dyn Driver>, config: CudaConfig) -> Result<Self, CudaError> {
+    fn set_up(
+        driver: Arc<dyn Driver>,
+        config: CudaConfig,
+        room: Option<&Arc<Room>>,
+    ) -> Result<Self, CudaError> {
         let CudaConfig { device_pages, host_pages, layout, canary, ways } = config;
         let page_bytes = layout.bytes();
-        let memory = CudaMemory::new(&driver, device_pages, layout)?;
-        let host = match host_pages {
-            0 => None,
-            pages => {
-                let arena =
-                    Arena::with_headroom(pages, page_bytes).map_err(CudaError::HostMemory)?;
+        let (memory, host) = match (room, host_pages) {
+            (Some(room), _) => {
+                let (memory, arena, seen) = room.take(&driver, device_pages, host_pages, layout)?;
+                (memory, Some((arena, seen)))
+            }
+            (None, 0) => (CudaMemory::new(&driver, device_pages, layout)?, None),
+            (None, _) => {
+                let memory = CudaMemory::new(&driver, device_pages, layout)?;
+                let arena = Arena::with_headroom(host_pages, page_bytes);
+                let arena = arena.map_err(CudaError::HostMemory)?;
                 let seen = SeenArena::pin(&driver, &arena)?;
-                Some((arena, seen))
+                (memory, Some((arena, seen)))
             }
         };
         let ways = match (ways, &host) {
@@ -103,15 +125,16 @@ impl CudaDevice {
             let copier = Copier {
                 driver: driver.clone(),
                 stream: driver.create_stream(Priority::Low)?,
+                list_stream: driver.create_stream(Priority::Low)?,
                 events: ends.memory.events().clone(),
+                ends: ends.clone(),
                 lists,
                 direction,
-                page_bytes,
                 batch_from,
                 counts: counts.clone(),
                 batch: BatchLists::default(),
             };
-            Lane::spawn(copier, ends.clone(), sampler, Broken::clone(&broken))
+            Lane::spawn(copier, sampler, Broken::clone(&broken))
         };
         let to_device = lane(CopyDirection::LoadBack, ways.to_device_batch_from, &counts[0])?;
         let to_host = lane(CopyDirection::WriteBack, ways.to_host_batch_from, &counts[1])?;
@@ -187,5 +210,7 @@ impl Device for CudaDevice {
 
 #[cfg(test)]
 mod engine_tests;
+#[cfg(test)]
+mod portion_tests;
 #[cfg(test)]
 mod tests;

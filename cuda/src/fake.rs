@@ -32,12 +32,14 @@ struct Shared {
 pub(crate) struct Faults {
     /// Work is delayed by up to so much.
     pub(crate) delay_us_max: u64,
-    /// Streams do not wait for events.
-    pub(crate) waits_are_ignored: bool,
+    /// Streams do not wait for what was recorded in this one.
+    pub(crate) not_waited_for: Option<Stream>,
     /// Threads do not sleep until events.
     pub(crate) sleeps_are_short: bool,
     /// The next copy of pages has one bit wrong.
     pub(crate) corrupt_next: bool,
+    /// Nothing is copied, so that only what a lane does itself takes time.
+    pub(crate) copies_are_skipped: bool,
 }
 
 struct State {
@@ -75,6 +77,8 @@ struct Recorded {
     /// in any order.
     recorded: u64,
     to_be_passed: Vec<u64>,
+    /// In which stream it was recorded last.
+    stream: u64,
     /// When the last was passed, by the clock of its stream.
     at_ns: u64,
 }
@@ -254,8 +258,10 @@ impl FakeDriver {
         stream: Stream,
         touch: impl FnOnce(&mut State) -> u64 + Send + 'static,
     ) -> Result<(), CallError> {
-        drop(self.call(call)?);
-        self.0.enqueue(stream, Work::Touch(Box::new(touch)));
+        let is_skipped = self.call(call)?.faults.copies_are_skipped;
+        if !is_skipped {
+            self.0.enqueue(stream, Work::Touch(Box::new(touch)));
+        }
         Ok(())
     }
 }
@@ -500,6 +506,7 @@ impl Driver for FakeDriver {
         let mut state = self.call("record")?;
         let recorded = state.events.get_mut(&event.0).expect("an event that exists");
         recorded.recorded += 1;
+        recorded.stream = stream.0;
         recorded.to_be_passed.push(recorded.recorded);
         let work = Work::Record { event: event.0, recorded: recorded.recorded };
         state.streams.get_mut(&stream.0).expect("a stream that exists").work.push_back(work);
@@ -509,7 +516,7 @@ impl Driver for FakeDriver {
 
     fn wait(&self, stream: Stream, event: Event) -> Result<(), CallError> {
         let mut state = self.call("wait")?;
-        if state.faults.waits_are_ignored {
+        if state.faults.not_waited_for.is_some_and(|it| it.0 == state.events[&event.0].stream) {
             return Ok(());
         }
         let work = Work::Wait { event: event.0, recorded: state.events[&event.0].recorded };

@@ -19,6 +19,13 @@ pub(crate) struct Group {
     pub(crate) parts: Vec<Part>,
 }
 
+impl Group {
+    /// Bytes of every page.
+    pub(crate) fn bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes).sum()
+    }
+}
+
 /// The groups of a copy of so many pages. What is loaded comes layer by layer, as steps need it; what is written back
 /// nobody reads before it is whole.
 pub(crate) fn groups(layout: &PageLayout, direction: CopyDirection, pages: usize) -> Vec<Group> {
@@ -90,8 +97,7 @@ mod tests {
         let (first, second) = (4 << 20, 8 << 20);
         assert_eq!(groups[0].parts, [part(0, first), part(second, 1 << 10)]);
         assert_eq!(groups[1].parts, [part(first, first), part(second + 1024, 1024 + 2048)]);
-        let bytes: usize =
-            groups.iter().flat_map(|group| &group.parts).map(|part| part.bytes).sum();
+        let bytes: usize = groups.iter().map(Group::bytes).sum();
         assert_eq!(bytes, layout.bytes(), "every byte once");
     }
 }

@@ -15,8 +15,7 @@ use crate::driver::Event;
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::groups::groups;
-use crate::memory::LayerMarks;
-use crate::transfer::{Copier, Ends, HandedOver, LentPages, Order};
+use crate::transfer::{Copier, HandedOver, Milestone, Order};
 
 type Done = Box<dyn FnOnce(Result<(), CopyError>) + Send>;
 
@@ -34,7 +33,6 @@ pub(crate) struct Lane {
 impl Lane {
     pub(crate) fn spawn(
         copier: Copier,
-        ends: Ends,
         sampler: Option<Sampler>,
         broken: Broken,
     ) -> Result<Self, CudaError> {
@@ -46,7 +44,6 @@ impl Lane {
         };
         let worker = Worker {
             copier,
-            ends,
             sampler,
             broken,
             corrupt_next: corrupt_next.clone(),
@@ -88,7 +85,6 @@ impl Drop for Lane {
 
 struct Worker {
     copier: Copier,
-    ends: Ends,
     sampler: Option<Sampler>,
     broken: Broken,
     corrupt_next: Arc<AtomicBool>,
@@ -101,7 +97,7 @@ struct Worker {
 /// A copy in the stream.
 struct UnderWay {
     copy: HandedOver,
-    lent: LentPages,
+    pages: usize,
     progress: CopyProgress,
     done: Done,
     times: [Event; 2],
@@ -154,15 +150,16 @@ impl Worker {
         if job.device_pages.is_empty() && job.host_pages.is_empty() {
             return self.end(job.done, Ok(()));
         }
-        match self.ends.lend(&job) {
-            Ok(lent) => self.hand_over(job, lent),
-            Err(failed) => self.end(job.done, Err(failed)),
+        if job.device_pages.len() != job.host_pages.len() {
+            let failed = "there are not as many device pages as host pages".to_owned();
+            return self.end(job.done, Err(CopyError::Failed(failed)));
         }
+        self.hand_over(job);
     }
 
-    fn hand_over(&mut self, job: CopyJob<CudaFence>, lent: LentPages) {
-        let CopyJob { after, progress, done, .. } = job;
-        let pages = lent.pairs.len();
+    fn hand_over(&mut self, job: CopyJob<CudaFence>) {
+        let CopyJob { device_pages, host_pages, after, progress, done, .. } = job;
+        let pages = device_pages.len();
         let samples = self.sampler.as_mut().map(|sampler| sampler.next(pages)).unwrap_or_default();
         let count = Copier::places(pages, samples.len());
         let places = loop {
@@ -175,63 +172,100 @@ impl Worker {
                 None => self.wait_for_next(),
             }
         };
-        let handed_over = self.times().and_then(|times| {
-            let copy = self.copier.hand_over(Order {
-                pages: &lent,
-                groups: groups(self.ends.memory.layout(), self.copier.direction, pages),
-                after: after.as_ref(),
-                times,
-                samples,
-                places,
-                is_corrupted: self.corrupt_next.swap(false, Ordering::Relaxed),
-            });
-            copy.map(|copy| (copy, times)).inspect_err(|_| self.spare_times.push(times))
-        });
-        let (copy, times) = match handed_over {
-            Ok(handed_over) => handed_over,
+        let times = match self.times() {
+            Ok(times) => times,
             Err(error) => {
-                // What waits for a step that never came has not come to the stream itself. Of anything else some may be on
-                // its way, and its pages are kept until nothing is.
-                if !matches!(error, CudaError::NeverRecorded) {
-                    let _ = self.copier.driver.drain(self.copier.stream);
-                    self.break_down(&error);
-                }
+                self.break_down(&error);
                 self.copier.lists.give_back_newest();
-                drop(lent);
                 return self.end(done, Err(CopyError::Failed(error.to_string())));
             }
         };
-        if self.copier.direction == CopyDirection::LoadBack {
-            progress.mark(Arc::new(LayerMarks::new(copy.groups.iter().cloned().collect())));
+        let copy = HandedOver::nothing(samples);
+        // It is kept with the others from the beginning: should this thread panic, its pages are not let go before the
+        // device has ended with them.
+        self.under_way.push_back(UnderWay { copy, pages, progress, done, times });
+        let newest = self.under_way.back_mut().expect("it was just put there");
+        let (layout, direction) = (self.copier.ends.memory.layout(), self.copier.direction);
+        let order = Order {
+            device_pages: &device_pages,
+            host_pages: &host_pages,
+            groups: groups(layout, direction, pages),
+            after: after.as_ref(),
+            times,
+            places,
+            is_corrupted: self.corrupt_next.swap(false, Ordering::Relaxed),
+        };
+        match self.copier.hand_over(&order, &mut newest.copy) {
+            Ok(()) if direction == CopyDirection::LoadBack => {
+                newest.progress.mark(Arc::new(newest.copy.marks()));
+            }
+            Ok(()) => {}
+            Err(error) => self.take_newest_back(error),
         }
-        self.under_way.push_back(UnderWay { copy, lent, progress, done, times });
     }
 
-    /// Waits for the next group of the oldest copy, or for its end.
-    fn wait_for_next(&mut self) {
-        let Some(oldest) = self.under_way.front_mut() else { return };
-        let waited = match oldest.copy.groups.pop_front() {
-            Some((layers, fence)) => fence.wait().map(|()| oldest.progress.arrive(layers)),
-            None => oldest.copy.end.wait().and_then(|()| self.end_oldest()),
+    /// The newest copy was not handed over, or not all of it.
+    fn take_newest_back(&mut self, error: CudaError) {
+        let failed = match error {
+            // What waits for a step that never came has not come to the stream itself.
+            CudaError::NeverRecorded => CopyError::Failed(error.to_string()),
+            // Pages are not to be had, but those of portions before may be on their way.
+            CudaError::Copy(failed) => {
+                if let Err(error) = self.copier.drain() {
+                    self.break_down(&error);
+                }
+                failed
+            }
+            // Some may be on its way, and its pages are kept until nothing is.
+            error => {
+                let _ = self.copier.drain();
+                self.break_down(&error);
+                CopyError::Failed(error.to_string())
+            }
         };
-        if let Err(error) = waited {
-            // Whatever the stream still has to do is over when this returns; of a device that is lost, nothing is done.
-            let _ = self.copier.driver.drain(self.copier.stream);
+        if let Some(UnderWay { copy, done, times, .. }) = self.under_way.pop_back() {
+            drop(copy);
+            self.copier.lists.give_back_newest();
+            self.spare_times.push(times);
+            self.end(done, Err(failed));
+        }
+    }
+
+    /// Waits for the next that happens to the oldest copy, which may be its end.
+    fn wait_for_next(&mut self) {
+        if let Err(error) = self.pass_next() {
+            // Whatever the streams still have to do is over when this returns; of a device that is lost, nothing is done.
+            let _ = self.copier.drain();
             self.break_down(&error);
             self.fail_oldest(CopyError::Failed(error.to_string()));
         }
     }
 
+    fn pass_next(&mut self) -> Result<(), CudaError> {
+        let Some(UnderWay { copy, progress, .. }) = self.under_way.front_mut() else {
+            return Ok(());
+        };
+        // Its pages stay with the copy until it is known that the device has ended with them.
+        if let Some((fence, _)) = copy.milestones.front() {
+            fence.wait()?;
+        }
+        match copy.milestones.pop_front() {
+            Some((_, Milestone::Layers(layers))) => progress.arrive(layers),
+            Some((_, Milestone::Ended(portion))) => self.copier.end(portion, copy),
+            None => {}
+        }
+        if copy.milestones.is_empty() { self.end_oldest() } else { Ok(()) }
+    }
+
     /// The oldest copy has been done.
     fn end_oldest(&mut self) -> Result<(), CudaError> {
-        let Some(UnderWay { copy, lent, times, .. }) = self.under_way.front() else {
+        let Some(UnderWay { copy, pages, times, .. }) = self.under_way.front() else {
             return Ok(());
         };
         let busy = self.copier.driver.elapsed(times[0], times[1])?;
-        let compared = self.copier.compare(lent, copy);
-        match compared {
+        match copy.verdict() {
             Ok(()) => {
-                let bytes = lent.pairs.len() * self.copier.page_bytes;
+                let bytes = pages * self.copier.ends.memory.page_bytes();
                 self.copier.counts.copied(bytes, busy);
                 let done = self.let_go_of_oldest();
                 self.end_if_any(done, Ok(()));
@@ -251,8 +285,8 @@ impl Worker {
 
     /// Gives back all that the oldest copy has.
     fn let_go_of_oldest(&mut self) -> Option<Done> {
-        let UnderWay { lent, done, times, .. } = self.under_way.pop_front()?;
-        drop(lent);
+        let UnderWay { copy, done, times, .. } = self.under_way.pop_front()?;
+        drop(copy);
         self.copier.lists.give_back_oldest();
         self.spare_times.push(times);
         Some(done)
@@ -294,7 +328,7 @@ impl Drop for Worker {
     /// Copies are under way only if the thread panics: their pages are kept until the device has ended with them.
     fn drop(&mut self) {
         if !self.under_way.is_empty() {
-            let _ = self.copier.driver.drain(self.copier.stream);
+            let _ = self.copier.drain();
         }
         while !self.under_way.is_empty() {
             self.fail_oldest(CopyError::Failed("the thread of copies has panicked".to_owned()));

@@ -37,7 +37,8 @@
 //! # What happens to copies
 //!
 //! Each direction has a stream and a thread ([`CudaDevice`]). The thread takes copies in order, lends their host pages,
-//! uploads the list of addresses, and hands the copy to the stream behind its fence: pieces below a measured size by a
+//! uploads the list of addresses, and hands the copy to the stream behind its fence, large ones in portions, so that the
+//! next pages are prepared and the last ones given back while the device copies. Pieces below a measured size by a
 //! kernel that reads and writes pinned memory itself, larger ones by the copy engines ([`CopyWays`]). Then it sleeps until
 //! events of the stream are passed. A call that fails fails its copy and all that come after it, since nothing is known of
 //! a device that has failed; no copy is left without an end.
@@ -62,7 +63,9 @@ mod memory;
 pub mod model;
 pub mod nvrtc;
 mod pinned;
+mod portions;
 mod real;
+mod room;
 mod stats;
 mod transfer;
 mod ways;
@@ -74,5 +77,6 @@ pub use fence::CudaFence;
 pub use memory::CudaMemory;
 pub use model::{CudaLlama, CudaTicket};
 pub use pinned::Pinned;
+pub use room::Room;
 pub use stats::{CudaStats, LinkStats};
 pub use ways::CopyWays;

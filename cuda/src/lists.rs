@@ -62,10 +62,21 @@ impl Lists {
     }
 
     pub(crate) fn write(&mut self, place: usize, to: DeviceAddress, from: DeviceAddress) {
-        let at = place * PAIR_BYTES;
-        let bytes = &mut self.host.bytes_mut()[at..at + PAIR_BYTES];
-        bytes[..8].copy_from_slice(&to.0.to_le_bytes());
-        bytes[8..].copy_from_slice(&from.0.to_le_bytes());
+        self.write_all(place..place + 1, std::iter::once((to, from)));
+    }
+
+    /// Writes to places one after the other.
+    pub(crate) fn write_all(
+        &mut self,
+        places: Range<usize>,
+        pairs: impl Iterator<Item = (DeviceAddress, DeviceAddress)>,
+    ) {
+        let bytes = &mut self.host.bytes_mut()[places.start * PAIR_BYTES..places.end * PAIR_BYTES];
+        let (of_places, _) = bytes.as_chunks_mut::<PAIR_BYTES>();
+        for (place, (to, from)) in of_places.iter_mut().zip(pairs) {
+            place[..8].copy_from_slice(&to.0.to_le_bytes());
+            place[8..].copy_from_slice(&from.0.to_le_bytes());
+        }
     }
 
     pub(crate) fn read(&self, place: usize) -> (DeviceAddress, DeviceAddress) {
@@ -127,6 +138,8 @@ mod tests {
         let (one, two) = (DeviceAddress(u64::MAX - 1), DeviceAddress(7));
         lists.write(3, one, two);
         assert_eq!((lists.read(3), lists.number(3, 1), lists.read(2).0.0), ((one, two), 7, 0));
+        lists.write_all(0..2, [(two, one), (one, one)].into_iter());
+        assert_eq!([0, 1, 2].map(|place| lists.read(place).0.0), [7, one.0, 0]);
         assert_eq!(lists.seen_at(3).0 - lists.seen_at(1).0, 32);
         let of_two = lists.on_device(2..4);
         assert_eq!((of_two.at.0 - lists.on_device(0..1).at.0, of_two.pairs), (32, 2));

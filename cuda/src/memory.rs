@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 
 use terrace_engine::{CopyProgress, PageLayout};
@@ -13,9 +15,11 @@ use crate::fence::{CudaFence, EventPool};
 
 /// The KV pages of a device: one piece of memory, in which a page lies behind the other and each as its
 /// [layout](PageLayout) says. Clones are the same memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct CudaMemory {
-    allocation: Arc<Allocation>,
+    base: DeviceAddress,
+    /// Keeps the memory.
+    _owner: Arc<dyn Any + Send + Sync>,
     pages: u32,
     layout: PageLayout,
     events: EventPool,
@@ -29,15 +33,25 @@ impl CudaMemory {
     ) -> Result<Self, CudaError> {
         let bytes = (pages as usize).checked_mul(layout.bytes()).filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or(CudaError::Config("a device has at least one page"))?;
-        let allocation = Arc::new(Allocation::new(driver, bytes)?);
-        let events = EventPool::new(driver);
-        Ok(Self { allocation, pages, layout, events })
+        let allocation = Allocation::new(driver, bytes)?;
+        Ok(Self::at(driver, allocation.at, pages, layout, Arc::new(allocation)))
+    }
+
+    /// Pages in memory that somebody keeps.
+    pub(crate) fn at(
+        driver: &Arc<dyn Driver>,
+        base: DeviceAddress,
+        pages: u32,
+        layout: PageLayout,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { base, _owner: owner, pages, layout, events: EventPool::new(driver) }
     }
 
     /// Where the first page begins.
     #[must_use]
     pub fn base(&self) -> DeviceAddress {
-        self.allocation.at
+        self.base
     }
 
     /// Where a page begins.
@@ -100,6 +114,13 @@ impl CudaMemory {
 
     pub(crate) fn events(&self) -> &EventPool {
         &self.events
+    }
+}
+
+impl fmt::Debug for CudaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { base, pages, .. } = self;
+        write!(f, "CudaMemory of {pages} x {} bytes at {:#x}", self.page_bytes(), base.0)
     }
 }
 

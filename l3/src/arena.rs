@@ -2,11 +2,13 @@
 //!
 //! A transfer runs on while its caller does other things, and may go on after its caller has given
 //! up. So a page is lent to it: as a [`Source`], which any number may read, or as a [`Target`], which
-//! one may write. Both are move-only, and giving one back is dropping it; until then the arena refuses
-//! to lend the page to anybody in its way. A page that is reused too early is thus an error at once
-//! and never wrong bytes later.
+//! one may write; many at once as [`Sources`] and [`Targets`]. All are move-only, and giving one back is
+//! dropping it; until then the arena refuses to lend the page to anybody in its way. A page that is
+//! reused too early is thus an error at once and never wrong bytes later.
 
 #![allow(unsafe_code)]
+
+mod loans;
 
 use std::any::Any;
 use std::fmt;
@@ -22,6 +24,8 @@ use tokio::sync::Notify;
 
 use crate::object::HEADER_BYTES;
 use crate::sync::{AtomicU32, Ordering};
+
+pub use loans::{Sources, Targets};
 
 /// What direct IO wants memory to be aligned to.
 pub const ALIGNMENT: usize = 4096;
@@ -82,8 +86,13 @@ impl Arena {
     /// # Errors
     /// When the system has not so much address space left, or there is nothing to allocate.
     pub fn with_headroom(pages: u32, page_bytes: usize) -> io::Result<Self> {
-        let is_aligned = page_bytes.is_multiple_of(ALIGNMENT);
-        Self::map(pages, page_bytes, if is_aligned { ALIGNMENT } else { HEADER_BYTES })
+        Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes))
+    }
+
+    /// How many bytes [`Arena::with_headroom`] has before each page of a size.
+    #[must_use]
+    pub fn headroom_bytes(page_bytes: usize) -> usize {
+        if page_bytes.is_multiple_of(ALIGNMENT) { ALIGNMENT } else { HEADER_BYTES }
     }
 
     fn map(pages: u32, page_bytes: usize, headroom_bytes: usize) -> io::Result<Self> {
@@ -261,6 +270,14 @@ impl Inner {
     fn stride(&self) -> usize {
         self.headroom_bytes + self.page_bytes
     }
+
+    /// Where a page begins.
+    fn start(&self, page: u32) -> *mut u8 {
+        assert!((page as usize) < self.lending.len(), "the arena has no page {page}");
+        let offset = page as usize * self.stride() + self.headroom_bytes;
+        // SAFETY: the page is one of those that lie in the allocation.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
 }
 
 /// A page, or its beginning, on loan.
@@ -272,9 +289,7 @@ struct Loan {
 
 impl Loan {
     fn start(&self) -> *mut u8 {
-        let offset = self.page as usize * self.inner.stride() + self.inner.headroom_bytes;
-        // SAFETY: `page` is less than the number of pages, all of which lie in the allocation.
-        unsafe { self.inner.base.as_ptr().add(offset) }
+        self.inner.start(self.page)
     }
 
     /// Takes the bytes right before the page, if there are any and nobody else has them: several may
@@ -460,6 +475,11 @@ impl Lending {
             }
         }
         false
+    }
+
+    /// Whether nobody writes; somebody may the next moment.
+    fn is_to_be_shared(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < Self::WRITER - 1
     }
 
     fn unshare(&self) {

@@ -46,7 +46,7 @@ mod store;
 mod sync;
 mod traffic;
 
-pub use arena::{Arena, Lent, Source, Target};
+pub use arena::{Arena, Lent, Source, Sources, Target, Targets};
 pub use guard::{GuardConfig, Guarded};
 pub use memory::{MemoryConfig, MemoryStore};
 pub use object::{HEADER_BYTES, Header, Mismatch, ObjectId};

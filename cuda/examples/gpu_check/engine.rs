@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_cuda::canary::CanaryConfig;
-use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaLlama};
+use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaFence, CudaLlama, CudaMemory};
 use terrace_engine::{EndReason, Engine, Generate, Model, Update};
 use terrace_l3::{GuardConfig, Guarded, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore};
@@ -16,32 +16,43 @@ use crate::Done;
 use crate::table::Table;
 use crate::world::{Dice, eight_billion, small};
 
-const PAGE_SIZE: u32 = 16;
+pub(crate) const PAGE_SIZE: u32 = 16;
 
 /// A prompt, its answer and the checksum of the logits that it came from.
-type Example = (Vec<Token>, Vec<Token>, Option<u64>);
+pub(crate) type Example = (Vec<Token>, Vec<Token>, Option<u64>);
 
-struct Server {
-    engine: Engine,
-    device: Arc<CudaDevice>,
+pub(crate) struct Server {
+    pub(crate) engine: Engine,
+    pub(crate) device: Arc<CudaDevice>,
 }
 
 /// What an engine is given.
-struct Sizes {
-    device_tokens: u32,
-    host_tokens: u32,
-    step_tokens: u32,
-    canary: Option<CanaryConfig>,
+pub(crate) struct Sizes {
+    pub(crate) device_tokens: u32,
+    pub(crate) host_tokens: u32,
+    pub(crate) step_tokens: u32,
+    pub(crate) canary: Option<CanaryConfig>,
 }
 
 impl Server {
-    fn start(
+    pub(crate) fn start(
         context: &Arc<Context>,
         shape: &Shape,
         sizes: Sizes,
         folder: Option<&Path>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let model = CudaLlama::random(context, shape)?;
+        Self::start_with(context, CudaLlama::random(context, shape)?, sizes, folder)
+    }
+
+    pub(crate) fn start_with<M>(
+        context: &Arc<Context>,
+        model: M,
+        sizes: Sizes,
+        folder: Option<&Path>,
+    ) -> Result<Self, Box<dyn std::error::Error>>
+    where
+        M: Model<Memory = CudaMemory, Fence = CudaFence>,
+    {
         let layout = model.kv_layout().pages(PAGE_SIZE)?;
         let page_bytes = layout.bytes();
         let cuda = CudaConfig {
@@ -75,7 +86,7 @@ impl Server {
     }
 
     /// Asks, and returns the answer, the checksum of its logits, and when its first token came.
-    async fn ask(
+    pub(crate) async fn ask(
         &self,
         prompt: &[Token],
         new_tokens: u32,
@@ -104,8 +115,17 @@ impl Server {
         }
     }
 
+    /// Asks, and waits for the end of the answer.
+    pub(crate) async fn ask_only(
+        &self,
+        prompt: &[Token],
+        new_tokens: u32,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        self.ask(prompt, new_tokens, "").await.map(drop)
+    }
+
     /// Waits until nothing is under way.
-    async fn rest(&self) -> Result<Stats, Box<dyn std::error::Error>> {
+    pub(crate) async fn rest(&self) -> Result<Stats, Box<dyn std::error::Error>> {
         loop {
             let figures = self.engine.figures().await.ok_or("the engine has ended")?;
             let stats = figures.scheduler;
@@ -117,7 +137,7 @@ impl Server {
     }
 }
 
-fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()
 }
 

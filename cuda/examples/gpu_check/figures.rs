@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use terrace_cuda::{Context, CudaLlama};
-use terrace_engine::{StepLimits, StepTicket};
+use terrace_engine::{ModelError, StepLimits, StepTicket};
 use terrace_model::Shape;
 
 use crate::Done;
 use crate::table::Table;
 use crate::world::{Dice, Part, World, eight_billion, greedy};
 
-fn milliseconds(time: Duration) -> f64 {
+pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
@@ -68,28 +68,8 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
         for row in 0..rows {
             world.come(row, greedy(), &[]);
         }
-        let (mut tickets, mut ends, mut launches) = (VecDeque::new(), Vec::new(), Duration::ZERO);
-        for step in 0..STEPS {
-            let part = |row: u32| {
-                let awaited = (step > 0).then_some(row as usize);
-                Part { index: Some(step), awaited, ..Part::new(row, context_tokens + step, &[1]) }
-            };
-            let parts: Vec<Part> = (0..rows).map(part).collect();
-            let launched = Instant::now();
-            tickets.push_back(world.launch(&parts)?);
-            launches += launched.elapsed();
-            if tickets.len() == 2 {
-                tickets.pop_front().expect("there are two").finish().result?;
-                ends.push(Instant::now());
-            }
-        }
-        for ticket in tickets {
-            ticket.finish().result?;
-        }
-        // The first ones are for what is made on first use.
-        let time = milliseconds(ends[ends.len() - 1] - ends[20]) / (ends.len() - 21) as f64;
+        let (time, launch) = decode_ahead(&mut world, rows, context_tokens, STEPS)?;
         let what = format!("decode step, {rows} rows at {context_tokens} tokens");
-        let launch = milliseconds(launches) / f64::from(STEPS);
         let found = format!("{time:.2} ms (launch {launch:.2})");
         let goal = if rows == 64 { "5.5 ms" } else { "" };
         table.figure(&what, &found, goal, rows != 64 || time <= 5.5);
@@ -97,8 +77,59 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
+/// How many milliseconds a decode step takes, and its launch, with one launched ahead. The first 20 are for what is made
+/// on first use.
+pub(crate) fn decode_ahead(
+    world: &mut World,
+    rows: u32,
+    context_tokens: u32,
+    steps: u32,
+) -> Result<(f64, f64), ModelError> {
+    let (mut tickets, mut ends, mut launches) = (VecDeque::new(), Vec::new(), Duration::ZERO);
+    for step in 0..steps {
+        let part = |row: u32| {
+            let awaited = (step > 0).then_some(row as usize);
+            Part { index: Some(step), awaited, ..Part::new(row, context_tokens + step, &[1]) }
+        };
+        let parts: Vec<Part> = (0..rows).map(part).collect();
+        let launched = Instant::now();
+        tickets.push_back(world.launch(&parts)?);
+        launches += launched.elapsed();
+        if tickets.len() == 2 {
+            tickets.pop_front().expect("there are two").finish().result?;
+            ends.push(Instant::now());
+        }
+    }
+    for ticket in tickets {
+        ticket.finish().result?;
+    }
+    let time = milliseconds(ends[ends.len() - 1] - ends[20]) / (ends.len() - 21) as f64;
+    Ok((time, milliseconds(launches) / f64::from(steps)))
+}
+
+/// Few tokens behind a long prefix that is on the device.
+pub(crate) fn behind(context: &Arc<Context>, table: &mut Table) -> Done {
+    const PREFIX: u32 = 32_000;
+    let shape = eight_billion();
+    let limits = StepLimits { page_size: 16, rows: 2, tokens_max: 1024 };
+    let row_tokens = PREFIX + 1024;
+    let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, row_tokens)?;
+    world.come(0, greedy(), &[]);
+    let prompt = Dice(1).tokens(1024, shape.vocabulary);
+    for (tokens, goal) in [(128_usize, 12.0), (1024, 70.0)] {
+        // What the prefix holds does not matter for how long it takes.
+        let after_nothing = time_of(&mut world, &[Part::new(0, 0, &prompt[..tokens])])?;
+        let time = time_of(&mut world, &[Part::new(0, PREFIX, &prompt[..tokens])])?;
+        let what = format!("{tokens} tokens behind 32,000 on the device");
+        let [time, alone] = [time, after_nothing].map(milliseconds);
+        let found = format!("{time:.1} ms (behind none {alone:.1})");
+        table.figure(&what, &found, &format!("{goal:.0} ms"), time <= goal);
+    }
+    Ok(())
+}
+
 /// How long steps take, as `terrace replay --calibrate` reads it: prompts, decodes, and both.
-pub(crate) fn steps(context: &Arc<Context>, _table: &mut Table) -> Done {
+pub(crate) fn steps(context: &Arc<Context>) -> Done {
     let qwen = Shape {
         vocabulary: 152_064,
         dim: 3584,
@@ -155,7 +186,7 @@ fn decodes_of(context: &Arc<Context>, shape: &Shape) -> Done {
     Ok(())
 }
 
-/// Measures a step, which is repeated with one launched ahead.
+/// Measures a step and prints its line.
 fn line(
     world: &mut World,
     parts: &[Part],
@@ -164,19 +195,33 @@ fn line(
     rows: u32,
     context: u32,
 ) -> Done {
+    let time = time_of(world, parts)?.as_secs_f64() * 1e6;
+    let pairs =
+        u64::from(tokens) * u64::from(behind) + u64::from(tokens) * u64::from(tokens + 1) / 2;
+    println!("{tokens},{pairs},{rows},{},{time:.0}", rows * context);
+    Ok(())
+}
+
+/// How long a step takes that is repeated with one launched ahead.
+fn time_of(world: &mut World, parts: &[Part]) -> Result<Duration, ModelError> {
     const REPEATS: u32 = 6;
     world.step(parts)?;
+    repeat(world, parts, REPEATS)
+}
+
+/// The same without a warm-up.
+pub(crate) fn repeat(
+    world: &mut World,
+    parts: &[Part],
+    repeats: u32,
+) -> Result<Duration, ModelError> {
     let (began, mut waiting) = (Instant::now(), VecDeque::new());
-    for _ in 0..REPEATS {
+    for _ in 0..repeats {
         waiting.push_back(world.launch(parts)?);
         if waiting.len() == 2 {
             waiting.pop_front().expect("there are two").finish().result?;
         }
     }
     waiting.into_iter().try_for_each(|ticket| ticket.finish().result.map(drop))?;
-    let time = began.elapsed().as_secs_f64() * 1e6 / f64::from(REPEATS);
-    let pairs =
-        u64::from(tokens) * u64::from(behind) + u64::from(tokens) * u64::from(tokens + 1) / 2;
-    println!("{tokens},{pairs},{rows},{},{time:.0}", rows * context);
-    Ok(())
+    Ok(began.elapsed() / repeats)
 }

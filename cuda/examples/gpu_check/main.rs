@@ -1,13 +1,21 @@
 //! Looks whether a GPU computes and copies what it should, and how fast: correctness of the model, sameness of answers
 //! wherever KV comes from, the link, and figures. Prints a table and ends with 1 if anything is wrong.
 //!
-//! `gpu_check` does all of it but `steps`, which prints tables for `terrace replay --calibrate`; `gpu_check PART...`
-//! does some.
+//! `gpu_check` does all that takes less than a minute; `gpu_check PART...` does some. Parts that are asked for only by
+//! name:
+//!
+//! - `steps` prints tables for `terrace replay --calibrate`.
+//! - `passes`, or `passes=N`, asks N long prompts twice; it pins 4 GiB of host memory for each.
+//! - `logits=FOLDER` writes the logits of a model to `FOLDER/logits.json`, for the lists of tokens in
+//!   `FOLDER/tokens.json`: see `scripts/gpu-transformers`.
 
 mod engine;
 mod figures;
+mod gaps;
 mod model;
+mod passes;
 mod sameness;
+mod slowed;
 mod table;
 mod world;
 
@@ -19,24 +27,40 @@ use table::Table;
 use terrace_cuda::Context;
 
 /// What is done, by name.
-const PARTS: [(&str, Part); 8] = [
-    ("transformers", model::like_transformers),
-    ("cuts", sameness::however_it_is_cut),
-    ("choices", model::choices),
-    ("sameness", engine::sameness),
-    ("prefill", figures::prefill),
-    ("decode", figures::decode),
-    ("first", engine::first_tokens),
-    ("steps", figures::steps),
+const PARTS: [(&str, Part); 13] = [
+    ("transformers", Part::Usual(model::like_transformers)),
+    ("cuts", Part::Usual(sameness::however_it_is_cut)),
+    ("choices", Part::Usual(model::choices)),
+    ("sameness", Part::Usual(engine::sameness)),
+    ("prefill", Part::Usual(figures::prefill)),
+    ("decode", Part::Usual(figures::decode)),
+    ("behind", Part::Usual(figures::behind)),
+    ("slowed", Part::Usual(slowed::slowed)),
+    ("gaps", Part::Usual(gaps::gaps)),
+    ("first", Part::Usual(engine::first_tokens)),
+    ("steps", Part::OnDemand(|context, _, _| figures::steps(context))),
+    ("passes", Part::OnDemand(passes::passes)),
+    ("logits", Part::OnDemand(model::logits)),
 ];
 
-type Part = fn(&Arc<Context>, &mut Table) -> Done;
+#[derive(Clone, Copy)]
+enum Part {
+    /// Done if nothing is asked for.
+    Usual(fn(&Arc<Context>, &mut Table) -> Done),
+    /// Done if it is asked for, with what is said of it behind a `=`.
+    OnDemand(fn(&Arc<Context>, &mut Table, Option<&str>) -> Done),
+}
+
 type Done = Result<(), Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let unknown = wanted.iter().find(|name| PARTS.iter().all(|(part, _)| part != name));
-    if let Some(unknown) = unknown {
+    let wanted: Vec<(&str, Option<&str>)> = wanted
+        .iter()
+        .map(|it| it.split_once('=').map_or((it.as_str(), None), |(name, it)| (name, Some(it))))
+        .collect();
+    let unknown = wanted.iter().find(|(name, _)| PARTS.iter().all(|(part, _)| part != name));
+    if let Some((unknown, _)) = unknown {
         let names: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
         eprintln!("there is no part {unknown}: they are {}", names.join(", "));
         return ExitCode::FAILURE;
@@ -51,9 +75,14 @@ fn main() -> ExitCode {
     println!("{}, compute capability {}", context.name(), context.capability());
     let mut table = Table::default();
     for (name, part) in PARTS {
-        let is_wanted =
-            (wanted.is_empty() && name != "steps") || wanted.iter().any(|it| it == name);
-        if is_wanted && let Err(error) = part(&context, &mut table) {
+        let asked = wanted.iter().find(|(it, _)| *it == name);
+        let done = match (part, asked) {
+            (Part::Usual(part), Some(_)) => part(&context, &mut table),
+            (Part::Usual(part), None) if wanted.is_empty() => part(&context, &mut table),
+            (Part::OnDemand(part), Some((_, said))) => part(&context, &mut table, *said),
+            (Part::Usual(_) | Part::OnDemand(_), None) => Ok(()),
+        };
+        if let Err(error) = done {
             table.wrong(name, &error.to_string());
         }
     }

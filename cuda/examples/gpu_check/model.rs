@@ -1,6 +1,7 @@
 //! Whether the model computes what others compute, and chooses what the CPU chooses.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use terrace_cuda::{Context, CudaLlama};
@@ -80,9 +81,7 @@ pub(crate) fn like_transformers(context: &Arc<Context>, table: &mut Table) -> Do
             world.come(0, Choosing { logits: true, ..greedy() }, &[]);
             let mut worst = 0.0_f64;
             for (&count, expected_logits) in &expected.logits {
-                let outputs = world.step(&[Part::new(0, 0, &expected.tokens[..count])])?;
-                let logits = outputs[0].chosen.as_ref().and_then(|chosen| chosen.logits.as_ref());
-                let logits = logits.ok_or("no logits came")?;
+                let logits = logits_of(&mut world, &expected.tokens[..count])?;
                 let pairs = logits.iter().zip(expected_logits);
                 let difference: f64 = pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum();
                 let all: f64 = expected_logits.iter().map(|b| f64::from(*b).powi(2)).sum();
@@ -93,6 +92,38 @@ pub(crate) fn like_transformers(context: &Arc<Context>, table: &mut Table) -> Do
         }
     }
     Ok(())
+}
+
+/// Writes the logits behind lists of tokens to a folder with a model, for whoever compares them.
+pub(crate) fn logits(context: &Arc<Context>, table: &mut Table, folder: Option<&str>) -> Done {
+    let folder = Path::new(folder.ok_or("say which model: logits=FOLDER")?);
+    let lists: Vec<Vec<Token>> =
+        serde_json::from_slice(&std::fs::read(folder.join("tokens.json"))?)?;
+    let longest = lists.iter().map(Vec::len).max().ok_or("tokens.json has no lists")? as u32;
+    let unloaded = terrace_model::open(folder)?;
+    let model = CudaLlama::load(context, &unloaded.shape, &*unloaded.weights, &mut |_, _| {})?;
+    let limits = StepLimits { page_size: 16, rows: 1, tokens_max: longest };
+    let mut world = World::new(context, model, limits, longest + 1)?;
+    world.come(0, Choosing { logits: true, ..greedy() }, &[]);
+    let mut found = Vec::new();
+    for tokens in &lists {
+        found.push(logits_of(&mut world, tokens)?);
+    }
+    std::fs::write(folder.join("logits.json"), serde_json::to_vec(&found)?)?;
+    let what = format!("logits of {}", folder.display());
+    let is_finite = found.iter().flatten().all(|logit| logit.is_finite());
+    table.check(&what, &format!("{} lists of tokens", lists.len()), is_finite);
+    Ok(())
+}
+
+/// The logits behind tokens that are computed at once.
+fn logits_of(
+    world: &mut World,
+    tokens: &[Token],
+) -> Result<Box<[f32]>, Box<dyn std::error::Error>> {
+    let output = world.step(&[Part::new(0, 0, tokens)])?.into_iter().next();
+    let logits = output.and_then(|output| output.chosen).and_then(|chosen| chosen.logits);
+    Ok(logits.ok_or("no logits came")?)
 }
 
 /// Tokens are chosen as the CPU chooses them by the same logits, also behind a token that is awaited.

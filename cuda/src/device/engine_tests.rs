@@ -226,7 +226,8 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
         canary: Some(CanaryConfig { one_page_in: 1 }),
         ways: Some(ways),
     };
-    let device = Arc::new(CudaDevice::with_driver(Arc::new(fake.clone()), device_config).unwrap());
+    let device =
+        Arc::new(CudaDevice::with_driver(Arc::new(fake.clone()), device_config, None).unwrap());
     fake.change_faults(|faults| faults.delay_us_max = 150);
     let rates = RateConfig { prefill_ns_per_token: 5_000_000, ..RateConfig::default() };
     let mut config = Config::builder().page_size(PAGE_SIZE).rates(rates).build().unwrap();

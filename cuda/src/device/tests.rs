@@ -58,7 +58,7 @@ impl Scene {
 
     fn with(config: CudaConfig, seed: u64) -> Self {
         let fake = FakeDriver::new(1 << 30, seed);
-        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config).unwrap();
+        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
         let pages = CacheConfig { device_pages: 8, host_pages: 8, ..CacheConfig::default() };
         let mut cache = Cache::new(&pages);
         let (device_pages, host_pages) =
@@ -237,7 +237,7 @@ fn a_copy_waits_on_the_device_for_its_fence() {
 fn a_copy_that_does_not_wait_for_its_fence_is_caught() {
     let scene = Scene::new();
     let (ban, fence) = scene.slow_step(0, 7);
-    scene.fake.change_faults(|faults| faults.waits_are_ignored = true);
+    scene.fake.change_faults(|faults| faults.not_waited_for = Some(scene.steps));
     scene.start(WRITE, &[0], Some(&fence)).1.recv_timeout(SOON).unwrap().unwrap();
     assert_eq!(scene.fake.violations().len(), 1);
     scene.fake.lift(ban);
@@ -423,16 +423,17 @@ fn a_device_that_is_lost_ends_every_copy() {
 #[test]
 fn memory_that_is_short_is_told_with_what_there_is() {
     let fake = FakeDriver::new(5000, 1);
-    let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()));
+    let opened = CudaDevice::with_driver(Arc::new(fake.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.starts_with("the GPU has no room for 8 pages of 1024 bytes"), "{error}");
     // Pages fit, and what else is needed does not.
     let opened =
-        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()));
+        CudaDevice::with_driver(Arc::new(FakeDriver::new(8192, 1)), config(small_layout()), None);
     assert!(matches!(opened, Err(CudaError::OutOfDeviceMemory { total: 8192, .. })), "{opened:?}");
     let fake_of_host = FakeDriver::new(1 << 20, 1);
     fake_of_host.limit_pinned(9000);
-    let opened = CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()));
+    let opened =
+        CudaDevice::with_driver(Arc::new(fake_of_host.clone()), config(small_layout()), None);
     let error = opened.unwrap_err().to_string();
     assert!(error.contains("could not be pinned") && error.contains("ulimit -l"), "{error}");
     for fake in [fake, fake_of_host] {
@@ -524,7 +525,7 @@ fn the_way_that_is_faster_is_chosen() {
         let fake = FakeDriver::new(1 << 30, 1);
         fake.set_costs(batch_piece_ns, kernel_kib_ns);
         let config = CudaConfig { ways: None, ..config(layout.clone()) };
-        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config).unwrap();
+        let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
         assert_eq!(fake.violations(), [""; 0]);
         device.ways()
     };
@@ -588,4 +589,52 @@ fn copies_keep_their_order_whatever_is_delayed() {
         }
         assert_eq!(scene.fake.violations(), [""; 0], "seed {seed}");
     }
+}
+
+/// The time that the threads of this process have had on processors: other than the time that passes, it does not depend
+/// on who else uses them.
+fn processor_ns() -> u64 {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let ran = threads.filter_map(|thread| {
+        let ran = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        ran.split(' ').next()?.parse::<u64>().ok()
+    });
+    ran.sum()
+}
+
+/// What a page costs the thread of copies: `cargo test --release -p terrace-cuda costs -- --ignored --nocapture`.
+#[test]
+#[ignore = "it measures"]
+fn what_a_page_costs() {
+    const PAGES: u32 = 1 << 19;
+    let layout = KvLayout::keys_and_values(KvType::U8, 1, 1, 8).pages(1).unwrap();
+    let config = CudaConfig { device_pages: PAGES, host_pages: PAGES, ..config(layout) };
+    let fake = FakeDriver::new(1 << 30, 1);
+    let device = CudaDevice::with_driver(Arc::new(fake.clone()), config, None).unwrap();
+    fake.change_faults(|faults| faults.copies_are_skipped = true);
+    let pages = CacheConfig { device_pages: PAGES, host_pages: PAGES, ..CacheConfig::default() };
+    let mut cache = Cache::new(&pages);
+    let device_pages = cache.take_device_pages(PAGES as usize).unwrap();
+    let host_pages = cache.take_host_pages(PAGES as usize).unwrap();
+    let mut best = [f64::MAX; 2];
+    for run in 0..20 {
+        let direction = [LOAD, WRITE][run % 2];
+        let (sender, receiver) = mpsc::channel();
+        // All over the place: every page once, since the factor is odd.
+        let scattered = (0..PAGES).map(|n| n.wrapping_mul(7919) % PAGES);
+        let job = CopyJob {
+            direction,
+            device_pages: device_pages.as_slice().to_vec(),
+            host_pages: scattered.map(|n| host_pages.as_slice()[n as usize]).collect(),
+            after: None,
+            progress: CopyProgress::new(OpId(1)),
+            done: Box::new(move |copied| sender.send(copied).unwrap()),
+        };
+        let before = processor_ns();
+        device.start_copy(job);
+        receiver.recv_timeout(SOON).unwrap().unwrap();
+        let ns = (processor_ns() - before) as f64 / f64::from(PAGES);
+        best[run % 2] = best[run % 2].min(ns);
+    }
+    println!("{:.0} ns a page to the device, {:.0} ns to host", best[0], best[1]);
 }

@@ -1,0 +1,69 @@
+//! In which portions the pages of a large copy are handed over, so that the link need not wait for the thread that
+//! prepares them.
+
+use std::ops::Range;
+
+/// What is prepared before anything is copied, some 10 µs of work.
+const FIRST_PAGES: usize = 512;
+/// What the link moves, at 50 GB/s, in the time that a page may take to be prepared.
+const BYTES_MEANWHILE: usize = 2000;
+
+/// The portions of so many pages, of each of which so many bytes are copied with its portion.
+///
+/// The first is small, so that it starts at once. The next ones grow only so fast that each is prepared before the one in
+/// front of it has been copied: every beginning and end of a portion costs the link some microseconds, so they are to be
+/// few. Towards the end they shrink, because the pages of the last one are given back when nothing is copied any more.
+pub(crate) fn portions(pages: usize, bytes: usize) -> Vec<Range<usize>> {
+    let growth = (bytes / BYTES_MEANWHILE).clamp(2, 8);
+    let (mut portions, mut start, mut size) = (Vec::new(), 0, FIRST_PAGES);
+    loop {
+        let left = pages - start;
+        if left <= FIRST_PAGES + FIRST_PAGES / 2 {
+            portions.push(start..pages);
+            return portions;
+        }
+        let end = start + size.min(left - left / 8);
+        portions.push(start..end);
+        (start, size) = (end, size * growth);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(pages: usize, bytes: usize) -> Vec<usize> {
+        portions(pages, bytes).iter().map(Range::len).collect()
+    }
+
+    #[test]
+    fn small_copies_are_handed_over_at_once() {
+        assert_eq!(sizes(1, 4096), [1]);
+        assert_eq!(sizes(768, 4096), [768]);
+        assert_eq!(sizes(1000, 2 << 20), [512, 488]);
+    }
+
+    #[test]
+    fn portions_grow_while_there_is_much_to_do_and_shrink_before_the_end() {
+        assert_eq!(
+            sizes(1 << 19, 4096),
+            [
+                512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 229_824, 28_728,
+                3591, 513
+            ]
+        );
+        assert_eq!(sizes(1 << 15, 64 << 10), [512, 4096, 24_640, 3080, 440]);
+    }
+
+    #[test]
+    fn every_page_is_in_one_portion() {
+        for pages in [1, 511, 769, 1 << 12, 12_345, 1 << 17] {
+            for bytes in [1, 4096, 1 << 20] {
+                let portions = portions(pages, bytes);
+                assert_eq!((portions[0].start, portions[portions.len() - 1].end), (0, pages));
+                assert!(portions.windows(2).all(|two| two[0].end == two[1].start));
+                assert!(portions.iter().all(|portion| !portion.is_empty()));
+            }
+        }
+    }
+}

@@ -176,10 +176,12 @@ impl Copier {
         }
         self.driver.record(order.times[0], self.stream)?;
         let first_bytes = order.groups.first().map_or(0, |group| group.bytes());
-        let (portions, whole) = (portions(pages, first_bytes), vec![0..pages]);
+        let (portions, all) = (portions(pages, first_bytes), 0..pages);
         for (n, group) in order.groups.iter().enumerate() {
             let (is_first, is_last) = (n == 0, n + 1 == order.groups.len());
-            for portion in if is_first || is_last { &portions } else { &whole } {
+            let of_group =
+                if is_first || is_last { &portions[..] } else { std::slice::from_ref(&all) };
+            for portion in of_group {
                 let list = order.places.start + portion.start..order.places.start + portion.end;
                 if is_first {
                     let lent = self.prepare(order, portion, list.clone())?;

@@ -6,8 +6,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use terrace_cache::{Cache, CacheConfig};
+use terrace_cuda::model::kv_layout;
 use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaLlama};
-use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, Model, StepLimits};
+use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, PageLayout, StepLimits};
 use terrace_scheduler::{CopyDirection, DevicePage, HostPage, OpId};
 
 use crate::Done;
@@ -35,7 +36,7 @@ pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
     const ROWS: u32 = 64;
     const CHUNK: u32 = 8192;
     let shape = eight_billion();
-    let layout = CudaLlama::random(context, &shape)?.kv_layout().pages(PAGE_SIZE)?;
+    let layout = kv_layout(&shape).pages(PAGE_SIZE)?;
     let background = Background::new(context, layout)?;
     println!("      copies go as {:?}", background.device.ways());
 
@@ -51,7 +52,7 @@ pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
     world.come(0, greedy(), &[]);
     let prompt = Dice(1).tokens(CHUNK as usize, shape.vocabulary);
     let parts = [Part::new(0, 0, &prompt)];
-    compare(table, &background, &mut world, "prefill chunk of 8,192", &parts, 3)
+    compare(table, &background, &mut world, "prefill chunk of 8,192", &parts, 2)
 }
 
 /// Measures a step in all modes by turns.
@@ -70,7 +71,7 @@ fn compare(
         for (mode, (_, directions)) in MODES.iter().enumerate() {
             let (time, rate) = background.beside(directions, || {
                 // The first finds the link filling up.
-                repeat(world, parts, 2)?;
+                repeat(world, parts, 1)?;
                 let before = background.copied();
                 let began = Instant::now();
                 let time = repeat(world, parts, repeats)?;
@@ -107,10 +108,7 @@ struct Background {
 }
 
 impl Background {
-    fn new(
-        context: &Arc<Context>,
-        layout: terrace_engine::PageLayout,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
+    fn new(context: &Arc<Context>, layout: PageLayout) -> Result<Self, Box<dyn std::error::Error>> {
         let pages = 2 * PAGES as u32;
         let config =
             CudaConfig { device_pages: pages, host_pages: pages, layout, canary: None, ways: None };

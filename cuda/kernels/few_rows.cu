@@ -138,6 +138,8 @@ struct Product {
             send_weights(sent);
             send_rows(sent, sharer);
         }
+        // Whoever shares these rows tells this block that they are no longer needed: it has to be there until then.
+        for (u32 sent = all - ahead; sent < all; sent++) wait(empty + sent % PLACE_COUNT * 8, sent / PLACE_COUNT % 2);
     }
 
     __device__ __forceinline__ void release(u32 place) const {
@@ -209,9 +211,6 @@ struct Product {
             compute(out, row_count);
         else if (threadIdx.x == 128)
             send(sharer);
-        __syncwarp();
-        // Others may still tell this block that they are done with what it has sent.
-        wait_for_sharers();
     }
 };
 

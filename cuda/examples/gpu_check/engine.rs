@@ -95,6 +95,14 @@ impl Server {
         let mut generate = Generate::new(prompt.to_vec(), new_tokens);
         generate.logits_checksum = prompt.len() < 10_000;
         generate.salt = salt.to_owned();
+        let (answer, checksum, first) = self.answer(generate).await?;
+        Ok(((prompt.to_vec(), answer, checksum), first))
+    }
+
+    async fn answer(
+        &self,
+        generate: Generate,
+    ) -> Result<(Vec<Token>, Option<u64>, Duration), Box<dyn std::error::Error>> {
         let began = Instant::now();
         let mut generation = self.engine.submit(generate).await?;
         let (mut answer, mut first) = (Vec::new(), Duration::ZERO);
@@ -108,20 +116,20 @@ impl Server {
                     answer.push(token);
                 }
                 Update::Ended(ending) if ending.reason == EndReason::Length => {
-                    return Ok(((prompt.to_vec(), answer, ending.logits_checksum), first));
+                    return Ok((answer, ending.logits_checksum, first));
                 }
                 Update::Ended(ending) => return Err(format!("ended as {:?}", ending.reason).into()),
             }
         }
     }
 
-    /// Asks, and waits for the end of the answer.
+    /// Asks, and waits for the end of the answer. No logits come to the host for it.
     pub(crate) async fn ask_only(
         &self,
         prompt: &[Token],
         new_tokens: u32,
     ) -> Result<(), Box<dyn std::error::Error>> {
-        self.ask(prompt, new_tokens, "").await.map(drop)
+        self.answer(Generate::new(prompt.to_vec(), new_tokens)).await.map(drop)
     }
 
     /// Waits until nothing is under way.

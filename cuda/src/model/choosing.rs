@@ -62,11 +62,15 @@ pub(super) struct Choosing {
     shaped: Allocation,
     likelihoods: Allocation,
     likelihoods_bytes: usize,
-    spare: Spare,
+    spare: Arc<Mutex<Spare>>,
 }
 
-/// Pinned memory for what comes back, used again and again.
-type Spare = Arc<Mutex<Vec<PinnedBytes>>>;
+/// Pinned memory for what comes back, used again and again: pinning takes longer than a step.
+#[derive(Debug, Default)]
+struct Spare {
+    memory: Vec<PinnedBytes>,
+    told: Vec<PinnedBytes>,
+}
 
 /// What comes back of a step.
 #[derive(Debug)]
@@ -77,7 +81,7 @@ pub(super) struct Results {
     stride: u32,
     /// Logits that the host is told, one row behind the other.
     told: Option<PinnedBytes>,
-    spare: Spare,
+    spare: Arc<Mutex<Spare>>,
 }
 
 impl Results {
@@ -111,7 +115,9 @@ impl Results {
 
 impl Drop for Results {
     fn drop(&mut self) {
-        self.spare.lock().extend(self.memory.take());
+        let spare = &mut self.spare.lock();
+        spare.memory.extend(self.memory.take());
+        spare.told.extend(self.told.take());
     }
 }
 
@@ -133,7 +139,7 @@ impl Choosing {
             shaped: Allocation::new(driver, LOGITS_ROWS * shape.vocabulary * 4)?,
             likelihoods: Allocation::new(driver, likelihoods_bytes)?,
             likelihoods_bytes,
-            spare: Spare::default(),
+            spare: Arc::default(),
         })
     }
 
@@ -162,7 +168,7 @@ impl Choosing {
                 "more log-probabilities are wanted than a step can have",
             ));
         }
-        let spare = self.spare.lock().pop();
+        let spare = self.spare.lock().memory.pop();
         let memory = match spare {
             Some(memory) => memory,
             None => PinnedBytes::new(&self.driver, self.rows * 4 + self.likelihoods_bytes)?,
@@ -238,8 +244,12 @@ impl Choosing {
         let row_bytes = forward.shape.vocabulary * 4;
         for told in within(&work.told, rows, |row| *row) {
             if results.told.is_none() {
-                let bytes = work.told.len() * row_bytes;
-                results.told = Some(PinnedBytes::new(&self.driver, bytes)?);
+                // A power of two, so that what is spare is soon large enough.
+                let bytes = work.told.len().next_power_of_two() * row_bytes;
+                let spare = self.spare.lock().told.pop();
+                let spare = spare.filter(|spare| spare.bytes().len() >= bytes);
+                let new = || PinnedBytes::new(&self.driver, bytes);
+                results.told = Some(spare.map_or_else(new, Ok)?);
             }
             let memory = results.told.as_mut().expect("it was made").bytes_mut();
             let to = &mut memory[told * row_bytes..][..row_bytes];

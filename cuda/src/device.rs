@@ -122,10 +122,12 @@ impl CudaDevice {
             let samples = sampler.as_ref().map_or(0, |sampler| sampler.samples_max(pages));
             // Room for two copies of all pages, since one may not fit into what is left before the end.
             let lists = Lists::new(&driver, 2 * Copier::places(pages, samples))?;
+            let stream = driver.create_stream(Priority::Low)?;
+            let list_stream = driver.create_stream(Priority::Low);
             let copier = Copier {
                 driver: driver.clone(),
-                stream: driver.create_stream(Priority::Low)?,
-                list_stream: driver.create_stream(Priority::Low)?,
+                stream,
+                list_stream: list_stream.inspect_err(|_| driver.destroy_stream(stream))?,
                 events: ends.memory.events().clone(),
                 ends: ends.clone(),
                 lists,

@@ -211,7 +211,8 @@ impl Worker {
             CudaError::NeverRecorded => CopyError::Failed(error.to_string()),
             // Pages are not to be had, but those of portions before may be on their way.
             CudaError::Copy(failed) => {
-                if let Err(error) = self.copier.drain() {
+                let has_begun = self.under_way.back().is_some_and(|newest| newest.copy.has_begun());
+                if has_begun && let Err(error) = self.copier.drain() {
                     self.break_down(&error);
                 }
                 failed

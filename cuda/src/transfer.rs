@@ -129,6 +129,11 @@ impl HandedOver {
         Self { samples, beginning, milestones, corrupt: 0 }
     }
 
+    /// Whether any of its pages may be on their way.
+    pub(crate) fn has_begun(&self) -> bool {
+        !self.beginning.is_empty() || !self.milestones.is_empty()
+    }
+
     /// Where its layers will have arrived.
     pub(crate) fn marks(&self) -> LayerMarks {
         let layers = self.milestones.iter().filter_map(|(fence, milestone)| match milestone {

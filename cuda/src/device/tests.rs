@@ -493,6 +493,11 @@ fn a_copy_of_pages_that_are_not_to_be_had_fails_alone() {
     let scene = Scene::new();
     let in_use = scene.device.host().unwrap().target(scene.host_page(0).slot()).unwrap();
     assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"));
+    let (ban, fence) = scene.slow_step(2, 7);
+    let (_, held_up) = scene.start(WRITE, &[2], Some(&fence));
+    assert!(failure(&scene.start(WRITE, &[0], None).1).contains("in use"), "nobody waits for it");
+    scene.fake.lift(ban);
+    held_up.recv_timeout(SOON).unwrap().unwrap();
     drop(in_use);
     assert!(failure(&scene.start(WRITE, &[1, 1], None).1).contains("in use"), "a page twice");
     scene.copy(WRITE, &[]).unwrap();

@@ -324,7 +324,8 @@ __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
     return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS)
+// With registers for one block more than there are, so that copies have room beside them.
+extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS + 1)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
     const __grid_constant__ PageMap map, u32 layer) {

@@ -9,6 +9,10 @@ use crate::driver::Part;
 
 /// What a launch should move at least, so that its beginning and end do not count: some 80 µs of the link.
 const GROUP_BYTES_MIN: usize = 4 << 20;
+/// Pieces of this size go by the copy engines as fast as by the copy kernel, which takes room from steps.
+const ENGINE_PIECE_BYTES: usize = 256 << 10;
+/// As many groups a page should have at least, so that a step can begin before most of it is there.
+const GROUPS_MIN: usize = 4;
 
 /// Layers that arrive together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,12 +40,16 @@ pub(crate) fn groups(layout: &PageLayout, direction: CopyDirection, pages: usize
             vec![Group { layers: all, parts }]
         }
         CopyDirection::LoadBack => {
+            let is_large = layout.bytes() >= GROUPS_MIN * ENGINE_PIECE_BYTES;
+            let piece_bytes_min = if is_large { ENGINE_PIECE_BYTES } else { 0 };
             let mut groups = Vec::new();
             let mut ranges: Vec<Range<usize>> = Vec::new();
             for layer in 0..all {
                 layout.layer(layer).for_each(|range| join(&mut ranges, range));
                 let bytes: usize = ranges.iter().map(Range::len).sum();
-                if bytes * pages >= GROUP_BYTES_MIN || layer + 1 == all {
+                let is_enough =
+                    bytes * pages >= GROUP_BYTES_MIN && bytes >= ranges.len() * piece_bytes_min;
+                if is_enough || layer + 1 == all {
                     let parts = ranges
                         .drain(..)
                         .map(|range| Part { offset: range.start, bytes: range.len() });
@@ -68,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_pages_come_in_few_groups_and_many_layer_by_layer() {
+    fn few_pages_come_in_few_groups_and_many_in_pieces_for_copy_engines() {
         // 64 KiB a layer, 2 MiB a page.
         let layout = KvLayout::keys_and_values(KvType::Bf16, 32, 8, 128).pages(16).unwrap();
         let of = |pages| groups(&layout, CopyDirection::LoadBack, pages);
@@ -76,8 +84,16 @@ mod tests {
         let ten: Vec<_> =
             of(10).iter().map(|group| (group.layers, group.parts[0].offset)).collect();
         assert_eq!(ten, [(7, 0), (14, 7 << 16), (21, 14 << 16), (28, 21 << 16), (32, 28 << 16)]);
-        assert_eq!(of(1000).len(), 32);
+        let many: Vec<_> = of(1000).iter().map(|group| group.layers).collect();
+        assert_eq!(many, [4, 8, 12, 16, 20, 24, 28, 32], "pieces of 256 KiB");
         assert_eq!(groups(&layout, CopyDirection::WriteBack, 1000).len(), 1);
+    }
+
+    #[test]
+    fn small_pages_come_layer_by_layer() {
+        // 4 KiB a layer, 64 KiB a page.
+        let layout = KvLayout::keys_and_values(KvType::Bf16, 16, 1, 64).pages(16).unwrap();
+        assert_eq!(groups(&layout, CopyDirection::LoadBack, 10_000).len(), 16);
     }
 
     #[test]

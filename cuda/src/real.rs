@@ -19,8 +19,10 @@ use crate::nvrtc;
 
 /// The kernels of copies and checksums.
 const KERNELS: &str = include_str!("../kernels/copy.cu");
-/// As many as saturate the link: more would only take multiprocessors from steps.
-const COPY_BLOCKS: u32 = 4;
+/// Together, as many threads as saturate the link; in small blocks, which have room on a multiprocessor beside those of
+/// steps.
+const COPY_BLOCKS: u32 = 16;
+const COPY_THREADS: u32 = 256;
 /// The most that a block can have.
 const BLOCK_THREADS: u32 = 1024;
 /// Enough to read memory at a good speed; must be what the kernel's shared memory is made for.
@@ -55,11 +57,17 @@ impl RealDriver {
             call("cuModuleGetFunction", function)
         };
         let name = |name: &std::ffi::CStr| name.to_owned();
+        let copy_parts = function(name(c"copy_parts"))?;
+        // A multiprocessor's memory is divided as steps want it, or their blocks and these could not be there together.
+        let divided = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function exists.
+        let set = unsafe { sys::cuFuncSetAttribute(copy_parts, divided, 100) };
+        call("cuFuncSetAttribute", set.result())?;
         Ok(Self {
             context: context.clone(),
             module,
             fetch: function(name(c"fetch"))?,
-            copy_parts: function(name(c"copy_parts"))?,
+            copy_parts,
             checksums: function(name(c"checksums"))?,
         })
     }
@@ -224,7 +232,7 @@ impl Driver for RealDriver {
             parameter(&mut offset),
             parameter(&mut bytes),
         ];
-        let shape = (COPY_BLOCKS, BLOCK_THREADS);
+        let shape = (COPY_BLOCKS, COPY_THREADS);
         // SAFETY: `copy_parts` has the list, its length and two numbers; the memory is the caller's promise.
         unsafe { self.launch(self.copy_parts, shape, stream, &mut parameters) }
     }

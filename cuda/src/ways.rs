@@ -35,10 +35,12 @@ impl Default for CopyWays {
 
 /// The sizes that are tried, as far as pages are as large. Below them the kernel is the faster by far.
 const SIZES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// What is moved to measure: a third of a millisecond.
-const SAMPLE_BYTES: usize = 16 << 20;
+/// What is moved to measure: a good millisecond.
+const SAMPLE_BYTES: usize = 64 << 20;
 /// With less than this the beginning and end of a copy count too much.
 const SAMPLE_BYTES_MIN: usize = 4 << 20;
+/// Copy engines may take so many times as long: the kernel makes steps slower.
+const SLOWER: f64 = 1.1;
 /// The first is a warm-up.
 const RUNS: usize = 3;
 
@@ -119,7 +121,7 @@ impl Bench {
         Ok(Self { driver: driver.clone(), stream, lists })
     }
 
-    /// Whether copy engines move such pieces as fast as the kernel does, or nearly: they cost no multiprocessors.
+    /// Whether copy engines move such pieces about as fast as the kernel does: they cost no multiprocessors.
     fn is_batch_as_fast(&mut self, pieces: &[Pair], bytes: usize) -> Result<bool, CudaError> {
         for (place, (to, from)) in pieces.iter().enumerate() {
             self.lists.write(place, *to, *from);
@@ -139,7 +141,8 @@ impl Bench {
             unsafe { driver.copy_by_batch(stream, &mut to, &mut from, &mut sizes) }
         });
         // Whoever has no batches, or is broken, says so when it matters.
-        Ok(by_batch.is_ok_and(|by_batch| by_batch.as_secs_f64() <= by_kernel.as_secs_f64() * 1.03))
+        Ok(by_batch
+            .is_ok_and(|by_batch| by_batch.as_secs_f64() <= by_kernel.as_secs_f64() * SLOWER))
     }
 
     /// The shortest time of a few.

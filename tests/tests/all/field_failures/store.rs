@@ -152,11 +152,12 @@ async fn f11_tenants_share_nothing_in_the_store() {
 }
 
 async fn never_shared(bench: &Bench<impl Store>, of: &Namespace, others: &[Namespace]) {
-    let key = of.digest().next(&[1, 2, 3]);
+    let key = of.digest().next(of.digest(), &[1, 2, 3]);
     let id = ObjectId::page(of.digest(), key);
     bench.put(id).await;
     for other in others {
-        assert_ne!(other.digest().next(&[1, 2, 3]), key, "{other:?}");
+        let digest = other.digest();
+        assert_ne!(digest.next(digest, &[1, 2, 3]), key, "{other:?}");
         let id = ObjectId::page(other.digest(), key);
         assert!(!bench.is_present(id).await, "{other:?}");
         assert_eq!(bench.get(id).await, Err(StoreError::Missing));
@@ -235,7 +236,7 @@ const F13_PATH: &str = "TERRACE_F13_PATH";
 
 fn f13_id() -> ObjectId {
     let namespace = Namespace::new("model", 16).with("", "tenant").digest();
-    ObjectId::page(namespace, namespace.next(&[1, 2, 3])).with_generation(7)
+    ObjectId::page(namespace, namespace.next(namespace, &[1, 2, 3])).with_generation(7)
 }
 
 fn f13_header() -> String {

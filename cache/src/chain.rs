@@ -109,7 +109,7 @@ impl Chain {
     }
 }
 
-/// Two rounds that can be undone and after which every bit depends on all others.
+/// Two rounds, which can be undone, after which all bits depend on all bits.
 fn mix(bits: u128) -> u128 {
     fold(fold(bits.wrapping_mul(SPREAD)).wrapping_mul(SCRAMBLE))
 }
@@ -209,8 +209,8 @@ mod tests {
     }
 
     #[test]
-    fn no_page_is_made_to_have_the_digest_of_another_without_the_words() {
-        // With a factor of one the other is the digest's low half: with two such products it is anything.
+    fn without_the_words_no_page_is_made_to_have_a_digest_that_one_likes() {
+        // With a factor of one the digest is the other factor, and so what one likes.
         let known = PageKey(mix(42));
         let forged = |words: &Words, wanted: u64| -> Vec<Token> {
             let w = words.added;

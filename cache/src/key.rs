@@ -3,12 +3,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
 use crate::chain::{Chain, Words};
 use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
-use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 
 /// 128 bits that name a page together with everything before it: the namespace, all earlier
 /// tokens, and the page's own.
@@ -157,8 +158,8 @@ pub struct Namespace {
     /// A tenant's salt; empty for none.
     #[serde(default)]
     pub salt: String,
-    /// A secret of all who share an L3: without it nobody can choose tokens such that two prompts have a key in
-    /// common. Empty for none.
+    /// What all have in common who share an L3, and nobody else knows: who does not know it cannot choose tokens
+    /// such that two prompts have a key in common. Empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }

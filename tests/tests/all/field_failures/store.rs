@@ -224,8 +224,8 @@ async fn f13_another_process_reads_what_this_one_has_stored() {
     assert_eq!(
         f13_header(),
         "544552524143454f0100000000000000".to_owned()
-            + "c4a8875c336536a318b226a9ba3ebce2c1b5f77627c2e4041131d511db8e18f0"
-            + "07000000000000000020000000000000f48a7705b2e9694ffa577de3e77db186"
+            + "30a9539d2224573674b6034bb98a7fb3df6df18b2d7d67b5ac5543a19eeb2e55"
+            + "07000000000000000020000000000000d74748b14892c0160c628a0d2162bfa1"
     );
     let bench =
         Bench::new(DiskStore::open(disk_config(directory.path())).unwrap(), Some(directory));

@@ -380,7 +380,7 @@ pub(crate) fn all<T>(results: Results<T>) -> Result<(), Failure> {
 /// The object of that number.
 pub(crate) fn id(number: u32) -> ObjectId {
     let root = PageKey(0x7e44_ace0);
-    ObjectId::page(root, root.next(&[number]))
+    ObjectId::page(root, root.next(root, &[number]))
 }
 
 /// How long it takes to ask for 1,024 objects.

@@ -84,7 +84,7 @@ impl LifetimesWorkload {
                     if over.load(Ordering::Relaxed) {
                         break;
                     }
-                    let id = ObjectId::page(root, root.next(&[object]));
+                    let id = ObjectId::page(root, root.next(root, &[object]));
                     pass_on(&store, &arena, number, id).await?;
                     objects.fetch_add(1, Ordering::Relaxed);
                 }

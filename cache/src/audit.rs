@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::cache::Cache;
+use crate::chain::{Chain, Words};
 use crate::node::{NONE, Node};
 use crate::pin::{DevicePin, HostPin};
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
@@ -152,10 +153,11 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
         ensure!(pages == 0 || pages == node.len(), "node {index} is held in part");
     }
     let mut key = parent.keys().last().copied().unwrap_or(node.namespace);
+    let words = Words::of(node.namespace);
     let pages = node.excerpt.tokens().chunks_exact(tree.page_size).zip(node.keys());
     for (place, (page, &expected)) in (node.start_page..).zip(pages) {
         let follows = node.excerpt.marks().map_or(key, |marks| marks.follow(key, place));
-        key = follows.next(page);
+        key = Chain::behind(follows, &words).next(page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }
     Ok(())

@@ -4,75 +4,114 @@
 //! wait is one multiplication a page. All arithmetic is modulo 2^128 and little-endian; `fold(x)` is `x` with its
 //! high half added to its low half by exclusive or.
 //!
-//! - **Digest** of some tokens: `d` is zero at first. For every eight tokens, the last ones followed by zeros,
-//!   taken in pairs as words `a`, `b`, `c` and `e` of 64 bits, it becomes
-//!   `d * SPREAD ^ (a ^ W0) * (b ^ W1) ^ swap((c ^ W2) * (e ^ W3))`, where `swap` exchanges the halves. At last
-//!   `d ^ the number of tokens`.
-//! - **Chain**: `state = fold((state ^ digest) * SPREAD)`, and the page's key is `fold(state * SCRAMBLE)`. Nothing
-//!   is lost on the way from a state to its key, so the state behind a page is known from its key.
+//! - **Words** of a namespace, which nobody knows who does not know its digest `n`. With
+//!   `mix(x) = fold(fold(x * SPREAD) * SCRAMBLE)`, `m(i)` is `mix(mix(n ^ i) + n)`. The low half of `m(i)`, for i from
+//!   0 to 7 and with its two highest bits replaced by 01, is the word `w(i)`; `m(8)` with its lowest bit set is the
+//!   multiplier `r`.
+//! - **Digest** of up to 16 tokens, followed by zeros up to a multiple of four: pairs of them are the numbers `t(0)`,
+//!   `t(1)` and so on of 64 bits, and the digest is the sum of the products
+//!   `(t(0) + w(0)) * (t(1) + w(1)) + (t(2) + w(2)) * (t(3) + w(3)) + ...`, whose factors are modulo 2^64, and of how
+//!   many tokens there are, by exclusive or.
+//! - **Chain**: for every 16 tokens of a page and what is left of it, `state = fold((state ^ digest) * r)`, and the
+//!   page's key is `fold(state * SCRAMBLE)`. Nothing is lost on the way from a state to its key, so the state behind
+//!   a page is known from its key.
 
 use crate::key::PageKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
-/// Digits of pi, as are all constants here. The words have the highest bit of both halves set, so that tokens
-/// below 2^31 never make a factor zero; multipliers are odd, so that nothing is lost by them.
-const WORDS: [u64; 4] =
-    [0xA43F_6A88_85A3_08D3, 0x9319_8A2E_8370_7344, 0xA409_3822_A99F_31D0, 0x882E_FA98_EC4E_6C89];
+/// Digits of pi. Both are odd, so that nothing is lost by a multiplication.
 const SPREAD: u128 = 0xBE54_66CF_34E9_0C6D;
 const SCRAMBLE: u128 = 0xC0AC_29B7_C97C_50DD;
 const UNSCRAMBLE: u128 = inverse(SCRAMBLE);
 
-/// Tokens that are multiplied at a time.
-const GROUP: usize = 8;
+/// Tokens that are digested at a time.
+const GROUP: usize = 16;
+
+/// Tokens in a product.
+const PRODUCT: usize = 4;
+
+/// What a namespace hashes its tokens by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    /// The first two bits are 01, so that a sum with two tokens below 2^31 is neither zero nor cut off.
+    added: [u64; GROUP / 2],
+    /// An odd number.
+    multiplier: u128,
+}
+
+impl Words {
+    /// Those of the namespace with this digest.
+    pub(crate) fn of(namespace: PageKey) -> Self {
+        let mixed = |index: u128| mix(mix(namespace.0 ^ index).wrapping_add(namespace.0));
+        let word = |index: usize| mixed(index as u128) as u64 & (u64::MAX >> 2) | 1 << 62;
+        Self { added: std::array::from_fn(word), multiplier: mixed(8) | 1 }
+    }
+
+    /// Of at most [`GROUP`] tokens. Inlined, so that a length that is known when compiling is made use of.
+    #[inline(always)]
+    fn digest(&self, tokens: &[Token]) -> u128 {
+        let (fours, rest) = tokens.as_chunks::<PRODUCT>();
+        let mut digest = 0u128;
+        for (four, words) in fours.iter().zip(self.added.as_chunks::<2>().0) {
+            digest = digest.wrapping_add(product(four, words));
+        }
+        if !rest.is_empty() {
+            let four = std::array::from_fn(|at| rest.get(at).copied().unwrap_or(0));
+            let words = self.added.as_chunks::<2>().0[fours.len()];
+            digest = digest.wrapping_add(product(&four, &words));
+        }
+        digest ^ tokens.len() as u128
+    }
+}
+
+#[inline(always)]
+fn product(tokens: &[Token; PRODUCT], words: &[u64; 2]) -> u128 {
+    let factor = |at: usize| {
+        let pair = u64::from(tokens[2 * at]) | u64::from(tokens[2 * at + 1]) << 32;
+        u128::from(pair.wrapping_add(words[at]))
+    };
+    factor(0) * factor(1)
+}
 
 /// A place between two pages: what all pages before it come to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
+    words: Words,
     state: u128,
 }
 
 impl Chain {
-    /// Behind the page of this key.
+    /// Behind the page of this key, in the namespace with these words.
     #[inline(always)]
-    pub(crate) fn behind(key: PageKey) -> Self {
-        Self { state: fold(key.0).wrapping_mul(UNSCRAMBLE) }
+    pub(crate) fn behind(key: PageKey, words: &Words) -> Self {
+        Self { words: *words, state: fold(key.0).wrapping_mul(UNSCRAMBLE) }
     }
 
-    /// Goes on behind the page that holds these tokens, and tells its key. Inlined, so that a length that is
-    /// known when compiling is made use of.
+    /// Goes on behind the page that holds these tokens, and tells its key.
     #[inline(always)]
     pub(crate) fn next(&mut self, tokens: &[Token]) -> PageKey {
         if planted(Bug::LeavePrefixOutOfKey) {
             self.state = 0;
         }
-        self.state = fold((self.state ^ digest(tokens)).wrapping_mul(SPREAD));
+        let (groups, rest) = tokens.as_chunks::<GROUP>();
+        groups.iter().for_each(|group| self.take_in(group));
+        if !rest.is_empty() {
+            self.take_in(rest);
+        }
         PageKey(fold(self.state.wrapping_mul(SCRAMBLE)))
     }
+
+    #[inline(always)]
+    fn take_in(&mut self, tokens: &[Token]) {
+        let digest = self.words.digest(tokens);
+        self.state = fold((self.state ^ digest).wrapping_mul(self.words.multiplier));
+    }
 }
 
-#[inline(always)]
-fn digest(tokens: &[Token]) -> u128 {
-    let (groups, rest) = tokens.as_chunks::<GROUP>();
-    let mut digest = 0u128;
-    for group in groups {
-        digest = digest.wrapping_mul(SPREAD) ^ products(group);
-    }
-    if !rest.is_empty() {
-        let group = std::array::from_fn(|at| rest.get(at).copied().unwrap_or(0));
-        digest = digest.wrapping_mul(SPREAD) ^ products(&group);
-    }
-    digest ^ tokens.len() as u128
-}
-
-/// Two products of 128 bits, one turned by half, so that small differences of both cannot cancel out.
-#[inline(always)]
-fn products(group: &[Token; GROUP]) -> u128 {
-    let factor = |at: usize| {
-        let pair = u64::from(group[2 * at]) | u64::from(group[2 * at + 1]) << 32;
-        u128::from(pair ^ WORDS[at])
-    };
-    (factor(0) * factor(1)) ^ (factor(2) * factor(3)).rotate_left(64)
+/// Two rounds, which can be undone, after which all bits depend on all bits.
+fn mix(bits: u128) -> u128 {
+    fold(fold(bits.wrapping_mul(SPREAD)).wrapping_mul(SCRAMBLE))
 }
 
 /// Its own inverse.
@@ -96,26 +135,93 @@ const fn inverse(odd: u128) -> u128 {
 mod tests {
     use super::*;
 
+    fn roots() -> impl Iterator<Item = PageKey> {
+        (0..200).map(|number| PageKey(mix(number << 64 | number)))
+    }
+
+    fn key(root: PageKey, page: &[Token]) -> PageKey {
+        root.next(root, page)
+    }
+
+    /// Two tokens that are this number.
+    fn tokens_of(pair: u64) -> [Token; 2] {
+        [pair as Token, (pair >> 32) as Token]
+    }
+
     #[test]
     fn the_state_behind_a_page_is_known_from_its_key() {
-        let mut chain = Chain::behind(PageKey(7));
+        let words = Words::of(PageKey(7));
+        let mut chain = Chain::behind(PageKey(7), &words);
         for page in 0..1000 {
             let key = chain.next(&[page; 16]);
-            assert_eq!(Chain::behind(key).state, chain.state);
+            assert_eq!(Chain::behind(key, &words).state, chain.state);
         }
     }
 
     #[test]
     fn what_multiplies_is_odd_and_undone() {
-        for odd in [SPREAD, SCRAMBLE, 1, 3, u128::MAX] {
+        let multipliers = roots().map(|root| Words::of(root).multiplier);
+        for odd in [SPREAD, SCRAMBLE, 1, 3, u128::MAX].into_iter().chain(multipliers) {
             assert_eq!(odd.wrapping_mul(inverse(odd)), 1, "{odd:x}");
         }
         assert_eq!(fold(fold(u128::MAX / 7)), u128::MAX / 7);
     }
 
     #[test]
-    fn tokens_below_two_to_the_31_make_no_factor_zero() {
-        let top_bits = 1 << 63 | 1 << 31;
-        assert!(WORDS.iter().all(|word| word & top_bits == top_bits));
+    fn tokens_below_two_to_the_31_make_no_factor_zero_and_none_is_cut_off() {
+        let most = u64::from(u32::MAX >> 1) << 32 | u64::from(u32::MAX);
+        for word in roots().flat_map(|root| Words::of(root).added) {
+            assert!(word != 0 && word.checked_add(most).is_some(), "{word:x}");
+        }
+    }
+
+    #[test]
+    fn words_of_namespaces_are_all_different() {
+        let mut words: Vec<u64> = roots().flat_map(|root| Words::of(root).added).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), 8 * roots().count());
+    }
+
+    /// Pages that have one key where the words are these: two factors change places, a factor is zero so that the
+    /// other does not count, and two products change places.
+    fn collisions(words: &Words) -> [[Vec<Token>; 2]; 3] {
+        let w = words.added;
+        let page = |pairs: [u64; 8]| pairs.into_iter().flat_map(tokens_of).collect::<Vec<Token>>();
+        let plain: [u64; 8] = [5, 6, 7, 8, 9, 10, 11, 12];
+        let moved = |to: usize, from: usize| plain[from].wrapping_add(w[from]).wrapping_sub(w[to]);
+        let swapped = [moved(0, 1), moved(1, 0), 7, 8, 9, 10, 11, 12];
+        let zero = |other| [0u64.wrapping_sub(w[0]), other, 7, 8, 9, 10, 11, 12];
+        let lanes = [moved(0, 2), moved(1, 3), moved(2, 0), moved(3, 1), 9, 10, 11, 12];
+        [[page(plain), page(swapped)], [page(zero(1)), page(zero(2))], [page(plain), page(lanes)]]
+    }
+
+    #[test]
+    fn whoever_knows_the_words_makes_collisions_in_that_namespace_and_in_no_other() {
+        let known = PageKey(mix(42));
+        for [one, other] in collisions(&Words::of(known)) {
+            assert_ne!(one, other);
+            assert_eq!(key(known, &one), key(known, &other), "the attack is a real one");
+            for root in roots() {
+                assert_ne!(key(root, &one), key(root, &other), "{root}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_the_words_no_page_is_made_to_have_a_digest_that_one_likes() {
+        // With a factor of one the digest is the other factor, and so what one likes.
+        let known = PageKey(mix(42));
+        let forged = |words: &Words, wanted: u64| -> Vec<Token> {
+            let w = words.added;
+            let one = |at: usize| 1u64.wrapping_sub(w[at]);
+            [one(0), wanted.wrapping_sub(w[1])].into_iter().flat_map(tokens_of).collect()
+        };
+        let words = Words::of(known);
+        assert_eq!(words.digest(&forged(&words, 12345)), 12345 ^ 4);
+        for root in roots() {
+            let others = Words::of(root);
+            assert_ne!(others.digest(&forged(&words, 12345)), 12345 ^ 4, "{root}");
+        }
     }
 }

@@ -5,9 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_128;
 
-use crate::chain::Chain;
+use crate::chain::{Chain, Words};
 use crate::passage::ContentKey;
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
@@ -19,47 +18,49 @@ pub struct PageKey(pub u128);
 
 impl PageKey {
     /// What a page follows that has more on it than its tokens: the key before it, and a digest of that.
-    /// It is `xxh3_128` over the bytes `terrace passages 1`, the 16 bytes of this key and those of the digest,
-    /// all little-endian.
+    /// It is the first 16 bytes of BLAKE3 over the bytes `terrace passages 2`, the 16 bytes of this key and those
+    /// of the digest, all little-endian.
     #[must_use]
     pub fn with_content(self, digest: ContentKey) -> PageKey {
         let mut bytes = [0; 50];
-        bytes[..18].copy_from_slice(b"terrace passages 1");
+        bytes[..18].copy_from_slice(b"terrace passages 2");
         bytes[18..34].copy_from_slice(&self.0.to_le_bytes());
         bytes[34..].copy_from_slice(&digest.0.to_le_bytes());
-        PageKey(xxh3_128(&bytes))
+        PageKey(strong_hash(&bytes))
     }
 
     /// The key of the page that holds `tokens` and follows the page named by `self` (or, for the
-    /// first page, the namespace whose digest `self` is).
+    /// first page, the namespace itself), in the namespace whose digest is `root`.
     ///
     /// The top of `chain.rs` says what it is.
     #[must_use]
-    pub fn next(self, tokens: &[Token]) -> PageKey {
-        Chain::behind(self).next(tokens)
+    pub fn next(self, root: PageKey, tokens: &[Token]) -> PageKey {
+        Chain::behind(self, &Words::of(root)).next(tokens)
     }
 }
 
 /// Hashes the whole pages of `tokens`, which follow the page named by `before`.
 pub(crate) fn hash_pages(
+    words: &Words,
     before: PageKey,
     tokens: &[Token],
     page_size: usize,
     keys: &mut Vec<PageKey>,
 ) {
-    hash_each_page(before, tokens, page_size, keys, |_| {});
+    hash_each_page(words, before, tokens, page_size, keys, |_| {});
 }
 
 /// The same, and does something with each page on the way.
 #[inline(always)]
 pub(crate) fn hash_each_page(
+    words: &Words,
     before: PageKey,
     tokens: &[Token],
     page_size: usize,
     keys: &mut Vec<PageKey>,
     on_the_way: impl FnMut(&[Token]),
 ) {
-    let chain = Chain::behind(before);
+    let chain = Chain::behind(before, words);
     match page_size {
         1 => hash_pages_of::<1>(chain, tokens, keys, on_the_way),
         2 => hash_pages_of::<2>(chain, tokens, keys, on_the_way),
@@ -93,6 +94,12 @@ fn hash_in_turn<'a>(
         on_the_way(page);
         chain.next(page)
     }));
+}
+
+/// A hash of 128 bits for which nobody finds a second input, however freely inputs are chosen.
+pub(crate) fn strong_hash(bytes: &[u8]) -> u128 {
+    let hash = blake3::hash(bytes);
+    u128::from_le_bytes(*hash.as_bytes().first_chunk().expect("it has 32 bytes"))
 }
 
 impl fmt::Display for PageKey {
@@ -151,6 +158,10 @@ pub struct Namespace {
     /// A tenant's salt; empty for none.
     #[serde(default)]
     pub salt: String,
+    /// What all have in common who share an L3, and nobody else knows: who does not know it cannot choose tokens
+    /// such that two prompts have a key in common. Empty for none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub secret: String,
 }
 
 fn one() -> u32 {
@@ -169,6 +180,7 @@ impl Namespace {
             tensor_ranks: 1,
             adapter: String::new(),
             salt: String::new(),
+            secret: String::new(),
         }
     }
 
@@ -180,9 +192,9 @@ impl Namespace {
 
     /// The start of every chain of page keys in this namespace.
     ///
-    /// It is `xxh3_128` over the bytes `terrace namespace 2` and the fields in the order of their
+    /// It is the first 16 bytes of BLAKE3 over the bytes `terrace namespace 3` and the fields in the order of their
     /// declaration: a text as its length (64 bits) and its bytes, a number as 32 bits, all
-    /// little-endian. The lengths keep two fields from running into each other. The 2 is the version of how
+    /// little-endian. The lengths keep two fields from running into each other. The 3 is the version of how
     /// keys are computed, so that objects stored under another are never mistaken for these.
     #[must_use]
     pub fn digest(&self) -> PageKey {
@@ -193,7 +205,7 @@ impl Namespace {
     #[must_use]
     pub fn digest_with(&self, adapter: &str, salt: &str) -> PageKey {
         type Bytes = SmallVec<[u8; 256]>;
-        let mut bytes = Bytes::from_slice(b"terrace namespace 2");
+        let mut bytes = Bytes::from_slice(b"terrace namespace 3");
         let text = |bytes: &mut Bytes, field: &str| {
             bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
             bytes.extend_from_slice(field.as_bytes());
@@ -207,7 +219,8 @@ impl Namespace {
         if !planted(Bug::LeaveSaltOutOfNamespace) {
             text(&mut bytes, salt);
         }
-        PageKey(xxh3_128(&bytes))
+        text(&mut bytes, &self.secret);
+        PageKey(strong_hash(&bytes))
     }
 }
 
@@ -225,6 +238,7 @@ mod tests {
             tensor_ranks: 8,
             adapter: "sql-lora".to_owned(),
             salt: "tenant-é".to_owned(),
+            secret: "quiet".to_owned(),
         }
     }
 
@@ -233,18 +247,18 @@ mod tests {
         index.wrapping_mul(2_654_435_761).wrapping_add(7)
     }
 
-    // The values below were computed in another language, with another implementation of XXH3, by what is
+    // The values below were computed in another language, with another implementation of BLAKE3, by what is
     // written here and in `chain.rs`. A change of any of them orphans every page that is stored under the old
     // keys, and has to change the number in the digest of namespaces.
 
     #[test]
     fn digests_are_what_they_always_were() {
         let vectors = [
-            (Namespace::new("", 1), 0xd3e9_ad44_b1d4_9fc8_084c_b77f_3aec_be6b),
-            (Namespace::new("tiny-llama", 1), 0xc395_738c_8379_2d8b_ce60_7896_91fb_30a7),
-            (Namespace::new("tiny-llama", 16), 0x41ee_d03f_8c8f_b95a_d750_eca2_e195_82f9),
-            (Namespace::new("tiny-llama", 256), 0x905f_5335_f981_7bd2_7901_9142_43b4_172b),
-            (full(), 0xfb13_9d92_2cb6_b34a_53ac_0dc1_ee89_0224),
+            (Namespace::new("", 1), 0x0ad0_6ef4_c195_54ca_a424_d53b_ed6a_c655),
+            (Namespace::new("tiny-llama", 1), 0xe85b_e7b2_998c_4a33_d98f_f225_aa3d_c122),
+            (Namespace::new("tiny-llama", 16), 0xb4bd_207e_cb3d_d70e_3a54_fa1e_7688_c2ef),
+            (Namespace::new("tiny-llama", 256), 0x1521_09cf_02af_abcf_808b_55b4_43f0_d558),
+            (full(), 0xf3d4_518f_3df3_60d3_5072_bce2_d9e6_f44a),
         ];
         for (namespace, digest) in vectors {
             assert_eq!(namespace.digest(), PageKey(digest), "{namespace:?}");
@@ -254,15 +268,15 @@ mod tests {
     #[test]
     fn key_chains_are_what_they_always_were() {
         let vectors = [
-            (1, 0, 0x62e5_260b_96a0_fe78_fbfc_f0ee_bc24_7a50),
-            (1, 1, 0x3dc9_2fd0_dcf8_866a_e4aa_b6a7_40b9_4927),
-            (1, 9, 0xdb65_cb4c_bb28_b6f8_5d75_cdc2_666f_4110),
-            (16, 0, 0x4978_0c6b_471c_5e13_3a4c_159b_204d_87c6),
-            (16, 1, 0x7438_3a6c_a97c_464b_262b_8db4_e069_153b),
-            (16, 9, 0xc183_0e56_c7b5_2954_eb7a_1779_4114_0b0b),
-            (256, 0, 0xc220_af1d_118f_394d_55b2_aa06_7710_c2c6),
-            (256, 1, 0xc7d8_6bf5_08b1_d722_dc9d_8cee_9cf3_3b9c),
-            (256, 9, 0x8d93_8d61_80f3_1fb2_1898_0ff2_ad5e_a0a9),
+            (1, 0, 0x3ab9_bb13_d506_6526_d1f2_e8ff_3a85_609a),
+            (1, 1, 0x8746_1254_a7b5_f3e6_f85f_f8d6_e31e_1608),
+            (1, 9, 0x2178_484c_132b_0dd8_bee7_b6f5_79df_b82e),
+            (16, 0, 0x0fa5_5629_cd06_80c7_c90d_4a96_282e_3ee0),
+            (16, 1, 0x15c3_1315_4ddc_672d_081d_bb50_d836_700c),
+            (16, 9, 0x96af_7b08_472a_8f32_5757_faaa_e3ed_a6e8),
+            (256, 0, 0xe90d_9892_63c2_af18_6641_6d97_b970_6fd8),
+            (256, 1, 0x6d70_4c96_27dd_5814_135b_8f98_acc6_e7e1),
+            (256, 9, 0xd52d_ba34_ecc1_95df_0a52_6f9f_ee34_ac9b),
         ];
         for (page_size, page, key) in vectors {
             let root = Namespace::new("tiny-llama", page_size).digest();
@@ -273,22 +287,25 @@ mod tests {
                 "page {page} of {page_size} tokens"
             );
             let chain = sequence.tokens().prompt.chunks(page_size as usize).take(page + 1);
-            assert_eq!(chain.fold(root, PageKey::next), PageKey(key), "one by one");
+            let by_one = chain.fold(root, |before, page| before.next(root, page));
+            assert_eq!(by_one, PageKey(key), "one by one");
         }
     }
 
     #[test]
     fn pages_of_any_length_have_keys() {
         let vectors = [
-            (3, 0x5b3d_01bd_15de_78ab_b627_d22e_9006_54fb),
-            (8, 0xf57f_09c0_3a13_aeaf_ca8d_355d_3da8_453e),
-            (12, 0x22e9_969e_85f6_b3ef_c7fe_2130_7fc4_4d06),
+            (3, 0x09b0_8a3c_3487_ce19_32a5_3f61_aae3_326a),
+            (8, 0x1bf9_1536_fc89_828f_13f5_443b_0961_dc2a),
+            (12, 0xd647_f05e_da9c_f3da_95da_65c8_78fd_113f),
+            (20, 0x87e5_a23b_4eb6_2b64_5d78_fda1_8066_d1a1),
         ];
         for (tokens, key) in vectors {
             let page: Vec<Token> = (0..tokens).map(token).collect();
-            assert_eq!(PageKey(7).next(&page), PageKey(key), "{tokens} tokens");
+            assert_eq!(PageKey(7).next(PageKey(5), &page), PageKey(key), "{tokens} tokens");
         }
-        assert_ne!(PageKey(7).next(&[1, 2, 3]), PageKey(7).next(&[1, 2, 3, 0]));
+        let of = |page: &[Token]| PageKey(7).next(PageKey(5), page);
+        assert_ne!(of(&[1, 2, 3]), of(&[1, 2, 3, 0]));
     }
 
     #[test]
@@ -302,6 +319,7 @@ mod tests {
             Namespace { tensor_ranks: 4, ..plain.clone() },
             Namespace { adapter: "other".to_owned(), ..plain.clone() },
             Namespace { salt: "other".to_owned(), ..plain.clone() },
+            Namespace { secret: "other".to_owned(), ..plain.clone() },
             Namespace { page_size: 8, tensor_ranks: 64, ..plain.clone() },
             plain.with("tenant-é", "sql-lora"),
             plain,
@@ -316,16 +334,16 @@ mod tests {
     fn fields_do_not_run_into_each_other() {
         let texts = |model: &str, layout: &str, dtype: &str, adapter: &str, salt: &str| {
             let text = str::to_owned;
-            let (model, layout, dtype) = (text(model), text(layout), text(dtype));
-            let (adapter, salt) = (text(adapter), text(salt));
-            Namespace { model, layout, dtype, page_size: 16, tensor_ranks: 1, adapter, salt }
-                .digest()
+            let (layout, dtype) = (text(layout), text(dtype));
+            Namespace { layout, dtype, ..Namespace::new(model, 16) }.digest_with(adapter, salt)
         };
         assert_ne!(texts("ab", "", "", "", ""), texts("a", "b", "", "", ""));
         assert_ne!(texts("m", "ab", "", "", ""), texts("m", "a", "b", "", ""));
         assert_ne!(texts("m", "", "a", "", ""), texts("m", "", "", "a", ""));
         assert_ne!(texts("m", "", "", "ab", ""), texts("m", "", "", "a", "b"));
         assert_ne!(texts("m", "", "", "ab", ""), texts("m", "", "", "", "ab"));
+        let secret = Namespace { secret: "ab".to_owned(), ..Namespace::new("m", 16) };
+        assert_ne!(texts("m", "", "", "", "ab"), secret.digest());
         // A text that looks like the length of another field is still only a text.
         assert_ne!(texts("a\0\0\0\0\0\0\0\0", "", "", "", ""), texts("a", "", "", "", ""));
     }

@@ -7,9 +7,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
 
-use crate::key::{PageKey, hash_pages, of_hex};
+use crate::chain::{Chain, Words};
+use crate::key::{PageKey, hash_pages, of_hex, strong_hash};
 use crate::planted::{Bug, planted};
 use crate::sequence::Token;
 
@@ -161,8 +161,8 @@ pub(crate) struct Marks(Vec<(u32, u128)>);
 impl Marks {
     /// Those of a prompt; nothing if no passage has a content.
     ///
-    /// The digest is `xxh3_128` over the 16 bytes of each passage's content and its start and end as 32-bit
-    /// words, all little-endian.
+    /// The digest is the first 16 bytes of BLAKE3 over the 16 bytes of each passage's content and its start and end
+    /// as 32-bit words, all little-endian.
     pub(crate) fn new(passages: &[Passage], page_size: usize) -> Option<Arc<Self>> {
         let page_size = page_size as u32;
         let mut touched: Vec<(u32, Vec<u8>)> = Vec::new();
@@ -178,7 +178,7 @@ impl Marks {
                 bytes.extend_from_slice(&passage.end.to_le_bytes());
             }
         }
-        let marks = touched.iter().map(|(page, bytes)| (*page, xxh3_128(bytes))).collect();
+        let marks = touched.iter().map(|(page, bytes)| (*page, strong_hash(bytes))).collect();
         (!touched.is_empty()).then(|| Arc::new(Self(marks)))
     }
 
@@ -204,6 +204,7 @@ impl Marks {
     /// Hashes the whole pages of a prompt.
     pub(crate) fn hash(
         &self,
+        words: &Words,
         root: PageKey,
         tokens: &[Token],
         page_size: usize,
@@ -213,13 +214,13 @@ impl Marks {
         for &(page, _) in &self.0 {
             let start = page as usize * page_size;
             let Some(marked) = tokens.get(start..start + page_size) else { break };
-            hash_pages(before, &tokens[hashed..start], page_size, keys);
+            hash_pages(words, before, &tokens[hashed..start], page_size, keys);
             let follows = self.follow(keys.last().copied().unwrap_or(root), page);
-            before = follows.next(marked);
+            before = Chain::behind(follows, words).next(marked);
             keys.push(before);
             hashed = start + page_size;
         }
-        hash_pages(before, &tokens[hashed..], page_size, keys);
+        hash_pages(words, before, &tokens[hashed..], page_size, keys);
     }
 }
 
@@ -238,7 +239,7 @@ mod tests {
         sequence.expect("sound passages").keys().to_vec()
     }
 
-    // Computed in another language, with another implementation of XXH3.
+    // Computed in another language, with another implementation of BLAKE3.
     #[test]
     fn keys_of_passages_are_what_they_always_were() {
         let passages = [
@@ -259,11 +260,11 @@ mod tests {
     }
 
     const VECTORS: [u128; 5] = [
-        0x5805_19f0_8e41_71be_a738_db7f_c41a_a43b,
-        0x1154_7d19_90cd_8e11_6957_f824_8769_6a3e,
-        0xfea2_fd10_f419_d5b6_5ad3_87e7_7d23_a761,
-        0x4e0a_db3a_d7fb_f492_309a_d584_05bf_3bcf,
-        0x467b_fa9a_2df2_e96f_df8a_32a2_0240_4c5b,
+        0x2f10_80ac_4cd8_ce4e_9ffe_0a0d_3d66_8f63,
+        0x327b_cf6b_4287_35d5_c0be_f4b6_7255_ffa1,
+        0xdfb1_a495_5b6a_e427_e348_6641_9cdd_3b53,
+        0x906f_a021_fc2f_9072_355f_82b5_0fb0_f3b6,
+        0xa505_5df6_d2a8_0d27_0167_7465_766f_ab62,
     ];
 
     #[test]

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::chain::Words;
 use crate::key::PageKey;
 use crate::passage::{Marks, Passage, PassageError};
 use crate::run::PageRun;
@@ -15,6 +16,8 @@ pub type Token = u32;
 #[derive(Clone, Debug)]
 pub struct Sequence {
     root: PageKey,
+    /// What the namespace hashes tokens by.
+    words: Words,
     /// Shared with the nodes that hold its pages.
     prompt: Arc<Text>,
     /// The end of the prompt's whole pages: asked for with every token.
@@ -101,7 +104,8 @@ impl Sequence {
     /// A sequence in the namespace whose digest is `root`.
     #[must_use]
     pub fn new(root: PageKey, page_size: u32, tokens: Vec<Token>) -> Self {
-        Self::of(root, Text::new(root, page_size as usize, tokens), &[])
+        let words = Words::of(root);
+        Self::of(root, words, Text::new(&words, root, page_size as usize, tokens), &[])
     }
 
     /// The same for a prompt of which passages say more than its tokens do, by their start.
@@ -118,17 +122,19 @@ impl Sequence {
             return Ok(Self::new(root, page_size, tokens));
         }
         Passage::check_all(passages, tokens.len())?;
+        let words = Words::of(root);
         let prompt = match Marks::new(passages, page_size as usize) {
-            Some(marks) => Text::marked(root, page_size as usize, tokens, marks),
-            None => Text::new(root, page_size as usize, tokens),
+            Some(marks) => Text::marked(&words, root, page_size as usize, tokens, marks),
+            None => Text::new(&words, root, page_size as usize, tokens),
         };
-        Ok(Self::of(root, prompt, passages))
+        Ok(Self::of(root, words, prompt, passages))
     }
 
     /// The same for tokens that are somebody else's: they are copied.
     #[must_use]
     pub fn copied(root: PageKey, page_size: u32, tokens: &[Token]) -> Self {
-        Self::of(root, Text::copied(root, page_size as usize, tokens), &[])
+        let words = Words::of(root);
+        Self::of(root, words, Text::copied(&words, root, page_size as usize, tokens), &[])
     }
 
     /// The same for tokens that come in pieces; `tokens` says how many they are in all.
@@ -139,10 +145,12 @@ impl Sequence {
         tokens: usize,
         pieces: impl IntoIterator<Item = P>,
     ) -> Self {
-        Self::of(root, Text::from_pieces(root, page_size as usize, tokens, pieces), &[])
+        let words = Words::of(root);
+        let prompt = Text::from_pieces(&words, root, page_size as usize, tokens, pieces);
+        Self::of(root, words, prompt, &[])
     }
 
-    fn of(root: PageKey, mut prompt: Text, passages: &[Passage]) -> Self {
+    fn of(root: PageKey, words: Words, mut prompt: Text, passages: &[Passage]) -> Self {
         // Nodes that share it go by its room: what the caller's vector had to spare must decide nothing.
         prompt.shrink_to_fit();
         let page_size = prompt.page_size();
@@ -154,6 +162,7 @@ impl Sequence {
         let before_tail = marks.map_or(last, |marks| marks.follow(last, first_of_tail));
         Self {
             root,
+            words,
             border,
             tail,
             before_tail,
@@ -165,7 +174,7 @@ impl Sequence {
     /// Appends tokens that the model produced.
     #[inline]
     pub fn extend(&mut self, tokens: &[Token]) {
-        self.tail.extend(&self.before_tail, tokens);
+        self.tail.extend(&self.words, &self.before_tail, tokens);
     }
 
     /// Makes room for `tokens` more tokens, so that appending them does not allocate.
@@ -229,6 +238,7 @@ impl Sequence {
         let last = (pages as usize).checked_sub(1).and_then(|last| self.keys().get(last));
         Self {
             root: self.root,
+            words: self.words,
             prompt: Arc::new(self.run(0, pages).to_text()),
             border: pages as usize * page_size,
             tail: Text::with_capacity(0, page_size),

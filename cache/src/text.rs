@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::chain::Words;
 use crate::key::{PageKey, hash_each_page, hash_pages};
 use crate::passage::Marks;
 use crate::sequence::Token;
@@ -38,28 +39,35 @@ impl Text {
     }
 
     /// Tokens that follow the page named by `before`.
-    pub(crate) fn new(before: PageKey, page_size: usize, tokens: Vec<Token>) -> Self {
+    pub(crate) fn new(
+        words: &Words,
+        before: PageKey,
+        page_size: usize,
+        tokens: Vec<Token>,
+    ) -> Self {
         let keys = Vec::with_capacity(tokens.len() / page_size);
         let mut text = Self { page_size, tokens, keys, marks: None };
-        text.hash(&before);
+        text.hash(words, &before);
         text
     }
 
     /// A prompt on whose pages more stands than its tokens.
     pub(crate) fn marked(
+        words: &Words,
         root: PageKey,
         page_size: usize,
         tokens: Vec<Token>,
         marks: Arc<Marks>,
     ) -> Self {
         let mut keys = Vec::with_capacity(tokens.len() / page_size);
-        marks.hash(root, &tokens, page_size, &mut keys);
+        marks.hash(words, root, &tokens, page_size, &mut keys);
         Self { page_size, tokens, keys, marks: Some(marks) }
     }
 
     /// Tokens that follow the page named by `before` and come in pieces, so many in all. Each piece is
     /// hashed as it comes, while it is in the processor's cache and the next one's memory on its way there.
     pub(crate) fn from_pieces<P: IntoIterator<Item = Token>>(
+        words: &Words,
         before: PageKey,
         page_size: usize,
         tokens: usize,
@@ -69,17 +77,23 @@ impl Text {
         let mut text = Self { page_size, tokens, keys, marks: None };
         for piece in pieces {
             text.tokens.extend(piece);
-            text.hash(&before);
+            text.hash(words, &before);
         }
         text
     }
 
     /// A copy of tokens that follow the page named by `before`. Each page is copied when it is hashed: writing to
     /// memory that is far away takes as long as hashing, and both go on at the same time.
-    pub(crate) fn copied(before: PageKey, page_size: usize, tokens: &[Token]) -> Self {
+    pub(crate) fn copied(
+        words: &Words,
+        before: PageKey,
+        page_size: usize,
+        tokens: &[Token],
+    ) -> Self {
         let mut copy = Vec::with_capacity(tokens.len());
         let mut keys = Vec::with_capacity(tokens.len() / page_size);
-        hash_each_page(before, tokens, page_size, &mut keys, |page| copy.extend_from_slice(page));
+        let copies = |page: &[Token]| copy.extend_from_slice(page);
+        hash_each_page(words, before, tokens, page_size, &mut keys, copies);
         copy.extend_from_slice(&tokens[copy.len()..]);
         Self { page_size, tokens: copy, keys, marks: None }
     }
@@ -160,24 +174,24 @@ impl Text {
 
     /// Appends tokens; the text follows the page named by `before`.
     #[inline]
-    pub(crate) fn extend(&mut self, before: &PageKey, tokens: &[Token]) {
+    pub(crate) fn extend(&mut self, words: &Words, before: &PageKey, tokens: &[Token]) {
         // Mostly it is a single one, for which a call to copy it costs the most.
         match tokens {
             &[token] => self.tokens.push(token),
             tokens => self.tokens.extend_from_slice(tokens),
         }
         if self.tokens.len() >= (self.keys.len() + 1) * self.page_size {
-            self.hash(before);
+            self.hash(words, before);
         }
     }
 
     /// Hashes the whole pages that have no key yet.
     // Apart, since most tokens complete none.
     #[inline(never)]
-    fn hash(&mut self, before: &PageKey) {
+    fn hash(&mut self, words: &Words, before: &PageKey) {
         let before = *self.keys.last().unwrap_or(before);
         let hashed = self.keys.len() * self.page_size;
-        hash_pages(before, &self.tokens[hashed..], self.page_size, &mut self.keys);
+        hash_pages(words, before, &self.tokens[hashed..], self.page_size, &mut self.keys);
     }
 
     /// What else stands on the pages of their sequence.

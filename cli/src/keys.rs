@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     /// The tenant's salt
     #[arg(long, default_value = "")]
     salt: String,
+    /// The secret of all who share an L3
+    #[arg(long, default_value = "")]
+    secret: String,
     /// What positions of the prompt stand for, as an image: START..END=CONTENT, the content's key in 32
     /// hexadecimal digits. May be given several times, by START
     #[arg(long = "passage", value_name = "PASSAGE", value_parser = passage)]
@@ -58,6 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         tensor_ranks: arguments.ranks,
         adapter: arguments.adapter.clone(),
         salt: arguments.salt.clone(),
+        secret: arguments.secret.clone(),
     }
     .digest();
     let mut text = arguments.tokens.clone();

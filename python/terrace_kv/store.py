@@ -26,7 +26,8 @@ Pages = npt.NDArray[Any] | Sequence[int]
 
 def namespace(model: str, page_size: int, **fields: Any) -> bytes:
     """The digest that everything computed by a model begins with: 16 bytes. Change ``model`` whenever the weights
-    change. Other fields are ``layout``, ``dtype``, ``tensor_ranks``, ``adapter`` and ``salt``.
+    change. Other fields are ``layout``, ``dtype``, ``tensor_ranks``, ``adapter``, ``salt`` and
+    ``secret``.
 
     :raises ConfigError: if there is no such field.
     """

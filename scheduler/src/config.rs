@@ -43,6 +43,10 @@ pub struct ModelConfig {
     pub dtype: String,
     /// Over how many ranks a page's KV is split. Every operation is performed by all of them.
     pub ranks: u32,
+    /// A secret that all have in common who share an L3: see [`Namespace::secret`]. It is in what is recorded of the
+    /// configuration.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub secret: String,
 }
 
 impl Default for ModelConfig {
@@ -52,6 +56,7 @@ impl Default for ModelConfig {
             layout: String::new(),
             dtype: String::new(),
             ranks: 1,
+            secret: String::new(),
         }
     }
 }
@@ -330,6 +335,7 @@ impl Config {
             tensor_ranks: self.model.ranks,
             adapter: String::new(),
             salt: String::new(),
+            secret: self.model.secret.clone(),
         }
     }
 
@@ -540,6 +546,8 @@ setters! {
     fingerprint: &str => model.fingerprint;
     /// Over how many ranks a page's KV is split.
     ranks: u32 => model.ranks;
+    /// A secret that all have in common who share an L3.
+    secret: &str => model.secret;
     /// Tokens in a page.
     page_size: u32 => cache.page_size;
     /// Pages of the device arena.

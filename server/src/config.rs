@@ -179,6 +179,9 @@ settings! {
                 };
             /// The key for /metrics and the page.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
+            /// What page keys are hashed with, the same on all servers that share an L3: 32 random characters or more.
+            /// Without it, whoever may choose tokens can compute prompts that take the place of others in L3.
+            l3_secret: Option<Secret> = None, "SECRET" { is_secret: true };
         }
     }
     /// What clients may take.

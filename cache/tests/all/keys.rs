@@ -2,6 +2,9 @@
 
 use terrace_cache::{PageKey, Sequence, Token};
 
+/// The digest of some namespace.
+const ROOT: PageKey = PageKey(0x1ffb_3a52_6d6e_1c0c_4b6f_7c3a_90de_27b5);
+
 /// Numbers without a pattern, by counting (SplitMix64).
 struct Dice(u64);
 
@@ -28,17 +31,18 @@ impl Dice {
 /// average, and at the most.
 fn biases(page_size: usize, rounds: u32) -> (f64, f64) {
     let mut dice = Dice(page_size as u64);
+    let root = dice.key();
     let (mut sum, mut most, mut count) = (0.0, 0.0f64, 0.0);
     for bit in 0..128 + 32 * page_size {
         let mut changes = [0u32; 128];
         for _ in 0..rounds {
             let (mut before, mut page) = (dice.key(), dice.page(page_size));
-            let key = before.next(&page).0;
+            let key = before.next(root, &page).0;
             match bit.checked_sub(128) {
                 None => before.0 ^= 1 << bit,
                 Some(bit) => page[bit / 32] ^= 1 << (bit % 32),
             }
-            let changed = key ^ before.next(&page).0;
+            let changed = key ^ before.next(root, &page).0;
             (0..128).for_each(|place| changes[place] += (changed >> place & 1) as u32);
         }
         for changed in changes {
@@ -101,7 +105,7 @@ fn check_pages_that_hardly_differ(log2_keys: u32) {
             let mut page = base.clone();
             page[one] = number >> half;
             page[other] = number & ((1 << half) - 1);
-            PageKey(7).next(&page)
+            PageKey(7).next(ROOT, &page)
         });
         let what = format!("tokens {one} and {other}");
         assert_as_random(&keys.collect::<Vec<_>>(), log2_keys, &what);
@@ -114,7 +118,7 @@ fn check_orders(log2_keys: u32) {
     let pages = [dice.page(16), dice.page(16)];
     let mut keys = vec![PageKey(7)];
     for _ in 0..log2_keys {
-        let longer = keys.iter().flat_map(|key| pages.each_ref().map(|page| key.next(page)));
+        let longer = keys.iter().flat_map(|key| pages.each_ref().map(|page| key.next(ROOT, page)));
         keys = longer.collect();
     }
     assert_as_random(&keys, log2_keys, "two pages");
@@ -125,7 +129,7 @@ fn check_repetition(log2_keys: u32) {
     for page in [vec![0; 16], vec![1; 16], vec![0; 1], Dice(3).page(16)] {
         let mut before = PageKey(0);
         let keys = (0..1 << log2_keys).map(|_| {
-            before = before.next(&page);
+            before = before.next(ROOT, &page);
             before
         });
         assert_as_random(&keys.collect::<Vec<_>>(), log2_keys, &format!("{page:?}"));
@@ -135,7 +139,7 @@ fn check_repetition(log2_keys: u32) {
 /// The smallest pages there are, in namespaces whose digests are hardly random.
 fn check_single_tokens(log2_keys: u32) {
     for root in [PageKey(0), PageKey(1 << 127), PageKey(u128::MAX)] {
-        let keys = (0..1 << log2_keys).map(|token| root.next(&[token]));
+        let keys = (0..1 << log2_keys).map(|token| root.next(root, &[token]));
         assert_as_random(&keys.collect::<Vec<_>>(), log2_keys, &format!("{root}"));
     }
 }
@@ -189,5 +193,52 @@ fn a_key_depends_on_all_pages_before_it_and_on_their_order() {
         let other = keys(&other);
         assert_eq!(other[..first], plain[..first]);
         assert!((first..40).all(|page| other[page] != plain[page]), "pages from {first} on");
+    }
+}
+
+#[test]
+fn pages_that_differ_in_one_token_never_have_one_key() {
+    let mut dice = Dice(5);
+    for page_size in [1, 4, 16, 64] {
+        for _ in 0..2000 {
+            let (root, page) = (dice.key(), dice.page(page_size));
+            let mut other = page.clone();
+            other[dice.roll() as usize % page_size] = (dice.roll() % 128_000) as Token;
+            let same = root.next(root, &page) == root.next(root, &other);
+            assert_eq!(same, page == other);
+        }
+    }
+}
+
+/// Small changes of two tokens that would cancel out if tokens were only added up, or multiplied by what everybody
+/// knows.
+#[test]
+fn changes_that_balance_each_other_do_not_cancel_out() {
+    let mut dice = Dice(6);
+    for _ in 0..200 {
+        let (root, page) = (dice.key(), dice.page(16));
+        let key = root.next(root, &page);
+        for (one, other) in (0..16).flat_map(|one| (0..16).map(move |other| (one, other))) {
+            let mut swapped = page.clone();
+            swapped.swap(one, other);
+            assert_eq!(root.next(root, &swapped) == key, swapped == page, "{one} and {other}");
+            let mut balanced = page.clone();
+            balanced[one] = balanced[one].wrapping_add(1);
+            balanced[other] = balanced[other].wrapping_sub(1);
+            assert_eq!(root.next(root, &balanced) == key, one == other, "{one} and {other}");
+        }
+    }
+}
+
+/// A page of tokens of which there are few: all of them together are as random as any.
+#[test]
+fn pages_of_two_different_tokens_have_keys_as_different_as_any() {
+    for (zero, one) in [(0, 1), (17, 100_000)] {
+        let page = |bits: u32| (0..16).map(move |at| if bits >> at & 1 == 1 { one } else { zero });
+        let keys = (0..1 << 18).map(|number: u32| {
+            let first = ROOT.next(ROOT, &page(number >> 2).collect::<Vec<Token>>());
+            first.next(ROOT, &[number & 3])
+        });
+        assert_as_random(&keys.collect::<Vec<_>>(), 18, "two tokens");
     }
 }

@@ -19,7 +19,7 @@
 //! let registration = store.register(&arena)?;
 //!
 //! let namespace = Namespace::new("my-model", 16).digest();
-//! let id = ObjectId::page(namespace, namespace.next(&[1, 2, 3]));
+//! let id = ObjectId::page(namespace, namespace.next(namespace, &[1, 2, 3]));
 //! arena.target(0)?.fill(7);
 //! store.put_from(vec![Put::new(id, arena.source(0)?)], PutOptions::default()).await.remove(0)?;
 //! store.get_into(vec![Get::new(id, arena.target(1)?)], GetOptions::default()).await.remove(0)?;

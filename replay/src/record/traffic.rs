@@ -49,7 +49,7 @@ impl TrafficRecorder {
         let mut keys = pages.expect("the scheduler has taken it").keys().to_vec();
         let rest = request.prompt.chunks_exact(page_size as usize).remainder();
         if !rest.is_empty() {
-            keys.push(keys.last().unwrap_or(&root).next(rest));
+            keys.push(keys.last().unwrap_or(&root).next(root, rest));
         }
         Line {
             timestamp: now.0 as f64 / 1000.0,

@@ -2,7 +2,7 @@
 
 use terrace_cache::CacheConfig;
 use terrace_scheduler::{
-    BatchConfig, CopyConfig, L3Config, PrefetchPolicy, QueueConfig, RateConfig,
+    BatchConfig, CopyConfig, L3Config, ModelConfig, PrefetchPolicy, QueueConfig, RateConfig,
 };
 
 use crate::config::{Config, DeviceChoice, StepSettings};
@@ -10,7 +10,9 @@ use crate::config::{Config, DeviceChoice, StepSettings};
 /// What the scheduler is to do with pages of so many bytes. What the engine knows better it fills in itself.
 pub(super) fn scheduler_config(config: &Config, page_bytes: usize) -> terrace_scheduler::Config {
     let StepSettings { step_tokens, steps_in_flight, load_back_overlaps } = config.steps();
+    let secret = config.l3_secret.as_ref().map(|secret| secret.0.clone()).unwrap_or_default();
     terrace_scheduler::Config {
+        model: ModelConfig { secret, ..ModelConfig::default() },
         cache: CacheConfig {
             page_size: config.page_size,
             eviction: config.eviction,

@@ -103,7 +103,7 @@ impl Router {
     fn hear_one(&mut self, event: &KvEvent<'_>) -> Result<(), String> {
         match event {
             KvEvent::Stored { tier, namespace, parent, keys, tokens, contents } => {
-                if self.keys_of(*parent, tokens, contents) != **keys {
+                if self.keys_of(*namespace, *parent, tokens, contents) != **keys {
                     return Err(format!("keys that are not those of parent and tokens: {event:?}"));
                 }
                 for (page, known) in self.pages(*namespace, *parent, keys, tokens) {
@@ -123,12 +123,18 @@ impl Router {
     }
 
     /// The keys of pages, as anybody can compute them who is told their tokens and contents.
-    fn keys_of(&self, parent: PageKey, tokens: &[Token], contents: &[PageContent]) -> Vec<PageKey> {
+    fn keys_of(
+        &self,
+        namespace: PageKey,
+        parent: PageKey,
+        tokens: &[Token],
+        contents: &[PageContent],
+    ) -> Vec<PageKey> {
         let mut key = parent;
         let next = |(page, tokens): (u32, &[Token])| {
             let content = contents.iter().find(|content| content.page == page);
             let follows = content.map_or(key, |content| key.with_content(content.digest));
-            key = follows.next(tokens);
+            key = follows.next(namespace, tokens);
             key
         };
         (0..).zip(tokens.chunks(self.page_size)).map(next).collect()

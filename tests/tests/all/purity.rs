@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// The pure crates and all that they may depend on.
 const PURE: [(&str, &[&str]); 3] = [
-    ("cache", &["serde", "smallvec", "xxhash-rust"]),
+    ("cache", &["blake3", "serde", "smallvec"]),
     ("fsm", &["serde", "statig", "terrace-cache"]),
     ("scheduler", &["serde", "terrace-cache", "terrace-fsm", "thiserror"]),
 ];

@@ -111,7 +111,7 @@ async fn pages_of_two_ranks_never_mix_with_those_of_one() {
     let member = Member::new(&config);
     let page_of = |tensor_ranks| {
         let namespace = Namespace { tensor_ranks, ..Namespace::new("model", 16) }.digest();
-        ObjectId::page(namespace, namespace.next(&[1, 2, 3]))
+        ObjectId::page(namespace, namespace.next(namespace, &[1, 2, 3]))
     };
     let same_key = ObjectId { key: page_of(1).key, ..page_of(2) };
     assert_eq!(member.put(page_of(1)).await, Ok(Stored::New));

@@ -47,13 +47,18 @@ impl Balance {
 
     /// The worker where a request of so many tokens costs the least, among those of which something is told; how many
     /// of the tokens it holds already. Among equals the one with the fewest requests so far.
-    pub fn choose(&self, tokens: u32, cached: impl IntoIterator<Item = Option<u32>>) -> Option<usize> {
-        let priced = self.workers.iter().zip(cached).enumerate().filter_map(|(worker, (load, cached))| {
-            let decodes = self.decode_weight * load.context_tokens as f64;
-            let price = f64::from(to_compute(tokens, cached?))
-                + self.load_weight * (load.pending_tokens as f64 + decodes);
-            Some((worker, price, load.requests))
-        });
+    pub fn choose(
+        &self,
+        tokens: u32,
+        cached: impl IntoIterator<Item = Option<u32>>,
+    ) -> Option<usize> {
+        let priced =
+            self.workers.iter().zip(cached).enumerate().filter_map(|(worker, (load, cached))| {
+                let decodes = self.decode_weight * load.context_tokens as f64;
+                let price = f64::from(to_compute(tokens, cached?))
+                    + self.load_weight * (load.pending_tokens as f64 + decodes);
+                Some((worker, price, load.requests))
+            });
         let cheapest = priced.min_by(|(_, a, x), (_, b, y)| a.total_cmp(b).then(x.cmp(y)));
         cheapest.map(|(worker, ..)| worker)
     }

@@ -133,7 +133,8 @@ impl<H: FnMut(Heard)> Following<'_, H> {
         };
         let late = || io::Error::from(io::ErrorKind::TimedOut);
         let asking = async {
-            let (mut reader, mut writer) = zmtp::meet(endpoint.connect().await?, Role::Dealer).await?;
+            let (mut reader, mut writer) =
+                zmtp::meet(endpoint.connect().await?, Role::Dealer).await?;
             reader.allow(BATCH_BYTES_MAX);
             writer.send(&zmtp::message(&[b"", &start.to_be_bytes()])).await?;
             Ok::<(Reader, Writer), io::Error>((reader, writer))

@@ -58,7 +58,9 @@ impl History {
         self.next += 1;
         self.bytes += told.wire.len();
         self.told.push_back(told.clone());
-        while self.told.len() > 1 && (self.told.len() > self.batches_max || self.bytes > self.bytes_max) {
+        while self.told.len() > 1
+            && (self.told.len() > self.batches_max || self.bytes > self.bytes_max)
+        {
             let oldest = self.told.pop_front().expect("there are several");
             self.bytes -= oldest.wire.len();
         }

@@ -152,7 +152,8 @@ impl WorkerIndex {
             self.block_size = stored.block_size;
         }
         let size = stored.block_size as usize;
-        let is_sound = size > 0 && stored.hashes.len().checked_mul(size) == Some(stored.tokens.len());
+        let is_sound =
+            size > 0 && stored.hashes.len().checked_mul(size) == Some(stored.tokens.len());
         if !is_sound || stored.block_size != self.block_size {
             self.stats.malformed += 1;
             return;
@@ -167,14 +168,23 @@ impl WorkerIndex {
                 }
             },
         };
-        for (place, (&hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks(size)).enumerate() {
+        for (place, (&hash, tokens)) in
+            stored.hashes.iter().zip(stored.tokens.chunks(size)).enumerate()
+        {
             let extras = stored.extras.get(place).map_or(&[][..], |extras| extras);
             chain = next(chain, tokens, extras.iter().map(String::as_str));
             self.hold(hash, chain, bit, stored.medium, computed);
         }
     }
 
-    fn hold(&mut self, hash: u64, chain: u64, bit: u8, medium: Medium, computed: &mut impl FnMut(u64)) {
+    fn hold(
+        &mut self,
+        hash: u64,
+        chain: u64,
+        bit: u8,
+        medium: Medium,
+        computed: &mut impl FnMut(u64),
+    ) {
         if let Some(held) = self.blocks.get_mut(&hash) {
             if held.chain == chain {
                 held.media |= bit;

@@ -25,4 +25,4 @@ pub use index::{IndexStats, PromptBlocks, WorkerIndex};
 pub use publisher::{Publisher, PublisherConfig, PublisherStats, SnapshotWanted};
 pub use recording::{Recorded, Recording, RecordingError};
 pub use study::{Study, StudyReport, WorkerReport};
-pub use wire::{Batch, Event, Manner, Medium, Stored, WireError, decode, encode};
+pub use wire::{Batch, Event, L3Sharing, Manner, Medium, Stored, WireError, decode, encode};

@@ -301,7 +301,8 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
         let incoming = reader.next().await?;
         writer.answer(&incoming).await?;
         let Incoming::Message(frames) = incoming else { continue };
-        let Some(start) = frames.last().and_then(|frame| <[u8; 8]>::try_from(&frame[..]).ok()) else {
+        let Some(start) = frames.last().and_then(|frame| <[u8; 8]>::try_from(&frame[..]).ok())
+        else {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "this asks for no number"));
         };
         shared.replays.fetch_add(1, Relaxed);

@@ -162,7 +162,8 @@ impl Studied {
 
     fn take_in(&mut self, batch: &Batch, held_elsewhere: impl Fn(u64) -> bool) {
         // A worker that tells all that it holds has computed none of it just then.
-        let is_whole = matches!(batch.events.first(), Some(Event::Cleared)) && batch.events.len() > 1;
+        let is_whole =
+            matches!(batch.events.first(), Some(Event::Cleared)) && batch.events.len() > 1;
         let (mut computed, mut elsewhere) = (0, 0);
         self.index.apply(batch, |chain| {
             computed += 1;

@@ -173,7 +173,8 @@ fn write_event(
                     match salt.is_none() && content.is_none() {
                         true => nil(out)?,
                         false => {
-                            let extras: Vec<_> = content.as_deref().into_iter().chain(salt).collect();
+                            let extras: Vec<_> =
+                                content.as_deref().into_iter().chain(salt).collect();
                             put::write_array_len(out, extras.len() as u32)?;
                             for extra in extras {
                                 put::write_str(out, extra)?;
@@ -332,8 +333,9 @@ fn event(value: &ValueRef<'_>) -> Result<Event, WireError> {
 /// about its beginning.
 fn tells_of_whole_prompts(fields: &Fields<'_>) -> bool {
     let kind = fields.named("kv_cache_spec_kind").and_then(text);
-    let kind_is_whole =
-        kind.is_none_or(|kind| matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention"));
+    let kind_is_whole = kind.is_none_or(|kind| {
+        matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
+    });
     let group = fields.named("group_idx").and_then(integer);
     kind_is_whole && group.is_none_or(|group| group == 0 || kind.is_some())
 }
@@ -357,7 +359,9 @@ fn stored(fields: &Fields<'_>) -> Result<Stored, WireError> {
         Some(_) | None => Vec::new(),
     };
     // SGLang tells the salt of a whole event; others tell it of a prompt's first block.
-    if let Some(salt) = fields.named("cache_salt").and_then(text) && parent.is_none() {
+    if let Some(salt) = fields.named("cache_salt").and_then(text)
+        && parent.is_none()
+    {
         extras.resize_with(hashes.len().max(1), Vec::new);
         extras[0].push(salt.to_owned());
     }
@@ -395,7 +399,10 @@ fn medium_of(fields: &Fields<'_>, place: usize) -> Medium {
 /// What one block depends on besides its tokens; things that are no text by how they are written.
 fn extras_of(value: &ValueRef<'_>) -> Vec<String> {
     let ValueRef::Array(extras) = value else { return Vec::new() };
-    extras.iter().map(|extra| text(extra).map_or_else(|| extra.to_string(), str::to_owned)).collect()
+    extras
+        .iter()
+        .map(|extra| text(extra).map_or_else(|| extra.to_string(), str::to_owned))
+        .collect()
 }
 
 fn hashes(value: &ValueRef<'_>) -> Option<Vec<u64>> {

@@ -182,7 +182,8 @@ impl Subscriptions {
     /// When somebody wants too many.
     pub(crate) fn hear(&mut self, incoming: &Incoming) -> io::Result<()> {
         let (subscribes, topic) = match incoming {
-            Incoming::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
+            Incoming::Message(frames) => match frames.first().and_then(|frame| frame.split_first())
+            {
                 Some((1, _)) => (true, frames[0].slice(1..)),
                 Some((0, _)) => (false, frames[0].slice(1..)),
                 Some(_) | None => return Ok(()),
@@ -243,7 +244,8 @@ impl Reader {
             let held: usize = self.frames.iter().map(Bytes::len).sum();
             // Each frame counts for something, so that empty ones are bounded too.
             let overhead = 16 * self.frames.len();
-            if length > self.bytes_max as u64 || held + overhead + length as usize > self.bytes_max {
+            if length > self.bytes_max as u64 || held + overhead + length as usize > self.bytes_max
+            {
                 return Err(malformed("the other side sends more than it may"));
             }
             if self.buffer.len() < head + length as usize {

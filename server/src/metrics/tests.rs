@@ -44,7 +44,11 @@ fn figures(scheduler: Stats) -> Figures {
 }
 
 fn server_page(vllm_names: bool, scheduler: Stats) -> String {
-    let moment = Moment { figures: figures(scheduler), gpu: None };
+    let moment = Moment {
+        figures: figures(scheduler),
+        gpu: None,
+        kv_events: Some(PublisherStats::default()),
+    };
     Metrics::new("the model", vllm_names).render(moment)
 }
 
@@ -66,7 +70,7 @@ fn page_with_gpu(steps: StepFigures) -> String {
         to_host: LinkFigures { by_kernel: 3, failed: 2, ..LinkFigures::default() },
     };
     let figures = Figures { steps, ..figures(Stats::default()) };
-    Metrics::new("the model", false).render(Moment { figures, gpu: Some(gpu) })
+    Metrics::new("the model", false).render(Moment { figures, gpu: Some(gpu), kv_events: None })
 }
 
 #[derive(Debug)]

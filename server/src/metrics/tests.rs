@@ -11,6 +11,7 @@ use terrace_scheduler::Stats;
 
 use super::*;
 use crate::gpu::LinkFigures;
+use crate::route::Worker;
 
 /// A store that is everything at once, so that each of its figures is told.
 fn store() -> StoreStats {
@@ -120,7 +121,10 @@ fn rows(pages: &[String]) -> BTreeSet<String> {
 #[test]
 fn the_documentation_lists_just_what_exists() {
     let server = server_page(true, Stats::default());
-    let pages = [server, page_with_gpu(StepFigures::default()), node_page(NodeStats::default())];
+    let worker = Worker::new("http://a:1".parse().unwrap(), 0);
+    let router = RouteMetrics::new([Arc::new(worker)].into()).render();
+    let gpu = page_with_gpu(StepFigures::default());
+    let pages = [server, gpu, node_page(NodeStats::default()), router];
     let exist = rows(&pages);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let text = std::fs::read_to_string(file).unwrap();

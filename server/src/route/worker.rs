@@ -31,7 +31,7 @@ pub(crate) struct Counts {
 }
 
 impl Worker {
-    pub(super) fn new(place: WorkerPlace, blocks_max: usize) -> Self {
+    pub(crate) fn new(place: WorkerPlace, blocks_max: usize) -> Self {
         Self {
             place,
             index: Mutex::new(WorkerIndex::new(blocks_max)),

@@ -14,7 +14,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State as Shared};
 use axum::http::{Method, StatusCode, header};
-use axum::middleware;
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::future::join_all;
@@ -40,6 +40,7 @@ use crate::kv_events::extra_key;
 use crate::metrics::{self, RouteMetrics};
 use crate::parameters::Kind;
 use crate::request_id;
+use crate::server::is_foreign;
 
 /// A router that has its address.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ pub(crate) struct RouteState {
     bodies: Arc<Semaphore>,
     parsers: Semaphore,
     metrics: RouteMetrics,
+    /// Whether only names of this machine are answered to.
+    local_names_only: bool,
     is_closing: AtomicBool,
 }
 
@@ -100,6 +103,13 @@ impl RouterServer {
         let worker = |place: &_| Arc::new(Worker::new(Clone::clone(place), settings.blocks_max));
         let workers: Arc<[_]> = settings.workers.iter().map(worker).collect();
         let limits = settings.limits();
+        let (is_open, is_local) = (settings.keys.is_empty(), address.ip().is_loopback());
+        if is_open && !is_local {
+            tracing::warn!(
+                "everybody who can reach {address} may use this router: give it keys with --api-key, or listen at \
+                 127.0.0.1"
+            );
+        }
         let state = Arc::new(RouteState {
             balance: Mutex::new(Balance::new(
                 workers.len(),
@@ -114,6 +124,7 @@ impl RouterServer {
             parsers: Semaphore::new(4),
             metrics: RouteMetrics::new(workers.clone()),
             workers,
+            local_names_only: is_open && is_local,
             is_closing: AtomicBool::new(false),
         });
         let (topic, health_interval) = (settings.topic.clone(), settings.health_interval);
@@ -201,8 +212,20 @@ fn router(state: Arc<RouteState>) -> Router {
         .route("/tokenize", post(by_load))
         .route("/detokenize", post(by_load))
         .fallback(async |request: Request| ApiError::no_such_path(request.uri().path()))
+        .layer(middleware::from_fn_with_state(state.clone(), check_host))
         .layer(middleware::from_fn(request_id::name))
         .with_state(state)
+}
+
+async fn check_host(
+    Shared(state): AppState,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    match state.local_names_only && is_foreign(request.headers()) {
+        true => Err(ApiError::foreign_host()),
+        false => Ok(next.run(request).await),
+    }
 }
 
 async fn complete(Shared(state): AppState, request: Request) -> Response {

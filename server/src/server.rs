@@ -243,12 +243,16 @@ async fn check_host(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let host = request.headers().get(header::HOST);
-    let is_foreign = host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name));
-    if state.local_names_only && is_foreign {
-        return Err(ApiError::foreign_host());
+    match state.local_names_only && is_foreign(request.headers()) {
+        true => Err(ApiError::foreign_host()),
+        false => Ok(next.run(request).await),
     }
-    Ok(next.run(request).await)
+}
+
+/// Whether a request is for a name that somebody else may have led here.
+pub(crate) fn is_foreign(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST);
+    host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name))
 }
 
 /// Whether a `Host` names this machine without asking anybody. An address does: names are what can

@@ -9,7 +9,7 @@ use terrace_server::{Config, RouteSettings, RouterServer, Secret, WorkerPlace};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::client::{Response, begin, get, key, read_to_end, send};
+use crate::client::{Response, begin, exchange, get, key, read_to_end, send};
 use crate::world::World;
 
 /// An address that nobody has at the moment.
@@ -151,6 +151,9 @@ async fn requests_go_where_their_prefixes_are() {
     assert_eq!(response.status, 200, "{response:?}");
     assert_eq!(get(routed.address, "/v1/models").await.json()["data"][0]["id"], "toy");
     assert_eq!(get(routed.address, "/nothing").await.status, 404);
+    let foreign = b"GET /v1/models HTTP/1.1\r\nHost: example.com\r\nConnection: close\r\n\r\n";
+    let foreign = Response::parse(&exchange(routed.address, foreign).await).unwrap();
+    assert_eq!(foreign.status, 403, "a page of another site may have led a browser here");
     // What is wrong with a request is for the server to say.
     assert_eq!(routed.ask("", &json!({ "prompt": "a", "n": 0 })).await.response.status, 400);
     routed.stop.send(()).unwrap();

@@ -9,7 +9,7 @@ use terrace_server::{Config, RouteSettings, RouterServer, Secret, WorkerPlace};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::client::{Response, begin, exchange, get, key, read_to_end, send};
+use crate::client::{Response, begin, exchange, get, key, post, read_to_end, send};
 use crate::world::World;
 
 /// An address that nobody has at the moment.
@@ -245,6 +245,27 @@ async fn a_router_that_knows_the_tenants_knows_whose_prefixes_are_whose() {
     assert_eq!((again.believed, again.found), (288, Some(288)));
     let bobs = routed.ask("bobs-key", &text).await;
     assert_eq!((bobs.believed, bobs.found), (0, Some(0)));
+}
+
+/// More was told before than is kept for those who come late: they hear all that is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_comes_late_knows_everything() {
+    let config = Config { kv_events_buffer: 2, ..Config::default() };
+    let server = Telling::new(config, Duration::ZERO).await;
+    let texts: Vec<_> = (10..30).map(|text| format!("of number {text}, ")).collect();
+    for text in &texts {
+        let asked = post(server.world.address, "/v1/completions", &prompt(text)).await;
+        assert_eq!(asked.status, 200);
+    }
+    let (workers, url) = (vec![server.place()], server.place().url);
+    let routed = Routed::new(RouteSettings { workers, ..RouteSettings::default() }).await;
+    routed.wait_for("terrace_route_blocks", &url, |blocks| blocks >= 20.0 * 17.0).await;
+    for text in &texts {
+        let asked = routed.ask("", &prompt(text)).await;
+        assert_eq!(Some(asked.believed), asked.found, "{asked:?}");
+        assert!(asked.believed >= 17 * 16);
+    }
+    routed.wait_for("terrace_route_unplaced_blocks_total", &url, |blocks| blocks == 0.0).await;
 }
 
 /// The events of a real vLLM, as they were captured: its last prompt was tokens 10 to 74.

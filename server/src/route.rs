@@ -150,9 +150,10 @@ impl RouterServer {
     /// cut short.
     pub async fn run(self, stop: impl Future<Output = ()>) -> usize {
         let (state, mut tasks) = (self.state, JoinSet::new());
-        for worker in state.workers.iter().cloned() {
+        for worker in state.workers.iter() {
             tasks.spawn(worker.clone().follow(self.topic.clone()));
-            let (state, interval) = (state.clone(), self.health_interval);
+            let (state, worker) = (state.clone(), worker.clone());
+            let interval = self.health_interval;
             tasks.spawn(async move {
                 loop {
                     tokio::time::sleep(interval).await;

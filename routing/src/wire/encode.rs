@@ -1,7 +1,7 @@
 //! Writes events exactly as vLLM does: the same fields in the same order.
 
 use rmp::encode as put;
-use terrace_cache::{KvEvent, KvEvents, KvTier, PageKey};
+use terrace_cache::{KvEvent, KvEvents, KvTier, PageContent, PageKey};
 
 /// How events are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,24 +92,7 @@ fn write_event(
             put::write_str(out, "lora_name")?;
             nil(out)?;
             if has_extras {
-                put::write_str(out, "extra_keys")?;
-                put::write_array_len(out, keys.len() as u32)?;
-                for page in 0..keys.len() as u32 {
-                    let salt = salt.as_deref().filter(|_| page == 0);
-                    let content = contents.iter().find(|content| content.page == page);
-                    let content = content.map(|content| format!("{:032x}", content.digest.0));
-                    match salt.is_none() && content.is_none() {
-                        true => nil(out)?,
-                        false => {
-                            let extras: Vec<_> =
-                                content.as_deref().into_iter().chain(salt).collect();
-                            put::write_array_len(out, extras.len() as u32)?;
-                            for extra in extras {
-                                put::write_str(out, extra)?;
-                            }
-                        }
-                    }
-                }
+                write_extras(out, keys.len() as u32, salt.as_deref(), contents)?;
             }
             write_locality(out, locality)
         }
@@ -123,6 +106,30 @@ fn write_event(
         }
         KvEvent::Cleared => write_cleared(out),
     }
+}
+
+/// What pages depend on besides their tokens: for each of them a list, or nil.
+fn write_extras(
+    out: &mut Vec<u8>,
+    pages: u32,
+    salt: Option<&str>,
+    contents: &[PageContent],
+) -> Written {
+    put::write_str(out, "extra_keys")?;
+    put::write_array_len(out, pages)?;
+    for page in 0..pages {
+        let content = contents.iter().find(|content| content.page == page);
+        let content = content.map(|content| format!("{:032x}", content.digest.0));
+        let salt = salt.filter(|_| page == 0);
+        let extras: Vec<_> = content.as_deref().into_iter().chain(salt).collect();
+        if extras.is_empty() {
+            nil(out)?;
+            continue;
+        }
+        put::write_array_len(out, extras.len() as u32)?;
+        extras.into_iter().try_for_each(|extra| put::write_str(out, extra))?;
+    }
+    Ok(())
 }
 
 fn write_cleared(out: &mut Vec<u8>) -> Written {

@@ -186,7 +186,7 @@ async fn a_worker_that_is_gone_is_avoided_and_comes_back_with_nothing() {
     // Equals take turns, so that it gets one of the next, whoever was sent more before.
     let mut fresh = None;
     for number in 10..14 {
-        let asked = routed.ask("", &prompt(&format!("of something else, {number}, "))).await;
+        let asked = routed.ask("", &prompt(&format!("{number} of something else "))).await;
         fresh = fresh.or((asked.worker == place.url).then_some(asked.believed));
     }
     assert_eq!(fresh, Some(0), "nothing of it is known yet");

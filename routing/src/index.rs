@@ -5,7 +5,7 @@
 //! can be computed of any prompt as well.
 
 use terrace_cache::HashedMap;
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::wire::{Batch, Event, Medium, Stored};
 
@@ -247,16 +247,14 @@ fn root(adapter: Option<&str>) -> u64 {
 
 /// The chain of a block after another.
 fn next<'a>(before: u64, tokens: &[u32], extras: impl Iterator<Item = &'a str>) -> u64 {
-    let mut hasher = Xxh3::new();
-    hasher.update(&before.to_le_bytes());
-    for token in tokens {
-        hasher.update(&token.to_le_bytes());
-    }
+    let mut bytes = Vec::with_capacity(8 + 4 * tokens.len());
+    bytes.extend_from_slice(&before.to_le_bytes());
+    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     for extra in extras {
-        hasher.update(&(extra.len() as u64).to_le_bytes());
-        hasher.update(extra.as_bytes());
+        bytes.extend_from_slice(&(extra.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(extra.as_bytes());
     }
-    hasher.digest()
+    xxh3_64(&bytes)
 }
 
 /// A prompt, in blocks of whatever sizes workers have.

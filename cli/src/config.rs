@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use terrace_server::{Config, NodeSettings};
+use terrace_server::{Config, NodeSettings, RouteSettings};
 
 use crate::settings::{Given, tables, written};
 
@@ -55,6 +55,14 @@ Sizes are written like `512MiB`, `1.5GiB` or `4GB`, times like `10s` or `2m 30s`
 `-` and `_` are the same.
 ";
 
+const PAGE_OF_ROUTERS: &str = "
+## Of a router
+
+Flags of `terrace route`, variables, and a file that `--config FILE` or `TERRACE_ROUTE_CONFIG` names. Variables
+begin with `TERRACE_ROUTE_`, but for `TERRACE_API_KEYS`, `TERRACE_SHUTDOWN_PATIENCE` and `TERRACE_LOG`, which servers
+have too. [Routing](routing.md) says more.
+";
+
 const PAGE_OF_NODES: &str = "
 ## Of a node
 
@@ -67,7 +75,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let file = arguments.file.as_deref();
     if arguments.markdown {
         let (server, node) = (tables::<Config>(), tables::<NodeSettings>());
-        return Ok(format!("{PAGE}{server}{PAGE_OF_NODES}{node}"));
+        let router = tables::<RouteSettings>();
+        return Ok(format!("{PAGE}{server}{PAGE_OF_NODES}{node}{PAGE_OF_ROUTERS}{router}"));
     }
     if arguments.scheduler {
         return scheduler(file, arguments.json);

@@ -8,6 +8,7 @@ mod heap;
 mod keys;
 mod node;
 mod replay;
+mod route;
 mod serve;
 mod settings;
 mod signals;
@@ -42,6 +43,8 @@ enum Command {
     Node(Box<node::Arguments>),
     /// Find out what a trace of requests would do on a configuration, in virtual time
     Replay(Box<replay::Arguments>),
+    /// Send requests to the servers that hold their prefixes
+    Route(Box<route::Arguments>),
     /// Serve a model over HTTP, as OpenAI's clients expect it
     Serve(Box<serve::Arguments>),
     /// Look at a trace of requests, or make one up
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Keys(arguments) => keys::run(&arguments),
         Command::Node(arguments) => node::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
+        Command::Route(arguments) => route::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     };

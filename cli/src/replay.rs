@@ -2,6 +2,7 @@
 
 mod calibration;
 mod comparison;
+mod kv_events;
 mod rate;
 mod settings;
 mod summary;
@@ -21,6 +22,7 @@ use terrace_replay::{
 
 use crate::heap;
 use crate::trace::Source;
+use kv_events::KvEvents;
 use settings::Settings;
 
 const EXAMPLES: &str = "\
@@ -37,6 +39,8 @@ Examples:
       How many requests a second one worker can take
   terrace replay --calibrate steps.csv --model llama-3.1-8b --gpu h100 --gpus 1
       How far predicted steps are from those that were measured
+  terrace replay --kv-events tcp://10.0.0.1:5557+tcp://10.0.0.1:5558 --kv-events tcp://10.0.0.2:5557 --kv-time 10m
+      What the caches of two servers hold, by their KV events, and what of it was computed twice
 
 Sizes are tokens (1000000, 2M) or bytes of the model's KV (64GiB). The same trace, settings and seed give
 the same JSON to the byte, but for what is under `run`.";
@@ -49,6 +53,8 @@ pub(crate) struct Arguments {
     source: Source,
     #[command(flatten)]
     settings: Settings,
+    #[command(flatten)]
+    kv_events: KvEvents,
     /// Replay every combination: a setting and its values, like host=0,64GiB; may be repeated
     #[arg(long = "sweep", value_name = "NAME=VALUES", help_heading = "Sweep")]
     sweeps: Vec<String>,
@@ -102,6 +108,13 @@ struct WithRun<'a, T> {
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let began = Instant::now();
     heap::ask_for_huge_pages();
+    if arguments.kv_events.are_asked_for() {
+        let report = arguments.kv_events.study()?;
+        return match arguments.json {
+            true => Ok(serde_json::to_string_pretty(&report)? + "\n"),
+            false => Ok(kv_events::draw(&report)),
+        };
+    }
     let mut options = arguments.settings.options();
     if let Some(file) = &arguments.calibrate {
         return arguments.calibrate(file, &options);

@@ -75,8 +75,10 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let server = server.with_gpu(launched.gpu);
     let address = server.address();
     let (summary, signals) = (launched.summary, Signals::listen());
+    let events = server.kv_events_place();
+    let events = events.map_or(String::new(), |place| format!("events  {place}\n"));
     say(&format!(
-        "{summary}open    http://{address}/\n\ncurl http://{address}{example}\n\nCtrl-C stops it.\n"
+        "{summary}{events}open    http://{address}/\n\ncurl http://{address}{example}\n\nCtrl-C stops it.\n"
     ));
     let mut is_told = false;
     let stop = async {

@@ -242,6 +242,7 @@ impl<D: Device> Driver<D> {
             Happening::View { salts, nodes_max, reply } => {
                 drop(reply.send(self.view(&salts, nodes_max)));
             }
+            Happening::Namespaces { salts, reply } => drop(reply.send(self.namespaces(&salts))),
             Happening::ClearCache(reply) => {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
@@ -615,8 +616,7 @@ impl<D: Device> Driver<D> {
     }
 
     fn view(&self, salts: &[String], nodes_max: usize) -> View {
-        let namespaces: Vec<_> =
-            salts.iter().map(|salt| self.scheduler.namespace_of("", salt)).collect();
+        let namespaces = self.namespaces(salts);
         let live = self.live.values().map(|live| &live.view);
         let shown = self.history.iter().chain(live);
         View {
@@ -625,6 +625,10 @@ impl<D: Device> Driver<D> {
             requests: shown.filter(|view| salts.contains(&view.salt)).cloned().collect(),
             tree: self.scheduler.tree(&namespaces, nodes_max),
         }
+    }
+
+    fn namespaces(&self, salts: &[String]) -> Vec<PageKey> {
+        salts.iter().map(|salt| self.scheduler.namespace_of("", salt)).collect()
     }
 
     // ---- the end ----

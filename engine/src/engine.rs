@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use terrace_l3::{Store, StoreError};
-use terrace_scheduler::{Config, ConfigError, Freed, Witness};
+use terrace_scheduler::{Config, ConfigError, Freed, PageKey, Witness};
 use tokio::sync::oneshot;
 
 use crate::device::Device;
@@ -130,6 +130,11 @@ impl Engine {
     /// have, beyond which it is a snapshot too.
     pub async fn kv_events(&self, batches_max: usize) -> Option<KvFeed> {
         self.ask(|reply| Happening::FollowKv { batches_max, reply }).await
+    }
+
+    /// The namespaces of requests with these salts, by which KV events name them; nothing once the engine has ended.
+    pub async fn namespaces(&self, salts: Vec<String>) -> Option<Vec<PageKey>> {
+        self.ask(|reply| Happening::Namespaces { salts, reply }).await
     }
 
     /// Takes no more requests, lets those that run finish as far as `patience` goes, stores in L3 what

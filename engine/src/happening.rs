@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use terrace_scheduler::{Freed, OpId, Outcome, RequestId};
+use terrace_scheduler::{Freed, OpId, Outcome, PageKey, RequestId};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::{Drained, SubmitError};
@@ -32,6 +32,10 @@ pub(crate) enum Happening {
         salts: Vec<String>,
         nodes_max: usize,
         reply: oneshot::Sender<View>,
+    },
+    Namespaces {
+        salts: Vec<String>,
+        reply: oneshot::Sender<Vec<PageKey>>,
     },
     ClearCache(oneshot::Sender<Freed>),
     ReplaceWeights(WeightsChange),

@@ -35,7 +35,7 @@ pub use built_in::{built_in, shallow, unloaded_built_in};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
-pub use load::{LoadError, load, load_tokenizer, open};
+pub use load::{LoadError, load, load_prompting, load_tokenizer, open};
 pub use loaded::{Loaded, Unloaded};
 pub use rope::{Rope, Scaling};
 pub use shape::Shape;

@@ -8,7 +8,7 @@ mod text;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::{Loaded, Tokenizer, Unloaded};
+use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +133,15 @@ pub fn open(folder: &Path) -> Result<Unloaded, LoadError> {
 /// When it is missing or damaged; the error names the file and what to do.
 pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
     text::read_any_tokenizer(&folder.join("tokenizer.json"))
+}
+
+/// How prompts are made for the model of a folder, of any architecture: its tokenizer and its chat template. It needs to
+/// have nothing but `tokenizer.json`.
+///
+/// # Errors
+/// When a file is missing or damaged; the error names it and says what to do.
+pub fn load_prompting(folder: &Path) -> Result<(Tokenizer, ChatTemplate), LoadError> {
+    Ok((load_tokenizer(folder)?, text::read_chat(folder)?.0))
 }
 
 /// The largest file besides the weights: far more than any tokenizer has.

@@ -3,7 +3,7 @@
 use axum::http::{HeaderMap, header};
 use blake3::Hash;
 
-use crate::config::{Config, Secret};
+use crate::config::{Key, Secret};
 use crate::error::ApiError;
 
 /// Who asks.
@@ -39,11 +39,11 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(keys: &[Key], operator_key: Option<&Secret>) -> Self {
         let hash = |key: &Secret| blake3::hash(key.0.as_bytes());
         Self {
-            tenants: config.keys.iter().map(|key| (key.name.clone(), hash(&key.key))).collect(),
-            operator: config.operator_key.as_ref().map(hash),
+            tenants: keys.iter().map(|key| (key.name.clone(), hash(&key.key))).collect(),
+            operator: operator_key.map(hash),
         }
     }
 
@@ -107,11 +107,8 @@ mod tests {
     use super::*;
 
     fn gate(keys: &[&str], operator: Option<&str>) -> Gate {
-        Gate::new(&Config {
-            keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
-            operator_key: operator.map(Secret::from),
-            ..Config::default()
-        })
+        let keys: Vec<Key> = keys.iter().map(|key| key.parse().unwrap()).collect();
+        Gate::new(&keys, operator.map(Secret::from).as_ref())
     }
 
     fn says(authorization: &str) -> HeaderMap {

@@ -51,18 +51,25 @@ pub(crate) async fn understand<T: Send + 'static>(
     received: Received,
     make: impl FnOnce(&State, &[u8]) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
+    let (bytes, shared) = (received.bytes.len(), state.clone());
+    let made = apart(&state.parsers, bytes, move || make(&shared, &received.bytes)).await;
+    made.unwrap_or_else(|| Err(ApiError::invalid("the request could not be understood")))
+}
+
+/// Does what takes a while with so many bytes, and only few may do at a time; nothing if that panics.
+pub(crate) async fn apart<T: Send + 'static>(
+    few: &Semaphore,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     const QUICK_BYTES: usize = 16 << 10;
-    if received.bytes.len() <= QUICK_BYTES {
-        return make(state, &received.bytes);
+    if bytes <= QUICK_BYTES {
+        return Some(work());
     }
-    let permit = state.parsers.acquire().await;
-    let work = {
-        let state = state.clone();
-        move || make(&state, &received.bytes)
-    };
-    let made = tokio::task::spawn_blocking(work).await;
+    let permit = few.acquire().await;
+    let done = tokio::task::spawn_blocking(work).await;
     drop(permit);
-    made.unwrap_or_else(|_| Err(ApiError::invalid("the request could not be understood")))
+    done.ok()
 }
 
 async fn read(body: Body, limits: &Limits, memory: &Arc<Semaphore>) -> Result<Received, ApiError> {

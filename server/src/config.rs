@@ -4,6 +4,7 @@ mod device_choice;
 mod key;
 mod l3_choice;
 mod node;
+mod route;
 mod setting;
 pub(crate) mod value;
 
@@ -18,6 +19,7 @@ use terrace_l3_disk::PromotionConfig;
 use terrace_l3_mooncake::MooncakeConfig;
 use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
+use terrace_routing::{Door, Endpoint};
 use terrace_scheduler::AdmissionOrder;
 
 use crate::tool_calls::ToolFormat;
@@ -30,6 +32,7 @@ pub use key::{Key, Secret};
 pub use l3_choice::L3Choice;
 pub(crate) use l3_choice::parse_nodes;
 pub use node::{ClientSettings, NodeSettings};
+pub use route::{RouteSettings, WorkerPlace};
 pub use setting::{Configuration, Form, Setting};
 
 settings! {
@@ -167,6 +170,21 @@ settings! {
             /// the same.
             context_tokens: u32 = 49_152, "TOKENS";
         }
+        "Routers" {
+            /// Where to tell routers what the cache holds, as vLLM does over ZeroMQ: tcp://ADDRESS:PORT, with * for
+            /// all addresses, or connect:tcp://HOST:PORT to go to a router that waits there. It tells prompts to
+            /// whoever listens.
+            kv_events: Option<Door> = None, "ENDPOINT" { default_in_words: Some("nobody is told") };
+            /// Where routers ask for what they have missed.
+            kv_events_replay: Option<Endpoint> = None, "ENDPOINT" { default_in_words: Some("nowhere") };
+            /// What stands before every batch of events; llm-d wants `kv@POD@MODEL`.
+            kv_events_topic: String = String::new(), "TOPIC" { default_in_words: Some("nothing") };
+            /// How many batches of events are kept for routers that ask again.
+            kv_events_buffer: usize = 10_000, "BATCHES";
+            /// Tell routers also what this server has seen in L3, as medium STORAGE, which few of them know. What
+            /// others share is told as being nobody's.
+            kv_events_l3: bool = false, "SWITCH";
+        }
         "Security" {
             /// A tenant and its key; without any, everybody who can reach the address may ask. Better in
             /// TERRACE_API_KEYS, separated by commas, or in the file: others can see arguments.
@@ -262,6 +280,10 @@ impl Config {
             return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
         }
         self.check_clusters()?;
+        if let (None, Some(replay)) = (&self.kv_events, &self.kv_events_replay) {
+            let advice = "it is for those who follow events: use it with kv_events (--kv-events)";
+            return Err(ConfigError::new("kv_events_replay", replay, advice));
+        }
         let times = [
             ("shutdown_patience", self.shutdown_patience),
             ("l3_doubt_after", self.l3_doubt_after),

@@ -108,6 +108,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
+    /// A router that has nobody to send a request to.
+    pub(crate) fn no_worker() -> Self {
+        let message =
+            "no worker is there to answer: ask again in a while, and see that the workers run";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
     /// An answer that came to no end.
     pub(crate) fn unfinished(reason: EndReason) -> Self {
         let message = match reason {

@@ -20,6 +20,7 @@ mod error;
 mod fields;
 mod generate;
 mod gpu;
+mod kv_events;
 mod l3_tier;
 mod launch;
 mod logprobs;
@@ -31,6 +32,7 @@ mod recordings;
 mod refused;
 mod reply;
 mod request_id;
+mod route;
 mod salts;
 mod sampling_fields;
 mod served_model;
@@ -49,11 +51,12 @@ mod truncation;
 pub use cluster::ClusterError;
 pub use config::{
     ClientSettings, Config, ConfigError, Configuration, DeviceChoice, Form, Key, L3Choice, Limits,
-    NodeSettings, Secret, Setting,
+    NodeSettings, RouteSettings, Secret, Setting, WorkerPlace,
 };
 pub use gpu::{GpuFigures, GpuWatch, LinkFigures};
 pub use launch::{LaunchError, Launched, launch, launch_telling, wait_for_gpus};
 pub use metrics::serve_node_figures;
+pub use route::{RouteError, RouterServer};
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};
 pub use summary::Summary;

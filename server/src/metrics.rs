@@ -6,8 +6,10 @@
 mod exposition;
 mod figures;
 mod gpu;
+mod kv_events;
 mod latency;
 mod node;
+mod route;
 mod vllm;
 
 use std::borrow::Cow;
@@ -19,9 +21,11 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use terrace_engine::Figures;
+use terrace_routing::PublisherStats;
 
 pub(crate) use self::latency::AnswerClock;
 pub use self::node::serve_node_figures;
+pub(crate) use self::route::RouteMetrics;
 
 use self::exposition::Exposition;
 use self::latency::Latency;
@@ -37,6 +41,8 @@ pub(crate) struct Moment {
     pub(crate) figures: Figures,
     /// Of the GPU, if there is one.
     pub(crate) gpu: Option<GpuFigures>,
+    /// Of what routers are told, if they are.
+    pub(crate) kv_events: Option<PublisherStats>,
 }
 
 type Latest = Arc<Mutex<Option<Moment>>>;
@@ -91,9 +97,12 @@ struct EngineFigures(Latest);
 impl Collector for EngineFigures {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let latest = self.0.lock();
-        let Some(Moment { figures, gpu }) = &*latest else { return Ok(()) };
+        let Some(Moment { figures, gpu, kv_events }) = &*latest else { return Ok(()) };
         let mut text = Exposition::new(encoder);
         figures::write(&mut text, figures)?;
+        if let Some(kv_events) = kv_events {
+            kv_events::write(&mut text, kv_events)?;
+        }
         match gpu {
             Some(gpu) => gpu::write(&mut text, gpu, &figures.steps),
             None => Ok(()),

@@ -25,6 +25,7 @@ use crate::connections;
 use crate::error::{ApiError, json_response};
 use crate::generate;
 use crate::gpu::GpuWatch;
+use crate::kv_events::KvTeller;
 use crate::metrics::{self, Moment};
 use crate::page;
 use crate::parameters::Kind;
@@ -39,6 +40,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     state: State,
+    kv_teller: Option<KvTeller>,
     patience: Duration,
 }
 
@@ -55,6 +57,11 @@ pub enum BindError {
         /// The address.
         listen: String,
     },
+    /// Routers cannot be told what the cache holds.
+    #[error(
+        "cannot tell KV events at {0}; choose other addresses with --kv-events and --kv-events-replay"
+    )]
+    KvEvents(io::Error),
     /// The address cannot be had.
     #[error(
         "cannot listen at {listen}: {error}; --listen wants an address of this machine and a port"
@@ -95,8 +102,10 @@ impl Server {
                  listen at 127.0.0.1"
             );
         }
-        let state = State::new(config, engine, model, is_open && is_local);
-        Ok(Self { listener, address, state, patience: config.shutdown_patience })
+        let kv_teller = KvTeller::open(config).await.map_err(BindError::KvEvents)?;
+        let mut state = State::new(config, engine, model, is_open && is_local);
+        state.kv_events = kv_teller.as_ref().map(KvTeller::publisher);
+        Ok(Self { listener, address, state, kv_teller, patience: config.shutdown_patience })
     }
 
     /// Tells of a GPU too, in metrics and on the page.
@@ -112,6 +121,12 @@ impl Server {
         self.address
     }
 
+    /// Where routers are told what the cache holds, if they are, in words.
+    #[must_use]
+    pub fn kv_events_place(&self) -> Option<String> {
+        self.kv_teller.as_ref().map(KvTeller::place)
+    }
+
     /// Answers requests until `stop` is ready, lets the answers under way finish as far as patience
     /// goes, and shuts the engine down. New requests are refused meanwhile. Ends before `stop` is ready
     /// only if the engine has died.
@@ -120,6 +135,7 @@ impl Server {
         let state = Arc::new(self.state);
         let limits = state.limits.clone();
         let router = router(state.clone());
+        let telling = self.kv_teller.map(|teller| tokio::spawn(teller.run(state.clone())));
         let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
         tokio::select! {
             () = stop => {}
@@ -127,6 +143,8 @@ impl Server {
         }
         state.close();
         let drained = state.engine.shutdown(self.patience).await;
+        // Routers hear the last of it only as long as the engine lives.
+        telling.inspect(|telling| telling.abort());
         close.send_replace(true);
         if let Err(error) = serving.await {
             tracing::error!("serving connections failed: {error}");
@@ -207,7 +225,8 @@ async fn metrics_page(Shared(state): AppState, headers: HeaderMap) -> Result<Res
     state.gate.operator(&headers)?;
     let figures = state.engine.figures().await.ok_or_else(ApiError::shutting_down)?;
     let gpu = state.gpu.as_ref().and_then(GpuWatch::figures);
-    let page = state.metrics.render(Moment { figures, gpu });
+    let kv_events = state.kv_events.as_ref().map(|publisher| publisher.stats());
+    let page = state.metrics.render(Moment { figures, gpu, kv_events });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response())
 }
 
@@ -224,12 +243,16 @@ async fn check_host(
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let host = request.headers().get(header::HOST);
-    let is_foreign = host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name));
-    if state.local_names_only && is_foreign {
-        return Err(ApiError::foreign_host());
+    match state.local_names_only && is_foreign(request.headers()) {
+        true => Err(ApiError::foreign_host()),
+        false => Ok(next.run(request).await),
     }
-    Ok(next.run(request).await)
+}
+
+/// Whether a request is for a name that somebody else may have led here.
+pub(crate) fn is_foreign(headers: &HeaderMap) -> bool {
+    let host = headers.get(header::HOST);
+    host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name))
 }
 
 /// Whether a `Host` names this machine without asking anybody. An address does: names are what can

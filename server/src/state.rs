@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use terrace_engine::Engine;
+use terrace_routing::Publisher;
 use tokio::sync::Semaphore;
 
 use crate::auth::Gate;
@@ -22,6 +23,8 @@ use crate::structured::Grammars;
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) gpu: Option<GpuWatch>,
+    /// Who tells routers what the cache holds.
+    pub(crate) kv_events: Option<Arc<Publisher>>,
     pub(crate) model: ServedModel,
     pub(crate) grammars: Grammars,
     pub(crate) gate: Gate,
@@ -53,9 +56,10 @@ impl State {
             metrics: Metrics::new(&model.name, config.metrics_vllm_names),
             engine,
             gpu: None,
+            kv_events: None,
             model,
             grammars: Grammars::default(),
-            gate: Gate::new(config),
+            gate: Gate::new(&config.keys, config.operator_key.as_ref()),
             shares: Shares::new(config),
             salts: Mutex::default(),
             bodies: Arc::new(Semaphore::new(limits.bodies_max.as_u64() as usize)),

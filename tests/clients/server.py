@@ -16,10 +16,10 @@ SIZES = ["--device-memory", "128MiB", "--host-memory", "64MiB"]
 
 
 @contextlib.contextmanager
-def server(*arguments, l3="none"):
+def server(*arguments, l3="none", sizes=SIZES):
     """A server on a free port, once it is well, and its address. $TERRACE names the program."""
     program = os.environ["TERRACE"]
-    command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", l3, *SIZES, *arguments]
+    command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", l3, *sizes, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         address = address_in(process)

@@ -14,4 +14,5 @@ mod nodes;
 mod objects;
 mod process;
 mod replay;
+mod routing;
 mod serve;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::{Loaded, Tokenizer, Unloaded};
+use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
@@ -33,5 +33,13 @@ pub fn open(_folder: &Path) -> Result<Unloaded, LoadError> {
 /// # Errors
 /// Always.
 pub fn load_tokenizer(_folder: &Path) -> Result<Tokenizer, LoadError> {
+    Err(LoadError(()))
+}
+
+/// Refuses to say how prompts are made for the model of a folder.
+///
+/// # Errors
+/// Always.
+pub fn load_prompting(_folder: &Path) -> Result<(Tokenizer, ChatTemplate), LoadError> {
     Err(LoadError(()))
 }

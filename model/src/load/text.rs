@@ -62,6 +62,13 @@ struct GenerationConfig {
 /// Reads the files about text.
 pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadError> {
     let tokenizer = read_tokenizer(&folder.join("tokenizer.json"), config)?;
+    let (chat, end) = read_chat(folder)?;
+    let stop_tokens = read_stop_tokens(folder, config, tokenizer.token_of(&end))?;
+    Ok(Text { tokenizer, chat, stop_tokens })
+}
+
+/// How the model of a folder is talked to, and the text of the token that ends its answers.
+pub(super) fn read_chat(folder: &Path) -> Result<(ChatTemplate, String), LoadError> {
     let path = folder.join("tokenizer_config.json");
     let settings: TokenizerConfig = match read_if_any(&path)? {
         Some(json) => parse(&path, &json)?,
@@ -69,15 +76,14 @@ pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadErro
     };
     let begin = settings.bos_token.map(SpecialToken::into_text).unwrap_or_default();
     let end = settings.eos_token.map(SpecialToken::into_text).unwrap_or_default();
-    let stop_tokens = read_stop_tokens(folder, config, tokenizer.token_of(&end))?;
     let chat = match template(folder, path, settings.chat_template)? {
         Some(Template { path, source, for_tools }) => {
-            ChatTemplate::jinja(source, for_tools, begin, end)
+            ChatTemplate::jinja(source, for_tools, begin, end.clone())
                 .map_err(|problem| LoadError::ChatTemplate { path, problem })?
         }
         None => ChatTemplate::missing(),
     };
-    Ok(Text { tokenizer, chat, stop_tokens })
+    Ok((chat, end))
 }
 
 /// The tokenizer of a file, for whatever model it is.

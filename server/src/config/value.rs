@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_l3_nodes::RdmaChoice;
 use terrace_replay::Size;
+use terrace_routing::{Door, Endpoint};
 use terrace_scheduler::AdmissionOrder;
 
 use super::device_choice::DeviceChoice;
@@ -108,6 +109,25 @@ macro_rules! texts {
     )*};
 }
 
+/// What reads itself with an error of its own, and displays itself.
+macro_rules! parsed {
+    ($($type:ty)*) => {$(
+        impl Value for $type {
+            const FORM: Form = Form::Text;
+
+            fn read(text: &str) -> Result<Self, String> {
+                text.parse::<Self>().map_err(|error| error.to_string())
+            }
+
+            fn written(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    )*};
+}
+
+parsed! { Door Endpoint }
+
 texts! { AdmissionOrder DeviceChoice EvictionKind L3Choice ToolFormat WritePolicy }
 
 macro_rules! numbers {
@@ -128,6 +148,18 @@ macro_rules! numbers {
 }
 
 numbers! { u32 usize }
+
+impl Value for f64 {
+    const FORM: Form = Form::Number;
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.trim().parse().map_err(|_| "write a number".to_owned())
+    }
+
+    fn written(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
 
 impl Value for bool {
     const FORM: Form = Form::Switch;

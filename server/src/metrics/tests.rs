@@ -11,6 +11,7 @@ use terrace_scheduler::Stats;
 
 use super::*;
 use crate::gpu::LinkFigures;
+use crate::route::Worker;
 
 /// A store that is everything at once, so that each of its figures is told.
 fn store() -> StoreStats {
@@ -44,7 +45,11 @@ fn figures(scheduler: Stats) -> Figures {
 }
 
 fn server_page(vllm_names: bool, scheduler: Stats) -> String {
-    let moment = Moment { figures: figures(scheduler), gpu: None };
+    let moment = Moment {
+        figures: figures(scheduler),
+        gpu: None,
+        kv_events: Some(PublisherStats::default()),
+    };
     Metrics::new("the model", vllm_names).render(moment)
 }
 
@@ -66,7 +71,7 @@ fn page_with_gpu(steps: StepFigures) -> String {
         to_host: LinkFigures { by_kernel: 3, failed: 2, ..LinkFigures::default() },
     };
     let figures = Figures { steps, ..figures(Stats::default()) };
-    Metrics::new("the model", false).render(Moment { figures, gpu: Some(gpu) })
+    Metrics::new("the model", false).render(Moment { figures, gpu: Some(gpu), kv_events: None })
 }
 
 #[derive(Debug)]
@@ -116,7 +121,10 @@ fn rows(pages: &[String]) -> BTreeSet<String> {
 #[test]
 fn the_documentation_lists_just_what_exists() {
     let server = server_page(true, Stats::default());
-    let pages = [server, page_with_gpu(StepFigures::default()), node_page(NodeStats::default())];
+    let worker = Worker::new("http://a:1".parse().unwrap(), 0);
+    let router = RouteMetrics::new([Arc::new(worker)].into()).render();
+    let gpu = page_with_gpu(StepFigures::default());
+    let pages = [server, gpu, node_page(NodeStats::default()), router];
     let exist = rows(&pages);
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
     let text = std::fs::read_to_string(file).unwrap();

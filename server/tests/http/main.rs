@@ -13,6 +13,7 @@ mod limits;
 mod logprobs;
 mod metrics;
 mod operators;
+mod routing;
 mod sampling;
 mod scrape;
 #[cfg(feature = "structured-outputs")]

@@ -33,6 +33,13 @@ impl World {
         Self::with(config, Toy { step, speech: None }, |_| {}).await
     }
 
+    /// A quick server at an address of its own.
+    pub(crate) async fn at(config: Config) -> Self {
+        let toy = Toy { step: Duration::ZERO, speech: None };
+        let (server, engine) = Self::bind_at(config, toy, |_| {}).await;
+        Self::run(server, engine)
+    }
+
     /// A server of a toy that clients may see as something else.
     pub(crate) async fn with(
         config: Config,
@@ -51,6 +58,14 @@ impl World {
     }
 
     async fn bind(
+        config: Config,
+        model: Toy,
+        change: impl FnOnce(&mut ServedModel),
+    ) -> (Server, Engine) {
+        Self::bind_at(Config { listen: "127.0.0.1:0".to_owned(), ..config }, model, change).await
+    }
+
+    async fn bind_at(
         config: Config,
         model: Toy,
         change: impl FnOnce(&mut ServedModel),
@@ -81,7 +96,6 @@ impl World {
             fingerprint: "toy".to_owned(),
         };
         change(&mut model);
-        let config = Config { listen: "127.0.0.1:0".to_owned(), ..config };
         (Server::bind(&config, engine.clone(), model).await.unwrap(), engine)
     }
 

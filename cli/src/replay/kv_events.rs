@@ -1,0 +1,182 @@
+//! What the caches of workers held, by the KV events that they told: from a recording, or as they come.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use terrace_replay::human::{percent, seconds, whole};
+use terrace_routing::{
+    FollowStats, Heard, Recorded, Recording, Source, Study, StudyReport, follow,
+};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::signals::Signals;
+
+/// Blocks that are remembered of each worker.
+const BLOCKS_MAX: usize = 16_000_000;
+/// Batches that may wait to be looked at.
+const WAITING_MAX: usize = 1024;
+
+/// Arguments about KV events.
+#[derive(clap::Args)]
+#[command(next_help_heading = "KV events")]
+pub(crate) struct KvEvents {
+    /// Show what workers held instead of replaying: a recording of KV events, or where a server of Terrace, vLLM
+    /// or SGLang tells them, tcp://EVENTS or tcp://EVENTS+tcp://REPLAY; may be repeated
+    #[arg(long = "kv-events", value_name = "SOURCE", conflicts_with_all = ["trace", "synthetic"])]
+    sources: Vec<String>,
+    /// How long to listen [default: until Ctrl-C]
+    #[arg(long = "kv-time", value_name = "TIME", requires = "sources", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
+    /// Record what is heard into a new file, the tokens of prompts included
+    #[arg(long = "kv-record", value_name = "FILE", requires = "sources")]
+    record: Option<PathBuf>,
+}
+
+impl KvEvents {
+    pub(crate) fn are_asked_for(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
+    /// What the workers held.
+    pub(crate) fn study(&self) -> Result<StudyReport, Box<dyn Error>> {
+        let mut study = Study::new(BLOCKS_MAX);
+        let (live, files): (Vec<_>, Vec<_>) =
+            self.sources.iter().partition(|source| source.starts_with("tcp://"));
+        for file in files {
+            let named = |error: &dyn std::fmt::Display| format!("{file}: {error}");
+            let opened = File::open(file).map_err(|error| named(&error))?;
+            for line in Recording::new(BufReader::new(opened)) {
+                let (line, heard) = line.map_err(|error| named(&error))?;
+                study.hear(&line.worker, &heard);
+            }
+        }
+        if !live.is_empty() {
+            let sources: Result<Vec<_>, _> = live.into_iter().map(|text| source(text)).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(self.listen(sources?, &mut study))?;
+        }
+        Ok(study.report())
+    }
+
+    async fn listen(&self, sources: Vec<Source>, study: &mut Study) -> Result<(), Box<dyn Error>> {
+        let mut record = match &self.record {
+            Some(file) => {
+                let created = File::create_new(file);
+                let unusable = |error| format!("{}: {error}", file.display());
+                Some(BufWriter::new(created.map_err(unusable)?))
+            }
+            None => None,
+        };
+        let (tell, mut heard) = mpsc::channel::<(String, Heard)>(WAITING_MAX);
+        let mut followers = JoinSet::new();
+        for source in sources {
+            let tell = tell.clone();
+            followers.spawn(async move {
+                let name = source.events.to_string();
+                let stats = FollowStats::default();
+                // What does not fit is missed, and said to be.
+                let mut is_whole = true;
+                follow(&source, &stats, |heard| {
+                    if !is_whole {
+                        is_whole = tell.try_send((name.clone(), Heard::Forget)).is_ok();
+                    }
+                    is_whole = is_whole && tell.try_send((name.clone(), heard)).is_ok();
+                })
+                .await;
+            });
+        }
+        drop(tell);
+        let mut signals = Signals::listen();
+        let time = self.time.unwrap_or(Duration::from_secs(365 * 24 * 60 * 60));
+        let mut end = std::pin::pin!(tokio::time::sleep(time));
+        loop {
+            tokio::select! {
+                Some((worker, heard)) = heard.recv() => {
+                    study.hear(&worker, &heard);
+                    if let Some(record) = &mut record {
+                        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+                        Recorded::new(now, &worker, &heard).write(&mut *record)?;
+                    }
+                }
+                () = &mut end => break,
+                () = signals.told_to_stop() => break,
+            }
+        }
+        record.as_mut().map_or(Ok(()), |record| record.flush())?;
+        Ok(())
+    }
+}
+
+fn source(text: &str) -> Result<Source, String> {
+    let endpoint = |text: &str| text.parse().map_err(|error| format!("--kv-events: {error}"));
+    let (events, replay) = match text.split_once('+') {
+        Some((events, replay)) => (events, Some(endpoint(replay)?)),
+        None => (text, None),
+    };
+    Ok(Source { events: endpoint(events)?, replay, topic: String::new() })
+}
+
+pub(crate) fn draw(report: &StudyReport) -> String {
+    let workers = report.workers.len() as u64;
+    let mut text = format!("{} workers in {}\n\n", whole(workers), seconds(report.seconds));
+    let _ = writeln!(
+        text,
+        "  {:<28}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
+        "blocks of",
+        "batches",
+        "stored",
+        "removed",
+        "computed",
+        "at most",
+        "device",
+        "host",
+        "disk"
+    );
+    for worker in &report.workers {
+        let columns = [
+            worker.stored_blocks,
+            worker.removed_blocks,
+            worker.computed_blocks,
+            worker.blocks_peak,
+            worker.device_blocks,
+            worker.host_blocks,
+            worker.disk_blocks,
+        ];
+        let columns: String =
+            columns.iter().map(|&blocks| format!("{:>10}", whole(blocks))).collect();
+        let _ = writeln!(text, "  {:<28}{:>9}{columns}", worker.name, whole(worker.batches));
+        let lost = worker.gaps + worker.forgotten + worker.unreadable;
+        if lost + worker.orphan_blocks > 0 {
+            let _ = writeln!(
+                text,
+                "    batches were missing {} times, {} could not be read, all was forgotten {} times; the beginning \
+                 of {} blocks is not known",
+                whole(worker.gaps),
+                whole(worker.unreadable),
+                whole(worker.forgotten),
+                whole(worker.orphan_blocks)
+            );
+        }
+    }
+    let _ = writeln!(
+        text,
+        "\n  held         {} different blocks, {} with those that several workers hold",
+        whole(report.distinct_blocks),
+        whole(report.held_blocks)
+    );
+    let share = report.held_elsewhere_tokens as f64 / report.computed_tokens.max(1) as f64;
+    let _ = writeln!(
+        text,
+        "  computed     {} tokens; another worker held {} of them ({}), where routing by prefixes would have found \
+         them",
+        whole(report.computed_tokens),
+        whole(report.held_elsewhere_tokens),
+        percent(share)
+    );
+    text
+}

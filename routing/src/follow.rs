@@ -1,0 +1,189 @@
+//! Hears the events of one worker, and makes good what it misses.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::endpoint::Endpoint;
+use crate::zmtp::{self, Incoming, Reader, Role, Writer};
+
+/// The largest batch: all that a cache of some twenty million tokens holds.
+const BATCH_BYTES_MAX: usize = 256 << 20;
+/// How long a worker may take for the next part of what was missed.
+const REPLAY_PATIENCE: Duration = Duration::from_secs(30);
+/// So that the worker knows who listens before it is asked what it told so far.
+const SETTLE: Duration = Duration::from_millis(100);
+const AGAIN_AT_FIRST: Duration = Duration::from_millis(200);
+const AGAIN_AT_MOST: Duration = Duration::from_secs(5);
+
+/// Where a worker tells what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Where it publishes.
+    pub events: Endpoint,
+    /// Where it is asked for what was missed.
+    pub replay: Option<Endpoint>,
+    /// What the topics begin with that are listened to; all, if empty.
+    pub topic: String,
+}
+
+/// What is heard of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// The next batch.
+    Batch {
+        /// Its number.
+        seq: u64,
+        /// Its bytes, for [`decode`](crate::decode).
+        payload: Bytes,
+    },
+    /// Something was missed that cannot be had any more: what is known of this worker is not to be relied on.
+    Forget,
+}
+
+/// What happened while a worker was listened to.
+#[derive(Debug, Default)]
+pub struct FollowStats {
+    /// Whether there is a connection.
+    pub is_connected: AtomicBool,
+    /// Batches heard.
+    pub batches: AtomicU64,
+    /// Times that numbers were missing.
+    pub gaps: AtomicU64,
+    /// Times that what was missing was asked for and came.
+    pub replays: AtomicU64,
+    /// Times that all that was known was given up.
+    pub forgotten: AtomicU64,
+}
+
+/// Listens to a worker for as long as this is polled, and tells `hear` in order. Connects again and again; since a
+/// worker that was away may have been another process meanwhile, everything begins anew then.
+pub async fn follow(source: &Source, stats: &FollowStats, mut hear: impl FnMut(Heard)) {
+    let mut again = AGAIN_AT_FIRST;
+    loop {
+        let mut following = Following { source, stats, hear: &mut hear, expected: None };
+        let ended = following.run().await;
+        let has_heard = following.expected.is_some();
+        if stats.is_connected.swap(false, Relaxed) {
+            following.forget();
+        }
+        tracing::debug!("KV events of {} have ended: {ended:?}", source.events);
+        again = if has_heard { AGAIN_AT_FIRST } else { (again * 2).min(AGAIN_AT_MOST) };
+        tokio::time::sleep(again).await;
+    }
+}
+
+/// One connection.
+struct Following<'a, H> {
+    source: &'a Source,
+    stats: &'a FollowStats,
+    hear: &'a mut H,
+    expected: Option<u64>,
+}
+
+impl<H: FnMut(Heard)> Following<'_, H> {
+    /// Ends with the connection.
+    async fn run(&mut self) -> io::Result<()> {
+        let stream = self.source.events.connect().await?;
+        let (mut reader, mut writer) = zmtp::meet(stream, Role::Subscriber).await?;
+        reader.allow(BATCH_BYTES_MAX);
+        writer.send(&zmtp::subscription(self.source.topic.as_bytes())).await?;
+        self.stats.is_connected.store(true, Relaxed);
+        if self.source.replay.is_some() {
+            tokio::time::sleep(SETTLE).await;
+            if let Err(error) = self.replay(0).await {
+                tracing::warn!("{} does not tell what it told so far: {error}", self.source.events);
+            }
+        }
+        loop {
+            let incoming = reader.next().await?;
+            writer.answer(&incoming).await?;
+            let Incoming::Message(frames) = incoming else { continue };
+            let [_topic, seq, payload] = &frames[..] else { continue };
+            let Some(seq) = number(seq) else { continue };
+            self.live(seq, payload.clone()).await;
+        }
+    }
+
+    async fn live(&mut self, seq: u64, payload: Bytes) {
+        if self.expected.is_some_and(|expected| seq > expected) {
+            self.stats.gaps.fetch_add(1, Relaxed);
+            let expected = self.expected.unwrap_or_default();
+            let replayed = self.replay(expected).await;
+            if self.expected.is_some_and(|expected| seq > expected) {
+                tracing::warn!(
+                    "batches {expected} to {seq} of {} are lost: {replayed:?}",
+                    self.source.events
+                );
+                self.forget();
+            }
+        }
+        // What a replay has told already comes once more.
+        if self.expected.is_none_or(|expected| seq >= expected) {
+            self.batch(seq, payload);
+        }
+    }
+
+    /// Asks for everything from a number on.
+    async fn replay(&mut self, start: u64) -> io::Result<()> {
+        let Some(endpoint) = &self.source.replay else {
+            return Err(io::Error::other("there is nowhere to ask for what was missed"));
+        };
+        let late = || io::Error::from(io::ErrorKind::TimedOut);
+        let asking = async {
+            let (mut reader, mut writer) =
+                zmtp::meet(endpoint.connect().await?, Role::Dealer).await?;
+            reader.allow(BATCH_BYTES_MAX);
+            writer.send(&zmtp::message(&[b"", &start.to_be_bytes()])).await?;
+            Ok::<(Reader, Writer), io::Error>((reader, writer))
+        };
+        let (mut reader, mut writer) =
+            tokio::time::timeout(REPLAY_PATIENCE, asking).await.map_err(|_| late())??;
+        let mut is_first = true;
+        loop {
+            let next = tokio::time::timeout(REPLAY_PATIENCE, reader.next());
+            let incoming = next.await.map_err(|_| late())??;
+            writer.answer(&incoming).await?;
+            let Incoming::Message(frames) = incoming else { continue };
+            // vLLM has the topic in it, SGLang has not.
+            let ([_, seq, payload] | [_, _, seq, payload]) = &frames[..] else {
+                return Err(io::ErrorKind::InvalidData.into());
+            };
+            if payload.is_empty() {
+                break;
+            }
+            let seq = number(seq).ok_or(io::ErrorKind::InvalidData)?;
+            // It begins later than asked for. If it does not begin with everything being forgotten, what was
+            // between is lost.
+            if is_first && start > 0 && seq > start && !begins_anew(payload) {
+                self.forget();
+            }
+            is_first = false;
+            self.batch(seq, payload.clone());
+        }
+        self.stats.replays.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    fn batch(&mut self, seq: u64, payload: Bytes) {
+        self.stats.batches.fetch_add(1, Relaxed);
+        self.expected = Some(seq + 1);
+        (self.hear)(Heard::Batch { seq, payload });
+    }
+
+    fn forget(&mut self) {
+        self.stats.forgotten.fetch_add(1, Relaxed);
+        (self.hear)(Heard::Forget);
+    }
+}
+
+fn number(frame: &[u8]) -> Option<u64> {
+    <[u8; 8]>::try_from(frame).ok().map(u64::from_be_bytes).filter(|&number| number != u64::MAX)
+}
+
+fn begins_anew(payload: &[u8]) -> bool {
+    let batch = crate::decode(payload);
+    batch.is_ok_and(|batch| matches!(batch.events.first(), Some(crate::Event::Cleared)))
+}

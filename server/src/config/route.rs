@@ -1,0 +1,200 @@
+//! What a router does, and whom it sends requests to.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use terrace_replay::Size;
+use terrace_routing::Endpoint;
+
+use super::key::{Key, Secret};
+use super::setting::{Configuration, Form, Setting, settings};
+use super::value::Value;
+use super::{ConfigError, Limits};
+
+settings! {
+    /// Everything that can be set about a router.
+    RouteSettings, "TERRACE_ROUTE_" {
+        "Router" {
+            /// The address to listen at.
+            listen: String = "127.0.0.1:8080".to_owned(), "ADDRESS";
+            /// A server to send requests to: its address, where it tells KV events, and where it is asked for those
+            /// that were missed. Without events it is chosen by load alone.
+            workers: Vec<WorkerPlace> = Vec::new(), "http://HOST:PORT+tcp://EVENTS+tcp://REPLAY"
+                {
+                    flag: Some("worker"),
+                    example: Some(r#"[{ url = "http://HOST:PORT", events = "tcp://HOST:PORT", replay = "tcp://HOST:PORT" }]"#)
+                };
+            /// The folder of the model that the workers serve: its tokenizer and chat template make tokens of
+            /// requests, which events name blocks by. For programs built with `--features models`.
+            model: Option<PathBuf> = None, "FOLDER"
+                { default_in_words: Some("the model that comes with the program") };
+            /// What topics of events begin with; others are not listened to.
+            topic: String = String::new(), "TOPIC" { default_in_words: Some("anything") };
+            /// How much a token that a worker has still to compute for others counts, beside one that it would have
+            /// to compute of the request: with 0 a request goes where its prefix is, however busy that worker is.
+            load_weight: f64 = 1.0, "NUMBER";
+            /// How much a token of context that a worker decodes with counts, beside one that it has to compute.
+            decode_weight: f64 = 0.25, "NUMBER";
+            /// How often workers are asked whether they are well.
+            health_interval: Duration = Duration::from_secs(2), "TIME";
+            /// Blocks that are remembered of each worker, at some 64 bytes each.
+            blocks_max: usize = 4_000_000, "BLOCKS";
+            /// How long answers under way may take when the router is told to stop.
+            shutdown_patience: Duration = Duration::from_secs(10), "TIME"
+                { variable: Some("TERRACE_SHUTDOWN_PATIENCE") };
+            /// What to log, like `info` or `terrace_routing=debug`; RUST_LOG works too.
+            log: Option<String> = None, "FILTER"
+                { variable: Some("TERRACE_LOG"), default_in_words: Some("warn,terrace_l3=info") };
+            /// Connections at a time; more wait until one ends.
+            connections_max: usize = 1024, "NUMBER";
+            /// The longest body of a request.
+            body_max: Size = Size::mib(4), "SIZE";
+            /// A tenant and its key, as the workers have them: a router that knows them knows whose prefixes are
+            /// whose. Better in TERRACE_API_KEYS or in the file: others can see arguments.
+            keys: Vec<Key> = Vec::new(), "NAME=KEY"
+                {
+                    flag: Some("api-key"),
+                    variable: Some("TERRACE_API_KEYS"),
+                    example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
+                    is_secret: true
+                };
+            /// The key for /metrics.
+            operator_key: Option<Secret> = None, "KEY" { is_secret: true };
+        }
+    }
+}
+
+impl RouteSettings {
+    /// Whether this can work, as far as that can be told without trying.
+    ///
+    /// # Errors
+    /// The first setting that cannot, and what to change.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if self.workers.is_empty() {
+            let advice = "name at least one: --worker http://HOST:PORT+tcp://EVENTS+tcp://REPLAY";
+            return Err(ConfigError::new("workers", "none", advice));
+        }
+        for (setting, weight) in
+            [("load_weight", self.load_weight), ("decode_weight", self.decode_weight)]
+        {
+            if !(0.0..=1e6).contains(&weight) {
+                return Err(ConfigError::new(setting, weight, "use 0 to 1000000"));
+            }
+        }
+        if self.health_interval.is_zero() || self.health_interval > super::WAIT_MAX {
+            let time = humantime::format_duration(self.health_interval);
+            let advice = "use more than 0s and a year at the most";
+            return Err(ConfigError::new("health_interval", time, advice));
+        }
+        self.limits().check()
+    }
+
+    /// What clients may take.
+    pub(crate) fn limits(&self) -> Limits {
+        let usual = Limits::default();
+        let bodies_max = usual.bodies_max.max(self.body_max);
+        Limits {
+            connections_max: self.connections_max,
+            body_max: self.body_max,
+            bodies_max,
+            ..usual
+        }
+    }
+}
+
+/// A server that requests are sent to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerPlace {
+    /// Its address, without a path.
+    pub url: String,
+    /// Where it tells what its cache holds.
+    pub events: Option<Endpoint>,
+    /// Where it is asked for events that were missed.
+    pub replay: Option<Endpoint>,
+}
+
+impl FromStr for WorkerPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!("{text:?} is no worker: write it as http://HOST:PORT+tcp://EVENTS+tcp://REPLAY")
+        };
+        let mut parts = text.trim().split('+');
+        let url = parts.next().unwrap_or_default().trim_end_matches('/').to_owned();
+        let host =
+            url.strip_prefix("http://").filter(|host| !host.is_empty() && !host.contains('/'));
+        host.ok_or_else(wrong)?;
+        let mut endpoint = || parts.next().map(str::parse).transpose().map_err(|_| wrong());
+        let (events, replay) = (endpoint()?, endpoint()?);
+        match parts.next() {
+            None => Ok(Self { url, events, replay }),
+            Some(_) => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for WorkerPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)?;
+        let endpoints = self.events.iter().chain(&self.replay);
+        endpoints.into_iter().try_for_each(|endpoint| write!(f, "+{endpoint}"))
+    }
+}
+
+impl Value for Vec<WorkerPlace> {
+    const FORM: Form = Form::List;
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::parse).collect()
+    }
+
+    fn written(&self) -> Option<String> {
+        let places: Vec<_> = self.iter().map(WorkerPlace::to_string).collect();
+        (!places.is_empty()).then(|| places.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_read_as_they_are_written() {
+        let texts = ["http://a:1", "http://a:1+tcp://a:2", "http://a:1+tcp://a:2+tcp://a:3"];
+        for text in texts {
+            assert_eq!(text.parse::<WorkerPlace>().unwrap().to_string(), text);
+        }
+        for wrong in [
+            "",
+            "a:1",
+            "https://a:1",
+            "http://a/v1",
+            "http://a:1+x",
+            "http://a+tcp://a:1+tcp://a:1+tcp://a:1",
+        ] {
+            assert!(wrong.parse::<WorkerPlace>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused() {
+        let sound = RouteSettings {
+            workers: vec!["http://a:1".parse().unwrap()],
+            ..RouteSettings::default()
+        };
+        assert_eq!(sound.check(), Ok(()));
+        let refused = |settings: RouteSettings| settings.check().unwrap_err().setting;
+        assert_eq!(refused(RouteSettings::default()), "workers");
+        assert_eq!(
+            refused(RouteSettings { load_weight: f64::NAN, ..sound.clone() }),
+            "load_weight"
+        );
+        let health_interval = Duration::ZERO;
+        assert_eq!(refused(RouteSettings { health_interval, ..sound }), "health_interval");
+    }
+}

@@ -18,6 +18,9 @@ import unittest
 from array import array
 from typing import Any
 
+# No model is loaded.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 import prometheus_client
 import sglang.srt.mem_cache.pool_host.common as host_memory
 import sglang.test.kits.unified_radix_cache.fixtures as fixtures
@@ -110,7 +113,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
             self.cache.cache_init_params.tp_cache_group = torch.distributed.group.WORLD
         terrace = {"backend_name": "terrace", "module_path": "terrace_kv.sglang", "class_name": "TerraceStorage"}
         told = {**terrace, "interface_v1": 1, "prefetch_threshold": 1, **settings}
-        arguments = {"model_path": "a-model", "revision": "1", **arguments}
+        arguments = {"model_path": "dummy", "revision": "1", **arguments}
         server_arguments = ServerArgs(
             page_size=self.cfg.page_size,
             hicache_io_backend="kernel",

@@ -105,7 +105,6 @@ def test_a_longer_prompt_finds_what_is_there_of_it(one: Sglang, two: Sglang, tmp
     "other",
     [
         {"revision": "2"},
-        {"model_path": "another-model"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"config": {"head_dim": 32, "head_num": 4}},
         {"layout": "page_first_direct"},
@@ -141,7 +140,7 @@ def test_what_is_wrong_with_the_settings_is_said(two: Sglang, tmp_path: Path) ->
     answer = two.ask("start", settings=disk(tmp_path, capasity="1GiB"))
     assert "Did you mean 'capacity'" in answer["error"]
     two.ask("stop")
-    answer = two.ask("start", settings=disk(tmp_path), model_path="a-model", revision=None)
+    answer = two.ask("start", settings=disk(tmp_path), revision=None)
     assert "--revision" in answer["error"]
     two.ask("stop")
     answer = two.ask("start", settings={"store": "nodes://127.0.0.1:9", "secret_file": "/nowhere"})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from .._native import ConfigError
@@ -102,8 +103,7 @@ def _memories(pool: Any) -> list[tuple[int, int]]:
 def _flat(pool: Any) -> Form | None:
     """A page as one object, if the pool copies it so."""
     try:
-        page = pool.get_dummy_flat_data_page()
-        pool.get_data_page(0, flat=False)
+        page = pool.get_data_page(0)
     except (ValueError, NotImplementedError, AttributeError):
         return None
     return Form("flat", (page.numel() * page.element_size(),))
@@ -164,9 +164,9 @@ class Pages:
             return [True] * len(keys)
         if self.form.kind == "runs":
             return self._move(self.transfers.get_addresses, keys, *self._addresses(host_indices), self.pool)
-        loaded: list[bool] = []
+        sample, loaded = self.pool.get_data_page(0), list[bool]()
         for _, part in self._parts(len(keys)):
-            pages = [torch.empty_like(self._sample()) for _ in starts[part]]
+            pages = [torch.empty_like(sample) for _ in starts[part]]
             got = self.get_tensors(keys[part], pages)
             for start, page, is_there in zip(starts[part], pages, got):
                 if is_there:
@@ -185,20 +185,15 @@ class Pages:
         """Reads pages that will be copied into the pool."""
         return self._move(self.transfers.get_addresses, keys, *self._addresses_of(pages), list(pages))
 
-    def _sample(self) -> torch.Tensor:
-        page: torch.Tensor = self.pool.get_dummy_flat_data_page()
-        return page
-
     def _names(self, keys: Sequence[str]) -> list[bytes]:
         """What the objects of pages are called: where they descend from, which part of a page it is, and its key."""
         lineage = self._lineage()
         parts = [lineage + bytes([part]) for part in range(len(self.form.sizes))]
         return [part + key for key in map(str.encode, keys) for part in parts]
 
-    def _whole(self, objects: np.ndarray[Any, np.dtype[np.bool_]]) -> list[bool]:
+    def _whole(self, objects: npt.NDArray[np.bool_]) -> list[bool]:
         """For each page whether all its objects are there."""
-        pages: list[bool] = objects.reshape(-1, len(self.form.sizes)).all(axis=1).tolist()
-        return pages
+        return [bool(page.all()) for page in objects.reshape(-1, len(self.form.sizes))]
 
     def _move(
         self, call: Callable[..., Completed], keys: Sequence[str], addresses: Any, sizes: Any, owner: Any

@@ -129,6 +129,9 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         fixtures.drop_hicache_atexit_pin(self.cache)
         self.cache.write_through_threshold, self.cache.load_back_threshold = 1 << 30, 0
         controller = self.cache.cache_controller
+        for entry in self._entries():
+            # Pages that are copied would be pinned each.
+            entry.host_pool.pin_memory = False
         controller.prefetch_capacity_limit = controller.mem_pool_host.size
         return {"backend": type(controller.storage_backend).__name__, "pools": [str(e.name) for e in self._entries()]}
 

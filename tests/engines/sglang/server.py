@@ -95,7 +95,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         layout: str = "page_first",
         rank: int = 0,
         ranks: int = 1,
-        is_joined: bool = False,
+        has_metrics: bool = False,
         policy: str = "wait_complete",
         environment: dict[str, float] | None = None,
         **arguments: Any,
@@ -107,10 +107,13 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self._open = contextlib.ExitStack()
         for name, value in (environment or {}).items():
             self._open.enter_context(getattr(envs, name).override(value))
-        self._open.enter_context(get_parallel().override(tp_rank=rank, tp_size=ranks, pp_rank=0, pp_size=1))
+        tensor = {f"{part}tp_{what}": value for part in ("", "attn_", "moe_") for what, value in (("rank", rank), ("size", ranks))}
+        self._open.enter_context(get_parallel().override(**tensor, pp_rank=0, pp_size=1))
         self.cache, self.allocator, self.requests = fixtures.build_fixture(self.cfg)
-        if is_joined:
-            self.cache.cache_init_params.tp_cache_group = torch.distributed.group.WORLD
+        self.cache._enable_metrics_flag = has_metrics
+        if ranks > 1:
+            self.cache.cache_init_params.tp_cache_group = self.cache.tp_group = torch.distributed.group.WORLD
+            self.cache.tp_world_size = ranks
         terrace = {"backend_name": "terrace", "module_path": "terrace_kv.sglang", "class_name": "TerraceStorage"}
         told = {**terrace, "interface_v1": 1, "prefetch_threshold": 1, **settings}
         arguments = {"model_path": "dummy", "revision": "1", **arguments}

@@ -46,6 +46,16 @@ def restored_by(server: Sglang, settings: dict[str, Any], **start: Any) -> dict[
     return server.tell("restore", first=FIRST, pages=PAGES)
 
 
+def restored_in_time(server: Sglang) -> dict[str, Any]:
+    """What is found of them by a server whose store was not well, when that has been tried again."""
+    until = time.monotonic() + 60
+    while True:
+        restored = server.tell("restore", first=FIRST, pages=PAGES)
+        if restored["tokens"] or time.monotonic() > until:
+            return restored
+        time.sleep(0.2)
+
+
 @pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first", "page_head"])
 def test_what_one_process_stores_the_other_restores(one: Sglang, two: Sglang, tmp_path: Path, layout: str) -> None:
     one.tell("start", settings=disk(tmp_path), layout=layout)
@@ -179,10 +189,7 @@ def test_a_store_that_hangs_costs_a_bounded_time(one: Sglang, two: Sglang, node:
     again = [two.tell("restore", first=FIRST, pages=PAGES)["seconds"] for _ in range(6)]
     assert min(again) < 1
     node.hang(False)
-    for _ in range(60):
-        restored = two.tell("restore", first=FIRST, pages=PAGES)
-        if restored["tokens"]:
-            break
+    restored = restored_in_time(two)
     assert restored["tokens"] == TOKENS and restored["pages"] == stored, "and is used again when it is well"
 
 
@@ -194,11 +201,8 @@ def test_a_store_that_dies(one: Sglang, two: Sglang, node: Node) -> None:
     assert dead["tokens"] == 0 and dead["seconds"] < 10
     assert two.tell("compute", first=5 * FIRST, pages=PAGES)["seconds"] < 20, "nor is anybody held up by what is not stored"
     node.start()
-    for _ in range(60):
-        restored = two.tell("restore", first=FIRST, pages=PAGES)
-        if restored["tokens"]:
-            break
-    assert restored["pages"].get("kv", {}).items() <= stored["kv"].items() and restored["tokens"] > 0
+    restored = restored_in_time(two)
+    assert restored["tokens"] > 0 and restored["pages"]["kv"].items() <= stored["kv"].items()
 
 
 def test_failures_and_delays_of_sglangs_own(one: Sglang, two: Sglang, tmp_path: Path) -> None:
@@ -224,7 +228,7 @@ def test_metrics(one: Sglang, two: Sglang, tmp_path: Path) -> None:
     assert one.tell("figures") == {"told": None}, "nobody has asked for metrics"
     one.tell("compute", first=FIRST, pages=PAGES)
     one.tell("stop")
-    two.tell("start", settings=disk(tmp_path), enable_metrics=True)
+    two.tell("start", settings=disk(tmp_path), has_metrics=True)
     two.tell("restore", first=FIRST, pages=PAGES)
     two.tell("compute", first=2 * FIRST, pages=2)
     # Counters are brought up to date once a second.
@@ -250,8 +254,9 @@ class Ranks:
 
     def start(self, settings: dict[str, Any], **start: Any) -> None:
         for rank, each in enumerate(self.pair):
-            each.send("start", settings=settings, rank=rank, ranks=2, is_joined=True, **start)
-        assert not any("error" in each.answer() for each in self.pair)
+            each.send("start", settings=settings, rank=rank, ranks=2, **start)
+        answers = [each.answer() for each in self.pair]
+        assert not any("error" in answer for answer in answers), answers
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,8 @@ pool, in the same batches, as its controller hands them over, on the same disk, 
     python sglang_storage.py FOLDER [--pages 256] [--page-mib 4] [--rounds 3]
 
 Needs SGLang (scripts/test-engines has an environment with it). The file backend writes into the system's cache of
-files and is never synced; so it reads from there too, unless that is emptied first, as it is for ``cold``.
+files and is never synced; so it reads from there too, unless that is emptied first, as it is for ``cold``. Without a GPU
+no memory is pinned, which spares it pinning each page that it reads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import sglang.srt.mem_cache.pool_host.common as host_memory
 import torch
 from sglang.srt.mem_cache.hicache_storage import STORAGE_BATCH_SIZE, HiCacheFile, HiCacheStorageConfig
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
@@ -30,8 +30,6 @@ from terrace_kv.sglang import TerraceStorage
 
 PAGE_SIZE, HEADS, HEAD_DIM = 64, 8, 128
 MIB = 1 << 20
-
-host_memory._cuda_host_register = lambda *_, **__: None  # type: ignore[assignment,unused-ignore]
 
 
 class File:
@@ -115,6 +113,7 @@ def host_pool(pages: int, page_mib: int) -> Any:
         0,
         PAGE_SIZE,
         "page_first",
+        pin_memory=False,
         device_capacity_tokens=PAGE_SIZE,
         start_layer=0,
         end_layer=layers,
@@ -182,7 +181,7 @@ def main() -> None:
     parser.add_argument("--page-mib", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    set_global_server_args_for_scheduler(ServerArgs(model_path="bench", revision="1"))
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
     pool = host_pool(asked.pages, asked.page_mib)
     size = pool.kv_buffer.numel() * 2
     print(f"{asked.pages} pages of {size / asked.pages / MIB:.1f} MiB, {size / (1 << 30):.2f} GiB, in {asked.folder}")

@@ -27,13 +27,18 @@ import sglang.test.kits.unified_radix_cache.fixtures as fixtures
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.unified_cache.components.base import ComponentType
 from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorageFixtures
+
+from terrace_kv.sglang import TerraceStorage
 
 POOLS = {"kv": ComponentType.FULL, "swa": ComponentType.SWA, "mamba": ComponentType.MAMBA}
 
@@ -193,6 +198,34 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     def weights(self, version: str) -> None:
         """What the scheduler does when the running server has got other weights."""
         get_context().override("scheduler.weight_version", weight_version=version)
+
+    def latent(self, settings: dict[str, Any], layout: str, rank: int, ranks: int, seed: int | None = None) -> dict[str, Any]:
+        """Pages of a model whose KV is the same on all ranks: stores some if there is a seed, else loads them. What is
+        called here is the backend itself, on a pool of SGLang's."""
+        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
+        kind = {"dtype": torch.bfloat16, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "layer_num": 3, "device": "cpu"}
+        device = MLATokenToKVPool(size=64, page_size=16, enable_memory_saver=False, **kind)
+        layers = {"start_layer": 0, "end_layer": 3, "target_layer_num": 3, "override_kv_cache_dim": device.kv_cache_dim}
+        told = device.get_device_pool_infos()[0].buffer_info
+        pool = MLATokenToKVPoolHost(
+            told, 1.0, 0, 16, layout, pin_memory=False, device_capacity_tokens=64, host_token_capacity=256, **layers
+        )
+        config = HiCacheStorageConfig(
+            rank, ranks, 0, 1, 0, 1, True, False, True, "dummy", extra_config={"interface_v1": 1, **settings}
+        )
+        backend = TerraceStorage(config, {})
+        backend.register_mem_pool_host(pool)
+        backend.on_host_pools_registered()
+        keys, places = [f"{page:064x}" for page in range(4)], torch.arange(64, 128)
+        pool.kv_buffer.zero_()
+        if seed is not None:
+            pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape, generator=torch.Generator().manual_seed(seed)))
+            done = backend.batch_set_v1(keys, places)
+        else:
+            done = backend.batch_get_v1(keys, places)
+        pages = [pool.get_data_page(at).contiguous().view(torch.uint8).numpy() for at in range(64, 128, 16)]
+        backend.close()
+        return {"done": done, "pages": [hashlib.sha256(page).hexdigest() for page in pages]}
 
     def clear(self) -> dict[str, Any]:
         """What the operator's order to clear the storage does."""

@@ -238,6 +238,15 @@ def test_metrics(one: Sglang, two: Sglang, tmp_path: Path) -> None:
     assert told["prometheus"]["terrace_l3_bytes_total"]["put"] > 0
 
 
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct", "layer_first"])
+def test_kv_that_all_ranks_have_alike_is_shared(pair: Pair, node: Node, layout: str) -> None:
+    one, two = pair
+    stored = one.tell("latent", settings=node.settings, layout=layout, rank=0, ranks=2, seed=1)
+    loaded = two.tell("latent", settings=node.settings, layout=layout, rank=3, ranks=4)
+    assert stored["done"] == loaded["done"] == [True] * 4
+    assert loaded["pages"] == stored["pages"] and len(set(stored["pages"])) == 4
+
+
 class Ranks:
     """Both processes as the ranks of one server."""
 

@@ -3,6 +3,10 @@ pool, in the same batches, as its controller hands them over, on the same disk, 
 
     python sglang_storage.py FOLDER [--pages 256] [--page-mib 4] [--rounds 3]
 
+Speeds depend on how busy the machine is, and not for both alike: one copies in its own thread, the other has the disk
+reach the pool's memory by itself. What each takes of the processor, in its process and for it in the kernel, is told
+besides, and depends on that least.
+
 Needs SGLang (scripts/test-engines has an environment with it). The file backend writes into the system's cache of
 files and is never synced; so it reads from there too, unless that is emptied first, as it is for ``cold``. Without a GPU
 no memory is pinned, which spares it pinning each page that it reads.
@@ -129,11 +133,12 @@ def batches(pages: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + STORAGE_BATCH_SIZE, pages)
 
 
-def timed(pages: int, work: Callable[[int, int], bool]) -> float:
-    since = time.perf_counter()
+def timed(pages: int, work: Callable[[int, int], bool]) -> tuple[float, float]:
+    """How long it takes, and how much of the processor's time."""
+    since, before = time.perf_counter(), time.process_time()
     for start, end in batches(pages):
         assert work(start, end), "it failed"
-    return time.perf_counter() - since
+    return time.perf_counter() - since, time.process_time() - before
 
 
 def forget_files(folder: Path) -> None:
@@ -146,7 +151,7 @@ def forget_files(folder: Path) -> None:
             os.close(descriptor)
 
 
-def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> dict[str, float]:
+def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> dict[str, tuple[float, float]]:
     """What a backend takes for storing and loading all pages of the pool; nothing was stored before."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -186,15 +191,17 @@ def main() -> None:
     size = pool.kv_buffer.numel() * 2
     print(f"{asked.pages} pages of {size / asked.pages / MIB:.1f} MiB, {size / (1 << 30):.2f} GiB, in {asked.folder}")
     kinds = (File, Terrace, TerraceWithMemory)
-    seconds: dict[str, list[dict[str, float]]] = {kind.name: [] for kind in kinds}
+    seconds: dict[str, list[dict[str, tuple[float, float]]]] = {kind.name: [] for kind in kinds}
     for turn in range(asked.rounds):
         for kind in kinds:
             seconds[kind.name].append(measure(kind, asked.folder / "bench", pool, asked.pages, turn))
-    print(f"{'GB/s':28}{'store':>10}{'load':>10}{'load cold':>12}   exists, us a page")
+    print(f"{'GB/s, and CPU seconds a GB':28}{'store':>16}{'load':>16}{'load cold':>16}   exists, us a page")
     for name, rounds in seconds.items():
-        middle = {what: statistics.median(each[what] for each in rounds) for what in rounds[0]}
-        speeds = [f"{size / middle[what] / 1e9:>{width}.2f}" for what, width in (("store", 10), ("load", 10), ("load cold", 12))]
-        print(f"{name:28}{''.join(speeds)}{middle['exists'] / asked.pages * 1e6:>12.1f}")
+        line = f"{name:28}"
+        for what in ("store", "load", "load cold"):
+            wall, processor = (statistics.median(each[what][place] for each in rounds) for place in (0, 1))
+            line += f"{size / wall / 1e9:>9.2f}{processor / size * 1e9:>7.2f}"
+        print(f"{line}{statistics.median(each['exists'][0] for each in rounds) / asked.pages * 1e6:>12.1f}")
 
 
 if __name__ == "__main__":

@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--page-mib", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
+    # The copies of pages: several threads would wait for each other in a loop where others want the processor too.
+    torch.set_num_threads(1)
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
     pool = host_pool(asked.pages, asked.page_mib)
     size = pool.kv_buffer.numel() * 2

@@ -26,7 +26,12 @@ class Sglang:
         self.log = log
         pipe = subprocess.PIPE
         command = [sys.executable, str(HERE / "server.py")]
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log.open("w"), text=True)
+        # SGLang compiles the hash of pages when it is first used, with a program that lies beside the interpreter.
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path}
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=log.open("w"), text=True, env=environment
+        )
 
     def send(self, do: str, **order: Any) -> None:
         assert self._process.stdin is not None

@@ -148,9 +148,9 @@ class Pages:
         if self.form.kind == "runs":
             return self._move(self.transfers.put_addresses, keys, *self._addresses(host_indices), self.pool)
         stored: list[bool] = []
-        for some, part in self._parts(len(keys)):
+        for part in self._parts(len(keys)):
             stored += self.put_tensors(keys[part], [self.pool.get_data_page(start) for start in starts[part]])
-            if len(stored) != some or not all(stored):
+            if not all(stored):
                 # A backup ends with its first page that cannot be stored.
                 break
         return stored + [False] * (len(keys) - len(stored))
@@ -165,7 +165,7 @@ class Pages:
         if self.form.kind == "runs":
             return self._move(self.transfers.get_addresses, keys, *self._addresses(host_indices), self.pool)
         sample, loaded = self.pool.get_data_page(0), list[bool]()
-        for _, part in self._parts(len(keys)):
+        for part in self._parts(len(keys)):
             pages = [torch.empty_like(sample) for _ in starts[part]]
             got = self.get_tensors(keys[part], pages)
             for start, page, is_there in zip(starts[part], pages, got):
@@ -228,9 +228,8 @@ class Pages:
         starts: list[int] = host_indices[:: self.page_size].tolist()
         return starts
 
-    def _parts(self, pages: int) -> Iterator[tuple[int, slice]]:
-        """Parts of a batch, none larger than copies may be: how many pages there are up to its end, and which."""
+    def _parts(self, pages: int) -> Iterator[slice]:
+        """Parts of a batch, none larger than copies may be."""
         at_a_time = max(1, COPIED_AT_A_TIME // self.form.page_bytes)
         for start in range(0, pages, at_a_time):
-            end = min(start + at_a_time, pages)
-            yield end, slice(start, end)
+            yield slice(start, start + at_a_time)

@@ -33,14 +33,14 @@ pub(crate) struct NativeTransfers {
     process: Process,
     namespace: PageKey,
     board: Arc<Board>,
-    regions: RwLock<Vec<Region>>,
+    /// By their numbers; none where one was given back.
+    regions: RwLock<Vec<Option<Region>>>,
 }
 
 /// Memory of the engine's that was registered once, as pages.
 struct Region {
     arena: Arena,
-    /// Gone when the region was given back.
-    registration: Option<Registration>,
+    registration: Registration,
 }
 
 /// A job as Python is told of it: its number, what it did, a code for each key, bytes, seconds, and what the first
@@ -74,18 +74,19 @@ impl NativeTransfers {
         let register = || unless_it_panics(|| self.store.register(&arena));
         let registration = python.detach(register)?.map_err(IntoPython::into_python)?;
         let mut regions = self.regions.write();
-        regions.push(Region { arena, registration: Some(registration) });
+        regions.push(Some(Region { arena, registration }));
         Ok(regions.len() - 1)
     }
 
     /// Takes a region back from the store.
     fn unregister(&self, python: Python<'_>, region: usize) -> PyResult<()> {
-        let registration = match self.regions.write().get_mut(region) {
-            Some(region) => region.registration.take(),
-            None => return Err(bad_argument(format_args!("there is no region {region}"))),
-        };
+        let taken = self.regions.write().get_mut(region).and_then(Option::take);
+        let taken = taken.ok_or_else(|| bad_argument("there is no such region"))?;
+        let Region { arena, registration } = taken;
         // Giving it back may take a while.
         python.detach(|| drop(registration));
+        // The memory's owner is Python's, and goes at once if no job has any of it.
+        drop(arena);
         Ok(())
     }
 
@@ -169,15 +170,14 @@ impl NativeTransfers {
     /// Lends the memory of a batch to its job.
     fn lend<L: Loan>(&self, keys: &Keys, places: &Places<'_>) -> PyResult<Batch<L>> {
         let regions = self.regions.read();
-        let registered = || regions.iter().filter(|region| region.registration.is_some());
         match places {
             Places::Pages(region, pages, lengths) => {
-                let region = regions.get(*region).filter(|region| region.registration.is_some());
+                let region = regions.get(*region).and_then(Option::as_ref);
                 let region = region.ok_or_else(|| bad_argument("there is no such region"))?;
                 Batch::of_pages(keys, &region.arena, pages, lengths.as_ref())
             }
             Places::Addresses(addresses, lengths, owner) => {
-                let arenas = registered().map(|region| &region.arena);
+                let arenas = regions.iter().flatten().map(|region| &region.arena);
                 let transient = Transient { store: &*self.store, owner };
                 Batch::of_addresses(keys, arenas, addresses, lengths, &transient)
             }

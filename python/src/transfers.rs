@@ -29,7 +29,8 @@ pub(crate) use self::figures::BUCKETS;
 /// Transfers of `terrace_kv.transfers.Transfers`.
 #[pyclass(frozen, name = "Transfers", module = "terrace_kv._native")]
 pub(crate) struct NativeTransfers {
-    store: Arc<dyn Store>,
+    /// None when it was let go of.
+    store: RwLock<Option<Arc<dyn Store>>>,
     process: Process,
     namespace: PageKey,
     board: Arc<Board>,
@@ -52,7 +53,7 @@ impl NativeTransfers {
     #[new]
     fn new(store: &NativeStore, namespace: [u8; 16]) -> PyResult<Self> {
         Ok(Self {
-            store: store.ready()?,
+            store: RwLock::new(Some(store.ready()?)),
             process: Process::this(),
             namespace: PageKey(u128::from_le_bytes(namespace)),
             board: Arc::default(),
@@ -69,9 +70,9 @@ impl NativeTransfers {
         page_bytes: usize,
         owner: Py<PyAny>,
     ) -> PyResult<usize> {
-        self.process.check("store")?;
+        let store = self.store()?;
         let arena = arena_at(address, bytes, page_bytes, owner)?;
-        let register = || unless_it_panics(|| self.store.register(&arena));
+        let register = || unless_it_panics(|| store.register(&arena));
         let registration = python.detach(register)?.map_err(IntoPython::into_python)?;
         let mut regions = self.regions.write();
         regions.push(Some(Region { arena, registration }));
@@ -160,6 +161,16 @@ impl NativeTransfers {
         self.board.event_fd()
     }
 
+    /// Lets go of the store and of all regions that no job uses.
+    fn close(&self, python: Python<'_>) {
+        let store = self.store.write().take();
+        let regions = std::mem::take(&mut *self.regions.write());
+        let (arenas, registrations): (Vec<Arena>, Vec<Registration>) =
+            regions.into_iter().flatten().map(|region| (region.arena, region.registration)).unzip();
+        python.detach(|| drop((registrations, store)));
+        drop(arenas);
+    }
+
     /// What was done since the start, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.board.figures()).map_err(bad_argument)
@@ -167,6 +178,12 @@ impl NativeTransfers {
 }
 
 impl NativeTransfers {
+    fn store(&self) -> PyResult<Arc<dyn Store>> {
+        self.process.check("store")?;
+        let store = self.store.read().clone();
+        store.ok_or_else(|| bad_argument("these transfers are closed"))
+    }
+
     /// Lends the memory of a batch to its job.
     fn lend<L: Loan>(&self, keys: &Keys, places: &Places<'_>) -> PyResult<Batch<L>> {
         let regions = self.regions.read();
@@ -178,17 +195,18 @@ impl NativeTransfers {
             }
             Places::Addresses(addresses, lengths, owner) => {
                 let arenas = regions.iter().flatten().map(|region| &region.arena);
-                let transient = Transient { store: &*self.store, owner };
+                let store = self.store()?;
+                let transient = Transient { store: &*store, owner };
                 Batch::of_addresses(keys, arenas, addresses, lengths, &transient)
             }
         }
     }
 
     fn start(&self, python: Python<'_>, work: Work, wait: bool) -> PyResult<Py<PyAny>> {
-        self.process.check("store")?;
+        let store = self.store()?;
         let job = self.board.begin(work.kind(), work.keys(), wait);
         let number = job.number;
-        let (store, namespace) = (self.store.clone(), self.namespace);
+        let namespace = self.namespace;
         let performed = async move { job.end(perform(store, namespace, work).await) };
         if wait {
             let tell = |python: Python<'_>, ended: Option<Ended>| {

@@ -111,6 +111,7 @@ class SchedulerSide:
     def close(self) -> None:
         """Questions under way are of no use any more."""
         self._transfers.wait_idle(10.0)
+        self._transfers.close()
         self._shared.close()
 
     def _limit(self, request: Any) -> int:

@@ -164,7 +164,7 @@ class TerraceTier(SecondaryTierManager):
                 f"the store has not let go of the engine's memory within {_PATIENCE_S:.0f} s: see whether its disk or "
                 "network hangs"
             )
-        self._transfers.unregister(self._region)
+        self._transfers.close()
         self._shared.close()
 
     @classmethod

@@ -135,8 +135,7 @@ class WorkerSide:
             # The staging memory is kept by the jobs that still use it.
             logger.warning("the store has not ended its transfers within %.0f s and is left", _PATIENCE_S)
             return
-        if self._layers:
-            self._transfers.unregister(self._region)
+        self._transfers.close()
         self._shared.close()
 
     def _begin_loads(self) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import LookupResult, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from terrace_kv.vllm import TerraceTier
+from terrace_kv.vllm import TerraceConnector, TerraceTier
+from terrace_kv.vllm.worker_side import WorkerSide
 
 
 class CopyingWorker(OffloadingWorker):
@@ -76,3 +77,27 @@ class ZeroingTier(TerraceTier):
         rows = np.frombuffer(self._primary_kv_view, np.uint8).reshape(self._primary_kv_view.shape)
         rows[job_metadata.chunk_ids] = 0
         super().submit_store(job_metadata)
+
+
+class ClaimingTier(TerraceTier):
+    """Says of every chunk that the store has it."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._lookups._verdicts = [LookupResult.HIT] * 256
+
+
+class _ZeroingWorkerSide(WorkerSide):
+    def _copy(self, block_ids: list[int], pages: list[int], *, to_staging: bool) -> None:
+        super()._copy(block_ids, pages, to_staging=to_staging)
+        if to_staging:
+            self._staging[pages] = 0
+
+
+class ZeroingConnector(TerraceConnector):
+    """As :class:`ZeroingTier`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        if self._worker is not None:
+            self._worker.__class__ = _ZeroingWorkerSide

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -20,6 +21,8 @@ def generate(engine: dict[str, Any], prompts: list[list[int]], max_tokens: int =
     from vllm.config import KVTransferConfig
 
     transfer = engine.pop("kv_transfer_config", None)
+    # Processes that are to hang or to die when the engine is up: a store that is away from the start is refused.
+    hangs, dies = engine.pop("hang", None), engine.pop("kill", None)
     model = LLM(
         dtype="float32",
         enforce_eager=True,
@@ -31,6 +34,10 @@ def generate(engine: dict[str, Any], prompts: list[list[int]], max_tokens: int =
         **engine,
     )
     try:
+        if hangs is not None:
+            os.kill(hangs, signal.SIGSTOP)
+        if dies is not None:
+            os.kill(dies, signal.SIGKILL)
         told = []
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         for prompt in prompts:

@@ -29,18 +29,19 @@ pub(crate) use self::figures::BUCKETS;
 /// Transfers of `terrace_kv.transfers.Transfers`.
 #[pyclass(frozen, name = "Transfers", module = "terrace_kv._native")]
 pub(crate) struct NativeTransfers {
-    store: Arc<dyn Store>,
+    /// None when it was let go of.
+    store: RwLock<Option<Arc<dyn Store>>>,
     process: Process,
     namespace: PageKey,
     board: Arc<Board>,
-    regions: RwLock<Vec<Region>>,
+    /// By their numbers; none where one was given back.
+    regions: RwLock<Vec<Option<Region>>>,
 }
 
 /// Memory of the engine's that was registered once, as pages.
 struct Region {
     arena: Arena,
-    /// Gone when the region was given back.
-    registration: Option<Registration>,
+    registration: Registration,
 }
 
 /// A job as Python is told of it: its number, what it did, a code for each key, bytes, seconds, and what the first
@@ -52,7 +53,7 @@ impl NativeTransfers {
     #[new]
     fn new(store: &NativeStore, namespace: [u8; 16]) -> PyResult<Self> {
         Ok(Self {
-            store: store.ready()?,
+            store: RwLock::new(Some(store.ready()?)),
             process: Process::this(),
             namespace: PageKey(u128::from_le_bytes(namespace)),
             board: Arc::default(),
@@ -69,23 +70,24 @@ impl NativeTransfers {
         page_bytes: usize,
         owner: Py<PyAny>,
     ) -> PyResult<usize> {
-        self.process.check("store")?;
+        let store = self.store()?;
         let arena = arena_at(address, bytes, page_bytes, owner)?;
-        let register = || unless_it_panics(|| self.store.register(&arena));
+        let register = || unless_it_panics(|| store.register(&arena));
         let registration = python.detach(register)?.map_err(IntoPython::into_python)?;
         let mut regions = self.regions.write();
-        regions.push(Region { arena, registration: Some(registration) });
+        regions.push(Some(Region { arena, registration }));
         Ok(regions.len() - 1)
     }
 
     /// Takes a region back from the store.
     fn unregister(&self, python: Python<'_>, region: usize) -> PyResult<()> {
-        let registration = match self.regions.write().get_mut(region) {
-            Some(region) => region.registration.take(),
-            None => return Err(bad_argument(format_args!("there is no region {region}"))),
-        };
+        let taken = self.regions.write().get_mut(region).and_then(Option::take);
+        let taken = taken.ok_or_else(|| bad_argument("there is no such region"))?;
+        let Region { arena, registration } = taken;
         // Giving it back may take a while.
         python.detach(|| drop(registration));
+        // The memory's owner is Python's, and goes at once if no job has any of it.
+        drop(arena);
         Ok(())
     }
 
@@ -159,6 +161,16 @@ impl NativeTransfers {
         self.board.event_fd()
     }
 
+    /// Lets go of the store and of all regions that no job uses.
+    fn close(&self, python: Python<'_>) {
+        let store = self.store.write().take();
+        let regions = std::mem::take(&mut *self.regions.write());
+        let (arenas, registrations): (Vec<Arena>, Vec<Registration>) =
+            regions.into_iter().flatten().map(|region| (region.arena, region.registration)).unzip();
+        python.detach(|| drop((registrations, store)));
+        drop(arenas);
+    }
+
     /// What was done since the start, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.board.figures()).map_err(bad_argument)
@@ -166,29 +178,35 @@ impl NativeTransfers {
 }
 
 impl NativeTransfers {
+    fn store(&self) -> PyResult<Arc<dyn Store>> {
+        self.process.check("store")?;
+        let store = self.store.read().clone();
+        store.ok_or_else(|| bad_argument("these transfers are closed"))
+    }
+
     /// Lends the memory of a batch to its job.
     fn lend<L: Loan>(&self, keys: &Keys, places: &Places<'_>) -> PyResult<Batch<L>> {
         let regions = self.regions.read();
-        let registered = || regions.iter().filter(|region| region.registration.is_some());
         match places {
             Places::Pages(region, pages, lengths) => {
-                let region = regions.get(*region).filter(|region| region.registration.is_some());
+                let region = regions.get(*region).and_then(Option::as_ref);
                 let region = region.ok_or_else(|| bad_argument("there is no such region"))?;
                 Batch::of_pages(keys, &region.arena, pages, lengths.as_ref())
             }
             Places::Addresses(addresses, lengths, owner) => {
-                let arenas = registered().map(|region| &region.arena);
-                let transient = Transient { store: &*self.store, owner };
+                let arenas = regions.iter().flatten().map(|region| &region.arena);
+                let store = self.store()?;
+                let transient = Transient { store: &*store, owner };
                 Batch::of_addresses(keys, arenas, addresses, lengths, &transient)
             }
         }
     }
 
     fn start(&self, python: Python<'_>, work: Work, wait: bool) -> PyResult<Py<PyAny>> {
-        self.process.check("store")?;
+        let store = self.store()?;
         let job = self.board.begin(work.kind(), work.keys(), wait);
         let number = job.number;
-        let (store, namespace) = (self.store.clone(), self.namespace);
+        let namespace = self.namespace;
         let performed = async move { job.end(perform(store, namespace, work).await) };
         if wait {
             let tell = |python: Python<'_>, ended: Option<Ended>| {

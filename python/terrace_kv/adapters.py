@@ -108,13 +108,15 @@ class SharedStore:
             return shared
 
     def close(self) -> None:
-        """Closes the store if nobody else has it open. What was stored is durable then."""
+        """Closes the store if nobody else has it open. What was stored is durable then. Transfers are closed before."""
         with self._turn:
             self._users -= 1
             if self._users > 0:
                 return
             self._opened.pop(self._name, None)
             self.store.close()
+            # Its files are closed when nobody has it any more.
+            del self.store
 
 
 def _kind(place: str) -> str:

@@ -88,9 +88,8 @@ class Transfers:
     """
 
     def __init__(self, store: Store, namespace: bytes) -> None:
+        # Without the store itself, which closes its files when nobody has it any more.
         self._native = _native.Transfers(store._native, namespace)
-        self.store = store
-        """Where objects are."""
         self.namespace = namespace
         """What they are named in."""
 
@@ -237,6 +236,10 @@ class Transfers:
     def wait_idle(self, seconds: float | None = None) -> bool:
         """Waits until no job is under way, or for so long; and whether none is. Their ends are told by :meth:`drain`."""
         return self._native.wait_idle(seconds)
+
+    def close(self) -> None:
+        """Lets go of the store, and of all memory that no job uses. Nothing can be submitted after that."""
+        self._native.close()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """For ``put``, ``get``, ``exists`` and ``remove``: jobs, objects, hits, misses, failures by kind, bytes,

@@ -122,13 +122,13 @@ class Pages:
         self.page_size: int = getattr(pool, "logical_page_size", pool.page_size)
         """How many places of the pool a page has."""
         self._lineage = lineage
-        self._regions = [transfers.register_address(*region, pool) for region in form.regions]
+        for region in form.regions:
+            transfers.register_address(*region, pool)
 
     def close(self) -> None:
-        """Takes the pool's memory back from the store, when no call uses it any more."""
+        """Lets go of the store and of the pool's memory, when no call uses it any more."""
         self.transfers.wait_idle()
-        for region in self._regions:
-            self.transfers.unregister(region)
+        self.transfers.close()
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Which pages are there, with all their parts."""

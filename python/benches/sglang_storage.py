@@ -1,5 +1,5 @@
-"""SGLang's hierarchical cache on a store of Terrace's, beside SGLang's own file backend: the same pages of the same host
-pool, in the same batches, as its controller hands them over, on the same disk, by turns.
+"""SGLang's hierarchical cache on a store of Terrace's, beside SGLang's own file backend: the same pages of the same
+host pool, in the same batches, as its controller hands them over, on the same disk, by turns.
 
     python sglang_storage.py FOLDER [--pages 256] [--page-mib 4] [--rounds 3]
 
@@ -8,8 +8,8 @@ reach the pool's memory by itself. What each takes of the processor, in its proc
 besides, and depends on that least.
 
 Needs SGLang (scripts/test-engines has an environment with it). The file backend writes into the system's cache of
-files and is never synced; so it reads from there too, unless that is emptied first, as it is for ``cold``. Without a GPU
-no memory is pinned, which spares it pinning each page that it reads.
+files and is never synced; so it reads from there too, unless that is emptied first, as it is for ``cold``. Without a
+GPU no memory is pinned, which spares it pinning each page that it reads.
 """
 
 from __future__ import annotations

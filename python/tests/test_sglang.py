@@ -53,7 +53,8 @@ class Server(SimpleNamespace):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    server = Server(model_path="a-model", revision="1", dtype="bfloat16", kv_cache_dtype="auto", weight_version="default")
+    types = {"dtype": "bfloat16", "kv_cache_dtype": "auto"}
+    server = Server(model_path="a-model", revision="1", weight_version="default", **types)
     modules: dict[str, dict[str, Any]] = {
         "sglang": {},
         "sglang.srt": {},

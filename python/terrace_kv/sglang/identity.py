@@ -7,7 +7,6 @@ else makes KV differ is said here.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import socket
 from pathlib import Path
@@ -17,8 +16,6 @@ from .._native import ConfigError
 from ..namespaces import canonical, engine_namespace, weights_of
 from ..transfers import key_of
 from .pages import Form
-
-log = logging.getLogger(__name__)
 
 # Pools whose pages are the same on all tensor-parallel ranks, where the model's KV is. Heads, and with them all other
 # pools, are divided among ranks.
@@ -46,7 +43,8 @@ class Identity:
     def namespace(self, name: str, pool: Any, form: Form) -> bytes:
         """The namespace of a pool's pages."""
         config = self._config
-        parallelism = {"pipeline": config.pp_size, "context": config.attn_cp_size, "decode context": _dcp(config, "size")}
+        parallelism = {"pipeline": config.pp_size, "context": config.attn_cp_size}
+        parallelism["decode context"] = _dcp(config, "size")
         is_shared = self._is_same_on_all_ranks(pool)
         if not is_shared:
             parallelism["tensor"] = config.tp_size
@@ -106,8 +104,8 @@ class Identity:
             return store
         if config.is_mla_model:
             raise ConfigError(
-                f"all {ranks} ranks read what one of them stores, and a folder is for one process: start `terrace node` "
-                'with that folder, and say "store": "nodes://HOST:PORT"'
+                f"all {ranks} ranks read what one of them stores, and a folder is for one process: start "
+                '`terrace node` with that folder, and say "store": "nodes://HOST:PORT"'
             )
         rank = f"tp{config.tp_rank}of{config.tp_size}-pp{config.pp_rank}of{config.pp_size}"
         return f"{store}/{rank}-cp{config.attn_cp_rank}of{config.attn_cp_size}-dp{config.dp_rank}"
@@ -145,8 +143,8 @@ def _weights(path: str, revision: str | None, said: str | None) -> str:
     seen = weights_of(path, revision)
     if said is None and revision is None and seen == key_of("revision", "main").hex():
         raise ConfigError(
-            f"which revision of {path} is served cannot be told: say it (--revision, or \"revision\" among the settings "
-            "of the backend), so that pages of other weights are never read"
+            f"which revision of {path} is served cannot be told: say it (--revision, or \"revision\" among the "
+            "settings of the backend), so that pages of other weights are never read"
         )
     return canonical([seen, said])
 

@@ -112,7 +112,8 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         self._open = contextlib.ExitStack()
         for name, value in (environment or {}).items():
             self._open.enter_context(getattr(envs, name).override(value))
-        tensor = {f"{part}tp_{what}": value for part in ("", "attn_", "moe_") for what, value in (("rank", rank), ("size", ranks))}
+        parts = [f"{part}tp" for part in ("", "attn_", "moe_")]
+        tensor = {f"{part}_rank": rank for part in parts} | {f"{part}_size": ranks for part in parts}
         self._open.enter_context(get_parallel().override(**tensor, pp_rank=0, pp_size=1))
         self.cache, self.allocator, self.requests = fixtures.build_fixture(self.cfg)
         self.cache._enable_metrics_flag = has_metrics
@@ -178,8 +179,8 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         """Brings what the host has of a prompt to the device; a digest of it there."""
         tokens = self._make_seq(first, pages)
         match = fixtures.match_prefix(self.cache, tokens)
-        indices = [self._load_back_node(self.cache, node) for node in self._path_chain(self.cache, match.last_host_node)]
-        return {"device": self._digest_device(torch.cat(indices))}
+        path = self._path_chain(self.cache, match.last_host_node)
+        return {"device": self._digest_device(torch.cat([self._load_back_node(self.cache, node) for node in path]))}
 
     def device(self, first: int, pages: int) -> dict[str, Any]:
         """A digest of what the device has of a prompt."""
@@ -199,7 +200,9 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         """What the scheduler does when the running server has got other weights."""
         get_context().override("scheduler.weight_version", weight_version=version)
 
-    def latent(self, settings: dict[str, Any], layout: str, rank: int, ranks: int, seed: int | None = None) -> dict[str, Any]:
+    def latent(
+        self, settings: dict[str, Any], layout: str, rank: int, ranks: int, seed: int | None = None
+    ) -> dict[str, Any]:
         """Pages of a model whose KV is the same on all ranks: stores some if there is a seed, else loads them. What is
         called here is the backend itself, on a pool of SGLang's."""
         set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
@@ -245,8 +248,8 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
         for family in prometheus_client.REGISTRY.collect():
             for sample in family.samples:
                 if sample.name.startswith("terrace") and sample.name.endswith("_total"):
-                    name = " ".join(sample.labels[label] for label in ("operation", "outcome") if label in sample.labels)
-                    seen.setdefault(sample.name, {})[name] = sample.value
+                    labels = [sample.labels[label] for label in ("operation", "outcome") if label in sample.labels]
+                    seen.setdefault(sample.name, {})[" ".join(labels)] = sample.value
         return {"told": dataclasses.asdict(told), "prometheus": seen}
 
     def _entries(self) -> list[Any]:

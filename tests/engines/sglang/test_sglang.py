@@ -160,13 +160,13 @@ def test_what_is_wrong_with_the_settings_is_said(two: Sglang, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("pools", "config"),
     [
-        (["kv", "swa"], {"page_size": 16, "sliding_window_size": 32, "num_layers": 6, "full_attention_layer_ids": [1, 3]}),
-        (["kv", "mamba"], {"page_size": 1, "num_layers": 6, "full_attention_layer_ids": [1, 3]}),
+        (["kv", "swa"], {"page_size": 16, "sliding_window_size": 32}),
+        (["kv", "mamba"], {"page_size": 1}),
     ],
     ids=["sliding window", "mamba"],
 )
 def test_pools_beside_kv(one: Sglang, two: Sglang, tmp_path: Path, pools: list[str], config: dict[str, Any]) -> None:
-    start = {"config": {**config, "pools": pools}}
+    start = {"config": {**config, "pools": pools, "num_layers": 6, "full_attention_layer_ids": [1, 3]}}
     one.tell("start", settings=disk(tmp_path), **start)
     stored = one.tell("compute", first=FIRST, pages=PAGES, seed=1)["pages"]
     one.tell("stop")
@@ -199,7 +199,7 @@ def test_a_store_that_dies(one: Sglang, two: Sglang, node: Node) -> None:
     node.die()
     dead = two.tell("restore", first=FIRST, pages=PAGES)
     assert dead["tokens"] == 0 and dead["seconds"] < 10
-    assert two.tell("compute", first=5 * FIRST, pages=PAGES)["seconds"] < 20, "nor is anybody held up by what is not stored"
+    assert two.tell("compute", first=5 * FIRST, pages=PAGES)["seconds"] < 20, "nor does storing hold anybody up"
     node.start()
     restored = restored_in_time(two)
     assert restored["tokens"] > 0 and restored["pages"]["kv"].items() <= stored["kv"].items()
@@ -210,7 +210,8 @@ def test_failures_and_delays_of_sglangs_own(one: Sglang, two: Sglang, tmp_path: 
     stored = [one.tell("compute", first=FIRST * n, pages=PAGES, seed=n)["pages"]["kv"] for n in range(1, 6)]
     one.tell("stop")
     injected = {"SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE": 0.4, "SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY": 0.05}
-    assert two.tell("start", settings=disk(tmp_path), environment=injected)["backend"] == "HiCacheStorageFailureInjector"
+    started = two.tell("start", settings=disk(tmp_path), environment=injected)
+    assert started["backend"] == "HiCacheStorageFailureInjector"
     tokens = []
     for turn in range(4):
         for n in range(1, 6):
@@ -219,8 +220,7 @@ def test_failures_and_delays_of_sglangs_own(one: Sglang, two: Sglang, tmp_path: 
             tokens.append(restored["tokens"])
         computed = two.tell("compute", first=FIRST * (20 + turn), pages=2, seed=turn)
         assert len(computed["pages"]["kv"]) == 2
-    assert 0 in tokens[:5] or TOKENS in tokens, "some came, or failed"
-    assert TOKENS in tokens
+    assert TOKENS in tokens, "what fails now and then is had in the end"
 
 
 def test_metrics(one: Sglang, two: Sglang, tmp_path: Path) -> None:

@@ -1,0 +1,188 @@
+"""Terrace's tier beside vLLM's own file tier: the same jobs, one after the other in one process, on the same disk.
+
+    python vllm_tier.py [--chunks 512] [--chunk-kib 512] [--rounds 5] [--folder FOLDER]
+
+Needs vLLM. It prints bytes a second of stores and loads, and how long the scheduler's thread was kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.tiering.base import SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
+
+from terrace_kv.vllm import TerraceTier
+
+STEP_END = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
+
+
+def specification(chunk_bytes: int) -> Any:
+    """An engine's, as far as tiers look at it."""
+    parallel = OffloadingParallelConfig(
+        rank=0, world_size=1, tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, data_parallel_index=0,
+        data_parallel_size=1, data_parallel_rank_local=None, is_parallelism_agnostic=False,
+    )  # fmt: skip
+    config = OffloadingConfig(
+        groups=(OffloadingGroupConfig(tokens_per_block=16, layer_names=("layer",), group_id=0),),
+        worker_kv_bytes_per_block=chunk_bytes,
+        enable_kv_cache_events=False,
+        extra_config={},
+        engine_id="bench",
+        model=OffloadingModelConfig(name="bench", dtype="bfloat16"),
+        cache=OffloadingCacheConfig(tokens_per_hash=16, blocks_per_chunk=1),
+        parallel=parallel,
+    )
+    return SimpleNamespace(config=config, blocks_per_chunk=1)
+
+
+class Kept:
+    """How long the scheduler's thread was in the tier, and how much of that it computed: the rest it waited for a lock,
+    or for a core that another thread had."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.computed = 0.0
+
+    def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        computed, since = time.thread_time(), time.perf_counter()
+        result = call(*arguments)
+        self.seconds += time.perf_counter() - since
+        self.computed += time.thread_time() - computed
+        return result
+
+
+def finish(tier: SecondaryTierManager, kept: Kept, jobs: int) -> None:
+    """Polls as an engine does whose steps take five milliseconds."""
+    while jobs:
+        for result in kept(lambda: list(tier.get_finished_jobs())):
+            assert result.success, result
+            jobs -= 1
+        kept(tier.on_schedule_end, STEP_END)
+        if jobs:
+            time.sleep(0.005)
+
+
+def look_up(tier: SecondaryTierManager, kept: Kept, keys: list[bytes], request: ReqContext) -> list[float]:
+    """A request's chunks, until all answers are there; and how long each step was kept."""
+    steps = []
+
+    def look() -> list[LookupResult]:
+        lookup = tier.lookup
+        return [lookup(key, request) for key in keys]
+
+    while True:
+        since = kept.computed
+        kept(lambda: list(tier.get_finished_jobs()))
+        found = kept(look)
+        kept(tier.on_schedule_end, STEP_END)
+        steps.append(kept.computed - since)
+        if LookupResult.RETRY not in found:
+            assert set(found) == {LookupResult.HIT}
+            return steps
+        time.sleep(0.001)
+
+
+def run(tier: SecondaryTierManager, rows: np.ndarray, chunks: int, round_: int) -> dict[str, float]:
+    """Stores jobs of 64 chunks, asks for all, and loads them elsewhere."""
+    keys = [os.urandom(32) + b"\0\0\0\0" for _ in range(chunks)]
+    request = ReqContext(req_id=f"r{round_}")
+    tier.on_new_request(request)
+    parts = [range(at, min(at + 64, chunks)) for at in range(0, chunks, 64)]
+    stored, loaded, asked = Kept(), Kept(), Kept()
+    total = chunks * rows.shape[1]
+
+    since = time.perf_counter()
+    for number, part in enumerate(parts):
+        job = TransferJob(number, [keys[at] for at in part], np.array(part, np.int32), False, request)
+        stored(tier.submit_store, job)
+    finish(tier, stored, len(parts))
+    store_s = time.perf_counter() - since
+
+    steps = look_up(tier, asked, keys, request)
+
+    rows[chunks:] = 0
+    since = time.perf_counter()
+    for number, part in enumerate(parts):
+        places = np.array([chunks + at for at in part], np.int32)
+        loaded(tier.submit_load, TransferJob(1000 + number, [keys[at] for at in part], places, True, request))
+    finish(tier, loaded, len(parts))
+    load_s = time.perf_counter() - since
+    assert (rows[:chunks] == rows[chunks:]).all(), "what was loaded is what was stored"
+    tier.on_request_finished(request)
+    return {
+        "store_gb_s": total / store_s / 1e9,
+        "load_gb_s": total / load_s / 1e9,
+        "scheduler_ms": (stored.seconds + loaded.seconds + asked.seconds) * 1e3,
+        "scheduler_computed_ms": (stored.computed + loaded.computed + asked.computed) * 1e3,
+        "lookup_us_per_1000": asked.computed * 1e9 / chunks,
+        "asking_us_per_1000": steps[0] * 1e9 / chunks,
+        "answer_us_per_1000": steps[-1] * 1e9 / chunks,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--chunks", type=int, default=512)
+    parser.add_argument("--chunk-kib", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--only", choices=["vllm fs", "terrace"])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    chunk_bytes = options.chunk_kib << 10
+    folder = Path(tempfile.mkdtemp(prefix="tiers-", dir=options.folder))
+    memory = mmap.mmap(-1, 2 * options.chunks * chunk_bytes)
+    rows = np.frombuffer(memory, np.uint8).reshape(2 * options.chunks, chunk_bytes)
+    rows[: options.chunks] = np.random.default_rng(1).integers(0, 256, (options.chunks, chunk_bytes), np.uint8)
+    spec = specification(chunk_bytes)
+    files = FileSystemTierManager(spec, memoryview(rows), "fs", root_dir=str(folder / "fs"))
+    ours = TerraceTier(
+        spec, memoryview(rows), "TerraceTier", store=f"disk:{folder / 'terrace'}", capacity="16GiB", weights="bench"
+    )
+    figures: dict[str, list[dict[str, float]]] = {"vllm fs": [], "terrace": []}
+    try:
+        # In turns, so that whatever else the machine does meets both.
+        for round_ in range(options.rounds):
+            for name, tier in (("vllm fs", files), ("terrace", ours)):
+                if options.only in (None, name):
+                    figures[name].append(run(tier, rows, options.chunks, round_))
+    finally:
+        files.shutdown()
+        ours.shutdown()
+        shutil.rmtree(folder)
+    medians = {
+        name: {figure: statistics.median(row[figure] for row in rows_) for figure in rows_[0]}
+        for name, rows_ in figures.items()
+        if rows_
+    }
+    if options.json or options.only:
+        print(json.dumps(medians, indent=1))
+        return
+    for figure in medians["terrace"]:
+        theirs, its = medians["vllm fs"][figure], medians["terrace"][figure]
+        print(f"{figure:24} vLLM's files {theirs:10.3f}   Terrace {its:10.3f}   {its / theirs:.2f} times")
+
+
+if __name__ == "__main__":
+    main()

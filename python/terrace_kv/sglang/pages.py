@@ -1,0 +1,235 @@
+"""Pages of SGLang's host pools as objects of a store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._native import ConfigError
+from ..store import FAILED
+from ..transfers import Completed, Transfers
+
+log = logging.getLogger(__name__)
+
+# Pages that are copied on their way are moved in parts of about so many bytes, which is what the copies take.
+COPIED_AT_A_TIME = 64 << 20
+# Into how many objects a page is divided at the most, where it cannot be copied into one.
+RUNS_MAX = 8
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a page becomes objects."""
+
+    kind: str
+    """``runs``: each of its runs of memory is one, straight from the pool. ``flat``: it is copied into one.
+    ``nothing``: the pool has no memory of its own."""
+    sizes: tuple[int, ...]
+    """The bytes of each object of a page."""
+    regions: tuple[tuple[int, int, int], ...] = ()
+    """Memory to register: its address, its bytes, and those of one run."""
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of a page."""
+        return sum(self.sizes)
+
+
+def form_of(name: str, pool: Any) -> Form:
+    """How pages of the pool become objects.
+
+    :raises ConfigError: if they cannot.
+    """
+    if getattr(pool, "shard_size", 1) > 1:
+        raise ConfigError(f"the pool {name} is spread over ranks page by page: leave out --enable-kv-cache-sharding")
+    runs, why = _runs(pool)
+    if runs is not None and runs.kind == "nothing":
+        return runs
+    # Two objects of a page may differ a little in size: slots of stores are as large as the largest object.
+    if runs is not None and len(runs.sizes) <= 2 and 2 * min(runs.sizes) >= max(runs.sizes):
+        return runs
+    flat = _flat(pool)
+    if flat is not None:
+        return flat
+    if runs is not None and len(runs.sizes) <= RUNS_MAX:
+        return runs
+    raise ConfigError(
+        f"pages of the pool {name} ({type(pool).__name__}, layout {pool.layout}) cannot be stored{why}: "
+        "start SGLang with --hicache-mem-layout page_first or page_first_direct"
+    )
+
+
+def _runs(pool: Any) -> tuple[Form | None, str]:
+    """The runs of memory that a page lies in; or why they are not known."""
+    page = getattr(pool, "logical_page_size", pool.page_size)
+    pages = getattr(pool, "logical_size", pool.size) // page
+    try:
+        told = [pool.get_page_buffer_meta(torch.arange(at * page, (at + 1) * page)) for at in {0, pages - 1}]
+    except (ValueError, NotImplementedError, AttributeError) as error:
+        return None, f" ({error})"
+    if not all(told):
+        return Form("nothing", ()), ""
+    sizes = tuple(int(size) for size in told[0][1])
+    memories = _memories(pool)
+    regions = []
+    for place, size in enumerate(sizes):
+        addresses = [int(pointers[place]) for pointers, _ in told]
+        memory = next((one for one in memories if all(one[0] <= at < one[0] + one[1] for at in addresses)), None)
+        if memory is None or any((at - memory[0]) % size for at in addresses):
+            return None, " (its pages do not lie side by side)"
+        regions.append((memory[0], memory[1] // size * size, size))
+    apart = {address: size for address, _, size in regions}
+    if any(apart[address] != size for address, _, size in regions):
+        return None, " (runs of several sizes lie in one buffer)"
+    return Form("runs", sizes, tuple(dict.fromkeys(regions))), ""
+
+
+def _memories(pool: Any) -> list[tuple[int, int]]:
+    """Where the pool's memory is: addresses and bytes, whole buffers before parts of them."""
+    found: list[torch.Tensor] = []
+    beside = pool.get_hybrid_pool_buffer() if hasattr(pool, "get_hybrid_pool_buffer") else []
+    for buffer in (getattr(pool, "kv_buffer", None), beside):
+        tensors = buffer if isinstance(buffer, (list, tuple)) else [buffer]
+        found += [one for one in tensors if isinstance(one, torch.Tensor) and one.is_contiguous()]
+    return [(one.data_ptr(), one.numel() * one.element_size()) for one in found]
+
+
+def _flat(pool: Any) -> Form | None:
+    """A page as one object, if the pool copies it so."""
+    try:
+        page = pool.get_data_page(0)
+    except (ValueError, NotImplementedError, AttributeError):
+        return None
+    return Form("flat", (page.numel() * page.element_size(),))
+
+
+class Pages:
+    """The pages of one pool in a store, under names of their own. Calls wait, and end only when nobody else touches
+    their memory any more."""
+
+    def __init__(self, pool: Any, form: Form, transfers: Transfers, lineage: Callable[[], bytes]) -> None:
+        self.pool = pool
+        self.form = form
+        """How pages become objects."""
+        self.transfers = transfers
+        """Where they go."""
+        self.page_size: int = getattr(pool, "logical_page_size", pool.page_size)
+        """How many places of the pool a page has."""
+        self._lineage = lineage
+        for region in form.regions:
+            transfers.register_address(*region, pool)
+
+    def close(self) -> None:
+        """Lets go of the store and of the pool's memory, when no call uses it any more."""
+        self.transfers.wait_idle()
+        self.transfers.close()
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """Which pages are there, with all their parts."""
+        if self.form.kind == "nothing":
+            return [True] * len(keys)
+        told = self.transfers.exists(self._names(keys), prefetch_to_memory=True)
+        found = np.frombuffer(told.codes, np.uint8)
+        return self._whole((found != 0) & (found != FAILED))
+
+    def put(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
+        """Stores pages of the pool; which of them are in the store."""
+        starts = self._starts(keys, host_indices)
+        if starts is None:
+            return [False] * len(keys)
+        if self.form.kind == "nothing":
+            return [True] * len(keys)
+        if self.form.kind == "runs":
+            return self._move(self.transfers.put_addresses, keys, *self._addresses(host_indices), self.pool)
+        stored: list[bool] = []
+        for part in self._parts(len(keys)):
+            stored += self.put_tensors(keys[part], [self.pool.get_data_page(start) for start in starts[part]])
+            if not all(stored):
+                # A backup ends with its first page that cannot be stored.
+                break
+        return stored + [False] * (len(keys) - len(stored))
+
+    def get(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
+        """Reads pages into the pool; which of them are there now."""
+        starts = self._starts(keys, host_indices)
+        if starts is None:
+            return [False] * len(keys)
+        if self.form.kind == "nothing":
+            return [True] * len(keys)
+        if self.form.kind == "runs":
+            return self._move(self.transfers.get_addresses, keys, *self._addresses(host_indices), self.pool)
+        sample, loaded = self.pool.get_data_page(0), list[bool]()
+        for part in self._parts(len(keys)):
+            pages = [torch.empty_like(sample) for _ in starts[part]]
+            got = self.get_tensors(keys[part], pages)
+            for start, page, is_there in zip(starts[part], pages, got):
+                if is_there:
+                    self.pool.set_from_flat_data_page(start, page)
+            loaded += got
+            if not all(got):
+                break
+        return loaded + [False] * (len(keys) - len(loaded))
+
+    def put_tensors(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
+        """Stores pages that were copied out of the pool."""
+        flat = [page.contiguous() for page in pages]
+        return self._move(self.transfers.put_addresses, keys, *self._addresses_of(flat), flat)
+
+    def get_tensors(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
+        """Reads pages that will be copied into the pool."""
+        return self._move(self.transfers.get_addresses, keys, *self._addresses_of(pages), list(pages))
+
+    def _names(self, keys: Sequence[str]) -> list[bytes]:
+        """What the objects of pages are called: where they descend from, which part of a page it is, and its key."""
+        lineage = self._lineage()
+        parts = [lineage + bytes([part]) for part in range(len(self.form.sizes))]
+        return [part + key for key in map(str.encode, keys) for part in parts]
+
+    def _whole(self, objects: npt.NDArray[np.bool_]) -> list[bool]:
+        """For each page whether all its objects are there."""
+        return [bool(page.all()) for page in objects.reshape(-1, len(self.form.sizes))]
+
+    def _move(
+        self, call: Callable[..., Completed], keys: Sequence[str], addresses: Any, sizes: Any, owner: Any
+    ) -> list[bool]:
+        if not keys:
+            return []
+        told = call(self._names(keys), addresses, sizes, owner)
+        if told.error is not None:
+            log.warning("terrace: %s of %d pages: %s", told.kind, len(keys), told.error)
+        return self._whole(np.frombuffer(told.codes, np.uint8) != FAILED)
+
+    def _addresses(self, host_indices: torch.Tensor) -> tuple[Any, Any]:
+        pointers, sizes = self.pool.get_page_buffer_meta(host_indices)
+        return np.array(pointers, np.uint64), np.array(sizes, np.uint64)
+
+    def _addresses_of(self, pages: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """The parts of pages that lie flat in tensors, one behind the other as in the pool."""
+        for page in pages:
+            if page.numel() * page.element_size() != self.form.page_bytes or not page.is_contiguous():
+                raise ValueError(f"a page has {self.form.page_bytes} bytes side by side, and this tensor {page.shape}")
+        sizes = np.array(self.form.sizes, np.uint64)
+        offsets = np.cumsum(sizes) - sizes
+        starts = np.array([page.data_ptr() for page in pages], np.uint64)
+        return (starts[:, None] + offsets).reshape(-1), np.tile(sizes, len(pages))
+
+    def _starts(self, keys: Sequence[str], host_indices: torch.Tensor | None) -> list[int] | None:
+        """Where pages begin in the pool, if there is one for each key."""
+        if host_indices is None or host_indices.numel() != len(keys) * self.page_size:
+            told = 0 if host_indices is None else host_indices.numel()
+            log.error("terrace: %d keys with %d places, for pages of %d", len(keys), told, self.page_size)
+            return None
+        starts: list[int] = host_indices[:: self.page_size].tolist()
+        return starts
+
+    def _parts(self, pages: int) -> Iterator[slice]:
+        """Parts of a batch, none larger than copies may be."""
+        at_a_time = max(1, COPIED_AT_A_TIME // self.form.page_bytes)
+        for start in range(0, pages, at_a_time):
+            yield slice(start, start + at_a_time)

@@ -1,0 +1,28 @@
+"""Terrace's store in vLLM: a secondary tier of its offloading connector, and a connector of its own.
+
+``TerraceTier`` goes where vLLM keeps KV in host memory anyway (CUDA, XPU); ``TerraceConnector`` everywhere. Both take
+settings only: see docs/vllm.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .connector import TerraceConnector
+    from .tier import TerraceTier
+
+__all__ = ["TerraceConnector", "TerraceTier"]
+
+
+def __getattr__(name: str) -> Any:
+    # Each by itself: a version of vLLM whose tiers are others still has connectors.
+    if name == "TerraceTier":
+        from .tier import TerraceTier
+
+        return TerraceTier
+    if name == "TerraceConnector":
+        from .connector import TerraceConnector
+
+        return TerraceConnector
+    raise AttributeError(f"terrace_kv.vllm has no {name!r}")

@@ -1,0 +1,120 @@
+"""Terrace's store as a connector of vLLM's own: on CPUs and on engines of several nodes too, where there are no tiers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+
+from . import connector_metrics, versions
+from .blocks import Blocks, Steps
+from .scheduler_side import SchedulerSide
+from .worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+
+
+class TerraceConnector(KVConnectorBase_V1):
+    """One object for each block of each rank. The scheduler asks the store and says what is to be moved; each worker
+    moves its own part, and the engine's blocks are never lent: they are copied to and from memory of the worker's.
+
+    It does not say that it supports the hybrid allocator, so vLLM gives it one group of layers with one block size.
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        versions.check(vllm.__version__)
+        super().__init__(vllm_config, role, kv_cache_config)
+        settings = dict(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        blocks = Blocks(vllm_config, kv_cache_config, settings)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(blocks)
+        else:
+            self._worker = WorkerSide(blocks, vllm_config.parallel_config.rank)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        # What is not stored is computed again.
+        return False
+
+    @property
+    def _at_scheduler(self) -> SchedulerSide:
+        assert self._scheduler is not None, "vLLM asks this of the scheduler's side"
+        return self._scheduler
+
+    @property
+    def _at_worker(self) -> WorkerSide:
+        assert self._worker is not None, "vLLM asks this of a worker's side"
+        return self._worker
+
+    # What the scheduler calls.
+
+    def on_new_request(self, request: Any) -> None:
+        self._at_scheduler.on_new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._at_scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._at_scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        return self._at_scheduler.next_step(scheduler_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._at_scheduler.finished(request.request_id)
+        return False, None
+
+    # What workers call.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._at_worker.register(kv_caches)
+
+    def start_load_kv(self, forward_context: Any, **_: Any) -> None:
+        self._at_worker.load(self._steps())
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **_: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        self._at_worker.save(self._steps())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, self._at_worker.received() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._at_worker.take_failed_blocks()
+
+    def get_kv_connector_stats(self) -> Any:
+        side = self._scheduler or self._worker
+        return None if side is None else side.figures()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        return connector_metrics.ConnectorStats(data={} if data is None else data)
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> Any:
+        return connector_metrics.ConnectorMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    def _steps(self) -> Steps:
+        steps = self._get_connector_metadata()
+        assert isinstance(steps, Steps)
+        return steps

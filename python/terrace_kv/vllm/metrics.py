@@ -1,0 +1,104 @@
+"""What the adapters tell through vLLM's own metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..store import Store
+from ..transfers import BUCKETS, Completed, Transfers
+
+OBJECTS = "vllm:terrace_objects"
+FAILURES = "vllm:terrace_failures"
+BYTES = "vllm:terrace_bytes"
+SECONDS = "vllm:terrace_job_seconds"
+BREAKER = "vllm:terrace_breaker_open"
+
+DOCUMENTS = {
+    OBJECTS: ("Chunks that jobs of Terrace were about, by operation and whether they were had (hit) or are not there "
+               "(miss).", ("tier", "operation", "result")),
+    FAILURES: ("Chunks that Terrace could not store, read or ask about, by operation and kind of failure.",
+                ("tier", "operation", "kind")),
+    BYTES: ("Bytes that Terrace has moved, by operation.", ("tier", "operation")),
+    SECONDS: ("From the submission of a job of Terrace to its end, by operation, in seconds.", ("tier", "operation")),
+    BREAKER: ("1 while Terrace leaves its store alone because it is unwell.", ("tier",)),
+}
+
+
+# vLLM asks in every step, on the scheduler's thread; so often nobody reads it.
+INTERVAL_S = 1.0
+
+
+def definitions() -> dict[str, Any]:
+    """Metrics of the tier, as vLLM registers them."""
+    from vllm.v1.kv_offload.base import (
+        OffloadingCounterMetadata,
+        OffloadingGaugeMetadata,
+        OffloadingHistogramMetadata,
+    )
+
+    made: dict[str, Any] = {}
+    for name, (text, labels) in DOCUMENTS.items():
+        if name == SECONDS:
+            made[name] = OffloadingHistogramMetadata(documentation=text, labelnames=labels, buckets=BUCKETS)
+        else:
+            kind = OffloadingGaugeMetadata if name == BREAKER else OffloadingCounterMetadata
+            made[name] = kind(documentation=text, labelnames=labels)
+    return made
+
+
+class Growth:
+    """How much counters have grown since they were last asked for."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, ...], float] = {}
+
+    def of(self, transfers: Transfers) -> dict[tuple[str, ...], float]:
+        """By metric and its labels after the tier; without what has not grown."""
+        totals: dict[tuple[str, ...], float] = {}
+        for operation, told in transfers.stats().items():
+            totals[OBJECTS, operation, "hit"] = told["hits"]
+            totals[OBJECTS, operation, "miss"] = told["misses"]
+            totals[BYTES, operation] = told["bytes"]
+            for kind, count in told["failures"].items():
+                totals[FAILURES, operation, kind] = count
+        grown = {name: total - self._before.get(name, 0) for name, total in totals.items()}
+        self._before = totals
+        return {name: growth for name, growth in grown.items() if growth}
+
+
+class TierFigures:
+    """The figures of one tier between one report and the next."""
+
+    def __init__(self, tier: str) -> None:
+        self._tier = tier
+        self._growth = Growth()
+        self._due = 0.0
+        self._times: list[tuple[str, float]] = []
+
+    def note(self, completed: Completed) -> None:
+        """Remembers how long a job took."""
+        self._times.append((completed.kind, completed.seconds))
+
+    def take(self, transfers: Transfers, store: Store) -> Any:
+        """What has come since the last time, as vLLM collects it; None if that is not long ago."""
+        now = time.monotonic()
+        if now < self._due:
+            return None
+        self._due = now + INTERVAL_S
+        from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+
+        stats = OffloadingConnectorStats()
+        for (name, *labels), growth in self._growth.of(transfers).items():
+            stats.increase_counter(name, growth, (self._tier, *labels))
+        for kind, seconds in self._times:
+            stats.observe_histogram(SECONDS, seconds, (self._tier, kind))
+        self._times.clear()
+        stats.set_gauge(BREAKER, int(is_left_alone(store)), (self._tier,))
+        return stats
+
+
+def is_left_alone(store: Store) -> bool:
+    """Whether the circuit breaker is open."""
+    guard = store.stats().get("guard") or {}
+    return guard.get("breaker") == "open"

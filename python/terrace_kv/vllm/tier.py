@@ -1,0 +1,184 @@
+"""Terrace's store as a secondary tier of vLLM's offloading connector."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import vllm
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from ..adapters import open_store
+from ..transfers import Completed, Transfers
+from . import metrics, versions
+from .lookups import Lookups
+from .naming import caller_vllm_config, tier_namespace
+
+logger = logging.getLogger(__name__)
+
+# Settings of the tier's own, beside those of the store.
+_KNOWN = ("weights", "salt", "locality")
+# How long the end of an engine may wait for a store that has not let go of the engine's memory.
+_PATIENCE_S = 60.0
+
+
+class _Job(NamedTuple):
+    number: int
+    keys: tuple[bytes, ...]
+    is_promotion: bool
+
+
+class TerraceTier(SecondaryTierManager):
+    """Everything here runs on the scheduler's thread and waits for nothing: transfers and questions are jobs of threads
+    that do not need the interpreter.
+
+    A row of the host cache is one object. What the store does not have, does not tell in time or cannot read is a miss,
+    and the engine computes it; no request fails.
+    """
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **settings: Any,
+    ) -> None:
+        versions.check(vllm.__version__)
+        # Versions without such detectors do not know the argument.
+        more = {} if backpressure_detector is None else {"backpressure_detector": backpressure_detector}
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **more)
+        rows, row_bytes = primary_kv_view.shape[0], self.block_size_bytes
+        offloading = offloading_spec.config
+        namespace = tier_namespace(offloading, row_bytes, caller_vllm_config(), settings)
+        self._shared = open_store(settings, object_bytes=row_bytes, known=_KNOWN)
+        self._transfers = Transfers(self._shared.store, namespace)
+        # By its address: the engine lets go of its view when it ends, and no array may stand in its way then.
+        address = np.frombuffer(primary_kv_view, np.uint8).ctypes.data
+        self._region = self._transfers.register_address(address, rows * row_bytes, row_bytes, primary_kv_view)
+        self._lookups = Lookups(
+            self._transfers, hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
+        )
+        # Called for every chunk: without a call in between.
+        self.lookup = self._lookups.lookup  # type: ignore[method-assign]
+        self._jobs: dict[int, _Job] = {}
+        self._figures = metrics.TierFigures(tier_type)
+        is_local = settings["store"].startswith(("disk:", "memory"))
+        self.locality = Locality(settings["locality"]) if "locality" in settings else _locality(is_local)
+        self._events: list[OffloadingEvent] | None = [] if offloading.enable_kv_cache_events else None
+        logger.info("Terrace keeps KV in %s, namespace %s", settings["store"], namespace.hex())
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Whether the store has a chunk; not known before the step after the one that asks first."""
+        found: LookupResult = self._lookups.lookup(key, req_context)
+        return found
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        keys = tuple(job_metadata.keys)
+        number = self._transfers.submit_put(keys, self._region, _rows(job_metadata))
+        self._jobs[number] = _Job(job_metadata.job_id, keys, False)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        keys = tuple(job_metadata.keys)
+        number = self._transfers.submit_get(keys, self._region, _rows(job_metadata))
+        self._jobs[number] = _Job(job_metadata.job_id, keys, True)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """What has ended. A job ends when the store has let go of its rows, even if it failed long before."""
+        results = []
+        for completed in self._transfers.drain():
+            if completed.kind == "exists":
+                self._lookups.answered(completed)
+            else:
+                results.append(self._ended(self._jobs.pop(completed.job), completed))
+        return results
+
+    def _ended(self, job: _Job, completed: Completed) -> JobResult:
+        self._figures.note(completed)
+        is_whole = completed.all_ok
+        done = job.keys if is_whole else tuple(key for key, ok in zip(job.keys, completed.ok) if ok)
+        if not is_whole:
+            what = "read" if job.is_promotion else "stored"
+            log = logger.debug if completed.error is None else logger.warning
+            log("%d of %d chunks were not %s: %s", len(job.keys) - len(done), len(job.keys), what, completed.error)
+        if not job.is_promotion:
+            self._lookups.forget(done)
+            self._tell(done)
+        elif not is_whole:
+            kept = set(done)
+            self._lookups.missed(key for key in job.keys if key not in kept)
+        return JobResult(
+            job_id=job.number,
+            success=is_whole,
+            successful_keys=done if job.is_promotion and not is_whole and done else None,
+            transfer_time=completed.seconds,
+            transfer_bytes=completed.bytes,
+        )
+
+    def _tell(self, keys: tuple[bytes, ...]) -> None:
+        if self._events is not None and keys:
+            told = [OffloadKey(key) for key in keys]
+            event = OffloadingEvent(keys=told, medium=self.medium, removed=False, locality=self.locality)
+            self._events.append(event)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        if self._events:
+            events, self._events = self._events, []
+            return events
+        return ()
+
+    def has_pending_work(self) -> bool:
+        return bool(self._jobs) or self._lookups.pending()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._lookups.flush()
+
+    def drain_jobs(self) -> None:
+        self._transfers.wait_idle()
+
+    def shutdown(self) -> None:
+        """Waits for jobs under way, so that nothing touches the engine's memory after this.
+
+        :raises RuntimeError: if the store has not let go of it; the engine keeps it then.
+        """
+        if not self._transfers.wait_idle(_PATIENCE_S):
+            raise RuntimeError(
+                f"the store has not let go of the engine's memory within {_PATIENCE_S:.0f} s: see whether its disk or "
+                "network hangs"
+            )
+        self._transfers.close()
+        self._shared.close()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
+        return metrics.definitions()
+
+    def get_stats(self) -> Any:
+        return self._figures.take(self._transfers, self._shared.store)
+
+
+def _rows(job: TransferJob) -> Any:
+    """The rows of a job, under the name that versions before 0.30 had for them as well."""
+    return job.chunk_ids if hasattr(job, "chunk_ids") else job.block_ids
+
+
+def _locality(is_local: bool) -> Locality:
+    return Locality.LOCAL if is_local else Locality.REMOTE

@@ -1,0 +1,39 @@
+"""Which versions of vLLM these adapters were tested with."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+logger = logging.getLogger(__name__)
+
+# Every case of tests/engines/vllm has passed with these.
+TESTED = ("0.32.0",)
+# The first whose tiers are called as here.
+_FIRST = (0, 30)
+
+_warned: set[str] = set()
+
+
+def check(version: str) -> None:
+    """Warns once of a version that was not tested.
+
+    :raises RuntimeError: if it is known not to work.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
+    if numbers is None or version in _warned:
+        return
+    released = ".".join(part or "0" for part in numbers.groups())
+    if tuple(int(part) for part in numbers.groups()[:2]) < _FIRST:
+        raise RuntimeError(
+            f"vLLM {version} calls tiers and connectors in another way: use {_FIRST[0]}.{_FIRST[1]} or later, best "
+            f"{TESTED[-1]}"
+        )
+    if released not in TESTED:
+        _warned.add(version)
+        logger.warning(
+            "Terrace was tested with vLLM %s; this is %s. It is tried; if something fails, please report it with both "
+            "versions.",
+            ", ".join(TESTED),
+            version,
+        )

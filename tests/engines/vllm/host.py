@@ -1,0 +1,80 @@
+"""A process that runs engines one after the other, as lines of JSON on its input say, and answers with lines of JSON:
+vLLM is imported once, and every engine begins with empty caches of its own.
+
+    {"what": "generate", "engine": {...}, "prompts": [[1, 2, 3], ...]}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+
+def generate(engine: dict[str, Any], prompts: list[list[int]], max_tokens: int = 48) -> dict[str, Any]:
+    """Greedy answers to prompts, one after the other; how much of each was cached; and metrics."""
+    from vllm import LLM, SamplingParams
+    from vllm.config import KVTransferConfig
+
+    transfer = engine.pop("kv_transfer_config", None)
+    # Processes that are to hang or to die when the engine is up: a store that is away from the start is refused.
+    hangs, dies = engine.pop("hang", None), engine.pop("kill", None)
+    model = LLM(
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=4,
+        block_size=32,
+        disable_log_stats=False,
+        kv_transfer_config=None if transfer is None else KVTransferConfig(**transfer),
+        **engine,
+    )
+    try:
+        if hangs is not None:
+            os.kill(hangs, signal.SIGSTOP)
+        if dies is not None:
+            os.kill(dies, signal.SIGKILL)
+        told = []
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        for prompt in prompts:
+            answer = model.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
+            output = answer.outputs[0]
+            told.append(
+                {
+                    "tokens": list(output.token_ids),
+                    "cached": answer.num_cached_tokens,
+                    "finish": output.finish_reason,
+                }
+            )
+        metrics: dict[str, Any] = {}
+        for metric in model.get_metrics():
+            if hasattr(metric, "value") and ("external" in metric.name or "terrace" in metric.name):
+                labels = {name: value for name, value in metric.labels.items() if name not in ("engine", "model_name")}
+                metrics[metric.name + (json.dumps(labels, sort_keys=True) if labels else "")] = metric.value
+        return {"answers": told, "metrics": metrics}
+    finally:
+        model.llm_engine.engine_core.shutdown()
+        del model
+        gc.collect()
+
+
+def main() -> None:
+    # Whatever libraries print must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            told = {"generate": generate}[asked.pop("what")](**asked)
+        except BaseException as error:
+            traceback.print_exc()
+            told = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(told), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Two processes of vLLM share KV through Terrace's store: by its tier and by its connector."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import make_model
+import pytest
+from conftest import PROMPTS, Answer, Door, Host, Node, connector, tier
+
+# What the second process finds: all whole blocks of a prompt but for its last token. The engine's own cache counts too.
+FOUND_BY_TIER = [288, 320, 64]
+FOUND_BY_CONNECTOR = [288, 320, 32]
+SLOT_BYTES = 131072 + 4096
+
+
+def synchronous(settings: dict[str, Any]) -> dict[str, Any]:
+    return connector(settings | {"load": "sync"})
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    return {"store": f"disk:{folder}", "capacity": "1GiB"}
+
+
+DOORS = {"tier": (tier, FOUND_BY_TIER), "connector": (connector, FOUND_BY_CONNECTOR), "sync": (synchronous, FOUND_BY_CONNECTOR)}
+
+
+@pytest.fixture(params=DOORS)
+def door(request: pytest.FixtureRequest) -> tuple[Door, list[int]]:
+    return DOORS[request.param]
+
+
+def damage(folder: Path, slots: list[int]) -> None:
+    """Changes a byte of some objects."""
+    [data] = folder.glob("*/data")
+    with data.open("r+b") as file:
+        for slot in slots:
+            file.seek(slot * SLOT_BYTES + 70_000)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 0x55]))
+
+
+def test_the_second_process_finds_what_the_first_has_stored(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, found) = on_disk(tmp_path), door
+    stored = first.run(model, transfer(settings))
+    assert stored.tokens == plain.tokens
+    assert stored.counted("vllm:terrace_objects", operation="put", result="hit") >= 10
+    hit = second.run(model, transfer(settings))
+    assert hit.cached == found and hit.tokens == plain.tokens
+    assert hit.counted("vllm:terrace_objects", operation="get", result="hit") == 10
+    assert hit.counted("vllm:terrace_failures") == 0
+
+
+@pytest.mark.parametrize("kind", ["tier", "connector"])
+def test_what_is_loaded_is_what_answers_are_made_of(
+    first: Host, second: Host, model: Path, plain: Answer, kind: str, tmp_path: Path
+) -> None:
+    settings = on_disk(tmp_path)
+    transfer, wrong = (tier, "ZeroingTier") if kind == "tier" else (connector, "ZeroingConnector")
+    first.run(model, transfer(settings, wrong, "cpu_tiering"), prompts=PROMPTS[:1])
+    assert second.run(model, transfer(settings), prompts=PROMPTS[:1]).tokens != plain.tokens[:1]
+
+
+def test_damaged_chunks_are_computed(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, _) = on_disk(tmp_path), door
+    first.run(model, transfer(settings))
+    damage(tmp_path, [2, 5])
+    hit = second.run(model, transfer(settings))
+    assert hit.tokens == plain.tokens and {answer["finish"] for answer in hit["answers"]} == {"length"}
+    assert hit.counted("vllm:terrace_failures", operation="get", kind="damaged") == 2
+    assert hit.counted("vllm:terrace_objects", operation="get", result="hit") >= 2, "the others are used"
+
+
+def test_chunks_that_vanish_are_computed(first: Host, model: Path, plain: Answer, tmp_path: Path) -> None:
+    answer = first.run(model, tier(on_disk(tmp_path), "ClaimingTier", "cpu_tiering"))
+    assert answer.tokens == plain.tokens
+    assert answer.counted("vllm:terrace_objects", operation="get", result="miss") >= 9
+
+
+def test_other_weights_find_nothing(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, _) = on_disk(tmp_path / "kv"), door
+    first.run(model, transfer(settings))
+    # Another model of the same name in another place: only its bytes tell.
+    other = make_model.write(tmp_path / "other" / model.name, seed=1)
+    alone = second.run(other, None)
+    beside = second.run(other, transfer(settings))
+    assert beside.tokens == alone.tokens != plain.tokens
+    assert beside.counted("vllm:terrace_objects", operation="get") == 0
+    # And the same model in another place finds all of it.
+    again = second.run(make_model.write(tmp_path / "moved"), transfer(settings), prompts=PROMPTS[:1])
+    assert again.cached == [288] and again.tokens == plain.tokens[:1]
+
+
+def test_a_folder_that_somebody_else_has_is_refused_with_what_to_do(
+    first: Host, second: Host, model: Path, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    from terrace_kv.adapters import open_store
+
+    settings, (transfer, _) = on_disk(tmp_path), door
+    shared = open_store(settings, object_bytes=131072)
+    try:
+        assert "terrace node" in second.fails(model, transfer(settings))
+    finally:
+        shared.close()
+    assert "capacity" in second.fails(model, transfer({"store": f"disk:{tmp_path}", "capcity": "1GiB"}))
+
+
+def test_both_at_once_share_nodes(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], node: Node
+) -> None:
+    transfer, found = door
+    for host in (first, second):
+        host.begin(model, transfer(node.settings))
+    answers = [host.end() for host in (first, second)]
+    assert [answer.tokens for answer in answers] == [plain.tokens] * 2
+    assert second.run(model, transfer(node.settings)).cached == found
+
+
+def test_a_store_that_hangs_costs_a_bounded_time(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], node: Node
+) -> None:
+    transfer, found = door
+    settings = node.settings | {"get_timeout_ms": 500, "put_timeout_ms": 500, "exists_timeout_ms": 200}
+    first.run(model, transfer(settings))
+    second.begin(model, transfer(settings), prompts=PROMPTS[:1] * 3, hang=node.process.pid)
+    begun = time.monotonic()
+    try:
+        hung = second.end()
+    finally:
+        node.go_on()
+    assert hung.tokens == plain.tokens[:1] * 3
+    assert hung.counted("vllm:terrace_failures") > 0
+    assert time.monotonic() - begun < 120
+    assert second.run(model, transfer(settings)).cached == found, "it is well again"
+
+
+def test_a_store_that_dies_is_done_without(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], node: Node
+) -> None:
+    transfer, _ = door
+    first.run(model, transfer(node.settings))
+    second.begin(model, transfer(node.settings), kill=node.process.pid)
+    died = second.end()
+    assert died.tokens == plain.tokens and {answer["finish"] for answer in died["answers"]} == {"length"}
+    assert died.counted("vllm:terrace_objects", operation="get", result="hit") == 0

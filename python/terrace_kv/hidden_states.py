@@ -83,6 +83,32 @@ def read_hidden_states(
     return whole, into[TOKEN_IDS]
 
 
+def hidden_states_of(
+    cache: torch.Tensor,
+    blocks: list[int],
+    tokens: int,
+    stream: torch.cuda.Stream | None = None,
+    ready: torch.cuda.Event | None = None,
+) -> torch.Tensor:
+    """The hidden states in blocks of vLLM's cache, ``(blocks, layers, tokens of a block, size)``, as a tensor on the
+    host, ``(tokens, layers, size)``. Those on a GPU are copied by ``stream``, after ``ready``."""
+    import torch
+
+    by_token = cache.transpose(1, 2)
+    if stream is None:
+        return by_token[torch.tensor(blocks)].flatten(0, 1)[:tokens]
+    with torch.cuda.stream(stream):
+        if ready is not None:
+            stream.wait_event(ready)
+        places = torch.tensor(blocks).pin_memory().to(cache.device, non_blocking=True)
+        found = by_token[places].flatten(0, 1)[:tokens]
+        on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        on_host.copy_(found, non_blocking=True)
+    # Waits on this thread, without the interpreter's lock.
+    stream.synchronize()
+    return on_host
+
+
 @dataclass(frozen=True)
 class HiddenStatesSettings:
     """How an engine's hidden states get into a feature store."""

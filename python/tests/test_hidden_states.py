@@ -154,6 +154,26 @@ def test_large_samples_come_in_parts_that_are_put_together() -> None:
         parts_of(SHAPE, tokens=100 * 127, object_max=6400)
 
 
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_states_are_found_in_blocks_of_either_layout(tokens_first: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from terrace_kv.hidden_states import hidden_states_of
+
+    # Each value says where it is: block, layer, token, place.
+    cache = torch.arange(10 * 2 * 4 * 8, dtype=torch.float32).reshape(10, 2, 4, 8)
+    if tokens_first:
+        cache = cache.transpose(1, 2).contiguous().transpose(1, 2)
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    for device in devices:
+        held = cache.to(device)
+        stream = torch.cuda.Stream() if device == "cuda" else None
+        found = hidden_states_of(held, [7, 2, 5], 10, stream)
+        assert found.shape == (10, 2, 8) and found.is_contiguous() and found.device.type == "cpu"
+        for token in range(10):
+            block = [7, 2, 5][token // 4]
+            assert (found[token] == cache[block, :, token % 4]).all()
+
+
 def test_settings_are_checked() -> None:
     settings = HiddenStatesSettings.of({"store": "memory", "object_max": "1MiB", "owner": 3}, engine=2)
     assert (settings.owner, settings.object_max, settings.within_s) == (5, 1 << 20, 30)

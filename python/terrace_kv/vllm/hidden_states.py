@@ -29,13 +29,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.logger import init_logger
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 from vllm.v1.request import RequestStatus
 
 from ..arrays import kind_of
 from ..feature_writer import FeatureWriter, WriterStatus
 from ..features import FeatureRef
-from ..hidden_states import HiddenStatesSettings, Shape, parts_of
+from ..hidden_states import HiddenStatesSettings, Shape, hidden_states_of, parts_of
 from .hidden_states_stats import HiddenStatesMetrics, HiddenStatesStats
 
 if TYPE_CHECKING:
@@ -103,16 +104,14 @@ class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         # Engines that share the work each have a producer's number of their own.
         settings = HiddenStatesSettings.of(extra, engine=vllm_config.parallel_config.data_parallel_index)
-        group = hidden_states_group(kv_cache_config)
+        shape, group = shape_of(vllm_config), group_of(kv_cache_config)
+        block_size = kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
         self._scheduler: _Scheduler | None = None
         self._worker: _Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            spec = kv_cache_config.kv_cache_groups[group].kv_cache_spec
-            dtype, _ = kind_of(torch.empty(0, dtype=spec.dtype))
-            shape = Shape(spec.num_kv_heads, spec.head_size, dtype, spec.dtype.itemsize)
-            self._scheduler = _Scheduler(settings, shape, group, spec.block_size)
+            self._scheduler = _Scheduler(settings, shape, group, block_size)
         else:
-            self._worker = _Worker(settings)
+            self._worker = _Worker(settings, shape, block_size)
 
     # What the scheduler asks.
 
@@ -307,13 +306,20 @@ class _Scheduler:
 class _Worker:
     """What a worker's side has, if it is the one that saves: the cache of hidden states, and the writer."""
 
-    def __init__(self, settings: HiddenStatesSettings) -> None:
+    def __init__(self, settings: HiddenStatesSettings, shape: Shape, block_size: int) -> None:
         self._settings = settings
+        self._shape = shape
+        self._block_size = block_size
         self._writer: FeatureWriter | None = None
         self._cache = torch.empty(0)
         self._stream: torch.cuda.Stream | None = None
 
     def open(self, cache: torch.Tensor) -> None:
+        found = (*cache.shape[1:], kind_of(cache)[0])
+        expected = (self._shape.layers, self._block_size, self._shape.hidden_size, self._shape.dtype)
+        if found != expected:
+            # The scheduler's side promises by what it expects.
+            raise ValueError(f"vLLM keeps hidden states as {found}, and {expected} was expected of this model")
         self._cache = cache
         if cache.is_cuda:
             self._stream = torch.cuda.Stream(cache.device)
@@ -374,37 +380,29 @@ class _Worker:
         return copy
 
 
-def hidden_states_of(
-    cache: torch.Tensor,
-    blocks: list[int],
-    tokens: int,
-    stream: torch.cuda.Stream | None = None,
-    ready: torch.cuda.Event | None = None,
-) -> torch.Tensor:
-    """The hidden states in blocks of vLLM's cache, ``(blocks, layers, tokens of a block, size)``, as a tensor on the
-    host, ``(tokens, layers, size)``. Those on a GPU are copied by ``stream``, after ``ready``."""
-    by_token = cache.transpose(1, 2)
-    if stream is None:
-        return by_token[torch.tensor(blocks)].flatten(0, 1)[:tokens]
-    with torch.cuda.stream(stream):
-        if ready is not None:
-            stream.wait_event(ready)
-        places = torch.tensor(blocks).pin_memory().to(cache.device, non_blocking=True)
-        found = by_token[places].flatten(0, 1)[:tokens]
-        on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-        on_host.copy_(found, non_blocking=True)
-    # Waits on this thread, without the interpreter's lock.
-    stream.synchronize()
-    return on_host
+def group_of(kv_cache_config: KVCacheConfig) -> int:
+    """Which of vLLM's cache groups has the hidden states: one of their own, or the only one."""
+    groups = kv_cache_config.kv_cache_groups
+    found = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
+    if len(found) == 1:
+        return found[0]
+    if not found and len(groups) == 1:
+        return 0
+    raise ValueError(
+        f"vLLM keeps hidden states of this model in {len(found)} of {len(groups)} cache groups: exactly one is needed"
+    )
 
 
-def hidden_states_group(kv_cache_config: KVCacheConfig) -> int:
-    """Which of vLLM's cache groups has the hidden states."""
-    groups = enumerate(kv_cache_config.kv_cache_groups)
-    found = [number for number, group in groups if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
-    if len(found) != 1:
-        raise ValueError(f"vLLM keeps hidden states in {len(found)} cache groups: this needs exactly one")
-    return found[0]
+def shape_of(vllm_config: VllmConfig) -> Shape:
+    """What vLLM keeps of each token."""
+    hidden = vllm_config.speculative_config.draft_model_config.hf_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    # Hidden states are not quantised, whatever is done to the KV.
+    known = cache_dtype if cache_dtype in ("bfloat16", "float16") else "auto"
+    dtype = kv_cache_dtype_str_to_dtype(known, vllm_config.model_config)
+    name, _ = kind_of(torch.empty(0, dtype=dtype))
+    layers = len(hidden.eagle_aux_hidden_state_layer_ids)
+    return Shape(layers, vllm_config.model_config.get_hidden_size(), name, dtype.itemsize)
 
 
 def _wants(request: Request) -> bool:

@@ -54,7 +54,7 @@ class World:
     def objects(self) -> int:
         """How many objects the node has."""
         stats = terrace.Store(f"nodes://127.0.0.1:{self.port}", **self.store_settings).stats()
-        return int(stats["nodes"]["nodes"][0]["objects"])
+        return int(stats["remote"]["objects"])
 
     def until_well(self) -> dict[str, Any]:
         """The first answer with a ref whose sample can be had."""

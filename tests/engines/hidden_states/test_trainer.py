@@ -115,7 +115,7 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
         stats = features.stats()
         assert stats["live"] == 0 and stats["resident_bytes"] == 0 and stats["parked"] == 0, stats
         tiers = features.store.stats()
-        for tier in ("disk", "memory"):
+        for tier in ("disk", "memory", "remote"):
             assert tiers.get(tier) is None or tiers[tier]["objects"] == 0, tiers
         with pytest.raises(terrace.Gone):
             features.get(features_ref(features))

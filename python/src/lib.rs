@@ -13,6 +13,7 @@ mod prefix_cache;
 mod replay;
 mod scheduler;
 mod store;
+mod transfers;
 
 use pyo3::prelude::*;
 
@@ -20,11 +21,13 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;
+    module.add("TRANSFER_BUCKETS", transfers::BUCKETS)?;
     module.add_class::<scheduler::NativeScheduler>()?;
     module.add_class::<store::NativeStore>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<features::NativeFeatures>()?;
     module.add_function(wrap_pyfunction!(features::promise_feature, module)?)?;
+    module.add_class::<transfers::NativeTransfers>()?;
     module.add_function(wrap_pyfunction!(keys::namespace_digest, module)?)?;
     module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
     module.add_class::<replay::NativeTrace>()?;

@@ -17,7 +17,9 @@ use terrace_l3::{
     Stored,
 };
 use terrace_l3_buckets::{BucketsConfig, BucketsStore};
-use terrace_l3_disk::{DiskConfig, DiskStore, TieredConfig, TieredStore};
+use terrace_l3_disk::{
+    DiskConfig, DiskStore, OpenError, StoreFolder, TieredConfig, TieredStore, usual_reserve_bytes,
+};
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore};
 use terrace_l3_nodes::{NodeAddress, NodeSecret, NodesConfig, NodesStore, RdmaChoice};
 
@@ -47,6 +49,9 @@ struct Common {
     memory_bytes: u64,
     #[serde(default)]
     for_features: bool,
+    /// The folder of a store on disk has one store for each size of objects, which keep to `capacity_bytes` together.
+    #[serde(default)]
+    for_engines: bool,
     guard: Option<GuardConfig>,
     #[serde(flatten)]
     others: Map<String, Value>,
@@ -306,15 +311,26 @@ fn pin_of(text: &str) -> PyResult<Pin> {
 }
 
 fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
-    let Common { capacity_bytes, object_bytes_max, memory_bytes, for_features, others, .. } =
-        settings;
+    let Common {
+        capacity_bytes,
+        object_bytes_max,
+        memory_bytes,
+        for_features,
+        for_engines,
+        others,
+        guard: _,
+    } = settings;
     if place == "memory" {
         let config = with(MemoryConfig::new(capacity_bytes, object_bytes_max), others)?;
         return Ok(Arc::new(MemoryStore::new(config).map_err(bad_setting)?));
     }
     if let Some(folder) = place.strip_prefix("disk:") {
-        let config = with(DiskConfig::new(folder, capacity_bytes, object_bytes_max), others)?;
-        let disk = DiskStore::open(config).map_err(bad_setting)?;
+        let disk = if for_engines {
+            open_folder(folder, capacity_bytes, object_bytes_max)?
+        } else {
+            let config = with(DiskConfig::new(folder, capacity_bytes, object_bytes_max), others)?;
+            DiskStore::open(config).map_err(bad_setting)?
+        };
         if memory_bytes == 0 {
             return Ok(Arc::new(disk));
         }
@@ -349,6 +365,24 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         "there is no store {place:?}: say memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, \
          s3://BUCKET/PREFIX or bucket:URL"
     )))
+}
+
+/// Opens the store of a folder that has objects of just this size.
+fn open_folder(folder: &str, limit_bytes: u64, object_bytes_max: usize) -> PyResult<DiskStore> {
+    let path = PathBuf::from(folder);
+    // Where the system does not tell how large it is, it does not tell what is free either.
+    let reserve_bytes = usual_reserve_bytes(&path).unwrap_or(0);
+    let folder = StoreFolder { path, limit_bytes, reserve_bytes };
+    folder.open(object_bytes_max).map(|opened| opened.store).map_err(|error| match error {
+        OpenError::InUse { path, owner } => ConfigError::new_err(format!(
+            "the store in {} is in use by {owner}, and a folder is for one process. For several on this machine (ranks, \
+             engines) start `terrace node --disk {}` once and give all of them \"store\": \"nodes://HOST:PORT\", or give \
+             each a folder of its own",
+            path.display(),
+            folder.path.display(),
+        )),
+        other => bad_setting(other),
+    })
 }
 
 /// The URL of a bucket, if that is what is meant.

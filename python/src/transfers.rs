@@ -1,0 +1,208 @@
+//! Transfers for engines that a store is plugged into: jobs that never block who submits them, and whose end is noted
+//! without the interpreter's lock.
+//!
+//! A job is over when the store has let go of all its memory, however it went: engines use memory again as soon as
+//! they are told of a job's end, and a store that comes late must not touch it then.
+
+mod batch;
+mod board;
+mod figures;
+mod job;
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use terrace_cache::PageKey;
+use terrace_l3::{Arena, ExistsOptions, Registration, Source, Store, Target};
+
+use self::batch::{Batch, Keys, Loan, Places, Transient, arena_at};
+use self::board::{Board, Ended};
+use self::job::{Work, perform};
+use crate::calls::{Process, call, runtime};
+use crate::errors::{IntoPython, bad_argument, unless_it_panics};
+use crate::store::NativeStore;
+
+pub(crate) use self::figures::BUCKETS;
+
+/// Transfers of `terrace_kv.transfers.Transfers`.
+#[pyclass(frozen, name = "Transfers", module = "terrace_kv._native")]
+pub(crate) struct NativeTransfers {
+    store: Arc<dyn Store>,
+    process: Process,
+    namespace: PageKey,
+    board: Arc<Board>,
+    regions: RwLock<Vec<Region>>,
+}
+
+/// Memory of the engine's that was registered once, as pages.
+struct Region {
+    arena: Arena,
+    /// Gone when the region was given back.
+    registration: Option<Registration>,
+}
+
+/// A job as Python is told of it: its number, what it did, a code for each key, bytes, seconds, and what the first
+/// error says.
+type Told = (u64, &'static str, Py<PyBytes>, u64, f64, Option<String>);
+
+#[pymethods]
+impl NativeTransfers {
+    #[new]
+    fn new(store: &NativeStore, namespace: [u8; 16]) -> PyResult<Self> {
+        Ok(Self {
+            store: store.ready()?,
+            process: Process::this(),
+            namespace: PageKey(u128::from_le_bytes(namespace)),
+            board: Arc::default(),
+            regions: RwLock::default(),
+        })
+    }
+
+    /// Registers `bytes` at `address` as pages; `owner` is kept as long as they may be touched.
+    fn register(
+        &self,
+        python: Python<'_>,
+        address: usize,
+        bytes: usize,
+        page_bytes: usize,
+        owner: Py<PyAny>,
+    ) -> PyResult<usize> {
+        self.process.check("store")?;
+        let arena = arena_at(address, bytes, page_bytes, owner)?;
+        let register = || unless_it_panics(|| self.store.register(&arena));
+        let registration = python.detach(register)?.map_err(IntoPython::into_python)?;
+        let mut regions = self.regions.write();
+        regions.push(Region { arena, registration: Some(registration) });
+        Ok(regions.len() - 1)
+    }
+
+    /// Takes a region back from the store.
+    fn unregister(&self, python: Python<'_>, region: usize) -> PyResult<()> {
+        let registration = match self.regions.write().get_mut(region) {
+            Some(region) => region.registration.take(),
+            None => return Err(bad_argument(format_args!("there is no region {region}"))),
+        };
+        // Giving it back may take a while.
+        python.detach(|| drop(registration));
+        Ok(())
+    }
+
+    /// Stores memory, and gives the job's number; or, with `wait`, what came of it.
+    fn put(
+        &self,
+        python: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        places: Places<'_>,
+        durable: bool,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let keys = Keys::of(keys)?;
+        let batch = self.lend::<Source>(&keys, &places)?;
+        self.start(python, Work::Put { keys, batch, durable }, wait)
+    }
+
+    /// Reads into memory.
+    fn get(
+        &self,
+        python: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        places: Places<'_>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let keys = Keys::of(keys)?;
+        let batch = self.lend::<Target>(&keys, &places)?;
+        self.start(python, Work::Get { keys, batch }, wait)
+    }
+
+    /// Asks which objects could be had.
+    fn exists(
+        &self,
+        python: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        lease: bool,
+        prefetch_to_memory: bool,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        let options = ExistsOptions { prefetch_to_memory, lease };
+        self.start(python, Work::Exists { keys: Keys::of(keys)?, options }, wait)
+    }
+
+    /// Removes objects, whoever has leased them.
+    fn remove(
+        &self,
+        python: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        wait: bool,
+    ) -> PyResult<Py<PyAny>> {
+        self.start(python, Work::Remove { keys: Keys::of(keys)? }, wait)
+    }
+
+    /// The jobs that have ended and were not told yet.
+    fn drain(&self, python: Python<'_>) -> Vec<Told> {
+        self.board.take().into_iter().map(|ended| told(python, ended)).collect()
+    }
+
+    /// Waits until no job is under way, or for so many seconds; and whether none is.
+    fn wait_idle(&self, python: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
+        self.board.wait_idle(python, seconds)
+    }
+
+    /// How many jobs are under way.
+    fn pending(&self) -> u64 {
+        self.board.pending()
+    }
+
+    /// A descriptor that is readable while there are jobs to drain.
+    fn event_fd(&self) -> PyResult<i32> {
+        self.board.event_fd()
+    }
+
+    /// What was done since the start, as JSON.
+    fn stats(&self) -> PyResult<String> {
+        serde_json::to_string(&self.board.figures()).map_err(bad_argument)
+    }
+}
+
+impl NativeTransfers {
+    /// Lends the memory of a batch to its job.
+    fn lend<L: Loan>(&self, keys: &Keys, places: &Places<'_>) -> PyResult<Batch<L>> {
+        let regions = self.regions.read();
+        let registered = || regions.iter().filter(|region| region.registration.is_some());
+        match places {
+            Places::Pages(region, pages, lengths) => {
+                let region = regions.get(*region).filter(|region| region.registration.is_some());
+                let region = region.ok_or_else(|| bad_argument("there is no such region"))?;
+                Batch::of_pages(keys, &region.arena, pages, lengths.as_ref())
+            }
+            Places::Addresses(addresses, lengths, owner) => {
+                let arenas = registered().map(|region| &region.arena);
+                let transient = Transient { store: &*self.store, owner };
+                Batch::of_addresses(keys, arenas, addresses, lengths, &transient)
+            }
+        }
+    }
+
+    fn start(&self, python: Python<'_>, work: Work, wait: bool) -> PyResult<Py<PyAny>> {
+        self.process.check("store")?;
+        let job = self.board.begin(work.kind(), work.keys(), wait);
+        let number = job.number;
+        let (store, namespace) = (self.store.clone(), self.namespace);
+        let performed = async move { job.end(perform(store, namespace, work).await) };
+        if wait {
+            let tell = |python: Python<'_>, ended: Option<Ended>| {
+                let ended = ended.expect("it is waited for");
+                Ok(told(python, ended).into_pyobject(python)?.into_any().unbind())
+            };
+            return call(python, performed, tell, None);
+        }
+        runtime()?.spawn(performed);
+        Ok(number.into_pyobject(python)?.into_any().unbind())
+    }
+}
+
+fn told(python: Python<'_>, ended: Ended) -> Told {
+    let Ended { number, kind, codes, bytes, seconds, error } = ended;
+    (number, kind.name(), PyBytes::new(python, &codes).unbind(), bytes, seconds, error)
+}

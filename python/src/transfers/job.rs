@@ -1,0 +1,268 @@
+//! From a job to what came of it.
+
+use std::sync::Arc;
+
+use terrace_cache::PageKey;
+use terrace_l3::{
+    Arena, ExistsOptions, Get, GetOptions, ObjectId, Place, Presence, Put, PutOptions, Removal,
+    Results, Source, Store, StoreError, Stored, Target,
+};
+use tokio::task::JoinSet;
+
+use super::batch::{Batch, Keys, Loan};
+
+/// What is said of a key that failed.
+pub(super) const FAILED: u8 = 255;
+/// A call of the store has at most so many bytes, unless it is for one object: what a deadline is for is of one size
+/// then, however much the engine wants at a time.
+const PIECE_BYTES: usize = 16 << 20;
+/// And at most so many objects.
+const PIECE_OBJECTS: usize = 256;
+/// How many pieces of one job are under way at a time.
+const PIECES_AT_A_TIME: usize = 4;
+
+/// What a job does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Put,
+    Get,
+    Exists,
+    Remove,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Exists => "exists",
+            Self::Remove => "remove",
+        }
+    }
+}
+
+/// A job, with everything that it needs.
+pub(super) enum Work {
+    Put { keys: Keys, batch: Batch<Source>, durable: bool },
+    Get { keys: Keys, batch: Batch<Target> },
+    Exists { keys: Keys, options: ExistsOptions },
+    Remove { keys: Keys },
+}
+
+impl Work {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Put { .. } => Kind::Put,
+            Self::Get { .. } => Kind::Get,
+            Self::Exists { .. } => Kind::Exists,
+            Self::Remove { .. } => Kind::Remove,
+        }
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        match self {
+            Self::Put { keys, .. }
+            | Self::Get { keys, .. }
+            | Self::Exists { keys, .. }
+            | Self::Remove { keys } => keys.len(),
+        }
+    }
+}
+
+/// What came of a job.
+pub(super) struct Done {
+    pub(super) codes: Vec<u8>,
+    pub(super) bytes: u64,
+    pub(super) error: Option<String>,
+    /// The kind of each failure.
+    pub(super) failures: Vec<&'static str>,
+}
+
+impl Done {
+    fn of(keys: usize) -> Self {
+        Self { codes: vec![FAILED; keys], bytes: 0, error: None, failures: Vec::new() }
+    }
+
+    /// A job whose task has died.
+    pub(super) fn broken(keys: usize) -> Self {
+        let error = "Terrace has broken one of its own rules: please report it";
+        Self { error: Some(error.into()), failures: vec!["broken"; keys], ..Self::of(keys) }
+    }
+
+    fn note<T>(&mut self, place: usize, result: Result<T, StoreError>, code: impl Fn(T) -> u8) {
+        match result {
+            Ok(done) => self.codes[place] = code(done),
+            Err(error) => self.fail(kind_of(&error), || error.to_string()),
+        }
+    }
+
+    fn fail(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
+        self.failures.push(kind);
+        // That an object is not there says least of what went wrong.
+        if kind != "missing" && self.error.is_none() {
+            self.error = Some(text());
+        }
+    }
+}
+
+/// Does what the job says.
+pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Work) -> Done {
+    match work {
+        Work::Put { keys, batch, durable } => {
+            let options = PutOptions { pin: None, durable };
+            let code = |stored: Stored| u8::from(stored == Stored::AlreadyThere);
+            let ask = move |store: Arc<dyn Store>, batch: Vec<(ObjectId, Source)>| async move {
+                let puts = batch.into_iter().map(|(id, source)| Put::new(id, source)).collect();
+                store.put_from(puts, options).await
+            };
+            transfer(store, keys.ids(namespace), batch, ask, code, |code| code == 0).await
+        }
+        Work::Get { keys, batch } => {
+            let ask = move |store: Arc<dyn Store>, batch: Vec<(ObjectId, Target)>| async move {
+                let gets = batch.into_iter().map(|(id, target)| Get::new(id, target)).collect();
+                store.get_into(gets, GetOptions::default()).await
+            };
+            let ids = keys.ids(namespace);
+            transfer(store, ids, batch, ask, |served| place_code(served.place), |_| true).await
+        }
+        Work::Exists { keys, options } => {
+            let ids = keys.ids(namespace);
+            let results = store.exists(&ids, options).await;
+            answered(results, |presence| match presence {
+                Presence::Absent => 0,
+                Presence::Present(place) => place_code(place),
+            })
+        }
+        Work::Remove { keys } => {
+            let ids = keys.ids(namespace);
+            answered(store.remove(&ids, Removal::Forced).await, |()| 1)
+        }
+    }
+}
+
+fn answered<T>(results: Results<T>, code: impl Fn(T) -> u8) -> Done {
+    let mut done = Done::of(results.len());
+    for (place, result) in results.into_iter().enumerate() {
+        done.note(place, result, &code);
+    }
+    done
+}
+
+/// Moves a batch piece by piece, and waits until the store has let go of all its memory.
+async fn transfer<L, T, A>(
+    store: Arc<dyn Store>,
+    ids: Vec<ObjectId>,
+    batch: Batch<L>,
+    ask: impl Fn(Arc<dyn Store>, Vec<(ObjectId, L)>) -> A,
+    code: impl Fn(T) -> u8,
+    is_moved: impl Fn(u8) -> bool,
+) -> Done
+where
+    L: Loan,
+    T: Send + Sync + 'static,
+    A: Future<Output = Results<T>> + Send + 'static,
+{
+    let mut done = Done::of(ids.len());
+    let Batch { loans, registrations } = batch;
+    let mut pieces = Pieces::default();
+    for (place, (id, loan)) in ids.into_iter().zip(loans).enumerate() {
+        match loan {
+            Ok(loan) => pieces.add(place, id, loan),
+            Err(text) => done.fail("in-use", || text),
+        }
+    }
+    let mut under_way = JoinSet::new();
+    let mut waiting = pieces.0.into_iter();
+    loop {
+        while under_way.len() < PIECES_AT_A_TIME
+            && let Some(Piece { places, objects, .. }) = waiting.next()
+        {
+            let pages: Vec<_> =
+                objects.iter().map(|(_, loan)| (loan.page(), loan.bytes())).collect();
+            let asked = ask(store.clone(), objects);
+            under_way.spawn(async move {
+                let results = asked.await;
+                let_go(&pages, &results).await;
+                (places, pages, results)
+            });
+        }
+        let Some(ended) = under_way.join_next().await else { break };
+        // A piece that has panicked leaves its keys as failed.
+        let Ok((places, pages, results)) = ended else { continue };
+        for ((place, (_, bytes)), result) in places.into_iter().zip(pages).zip(results) {
+            done.note(place, result, &code);
+            let code = done.codes[place];
+            done.bytes += if code != FAILED && is_moved(code) { bytes as u64 } else { 0 };
+        }
+    }
+    drop(registrations);
+    done
+}
+
+/// Waits until nobody uses the memory of what has failed: what was done has been let go of already.
+async fn let_go<T>(pages: &[((Arena, u32), usize)], results: &Results<T>) {
+    for (((arena, page), _), result) in pages.iter().zip(results) {
+        if result.is_err() {
+            arena.returned(*page).await;
+        }
+    }
+}
+
+/// Parts of a batch, each for one call of the store.
+struct Pieces<L>(Vec<Piece<L>>);
+
+struct Piece<L> {
+    places: Vec<usize>,
+    objects: Vec<(ObjectId, L)>,
+    bytes: usize,
+}
+
+impl<L> Default for Pieces<L> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<L: Loan> Pieces<L> {
+    fn add(&mut self, place: usize, id: ObjectId, loan: L) {
+        let bytes = loan.bytes();
+        let has_room = |piece: &Piece<L>| {
+            piece.bytes + bytes <= PIECE_BYTES && piece.objects.len() < PIECE_OBJECTS
+        };
+        if !self.0.last().is_some_and(has_room) {
+            self.0.push(Piece { places: Vec::new(), objects: Vec::new(), bytes: 0 });
+        }
+        let piece = self.0.last_mut().expect("it was made");
+        piece.places.push(place);
+        piece.objects.push((id, loan));
+        piece.bytes += bytes;
+    }
+}
+
+fn place_code(place: Place) -> u8 {
+    match place {
+        Place::Memory => 1,
+        Place::Disk => 2,
+    }
+}
+
+/// What metrics call an error.
+fn kind_of(error: &StoreError) -> &'static str {
+    match error {
+        StoreError::Missing | StoreError::Superseded { .. } => "missing",
+        StoreError::Corrupt(_) | StoreError::Length { .. } => "damaged",
+        StoreError::Full | StoreError::TooLarge { .. } => "full",
+        StoreError::TimedOut(_) => "timed-out",
+        StoreError::Unavailable { .. } => "unavailable",
+        StoreError::HolderAway => "away",
+        StoreError::Io { .. } => "io",
+        StoreError::Closed => "closed",
+        StoreError::Forbidden => "forbidden",
+        StoreError::BeingWritten => "being-written",
+        StoreError::NotRegistered { .. }
+        | StoreError::AlreadyRegistered { .. }
+        | StoreError::Leased
+        | StoreError::Pinned
+        | StoreError::NotPinned => "refused",
+    }
+}

@@ -1,0 +1,147 @@
+"""What all adapters to engines share: a store as an engine's configuration describes it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ._native import ConfigError
+from .arrays import size
+from .store import Store
+
+# What stores on disk and in memory may take, where nothing is said.
+DISK_CAPACITY = "64GiB"
+MEMORY_CAPACITY = "4GiB"
+
+# Engines wait for lookups in the next step and not in this one, and ask for pieces of up to 16 MiB at a time.
+GUARD = {
+    "exists_timeout_ms": 500,
+    "get_timeout_ms": 3_000,
+    "put_timeout_ms": 10_000,
+    "failures_to_open": 3,
+}
+
+_EVERY = {
+    "store": "where KV is kept: disk:FOLDER, nodes://HOST:PORT,HOST:PORT, mooncake://HOST:PORT, s3://BUCKET/PREFIX, memory",
+    "guard": "deadlines, circuit breaker and negative cache, as settings of GuardConfig",
+}
+_SIZES = {
+    "capacity": "what may be stored, as 64GiB",
+    "object_max": "the largest object; the engine's own chunk if it is not said",
+}
+_SETTINGS: dict[str, dict[str, str]] = {
+    "memory": _EVERY | _SIZES,
+    "disk": _EVERY | _SIZES | {"memory": "memory over the disk, as 8GiB"},
+    "nodes": _EVERY
+    | {
+        "secret_file": "the file with the secret of the nodes",
+        "client": "the name that this client has with the nodes",
+        "copies": "how many nodes have each object",
+        "rdma": "auto, never, or the name of a device",
+        "exists_timeout_ms": "how long a node may take to say what it has",
+        "get_timeout_ms": "how long it may take to send objects",
+        "put_timeout_ms": "how long it may take to take them",
+    },
+    "mooncake": _EVERY
+    | _SIZES
+    | {
+        "library": "the file of Mooncake's library",
+        "metadata_server": "where its clients find each other",
+        "protocol": "tcp or rdma",
+        "device": "its RDMA devices",
+        "prefix": "what names of objects begin with",
+        "segment_bytes": "the memory that this client gives to the cluster",
+        "replicas": "how many copies there are of each object",
+    },
+    "bucket": _EVERY | _SIZES,
+}
+
+
+def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[str] = ()) -> SharedStore:
+    """The store that an engine's configuration describes, guarded against its own failures.
+
+    ``object_bytes`` is what the engine stores at a time, and ``known`` are settings that the adapter itself reads. In
+    one process the same store is opened once, however many adapters ask for it, and closed with the last of them.
+
+    :raises ConfigError: with what to change.
+    """
+    place = config.get("store")
+    if not isinstance(place, str) or not place:
+        raise ConfigError(f'say where KV is kept, as "store": "disk:/var/cache/kv". {_list(_SETTINGS["disk"])}')
+    kind = _kind(place)
+    settings = {name: value for name, value in config.items() if name not in set(known)}
+    _refuse_unknown(settings, kind, known)
+    told: dict[str, Any] = {name: value for name, value in settings.items() if name not in ("store", "guard")}
+    if kind != "nodes":
+        told["object_max"] = max(size(told.get("object_max", 0)), object_bytes)
+        told.setdefault("capacity", MEMORY_CAPACITY if kind == "memory" else DISK_CAPACITY)
+    told["for_engines"] = True
+    guard = GUARD | dict(settings.get("guard", {}))
+    return SharedStore.open(place, told, guard)
+
+
+class SharedStore:
+    """A store that several adapters of a process have open. Each closes it once."""
+
+    _opened: dict[str, SharedStore] = {}
+    _turn = threading.Lock()
+
+    def __init__(self, name: str, store: Store) -> None:
+        self._name = name
+        self._users = 0
+        self.store = store
+        """The store itself."""
+
+    @classmethod
+    def open(cls, place: str, settings: Mapping[str, Any], guard: Mapping[str, int]) -> SharedStore:
+        """The one that is open already, or a new one."""
+        # A fork has none of the threads that a store needs, so it opens its own.
+        name = repr((os.getpid(), place, sorted(settings.items()), sorted(guard.items())))
+        with cls._turn:
+            if name not in cls._opened:
+                cls._opened[name] = cls(name, Store(place, guard=guard, **settings))
+            shared = cls._opened[name]
+            shared._users += 1
+            return shared
+
+    def close(self) -> None:
+        """Closes the store if nobody else has it open. What was stored is durable then."""
+        with self._turn:
+            self._users -= 1
+            if self._users > 0:
+                return
+            self._opened.pop(self._name, None)
+            self.store.close()
+
+
+def _kind(place: str) -> str:
+    kind = place.partition(":")[0]
+    if kind in _SETTINGS:
+        return kind
+    if kind in ("s3", "gs", "az"):
+        return "bucket"
+    raise ConfigError(
+        f"there is no store {place!r}: say memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, "
+        "s3://BUCKET/PREFIX or bucket:URL"
+    )
+
+
+def _refuse_unknown(settings: Mapping[str, Any], kind: str, known: Iterable[str]) -> None:
+    allowed = _SETTINGS[kind]
+    names = [*allowed, *known]
+    for name in settings:
+        if name in allowed:
+            continue
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        elsewhere = [other for other, its in _SETTINGS.items() if name in its]
+        if elsewhere:
+            hint = f" It is a setting of stores of the kind {' and '.join(elsewhere)}."
+        raise ConfigError(f"there is no setting {name!r} for a store of the kind {kind}.{hint} {_list(allowed)}")
+
+
+def _list(allowed: Mapping[str, str]) -> str:
+    return "Settings are: " + "; ".join(f"{name} ({what})" for name, what in allowed.items()) + "."

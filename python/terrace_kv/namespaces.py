@@ -1,0 +1,136 @@
+"""What KV of an engine depends on besides its tokens, as the name of a namespace.
+
+Engines name blocks by hashes of tokens. The same tokens have other KV under another model, other weights, another type
+or layout; so all of that goes into the namespace, which is in the header of every object that is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .transfers import key_of
+
+# The version of how namespaces are computed.
+_VERSION = "terrace-kv engine namespace 1"
+_BYTES = 16
+
+
+def engine_namespace(
+    *,
+    engine: str,
+    hash_algorithm: str,
+    model: str,
+    weights: str,
+    dtype: str,
+    kv_dtype: str,
+    layout: str,
+    block_tokens: int,
+    parallelism: Mapping[str, int] | None,
+    rank: int | None,
+    adapter: str = "",
+    salt: str = "",
+    **more: str | int | bool,
+) -> bytes:
+    """The 16 bytes that name everything an engine stores.
+
+    ``engine`` says whose keys they are, and ``hash_algorithm`` how it makes them. ``weights`` is a revision or a
+    fingerprint (:func:`weights_of`). ``layout`` says everything of how bytes lie in an object: shape, order, strides.
+    ``parallelism`` has every degree (tensor, pipeline, context), and ``rank`` whose part an object is; both are None
+    only where an object is the same under any of them. Whatever else KV depends on is given by a name of its own.
+    """
+    fields: dict[str, Any] = {
+        "engine": engine,
+        "hash_algorithm": hash_algorithm,
+        "model": model,
+        "weights": weights,
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "layout": layout,
+        "block_tokens": block_tokens,
+        "rank": "any" if rank is None else rank,
+        "adapter": adapter,
+        "salt": salt,
+    }
+    degrees = {"any": 1} if parallelism is None else parallelism
+    fields |= {f"parallel {name}": size for name, size in degrees.items()}
+    clashes = fields.keys() & more.keys()
+    if clashes:
+        raise TypeError(f"{sorted(clashes)} are said twice")
+    fields |= more
+    parts: list[str | int] = [_VERSION]
+    for name in sorted(fields):
+        value = fields[name]
+        if not isinstance(value, str | int):
+            raise TypeError(f"{name} must be text or a whole number, not {value!r}")
+        parts += [name, int(value) if isinstance(value, bool) else value]
+    return hashlib.sha256(key_of(*parts)).digest()[:_BYTES]
+
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+_SAMPLE = 4096
+_STRIDE = 1 << 20
+
+
+def weights_of(model: str, revision: str | None = None) -> str:
+    """What names the weights of a model: the commit that Hugging Face's cache has of it, or a fingerprint of its
+    folder.
+
+    The fingerprint is of names and lengths of all files with weights, and of some kilobytes in the middle of every
+    tensor of safetensors files, or of every megabyte of others: training a tensor changes all of it. Give a revision
+    of your own where somebody changes single numbers.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return key_of("revision", _commit_of(model, revision) or revision or "main").hex()
+    if folder.parent.name == "snapshots":
+        return key_of("revision", folder.name).hex()
+    parts: list[str | int | bytes] = ["folder"]
+    for file in sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)}):
+        parts += [file.name, file.stat().st_size, _samples(file)]
+    config = folder / "config.json"
+    parts += ["config", config.read_bytes() if config.is_file() else b""]
+    return hashlib.sha256(key_of(*parts)).hexdigest()
+
+
+def _samples(file: Path) -> bytes:
+    """A digest of parts of a file."""
+    size = file.stat().st_size
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        if file.suffix == ".safetensors":
+            length = int.from_bytes(opened.read(8), "little")
+            header = opened.read(min(length, size))
+            digest.update(header)
+            tensors = [told["data_offsets"] for name, told in json.loads(header).items() if name != "__metadata__"]
+            middles = [8 + length + max(start, (start + end - _SAMPLE) // 2) for start, end in tensors]
+            digest.update(b"".join(_at(opened, place) for place in sorted(middles)))
+            return digest.digest()
+        for place in range(0, size, _STRIDE):
+            digest.update(_at(opened, place))
+        digest.update(_at(opened, max(0, size - _SAMPLE)))
+    return digest.digest()
+
+
+def _at(opened: BinaryIO, place: int) -> bytes:
+    opened.seek(place)
+    return opened.read(_SAMPLE)
+
+
+def _commit_of(model: str, revision: str | None) -> str | None:
+    """The commit that Hugging Face's cache has under a name that may move."""
+    try:
+        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
+
+        found = try_to_load_from_cache(model, "config.json", revision=revision)
+    except Exception:  # Names that are none of Hugging Face's, or a cache that cannot be read.
+        return None
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
+def canonical(value: Any) -> str:
+    """A value of plain types as text that is the same for equal values, for fields that have an inside."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import select
 import shutil
@@ -76,6 +77,12 @@ class Clock:
             under_way.discard(int(number))
 
 
+def aligned(arguments: argparse.Namespace) -> npt.NDArray[np.uint8]:
+    """Memory for all chunks that begins at a page, as LMCache's does."""
+    shape = (arguments.chunks, arguments.chunk)
+    return np.frombuffer(mmap.mmap(-1, arguments.chunks * arguments.chunk), np.uint8).reshape(shape)
+
+
 def drop_caches() -> bool:
     os.sync()
     try:
@@ -122,8 +129,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    memory = np.random.default_rng(0).integers(0, 256, (arguments.chunks, arguments.chunk), np.uint8)
-    target = np.zeros_like(memory)
+    memory, target = aligned(arguments), aligned(arguments)
+    memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     rates: dict[str, dict[str, list[float]]] = {"terrace": {}, "lmcache": {}}
     for _ in range(arguments.rounds):
         for name, make in (("lmcache", lmcache), ("terrace", terrace)):

@@ -47,13 +47,15 @@ class TerraceClient:
     """
 
     def __init__(self, **adapter_params: Any) -> None:
+        namespace = _namespace(adapter_params)
         self._shared = open_store(adapter_params, object_bytes=_object_bytes(adapter_params), known=_OWN)
-        try:
-            self._transfers = Transfers(self._shared.store, _namespace(adapter_params))
-        except BaseException:
-            self._shared.close()
-            raise
-        self._is_closed = False
+        self._opened: Transfers | None = Transfers(self._shared.store, namespace)
+
+    @property
+    def _transfers(self) -> Transfers:
+        if self._opened is None:
+            raise ValueError("this client is closed")
+        return self._opened
 
     def event_fd(self) -> int:
         """Readable while there is something to drain."""
@@ -90,11 +92,14 @@ class TerraceClient:
 
     def close(self) -> None:
         """Waits for what is under way, and makes what was stored durable."""
-        if self._is_closed:
+        if self._opened is None:
             return
-        self._is_closed = True
-        if self._transfers.wait_idle(_CLOSE_S):
+        is_idle = self._opened.wait_idle(_CLOSE_S)
+        # Whoever opens the same folder next finds it free only when nobody has the store any more.
+        self._opened = None
+        if is_idle:
             self._shared.close()
+        del self._shared
 
 
 def _encoded(keys: Sequence[str]) -> list[bytes]:

@@ -64,7 +64,7 @@ def store(storage: StorageManager, numbers: list[int], **named: Any) -> dict[str
 
 
 def stored_bytes(storage: StorageManager) -> int:
-    return sum(usage.current_bytes for usage in (adapter.get_usage() for _, adapter in storage.l2_adapters()))
+    return sum(usage.total_bytes_used for usage in (adapter.get_usage() for _, adapter in storage.l2_adapters()))
 
 
 def fetch(storage: StorageManager, numbers: list[int], policy: str = "prefix", **named: Any) -> dict[str, Any]:

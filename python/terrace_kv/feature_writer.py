@@ -8,6 +8,7 @@ sample has a time after which it does not come any more.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ from ._native import TerraceError
 from .features import FeatureRef, FeatureStore
 
 Tensors = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,8 @@ class FeatureWriter:
     def _end(self, job: _Job, error: str | None) -> None:
         job.tensors = None
         now = time.monotonic()
+        if error is not None:
+            logger.warning("The sample %s, which was promised, is not stored: %s", job.promise.sample, error)
         with self._drained:
             del self._jobs[job.key]
             self._backlog_bytes -= job.bytes

@@ -133,6 +133,8 @@ def produce(arguments: argparse.Namespace) -> None:
         done = numbers.stop
         write(position, str(done))
         print(json.dumps({"produced": done}), flush=True)
+        time.sleep(arguments.pause)
+    print(json.dumps({"ended": done}), flush=True)
 
 
 def produced(engine: Engine, numbers: list[int], arguments: argparse.Namespace) -> Iterator[tuple[int, str]]:
@@ -227,6 +229,7 @@ def main() -> None:
     parser.add_argument("--engine", default="{}", help="options of vLLM's, as JSON")
     parser.add_argument("--server", help="a vLLM server to ask instead")
     parser.add_argument("--batch", type=int, default=4, help="requests at a time")
+    parser.add_argument("--pause", type=float, default=0, help="seconds between them")
     parser.add_argument("--tries", type=int, default=60, help="how often a sample is asked for that has no room")
     parser.add_argument("--wait", type=float, default=35, help="seconds to wait for a promised sample")
     parser.add_argument("--patience", type=float, default=600, help="seconds to wait for a ref")

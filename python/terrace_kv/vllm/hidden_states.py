@@ -241,7 +241,7 @@ class _Scheduler:
 
     def take_saves(self) -> Saves:
         saves, self._saves = self._saves, []
-        self._told_bytes = sum(save.bytes for save in saves)
+        self._told_bytes += sum(save.bytes for save in saves)
         return Saves(saves)
 
     def hear(self, status: WriterStatus) -> None:

@@ -153,8 +153,10 @@ class HiddenStatesSettings:
             raise ValueError(f"unknown settings: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
         for needed in ("store", "object_max"):
             if needed not in told:
-                raise ValueError(f"the setting {needed} is missing: store says where hidden states go, object_max how "
-                                 "large an object can be there")
+                raise ValueError(
+                    f"the setting {needed} is missing: store says where hidden states go, object_max how large an "
+                    "object can be there"
+                )
         hold = told.get("max_hold_s", 1800)
         return HiddenStatesSettings(
             store=str(told["store"]),

@@ -20,6 +20,8 @@ _BUCKETS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
 class HiddenStatesStats(KVConnectorStats):
     """What has happened in a while: sums, and how long each sample took from its promise to the store."""
 
+    data: dict[str, Any]
+
     def __post_init__(self) -> None:
         if not self.data:
             self.reset()
@@ -60,7 +62,11 @@ class HiddenStatesMetrics(KVConnectorPromMetrics):
     """The same for Prometheus: ``vllm:terrace_hidden_states_...``."""
 
     def __init__(
-        self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 

@@ -71,7 +71,8 @@ def fetch(storage: StorageManager, numbers: list[int], policy: str = "prefix", *
     """Fetches chunks as for a prompt: which there are, whether each is right, and how long that took."""
     keys = [key(number, **named) for number in numbers]
     started = time.monotonic()
-    handle = storage.submit_prefetch_task(PrefetchTaskSpec([GroupedObjectKeys(keys, 0, LAYOUT)], fetching_policy=policy))
+    asked = PrefetchTaskSpec([GroupedObjectKeys(keys, 0, LAYOUT)], fetching_policy=policy)
+    handle = storage.submit_prefetch_task(asked)
     is_done = storage.wait_prefetch_status(handle, 60)
     seconds = time.monotonic() - started
     result = storage.query_prefetch_status(handle)

@@ -36,6 +36,7 @@ def terrace(folder: Path, arguments: argparse.Namespace) -> Any:
         store=f"disk:{folder}",
         object_max=arguments.chunk,
         capacity=2 * arguments.chunk * arguments.chunks + (64 << 20),
+        memory=arguments.memory,
         weights="a revision",
         kv_dtype="bfloat16",
         layout="bench",
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="chunks of a call")
     parser.add_argument("--ahead", type=int, default=4, help="calls at a time")
     parser.add_argument("--workers", type=int, default=4, help="threads of LMCache's, its default")
+    parser.add_argument("--memory", default="0", help="memory over Terrace's disk, beside what the system caches of files")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

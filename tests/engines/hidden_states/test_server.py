@@ -40,7 +40,11 @@ class World:
             "within_s": 8,
             "hold_s": 2,
         }
-        self.server = Server(model, settings, folder / "vllm.log")
+        try:
+            self.server = Server(model, settings, folder / "vllm.log")
+        except BaseException:
+            self.node.kill()
+            raise
 
     def start_node(self) -> None:
         listen = ["--listen", f"127.0.0.1:{self.port}", "--memory", "64MiB", "--secret-file", str(self.secret)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,21 @@ from conftest import ENGINE, ROOT, a_place, environment
 from terrace_kv.hidden_states import HiddenStatesSettings
 
 SAMPLES = 24
+# Engines take minutes to start where others use the cores too.
+PATIENCE_S = 1200
+
+
+LIVES: list[Peer] = []
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    """Ends what a test that has failed leaves behind."""
+    yield
+    for peer in LIVES:
+        if peer.process.poll() is None:
+            peer.kill()
+    LIVES.clear()
 
 
 class Peer:
@@ -32,6 +48,7 @@ class Peer:
         command += ["--store", place.place, "--settings", json.dumps(settings), "--object-max", "1MiB"]
         command += ["--refs", str(folder / "refs"), "--samples", str(SAMPLES), *others]
         self.said: list[dict[str, Any]] = []
+        LIVES.append(self)
         self.log = folder / f"{what}.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -46,7 +63,7 @@ class Peer:
             if line.startswith("{"):
                 self.said.append(json.loads(line))
 
-    def until(self, what: str, count: int = 1, patience_s: float = 400) -> None:
+    def until(self, what: str, count: int = 1, patience_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + patience_s
         while sum(what in line for line in self.said) < count:
             assert time.monotonic() < deadline, f"it did not come to that:\n{self.log.read_text()[-3000:]}"
@@ -60,7 +77,7 @@ class Peer:
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def ended(self, patience_s: float = 400) -> dict[str, Any]:
+    def ended(self, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """The last that it says."""
         status = self.process.wait(patience_s)
         # Threads of Mooncake's library outlive `main`, and some fall over its destructors.
@@ -78,7 +95,7 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
             return Peer("produce", place, tmp_path, *engine)
 
         def train() -> Peer:
-            return Peer("train", place, tmp_path, "--wait", "10", "--patience", "400")
+            return Peer("train", place, tmp_path, "--wait", "10", "--patience", str(PATIENCE_S))
 
         # A store on disk has one user at a time: there they take turns.
         at_once = place.is_shared

@@ -178,7 +178,7 @@ def train(arguments: argparse.Namespace) -> None:
             optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
         loss = torch.nn.functional.cross_entropy(head(given), token_ids[1:])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
         # Used up: the store frees it at once. Only then the ref goes, so that it is never lost.

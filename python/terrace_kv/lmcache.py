@@ -77,7 +77,7 @@ class TerraceClient:
         """Removes objects."""
         return self._transfers.submit_remove(_encoded(keys))
 
-    def drain_completions(self) -> list[tuple[int, bool, str, list[bool] | None]]:
+    def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
         """What has ended: its number, whether it did for every key, why not, and which keys it did for."""
         told = []
         for done in self._transfers.drain():

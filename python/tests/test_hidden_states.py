@@ -29,6 +29,23 @@ def promise(number: int, tokens: int = 6) -> terrace.FeatureRef:
     return terrace.FeatureRef.promise("features", 0, f"sample {number}", parts_of(SHAPE, tokens, 1 << 20))
 
 
+def copy_of(number: int) -> Callable[[], dict[str, np.ndarray]]:
+    return lambda: sample(number)
+
+
+def until_copied(writer: FeatureWriter, keys: set[int]) -> None:
+    """Waits until the writer has told that it reads nothing of these any more, each once."""
+    left = set(keys)
+
+    def are_told() -> bool:
+        told = writer.take_copied()
+        assert told <= left
+        left.difference_update(told)
+        return not left
+
+    until(are_told)
+
+
 def until(is_so: Callable[[], bool], patience_s: float = 30) -> None:
     deadline = time.monotonic() + patience_s
     while not is_so():
@@ -61,13 +78,12 @@ def test_promises_are_kept_and_nothing_is_left(place: Place) -> None:
     writer = FeatureWriter(features, backlog_max=1 << 20, gc_s=0.05)
     refs = [promise(number) for number in range(8)]
     for number, ref in enumerate(refs):
-        assert writer.submit(number, ref, lambda number=number: sample(number), SHAPE.sample_bytes(6), within_s=60)
+        assert writer.submit(number, ref, copy_of(number), SHAPE.sample_bytes(6), within_s=60)
     for number, ref in enumerate(refs):
         found = consumer.get(ref, wait=60)
         assert (found["hidden_states"] == number).all() and found["token_ids"][0] == number
         assert consumer.release(ref) == "freed"
-    copied: set[Any] = set()
-    until(lambda: copied.update(writer.take_copied()) is None and copied == set(range(8)))
+    until_copied(writer, set(range(8)))
     until(lambda: features.stats()["live"] == 0 and features.stats()["resident_bytes"] == 0)
     until(lambda: writer.status.backlog_bytes == 0)
     counts = writer.take_counts()
@@ -82,12 +98,11 @@ def test_a_store_that_hangs_holds_nothing_of_the_engine_and_is_told() -> None:
     writer = FeatureWriter(features, backlog_max=3 * SHAPE.sample_bytes(6), threads=1, retry_s=60)
     refs = [promise(number) for number in range(4)]
     taken = [
-        writer.submit(number, ref, lambda number=number: sample(number), SHAPE.sample_bytes(6), within_s=0.3)
+        writer.submit(number, ref, copy_of(number), SHAPE.sample_bytes(6), within_s=0.3)
         for number, ref in enumerate(refs)
     ]
     assert taken == [True, True, True, False], "the backlog is bounded"
-    copied: set[Any] = set()
-    until(lambda: copied.update(writer.take_copied()) is None and copied == {0, 1, 2})
+    until_copied(writer, {0, 1, 2})
     assert writer.status.backlog_bytes == 3 * SHAPE.sample_bytes(6)
     until(lambda: writer.status.error is not None)
     assert "has not answered" in str(writer.status.error)

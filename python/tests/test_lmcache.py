@@ -13,14 +13,14 @@ import pytest
 import terrace_kv as terrace
 from terrace_kv.lmcache import TerraceClient
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "weights": "revision 1",
     "kv_dtype": "bfloat16",
     "layout": "a test's",
     "chunk_tokens": 64,
     "parallelism": {"tensor": 1, "pipeline": 1},
 }
-Told = tuple[int, bool, str, list[bool] | None]
+Told = tuple[int, bool, str, list[bool]]
 
 
 def client(folder: Path, **others: Any) -> TerraceClient:
@@ -47,7 +47,7 @@ def keys(*numbers: int) -> list[str]:
 
 def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     one = client(tmp_path)
-    memory = np.arange(4 * 16384, dtype=np.uint8).reshape(4, 16384) + np.arange(4, dtype=np.uint8)[:, None]
+    memory: np.ndarray = np.random.default_rng(0).integers(0, 256, (4, 16384), np.uint8)
     views = [memoryview(row) for row in memory]
     assert ended(one, one.submit_batch_set(keys(0, 1, 2), views[:3]))[1:] == (True, "", [True] * 3)
     # What is not there is no failure of a lookup, and one of a read.
@@ -85,7 +85,7 @@ def test_every_part_of_the_namespace_keeps_kv_apart(tmp_path: Path) -> None:
     one = client(tmp_path)
     ended(one, one.submit_batch_set(keys(1), [memoryview(bytes(16384))]))
     one.close()
-    changes = [
+    changes: list[dict[str, Any]] = [
         {"weights": "revision 2"},
         {"kv_dtype": "float16"},
         {"layout": "another"},

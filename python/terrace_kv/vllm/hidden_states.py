@@ -322,7 +322,7 @@ class _Worker:
             raise ValueError(f"vLLM keeps hidden states as {found}, and {expected} was expected of this model")
         self._cache = cache
         if cache.is_cuda:
-            self._stream = torch.cuda.Stream(cache.device)
+            self._stream = torch.cuda.Stream(cache.device)  # type: ignore[no-untyped-call]
         self._features = self._settings.open()
         self._writer = FeatureWriter(
             self._features, backlog_max=self._settings.backlog, threads=self._settings.threads
@@ -368,14 +368,14 @@ class _Worker:
         ready = None
         if self._stream is not None:
             # Not before what the model has begun is done.
-            ready = torch.cuda.Event()
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
 
         def copy() -> Mapping[str, torch.Tensor]:
             found = hidden_states_of(self._cache, blocks, len(token_ids), self._stream, ready)
             rows = [tensor.shape[0] for tensor in promise.tensors[:-1]]
-            parts = dict(zip((tensor.name for tensor in promise.tensors), found.split(rows), strict=False))
-            return {**parts, promise.tensors[-1].name: torch.tensor(token_ids, dtype=torch.int64)}
+            parts = [*torch.split(found, rows), torch.tensor(token_ids, dtype=torch.int64)]
+            return {tensor.name: part for tensor, part in zip(promise.tensors, parts, strict=True)}
 
         return copy
 

@@ -48,19 +48,19 @@ def keys(*numbers: int) -> list[str]:
 def test_batches_are_stored_found_read_and_removed(tmp_path: Path) -> None:
     one = client(tmp_path)
     memory: np.ndarray = np.random.default_rng(0).integers(0, 256, (4, 16384), np.uint8)
-    views = [memoryview(row) for row in memory]
+    views = [row.data for row in memory]
     assert ended(one, one.submit_batch_set(keys(0, 1, 2), views[:3]))[1:] == (True, "", [True] * 3)
     # What is not there is no failure of a lookup, and one of a read.
     assert ended(one, one.submit_batch_exists(keys(0, 7, 2)))[1:] == (True, "", [True, False, True])
     target = np.zeros((3, 16384), np.uint8)
-    into = [memoryview(row) for row in target]
+    into = [row.data for row in target]
     number, is_ok, _, found = ended(one, one.submit_batch_get(keys(2, 7, 0), into))
     assert (is_ok, found) == (False, [True, False, True])
     assert (target[0] == memory[2]).all() and (target[2] == memory[0]).all()
     assert ended(one, one.submit_batch_delete(keys(0)))[3] == [True]
     assert ended(one, one.submit_batch_exists(keys(0, 1)))[3] == [False, True]
     # An object of another length than the buffer's is none.
-    assert ended(one, one.submit_batch_get(keys(1), [memoryview(target[0][:4096])]))[3] == [False]
+    assert ended(one, one.submit_batch_get(keys(1), [target[0][:4096].data]))[3] == [False]
     assert one.stats()["get"]["hits"] == 2
     one.close()
     one.close()

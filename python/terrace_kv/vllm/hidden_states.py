@@ -216,6 +216,7 @@ class _Scheduler:
         self._block_size = block_size
         self._status = WriterStatus()
         self._heard_at = time.monotonic()
+        # Room in the store for requests that run; nothing for those that had waited for it in vain.
         self._reserved: dict[str, int] = {}
         self._held_since: dict[str, float] = {}
         self._saves: list[Save] = []
@@ -232,11 +233,12 @@ class _Scheduler:
         if now - self._heard_at > _NEWS_S and waited < _NEWS_PATIENCE_S:
             return False
         nbytes = self._shape.sample_bytes(_tokens_most(request))
-        if self._status.error is None and self._why_no_room(nbytes) is not None and waited < self._settings.hold_s:
+        has_room = self._why_no_room(nbytes, sum(self._reserved.values())) is None
+        if not has_room and self._status.error is None and waited < self._settings.hold_s:
             return False
         del self._held_since[request.request_id]
         # Whether it is promised is decided in the end; until then nobody else gets the room.
-        self._reserved[request.request_id] = nbytes
+        self._reserved[request.request_id] = nbytes if has_room else 0
         return True
 
     def take_saves(self) -> Saves:
@@ -250,11 +252,12 @@ class _Scheduler:
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         self._held_since.pop(request.request_id, None)
-        self._reserved.pop(request.request_id, None)
+        has_room = self._reserved.pop(request.request_id, 0) > 0
         if request.status in _ENDED_BADLY or not _wants(request):
             return False, None
         try:
-            save = self._promise(request, block_ids)
+            # What others have reserved is not taken from them.
+            save = self._promise(request, block_ids, 0 if has_room else sum(self._reserved.values()))
         except Exception as error:  # noqa: BLE001
             # Whatever it is, the request has its answer.
             self._refused += 1
@@ -266,7 +269,7 @@ class _Scheduler:
         refused, self._refused = self._refused, 0
         return HiddenStatesStats.of(refused=refused) if refused else None
 
-    def _promise(self, request: Request, block_ids: tuple[list[int], ...]) -> Save:
+    def _promise(self, request: Request, block_ids: tuple[list[int], ...], reserved: int) -> Save:
         params = request.kv_transfer_params or {}
         if request.prompt_token_ids is None:
             raise ValueError("a prompt of embeddings has no token ids to store hidden states with")
@@ -280,7 +283,7 @@ class _Scheduler:
         nbytes = self._shape.sample_bytes(len(token_ids))
         if self._status.error is not None:
             raise ValueError(self._status.error)
-        if (why := self._why_no_room(nbytes)) is not None:
+        if (why := self._why_no_room(nbytes, reserved)) is not None:
             raise ValueError(why)
         sample = params.get("sample", request.request_id)
         if not isinstance(sample, str):
@@ -290,12 +293,12 @@ class _Scheduler:
         ref = FeatureRef.promise(settings.name, settings.owner, sample, specs, retain=settings.retain)
         return Save(request.request_id, ref.text, token_ids, blocks, nbytes)
 
-    def _why_no_room(self, nbytes: int) -> str | None:
+    def _why_no_room(self, nbytes: int, reserved: int) -> str | None:
         settings = self._settings
-        promised = self._told_bytes + sum(save.bytes for save in self._saves) + sum(self._reserved.values()) + nbytes
+        promised = self._told_bytes + sum(save.bytes for save in self._saves) + nbytes
         if (waiting := self._status.backlog_bytes + promised) > settings.backlog:
             return f"the store is slow: {waiting} bytes would wait for it, and backlog is {settings.backlog}"
-        if (resident := self._status.resident_bytes + waiting) > settings.max_resident:
+        if (resident := self._status.resident_bytes + waiting + reserved) > settings.max_resident:
             return (
                 f"{resident} bytes would wait to be consumed, and max_resident is {settings.max_resident}: release "
                 "samples that are used up, or consume faster"

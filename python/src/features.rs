@@ -44,6 +44,16 @@ struct Lent {
     _registered: Vec<Registration>,
 }
 
+impl Lent {
+    /// The arrays as tensors, of which these are the specs.
+    fn tensors(&self, specs: Vec<TensorSpec>) -> Vec<Tensor> {
+        let tensor = |(spec, arena): (TensorSpec, &Arena)| {
+            Tensor::new(spec, arena.source(0).expect("nobody else knows it"))
+        };
+        specs.into_iter().zip(&self.arenas).map(tensor).collect()
+    }
+}
+
 #[pymethods]
 impl NativeFeatures {
     /// Opens a feature store in `store`; `settings` are JSON.
@@ -78,16 +88,34 @@ impl NativeFeatures {
         let features = self.ready()?;
         let specs: Vec<TensorSpec> = serde_json::from_str(specs).map_err(bad_argument)?;
         let lent = self.lend(python, &arrays)?;
-        let tensor = |(spec, arena): (TensorSpec, &Arena)| {
-            Tensor::new(spec, arena.source(0).expect("nobody else knows it"))
-        };
-        let tensors: Vec<Tensor> = specs.into_iter().zip(&lent.arenas).map(tensor).collect();
+        let tensors = lent.tensors(specs);
         let put = async move {
             let reference = features.put(&sample, tensors).await;
             drop(lent);
             reference
         };
         call(python, put, json, then)
+    }
+
+    /// Puts the sample whose ref was promised; `specs` are its tensors in the order of the arrays.
+    fn keep(
+        &self,
+        python: Python<'_>,
+        promise: &str,
+        specs: &str,
+        arrays: Vec<Bound<'_, PyArray1<u8>>>,
+        then: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (features, promise) = (self.ready()?, reference_of(promise)?);
+        let specs: Vec<TensorSpec> = serde_json::from_str(specs).map_err(bad_argument)?;
+        let lent = self.lend(python, &arrays)?;
+        let tensors = lent.tensors(specs);
+        let keep = async move {
+            let kept = features.keep(&promise, tensors).await;
+            drop(lent);
+            kept
+        };
+        call(python, keep, nothing, then)
     }
 
     /// Reads a sample into these arrays, one for each tensor.
@@ -152,6 +180,20 @@ impl NativeFeatures {
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
     }
+}
+
+/// The ref of a sample that producer `owner` is about to put, as JSON.
+#[pyfunction]
+pub(crate) fn promise_feature(
+    store: &str,
+    owner: u16,
+    sample: &str,
+    specs: &str,
+    retain: bool,
+) -> PyResult<String> {
+    let specs: Vec<TensorSpec> = serde_json::from_str(specs).map_err(bad_argument)?;
+    let promise = FeatureRef::promise(store, owner, sample, specs, retain);
+    serde_json::to_string(&promise.map_err(IntoPython::into_python)?).map_err(bad_argument)
 }
 
 fn reference_of(text: &str) -> PyResult<FeatureRef> {

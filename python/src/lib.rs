@@ -26,6 +26,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::NativeStore>()?;
     module.add_class::<memory::Memory>()?;
     module.add_class::<features::NativeFeatures>()?;
+    module.add_function(wrap_pyfunction!(features::promise_feature, module)?)?;
     module.add_class::<transfers::NativeTransfers>()?;
     module.add_function(wrap_pyfunction!(keys::namespace_digest, module)?)?;
     module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _native
@@ -35,7 +36,7 @@ class FeatureRef:
     It is small, pickles, and can be copied and sent anywhere, as :attr:`text` too; having it does not keep the sample.
     """
 
-    __slots__ = ("text", "sample", "generation", "tensors")
+    __slots__ = ("text", "sample", "generation", "tensors", "is_promised")
 
     def __init__(self, text: str) -> None:
         told = json.loads(text)
@@ -47,6 +48,22 @@ class FeatureRef:
         """Which put of the sample it is."""
         self.tensors = [TensorSpec(**tensor) for tensor in told["tensors"]]
         """The tensors, in the order in which they were put."""
+        self.is_promised: bool = told.get("promised", False)
+        """Whether it was given out before the sample was put, so that a reader may have to wait."""
+
+    @staticmethod
+    def promise(
+        name: str, owner: int, sample: str, tensors: Sequence[TensorSpec], *, retain: bool = False
+    ) -> FeatureRef:
+        """The ref of a sample that the producer of that number is about to put in the feature store of that name, by
+        :meth:`FeatureStore.keep`: for those who must answer before the bytes are where they belong. Until it is put,
+        and if it never is, the sample is :class:`Gone`. Feature stores with a secret refuse such refs, since they
+        cannot be bound to the bytes.
+
+        :raises FeatureError: if no such sample can be put.
+        """
+        specs = json.dumps([tensor._asdict() for tensor in tensors])
+        return FeatureRef(_native.promise_feature(name, owner, sample, specs, retain))
 
     def __reduce__(self) -> tuple[type[FeatureRef], tuple[str]]:
         return FeatureRef, (self.text,)
@@ -116,36 +133,68 @@ class FeatureStore:
         specs, arrays = _given(tensors)
         return FeatureRef(await awaited(lambda then: self._native.put(sample, specs, arrays, then)))
 
-    def get(self, ref: FeatureRef, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Reads a sample: into memory of the caller's, or into new arrays of NumPy's.
+    def keep(self, promise: FeatureRef, tensors: Mapping[str, Any]) -> None:
+        """Puts the sample whose ref was promised, as :meth:`put` would.
+
+        :raises ConfigError: if the promise is another's, or one of other tensors.
+        """
+        specs, arrays = _given(tensors)
+        self._native.keep(promise.text, specs, arrays, None)
+
+    async def keep_async(self, promise: FeatureRef, tensors: Mapping[str, Any]) -> None:
+        """As :meth:`keep`."""
+        specs, arrays = _given(tensors)
+        await awaited(lambda then: self._native.keep(promise.text, specs, arrays, then))
+
+    def get(self, ref: FeatureRef, into: Mapping[str, Any] | None = None, *, wait: float = 0) -> dict[str, Any]:
+        """Reads a sample: into memory of the caller's, or into new arrays of NumPy's. One that was promised is waited
+        for so many seconds.
 
         :raises Gone: after a release, an abort, a supersession, or when it was held for too long.
         :raises Damaged: if any tensor is; nothing half-written is ever read.
         """
         found = _targets(ref, into)
-        self._native.get_into(ref.text, _writable(found), None)
-        return found
+        for pause in _pauses(ref, wait):
+            try:
+                self._native.get_into(ref.text, _writable(found), None)
+                return found
+            except _native.Gone:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("the last try has no pause after it")
 
-    async def get_async(self, ref: FeatureRef, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def get_async(
+        self, ref: FeatureRef, into: Mapping[str, Any] | None = None, *, wait: float = 0
+    ) -> dict[str, Any]:
         """As :meth:`get`."""
+        import asyncio
+
         found = _targets(ref, into)
-        await awaited(lambda then: self._native.get_into(ref.text, _writable(found), then))
-        return found
+        for pause in _pauses(ref, wait):
+            try:
+                await awaited(lambda then: self._native.get_into(ref.text, _writable(found), then))
+                return found
+            except _native.Gone:
+                if pause is None:
+                    raise
+                await asyncio.sleep(pause)
+        raise AssertionError("the last try has no pause after it")
 
     def get_torch(
-        self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False
+        self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False, wait: float = 0
     ) -> dict[str, torch.Tensor]:
         """As :meth:`get`, into new tensors of PyTorch's, on a device if one is named."""
         found = _torch_targets(ref, pin=pin or _is_cuda(device))
-        self.get(ref, found)
+        self.get(ref, found, wait=wait)
         return _on_device(found, device)
 
     async def get_torch_async(
-        self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False
+        self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False, wait: float = 0
     ) -> dict[str, torch.Tensor]:
         """As :meth:`get_torch`."""
         found = _torch_targets(ref, pin=pin or _is_cuda(device))
-        await self.get_async(ref, found)
+        await self.get_async(ref, found, wait=wait)
         return _on_device(found, device)
 
     def release(self, ref: FeatureRef) -> str:
@@ -191,10 +240,16 @@ class FeatureStore:
         return stats
 
     async def consume(
-        self, refs: AsyncIterable[FeatureRef] | Iterable[FeatureRef], *, ahead: int = 2, as_torch: bool = False
+        self,
+        refs: AsyncIterable[FeatureRef] | Iterable[FeatureRef],
+        *,
+        ahead: int = 2,
+        as_torch: bool = False,
+        wait: float = 0,
     ) -> AsyncIterator[tuple[FeatureRef, dict[str, Any]]]:
-        """Each sample with its ref, in the order of the refs; those that are gone are left out. ``ahead`` further ones
-        are read meanwhile, and each is released when the next one is asked for."""
+        """Each sample with its ref, in the order of the refs; those that are gone are left out, and those that were
+        promised are waited for. ``ahead`` further ones are read meanwhile, and each is released when the next one is
+        asked for."""
         import asyncio
 
         reading: deque[tuple[FeatureRef, asyncio.Task[dict[str, Any]]]] = deque()
@@ -208,7 +263,7 @@ class FeatureStore:
                     except StopAsyncIteration:
                         is_over = True
                         break
-                    get = self.get_torch_async(ref) if as_torch else self.get_async(ref)
+                    get = self.get_torch_async(ref, wait=wait) if as_torch else self.get_async(ref, wait=wait)
                     reading.append((ref, asyncio.create_task(get)))
                 if not reading:
                     return
@@ -231,6 +286,16 @@ async def _each(refs: AsyncIterable[FeatureRef] | Iterable[FeatureRef]) -> Async
     else:
         for ref in refs:
             yield ref
+
+
+def _pauses(ref: FeatureRef, wait: float) -> Iterator[float | None]:
+    """How long to wait after each try to read a sample that may not be there yet; None after the last."""
+    deadline = time.monotonic() + wait
+    pause = 0.002
+    while ref.is_promised and (left := deadline - time.monotonic()) > 0:
+        yield min(pause, left)
+        pause = min(pause * 1.5, 0.1)
+    yield None
 
 
 def _given(tensors: Mapping[str, Any]) -> tuple[str, list[Bytes]]:

@@ -18,7 +18,8 @@ class FeatureDataset(IterableDataset[dict[str, torch.Tensor]]):
     ``open_features`` opens the feature store: each worker of a ``DataLoader`` opens its own, so both must be such as
     other processes can call (a function of a module). ``refs`` says where the refs come from: it is called with the
     number of the worker and how many there are, and each ref must come to one worker alone. A queue that all workers
-    read does that by itself; of a list, worker ``w`` of ``n`` takes ``refs[w::n]``.
+    read does that by itself; of a list, worker ``w`` of ``n`` takes ``refs[w::n]``. Samples that were promised are
+    waited for, ``wait`` seconds each.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class FeatureDataset(IterableDataset[dict[str, torch.Tensor]]):
         refs: Callable[[int, int], Iterable[FeatureRef]],
         *,
         releases: bool = True,
+        wait: float = 0,
     ) -> None:
         self.open_features = open_features
         self.refs = refs
         self.releases = releases
+        self.wait = wait
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         worker: Any = get_worker_info()
@@ -38,7 +41,7 @@ class FeatureDataset(IterableDataset[dict[str, torch.Tensor]]):
         features = self.open_features()
         for ref in self.refs(number, workers):
             try:
-                sample = features.get_torch(ref)
+                sample = features.get_torch(ref, wait=self.wait)
             except Gone:
                 continue
             yield sample

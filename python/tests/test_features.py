@@ -456,3 +456,31 @@ def test_a_dataset_with_workers_reads_each_sample_once(shared_place: Place, work
     assert seen == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     features.gc()
     assert features.stats()["live"] == 0, "each was released"
+
+
+def test_a_promised_sample_is_waited_for(place: Place) -> None:
+    features, other = producer(place), consumer(place)
+    specs = [terrace.TensorSpec("x", "F32", [3, 4]), terrace.TensorSpec("y", "I64", [5])]
+    ref = terrace.FeatureRef.promise("features", 0, "a", specs)
+    assert ref.is_promised and terrace.FeatureRef(ref.text) == ref
+    with pytest.raises(terrace.Gone):
+        other.get(ref)
+    started = time.monotonic()
+    with pytest.raises(terrace.Gone):
+        other.get(ref, wait=0.2)
+    assert time.monotonic() - started >= 0.2
+
+    async def both() -> dict[str, Any]:
+        reading = asyncio.create_task(other.get_async(ref, wait=60))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        await features.keep_async(ref, TENSORS)
+        return await reading
+
+    found = asyncio.run(both())
+    assert (found["x"] == TENSORS["x"]).all() and (found["y"] == TENSORS["y"]).all()
+    assert other.release(ref) == "freed"
+    features.gc()
+    assert features.stats()["live"] == 0 and features.stats()["resident_bytes"] == 0
+    with pytest.raises(terrace.ConfigError, match="has not promised"):
+        features.keep(terrace.FeatureRef.promise("features", 1, "a", specs), TENSORS)

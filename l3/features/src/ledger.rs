@@ -138,7 +138,7 @@ impl Ledger {
         self.free_slots.push(room.slot);
     }
 
-    /// Notes a put that has found room.
+    /// Notes a put that has found room. If it was promised, somebody may have its ref.
     pub(super) fn begin_put(
         &mut self,
         generation: u64,
@@ -146,6 +146,7 @@ impl Ledger {
         tensors: Vec<ObjectId>,
         room: &Room,
         created_ms: u64,
+        is_promised: bool,
     ) {
         self.insert(
             generation,
@@ -154,8 +155,8 @@ impl Ledger {
                 tensors,
                 bytes: room.bytes,
                 own: Some(Own { slot: room.slot, created_ms, cell: None }),
-                // Nobody has a ref yet.
-                dead: true,
+                // Nobody has a ref yet, unless it was promised.
+                dead: !is_promised,
                 revoked: false,
                 unsettled_until: None,
                 stage: Stage::Putting { called_off: false },

@@ -11,13 +11,15 @@
 //! - Every put of a sample is a generation with a number of its own, which is part of the keys of its
 //!   objects. So nothing that happens to one generation, however late, touches another, and no object is
 //!   ever written twice.
-//! - A ref is given out when all tensors are there. It is good as long as all of them are, and no note
+//! - A put gives its ref out when all tensors are there. It is good as long as all of them are, and no note
 //!   revokes it: removing any object of a generation ends it everywhere, and if none can be removed a
 //!   note is written instead.
 //! - A producer notes in the store what it is about to put (a *record*, under its own number), and which
 //!   generation of a sample is complete (a *claim*, under the sample's name). By its records it finds
 //!   after a restart what it has put; by the claims whoever puts the same sample finds what to supersede.
 //!   Records and claims are written and removed by their producer alone.
+//! - A ref can be [promised](FeatureRef::promise) before the sample is put. It names a generation that nothing
+//!   is there of yet, so it reads as gone until the last tensor has come.
 //! - With a secret, refs and notes carry codes that only those who know it can make, and refs are bound to
 //!   the bytes of their tensors.
 
@@ -25,6 +27,7 @@ mod config;
 mod dtype;
 mod error;
 mod free;
+mod generation;
 mod keys;
 mod ledger;
 mod notes;
@@ -181,11 +184,38 @@ impl FeatureStore {
         sample: &str,
         tensors: Vec<Tensor>,
     ) -> Result<FeatureRef, FeatureError> {
-        let result = self.shared.clone().put(sample, tensors).await;
+        let result = self.shared.clone().put(sample, tensors, None).await;
         if result.is_err() {
             self.shared.ledger.lock().stats.puts_failed += 1;
         }
         result
+    }
+
+    /// Puts the sample whose ref was [promised](FeatureRef::promise), once. Everything else is as with
+    /// [`FeatureStore::put`]; whoever has the ref may read the sample from the moment on when its last tensor is
+    /// there.
+    ///
+    /// # Errors
+    /// As [`FeatureStore::put`], and when the promise is none of this producer's.
+    pub async fn keep(
+        &self,
+        promise: &FeatureRef,
+        tensors: Vec<Tensor>,
+    ) -> Result<(), FeatureError> {
+        self.shared.check(promise)?;
+        let owner = self.shared.config.owner.ok_or(FeatureError::NotAProducer)?;
+        let is_ours = promise.promised && generation::owner(promise.generation) == owner;
+        if !is_ours || !promise.tensors.iter().eq(tensors.iter().map(|tensor| &tensor.spec)) {
+            let text =
+                "this producer has not promised such a sample: keep the ref that it has made";
+            return Err(FeatureError::Config(text.to_owned()));
+        }
+        let put = self.shared.clone().put(&promise.sample, tensors, Some(promise.generation));
+        let result = put.await;
+        if result.is_err() {
+            self.shared.ledger.lock().stats.puts_failed += 1;
+        }
+        result.map(drop)
     }
 
     /// Reads a sample into memory made for it.

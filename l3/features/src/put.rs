@@ -1,6 +1,5 @@
 //! Putting a sample: room, record, tensors, claim, and the end of what it supersedes.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,12 +10,12 @@ use tokio::time::Instant;
 
 use super::config::WhenFull;
 use super::error::FeatureError;
-use super::keys::{CELLS, OWNERS_MAX, first_cell};
+use super::keys::{CELLS, first_cell};
 use super::ledger::{Cell, Entry, Room, Stage};
 use super::record::Record;
 use super::reference::{FeatureRef, Mac};
 use super::tensor::{Tensor, TensorSpec};
-use super::{Shared, check_bytes, check_specs, keys};
+use super::{Shared, check_bytes, check_specs, generation, keys};
 use terrace_l3::backend::{died, one_each};
 use terrace_l3::{ObjectId, Pin, Put, PutOptions, StoreError, Stored};
 
@@ -63,10 +62,12 @@ impl Drop for Reserved {
 }
 
 impl Shared {
+    /// Puts a sample, as the generation that was promised if there is one.
     pub(super) async fn put(
         self: Arc<Self>,
         sample: &str,
         tensors: Vec<Tensor>,
+        promised: Option<u64>,
     ) -> Result<FeatureRef, FeatureError> {
         let owner = self.config.owner.ok_or(FeatureError::NotAProducer)?;
         keys::check_sample(sample)?;
@@ -81,7 +82,8 @@ impl Shared {
         let sample: Arc<str> = sample.into();
         let put = tokio::spawn(async move {
             let shared = reserved.shared.clone();
-            let result = shared.put_into(reserved, owner, &sample, tensors, specs).await;
+            let put = shared.put_into(reserved, owner, &sample, tensors, specs, promised);
+            let result = put.await;
             let generation = result.as_ref().ok().map(FeatureRef::generation);
             if answer.send(result).is_err()
                 && let Some(generation) = generation
@@ -106,11 +108,12 @@ impl Shared {
         sample: &Arc<str>,
         tensors: Vec<Tensor>,
         specs: Vec<TensorSpec>,
+        promised: Option<u64>,
     ) -> Result<FeatureRef, FeatureError> {
         let claims = self.claims(sample).await?.others;
         let floor = claims.iter().map(|(_, claim)| claim.generation).max().unwrap_or(0);
         let (contents, tensors) = self.contents_of(tensors).await?;
-        let generation = self.next_generation(owner, floor);
+        let generation = promised.unwrap_or_else(|| self.next_generation(owner, floor));
         let id = |spec: &TensorSpec| self.keys.tensor(sample, generation, &spec.name);
         let ids: Vec<ObjectId> = specs.iter().map(id).collect();
         let created_ms = self.clock.now_ms();
@@ -122,8 +125,19 @@ impl Shared {
             created_ms,
             tensors: ids.iter().map(|id| id.key).zip(sizes).collect(),
         };
+        {
+            let mut ledger = self.ledger.lock();
+            if promised.is_some()
+                && (ledger.entry(generation).is_some() || ledger.refuses(generation))
+            {
+                // It was kept before, or whoever has its ref wants it no more.
+                let key = self.keys.sample_key(sample, generation);
+                return Err(FeatureError::Aborted { key });
+            }
+            let room = reserved.room.as_ref().expect("the room is used once");
+            ledger.begin_put(generation, sample, ids.clone(), room, created_ms, promised.is_some());
+        }
         let room = reserved.room.take().expect("the room is used once");
-        self.ledger.lock().begin_put(generation, sample, ids.clone(), &room, created_ms);
         let mut putting = Putting {
             shared: self.clone(),
             sample: sample.clone(),
@@ -143,6 +157,7 @@ impl Shared {
             generation,
             tensors: specs,
             retain: self.config.retain_on_release,
+            promised: promised.is_some(),
             contents,
             mac: None,
         };
@@ -350,17 +365,10 @@ impl Shared {
         self.entry(&claim.sample, tensors)
     }
 
-    /// A number that no put of this sample has had: the time, the producer, and a few bits of chance for
-    /// clocks that were set back between two lives of a producer.
+    /// A number that no put of this sample has had.
     fn next_generation(&self, owner: u16, floor: u64) -> u64 {
-        const OWNER_SHIFT: u32 = 12;
-        const TIME_SHIFT: u32 = 22;
-        const _: () = assert!(OWNERS_MAX as u32 <= 1 << (TIME_SHIFT - OWNER_SHIFT));
-        let chance = RandomState::new().build_hasher().finish() & ((1 << OWNER_SHIFT) - 1);
         let mut last = self.last_generation.lock();
-        let least_ms = (floor.max(*last) >> TIME_SHIFT) + 1;
-        let ms = self.clock.now_ms().max(least_ms);
-        *last = (ms << TIME_SHIFT) | (u64::from(owner) << OWNER_SHIFT) | chance;
+        *last = generation::next(floor.max(*last), self.clock.now_ms(), owner);
         *last
     }
 

@@ -1,11 +1,16 @@
 //! Refs: what a producer hands to a consumer.
 
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::config::Secret;
+use super::error::FeatureError;
+use super::keys::OWNERS_MAX;
 use super::tensor::TensorSpec;
+use super::{check_specs, generation, keys};
 
 /// Names one generation of a sample and says what its tensors are. It is small, serialises with serde,
 /// and can be copied and sent anywhere; having it does not keep the sample.
@@ -18,6 +23,9 @@ pub struct FeatureRef {
     pub(super) tensors: Vec<TensorSpec>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) retain: bool,
+    /// It was given out before the sample was put.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) promised: bool,
     /// With a secret, a code of each tensor's bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) contents: Vec<Mac>,
@@ -26,6 +34,46 @@ pub struct FeatureRef {
 }
 
 impl FeatureRef {
+    /// The ref of a sample that producer `owner` of the store of that name is about to put, by
+    /// [`FeatureStore::keep`](super::FeatureStore::keep): for those who must answer before the bytes are where they
+    /// belong, in the same process or another. Until it is put, and if it never is, the sample is
+    /// [gone](FeatureError::Gone) for whoever reads it. With `retain_on_release` it stays for further epochs.
+    ///
+    /// A ref that is older than the bytes cannot be bound to them: stores with a secret refuse it.
+    ///
+    /// # Errors
+    /// When no such sample can be put.
+    pub fn promise(
+        store: &str,
+        owner: u16,
+        sample: &str,
+        tensors: Vec<TensorSpec>,
+        retain_on_release: bool,
+    ) -> Result<Self, FeatureError> {
+        /// The highest generation that was promised in this process.
+        static LAST: Mutex<u64> = Mutex::new(0);
+        keys::check_name("the store", store)?;
+        keys::check_sample(sample)?;
+        check_specs(&tensors)?;
+        if owner >= OWNERS_MAX {
+            return Err(FeatureError::Config(format!("owner is a number below {OWNERS_MAX}")));
+        }
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let now_ms = since.unwrap_or(Duration::ZERO).as_millis() as u64;
+        let mut last = LAST.lock();
+        *last = generation::next(*last, now_ms, owner);
+        Ok(Self {
+            store: store.to_owned(),
+            sample: sample.to_owned(),
+            generation: *last,
+            tensors,
+            retain: retain_on_release,
+            promised: true,
+            contents: Vec::new(),
+            mac: None,
+        })
+    }
+
     /// The sample's name.
     #[must_use]
     pub fn sample(&self) -> &str {
@@ -42,6 +90,12 @@ impl FeatureRef {
     #[must_use]
     pub fn tensors(&self) -> &[TensorSpec] {
         &self.tensors
+    }
+
+    /// Whether it was given out before the sample was put: then it is worth while to wait for it.
+    #[must_use]
+    pub fn is_promised(&self) -> bool {
+        self.promised
     }
 
     /// The size of all tensors together.
@@ -125,6 +179,7 @@ mod tests {
             generation: 3,
             tensors: vec![TensorSpec::new("hidden", Dtype::Bf16, [4, 8])],
             retain: false,
+            promised: false,
             contents: vec![Mac(secret.of_tensor(&[7; 64]))],
             mac: None,
         };

@@ -225,3 +225,70 @@ async fn a_record_that_is_forged_frees_nothing() {
     let consumer = FeatureConfig { owner: None, ..config };
     open(&store, consumer).await.get(&reference).await.unwrap();
 }
+
+fn promise(owner: u16, sample: &str) -> FeatureRef {
+    let spec = TensorSpec::new("hidden", Dtype::U8, [BYTES as u64]);
+    FeatureRef::promise("f", owner, sample, vec![spec], false).unwrap()
+}
+
+async fn keep(features: &FeatureStore, promise: &FeatureRef) -> Result<(), FeatureError> {
+    let arena = Arena::new(1, BYTES).unwrap();
+    let _registration = features.register(&arena).unwrap();
+    arena.target(0).unwrap().fill(9);
+    let tensor = Tensor::new(promise.tensors()[0].clone(), arena.source(0).unwrap());
+    features.keep(promise, vec![tensor]).await
+}
+
+#[tokio::test]
+async fn a_promised_sample_is_gone_until_it_is_put_and_is_like_any_other_then() {
+    let store = store();
+    let producer = open(&store, FeatureConfig::producer("f", 3)).await;
+    let consumer = open(&store, FeatureConfig::consumer("f")).await;
+    let (promised, other) = (promise(3, "a"), promise(3, "b"));
+    assert!(promised.is_promised() && other.generation() > promised.generation());
+    let text = serde_json::to_string(&promised).unwrap();
+    let promised: FeatureRef = serde_json::from_str(&text).unwrap();
+    assert!(matches!(consumer.get(&promised).await, Err(FeatureError::Gone { .. })));
+    assert_eq!(store.stats().memory.unwrap().objects, 0, "a promise takes nothing");
+
+    keep(&producer, &promised).await.unwrap();
+    assert_eq!(consumer.get(&promised).await.unwrap()[0][..], [9; BYTES]);
+    let again = keep(&producer, &promised).await;
+    assert!(matches!(again, Err(FeatureError::Aborted { .. })), "{again:?}");
+    assert_eq!(consumer.release(promised.clone()).await.unwrap(), Released::Freed);
+    assert!(matches!(consumer.get(&promised).await, Err(FeatureError::Gone { .. })));
+    assert_eq!(producer.gc().await.unwrap().consumed, 1);
+    assert_eq!(store.stats().memory.unwrap().objects, 0, "not even a note is left");
+    assert_eq!(producer.stats().resident_bytes, 0);
+}
+
+#[tokio::test]
+async fn promises_are_kept_by_who_made_them_and_never_after_a_later_put() {
+    let store = store();
+    let producer = open(&store, FeatureConfig::producer("f", 3)).await;
+    let stranger = open(&store, FeatureConfig::producer("f", 4)).await;
+    let late = promise(3, "a");
+    let refused = keep(&stranger, &late).await;
+    assert!(matches!(refused, Err(FeatureError::Config(_))), "{refused:?}");
+    let current = put(&producer, "a").await.unwrap();
+    let superseded = keep(&producer, &late).await;
+    assert!(matches!(superseded, Err(FeatureError::Superseded { .. })), "{superseded:?}");
+    assert_eq!(producer.get(&current).await.unwrap()[0][..], [7; BYTES]);
+    // Whoever keeps the ref in the same process says so before it is put.
+    let unwanted = promise(3, "b");
+    assert_eq!(producer.release(unwanted.clone()).await.unwrap(), Released::AlreadyGone);
+    let aborted = keep(&producer, &unwanted).await;
+    assert!(matches!(aborted, Err(FeatureError::Aborted { .. })), "{aborted:?}");
+    assert_eq!(producer.release(current).await.unwrap(), Released::Freed);
+    assert_eq!(store.stats().memory.unwrap().objects, 0);
+    assert_eq!(producer.stats().resident_bytes, 0);
+}
+
+#[tokio::test]
+async fn with_a_secret_nothing_is_promised() {
+    let store = store();
+    let config = FeatureConfig { secret: Some(secret()), ..FeatureConfig::producer("f", 3) };
+    let producer = open(&store, config).await;
+    let kept = keep(&producer, &promise(3, "a")).await;
+    assert!(matches!(kept, Err(FeatureError::Forged { .. })), "{kept:?}");
+}

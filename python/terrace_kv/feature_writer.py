@@ -1,0 +1,227 @@
+"""Puts samples that were promised into a feature store, from threads of its own.
+
+An engine has its answer ready before hidden states have left its memory, and must not wait for a store. So it promises
+the sample (:meth:`FeatureRef.promise`), and a :class:`FeatureWriter` keeps the promise: one thread copies out of the
+engine's memory, which never waits for the store; others put. What waits between them is bounded in bytes, and every
+sample has a time after which it does not come any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._native import TerraceError
+from .features import FeatureRef, FeatureStore
+
+Tensors = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WriterStatus:
+    """How a writer is. It pickles, so that another process can decide by it."""
+
+    backlog_bytes: int = 0
+    """What was taken and is not in the store yet."""
+    resident_bytes: int = 0
+    """What is in the store, or about to be, and was not consumed yet."""
+    error: str | None = None
+    """Why the store is unwell, if it is."""
+
+
+@dataclass
+class WriterCounts:
+    """What has happened since it was last asked."""
+
+    samples: int = 0
+    bytes: int = 0
+    failures: int = 0
+    put_seconds: list[float] = field(default_factory=list)
+    """How long each sample took from the promise to the store."""
+
+
+@dataclass
+class _Job:
+    key: Hashable
+    promise: FeatureRef
+    copy: Callable[[], Tensors] | None
+    bytes: int
+    promised_at: float
+    """By the monotonic clock of this process."""
+    deadline: float
+    tensors: Tensors | None = None
+    put_since: float | None = None
+
+
+class FeatureWriter:
+    """Keeps promises of samples.
+
+    ``features`` is the producer's feature store. ``backlog_max`` bytes may be taken and not yet stored; what comes
+    beyond is dropped, so callers look at :attr:`status` before they promise anything. After a failure the store counts
+    as unwell for ``retry_s`` seconds, or until a put succeeds. Every ``gc_s`` seconds what others have consumed is
+    looked for.
+    """
+
+    def __init__(
+        self,
+        features: FeatureStore,
+        *,
+        backlog_max: int,
+        threads: int = 2,
+        retry_s: float = 5,
+        gc_s: float = 1,
+    ) -> None:
+        self._features = features
+        self._backlog_max = backlog_max
+        self._retry_s = retry_s
+        self._lock = threading.Lock()
+        self._to_copy: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._to_put: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: dict[Hashable, _Job] = {}
+        self._copied: set[Hashable] = set()
+        self._backlog_bytes = 0
+        self._failure: tuple[float, str] | None = None
+        self._counts = WriterCounts()
+        self._closing = threading.Event()
+        self._drained = threading.Condition(self._lock)
+        start = [(self._copy_all, "copy")] + [(self._put_all, f"put-{number}") for number in range(threads)]
+        start.append((lambda: self._collect(gc_s), "gc"))
+        self._threads = threads
+        for run, name in start:
+            # Daemons: a store that hangs must not keep the process.
+            threading.Thread(target=run, name=f"terrace-features-{name}", daemon=True).start()
+
+    def submit(
+        self, key: Hashable, promise: FeatureRef, copy: Callable[[], Tensors], nbytes: int, within_s: float
+    ) -> bool:
+        """Takes a promise to keep within so many seconds. ``copy`` is called once, on a thread of the writer's, and
+        gives the tensors in memory that is theirs; :meth:`take_copied` then tells ``key``. False if it was dropped
+        because too much waits already: then ``key`` is not told."""
+        now = time.monotonic()
+        job = _Job(key, promise, copy, nbytes, now, now + within_s)
+        with self._lock:
+            if self._closing.is_set() or self._backlog_bytes + nbytes > self._backlog_max or key in self._jobs:
+                self._counts.failures += 1
+                return False
+            self._jobs[key] = job
+            self._backlog_bytes += nbytes
+        self._to_copy.put(job)
+        return True
+
+    def take_copied(self) -> set[Hashable]:
+        """The keys whose memory is not read any more, each once."""
+        with self._lock:
+            copied, self._copied = self._copied, set()
+            return copied
+
+    @property
+    def status(self) -> WriterStatus:
+        """How it is."""
+        now = time.monotonic()
+        resident = self._features.stats()["resident_bytes"]
+        with self._lock:
+            error = None
+            if self._failure is not None and now - self._failure[0] < self._retry_s:
+                error = self._failure[1]
+            begun = [job.put_since for job in self._jobs.values() if job.put_since is not None and now > job.deadline]
+            if begun:
+                error = f"the store has not answered for {now - min(begun):.0f} s"
+            return WriterStatus(self._backlog_bytes, resident, error)
+
+    def take_counts(self) -> WriterCounts:
+        """What has happened since this was last called."""
+        with self._lock:
+            counts, self._counts = self._counts, WriterCounts()
+            return counts
+
+    def close(self, timeout: float) -> bool:
+        """Takes nothing any more, and waits for what was taken; False if that takes longer than so many seconds."""
+        self._closing.set()
+        deadline = time.monotonic() + timeout
+        with self._drained:
+            while self._jobs and (left := deadline - time.monotonic()) > 0:
+                self._drained.wait(left)
+            is_drained = not self._jobs
+        self._to_copy.put(None)
+        for _ in range(self._threads):
+            self._to_put.put(None)
+        return is_drained
+
+    def _copy_all(self) -> None:
+        while (job := self._to_copy.get()) is not None:
+            copy, job.copy = job.copy, None
+            assert copy is not None, "a job is copied once"
+            error: BaseException | None = None
+            try:
+                job.tensors = copy()
+            except Exception as caught:  # noqa: BLE001
+                error = caught
+            # The caller's memory must not be held by what is left of the job.
+            del copy
+            with self._lock:
+                self._copied.add(job.key)
+            if error is None:
+                self._to_put.put(job)
+            else:
+                self._end(job, f"hidden states could not be copied: {error}")
+
+    def _put_all(self) -> None:
+        while (job := self._to_put.get()) is not None:
+            assert job.tensors is not None, "a job is copied before it is put"
+            if time.monotonic() > job.deadline:
+                self._end(job, "the store is too slow: a sample has waited for longer than it was promised to take")
+                continue
+            with self._lock:
+                job.put_since = time.monotonic()
+            try:
+                self._features.keep(job.promise, job.tensors)
+            except TerraceError as error:
+                self._end(job, str(error))
+                continue
+            if time.monotonic() > job.deadline:
+                # Whoever has the ref was told that it would not come any more.
+                self._discard(job)
+                self._end(job, "the store is too slow: a sample took longer than it was promised to take")
+                continue
+            self._end(job, None)
+
+    def _discard(self, job: _Job) -> None:
+        try:
+            if self._features.release(job.promise) == "retained":
+                self._features.abort(job.promise.sample)
+        except TerraceError:
+            # It goes when it was held for too long.
+            pass
+
+    def _end(self, job: _Job, error: str | None) -> None:
+        job.tensors = None
+        now = time.monotonic()
+        if error is not None:
+            logger.warning("The sample %s, which was promised, is not stored: %s", job.promise.sample, error)
+        with self._drained:
+            del self._jobs[job.key]
+            self._backlog_bytes -= job.bytes
+            if error is None:
+                self._failure = None
+                self._counts.samples += 1
+                self._counts.bytes += job.bytes
+                self._counts.put_seconds.append(now - job.promised_at)
+            else:
+                self._failure = (now, error)
+                self._counts.failures += 1
+            self._drained.notify_all()
+
+    def _collect(self, gc_s: float) -> None:
+        while not self._closing.wait(gc_s):
+            try:
+                self._features.gc()
+            except TerraceError:
+                # Puts tell how the store is; what could not be freed is tried again.
+                pass

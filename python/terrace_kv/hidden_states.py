@@ -1,0 +1,206 @@
+"""Samples of hidden states: what they are made of, how they are read, and what a producer of them can be told.
+
+A sample has ``hidden_states``, one row for each token with the states of the chosen layers, and ``token_ids``. Where
+a store's objects are smaller than that, the rows are in several tensors, ``hidden_states.000`` and so on;
+:func:`read_hidden_states` puts them together again without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from .arrays import empty_torch, size
+from .features import FeatureRef, FeatureStore, TensorSpec
+from .store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+HIDDEN_STATES = "hidden_states"
+TOKEN_IDS = "token_ids"
+# A sample has no more tensors than this, with the token ids.
+_TENSORS_MAX = 128
+_TOKEN_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The hidden states of one token."""
+
+    layers: int
+    hidden_size: int
+    dtype: str
+    """As in refs: ``BF16``, ``F32``."""
+    itemsize: int
+
+    @property
+    def token_bytes(self) -> int:
+        """What those of a token take."""
+        return self.layers * self.hidden_size * self.itemsize
+
+    def sample_bytes(self, tokens: int) -> int:
+        """What a sample takes, with its token ids."""
+        return tokens * (self.token_bytes + _TOKEN_BYTES)
+
+
+def parts_of(shape: Shape, tokens: int, object_max: int) -> list[TensorSpec]:
+    """The tensors of a sample, the token ids last.
+
+    :raises ValueError: if it takes more of them than a sample has.
+    """
+    rows = min(max(tokens, 1), object_max // shape.token_bytes)
+    parts = -(-tokens // rows) if rows else _TENSORS_MAX
+    if parts >= _TENSORS_MAX or tokens * _TOKEN_BYTES > object_max:
+        needed = max(-(-tokens // (_TENSORS_MAX - 1)) * shape.token_bytes, tokens * _TOKEN_BYTES)
+        raise ValueError(f"hidden states of {tokens} tokens need an object_max of {needed} bytes, it is {object_max}")
+    ids = TensorSpec(TOKEN_IDS, "I64", [tokens])
+    if parts <= 1:
+        return [TensorSpec(HIDDEN_STATES, shape.dtype, [tokens, shape.layers, shape.hidden_size]), ids]
+    begins = range(0, tokens, rows)
+    sizes = [[min(rows, tokens - begin), shape.layers, shape.hidden_size] for begin in begins]
+    return [TensorSpec(f"{HIDDEN_STATES}.{part:03}", shape.dtype, size) for part, size in enumerate(sizes)] + [ids]
+
+
+def read_hidden_states(
+    features: FeatureStore, ref: FeatureRef, *, wait: float = 0, pin: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The hidden states ``(tokens, layers, size)`` of a sample, and its token ids.
+
+    :raises Gone: if it is gone, or has not come in the seconds to wait.
+    """
+    into: dict[str, Any] = {}
+    parts = [tensor for tensor in ref.tensors if tensor.name.partition(".")[0] == HIDDEN_STATES]
+    whole = empty_torch(parts[0].dtype, [sum(part.shape[0] for part in parts), *parts[0].shape[1:]], pin=pin)
+    begin = 0
+    for part in parts:
+        into[part.name] = whole[begin : begin + part.shape[0]]
+        begin += part.shape[0]
+    (ids,) = [tensor for tensor in ref.tensors if tensor.name == TOKEN_IDS]
+    into[TOKEN_IDS] = empty_torch(ids.dtype, ids.shape, pin=pin)
+    features.get(ref, into, wait=wait)
+    return whole, into[TOKEN_IDS]
+
+
+def hidden_states_of(
+    cache: torch.Tensor,
+    blocks: list[int],
+    tokens: int,
+    stream: torch.cuda.Stream | None = None,
+    ready: torch.cuda.Event | None = None,
+) -> torch.Tensor:
+    """The hidden states in blocks of vLLM's cache, ``(blocks, layers, tokens of a block, size)``, as a tensor on the
+    host, ``(tokens, layers, size)``. Those on a GPU are copied by ``stream``, after ``ready``."""
+    import torch
+
+    by_token = cache.transpose(1, 2)
+    if stream is None:
+        return by_token[torch.tensor(blocks)].flatten(0, 1)[:tokens]
+    with torch.cuda.stream(stream):
+        if ready is not None:
+            stream.wait_event(ready)
+        places = torch.tensor(blocks).pin_memory().to(cache.device, non_blocking=True)
+        found = by_token[places].flatten(0, 1)[:tokens]
+        on_host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        on_host.copy_(found, non_blocking=True)
+    # Waits on this thread, without the interpreter's lock.
+    stream.synchronize()
+    return on_host
+
+
+@dataclass(frozen=True)
+class HiddenStatesSettings:
+    """How an engine's hidden states get into a feature store."""
+
+    store: str
+    """Where: as ``place`` of a :class:`Store`."""
+    object_max: int
+    """The largest object; of nodes, what they were started with."""
+    store_settings: Mapping[str, Any]
+    """Other settings of the :class:`Store`, like ``capacity`` or ``secret_file``."""
+    name: str
+    """The feature store's name, the same for all who use it."""
+    owner: int
+    """The producer's number. Engines at the same store have different ones, and each the same when it comes back."""
+    max_resident: int
+    """How many bytes may wait to be consumed."""
+    samples_max: int
+    """How many samples may."""
+    max_hold_s: float | None
+    """What nobody has released after so many seconds is freed."""
+    retain: bool
+    """Samples stay when they are released, for further epochs."""
+    durable: bool
+    """A sample is there only when it would survive a crash of the store."""
+    within_s: float
+    """A promised sample comes within so many seconds, or never."""
+    hold_s: float
+    """Requests wait for so many seconds for room in the store before they begin."""
+    backlog: int
+    """How many bytes may wait in memory for the store."""
+    threads: int
+    """How many samples are put at a time."""
+
+    @staticmethod
+    def of(told: Mapping[str, Any], *, engine: int = 0) -> HiddenStatesSettings:
+        """Settings as JSON has them; of several engines that share the work each gets another producer's number.
+
+        :raises ValueError: if one is missing or unknown.
+        """
+        known = {field.name for field in fields(HiddenStatesSettings)}
+        if unknown := sorted(set(told) - known):
+            raise ValueError(f"unknown settings: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        for needed in ("store", "object_max"):
+            if needed not in told:
+                raise ValueError(
+                    f"the setting {needed} is missing: store says where hidden states go, object_max how large an "
+                    "object can be there"
+                )
+        hold = told.get("max_hold_s", 1800)
+        return HiddenStatesSettings(
+            store=str(told["store"]),
+            object_max=size(told["object_max"]),
+            store_settings=dict(told.get("store_settings", {})),
+            name=str(told.get("name", "hidden states")),
+            owner=int(told.get("owner", 0)) + engine,
+            max_resident=size(told.get("max_resident", "4GiB")),
+            samples_max=int(told.get("samples_max", 4096)),
+            max_hold_s=None if hold is None else float(hold),
+            retain=bool(told.get("retain", False)),
+            durable=bool(told.get("durable", False)),
+            within_s=float(told.get("within_s", 30)),
+            hold_s=float(told.get("hold_s", 10)),
+            backlog=size(told.get("backlog", "1GiB")),
+            threads=int(told.get("threads", 2)),
+        )
+
+    def open_store(self) -> Store:
+        """The store that it is in, for producers and consumers.
+
+        :raises ConfigError: if it cannot be opened so.
+        """
+        settings = dict(self.store_settings)
+        # Nodes have theirs already.
+        if not self.store.startswith("nodes://"):
+            settings["object_max"] = self.object_max
+        if self.store.startswith("mooncake://"):
+            settings.setdefault("for_features", True)
+        return Store(self.store, **settings)
+
+    def open(self) -> FeatureStore:
+        """The feature store, for the producer.
+
+        :raises ConfigError: if it cannot be opened so.
+        """
+        return FeatureStore(
+            self.open_store(),
+            self.name,
+            owner=self.owner,
+            max_resident=self.max_resident,
+            when_full=self.within_s,
+            samples_max=self.samples_max,
+            max_hold=self.max_hold_s,
+            retain=self.retain,
+            durable=self.durable,
+        )

@@ -1,0 +1,147 @@
+"""Terrace's stores for LMCache: a client for its adapter ``native_plugin``.
+
+::
+
+    --l2-adapter '{"type": "native_plugin", "module_path": "terrace_kv.lmcache", "class_name": "TerraceClient",
+                   "adapter_params": {"store": "disk:/var/cache/kv", "object_max": "32MiB", "weights": "...", ...}}'
+
+LMCache's keys name the model, the size of its world and the rank in it, the group of layers, the chunk's tokens and the
+salt. They do not name the weights, the type and layout of the KV, the tokens of a chunk, or how the world is divided
+between tensor and pipeline parallelism; so these must be told, and all of them go into the namespace that every object
+is verified by. ``docs/lmcache.md`` has the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ._native import ConfigError
+from .adapters import open_store
+from .arrays import size
+from .namespaces import canonical, engine_namespace, weights_of
+from .transfers import Transfers
+
+_NEEDED = {
+    "weights": "the revision of the model's weights, or anything that changes with them",
+    "kv_dtype": "the type of the KV, as bfloat16 or fp8_e4m3",
+    "layout": "how the engine lays out KV: its name and version, and the attention backend where layouts differ",
+    "chunk_tokens": "LMCache's --chunk-size",
+    "parallelism": 'how the engine\'s workers share the model, as {"tensor": 2, "pipeline": 1}',
+}
+_OWN = (*_NEEDED, "model_folder", "hash_algorithm", "namespace")
+
+# LMCache's own default.
+_HASH_ALGORITHM = "blake3"
+# How long closing waits for what is under way.
+_CLOSE_S = 10.0
+
+
+class TerraceClient:
+    """A store as LMCache's native connectors are: batches that are submitted, and a descriptor that tells of their end.
+
+    No call blocks but :meth:`close`. What cannot be had is told key by key, and is a miss for LMCache: a store that is
+    slow, full or away makes no request fail.
+
+    :raises ConfigError: if anything is missing that keeps KV of one model apart from that of another.
+    """
+
+    def __init__(self, **adapter_params: Any) -> None:
+        namespace = _namespace(adapter_params)
+        self._shared = open_store(adapter_params, object_bytes=_object_bytes(adapter_params), known=_OWN)
+        self._opened: Transfers | None = Transfers(self._shared.store, namespace)
+
+    @property
+    def _transfers(self) -> Transfers:
+        if self._opened is None:
+            raise ValueError("this client is closed")
+        return self._opened
+
+    def event_fd(self) -> int:
+        """Readable while there is something to drain."""
+        return self._transfers.event_fd()
+
+    def submit_batch_get(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
+        """Reads objects, each exactly as long as its buffer."""
+        return self._transfers.submit_get_buffers(_encoded(keys), buffers)
+
+    def submit_batch_set(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
+        """Stores buffers."""
+        return self._transfers.submit_put_buffers(_encoded(keys), buffers)
+
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        """Asks which objects there are. What is found is kept for a while, since LMCache is about to read it."""
+        return self._transfers.submit_exists(_encoded(keys), lease=True)
+
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        """Removes objects."""
+        return self._transfers.submit_remove(_encoded(keys))
+
+    def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
+        """What has ended: its number, whether it did for every key, why not, and which keys it did for."""
+        told = []
+        for done in self._transfers.drain():
+            # Looking up what is not there is no failure.
+            is_ok = done.all_ok if done.kind in ("put", "get") else done.error is None
+            told.append((done.job, is_ok, done.error or "", done.ok))
+        return told
+
+    def stats(self) -> Mapping[str, Any]:
+        """Hits, misses, failures, bytes and times, by what was done."""
+        return self._transfers.stats()
+
+    def close(self) -> None:
+        """Waits for what is under way, and makes what was stored durable."""
+        if self._opened is None:
+            return
+        is_idle = self._opened.wait_idle(_CLOSE_S)
+        # Whoever opens the same folder next finds it free only when nobody has the store any more.
+        self._opened = None
+        if is_idle:
+            self._shared.close()
+        del self._shared
+
+
+def _encoded(keys: Sequence[str]) -> list[bytes]:
+    return [key.encode() for key in keys]
+
+
+def _object_bytes(params: Mapping[str, Any]) -> int:
+    if str(params.get("store", "")).startswith("nodes://"):
+        # Theirs is what they were started with.
+        return 0
+    if "object_max" not in params:
+        raise ConfigError(
+            'say how large a chunk of one worker is, as "object_max": "32MiB": chunk_tokens times the KV of a token. '
+            "LMCache does not tell"
+        )
+    return size(params["object_max"])
+
+
+def _namespace(params: Mapping[str, Any]) -> bytes:
+    told = dict(params)
+    if "model_folder" in told and "weights" not in told:
+        told["weights"] = weights_of(str(told["model_folder"]))
+    missing = [f"{name} ({what})" for name, what in _NEEDED.items() if name not in told]
+    if missing:
+        raise ConfigError(
+            f"LMCache's keys do not say all that KV depends on. Add to adapter_params: {'; '.join(missing)}; or "
+            "model_folder in place of weights, where the model is a folder of this machine"
+        )
+    degrees = told["parallelism"]
+    if not isinstance(degrees, Mapping) or not all(isinstance(degree, int) for degree in degrees.values()):
+        raise ConfigError(f'parallelism has a number for each kind, as {{"tensor": 2, "pipeline": 1}}, not {degrees!r}')
+    return engine_namespace(
+        engine="lmcache",
+        hash_algorithm=str(told.get("hash_algorithm", _HASH_ALGORITHM)),
+        # The model's name, the rank, the group and the salt are in every key.
+        model="in keys",
+        weights=str(told["weights"]),
+        dtype=str(told["kv_dtype"]),
+        kv_dtype=str(told["kv_dtype"]),
+        layout=canonical(told["layout"]),
+        block_tokens=int(told["chunk_tokens"]),
+        parallelism={str(name): int(degree) for name, degree in degrees.items()},
+        rank=None,
+        salt=str(told.get("namespace", "")),
+    )

@@ -1,0 +1,419 @@
+"""vLLM's hidden states in a feature store, for those who train on them.
+
+vLLM's speculative method ``extract_hidden_states`` keeps the hidden states of chosen layers beside the KV cache. This
+connector puts those of each request that ends well into a :class:`~terrace_kv.FeatureStore`, with the request's token
+ids, and the answer says where they are::
+
+    "kv_transfer_params": {"hidden_states_ref": "{...}", "hidden_states_within_s": 30.0}
+
+The ref is promised: the sample comes within that time, or never. When it is known that it cannot come (the store is
+full, away, or hangs), the answer has ``hidden_states_error`` instead; the request itself never fails because of it.
+``docs/vllm-hidden-states.md`` has the settings.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import get_layers_from_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
+from vllm.v1.request import RequestStatus
+
+from ..arrays import kind_of
+from ..feature_writer import FeatureWriter, WriterStatus
+from ..features import FeatureRef
+from ..hidden_states import HiddenStatesSettings, Shape, hidden_states_of, parts_of
+from .hidden_states_stats import HiddenStatesMetrics, HiddenStatesStats
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
+
+REF = "hidden_states_ref"
+WITHIN = "hidden_states_within_s"
+ERROR = "hidden_states_error"
+
+_ENDED_BADLY = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_IGNORED, RequestStatus.FINISHED_ERROR)
+
+# A request that comes when this long nothing was heard of the writer waits for a step that brings news.
+_NEWS_S = 1.0
+# But not for longer than this.
+_NEWS_PATIENCE_S = 5.0
+
+
+@dataclass
+class Save:
+    """Hidden states that were promised."""
+
+    request: str
+    ref: str
+    token_ids: list[int]
+    blocks: list[int]
+    bytes: int
+
+
+@dataclass
+class Saves(KVConnectorMetadata):
+    """What the scheduler tells the worker in a step."""
+
+    saves: list[Save] = field(default_factory=list)
+
+
+@dataclass
+class News(KVConnectorWorkerMetadata):
+    """How the writer is: what the worker that has it tells the scheduler in a step."""
+
+    status: WriterStatus
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        # Only one worker has a writer.
+        return self
+
+
+class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
+    """Puts hidden states of requests that end into a feature store."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        speculative = vllm_config.speculative_config
+        if speculative is None or speculative.method != "extract_hidden_states":
+            raise ValueError(
+                "HiddenStatesConnector needs hidden states: start vLLM with --speculative-config "
+                '\'{"method": "extract_hidden_states", "num_speculative_tokens": 1, ...}\''
+            )
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        # Engines that share the work each have a producer's number of their own.
+        settings = HiddenStatesSettings.of(extra, engine=vllm_config.parallel_config.data_parallel_index)
+        shape, group = shape_of(vllm_config), group_of(kv_cache_config)
+        block_size = kv_cache_config.kv_cache_groups[group].kv_cache_spec.block_size
+        self._scheduler: _Scheduler | None = None
+        self._worker: _Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = _Scheduler(settings, shape, group, block_size)
+        else:
+            self._worker = _Worker(settings, shape, block_size)
+
+    # What the scheduler asks.
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        return (0 if self._scheduler.admits(request) else None), False
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        return self._scheduler.take_saves()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        assert self._scheduler is not None
+        if isinstance(connector_output.kv_connector_worker_meta, News):
+            self._scheduler.hear(connector_output.kv_connector_worker_meta.status)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return self._scheduler.finished(request, block_ids)
+
+    def get_finished_count(self) -> int:
+        # Every request is saved by one worker, however many there are.
+        return 1
+
+    # What the worker is told.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        from vllm.model_executor.models.extract_hidden_states import CacheOnlyAttentionLayer
+
+        assert self._worker is not None
+        layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
+        # All ranks of a tensor have the same hidden states, and stages before the last have none.
+        if layers and get_tensor_model_parallel_rank() == 0:
+            (name,) = layers
+            self._worker.open(kv_caches[name])
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        assert self._worker is not None
+        saves = self._get_connector_metadata() if self.has_connector_metadata() else Saves()
+        assert isinstance(saves, Saves)
+        return self._worker.save(saves.saves) or None, None
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        assert self._worker is not None
+        status = self._worker.status()
+        return None if status is None else News(status)
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    # What others are told.
+
+    def get_kv_connector_stats(self) -> HiddenStatesStats | None:
+        if self._worker is not None:
+            return self._worker.stats()
+        return self._scheduler.stats() if self._scheduler is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HiddenStatesStats:
+        return HiddenStatesStats(data=data) if data is not None else HiddenStatesStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: VllmConfig, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
+    ) -> HiddenStatesMetrics:
+        return HiddenStatesMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        # The hidden states of a token side by side, as they are in a sample. Others work, and cost a slower copy.
+        return "LBNHC"
+
+
+class _Scheduler:
+    """What the scheduler's side knows: what was promised, and what it last heard of the writer."""
+
+    def __init__(self, settings: HiddenStatesSettings, shape: Shape, group: int, block_size: int) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._group = group
+        self._block_size = block_size
+        self._status = WriterStatus()
+        self._heard_at = time.monotonic()
+        # Room in the store for requests that run; nothing for those that had waited for it in vain.
+        self._reserved: dict[str, int] = {}
+        self._held_since: dict[str, float] = {}
+        self._saves: list[Save] = []
+        # What the worker was told since it last told how much it has.
+        self._told_bytes = 0
+        self._refused = 0
+
+    def admits(self, request: Request) -> bool:
+        """Whether the request may begin. It waits for news if those there are are old, and for room."""
+        if request.request_id in self._reserved or not _wants(request):
+            return True
+        now = time.monotonic()
+        waited = now - self._held_since.setdefault(request.request_id, now)
+        if now - self._heard_at > _NEWS_S and waited < _NEWS_PATIENCE_S:
+            return False
+        nbytes = self._shape.sample_bytes(_tokens_most(request))
+        has_room = self._why_no_room(nbytes, sum(self._reserved.values())) is None
+        if not has_room and self._status.error is None and waited < self._settings.hold_s:
+            return False
+        del self._held_since[request.request_id]
+        # Whether it is promised is decided in the end; until then nobody else gets the room.
+        self._reserved[request.request_id] = nbytes if has_room else 0
+        return True
+
+    def take_saves(self) -> Saves:
+        saves, self._saves = self._saves, []
+        self._told_bytes += sum(save.bytes for save in saves)
+        return Saves(saves)
+
+    def hear(self, status: WriterStatus) -> None:
+        # What the worker was told in the same step is in the figures.
+        self._status, self._heard_at, self._told_bytes = status, time.monotonic(), 0
+
+    def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
+        self._held_since.pop(request.request_id, None)
+        has_room = self._reserved.pop(request.request_id, 0) > 0
+        if request.status in _ENDED_BADLY or not _wants(request):
+            return False, None
+        try:
+            # What others have reserved is not taken from them.
+            save = self._promise(request, block_ids, 0 if has_room else sum(self._reserved.values()))
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the request has its answer.
+            self._refused += 1
+            return False, {ERROR: str(error)}
+        self._saves.append(save)
+        return True, {REF: save.ref, WITHIN: self._settings.within_s}
+
+    def stats(self) -> HiddenStatesStats | None:
+        refused, self._refused = self._refused, 0
+        return HiddenStatesStats.of(refused=refused) if refused else None
+
+    def _promise(self, request: Request, block_ids: tuple[list[int], ...], reserved: int) -> Save:
+        params = request.kv_transfer_params or {}
+        if request.prompt_token_ids is None:
+            raise ValueError("a prompt of embeddings has no token ids to store hidden states with")
+        token_ids = list(request.prompt_token_ids)
+        if params.get("include_output_tokens", False):
+            # The last token was never put in, so it has no hidden state.
+            token_ids = list(request.all_token_ids)[:-1]
+        blocks = list(block_ids[self._group]) if self._group < len(block_ids) else []
+        if len(blocks) * self._block_size < len(token_ids):
+            raise ValueError(f"vLLM has kept hidden states of {len(blocks)} blocks only, for {len(token_ids)} tokens")
+        nbytes = self._shape.sample_bytes(len(token_ids))
+        if self._status.error is not None:
+            raise ValueError(self._status.error)
+        if (why := self._why_no_room(nbytes, reserved)) is not None:
+            raise ValueError(why)
+        sample = params.get("sample", request.request_id)
+        if not isinstance(sample, str):
+            raise ValueError(f"the name of a sample is text, not {sample!r}")
+        settings = self._settings
+        specs = parts_of(self._shape, len(token_ids), settings.object_max)
+        ref = FeatureRef.promise(settings.name, settings.owner, sample, specs, retain=settings.retain)
+        return Save(request.request_id, ref.text, token_ids, blocks, nbytes)
+
+    def _why_no_room(self, nbytes: int, reserved: int) -> str | None:
+        settings = self._settings
+        promised = self._told_bytes + sum(save.bytes for save in self._saves) + nbytes
+        if (waiting := self._status.backlog_bytes + promised) > settings.backlog:
+            return f"the store is slow: {waiting} bytes would wait for it, and backlog is {settings.backlog}"
+        if (resident := self._status.resident_bytes + waiting + reserved) > settings.max_resident:
+            return (
+                f"{resident} bytes would wait to be consumed, and max_resident is {settings.max_resident}: release "
+                "samples that are used up, or consume faster"
+            )
+        return None
+
+
+class _Worker:
+    """What a worker's side has, if it is the one that saves: the cache of hidden states, and the writer."""
+
+    def __init__(self, settings: HiddenStatesSettings, shape: Shape, block_size: int) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._block_size = block_size
+        self._writer: FeatureWriter | None = None
+        self._cache = torch.empty(0)
+        self._stream: torch.cuda.Stream | None = None
+
+    def open(self, cache: torch.Tensor) -> None:
+        found = (*cache.shape[1:], kind_of(cache)[0])
+        expected = (self._shape.layers, self._block_size, self._shape.hidden_size, self._shape.dtype)
+        if found != expected:
+            # The scheduler's side promises by what it expects.
+            raise ValueError(f"vLLM keeps hidden states as {found}, and {expected} was expected of this model")
+        self._cache = cache
+        if cache.is_cuda:
+            self._stream = torch.cuda.Stream(cache.device)  # type: ignore[no-untyped-call]
+        self._features = self._settings.open()
+        self._writer = FeatureWriter(
+            self._features, backlog_max=self._settings.backlog, threads=self._settings.threads
+        )
+
+    def save(self, saves: list[Save]) -> set[str]:
+        """Takes what is to be saved, and answers which requests' blocks are not needed any more."""
+        if self._writer is None:
+            return set()
+        done = set()
+        for save in saves:
+            promise = FeatureRef(save.ref)
+            copy = self._copy_of(promise, save.token_ids, save.blocks)
+            if not self._writer.submit(save.request, promise, copy, save.bytes, self._settings.within_s):
+                logger.warning("Hidden states of %s are dropped: too much waits for the store", save.request)
+                done.add(save.request)
+        return done | {str(request) for request in self._writer.take_copied()}
+
+    def status(self) -> WriterStatus | None:
+        return None if self._writer is None else self._writer.status
+
+    def stats(self) -> HiddenStatesStats | None:
+        if self._writer is None:
+            return None
+        counts = self._writer.take_counts()
+        if counts.samples + counts.failures == 0:
+            return None
+        return HiddenStatesStats.of(counts.samples, counts.bytes, counts.failures, seconds=counts.put_seconds)
+
+    def close(self) -> None:
+        if self._writer is None:
+            return
+        if self._writer.close(self._settings.within_s):
+            self._features.store.close()
+        else:
+            logger.warning("The store does not answer: some hidden states that were promised are not in it")
+        self._writer = None
+
+    def _copy_of(
+        self, promise: FeatureRef, token_ids: list[int], blocks: list[int]
+    ) -> Callable[[], Mapping[str, torch.Tensor]]:
+        """What copies hidden states out of the cache, on another thread."""
+        ready = None
+        if self._stream is not None:
+            # Not before what the model has begun is done.
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+
+        def copy() -> Mapping[str, torch.Tensor]:
+            found = hidden_states_of(self._cache, blocks, len(token_ids), self._stream, ready)
+            rows = [tensor.shape[0] for tensor in promise.tensors[:-1]]
+            parts = [*torch.split(found, rows), torch.tensor(token_ids, dtype=torch.int64)]
+            return {tensor.name: part for tensor, part in zip(promise.tensors, parts, strict=True)}
+
+        return copy
+
+
+def group_of(kv_cache_config: KVCacheConfig) -> int:
+    """Which of vLLM's cache groups has the hidden states: one of their own, or the only one."""
+    groups = kv_cache_config.kv_cache_groups
+    found = [number for number, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
+    if len(found) == 1:
+        return found[0]
+    if not found and len(groups) == 1:
+        return 0
+    raise ValueError(
+        f"vLLM keeps hidden states of this model in {len(found)} of {len(groups)} cache groups: exactly one is needed"
+    )
+
+
+def shape_of(vllm_config: VllmConfig) -> Shape:
+    """What vLLM keeps of each token."""
+    hidden = vllm_config.speculative_config.draft_model_config.hf_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    # Hidden states are not quantised, whatever is done to the KV.
+    known = cache_dtype if cache_dtype in ("bfloat16", "float16") else "auto"
+    dtype = kv_cache_dtype_str_to_dtype(known, vllm_config.model_config)
+    name, _ = kind_of(torch.empty(0, dtype=dtype))
+    layers = len(hidden.eagle_aux_hidden_state_layer_ids)
+    return Shape(layers, vllm_config.model_config.get_hidden_size(), name, dtype.itemsize)
+
+
+def _wants(request: Request) -> bool:
+    return bool((request.kv_transfer_params or {}).get("hidden_states", True))
+
+
+def _tokens_most(request: Request) -> int:
+    """How many tokens a sample of the request may have."""
+    with_output = (request.kv_transfer_params or {}).get("include_output_tokens", False)
+    tokens = int(request.num_prompt_tokens)
+    return tokens + int(request.max_tokens) if with_output else tokens

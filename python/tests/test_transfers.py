@@ -114,7 +114,7 @@ def test_other_namespaces_have_other_objects(transfers: Transfers, store: terrac
         assert not any(Transfers(store, other).exists(KEYS).ok), name
     assert engine_namespace(**FIELDS | {"parallelism": None, "rank": None}) != NAMESPACE
     with pytest.raises(TypeError, match="twice"):
-        engine_namespace(**FIELDS, **{"parallel tp": 2})
+        engine_namespace(**FIELDS | {"parallel tp": 2})
 
 
 def test_parts_of_keys_do_not_run_together() -> None:

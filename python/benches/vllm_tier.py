@@ -156,9 +156,10 @@ def main() -> None:
     rows = np.frombuffer(memory, np.uint8).reshape(2 * options.chunks, chunk_bytes)
     rows[: options.chunks] = np.random.default_rng(1).integers(0, 256, (options.chunks, chunk_bytes), np.uint8)
     spec = specification(chunk_bytes)
-    files = FileSystemTierManager(spec, memoryview(rows), "fs", root_dir=str(folder / "fs"))
+    view = memoryview(memory).cast("B", (2 * options.chunks, chunk_bytes))
+    files = FileSystemTierManager(spec, view, "fs", root_dir=str(folder / "fs"))
     ours = TerraceTier(
-        spec, memoryview(rows), "TerraceTier", store=f"disk:{folder / 'terrace'}", capacity="16GiB", weights="bench"
+        spec, view, "TerraceTier", store=f"disk:{folder / 'terrace'}", capacity="16GiB", weights="bench"
     )
     figures: dict[str, list[dict[str, float]]] = {"vllm fs": [], "terrace": []}
     try:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import terrace_kv as terrace
+from conftest import open_place
 from terrace_kv.adapters import open_store
 from terrace_kv.namespaces import engine_namespace, weights_of
 from terrace_kv.transfers import Completed, Transfers, key_of
@@ -114,7 +115,7 @@ def test_other_namespaces_have_other_objects(transfers: Transfers, store: terrac
         assert not any(Transfers(store, other).exists(KEYS).ok), name
     assert engine_namespace(**FIELDS | {"parallelism": None, "rank": None}) != NAMESPACE
     with pytest.raises(TypeError, match="twice"):
-        engine_namespace(**FIELDS, **{"parallel tp": 2})
+        engine_namespace(**FIELDS | {"parallel tp": 2})
 
 
 def test_parts_of_keys_do_not_run_together() -> None:
@@ -213,3 +214,29 @@ def test_a_store_that_is_shut_down_fails_key_by_key(transfers: Transfers, store:
     put = transfers.put(KEYS[:2], region, [0, 1])
     assert put.ok == [False, False] and put.error is not None
     assert sum(transfers.stats()["put"]["failures"].values()) == 2
+
+
+def test_a_store_that_hangs_or_dies_ends_jobs_in_time(tmp_path: Path) -> None:
+    for place in open_place("nodes", tmp_path):
+        config = {"store": place.place, "secret_file": place.settings["secret_file"]}
+        limits = {"exists_timeout_ms": 500, "get_timeout_ms": 500, "put_timeout_ms": 500}
+        shared = open_store(config | limits, object_bytes=PAGE)
+        transfers = Transfers(shared.store, NAMESPACE)
+        pages = memory()
+        region = transfers.register(pages, PAGE)
+        assert transfers.put(KEYS, region, range(8)).all_ok
+        place.pause(True)
+        transfers.submit_get(KEYS, region, range(8, 16))
+        transfers.submit_exists(KEYS)
+        assert transfers.wait_idle(20), "the store has let go of the memory"
+        assert not any(ok for ended in transfers.drain() for ok in ended.ok)
+        pages[8:] = 7
+        place.pause(False)
+        for node in place.processes:
+            node.kill()
+        assert not any(transfers.get(KEYS, region, range(8, 16)).ok)
+        assert (pages[8:] == 7).all(), "what comes late touches nothing"
+        told = transfers.stats()["get"]
+        assert sum(told["failures"].values()) == 8 and told["misses"] == 8, "what failed is not asked for again so soon"
+        transfers.close()
+        shared.close()

@@ -21,6 +21,8 @@ const PIECE_OBJECTS: usize = 256;
 /// How many pieces of one job are under way at a time.
 const PIECES_AT_A_TIME: usize = 4;
 
+const BROKEN: &str = "Terrace has broken one of its own rules: please report it";
+
 /// What a job does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -85,8 +87,7 @@ impl Done {
 
     /// A job whose task has died.
     pub(super) fn broken(keys: usize) -> Self {
-        let error = "Terrace has broken one of its own rules: please report it";
-        Self { error: Some(error.into()), failures: vec!["broken"; keys], ..Self::of(keys) }
+        Self { error: Some(BROKEN.into()), failures: vec!["broken"; keys], ..Self::of(keys) }
     }
 
     fn note<T>(&mut self, place: usize, result: Result<T, StoreError>, code: impl Fn(T) -> u8) {
@@ -188,7 +189,10 @@ where
         }
         let Some(ended) = under_way.join_next().await else { break };
         // A piece that has panicked leaves its keys as failed.
-        let Ok((places, pages, results)) = ended else { continue };
+        let Ok((places, pages, results)) = ended else {
+            done.fail("broken", || BROKEN.into());
+            continue;
+        };
         for ((place, (_, bytes)), result) in places.into_iter().zip(pages).zip(results) {
             done.note(place, result, &code);
             let code = done.codes[place];

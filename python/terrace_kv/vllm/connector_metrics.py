@@ -22,7 +22,7 @@ class ConnectorStats(KVConnectorStats):
     """By metric and labels, as JSON since it travels between processes: a number, or times."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def is_empty(self) -> bool:
         return not self.data

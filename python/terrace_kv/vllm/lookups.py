@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from ..transfers import FAILED, Completed, Transfers
+from ..store import FAILED
+from ..transfers import Completed, Transfers
 
 # How long an answer is believed. Requests need it in the step after the one that asked; those that wait for chunks on
 # their way ask again in every step.

@@ -23,7 +23,6 @@ class _Request:
     """The first block that is to be loaded."""
     saved: int = 0
     """How many blocks, from the first on, need not be saved."""
-    failed_from: int | None = None
 
 
 @dataclass

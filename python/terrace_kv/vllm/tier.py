@@ -27,7 +27,8 @@ from . import metrics, versions
 from .lookups import Lookups
 from .naming import caller_vllm_config, tier_namespace
 
-logger = logging.getLogger(__name__)
+# Under the name that vLLM shows what is logged of.
+logger = logging.getLogger("vllm.terrace")
 
 # Settings of the tier's own, beside those of the store.
 _KNOWN = ("weights", "salt", "locality")

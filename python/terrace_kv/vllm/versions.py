@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 
-logger = logging.getLogger(__name__)
+# Under the name that vLLM shows what is logged of.
+logger = logging.getLogger("vllm.terrace")
 
 # Every case of tests/engines/vllm has passed with these.
 TESTED = ("0.32.0",)

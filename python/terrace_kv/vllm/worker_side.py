@@ -13,7 +13,8 @@ from ..transfers import Completed, Transfers
 from . import connector_metrics
 from .blocks import Blocks, Steps, keys_of
 
-logger = logging.getLogger(__name__)
+# Under the name that vLLM shows what is logged of.
+logger = logging.getLogger("vllm.terrace")
 
 # How long the end of an engine may wait for what is being stored.
 _PATIENCE_S = 30.0

@@ -97,7 +97,8 @@ class _ZeroingWorkerSide(WorkerSide):
 class ZeroingConnector(TerraceConnector):
     """As :class:`ZeroingTier`."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    # vLLM counts the names of these.
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
         if self._worker is not None:
             self._worker.__class__ = _ZeroingWorkerSide

@@ -1,0 +1,188 @@
+"""What of the adapters to vLLM works without it. With it: tests/engines/vllm."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import terrace_kv as terrace
+from terrace_kv.adapters import open_store
+from terrace_kv.transfers import Completed, Transfers
+from terrace_kv.vllm import versions
+from terrace_kv.vllm.lookups import Lookups
+from terrace_kv.vllm.metrics import Growth
+from terrace_kv.vllm.naming import tier_namespace
+
+PAGE = 4096
+KEYS = [number.to_bytes(36, "big") for number in range(1000)]
+
+
+@pytest.fixture
+def transfers(tmp_path: Path) -> Iterator[Transfers]:
+    shared = open_store({"store": f"disk:{tmp_path}", "capacity": "16MiB"}, object_bytes=PAGE)
+    made = Transfers(shared.store, b"n" * 16)
+    yield made
+    made.close()
+    shared.close()
+
+
+def stored(transfers: Transfers, keys: list[bytes]) -> None:
+    region = transfers.register(np.ones((len(keys), PAGE), np.uint8), PAGE)
+    assert transfers.put(keys, region, range(len(keys))).all_ok
+    transfers.unregister(region)
+
+
+def step(lookups: Lookups, transfers: Transfers, keys: list[bytes]) -> list[Any]:
+    """A step of a scheduler that asks about a request, and the answers to what the step before has asked."""
+    assert transfers.wait_idle(30)
+    for completed in transfers.drain():
+        lookups.answered(completed)
+    found = [lookups.lookup(key, None) for key in keys]
+    lookups.flush()
+    return found
+
+
+def test_lookups_are_answered_in_the_next_step(transfers: Transfers) -> None:
+    stored(transfers, KEYS[:4])
+    lookups = Lookups(transfers, hit="hit", miss="miss", retry="retry")
+    assert step(lookups, transfers, KEYS[:6]) == ["retry"] * 6 and lookups.pending()
+    assert step(lookups, transfers, KEYS[:6]) == ["hit"] * 4 + ["miss"] * 2 and not lookups.pending()
+    assert transfers.stats()["exists"]["jobs"] == 1, "one question a step, and only about what is new"
+    assert step(lookups, transfers, KEYS[:7])[-1] == "retry"
+    lookups.missed(KEYS[:1])
+    assert step(lookups, transfers, KEYS[:7]) == ["miss"] + ["hit"] * 3 + ["miss"] * 3
+
+
+def test_what_was_stored_since_is_found(transfers: Transfers) -> None:
+    lookups = Lookups(transfers, hit="hit", miss="miss", retry="retry")
+    step(lookups, transfers, KEYS[:2])
+    assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
+    stored(transfers, KEYS[:2])
+    lookups.forget(KEYS[:2])
+    step(lookups, transfers, [])
+    assert step(lookups, transfers, KEYS[:2]) == ["retry"] * 2
+    assert step(lookups, transfers, KEYS[:2]) == ["hit"] * 2
+
+
+def test_a_question_under_way_is_not_asked_again(transfers: Transfers) -> None:
+    lookups = Lookups(transfers, hit="hit", miss="miss", retry="retry")
+    for key in KEYS[:2]:
+        lookups.lookup(key, None)
+    lookups.flush()
+    lookups.forget(KEYS[:2])
+    lookups.flush()
+    assert [lookups.lookup(key, None) for key in KEYS[:2]] == ["retry"] * 2
+    lookups.flush()
+    assert transfers.wait_idle(30) and len(transfers.drain()) == 1
+
+
+def test_answers_grow_old(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups = Lookups(transfers, hit="hit", miss="miss", retry="retry")
+    step(lookups, transfers, KEYS[:2])
+    assert step(lookups, transfers, KEYS[:2]) == ["miss"] * 2
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 60)
+    lookups.flush()
+    assert lookups.lookup(KEYS[0], None) == "retry"
+
+
+def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
+    lookups = Lookups(transfers, hit="hit", miss="miss", retry="retry")
+    step(lookups, transfers, KEYS)
+    step(lookups, transfers, KEYS)
+    best = float("inf")
+    for _ in range(50):
+        since = time.perf_counter()
+        for key in KEYS:
+            lookups.lookup(key, None)
+        best = min(best, time.perf_counter() - since)
+    # Some 40 us on a quiet machine. Asking the store itself, or bookkeeping for each request, is several times that.
+    assert best < 500e-6
+
+
+def engine(**changes: Any) -> SimpleNamespace:
+    """What vLLM tells a tier of an engine."""
+    parallel = {"world_size": 1, "tp_size": 1, "pp_size": 1, "pcp_size": 1, "dcp_size": 1}
+    parallel |= {name: changes.pop(name) for name in list(changes) if name in parallel}
+    group = SimpleNamespace(group_id=0, tokens_per_block=16, layer_names=("a", "b"))
+    told = {
+        "groups": (group,),
+        "model": SimpleNamespace(name=changes.pop("model", "a model"), dtype=changes.pop("dtype", "bfloat16")),
+        "cache": SimpleNamespace(tokens_per_hash=16, blocks_per_chunk=changes.pop("blocks_per_chunk", 1)),
+        "parallel": SimpleNamespace(**parallel, is_parallelism_agnostic=changes.pop("is_certified", False)),
+        "canonical_layout": False,
+        "kv_cache_layout": "LBHNC",
+        "replicated_layout": False,
+    }
+    return SimpleNamespace(**told | changes)
+
+
+def test_engines_that_differ_have_other_namespaces() -> None:
+    def name(weights: str = "w", row_bytes: int = PAGE, **changes: Any) -> bytes:
+        return tier_namespace(engine(**changes), row_bytes, None, {"weights": weights})
+
+    others = [
+        name(model="another"),
+        name(dtype="fp8"),
+        name(weights="others"),
+        name(row_bytes=2 * PAGE),
+        name(blocks_per_chunk=2),
+        name(kv_cache_layout="BLHNC"),
+        name(tp_size=2, world_size=2),
+        name(pp_size=2, world_size=2),
+        # Bytes that vLLM calls independent of ranks without the canonical layout are not believed.
+        name(tp_size=2, world_size=2, is_certified=True),
+    ]
+    assert name() == name() and name() not in others
+    assert len(set(others)) == len(others) - 1, "only the last two of two ranks are the same"
+    with pytest.raises(terrace.ConfigError, match='"weights"'):
+        tier_namespace(engine(), PAGE, None, {})
+
+
+def test_only_a_certified_layout_is_shared_across_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("canonical_mapping")
+    module.canonical_format_id = lambda layout: f"1 {layout}"  # type: ignore[attr-defined]
+    place = "vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping"
+    for parent in [place.rsplit(".", cut)[0] for cut in range(1, place.count(".") + 1)]:
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    monkeypatch.setitem(sys.modules, place, module)
+
+    def name(ranks: int, is_certified: bool) -> bytes:
+        told = engine(tp_size=ranks, world_size=ranks, canonical_layout=True, is_certified=is_certified)
+        return tier_namespace(told, PAGE, None, {"weights": "w"})
+
+    assert name(1, True) == name(2, True)
+    assert name(1, False) != name(2, False)
+    assert name(1, True) != tier_namespace(engine(is_certified=True), PAGE, None, {"weights": "w"})
+
+
+def test_versions_that_were_not_tested_are_tried(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        versions.check(versions.TESTED[-1])
+        versions.check(versions.TESTED[-1] + "+cpu")
+        assert not caplog.records
+        versions.check("0.99.1")
+        versions.check("0.99.1")
+    assert len(caplog.records) == 1 and "0.99.1" in caplog.text
+    with pytest.raises(RuntimeError, match="0.30 or later"):
+        versions.check("0.28.3")
+
+
+def test_counters_are_told_by_their_growth(transfers: Transfers) -> None:
+    growth = Growth()
+    stored(transfers, KEYS[:3])
+    assert growth.of(transfers) == {
+        ("vllm:terrace_objects", "put", "hit"): 3,
+        ("vllm:terrace_bytes", "put"): 3 * PAGE,
+    }
+    assert growth.of(transfers) == {}
+    missed: Completed = transfers.exists(KEYS[5:6])
+    assert not missed.all_ok and growth.of(transfers) == {("vllm:terrace_objects", "exists", "miss"): 1}

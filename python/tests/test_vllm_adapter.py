@@ -104,7 +104,7 @@ def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
         for key in KEYS:
             lookups.lookup(key, None)
         best = min(best, time.perf_counter() - since)
-    # Some 40 us on a quiet machine. Asking the store itself, or bookkeeping for each request, is several times that.
+    # Asking the store itself would take longer even on a quiet machine.
     assert best < 500e-6
 
 

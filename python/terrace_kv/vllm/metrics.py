@@ -26,7 +26,7 @@ DOCUMENTS = {
 
 
 # vLLM asks in every step, on the scheduler's thread; so often nobody reads it.
-INTERVAL_S = 1.0
+INTERVAL_S = 0.1
 
 
 def definitions() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 # Under the name that vLLM shows what is logged of.
 logger = logging.getLogger("vllm.terrace")
 
-# Every case of tests/engines/vllm has passed with these.
+# What tests/engines/vllm runs.
 TESTED = ("0.32.0",)
 # The first whose tiers are called as here.
 _FIRST = (0, 30)

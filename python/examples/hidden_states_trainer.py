@@ -162,7 +162,7 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     settings = HiddenStatesSettings.of(settings_of(arguments))
     features = terrace.FeatureStore(settings.open_store(), NAME)
-    head: torch.nn.Linear | None = None
+    head: torch.nn.Module | None = None
     losses: list[float] = []
     trained = gone = 0
     for file, ref in each_ref(refs, arguments):
@@ -174,7 +174,8 @@ def train(arguments: argparse.Namespace) -> None:
             continue
         given = states[:-1].flatten(1).float()
         if head is None:
-            head = torch.nn.Linear(given.shape[1], arguments.vocabulary)
+            width = given.shape[1]
+            head = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, arguments.vocabulary))
             optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
         loss = torch.nn.functional.cross_entropy(head(given), token_ids[1:])
         optimizer.zero_grad()

@@ -182,8 +182,10 @@ def train(arguments: argparse.Namespace) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-        # Used up: the store frees it at once. Only then the ref goes, so that it is never lost.
+        # Used up: the store frees it at once. Only when that would survive a crash the ref goes: on a disk of this
+        # process's own the sample might be back otherwise, and nobody would have its ref.
         features.release(ref)
+        features.store.flush()
         file.unlink()
         trained += 1
         print(json.dumps({"trained": ref.sample, "loss": round(losses[-1], 4)}), flush=True)

@@ -162,7 +162,7 @@ def train(arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     settings = HiddenStatesSettings.of(settings_of(arguments))
     features = terrace.FeatureStore(settings.open_store(), NAME)
-    head: torch.nn.Linear | None = None
+    head: torch.nn.Module | None = None
     losses: list[float] = []
     trained = gone = 0
     for file, ref in each_ref(refs, arguments):
@@ -174,15 +174,18 @@ def train(arguments: argparse.Namespace) -> None:
             continue
         given = states[:-1].flatten(1).float()
         if head is None:
-            head = torch.nn.Linear(given.shape[1], arguments.vocabulary)
+            width = given.shape[1]
+            head = torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, arguments.vocabulary))
             optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
         loss = torch.nn.functional.cross_entropy(head(given), token_ids[1:])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-        # Used up: the store frees it at once. Only then the ref goes, so that it is never lost.
+        # Used up: the store frees it at once. Only when that would survive a crash the ref goes: on a disk of this
+        # process's own the sample might be back otherwise, and nobody would have its ref.
         features.release(ref)
+        features.store.flush()
         file.unlink()
         trained += 1
         print(json.dumps({"trained": ref.sample, "loss": round(losses[-1], 4)}), flush=True)

@@ -46,6 +46,8 @@ class Peer:
         settings = {"store_settings": own, "max_resident": "2MiB" if place.is_shared else "64MiB"}
         command = [sys.executable, str(ROOT / "python/examples/hidden_states_trainer.py"), what]
         command += ["--store", place.place, "--settings", json.dumps(settings), "--object-max", "1MiB"]
+        # So few tokens that there is something to learn of so few samples.
+        command += ["--vocabulary", "64"]
         command += ["--refs", str(folder / "refs"), "--samples", str(SAMPLES), *others]
         self.said: list[dict[str, Any]] = []
         LIVES.append(self)

@@ -282,7 +282,7 @@ impl Forward {
             for progress in arriving {
                 self.memory.wait_for_layer(self.stream, progress, layer)?;
             }
-            self.attend(layer, extent, lists)?;
+            self.attend(layer, extent, lists, !arriving.is_empty())?;
             self.product(Matrix::Out, layer, tokens)?;
             self.add_norm(tokens, added.0, norms[1], None)?;
             self.product(Matrix::GateUp, layer, tokens)?;
@@ -449,10 +449,18 @@ impl Forward {
         unsafe { self.kernels.turn_and_keep.launch(self.stream, threads.div_ceil(256), parameters) }
     }
 
-    fn attend(&self, layer: usize, extent: Extent, lists: &Lists) -> Result<(), CallError> {
+    /// What waits for pages begins when all of them are there, and not a little before.
+    fn attend(
+        &self,
+        layer: usize,
+        extent: Extent,
+        lists: &Lists,
+        waits_for_pages: bool,
+    ) -> Result<(), CallError> {
         let Buffers { qkv, found, partials, .. } = &self.buffers;
         let (pages, kv_heads) = (self.pages(layer), self.shape.kv_heads);
         let launch = |kernel: &Kernel, blocks, parameters| {
+            let kernel = if waits_for_pages { kernel.alone() } else { *kernel };
             // SAFETY: as above; items name tokens of the step, and pages that hold what they look at.
             unsafe { kernel.launch(self.stream, blocks, parameters) }
         };

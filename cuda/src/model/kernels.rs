@@ -351,6 +351,11 @@ impl Parameters {
 }
 
 impl Kernel {
+    /// Begins only when all before it has ended.
+    pub(super) fn alone(self) -> Self {
+        Self { follows: false, ..self }
+    }
+
     /// Hands it to a stream, in so many blocks.
     ///
     /// # Safety

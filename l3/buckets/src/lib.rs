@@ -138,7 +138,10 @@ struct Threads(Option<Runtime>);
 impl Drop for Threads {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
+            // By a thread that joins those that end. To detach them while they end, as a shutdown in the background does,
+            // was seen to read memory that glibc (2.36) had unmapped already.
+            let ending = std::thread::Builder::new().name("terrace-bucket-end".to_owned());
+            let _ = ending.spawn(move || drop(runtime));
         }
     }
 }

@@ -607,7 +607,8 @@ fn processor_ns() -> u64 {
     ran.sum()
 }
 
-/// What a page costs the thread of copies: `cargo test --release -p terrace-cuda --lib what_a_page_costs -- --ignored --nocapture`.
+/// What a page costs the thread of copies:
+/// `cargo test --release -p terrace-cuda --lib what_a_page_costs -- --ignored --nocapture`.
 #[test]
 #[ignore = "it measures"]
 fn what_a_page_costs() {

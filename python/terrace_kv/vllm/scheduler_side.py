@@ -115,7 +115,8 @@ class SchedulerSide:
 
     def _limit(self, request: Any) -> int:
         """At least one token must be computed, or there is nothing to choose the next one by."""
-        return min((request.num_tokens - 1) // self._blocks.tokens, len(request.block_hashes))
+        before_last: int = (request.num_tokens - 1) // self._blocks.tokens
+        return min(before_last, len(request.block_hashes))
 
     def _ask(self, known: _Request, first: int) -> None:
         limit = self._limit(known.request)

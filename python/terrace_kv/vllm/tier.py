@@ -64,7 +64,8 @@ class TerraceTier(SecondaryTierManager):
         # Versions without such detectors do not know the argument.
         more = {} if backpressure_detector is None else {"backpressure_detector": backpressure_detector}
         super().__init__(offloading_spec, primary_kv_view, tier_type, **more)
-        rows, row_bytes = primary_kv_view.shape[0], self.block_size_bytes
+        row_bytes = self.block_size_bytes
+        rows = primary_kv_view.nbytes // row_bytes
         offloading = offloading_spec.config
         namespace = tier_namespace(offloading, row_bytes, caller_vllm_config(), settings)
         self._shared = open_store(settings, object_bytes=row_bytes, known=_KNOWN)
@@ -76,7 +77,7 @@ class TerraceTier(SecondaryTierManager):
             self._transfers, hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
         )
         # Called for every chunk: without a call in between.
-        self.lookup = self._lookups.lookup  # type: ignore[method-assign]
+        self.lookup = self._lookups.lookup  # type: ignore[method-assign, assignment]
         self._jobs: dict[int, _Job] = {}
         self._figures = metrics.TierFigures(tier_type)
         is_local = settings["store"].startswith(("disk:", "memory"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from .arrays import as_bytes
 from .store import FAILED, Store
 
 EngineKeys = Collection[bytes]
-Kind = Literal["put", "get", "exists", "remove"]
 
 
 def key_of(*parts: bytes | str | int) -> bytes:
@@ -40,8 +39,8 @@ class Completed(NamedTuple):
 
     job: int
     """Its number."""
-    kind: Kind
-    """What it did."""
+    kind: str
+    """What it did: ``put``, ``get``, ``exists`` or ``remove``."""
     codes: bytes
     """A number for each key: 255 if it failed; else where the object is (``exists``: 0 if nowhere; ``get``), whether it
     was there already (``put``), or 1."""

@@ -14,7 +14,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State as Shared};
 use axum::http::{Method, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::future::join_all;
@@ -40,7 +40,7 @@ use crate::kv_events::extra_key;
 use crate::metrics::{self, RouteMetrics};
 use crate::parameters::Kind;
 use crate::request_id;
-use crate::server::is_foreign;
+use crate::server::check_host;
 
 /// A router that has its address.
 #[derive(Debug)]
@@ -213,20 +213,9 @@ fn router(state: Arc<RouteState>) -> Router {
         .route("/tokenize", post(by_load))
         .route("/detokenize", post(by_load))
         .fallback(async |request: Request| ApiError::no_such_path(request.uri().path()))
-        .layer(middleware::from_fn_with_state(state.clone(), check_host))
+        .layer(middleware::from_fn_with_state(state.local_names_only, check_host))
         .layer(middleware::from_fn(request_id::name))
         .with_state(state)
-}
-
-async fn check_host(
-    Shared(state): AppState,
-    request: Request,
-    next: Next,
-) -> Result<Response, ApiError> {
-    match state.local_names_only && is_foreign(request.headers()) {
-        true => Err(ApiError::foreign_host()),
-        false => Ok(next.run(request).await),
-    }
 }
 
 async fn complete(Shared(state): AppState, request: Request) -> Response {

@@ -167,7 +167,7 @@ fn router(state: Arc<State>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .layer(middleware::from_fn_with_state(state.clone(), check_host))
+        .layer(middleware::from_fn_with_state(state.local_names_only, check_host))
         .layer(middleware::from_fn(request_id::name))
         .with_state(state)
 }
@@ -238,19 +238,19 @@ async fn events(Shared(state): AppState, headers: HeaderMap) -> Result<Response,
 
 /// A page of another site can have its name lead to this machine and so have a browser ask here in its
 /// name. A server without keys answers such names only where it is meant for more than this machine.
-async fn check_host(
-    Shared(state): AppState,
+pub(crate) async fn check_host(
+    Shared(local_names_only): Shared<bool>,
     request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    match state.local_names_only && is_foreign(request.headers()) {
+    match local_names_only && is_foreign(request.headers()) {
         true => Err(ApiError::foreign_host()),
         false => Ok(next.run(request).await),
     }
 }
 
 /// Whether a request is for a name that somebody else may have led here.
-pub(crate) fn is_foreign(headers: &HeaderMap) -> bool {
+fn is_foreign(headers: &HeaderMap) -> bool {
     let host = headers.get(header::HOST);
     host.is_some_and(|host| !host.to_str().is_ok_and(is_local_name))
 }

@@ -14,10 +14,6 @@
 #define PRODUCT_THREADS 160
 #define PRODUCT_BYTES_MAX (216 << 10)
 
-struct __align__(64) MatrixMap {
-    u64 opaque[16];
-};
-
 __device__ __forceinline__ u64 described_part(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
 }
@@ -65,13 +61,13 @@ struct Sums {
     }
 };
 
-__device__ __forceinline__ void copy_part(u32 to, const MatrixMap *map, u32 input, u32 row, u32 barrier) {
+__device__ __forceinline__ void copy_part(u32 to, const Map *map, u32 input, u32 row, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
             "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier) : "memory");
 }
 // The same to all blocks that share it.
-__device__ __forceinline__ void copy_part_to_all(u32 to, const MatrixMap *map, u32 input, u32 row, u32 barrier) {
+__device__ __forceinline__ void copy_part_to_all(u32 to, const Map *map, u32 input, u32 row, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%2, %3}], [%4], %5;" ::
@@ -98,7 +94,7 @@ struct Product {
     static constexpr u32 PLACE_BYTES = PARTS * (WEIGHT_BYTES + ROW_BYTES);
     static constexpr u32 PLACE_COUNT = PRODUCT_BYTES_MAX / PLACE_BYTES;
 
-    const MatrixMap *weights, *rows;
+    const Map *weights, *rows;
     u32 inputs, outputs, rows_each;
     u32 memory, full, empty;
 
@@ -217,7 +213,7 @@ struct Product {
 // `outputs` are those of the outcome; there are as many rows as `rows_each` times those who share them.
 #define PRODUCT(NAME, TILE_OUTPUTS, OUTCOME)                                                                            \
     extern "C" __global__ void __cluster_dims__(SHARERS) __launch_bounds__(PRODUCT_THREADS, 1) NAME(                    \
-        const __grid_constant__ MatrixMap weights, const __grid_constant__ MatrixMap rows, void *out, u32 inputs,       \
+        const __grid_constant__ Map weights, const __grid_constant__ Map rows, void *out, u32 inputs,       \
         u32 outputs, u32 rows_each, u32 row_count) {                                                                    \
         extern __shared__ __align__(1024) u8 memory[];                                                                  \
         typedef Product<TILE_OUTPUTS, OUTCOME> Here;                                                                    \

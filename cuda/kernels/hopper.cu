@@ -24,6 +24,11 @@ __device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Memory as the copy engine knows it.
+struct __align__(64) Map {
+    u64 opaque[16];
+};
+
 #endif
 
 // Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
@@ -91,13 +96,8 @@ __device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
 }
 
-// The keys or values of pages, as the copy engine knows them: elements of half a head, tokens of a page, halves, and
-// pages of heads and layers.
-struct __align__(64) PageMap {
-    u64 opaque[16];
-};
-
-__device__ __forceinline__ void copy_page(u32 to, const PageMap *map, u32 within, u32 half, u32 block, u32 barrier) {
+// A map of pages has elements of half a head, tokens of a page, halves, and pages of heads and layers.
+__device__ __forceinline__ void copy_page(u32 to, const Map *map, u32 within, u32 half, u32 block, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
             "r"(to), "l"(map), "r"(0), "r"(within), "r"(half), "r"(block), "r"(barrier) : "memory");
@@ -110,7 +110,7 @@ __device__ __forceinline__ void copy_page(u32 to, const PageMap *map, u32 within
 
 // What a warp knows that has tiles copied: keys and values take places by turns.
 struct Copies {
-    const PageMap *map;
+    const Map *map;
     const u32 *table;
     u32 row_entries, layer_block;
     u32 tiles_at, full, empty, places;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
 
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 attend_on_hopper(
-    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials, const __grid_constant__ PageMap map,
+    const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials, const __grid_constant__ Map map,
     u32 layer) {
     follow();
     extern __shared__ __align__(1024) u8 memory[];
@@ -328,7 +328,7 @@ __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
 extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS + 1)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
-    const __grid_constant__ PageMap map, u32 layer) {
+    const __grid_constant__ Map map, u32 layer) {
     follow();
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * FEW_PLACES];

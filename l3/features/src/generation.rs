@@ -3,14 +3,31 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use parking_lot::Mutex;
+
 use super::keys::OWNERS_MAX;
 
 const OWNER_SHIFT: u32 = 12;
 const TIME_SHIFT: u32 = 22;
 const _: () = assert!(OWNERS_MAX as u32 <= 1 << (TIME_SHIFT - OWNER_SHIFT));
 
-/// A number that no put has had, and higher than `last`.
-pub(super) fn next(last: u64, now_ms: u64, owner: u16) -> u64 {
+/// The highest generation that this process has promised, given to a put, or found in a store.
+static LAST: Mutex<u64> = Mutex::new(0);
+
+/// A number that nothing has had: higher than `floor`, and than all that this process knows.
+pub(super) fn take(floor: u64, now_ms: u64, owner: u16) -> u64 {
+    let mut last = LAST.lock();
+    *last = next(floor.max(*last), now_ms, owner);
+    *last
+}
+
+/// Numbers that are taken from now on are higher than this one.
+pub(super) fn found(generation: u64) {
+    let mut last = LAST.lock();
+    *last = generation.max(*last);
+}
+
+fn next(last: u64, now_ms: u64, owner: u16) -> u64 {
     let chance = RandomState::new().build_hasher().finish() & ((1 << OWNER_SHIFT) - 1);
     let ms = now_ms.max((last >> TIME_SHIFT) + 1);
     (ms << TIME_SHIFT) | (u64::from(owner) << OWNER_SHIFT) | chance

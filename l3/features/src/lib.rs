@@ -85,8 +85,6 @@ struct Shared {
     notes: Notes,
     ledger: Mutex<Ledger>,
     clock: Clock,
-    /// The highest generation that was given to a put here.
-    last_generation: Mutex<u64>,
     /// Puts of one sample come one after the other to the point where they take effect.
     claiming: [tokio::sync::Mutex<()>; 16],
     /// Puts get room in the order in which they came.
@@ -148,7 +146,6 @@ impl FeatureStore {
             store,
             keys,
             clock: Clock::new(),
-            last_generation: Mutex::new(0),
             claiming: Default::default(),
             gate: tokio::sync::Mutex::default(),
             waiting: AtomicU64::new(0),

@@ -113,7 +113,7 @@ impl Shared {
         let claims = self.claims(sample).await?.others;
         let floor = claims.iter().map(|(_, claim)| claim.generation).max().unwrap_or(0);
         let (contents, tensors) = self.contents_of(tensors).await?;
-        let generation = promised.unwrap_or_else(|| self.next_generation(owner, floor));
+        let generation = promised.unwrap_or_else(|| generation::take(floor, self.clock.now_ms(), owner));
         let id = |spec: &TensorSpec| self.keys.tensor(sample, generation, &spec.name);
         let ids: Vec<ObjectId> = specs.iter().map(id).collect();
         let created_ms = self.clock.now_ms();
@@ -363,13 +363,6 @@ impl Shared {
     pub(super) fn entry_of(&self, claim: &Record) -> Entry {
         let tensors = claim.tensors.iter().map(|(key, _)| self.keys.tensor_of(*key)).collect();
         self.entry(&claim.sample, tensors)
-    }
-
-    /// A number that no put of this sample has had.
-    fn next_generation(&self, owner: u16, floor: u64) -> u64 {
-        let mut last = self.last_generation.lock();
-        *last = generation::next(floor.max(*last), self.clock.now_ms(), owner);
-        *last
     }
 
     /// Waits for room, or does not.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::Shared;
 use super::error::FeatureError;
 use super::keys::{CELLS, first_cell};
 use super::ledger::{Cell, Entry, Own, Stage};
 use super::notes::NoteError;
 use super::record::Record;
+use super::{Shared, generation};
 use terrace_l3::{ObjectId, Pin};
 
 impl Shared {
@@ -59,7 +59,7 @@ impl Shared {
             self.ledger.lock().restore(record.generation, entry);
         }
         let last = records.iter().map(|(_, record)| record.generation).max().unwrap_or(0);
-        *self.last_generation.lock() = last;
+        generation::found(last);
         self.ledger.lock().stats.restored = records.len() as u64;
         // Not every store has kept them, and those that have wait to hear of their owner.
         drop(self.store.pin(&pinned, Pin::Hard(self.pins)).await);

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::config::Secret;
@@ -50,8 +49,6 @@ impl FeatureRef {
         tensors: Vec<TensorSpec>,
         retain_on_release: bool,
     ) -> Result<Self, FeatureError> {
-        /// The highest generation that was promised in this process.
-        static LAST: Mutex<u64> = Mutex::new(0);
         keys::check_name("the store", store)?;
         keys::check_sample(sample)?;
         check_specs(&tensors)?;
@@ -60,12 +57,10 @@ impl FeatureRef {
         }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now_ms = since.unwrap_or(Duration::ZERO).as_millis() as u64;
-        let mut last = LAST.lock();
-        *last = generation::next(*last, now_ms, owner);
         Ok(Self {
             store: store.to_owned(),
             sample: sample.to_owned(),
-            generation: *last,
+            generation: generation::take(0, now_ms, owner),
             tensors,
             retain: retain_on_release,
             promised: true,

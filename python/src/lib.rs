@@ -28,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<features::NativeFeatures>()?;
     module.add_function(wrap_pyfunction!(features::promise_feature, module)?)?;
     module.add_class::<transfers::NativeTransfers>()?;
+    module.add_class::<transfers::NativeLookups>()?;
     module.add_function(wrap_pyfunction!(keys::namespace_digest, module)?)?;
     module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
     module.add_class::<replay::NativeTrace>()?;

@@ -8,6 +8,7 @@ mod batch;
 mod board;
 mod figures;
 mod job;
+mod lookups;
 
 use std::sync::Arc;
 
@@ -19,12 +20,14 @@ use terrace_l3::{Arena, ExistsOptions, Registration, Source, Store, Target};
 
 use self::batch::{Batch, Keys, Loan, Places, Transient, arena_at};
 use self::board::{Board, Ended};
-use self::job::{Work, perform};
+use self::job::{Kind, Work, exists, perform};
+use self::lookups::Question;
 use crate::calls::{Process, call, runtime};
 use crate::errors::{IntoPython, bad_argument, unless_it_panics};
 use crate::store::NativeStore;
 
 pub(crate) use self::figures::BUCKETS;
+pub(crate) use self::lookups::NativeLookups;
 
 /// Transfers of `terrace_kv.transfers.Transfers`.
 #[pyclass(frozen, name = "Transfers", module = "terrace_kv._native")]
@@ -200,6 +203,19 @@ impl NativeTransfers {
                 Batch::of_addresses(keys, arenas, addresses, lengths, &transient)
             }
         }
+    }
+
+    /// Has the store answer a question, which hears of it before the job has ended.
+    fn ask(&self, question: Question, options: ExistsOptions) -> PyResult<()> {
+        let store = self.store()?;
+        let job = self.board.begin(Kind::Exists, question.keys.len(), true);
+        let namespace = self.namespace;
+        runtime()?.spawn(async move {
+            let done = exists(&*store, namespace, &question.keys, options).await;
+            question.answer(&done.codes);
+            job.end(done);
+        });
+        Ok(())
     }
 
     fn start(&self, python: Python<'_>, work: Work, wait: bool) -> PyResult<Py<PyAny>> {

@@ -137,6 +137,18 @@ class Transfers:
         number: int = self._native.exists(keys, lease, prefetch_to_memory, False)
         return number
 
+    def lookups(self, *, hit: Any, miss: Any, retry: Any, seconds: float = 5.0) -> _native.Lookups:
+        """Lookups for a scheduler that asks key by key and waits for nothing.
+
+        ``lookup(key, context)`` gives ``hit``, ``miss``, or ``retry`` as long as the store has not answered; the context
+        is the engine's and not looked at. Keys that are new are asked about by the next ``flush()``, so that there is
+        one question a step, and answers come without another call, ``pending()`` tells whether all have. ``forget(keys)``
+        has keys asked about again after they were stored; ``missed(keys)`` takes keys that could not be read for misses.
+
+        :param seconds: how long an answer is believed.
+        """
+        return _native.Lookups(self._native, hit, miss, retry, seconds)
+
     def submit_remove(self, keys: EngineKeys) -> int:
         """Removes objects."""
         number: int = self._native.remove(keys, False)

@@ -15,6 +15,7 @@ use crate::errors::bad_argument;
 const DOMAIN: &[u8] = b"terrace-kv engine key 1\0";
 
 /// Keys of an engine's, of any length, side by side.
+#[derive(Default)]
 pub(super) struct Keys {
     bytes: Vec<u8>,
     ends: Vec<usize>,
@@ -33,6 +34,20 @@ impl Keys {
         Ok(Self { bytes, ends })
     }
 
+    pub(super) fn push(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push(self.bytes.len());
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let key = &self.bytes[start..end];
+            start = end;
+            key
+        })
+    }
+
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -40,15 +55,12 @@ impl Keys {
     /// What the store calls them. Tenants may have a say in what engines hash, so the hash must be one in which nobody
     /// finds two keys of one name.
     pub(super) fn ids(&self, namespace: PageKey) -> Vec<ObjectId> {
-        let mut start = 0;
-        let id = |&end: &usize| {
-            let digest =
-                Sha256::new().chain_update(DOMAIN).chain_update(&self.bytes[start..end]).finalize();
-            start = end;
+        let id = |key: &[u8]| {
+            let digest = Sha256::new().chain_update(DOMAIN).chain_update(key).finalize();
             let first = digest[..16].try_into().expect("a digest has 32 bytes");
             ObjectId::page(namespace, PageKey(u128::from_le_bytes(first)))
         };
-        self.ends.iter().map(id).collect()
+        self.iter().map(id).collect()
     }
 }
 

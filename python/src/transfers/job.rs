@@ -127,18 +127,27 @@ pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Wor
             transfer(store, ids, batch, ask, |served| place_code(served.place), |_| true).await
         }
         Work::Exists { keys, options } => {
-            let ids = keys.ids(namespace);
-            let results = store.exists(&ids, options).await;
-            answered(results, |presence| match presence {
-                Presence::Absent => 0,
-                Presence::Present(place) => place_code(place),
-            })
+            exists(&*store, namespace, &keys, options).await
         }
         Work::Remove { keys } => {
             let ids = keys.ids(namespace);
             answered(store.remove(&ids, Removal::Forced).await, |()| 1)
         }
     }
+}
+
+/// Asks which objects could be had.
+pub(super) async fn exists(
+    store: &dyn Store,
+    namespace: PageKey,
+    keys: &Keys,
+    options: ExistsOptions,
+) -> Done {
+    let results = store.exists(&keys.ids(namespace), options).await;
+    answered(results, |presence| match presence {
+        Presence::Absent => 0,
+        Presence::Present(place) => place_code(place),
+    })
 }
 
 fn answered<T>(results: Results<T>, code: impl Fn(T) -> u8) -> Done {

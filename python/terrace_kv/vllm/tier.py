@@ -24,7 +24,6 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from ..adapters import open_store
 from ..transfers import Completed, Transfers
 from . import metrics, versions
-from .lookups import Lookups
 from .naming import caller_vllm_config, tier_namespace
 
 # Under the name that vLLM shows what is logged of.
@@ -73,8 +72,8 @@ class TerraceTier(SecondaryTierManager):
         # By its address: the engine lets go of its view when it ends, and no array may stand in its way then.
         address = np.frombuffer(primary_kv_view, np.uint8).ctypes.data
         self._region = self._transfers.register_address(address, rows * row_bytes, row_bytes, primary_kv_view)
-        self._lookups = Lookups(
-            self._transfers, hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
+        self._lookups = self._transfers.lookups(
+            hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
         )
         # Called for every chunk: without a call in between.
         self.lookup = self._lookups.lookup  # type: ignore[method-assign, assignment]
@@ -102,13 +101,9 @@ class TerraceTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """What has ended. A job ends when the store has let go of its rows, even if it failed long before."""
-        results = []
-        for completed in self._transfers.drain():
-            if completed.kind == "exists":
-                self._lookups.answered(completed)
-            else:
-                results.append(self._ended(self._jobs.pop(completed.job), completed))
-        return results
+        if not self._jobs:
+            return ()
+        return [self._ended(self._jobs.pop(completed.job), completed) for completed in self._transfers.drain()]
 
     def _ended(self, job: _Job, completed: Completed) -> JobResult:
         self._figures.note(completed)
@@ -123,7 +118,7 @@ class TerraceTier(SecondaryTierManager):
             self._tell(done)
         elif not is_whole:
             kept = set(done)
-            self._lookups.missed(key for key in job.keys if key not in kept)
+            self._lookups.missed([key for key in job.keys if key not in kept])
         return JobResult(
             job_id=job.number,
             success=is_whole,

@@ -338,6 +338,13 @@ impl Config {
         Ok(())
     }
 
+    /// Whether several tenants share an L3 that others have too or that outlives the server, with page keys that any of
+    /// them could compute.
+    pub(crate) fn tenants_need_l3_secret(&self) -> bool {
+        let is_private = matches!(self.l3, Some(L3Choice::Memory(_) | L3Choice::None));
+        self.keys.len() > 1 && !is_private && self.l3_secret.is_none()
+    }
+
     /// The names in `mooncake_prefer`.
     pub(crate) fn preferred_segments(&self) -> impl Iterator<Item = &str> {
         self.mooncake_prefer.split(',').map(str::trim).filter(|name| !name.is_empty())
@@ -474,6 +481,23 @@ mod tests {
         assert!(many.contains("has 8 cores") && many.contains("use 32 at the most"), "{many}");
         assert!(refused(1025, 512).is_some());
         assert!(Config { threads: Some(0), ..Config::default() }.check().is_err());
+    }
+
+    #[test]
+    fn tenants_of_a_lasting_l3_need_a_secret() {
+        let config = |keys: &[&str], l3: &str, secret: Option<&str>| Config {
+            keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
+            l3: Some(l3.parse().unwrap()),
+            l3_secret: secret.map(|secret| Secret(secret.to_owned())),
+            ..Config::default()
+        };
+        let two = ["alice=one", "bob=two"];
+        assert!(config(&two, "disk:/kv", None).tenants_need_l3_secret());
+        assert!(config(&two, "nodes://a:1", None).tenants_need_l3_secret());
+        assert!(!config(&two[..1], "disk:/kv", None).tenants_need_l3_secret());
+        assert!(!config(&two, "memory:1GiB", None).tenants_need_l3_secret());
+        let secret = Some("thirty-two characters of a secret");
+        assert!(!config(&two, "disk:/kv", secret).tenants_need_l3_secret());
     }
 
     #[test]

@@ -102,6 +102,13 @@ impl Server {
                  listen at 127.0.0.1"
             );
         }
+        if config.tenants_need_l3_secret() {
+            tracing::warn!(
+                "several keys share an L3 that outlives this server, and its page keys have no secret: give --l3-secret \
+                 32 random characters, the same on all servers that share the L3, or a tenant may compute prompts whose \
+                 pages take the place of another's"
+            );
+        }
         let kv_teller = KvTeller::open(config).await.map_err(BindError::KvEvents)?;
         let mut state = State::new(config, engine, model, is_open && is_local);
         state.kv_events = kv_teller.as_ref().map(KvTeller::publisher);

@@ -81,9 +81,10 @@ class TierFigures:
         self._times.append((completed.kind, completed.seconds))
 
     def take(self, transfers: Transfers, store: Store) -> Any:
-        """What has come since the last time, as vLLM collects it; None if that is not long ago."""
+        """What has come since the last time, as vLLM collects it; None if that is not long ago and there is more to
+        come: the last jobs before an engine is idle are told at once, because nobody asks again then."""
         now = time.monotonic()
-        if now < self._due:
+        if now < self._due and (not self._times or transfers.pending()):
             return None
         self._due = now + INTERVAL_S
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats

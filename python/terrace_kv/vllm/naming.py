@@ -92,10 +92,18 @@ def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
         # With whatever the command line has changed of it, such as how positions are scaled.
-        "architecture": canonical(model.hf_config.to_dict()),
+        "architecture": canonical(_without_origin(model.hf_config.to_dict())),
         "code": str(getattr(model, "code_revision", None)),
         **salt,
     }
+
+
+def _without_origin(config: Any) -> Any:
+    """A configuration without the folder and the library that it was read from and by."""
+    if not isinstance(config, Mapping):
+        return config
+    origin = ("_name_or_path", "transformers_version")
+    return {name: _without_origin(value) for name, value in config.items() if name not in origin}
 
 
 def caller_vllm_config() -> VllmConfig | None:

@@ -84,7 +84,9 @@ class ClaimingTier(TerraceTier):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._lookups._verdicts = [LookupResult.HIT] * 256
+        hit = LookupResult.HIT
+        self._lookups = self._transfers.lookups(hit=hit, miss=hit, retry=LookupResult.RETRY)
+        self.lookup = self._lookups.lookup
 
 
 class _ZeroingWorkerSide(WorkerSide):

@@ -80,13 +80,21 @@ class ZeroingTier(TerraceTier):
 
 
 class ClaimingTier(TerraceTier):
-    """Says of every chunk that the store has it."""
+    """Says of every chunk that the store has it, until somebody has tried to load it."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        hit = LookupResult.HIT
-        self._lookups = self._transfers.lookups(hit=hit, miss=hit, retry=LookupResult.RETRY)
-        self.lookup = self._lookups.lookup
+        self._tried: set[bytes] = set()
+        self.lookup = self._claim
+
+    def _claim(self, key: Any, req_context: Any) -> LookupResult:
+        found = self._lookups.lookup(key, req_context)
+        is_claimed = found is LookupResult.MISS and key not in self._tried
+        return LookupResult.HIT if is_claimed else found
+
+    def submit_load(self, job_metadata: Any) -> None:
+        self._tried.update(job_metadata.keys)
+        super().submit_load(job_metadata)
 
 
 class _ZeroingWorkerSide(WorkerSide):

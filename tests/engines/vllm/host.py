@@ -72,6 +72,11 @@ def main() -> None:
             told = {"generate": generate}[asked.pop("what")](**asked)
         except BaseException as error:
             traceback.print_exc()
+            # An engine that did not start leaves its worker's connector behind, which the next one in this process would
+            # take for its own: pages would go to the memory of an engine that is gone.
+            from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
+
+            ensure_kv_transfer_shutdown()
             told = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(told), file=answers, flush=True)
 

@@ -15,7 +15,7 @@ use terrace_server::{Config, Configuration, Form, Setting};
 pub(crate) use file::written;
 pub(crate) use page::tables;
 
-/// What was given by flags and variables.
+/// Values given by flags and environment variables.
 pub(crate) struct Given<C: Configuration>(Vec<(&'static Setting<C>, Origin, String)>);
 
 /// Where a setting's value came from.

@@ -111,5 +111,5 @@ fn a_router_says_what_it_lacks() {
     };
     assert!(complaint(&[]).contains("--worker http://HOST:PORT"), "{}", complaint(&[]));
     let wrong = ["--worker", "localhost:8000"];
-    assert!(complaint(&wrong).contains("is no worker"), "{}", complaint(&wrong));
+    assert!(complaint(&wrong).contains("is not a worker"), "{}", complaint(&wrong));
 }

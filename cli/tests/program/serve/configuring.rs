@@ -46,7 +46,7 @@ fn what_one_program_prints_the_other_takes() {
     ];
     let chosen = printed(terrace().args(["serve", "--print-config"]).args(flags));
     assert_eq!(chosen, printed(terrace().arg("config").args(flags)));
-    assert!(!chosen.contains("hush") && chosen.contains("but not printed"), "{chosen}");
+    assert!(!chosen.contains("hush") && chosen.contains("set but not printed"), "{chosen}");
     for line in [
         "device = \"cuda:1\"",
         "canary = 64",

@@ -90,7 +90,7 @@ fn the_log_of_a_killed_server_is_good_up_to_its_last_line() {
     let checked = run(&["decisions", "--steps"], &log);
     assert!(checked.status.success(), "{}", told(&checked));
     assert!(told(&checked).contains("are the same"), "{}", told(&checked));
-    assert!(told(&checked).contains("the last line is not whole"), "{}", told(&checked));
+    assert!(told(&checked).contains("the last line is incomplete"), "{}", told(&checked));
     assert!(told(&checked).contains(" prefills 0.."), "{}", told(&checked));
 }
 

@@ -131,20 +131,20 @@ impl PeerStats {
         let gauges = |name, help, figure| Figure::gauges(name, help, "node", each(figure));
         let counters = |name, help, figure| Figure::counters(name, help, "node", each(figure));
         vec![
-            gauges("terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up)),
+            gauges("terrace_node_up", "1 if the node answers.", |node| u64::from(node.is_up)),
             counters(
                 "terrace_node_failures_total",
                 "Calls that the node did not answer.",
                 |node| node.failures,
             ),
             gauges("terrace_node_objects", "Objects on the node.", |node| node.objects),
-            gauges("terrace_node_bytes", "Payload on the node.", |node| node.bytes),
-            gauges("terrace_node_capacity_bytes", "What the node could hold.", |node| {
+            gauges("terrace_node_bytes", "Payload bytes on the node.", |node| node.bytes),
+            gauges("terrace_node_capacity_bytes", "Capacity of the node.", |node| {
                 node.capacity_bytes
             }),
             counters(
                 "terrace_node_direct_bytes_total",
-                "Payload to and from the node that went by RDMA.",
+                "Payload bytes to and from the node transferred by RDMA.",
                 |node| node.direct_bytes,
             ),
         ]

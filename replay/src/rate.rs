@@ -64,7 +64,7 @@ pub fn find_rate(
         Err(ReplayError::Setting { setting, value: "as it is".to_owned(), limits })
     };
     if !config.slo.promises() {
-        return refuse("slo", "promise something first: a time to first token or between tokens");
+        return refuse("slo", "set an SLO first: --slo-ttft or --slo-tpot");
     }
     if !matches!(config.arrival, Arrival::Trace { .. }) {
         return refuse("arrival", "a rate is found for requests that come by the clock");
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn without_a_promise_there_is_nothing_to_find() {
         let refused = search(&config(&[]), 1).unwrap_err().to_string();
-        assert!(refused.contains("promise something first"), "{refused}");
+        assert!(refused.contains("set an SLO first"), "{refused}");
         let looped = [(Setting::SloTtft, "1s"), (Setting::Concurrency, "4")];
         assert!(search(&config(&looped), 1).is_err());
     }

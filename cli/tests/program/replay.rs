@@ -163,7 +163,7 @@ fn a_rate_is_found_and_days_are_compared() {
     let sweep = with(&["--seeds", "3", "--sweep", "host=0,400k"]);
     assert_eq!(sweep["points"][1]["confidence"]["seeds"], 3);
     assert!(
-        refusal(&["replay", "--synthetic", "chat", "--find-rate"]).contains("promise something")
+        refusal(&["replay", "--synthetic", "chat", "--find-rate"]).contains("set an SLO first")
     );
 }
 

@@ -28,7 +28,7 @@ impl FromStr for ContentKey {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        of_hex(text).map(ContentKey).ok_or("the key of a content has 32 hexadecimal digits")
+        of_hex(text).map(ContentKey).ok_or("the key of a content must have 32 hexadecimal digits")
     }
 }
 
@@ -138,14 +138,14 @@ impl fmt::Display for PassageError {
         let Self { place, start, end, fault } = self;
         write!(f, "passage {place}, {start}..{end}, ")?;
         match fault {
-            PassageFault::Empty => f.write_str("has no token: leave it out"),
+            PassageFault::Empty => f.write_str("has no tokens: leave it out"),
             PassageFault::OutOfRange { tokens } => {
-                write!(f, "ends behind the prompt, which has {tokens} tokens: shorten it")
+                write!(f, "ends after the prompt, which has {tokens} tokens: shorten it")
             }
             PassageFault::OutOfOrder { free_from } => write!(
                 f,
-                "begins before {free_from}, where the one before it ends: sort passages by their start, \
-                 and let none overlap"
+                "begins before {free_from}, where the previous one ends: sort passages by their \
+                 start, without overlaps"
             ),
         }
     }

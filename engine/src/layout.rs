@@ -153,14 +153,14 @@ impl KvLayout {
         let is_held = |layer| self.slabs.iter().any(|slab| slab.layers.contains(&layer));
         let is_empty = |slab: &Slab| slab.bytes(page_size) == Some(0);
         if layers == 0 || self.slabs.iter().any(is_empty) {
-            return Err(wrong("every slab must hold something"));
+            return Err(wrong("every slab must have a layer"));
         }
         if !(0..layers).all(is_held) {
             return Err(wrong("a layer is in none of the slabs"));
         }
         let mut sizes = self.slabs.iter().map(|slab| slab.bytes(page_size));
         let bytes = sizes.try_fold(0_usize, |sum, bytes| sum.checked_add(bytes?));
-        let bytes = bytes.ok_or_else(|| wrong("a page has more bytes than can be counted"))?;
+        let bytes = bytes.ok_or_else(|| wrong("a page has too many bytes"))?;
         let mut at = 0;
         for slab in &self.slabs {
             if at % slab.dtype.bytes() != 0 {

@@ -144,7 +144,7 @@ def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
     """Backpressure."""
     features = producer(place, max_resident=2000, when_full=0)
     ref = features.put("a", {"x": np.zeros(1500, np.uint8)})
-    with pytest.raises(terrace.OverBudget, match="release what is used up"):
+    with pytest.raises(terrace.OverBudget, match="release consumed samples"):
         features.put("b", {"x": np.zeros(1500, np.uint8)})
     features.release(ref)
     features.release(features.put("b", {"x": np.zeros(1500, np.uint8)}))

@@ -50,7 +50,7 @@ impl DiskTier {
         let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
             Arc::new(opened.store)
         } else {
-            place = format!("{place}, under {} of memory", config.l3_memory);
+            place = format!("{place}, with {} of memory on top", config.l3_memory);
             Arc::new(under_memory(opened.store, config, page_bytes)?)
         };
         Ok(Self { store, place, notes })
@@ -93,28 +93,28 @@ fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime
     if let Some(shortage) = opening.shortage {
         let (free, reserve) = (Size(shortage.free_bytes), Size(shortage.reserve_bytes));
         let has_idle = opened.others.iter().any(|other| other.owner.is_none());
-        let where_free = if has_idle { "free or in pages that nobody uses" } else { "free" };
+        let where_free = if has_idle { "free or in pages of unused stores" } else { "free" };
         notes.push(format!(
-            "warning: it cannot grow to --l3-size {limit}, because the file system has {free} \
-             {where_free}, of which {reserve} stay free (--l3-reserve)"
+            "warning: the store cannot grow to --l3-size {limit}: the file system has {free} \
+             {where_free}, and {reserve} must stay free (--l3-reserve)"
         ));
     }
     if opening.dropped.objects > 0 {
         let (pages, bytes) = (whole(opening.dropped.objects), Size(opening.dropped.bytes));
         notes.push(format!(
-            "warning: it was larger; {pages} pages, the oldest, {bytes}, were dropped to keep to \
-             --l3-size {limit}"
+            "warning: the store was larger; the {pages} oldest pages, {bytes}, were dropped to \
+             keep to --l3-size {limit}"
         ));
     }
     for other in &opened.removed {
         let what = describe(other, now);
-        notes.push(format!("warning: {what}, were removed to make room"));
+        notes.push(format!("warning: {what}, were removed to free space"));
     }
     for other in &opened.others {
         let what = describe(other, now);
         notes.push(match &other.owner {
-            Some(owner) => format!("beside it {what}, in use by {owner}"),
-            None => format!("beside it {what}, which go when it needs their room"),
+            Some(owner) => format!("also there: {what}, in use by {owner}"),
+            None => format!("also there: {what}, removed when their space is needed"),
         });
     }
     notes

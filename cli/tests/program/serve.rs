@@ -128,7 +128,7 @@ fn memory_over_the_disk_is_filled_ahead_of_reads() {
     server.stop();
     let promoting = ["--l3-memory", "64MiB", "--promotion-workers", "2", "--promotion-wait", "30s"];
     let server = Server::start(folder.path(), &[&PATIENT[..], &promoting].concat());
-    assert!(server.summary.contains("under 64.0 MiB of memory"), "{}", server.summary);
+    assert!(server.summary.contains("with 64.0 MiB of memory on top"), "{}", server.summary);
     let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);
     assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());

@@ -109,7 +109,7 @@ pub enum BucketsError {
     #[error("{0}")]
     Setting(String),
     /// The system gives no threads.
-    #[error("the system has no room for the threads that talk to the bucket: {0}")]
+    #[error("cannot start the threads for the bucket: {0}")]
     System(#[from] io::Error),
 }
 

@@ -204,7 +204,7 @@ impl FeatureStore {
         let is_ours = promise.promised && generation::owner(promise.generation) == owner;
         if !is_ours || !promise.tensors.iter().eq(tensors.iter().map(|tensor| &tensor.spec)) {
             let text =
-                "this producer has not promised such a sample: keep the ref that it has made";
+                "this producer has not promised this sample: use the ref that it created";
             return Err(FeatureError::Config(text.to_owned()));
         }
         let put = self.shared.clone().put(&promise.sample, tensors, Some(promise.generation));

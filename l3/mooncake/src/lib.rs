@@ -183,7 +183,7 @@ pub enum MooncakeError {
     #[error("{0}")]
     Setting(String),
     /// The system gives no threads or memory.
-    #[error("the system has no room for the threads that talk to Mooncake: {0}")]
+    #[error("cannot start the threads for Mooncake: {0}")]
     System(#[from] io::Error),
 }
 
@@ -518,13 +518,14 @@ fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
     };
     text("the prefix", &config.prefix)?;
     if config.replicas == 0 {
-        return Err(MooncakeError::Setting("an object has at least one replica".to_owned()));
+        return Err(MooncakeError::Setting("use at least one replica".to_owned()));
     }
     let preferred = config.preferred_segments.iter().map(|name| text("a segment's name", name));
     let preferred: Vec<CString> = preferred.collect::<Result<_, _>>()?;
     if config.segment_bytes == 0 && preferred.iter().any(|name| name.as_c_str() == OWN_SEGMENT) {
         let message =
-            "this client offers no segment, so it cannot prefer its own: give it some bytes";
+            "this client contributes no segment, so it cannot prefer its own: give the segment a \
+             size";
         return Err(MooncakeError::Setting(message.to_owned()));
     }
     Ok(Way {

@@ -274,7 +274,8 @@ impl Peer {
             self.idle.lock().clear();
             let NodeAddress { name, .. } = &self.node;
             tracing::warn!(
-                "node {name} does not answer ({error}); its share of L3 is computed until it does"
+                "node {name} does not answer ({error}); requests compute its share of L3 until it \
+                 does"
             );
             let retry = Duration::from_millis(self.config.retry_ms);
             tokio::spawn(reach(Arc::downgrade(self), retry));
@@ -346,7 +347,7 @@ impl Peer {
         let until = self.by_tcp_until.lock().replace(Instant::now() + FOR);
         if until.is_none_or(|until| until < Instant::now()) {
             let name = &self.node.name;
-            tracing::warn!("pages to and from node {name} go by TCP for {FOR:?}: {error}");
+            tracing::warn!("pages to and from node {name} use TCP for {FOR:?}: {error}");
         }
     }
 
@@ -547,10 +548,10 @@ async fn reach(peer: Weak<Peer>, mut pause: Duration) {
             Ok(link) => {
                 peer.idle.lock().push(link);
                 peer.turns.fetch_add(1, Ordering::AcqRel);
-                tracing::warn!("node {} answers again and takes its share", peer.node.name);
+                tracing::warn!("node {} answers again and is used", peer.node.name);
                 return;
             }
-            Err(error) => tracing::debug!("node {} is still away: {error}", peer.node.name),
+            Err(error) => tracing::debug!("node {} still does not answer: {error}", peer.node.name),
         }
         pause = (2 * pause).min(Duration::from_millis(peer.config.retry_max_ms));
     }

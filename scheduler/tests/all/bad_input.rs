@@ -242,7 +242,7 @@ fn passages_that_cannot_be() {
         "r1: passage 0, 2..9, ends behind the prompt, which has 8 tokens: shorten it"
     );
     assert!(submit(vec![passage(4, 5), passage(0, 2)]).contains("sort passages by their start"));
-    assert!(submit(vec![passage(0, 5), passage(4, 6)]).contains("let none overlap"));
+    assert!(submit(vec![passage(0, 5), passage(4, 6)]).contains("without overlaps"));
 }
 
 #[test]

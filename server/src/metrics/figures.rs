@@ -25,7 +25,11 @@ pub(crate) fn write(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result
 
 fn requests(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let stats = &figures.scheduler;
-    text.counter("terrace_requests_submitted_total", "Requests accepted by the scheduler.", stats.submitted)?;
+    text.counter(
+        "terrace_requests_submitted_total",
+        "Requests accepted by the scheduler.",
+        stats.submitted,
+    )?;
     text.metric(
         Counter,
         "terrace_requests_ended_total",
@@ -147,12 +151,12 @@ fn operations(text: &mut Exposition<'_>, stats: &Stats, page_bytes: u64) -> fmt:
         "Pages not written back to host for lack of space or to yield to other transfers.",
         stats.write_backs_skipped_pages,
     )?;
-    text.counter("terrace_backups_skipped_total", "Backups to L3 skipped to yield to other transfers.", stats.backups_skipped)?;
-    text.gauge(
-        "terrace_backups_waiting",
-        "Backups to L3 in the queue.",
-        stats.backups_waiting,
+    text.counter(
+        "terrace_backups_skipped_total",
+        "Backups to L3 skipped to yield to other transfers.",
+        stats.backups_skipped,
     )?;
+    text.gauge("terrace_backups_waiting", "Backups to L3 in the queue.", stats.backups_waiting)?;
     Ok(())
 }
 
@@ -209,19 +213,30 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
     each(Gauge, "terrace_l3_objects", "Objects in L3.", |tier| tier.objects)?;
     each(Gauge, "terrace_l3_bytes", "Payload bytes in L3.", |tier| tier.bytes)?;
     each(Gauge, "terrace_l3_capacity_bytes", "Capacity of L3.", |tier| tier.capacity_bytes)?;
-    each(Gauge, "terrace_l3_hard_pinned_objects", "Hard-pinned objects, which are never evicted.", |tier| {
-        tier.hard_pinned
-    })?;
-    each(Gauge, "terrace_l3_soft_pinned_objects", "Soft-pinned objects, which are evicted last.", |tier| {
-        tier.soft_pinned
-    })?;
+    each(
+        Gauge,
+        "terrace_l3_hard_pinned_objects",
+        "Hard-pinned objects, which are never evicted.",
+        |tier| tier.hard_pinned,
+    )?;
+    each(
+        Gauge,
+        "terrace_l3_soft_pinned_objects",
+        "Soft-pinned objects, which are evicted last.",
+        |tier| tier.soft_pinned,
+    )?;
     let help = "Puts refused because nothing could be evicted.";
     each(Counter, "terrace_l3_puts_full_total", help, |tier| tier.puts_full)?;
     each(Counter, "terrace_l3_evicted_total", "Objects evicted from L3.", |tier| tier.evicted)?;
-    each(Counter, "terrace_l3_corrupt_total", "Objects that failed verification.", |tier| tier.corrupt)?;
-    each(Counter, "terrace_l3_io_errors_total", "Transfers that failed with an IO error.", |tier| {
-        tier.io_errors
+    each(Counter, "terrace_l3_corrupt_total", "Objects that failed verification.", |tier| {
+        tier.corrupt
     })?;
+    each(
+        Counter,
+        "terrace_l3_io_errors_total",
+        "Transfers that failed with an IO error.",
+        |tier| tier.io_errors,
+    )?;
     let help = "1 if the store can no longer make changes durable and therefore accepts none.";
     each(Gauge, "terrace_l3_broken", help, |tier| tier.broken)?;
     for Figure { name, help, kind, label, values } in &store.figures {
@@ -251,13 +266,17 @@ fn guard(text: &mut Exposition<'_>, guard: &GuardStats) -> fmt::Result {
         ],
         "state",
     )?;
-    text.counter("terrace_l3_breaker_opened_total", "Times that the circuit breaker opened.", guard.opened)?;
-    text.counter("terrace_l3_refused_total", "Calls refused by the open circuit breaker.", guard.refused)?;
     text.counter(
-        "terrace_l3_timed_out_total",
-        "Calls that timed out.",
-        guard.timed_out,
+        "terrace_l3_breaker_opened_total",
+        "Times that the circuit breaker opened.",
+        guard.opened,
     )?;
+    text.counter(
+        "terrace_l3_refused_total",
+        "Calls refused by the open circuit breaker.",
+        guard.refused,
+    )?;
+    text.counter("terrace_l3_timed_out_total", "Calls that timed out.", guard.timed_out)?;
     Ok(())
 }
 

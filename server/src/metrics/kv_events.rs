@@ -7,7 +7,11 @@ use terrace_routing::PublisherStats;
 use super::exposition::Exposition;
 
 pub(super) fn write(text: &mut Exposition<'_>, stats: &PublisherStats) -> fmt::Result {
-    text.counter("terrace_kv_event_batches_total", "Published batches of KV events.", stats.batches)?;
+    text.counter(
+        "terrace_kv_event_batches_total",
+        "Published batches of KV events.",
+        stats.batches,
+    )?;
     text.counter(
         "terrace_kv_event_bytes_total",
         "Published bytes of KV events, counted once for all subscribers.",

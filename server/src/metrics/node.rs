@@ -44,8 +44,8 @@ fn health(store: &StoreStats) -> (StatusCode, &'static str) {
     match store.disk {
         Some(disk) if disk.broken > 0 => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the disk takes nothing more, because changes cannot be made durable: the log says why. See to \
-             the disk, then restart the node\n",
+            "the disk store accepts no more objects, because changes cannot be made durable: the \
+             log says why. Repair the disk, then restart the node\n",
         ),
         Some(_) | None => (StatusCode::OK, "ok\n"),
     }
@@ -67,11 +67,7 @@ pub(super) fn write(
     store: &StoreStats,
 ) -> fmt::Result {
     text.gauge("terrace_node_connections", "Client connections.", node.connections)?;
-    text.counter(
-        "terrace_node_accepted_total",
-        "Authenticated connections.",
-        node.accepted,
-    )?;
+    text.counter("terrace_node_accepted_total", "Authenticated connections.", node.accepted)?;
     text.counter(
         "terrace_node_refused_total",
         "Connections closed because of a failed handshake or a limit.",

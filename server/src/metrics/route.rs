@@ -49,12 +49,9 @@ const FIGURES: [Figure; 12] = [
         "Requests that the worker did not answer and that went to another worker.",
         |worker| worker.counts.failures.load(Relaxed),
     ),
-    (
-        Counter,
-        "terrace_route_prompt_tokens_total",
-        "Prompt tokens sent to the worker.",
-        |worker| worker.counts.prompt_tokens.load(Relaxed),
-    ),
+    (Counter, "terrace_route_prompt_tokens_total", "Prompt tokens sent to the worker.", |worker| {
+        worker.counts.prompt_tokens.load(Relaxed)
+    }),
     (
         Counter,
         "terrace_route_cached_tokens_total",
@@ -82,12 +79,9 @@ const FIGURES: [Figure; 12] = [
     (Counter, "terrace_route_event_batches_total", "Batches of KV events received.", |worker| {
         worker.following.batches.load(Relaxed)
     }),
-    (
-        Counter,
-        "terrace_route_event_gaps_total",
-        "Gaps in the batches of KV events.",
-        |worker| worker.following.gaps.load(Relaxed),
-    ),
+    (Counter, "terrace_route_event_gaps_total", "Gaps in the batches of KV events.", |worker| {
+        worker.following.gaps.load(Relaxed)
+    }),
     (
         Counter,
         "terrace_route_event_replays_total",

@@ -68,7 +68,7 @@ impl Factory {
         let mut words: Vec<Vec<u8>> = (0..end).map(|token| word(tokenizer, token)).collect();
         if !words.iter().any(is_text) {
             return Err(
-                "the model's tokenizer.json does not say which bytes its tokens are".to_owned()
+                "the model's tokenizer.json does not define the bytes of its tokens".to_owned()
             );
         }
         words.push(special("<|end of answer|>"));
@@ -131,7 +131,7 @@ fn check_nesting(grammar: &str) -> Result<(), String> {
         deepest = deepest.max(depth);
     }
     match deepest > NESTING_MAX {
-        true => Err(format!("its parts lie in one another more than {NESTING_MAX} times")),
+        true => Err(format!("it is nested more than {NESTING_MAX} levels deep")),
         false => Ok(()),
     }
 }

@@ -292,7 +292,7 @@ mod tests {
     fn whoever_gave_what_cannot_be_read_is_told_so() {
         let cases = [
             (error(None, &["--page-size", "x"]), "--page-size x: write a whole number"),
-            (error(None, &["--device-memory", "x"]), "--device-memory x: \"x\" is no size"),
+            (error(None, &["--device-memory", "x"]), "--device-memory x: \"x\" is not a size"),
             (error(None, &["--eviction", "x"]), "--eviction x: use lru"),
             (error(None, &["--api-key", "hush"]), "--api-key: write it as NAME=KEY"),
         ];

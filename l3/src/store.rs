@@ -300,7 +300,9 @@ pub enum StoreError {
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The store has failed too often lately and is left alone for a while.
-    #[error("the store is failing and its circuit breaker is open; next attempt in {retry_after:?}")]
+    #[error(
+        "the store is failing and its circuit breaker is open; next attempt in {retry_after:?}"
+    )]
     Unavailable {
         /// When it is asked again.
         retry_after: Duration,
@@ -309,9 +311,7 @@ pub enum StoreError {
     #[error("the node that would hold this object does not answer")]
     HolderAway,
     /// The object is in a namespace that this client may not use.
-    #[error(
-        "this client may not use the object's namespace: see the nodes' list of clients"
-    )]
+    #[error("this client may not use the object's namespace: see the nodes' list of clients")]
     Forbidden,
     /// The store was shut down.
     #[error("the store is shut down")]

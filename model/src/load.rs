@@ -78,8 +78,10 @@ pub enum LoadError {
         problem: String,
     },
     /// Files that do not belong together.
-    #[error("{path}: {problem}; the files in the folder belong to different models, download them \
-             again")]
+    #[error(
+        "{path}: {problem}; the files in the folder belong to different models, download them \
+             again"
+    )]
     Mismatch {
         /// The file that does not fit.
         path: PathBuf,

@@ -94,7 +94,10 @@ impl<H: FnMut(Heard)> Following<'_, H> {
         if self.source.replay.is_some() {
             tokio::time::sleep(SETTLE).await;
             if let Err(error) = self.replay(0).await {
-                tracing::warn!("{} cannot replay its earlier KV events: {error}", self.source.events);
+                tracing::warn!(
+                    "{} cannot replay its earlier KV events: {error}",
+                    self.source.events
+                );
             }
         }
         loop {

@@ -303,8 +303,11 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
         let Incoming::Message(frames) = incoming else { continue };
         let Some(start) = frames.last().and_then(|frame| <[u8; 8]>::try_from(&frame[..]).ok())
         else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the replay request has no \
-                                                                   number"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the replay request has no \
+                                                                   number",
+            ));
         };
         shared.replays.fetch_add(1, Relaxed);
         for told in since(shared, u64::from_be_bytes(start)).await {

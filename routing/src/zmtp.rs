@@ -99,8 +99,10 @@ async fn introduce(stream: TcpStream, role: Role) -> io::Result<(Reader, Writer)
         return Err(malformed("the other side does not support ZMTP 3"));
     }
     if theirs[12..32] != greeting()[12..32] {
-        return Err(malformed("the other side requires encryption, which is not supported for \
-                              events"));
+        return Err(malformed(
+            "the other side requires encryption, which is not supported for \
+                              events",
+        ));
     }
     writer.send(&ready(role)).await?;
     let Incoming::Command(command) = reader.next().await? else {

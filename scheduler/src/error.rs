@@ -74,8 +74,10 @@ pub enum SubmitError {
     #[error("{0} already exists: an id must be unique until a plan has reported its end")]
     DuplicateId(RequestId),
     /// Too many requests are alive.
-    #[error("the maximum of {requests_max} requests is reached: submit again later or raise \
-             queue.requests_max")]
+    #[error(
+        "the maximum of {requests_max} requests is reached: submit again later or raise \
+             queue.requests_max"
+    )]
     QueueFull {
         /// The limit.
         requests_max: u32,

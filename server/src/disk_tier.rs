@@ -190,16 +190,16 @@ mod tests {
         };
         let told = notes(&opened, opening, Size::mib(64), now);
         let expected = [
-            "warning: it cannot grow to --l3-size 64.0 MiB, because the file system has 12.0 MiB free \
-             or in pages that nobody uses, of which 3.0 MiB stay free (--l3-reserve)",
-            "warning: it was larger; 1,234 pages, the oldest, 5.0 MiB, were dropped to keep to \
+            "warning: the store cannot grow to --l3-size 64.0 MiB: the file system has 12.0 MiB free \
+             or in pages of unused stores, and 3.0 MiB must stay free (--l3-reserve)",
+            "warning: the store was larger; the 1,234 oldest pages, 5.0 MiB, were dropped to keep to \
              --l3-size 64.0 MiB",
             "warning: pages of 32.0 KiB in pages-of-32768-bytes, 3.0 MiB, last used 3 days ago, were \
-             removed to make room",
-            "beside it pages of 8.0 KiB in pages-of-8192-bytes, 3.0 MiB, last used 1 hour ago, in use \
+             removed to free space",
+            "also there: pages of 8.0 KiB in pages-of-8192-bytes, 3.0 MiB, last used 1 hour ago, in use \
              by process 7",
-            "beside it pages of 16.0 KiB in pages-of-16384-bytes, 3.0 MiB, last used 1 day ago, which \
-             go when it needs their room",
+            "also there: pages of 16.0 KiB in pages-of-16384-bytes, 3.0 MiB, last used 1 day ago, \
+             removed when their space is needed",
         ];
         assert_eq!(told, expected);
     }

@@ -112,7 +112,7 @@ fn bad_lines_are_named_and_refused_or_skipped() {
     std::fs::write(&file, format!("{line}\n{}\n{line}\n", &line[..30])).unwrap();
     let file = file.to_str().unwrap();
     let refused = refusal(&["replay", file]);
-    assert!(refused.contains("trace.jsonl, line 2: the line is cut short"), "{refused}");
+    assert!(refused.contains("trace.jsonl, line 2: the line is incomplete"), "{refused}");
     assert!(refused.contains("--bad-lines skip"), "{refused}");
     let skipped = terrace(&["replay", file, "--bad-lines", "skip", "--json"]);
     let said = String::from_utf8_lossy(&skipped.stderr).into_owned();

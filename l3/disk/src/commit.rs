@@ -199,8 +199,10 @@ impl Core {
                     state.growth_error = Some(StoreError::io("letting the store grow", &error));
                     self.disk_full.fetch_add(1, Ordering::Relaxed);
                     let (path, objects) = (self.config.path.display(), usable);
-                    tracing::warn!("the store in {path} cannot grow beyond {objects} objects: \
-                                    {error}");
+                    tracing::warn!(
+                        "the store in {path} cannot grow beyond {objects} objects: \
+                                    {error}"
+                    );
                     return;
                 }
                 Err(_) => more /= 2,

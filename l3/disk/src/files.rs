@@ -130,9 +130,7 @@ fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<B
     match io {
         IoEngine::Threads => threads(),
         IoEngine::Auto => uring(data, index, depth).or_else(|error| {
-            tracing::warn!(
-                "io_uring is not available, so slower threads do the IO: {error}"
-            );
+            tracing::warn!("io_uring is not available, so slower threads do the IO: {error}");
             threads()
         }),
         IoEngine::Uring => uring(data, index, depth),

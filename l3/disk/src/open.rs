@@ -147,9 +147,7 @@ pub enum OpenError {
         wanted: usize,
     },
     /// What is in the directory is not a store that this version can read.
-    #[error(
-        "{path} is not a readable store: {reason}; move it away, or choose another directory"
-    )]
+    #[error("{path} is not a readable store: {reason}; move it away, or choose another directory")]
     Unreadable {
         /// The directory.
         path: PathBuf,

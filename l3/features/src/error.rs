@@ -137,9 +137,7 @@ pub enum FeatureError {
     },
     /// The sample is given up here, but the store could not be told: other processes may read it until it
     /// can be.
-    #[error(
-        "{key} is revoked in this process, but not in the store: {error}; gc retries"
-    )]
+    #[error("{key} is revoked in this process, but not in the store: {error}; gc retries")]
     NotRevoked {
         /// The generation of the sample.
         key: String,

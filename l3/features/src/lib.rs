@@ -203,8 +203,7 @@ impl FeatureStore {
         let owner = self.shared.config.owner.ok_or(FeatureError::NotAProducer)?;
         let is_ours = promise.promised && generation::owner(promise.generation) == owner;
         if !is_ours || !promise.tensors.iter().eq(tensors.iter().map(|tensor| &tensor.spec)) {
-            let text =
-                "this producer has not promised this sample: use the ref that it created";
+            let text = "this producer has not promised this sample: use the ref that it created";
             return Err(FeatureError::Config(text.to_owned()));
         }
         let put = self.shared.clone().put(&promise.sample, tensors, Some(promise.generation));

@@ -222,10 +222,9 @@ pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
             "the Mooncake master does not answer, or its version differs from that of the library"
                 .to_owned(),
         ),
-        Outcome::TransferFailed => (
-            io::ErrorKind::ConnectionReset,
-            "a Mooncake storage node does not answer".to_owned(),
-        ),
+        Outcome::TransferFailed => {
+            (io::ErrorKind::ConnectionReset, "a Mooncake storage node does not answer".to_owned())
+        }
         Outcome::Done
         | Outcome::Full
         | Outcome::BadLength

@@ -523,8 +523,7 @@ fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
     let preferred = config.preferred_segments.iter().map(|name| text("a segment's name", name));
     let preferred: Vec<CString> = preferred.collect::<Result<_, _>>()?;
     if config.segment_bytes == 0 && preferred.iter().any(|name| name.as_c_str() == OWN_SEGMENT) {
-        let message =
-            "this client contributes no segment, so it cannot prefer its own: give the segment a \
+        let message = "this client contributes no segment, so it cannot prefer its own: give the segment a \
              size";
         return Err(MooncakeError::Setting(message.to_owned()));
     }

@@ -255,7 +255,7 @@ mod tests {
         for rule in wrong {
             let shown = format!("{rule:.60?}");
             let message = compile(rule).unwrap_err();
-            assert!(message.starts_with("`guided` cannot be followed: "), "{shown}: {message}");
+            assert!(message.starts_with("`guided` cannot be satisfied: "), "{shown}: {message}");
             assert!(message.len() < 2_000, "{shown}: {message}");
         }
     }

@@ -113,7 +113,7 @@ fn whoever_set_what_cannot_work_is_told_by_its_own_name() {
     }
     std::fs::write(&file, "[limits]\n\nbody_max = \"much\"\n").unwrap();
     let said = complaint(&["--config", path]);
-    for part in [path, "line 3", "body_max", "is no size"] {
+    for part in [path, "line 3", "body_max", "is not a size"] {
         assert!(said.contains(part), "{part} is missing: {said}");
     }
 }

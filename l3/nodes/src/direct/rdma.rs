@@ -26,7 +26,10 @@ impl Adapter {
         };
         match Device::open(name) {
             Ok(device) => {
-                tracing::info!("pages use RDMA port {} if the other side supports it", device.port());
+                tracing::info!(
+                    "pages use RDMA port {} if the other side supports it",
+                    device.port()
+                );
                 Some(Self(device))
             }
             Err(error) => {

@@ -117,9 +117,7 @@ pub enum RdmaError {
         max: usize,
     },
     /// A read failed, and with it the link.
-    #[error(
-        "RDMA port {port}: a read failed ({status}); the link is closed; create a new one"
-    )]
+    #[error("RDMA port {port}: a read failed ({status}); the link is closed; create a new one")]
     ReadFailed {
         /// Which port of this side.
         port: PortName,

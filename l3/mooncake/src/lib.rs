@@ -1,14 +1,14 @@
-//! Objects in a Mooncake cluster, which several servers share.
+//! L3 in a Mooncake cluster, which several servers share.
 //!
-//! An object is one value there: our header, then the payload. Or it is two, where the payload lies in memory
-//! that has no room for a header in front: the library takes one piece of memory for a value, and a copy
-//! would be needed otherwise. Whatever is read is verified by the header, so an old or foreign value under a key
-//! is a miss and never wrong bytes.
+//! An object is one value in the cluster: our header, then the payload. It is two values if the
+//! payload is in memory without room for a header in front, because the library takes one piece of
+//! memory per value and a copy would be needed otherwise. The header verifies everything that is
+//! read, so an old or foreign value under a key is a miss and never wrong bytes.
 //!
-//! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
-//! leases, generations and the order of eviction are kept for the objects that this client has put, in
-//! a catalogue like that of any other store; so is the client's share of the cluster, which it
-//! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
+//! The cluster does not guarantee all that a [`Store`] does; this crate adds the rest. It keeps
+//! pins, leases, generations and the eviction order for the objects that this client has put, in a
+//! catalogue like that of any other store. It also keeps the client's share of the cluster and
+//! evicts from it. Objects of other clients are looked up and read, and belong to them.
 
 mod codes;
 mod connection;

@@ -312,14 +312,14 @@ mod tests {
             let refused = Sequence::with_passages(PageKey(7), 4, (0..8).collect(), passages);
             refused.expect_err("it was taken").to_string()
         };
-        assert_eq!(refused(&[passage(3, 3, 1)]), "passage 0, 3..3, has no token: leave it out");
-        assert_eq!(refused(&[passage(4, 3, 1)]), "passage 0, 4..3, has no token: leave it out");
+        assert_eq!(refused(&[passage(3, 3, 1)]), "passage 0, 3..3, has no tokens: leave it out");
+        assert_eq!(refused(&[passage(4, 3, 1)]), "passage 0, 4..3, has no tokens: leave it out");
         assert_eq!(
             refused(&[passage(0, 2, 1), passage(7, 9, 1)]),
-            "passage 1, 7..9, ends behind the prompt, which has 8 tokens: shorten it"
+            "passage 1, 7..9, ends after the prompt, which has 8 tokens: shorten it"
         );
-        let unsorted = "passage 1, 1..2, begins before 4, where the one before it ends: sort passages by \
-                        their start, and let none overlap";
+        let unsorted = "passage 1, 1..2, begins before 4, where the previous one ends: sort passages by \
+                        their start, without overlaps";
         assert_eq!(refused(&[passage(2, 4, 1), passage(1, 2, 1)]), unsorted);
         let overlaps = [passage(0, 2, 1), passage(1, 2, 1)];
         assert!(refused(&overlaps).contains("begins before 2"));

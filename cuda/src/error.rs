@@ -137,12 +137,15 @@ mod tests {
         };
         assert_eq!(
             memory.to_string(),
-            "the GPU has no room for 100000 pages of 2097152 bytes (200000 MiB): 102400 of 142336 MiB are free. Ask for \
-             fewer device pages, or end what else uses the GPU"
+            "the GPU has no room for 100000 pages of 2097152 bytes (200000 MiB): 102400 of 142336 MiB are free. Use \
+             fewer device pages, or stop other processes that use the GPU"
         );
         let driver = CudaError::DriverTooOld { version: 12_080 };
-        assert!(driver.to_string().contains("made for CUDA 12.8, and"), "{driver}");
+        assert!(driver.to_string().contains("supports CUDA 12.8, but"), "{driver}");
         let nvrtc = CudaError::NoNvrtc { tried: Some("x.so: no such file".to_owned()) };
-        assert!(nvrtc.to_string().ends_with("TERRACE_NVRTC (x.so: no such file)"), "{nvrtc}");
+        assert!(
+            nvrtc.to_string().ends_with("TERRACE_NVRTC to the file (x.so: no such file)"),
+            "{nvrtc}"
+        );
     }
 }

@@ -238,9 +238,9 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
     for grid, message in [
         ({"host": [0, "lots"]}, "host lots: write tokens"),
         ({"colour": ["red"]}, "there is no setting"),
-        ({"host": []}, "host is to be swept and has no values"),
+        ({"host": []}, "the sweep of host has no values"),
         ({"host": [0], "host_tokens": [1]}, "host is swept twice"),
-        ({"host": range(200), "l3": range(200)}, "40000 configurations; at most 10000"),
+        ({"host": range(200), "l3": range(200)}, "40000 configurations are too many: at most 10000"),
     ]:
         with pytest.raises(terrace.ConfigError, match=message):
             terrace.sweep(trace, grid)  # type: ignore[arg-type]

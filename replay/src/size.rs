@@ -148,7 +148,7 @@ mod tests {
             assert!(error.contains("like 512MiB"), "{error}");
         }
         let error = "99999999999TiB".parse::<Size>().unwrap_err();
-        assert_eq!(error, "\"99999999999TiB\" is more than can be counted");
+        assert_eq!(error, "\"99999999999TiB\" is too large");
     }
 
     #[test]

@@ -295,7 +295,7 @@ mod tests {
         let many: String = (0..200).map(|n| format!("{n},")).collect();
         let many = many.trim_end_matches(',');
         let refused = refusal(&[&format!("host={many}"), &format!("l3={many}")]);
-        assert!(refused.contains("40000 configurations; at most 10000"), "{refused}");
+        assert!(refused.contains("40000 configurations are too many: at most 10000"), "{refused}");
     }
 
     #[test]

@@ -165,8 +165,8 @@ fn a_truncated_file_of_weights_is_refused_wherever_it_ends() {
         (header, "bytes of weights"),
         (header - 1, "its header should have"),
         (9, "its header should have"),
-        (7, "7 bytes are no safetensors file"),
-        (0, "0 bytes are no safetensors file"),
+        (7, "7 bytes are not a safetensors file"),
+        (0, "0 bytes are not a safetensors file"),
     ] {
         cut(&path, len);
         refused(&folder, "model.safetensors", &[words, "download it again"]);
@@ -349,7 +349,7 @@ fn a_model_without_the_tokens_of_its_tokenizer_is_refused() {
         tensor.shape[0] = 260;
         tensor.numbers.truncate(260 * 44);
     }
-    let words = ["it has 263 tokens, but the model knows only 260"];
+    let words = ["it has 263 tokens, but the model has only 260"];
     refused(&folder.write(), "tokenizer.json", &words);
 }
 

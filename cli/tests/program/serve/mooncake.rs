@@ -173,7 +173,7 @@ fn mooncake_may_lose_its_master_and_all_that_it_knew() {
     assert!(dead < Duration::from_secs(30), "{} requests took {dead:?}", all_of_them());
     cluster.start_master();
     hits_come_back(&server);
-    is_told(&server, "INFO terrace_l3::guard: L3 is well again");
+    is_told(&server, "INFO terrace_l3::guard: L3 has recovered");
     let of = |call: &str| format!("terrace_mooncake_{call}_total{{outcome=\"master-gone\"}}");
     let gone: f64 =
         ["put", "get", "exists"].iter().map(|call| figure(&server.address, &of(call))).sum();
@@ -226,7 +226,7 @@ fn mooncake_may_come_later_than_the_server() {
     cluster.start_all();
     hits_come_back(&server);
     assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 1.0);
-    is_told(&server, "INFO terrace_l3::guard: L3 is well again");
+    is_told(&server, "INFO terrace_l3::guard: L3 has recovered");
 }
 
 /// Wrong for as long as the server lives.

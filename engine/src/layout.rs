@@ -153,7 +153,7 @@ impl KvLayout {
         let is_held = |layer| self.slabs.iter().any(|slab| slab.layers.contains(&layer));
         let is_empty = |slab: &Slab| slab.bytes(page_size) == Some(0);
         if layers == 0 || self.slabs.iter().any(is_empty) {
-            return Err(wrong("every slab must have a layer"));
+            return Err(wrong("every slab must have layers and elements"));
         }
         if !(0..layers).all(is_held) {
             return Err(wrong("a layer is in none of the slabs"));
@@ -355,10 +355,10 @@ mod tests {
         let refused = |slabs: Vec<Slab>| KvLayout { slabs }.pages(16).unwrap_err().to_string();
         let vector = |elements| KvForm::Vector { elements };
         for (slabs, reason) in [
-            (vec![], "hold something"),
-            (vec![slab(0..2, KvType::F16, vector(0))], "hold something"),
+            (vec![], "layers and elements"),
+            (vec![slab(0..2, KvType::F16, vector(0))], "layers and elements"),
             (vec![slab(1..2, KvType::F16, vector(8))], "in none of the slabs"),
-            (vec![slab(0..2, KvType::F16, vector(usize::MAX / 2))], "can be counted"),
+            (vec![slab(0..2, KvType::F16, vector(usize::MAX / 2))], "too many bytes"),
         ] {
             let error = refused(slabs);
             assert!(error.contains(reason), "{error}");

@@ -190,9 +190,9 @@ fn a_header_that_lies_is_refused() {
         fs::write(&path, bytes).unwrap();
     };
     rewrite(&|tensor| tensor["data_offsets"] = json!([u64::MAX - 10, u64::MAX]));
-    refused(&folder, "model.safetensors", &["model.norm.weight lies at"]);
+    refused(&folder, "model.safetensors", &["model.norm.weight is at"]);
     rewrite(&|tensor| tensor["data_offsets"] = json!([100, 0]));
-    refused(&folder, "model.safetensors", &["model.norm.weight lies at 100 to 0"]);
+    refused(&folder, "model.safetensors", &["model.norm.weight is at 100 to 0"]);
     rewrite(&|tensor| tensor["shape"] = json!([44, 2]));
     refused(&folder, "model.safetensors", &["has the shape [44, 2], expected [44]"]);
     rewrite(&|tensor| tensor["dtype"] = json!("F8_E4M3"));

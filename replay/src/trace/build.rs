@@ -58,7 +58,7 @@ impl TraceBuilder {
         block_ids: &[u64],
     ) -> Result<(), String> {
         let trace = &mut self.trace;
-        for (what, tokens) in [("a prompt", input_tokens), ("an answer", output_tokens)] {
+        for (what, tokens) in [("a prompt", input_tokens), ("an output", output_tokens)] {
             if tokens > TOKENS_MAX {
                 return Err(format!(
                     "{what} of {tokens} tokens is too long; the maximum is \

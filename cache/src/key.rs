@@ -124,7 +124,7 @@ impl<'de> Deserialize<'de> for PageKey {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         let key = of_hex(&text).map(PageKey);
-        key.ok_or_else(|| serde::de::Error::custom("a page key has 32 hexadecimal digits"))
+        key.ok_or_else(|| serde::de::Error::custom("a page key must have 32 hexadecimal digits"))
     }
 }
 

@@ -1,8 +1,8 @@
-//! The cache: which KV pages exist, where their bytes are, and which may be evicted.
+//! The KV cache index: which pages are cached, in which tier, and which may be evicted.
 //!
 //! One radix tree over runs of pages says for every prefix which tiers hold its bytes. Pages and
-//! pins are move-only values: whoever holds one owns it, giving it back consumes it, and
-//! [`Cache::audit`] can prove that nothing was lost or given out twice.
+//! pins are move-only values: the holder owns them, and releasing them consumes them.
+//! [`Cache::audit`] checks that nothing was lost or handed out twice.
 //!
 //! ```
 //! use terrace_cache::{Cache, CacheConfig, Cursor, Namespace, Sequence};
@@ -22,8 +22,8 @@
 //! assert_eq!(cache.lookup(&sequence, 2).device.depth, 2);
 //! ```
 //!
-//! This crate never does IO, never looks at a clock and never draws a random number: the same calls
-//! give the same answers, to the byte, on every machine.
+//! This crate does no IO, reads no clock and uses no randomness: the same calls give byte-identical
+//! results on every machine.
 
 #![forbid(unsafe_code)]
 

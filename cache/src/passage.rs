@@ -28,7 +28,7 @@ impl FromStr for ContentKey {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        of_hex(text).map(ContentKey).ok_or("the key of a content has 32 hexadecimal digits")
+        of_hex(text).map(ContentKey).ok_or("the key of a content must have 32 hexadecimal digits")
     }
 }
 
@@ -138,14 +138,14 @@ impl fmt::Display for PassageError {
         let Self { place, start, end, fault } = self;
         write!(f, "passage {place}, {start}..{end}, ")?;
         match fault {
-            PassageFault::Empty => f.write_str("has no token: leave it out"),
+            PassageFault::Empty => f.write_str("has no tokens: leave it out"),
             PassageFault::OutOfRange { tokens } => {
-                write!(f, "ends behind the prompt, which has {tokens} tokens: shorten it")
+                write!(f, "ends after the prompt, which has {tokens} tokens: shorten it")
             }
             PassageFault::OutOfOrder { free_from } => write!(
                 f,
-                "begins before {free_from}, where the one before it ends: sort passages by their start, \
-                 and let none overlap"
+                "begins before {free_from}, where the previous one ends: sort passages by their \
+                 start, without overlaps"
             ),
         }
     }
@@ -312,14 +312,14 @@ mod tests {
             let refused = Sequence::with_passages(PageKey(7), 4, (0..8).collect(), passages);
             refused.expect_err("it was taken").to_string()
         };
-        assert_eq!(refused(&[passage(3, 3, 1)]), "passage 0, 3..3, has no token: leave it out");
-        assert_eq!(refused(&[passage(4, 3, 1)]), "passage 0, 4..3, has no token: leave it out");
+        assert_eq!(refused(&[passage(3, 3, 1)]), "passage 0, 3..3, has no tokens: leave it out");
+        assert_eq!(refused(&[passage(4, 3, 1)]), "passage 0, 4..3, has no tokens: leave it out");
         assert_eq!(
             refused(&[passage(0, 2, 1), passage(7, 9, 1)]),
-            "passage 1, 7..9, ends behind the prompt, which has 8 tokens: shorten it"
+            "passage 1, 7..9, ends after the prompt, which has 8 tokens: shorten it"
         );
-        let unsorted = "passage 1, 1..2, begins before 4, where the one before it ends: sort passages by \
-                        their start, and let none overlap";
+        let unsorted = "passage 1, 1..2, begins before 4, where the previous one ends: sort passages by \
+                        their start, without overlaps";
         assert_eq!(refused(&[passage(2, 4, 1), passage(1, 2, 1)]), unsorted);
         let overlaps = [passage(0, 2, 1), passage(1, 2, 1)];
         assert!(refused(&overlaps).contains("begins before 2"));

@@ -75,7 +75,7 @@ impl FromStr for WritePolicy {
             None if is_name_of(text, WRITE_BACK) => Ok(Self::WriteBack),
             Some((name, hits)) if is_name_of(name, SELECTIVE) => match hits.trim().parse() {
                 Ok(hits) if hits > 0 => Ok(Self::SelectiveWriteThrough { hits }),
-                Ok(_) | Err(_) => Err("HITS must be a number from 1 on".to_owned()),
+                Ok(_) | Err(_) => Err("HITS must be a number of at least 1".to_owned()),
             },
             Some(_) | None => Err(ADVICE.to_owned()),
         }

@@ -22,36 +22,36 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// The first token of a long prompt, by where its KV comes from, with the built-in model
+    /// TTFT of a long prompt with its KV computed, on device, on host and in L3 (built-in model)
     Ttft {
-        /// The prompt's length
+        /// Prompt length in tokens
         #[arg(long, default_value_t = 4000)]
         tokens: usize,
-        /// How often; the median counts
+        /// Number of rounds; the median is reported
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
     },
-    /// Many streaming clients on a server that runs (`terrace serve`)
+    /// Load from many streaming clients on a running server (`terrace serve`)
     Clients {
         /// The server's address
         #[arg(long, default_value = "127.0.0.1:8000")]
         address: String,
-        /// A key, if the server wants one: the operator's where there are tenants
+        /// API key, if the server needs one; the operator key if it has tenants
         #[arg(long)]
         key: Option<String>,
-        /// Clients at a time
+        /// Concurrent clients
         #[arg(long, default_value_t = 200)]
         clients: u64,
-        /// How long they ask, like 120s
+        /// Duration, like 120s
         #[arg(long, default_value = "120s", value_parser = humantime::parse_duration)]
         run: Duration,
-        /// Characters that all prompts begin with
+        /// Length of the prefix that all prompts share, in characters
         #[arg(long, default_value_t = 800)]
         shared: usize,
-        /// Characters of each prompt's own
+        /// Length of the rest of each prompt, in characters
         #[arg(long, default_value_t = 100)]
         own: usize,
-        /// Tokens of an answer
+        /// Output tokens per request
         #[arg(long, default_value_t = 32)]
         answer: u32,
     },

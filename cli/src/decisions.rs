@@ -12,9 +12,9 @@ use terrace_scheduler::{Plan, Time};
 /// Arguments of `terrace decisions`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// What `terrace serve --decision-log` has written; `-` for standard input
+    /// A decision log written by `terrace serve --decision-log`; `-` for standard input
     log: PathBuf,
-    /// Tell what each plan says
+    /// Print every plan
     #[arg(long, conflicts_with = "json")]
     steps: bool,
     /// Print JSON
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     match (&checked.difference, arguments.json) {
         (None, true) => Ok(String::new()),
         (None, false) => Ok(summary(&checked) + "\n"),
-        (Some(_), true) => Err("a plan is not as it was".into()),
+        (Some(_), true) => Err("a plan differs from the recorded one".into()),
         (Some(_), false) => Err(summary(&checked).into()),
     }
 }
@@ -81,12 +81,12 @@ fn summary(checked: &Checked) -> String {
     let Checked { calls, plans, steps, difference, ends_within_a_line } = checked;
     let mut text = match difference {
         None => format!(
-            "{calls} calls done again: all {plans} plans, {steps} of them with a step, are the same"
+            "{calls} calls re-run: all {plans} plans, {steps} of them with a step, are the same"
         ),
         Some(difference) => format!("after {plans} plans: {difference}"),
     };
     if *ends_within_a_line {
-        text.push_str("\nthe last line is not whole and was left out");
+        text.push_str("\nthe last line is incomplete and was skipped");
     }
     text
 }

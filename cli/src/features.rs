@@ -34,51 +34,51 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Put samples, and their refs into a folder
+    /// Put samples into a store and write their refs to a folder
     Produce {
         #[command(flatten)]
         common: Common,
-        /// The number of this producer; one that is started again has its old one
+        /// Number of this producer; use the same number after a restart
         #[arg(long, default_value_t = 0)]
         owner: u16,
-        /// How many samples
+        /// Number of samples
         #[arg(long, default_value_t = 100)]
         samples: u64,
-        /// What their names begin with
+        /// Prefix of the samples' names
         #[arg(long, default_value = "sample")]
         prefix: String,
-        /// How many tensors a sample has
+        /// Tensors per sample
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
         tensors: u32,
-        /// How much may wait to be consumed
+        /// Maximum size of samples that are not consumed yet
         #[arg(long, default_value = "64MiB")]
         max_resident: Size,
-        /// After how long unconsumed samples are freed, like 30m
+        /// Free unconsumed samples after this time, like 30m
         #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
         max_hold: Duration,
-        /// Keep samples when they are released, for further epochs
+        /// Keep released samples, for further epochs
         #[arg(long)]
         retain: bool,
     },
-    /// Read samples whose refs are in a folder, check every byte, and release them
+    /// Read samples by the refs in a folder, check every byte and release them
     Consume {
         #[command(flatten)]
         common: Common,
-        /// End after so many samples
+        /// Stop after this many samples
         #[arg(long)]
         samples: Option<u64>,
-        /// End when no ref has come for so long, like 5s
+        /// Stop when no ref has arrived for this time, like 5s
         #[arg(long, default_value = "5s", value_parser = humantime::parse_duration)]
         patience: Duration,
     },
-    /// Free what a producer has left behind, and tell what is there
+    /// Free expired and consumed samples of a producer and report what is stored
     Gc {
         #[command(flatten)]
         common: Common,
-        /// The number of the producer
+        /// Number of the producer
         #[arg(long, default_value_t = 0)]
         owner: u16,
-        /// Free what was put before so long, like 30m
+        /// Free samples that are older than this, like 30m
         #[arg(long, default_value = "30m", value_parser = humantime::parse_duration)]
         max_hold: Duration,
     },
@@ -86,32 +86,32 @@ enum Command {
 
 #[derive(Args)]
 struct Common {
-    /// The store: disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT; in builds that can,
+    /// The store: disk:FOLDER, mooncake://HOST:PORT or nodes://HOST:PORT,HOST:PORT; in builds with buckets,
     /// s3://BUCKET/PREFIX or bucket:URL
     #[arg(long, value_name = "PLACE", value_parser = Place::parse)]
     store: Place,
-    /// Settings of clusters and nodes in TOML, as `terrace serve` takes them; what is given here or by
-    /// variables goes before them
+    /// TOML file with settings of clusters and nodes, as for `terrace serve`; flags and environment
+    /// variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
     clusters: GivenClusters,
-    /// How large it may grow, or what this process may put into a cluster
+    /// Capacity of a disk store, or the maximum that this process puts into a cluster
     #[arg(long, default_value = "1GiB")]
     capacity: Size,
-    /// The size of a tensor, the same for all who use the store
+    /// Size of a tensor; the same for all users of the store
     #[arg(long, default_value = "1MiB")]
     tensor: Size,
-    /// The name that keys begin with
+    /// Prefix of the keys
     #[arg(long, default_value = "features")]
     name: String,
-    /// The folder that refs go through [default: refs in the folder of a store on disk]
+    /// Folder through which refs are passed [default: refs in the folder of a disk store]
     #[arg(long)]
     refs: Option<PathBuf>,
-    /// A file with the secret that authenticates refs, tensors and notes
+    /// File with the secret that authenticates refs, tensors and records
     #[arg(long, env = "TERRACE_FEATURES_SECRET_FILE")]
     secret_file: Option<PathBuf>,
-    /// How long a turn with a store on disk lasts
+    /// How long this process keeps a disk store open before it lets others use it
     #[arg(long, default_value = "200ms", value_parser = humantime::parse_duration)]
     turn: Duration,
     /// Print JSON
@@ -248,8 +248,8 @@ async fn produce(
         }
         if turn.offers_segment {
             eprintln!(
-                "terrace: all samples are put. They may be in the segment that this process offers, so \
-                 it stays until they are consumed or were held for too long; Ctrl-C ends it and them"
+                "terrace: all samples are stored. They may be in the segment of this process, so it keeps \
+                 running until they are consumed or expired; Ctrl-C stops it and loses them"
             );
             turn.features.consumed().await;
         }

@@ -10,34 +10,34 @@ use terrace_cache::{Namespace, PageKey, Passage, Sequence, Token};
 /// Arguments of `terrace keys`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The tokens, separated by commas or white space; `-` reads them from standard input
+    /// Tokens, separated by commas or white space; `-` reads them from standard input
     tokens: String,
     /// Model and weights
     #[arg(long, default_value = "model")]
     model: String,
-    /// How KV lies in a page
+    /// Memory layout of KV in a page
     #[arg(long, default_value = "")]
     layout: String,
-    /// The element type of the KV
+    /// Element type of the KV
     #[arg(long, default_value = "")]
     dtype: String,
-    /// Tokens in a page
+    /// Tokens per page
     #[arg(long, default_value_t = 16, value_parser = terrace_replay::page_size)]
     page_size: u32,
     /// Tensor-parallel ranks
     #[arg(long, default_value_t = 1)]
     ranks: u32,
-    /// The adapter (LoRA)
+    /// LoRA adapter
     #[arg(long, default_value = "")]
     adapter: String,
-    /// The tenant's salt
+    /// Salt of the tenant
     #[arg(long, default_value = "")]
     salt: String,
-    /// The secret of all who share an L3
+    /// Secret of the servers that share an L3
     #[arg(long, default_value = "")]
     secret: String,
-    /// What positions of the prompt stand for, as an image: START..END=CONTENT, the content's key in 32
-    /// hexadecimal digits. May be given several times, by START
+    /// Positions that stand for other content, such as an image: START..END=CONTENT, with the key of the
+    /// content in 32 hexadecimal digits. May be repeated, in order of START
     #[arg(long = "passage", value_name = "PASSAGE", value_parser = passage)]
     passages: Vec<Passage>,
     /// Print JSON
@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     }
     let rest = sequence.len() - keys.len() * page_size as usize;
     if rest > 0 {
-        writeln!(output, "{rest} tokens fill no page: only whole pages are cached")?;
+        writeln!(output, "{rest} tokens do not fill a page: only whole pages are cached")?;
     }
     Ok(output)
 }

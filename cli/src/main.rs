@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// A scheduler for LLM inference with a KV cache on device, host and L3.
+/// LLM inference scheduler with a three-tier KV cache: device, host and L3
 #[derive(Parser)]
 #[command(name = "terrace", version)]
 struct Arguments {
@@ -29,25 +29,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure a server: many clients, and the first token by where its KV comes from
+    /// Benchmark a server: load from many clients, or TTFT by cache tier
     Bench(bench::Arguments),
-    /// Check the settings of a server, and print them as a file
+    /// Check the settings of a server and print them as a TOML file
     Config(config::Arguments),
-    /// Do again what the scheduler of a server did, and compare
+    /// Re-run a recorded decision log of a server's scheduler and compare the plans
     Decisions(decisions::Arguments),
-    /// Pass samples of tensors from one process to another
+    /// Pass tensor samples from producers to consumers through a store
     Features(features::Arguments),
-    /// Print the page keys of a prompt, as L3 stores and KV events name them
+    /// Print the page keys (block hashes) of a prompt, as used in L3 and KV events
     Keys(keys::Arguments),
-    /// Share memory and disk with servers, as one of their nodes
+    /// Run an L3 node that shares this machine's memory and disk with servers
     Node(Box<node::Arguments>),
-    /// Find out what a trace of requests would do on a configuration, in virtual time
+    /// Simulate a request trace on a configuration: hit rates, TTFT, ITL, throughput, cost
     Replay(Box<replay::Arguments>),
-    /// Send requests to the servers that hold their prefixes
+    /// Run a prefix-aware router in front of several servers
     Route(Box<route::Arguments>),
-    /// Serve a model over HTTP, as OpenAI's clients expect it
+    /// Serve a model with an OpenAI-compatible HTTP API
     Serve(Box<serve::Arguments>),
-    /// Look at a trace of requests, or make one up
+    /// Describe a request trace, or generate a synthetic one
     Trace(trace::Arguments),
 }
 

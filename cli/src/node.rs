@@ -22,24 +22,24 @@ use crate::signals::Signals;
 const EXAMPLES: &str = "\
 Examples:
   terrace node --listen 10.0.0.1:7450 --memory 64GiB --secret-file /etc/terrace/secret
-      Memory alone
+      Share memory only
   terrace node --listen 10.0.0.1:7450 --memory 64GiB --disk /var/lib/terrace --disk-capacity 1TiB \\
       --secret-file /etc/terrace/secret --metrics 127.0.0.1:9450
-      Memory over disk, with figures for Prometheus
+      Share memory and disk, with Prometheus metrics
   terrace serve --l3 nodes://10.0.0.1:7450,10.0.0.2:7450 --node-secret-file /etc/terrace/secret
       A server that uses two nodes
 
-Ctrl-C, SIGTERM and SIGHUP, which a terminal sends when it closes, stop the node once calls under way
-have ended; with nohup, SIGHUP is ignored.
+Ctrl-C, SIGTERM and SIGHUP stop the node after running calls have finished. A terminal sends SIGHUP when
+it closes; under nohup, SIGHUP is ignored.
 
-Everything can also be set in the file, where names have _ instead of -. There, tables [[clients]] with
-name, secret_file and namespaces say who may use what.";
+All settings can also be in the file. Names there have _ instead of -. Tables [[clients]] with name,
+secret_file and namespaces say which client may use which namespaces.";
 
 /// Arguments of `terrace node`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Settings in TOML; what is given here or by variables goes before them
+    /// TOML file with settings; flags and environment variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_NODE_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -69,20 +69,22 @@ async fn serve(settings: &NodeSettings) -> Result<String, Box<dyn Error>> {
         let unusable = |error| format!("--metrics: cannot listen at {metrics}: {error}");
         let listener = listener.map_err(unusable)?;
         let address = listener.local_addr()?;
-        say(&format!("figures http://{address}/metrics\n"));
+        say(&format!("metrics http://{address}/metrics\n"));
         tokio::spawn(serve_node_figures(listener, node.clone()));
     }
     let mut signals = Signals::listen();
     say(&format!("node    {address}, {place}\n\nCtrl-C stops it.\n"));
     signals.told_to_stop().await;
     let patience = humantime::format_duration(settings.shutdown_patience);
-    say(&format!("stopping: calls under way have {patience}; Ctrl-C again stops at once\n"));
+    say(&format!(
+        "stopping: running calls have {patience} to finish; press Ctrl-C again to stop at once\n"
+    ));
     tokio::spawn(async move {
         signals.told_again().await;
         std::process::exit(130);
     });
     let all_ended = node.stop(settings.shutdown_patience).await?;
-    say(if all_ended { "stopped\n" } else { "stopped: some calls were cut short\n" });
+    say(if all_ended { "stopped\n" } else { "stopped: some calls were aborted\n" });
     Ok(String::new())
 }
 
@@ -101,9 +103,9 @@ fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
         clients.push(NodeClient { name: name.clone(), secret, namespaces });
     }
     let Some(first) = clients.first() else {
-        let advice = "make a secret with `head -c 32 /dev/urandom | base64 > FILE`, give it to all \
-                      servers, and name it by --secret-file";
-        return Err(format!("a node serves only those who know a secret: {advice}").into());
+        let advice = "create one with `head -c 32 /dev/urandom | base64 > FILE`, copy it to all \
+                      servers, and pass it with --secret-file";
+        return Err(format!("a node needs a secret: {advice}").into());
     };
     let defaults = NodeConfig::new(first.secret.clone());
     let pins_kept_ms = pins_kept_ms(settings);
@@ -142,8 +144,8 @@ fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
     let Opening { dropped, shortage } = disk.opening();
     if let Some(Shortage { free_bytes, reserve_bytes }) = shortage {
         told += &format!(
-            "\n        warning: it cannot grow to --disk-capacity {}, because the file system has {} \
-             free, of which {} stay free (--disk-reserve)",
+            "\n        warning: the store cannot grow to --disk-capacity {}: the file system has {} free, \
+             and {} must stay free (--disk-reserve)",
             settings.disk_capacity,
             Size(free_bytes),
             Size(reserve_bytes)
@@ -151,7 +153,7 @@ fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
     }
     if dropped.objects > 0 {
         told += &format!(
-            "\n        warning: it was larger; {} objects, the oldest, {}, were dropped to keep to \
+            "\n        warning: the store was larger; the {} oldest objects, {}, were dropped to keep to \
              --disk-capacity {}",
             whole(dropped.objects),
             Size(dropped.bytes),
@@ -165,8 +167,8 @@ fn told_of(settings: &NodeSettings, disk: &DiskStore, folder: &Path) -> String {
 fn advised(error: OpenError) -> String {
     match error {
         OpenError::LittleFree { path, free_bytes, reserve_bytes, needed_bytes } => format!(
-            "there is no room in {}: the file system has {} free, of which {} stay free, and the least \
-             that is needed is {}; make room, lower --disk-reserve, or name another folder",
+            "not enough space in {}: the file system has {} free, {} of it must stay free, and the store \
+             needs at least {}; free some space, lower --disk-reserve, or use another folder",
             path.display(),
             Size(free_bytes),
             Size(reserve_bytes),

@@ -28,22 +28,22 @@ use settings::Settings;
 const EXAMPLES: &str = "\
 Examples:
   terrace replay conversation_trace.jsonl --report replay.html
-      One worker with Llama 3.1 8B on four H200, host memory of four times theirs, L3 without limit
+      One worker: Llama 3.1 8B on four H200, a host tier four times the device tier, unlimited L3
   terrace replay --synthetic agents --device 40GiB --host 0 --l3 0
-      Requests that are made up, and only the device
+      Synthetic requests and only the device tier
   terrace replay trace.jsonl.gz --workers 4 --routing prefix-aware --l3-latency 2ms
       Four workers that share one L3
   terrace replay trace.jsonl --sweep host=0,64GiB,256GiB --sweep policy=lru,slru,s3fifo --report grid.html
-      Every combination on all cores: which size buys how much
+      Every combination, on all cores, to compare sizes and policies
   terrace replay trace.jsonl --find-rate --slo-ttft 2s --slo-tpot 50ms
-      How many requests a second one worker can take
+      The highest request rate at which one worker meets the SLO
   terrace replay --calibrate steps.csv --model llama-3.1-8b --gpu h100 --gpus 1
-      How far predicted steps are from those that were measured
+      Compare predicted step times with measured ones
   terrace replay --kv-events tcp://10.0.0.1:5557+tcp://10.0.0.1:5558 --kv-events tcp://10.0.0.2:5557 --kv-time 10m
-      What the caches of two servers hold, by their KV events, and what of it was computed twice
+      What the caches of two servers hold, from their KV events, and what was computed twice
 
-Sizes are tokens (1000000, 2M) or bytes of the model's KV (64GiB). The same trace, settings and seed give
-the same JSON to the byte, but for what is under `run`.";
+Give sizes in tokens (1000000, 2M) or in bytes of KV (64GiB). The same trace, settings and seed give
+byte-identical JSON, except for the field `run`.";
 
 /// Arguments of `terrace replay`.
 #[derive(clap::Args)]
@@ -55,34 +55,33 @@ pub(crate) struct Arguments {
     settings: Settings,
     #[command(flatten)]
     kv_events: KvEvents,
-    /// Replay every combination: a setting and its values, like host=0,64GiB; may be repeated
+    /// Sweep a setting over values, like host=0,64GiB; repeat it to replay every combination
     #[arg(long = "sweep", value_name = "NAME=VALUES", help_heading = "Sweep")]
     sweeps: Vec<String>,
-    /// Replay so many days, each with a seed of its own: other made-up requests, or those of the trace at other
-    /// times. What is told are means, and how sure they are
+    /// Replay this many days with different seeds: other synthetic requests, or the trace with other arrival
+    /// times. Reports means with confidence intervals
     #[arg(long, value_name = "NUMBER", help_heading = "Sweep", value_parser = clap::value_parser!(u32).range(2..=100))]
     seeds: Option<u32>,
-    /// Find the largest rate of requests at which promises are kept (--slo-ttft, --slo-tpot)
+    /// Find the highest request rate that meets the SLO (--slo-ttft, --slo-tpot)
     #[arg(long, help_heading = "Sweep", conflicts_with_all = ["sweeps", "seeds", "report", "csv"])]
     find_rate: bool,
-    /// Replays at a time [default: one on each core]
+    /// Parallel replays [default: one per core]
     #[arg(long, help_heading = "Sweep", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Write a page with plots
+    /// Write an HTML report with plots
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Write the figures as CSV: of a sweep one line for each configuration, of a replay one for each interval
+    /// Write results as CSV: one line per configuration of a sweep, or per time interval of a replay
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Measured steps to derive the costs of steps from, instead of model and GPU: CSV or JSON lines
-    /// with prefill_tokens, prefill_pairs, decode_rows, decode_context and step_us
+    /// Fit the step cost model to measured steps instead of using the preset of model and GPU: CSV or JSON
+    /// lines with prefill_tokens, prefill_pairs, decode_rows, decode_context and step_us
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,
-    /// Compare measured steps, written as for --costs, with what is predicted for model and GPU, and replay
-    /// nothing
+    /// Compare measured steps, in the format of --costs, with the prediction for model and GPU, and exit
     #[arg(long, value_name = "FILE", conflicts_with_all = ["costs", "sweeps", "report"])]
     calibrate: Option<PathBuf>,
 }
@@ -127,12 +126,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     // What cannot be configured or written is refused before a long trace is read.
     Sweep::check(&options, &axes)?;
     if arguments.source.is_synthetic() && axes.iter().any(|axis| axis.setting == Setting::Seed) {
-        return Err("--sweep seed: made-up requests depend on the seed as well, and a sweep replays one \
+        return Err("--sweep seed: synthetic requests depend on the seed too, and a sweep replays a single \
                     trace; run it once for each --seed, or sweep over a file of `terrace trace generate`"
             .into());
     }
     if arguments.seeds.is_some() && axes.iter().any(|axis| axis.setting == Setting::Seed) {
-        return Err("--seeds and --sweep seed: give one of the two".into());
+        return Err("--seeds and --sweep seed exclude each other: give only one".into());
     }
     let mut page = arguments.report.as_deref().map(create).transpose()?;
     let mut csv = arguments.csv.as_deref().map(create).transpose()?;
@@ -227,7 +226,7 @@ impl Arguments {
             return Ok(serde_json::to_string_pretty(&WithRun { result, run })? + "\n");
         }
         let mut text = draw(&run);
-        for (what, file) in [("page", &self.report), ("figures", &self.csv)] {
+        for (what, file) in [("report", &self.report), ("CSV", &self.csv)] {
             if let Some(file) = file {
                 text += &format!("  {what:<13}{}\n", file.display());
             }
@@ -244,7 +243,7 @@ fn with_progress<T, E: Error + 'static>(
     let length = replays.map(|replays| replays as u64);
     let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr());
     let template =
-        if replays.is_some() { "{bar:40} {pos} of {len}, {eta} to go" } else { "{pos} replays" };
+        if replays.is_some() { "{bar:40} {pos} of {len}, {eta} left" } else { "{pos} replays" };
     bar.set_style(ProgressStyle::with_template(template)?);
     bar.enable_steady_tick(Duration::from_millis(500));
     let result = work(&|| bar.inc(1));
@@ -262,7 +261,7 @@ fn costs(file: &Path) -> Result<CostModel, Box<dyn Error>> {
     let fit = CostModel::fit(&measurements(file)?);
     let fit = fit.map_err(|error| format!("{}: {error}", file.display()))?;
     eprintln!(
-        "{}: {} steps, the fit is off by {} on average",
+        "{}: {} steps, mean error of the fit {}",
         file.display(),
         fit.measurements,
         terrace_replay::human::percent(fit.relative_residual)

@@ -13,21 +13,21 @@ use crate::signals::Signals;
 const EXAMPLES: &str = "\
 Examples:
   terrace serve --listen 127.0.0.1:8001 --kv-events tcp://127.0.0.1:5557 --kv-events-replay tcp://127.0.0.1:5558
-      A server that tells what its cache holds, and tells it again to those who have missed some
+      A server that publishes KV events and replays missed ones
   terrace route --worker http://127.0.0.1:8001+tcp://127.0.0.1:5557+tcp://127.0.0.1:5558 \\
       --worker http://127.0.0.1:8002+tcp://127.0.0.1:5567+tcp://127.0.0.1:5568
-      Two such servers behind one address
+      A router in front of two such servers
   terrace route --model ./Llama-3.1-8B-Instruct --worker http://10.0.0.1:8000+tcp://10.0.0.1:5557
-      A vLLM server, by the tokenizer of its model
+      A router in front of a vLLM server, with the tokenizer of its model
 
-Everything can also be set in the file, where names have _ instead of - and workers are tables [[workers]]
-with url, events and replay. Ctrl-C, SIGTERM and SIGHUP stop it once answers under way have ended.";
+All settings can also be in the file. Names there have _ instead of -, and workers are tables [[workers]]
+with url, events and replay. Ctrl-C, SIGTERM and SIGHUP stop the router after running requests have finished.";
 
 /// Arguments of `terrace route`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Settings in TOML; what is given here or by variables goes before them
+    /// TOML file with settings; flags and environment variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_ROUTE_CONFIG")]
     config: Option<PathBuf>,
     #[command(flatten)]
@@ -57,9 +57,9 @@ async fn route(settings: &RouteSettings) -> Result<String, Box<dyn Error>> {
     for ((url, is_up), place) in router.workers().into_iter().zip(&settings.workers) {
         let state = if is_up { "answers" } else { "does not answer yet" };
         let events = match (&place.events, &place.replay) {
-            (Some(events), Some(_)) => format!("events from {events}, again if some are missed"),
+            (Some(events), Some(_)) => format!("events from {events}, with replay"),
             (Some(events), None) => format!("events from {events}"),
-            (None, _) => "no events: by load alone".to_owned(),
+            (None, _) => "no events: routed by load only".to_owned(),
         };
         // It must not look like the address of this program.
         told += &format!("worker  {}, {state}; {events}\n", url.trim_start_matches("http://"));
@@ -71,7 +71,8 @@ async fn route(settings: &RouteSettings) -> Result<String, Box<dyn Error>> {
         .run(async {
             signals.told_to_stop().await;
             say(&format!(
-                "stopping: answers under way have {patience}; Ctrl-C again stops at once\n"
+                "stopping: running requests have {patience} to finish; press Ctrl-C again to stop at \
+                 once\n"
             ));
             tokio::spawn(async move {
                 signals.told_again().await;
@@ -81,7 +82,7 @@ async fn route(settings: &RouteSettings) -> Result<String, Box<dyn Error>> {
         .await;
     match cut_short {
         0 => say("stopped\n"),
-        cut_short => say(&format!("stopped: {cut_short} answers were cut short\n")),
+        cut_short => say(&format!("stopped: {cut_short} requests were aborted\n")),
     }
     Ok(String::new())
 }

@@ -19,28 +19,30 @@ use crate::signals::Signals;
 const EXAMPLES: &str = "\
 Examples:
   terrace serve
-      The model that comes with the program, for this machine only
+      Serve the built-in model to this machine only
   terrace serve --model ./SmolLM2-135M-Instruct --device-memory 2GiB
-      A model of the Llama family from a folder with config.json, tokenizer.json and safetensors
+      Serve a Llama-family model from a folder with config.json, tokenizer.json and safetensors
   terrace serve --device cuda --model ./Llama-3.1-8B-Instruct --host-memory 64GiB
-      On the first NVIDIA GPU, with all of its memory, in programs built with `--features cuda`
+      Use the first NVIDIA GPU and all of its memory; needs a program built with `--features cuda`
   terrace serve --listen 0.0.0.0:8000 --api-key alice=KEY1 --api-key bob=KEY2 --operator-key KEY3
-      For others: each tenant has a key and a cache of its own, the operator sees figures
+      Serve other machines: each tenant has its own key and cache; the operator sees metrics
   terrace serve --config terrace.toml --l3 none
-      Settings from a file; flags and TERRACE_* variables go before it
+      Read settings from a file; flags and TERRACE_* variables override it
 
-Everything can also be set in the file, where names have _ instead of -, and those under Limits are in
-the table [limits]. `terrace config` prints such a file. Ctrl-C, SIGTERM and SIGHUP, which a terminal sends
-when it closes, stop the server once answers under way have ended; with nohup, SIGHUP is ignored.";
+All settings can also be in the file. Names there have _ instead of -, and settings under Limits are in
+the table [limits]. `terrace config` prints such a file.
+
+Ctrl-C, SIGTERM and SIGHUP stop the server after running requests have finished. A terminal sends SIGHUP
+when it closes; under nohup, SIGHUP is ignored.";
 
 /// Arguments of `terrace serve`.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Settings in TOML; what is given here or by variables goes before them
+    /// TOML file with settings; flags and environment variables override it
     #[arg(long, value_name = "FILE", env = "TERRACE_CONFIG")]
     config: Option<PathBuf>,
-    /// Print the settings that result as a file, without keys, and do not start
+    /// Print the resulting settings as a TOML file, without keys, and exit
     #[arg(long)]
     print_config: bool,
     #[command(flatten)]
@@ -88,12 +90,12 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let drained = server.run(stop).await;
     if !is_told {
         return Err(
-            "the engine has died of a defect: start it again, and report what it said".into()
+            "the engine stopped because of a bug: restart the server and report the log".into()
         );
     }
     if drained.aborted > 0 || drained.abandoned_transfers > 0 {
         say(&format!(
-            "stopped: {} answers were cut short, {} transfers were given up\n",
+            "stopped: {} requests were aborted, {} transfers were abandoned\n",
             drained.aborted, drained.abandoned_transfers
         ));
     } else {
@@ -109,7 +111,7 @@ impl WeightsBar {
     fn new() -> Result<Self, Box<dyn Error>> {
         // What has not begun is not drawn: on a CPU there is nothing to show.
         let bar = ProgressBar::hidden();
-        let style = "weights {bar:40} {binary_bytes} of {binary_total_bytes}, {eta} to go";
+        let style = "loading weights {bar:40} {binary_bytes} of {binary_total_bytes}, {eta} left";
         bar.set_style(ProgressStyle::with_template(style)?);
         Ok(Self(bar))
     }
@@ -148,7 +150,9 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
 async fn told_to_stop(mut signals: Signals, patience: Duration) {
     signals.told_to_stop().await;
     let patience = humantime::format_duration(patience);
-    say(&format!("stopping: answers under way have {patience}; Ctrl-C again stops at once\n"));
+    say(&format!(
+        "stopping: running requests have {patience} to finish; press Ctrl-C again to stop at once\n"
+    ));
     tokio::spawn(async move {
         signals.told_again().await;
         std::process::exit(130);

@@ -15,7 +15,7 @@ use terrace_server::{Config, Configuration, Form, Setting};
 pub(crate) use file::written;
 pub(crate) use page::tables;
 
-/// What was given by flags and variables.
+/// Values given by flags and environment variables.
 pub(crate) struct Given<C: Configuration>(Vec<(&'static Setting<C>, Origin, String)>);
 
 /// Where a setting's value came from.
@@ -292,7 +292,7 @@ mod tests {
     fn whoever_gave_what_cannot_be_read_is_told_so() {
         let cases = [
             (error(None, &["--page-size", "x"]), "--page-size x: write a whole number"),
-            (error(None, &["--device-memory", "x"]), "--device-memory x: \"x\" is no size"),
+            (error(None, &["--device-memory", "x"]), "--device-memory x: \"x\" is not a size"),
             (error(None, &["--eviction", "x"]), "--eviction x: use lru"),
             (error(None, &["--api-key", "hush"]), "--api-key: write it as NAME=KEY"),
         ];

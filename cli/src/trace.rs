@@ -22,9 +22,9 @@ Examples:
   terrace trace describe --synthetic agents --json
   terrace trace generate --kind chat --requests 20000 --seed 7 -o chat.jsonl.gz
 
-A trace has one request a line, as JSON: timestamp (ms), input_length, output_length and hash_ids, one
-id for each block of the prompt. Blocks have 512 tokens, or what block_size says. Tables of Azure and
-BurstGPT, ShareGPT's conversations, OpenAI's messages and results of benchmarks are read too.";
+A trace has one JSON object per line and request: timestamp (ms), input_length, output_length and hash_ids,
+one id per block of the prompt. Blocks have 512 tokens, or block_size tokens if given. Azure and BurstGPT
+tables, ShareGPT conversations, OpenAI messages and benchmark results are read too.";
 
 /// Arguments of `terrace trace`.
 #[derive(clap::Args)]
@@ -36,38 +36,38 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Lengths, sharing, working set, and what caches of any size could reuse
+    /// Show lengths, prefix sharing, working set, and the hit rate of caches of any size
     Describe {
         #[command(flatten)]
         source: Source,
-        /// What made-up requests start from
+        /// Seed of synthetic requests
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// Tokens in a page: a power of two up to 256
+        /// Tokens per page: a power of two up to 256
         #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = page_size)]
         page_size: u32,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Make up a trace; the same seed gives the same trace on every machine
+    /// Generate a synthetic trace; the same seed gives the same trace on every machine
     Generate {
-        /// What users do
+        /// Workload
         #[arg(long, value_enum, default_value_t = Kind::Mix)]
         kind: Kind,
-        /// How many requests
+        /// Number of requests
         #[arg(long, default_value_t = 5000)]
         requests: u32,
-        /// Requests that come in a second, about
+        /// Average request rate, per second
         #[arg(long, value_name = "PER_SECOND", default_value_t = 4.0)]
         rate: f64,
-        /// Another seed is another day of the same kind
+        /// Seed; another seed gives another day of the same workload
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// Tokens in a block
+        /// Tokens per block
         #[arg(long, value_name = "TOKENS", default_value_t = 512)]
         block_tokens: u32,
-        /// The file to write, compressed if it ends in .gz; - for standard output
+        /// Output file, compressed if it ends in .gz; - for standard output
         #[arg(short, long, value_name = "FILE")]
         output: PathBuf,
     },

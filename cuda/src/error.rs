@@ -10,14 +10,14 @@ use crate::driver::CallError;
 pub enum CudaError {
     /// There is no driver.
     #[error(
-        "the library of NVIDIA's driver (libcuda.so.1) was not found: install the driver, version 580 or later; in \
-         a container, start that with its GPUs (docker run --gpus all)"
+        "NVIDIA's driver library (libcuda.so.1) was not found: install the driver, version 580 or \
+         later; start a container with its GPUs (docker run --gpus all)"
     )]
     NoDriver,
     /// The driver does not know what is needed of it.
     #[error(
-        "NVIDIA's driver is made for CUDA {}.{}, and CUDA 13.0 is needed: install version 580 of the driver or a later \
-         one", .version / 1000, .version % 1000 / 10
+        "NVIDIA's driver supports CUDA {}.{}, but CUDA 13.0 is needed: install driver version 580 \
+         or later", .version / 1000, .version % 1000 / 10
     )]
     DriverTooOld {
         /// 1,000 times the major version plus 10 times the minor.
@@ -25,7 +25,8 @@ pub enum CudaError {
     },
     /// There is a driver and no GPU.
     #[error(
-        "NVIDIA's driver finds no GPU: `nvidia-smi` should list one, and CUDA_VISIBLE_DEVICES, if it is set, name one"
+        "NVIDIA's driver finds no GPU: check that `nvidia-smi` lists one, and that \
+         CUDA_VISIBLE_DEVICES, if set, selects one"
     )]
     NoGpu,
     /// There are GPUs, but not this one.
@@ -40,8 +41,9 @@ pub enum CudaError {
     },
     /// There is no compiler for kernels.
     #[error(
-        "the compiler of kernels (NVRTC, libnvrtc.so.13) was not found: install it (package cuda-nvrtc-13-0, or \
-         nvidia-cuda-nvrtc from PyPI) and name its folder in LD_LIBRARY_PATH, or the file itself in TERRACE_NVRTC{}",
+        "the kernel compiler (NVRTC, libnvrtc.so.13) was not found: install it (package \
+         cuda-nvrtc-13-0, or nvidia-cuda-nvrtc from PyPI) and add its folder to LD_LIBRARY_PATH, \
+         or set TERRACE_NVRTC to the file{}",
         .tried.as_ref().map(|why| format!(" ({why})")).unwrap_or_default()
     )]
     NoNvrtc {
@@ -50,12 +52,13 @@ pub enum CudaError {
     },
     /// There is no library for matrix products.
     #[error(
-        "the library for matrix products (cuBLASLt, libcublasLt.so.13) was not found: install it (package libcublas-13-0, \
-         or nvidia-cublas from PyPI) and name its folder in LD_LIBRARY_PATH"
+        "the library for matrix products (cuBLASLt, libcublasLt.so.13) was not found: install it \
+         (package libcublas-13-0, or nvidia-cublas from PyPI) and add its folder to \
+         LD_LIBRARY_PATH"
     )]
     NoCublas,
     /// A model that the kernels cannot compute.
-    #[error("{0}; models like it can be computed on the CPU: leave out --device cuda")]
+    #[error("{0}; run this model on the CPU: leave out --device cuda")]
     Unsupported(String),
     /// A kernel was not compiled.
     #[error("{kernel} could not be compiled for {architecture}: {log}")]
@@ -69,8 +72,8 @@ pub enum CudaError {
     },
     /// The device has not so much memory.
     #[error(
-        "the GPU has no room for {pages} pages of {page_bytes} bytes ({} MiB): {} of {} MiB are free. Ask for fewer device \
-         pages, or end what else uses the GPU", mebibytes(*.pages, *.page_bytes), .free >> 20, .total >> 20
+        "the GPU has no room for {pages} pages of {page_bytes} bytes ({} MiB): {} of {} MiB are \
+         free. Use fewer device pages, or stop other processes that use the GPU", mebibytes(*.pages, *.page_bytes), .free >> 20, .total >> 20
     )]
     OutOfDeviceMemory {
         /// Pages that were asked for.
@@ -84,8 +87,8 @@ pub enum CudaError {
     },
     /// Host memory cannot be pinned.
     #[error(
-        "{} MiB of host memory could not be pinned for the GPU ({source}): ask for fewer host pages, leave the machine \
-         more free memory, or raise the limit of locked memory (ulimit -l)", .bytes >> 20
+        "{} MiB of host memory could not be pinned for the GPU ({source}): use fewer host pages, \
+         free some memory, or raise the limit of locked memory (ulimit -l)", .bytes >> 20
     )]
     NotPinned {
         /// How many bytes were asked for.
@@ -101,14 +104,15 @@ pub enum CudaError {
     Config(&'static str),
     /// A fence that was never recorded: nothing can be known of what lies before it.
     #[error(
-        "a copy or step was to wait for a step that never came to the GPU; what it would have read is not to be trusted"
+        "a copy or step waits for a step that was never launched on the GPU; its data cannot be \
+         trusted"
     )]
     NeverRecorded,
     /// A load-back that a step waits for did not come.
     #[error(transparent)]
     Copy(#[from] terrace_engine::CopyError),
     /// A thread could not be started.
-    #[error("a thread for copies could not be started: {0}")]
+    #[error("cannot start a thread for copies: {0}")]
     Thread(#[source] io::Error),
     /// A call failed.
     #[error(transparent)]
@@ -133,12 +137,15 @@ mod tests {
         };
         assert_eq!(
             memory.to_string(),
-            "the GPU has no room for 100000 pages of 2097152 bytes (200000 MiB): 102400 of 142336 MiB are free. Ask for \
-             fewer device pages, or end what else uses the GPU"
+            "the GPU has no room for 100000 pages of 2097152 bytes (200000 MiB): 102400 of 142336 MiB are free. Use \
+             fewer device pages, or stop other processes that use the GPU"
         );
         let driver = CudaError::DriverTooOld { version: 12_080 };
-        assert!(driver.to_string().contains("made for CUDA 12.8, and"), "{driver}");
+        assert!(driver.to_string().contains("supports CUDA 12.8, but"), "{driver}");
         let nvrtc = CudaError::NoNvrtc { tried: Some("x.so: no such file".to_owned()) };
-        assert!(nvrtc.to_string().ends_with("TERRACE_NVRTC (x.so: no such file)"), "{nvrtc}");
+        assert!(
+            nvrtc.to_string().ends_with("TERRACE_NVRTC to the file (x.so: no such file)"),
+            "{nvrtc}"
+        );
     }
 }

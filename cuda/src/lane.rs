@@ -62,7 +62,7 @@ impl Lane {
             None => Some(job),
         };
         if let Some(job) = rejected {
-            (job.done)(Err(CopyError::Failed("the thread of copies has ended".to_owned())));
+            (job.done)(Err(CopyError::Failed("the copy thread has ended".to_owned())));
         }
     }
 
@@ -151,7 +151,7 @@ impl Worker {
             return self.end(job.done, Ok(()));
         }
         if job.device_pages.len() != job.host_pages.len() {
-            let failed = "there are not as many device pages as host pages".to_owned();
+            let failed = "the numbers of device pages and host pages differ".to_owned();
             return self.end(job.done, Err(CopyError::Failed(failed)));
         }
         self.hand_over(job);
@@ -166,7 +166,7 @@ impl Worker {
             match self.copier.lists.take(count) {
                 Some(places) => break places,
                 None if self.under_way.is_empty() => {
-                    let failed = format!("{pages} pages are more than there are");
+                    let failed = format!("{pages} pages are more than the device has");
                     return self.end(done, Err(CopyError::Failed(failed)));
                 }
                 None => self.wait_for_next(),
@@ -312,7 +312,7 @@ impl Worker {
     fn break_down(&self, error: &CudaError) {
         if self.broken.set(error.to_string()).is_ok() {
             tracing::error!(
-                "the GPU has failed, and copies between it and the host with it: {error}"
+                "the GPU has failed; no more copies between GPU and host are possible: {error}"
             );
         }
     }
@@ -332,7 +332,7 @@ impl Drop for Worker {
             let _ = self.copier.drain();
         }
         while !self.under_way.is_empty() {
-            self.fail_oldest(CopyError::Failed("the thread of copies has panicked".to_owned()));
+            self.fail_oldest(CopyError::Failed("the copy thread has panicked".to_owned()));
         }
         let driver = &self.copier.driver;
         self.spare_times.iter().flatten().for_each(|event| driver.destroy_event(*event));

@@ -1,5 +1,5 @@
-//! A CUDA device for the engine: KV pages in GPU memory, host pages in pinned memory, and copies between them that
-//! run beside steps.
+//! A CUDA device for the engine: KV pages in GPU memory, host pages in pinned memory, and copies
+//! between them that run in parallel with steps.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,38 +15,43 @@
 //! # }
 //! ```
 //!
-//! The library of the driver is loaded when a [`Context`] is opened, and the compiler of kernels when a device is made:
-//! a program that has this crate in it starts on machines without either, and [`CudaError`] says what is missing.
+//! The driver library is loaded when a [`Context`] is opened, and the kernel compiler when a device
+//! is created. So a program with this crate starts on machines without either, and [`CudaError`]
+//! says what is missing.
 //!
-//! # What a model does with it
+//! # How a model uses the device
 //!
-//! Everything that a model has the GPU do goes into streams of its own, made by [`Context::create_stream`] with
-//! [`Priority::High`](driver::Priority::High): copies have low priority, which is what CUDA calls the default. A thread that
-//! calls CUDA calls [`Context::bind`] first, once.
+//! A model submits all its GPU work to its own streams, created by [`Context::create_stream`] with
+//! [`Priority::High`](driver::Priority::High). Copies have low priority, which is CUDA's default. A
+//! thread that calls CUDA calls [`Context::bind`] first, once.
 //!
-//! - KV lies where [`CudaMemory::address`] says, or `base + page * page_bytes`, and in a page as its
+//! - KV is at [`CudaMemory::address`], or `base + page * page_bytes`, arranged in a page as its
 //!   [layout](CudaMemory::layout) says.
-//! - Behind each step it records a fence, which is what the step's ticket gives:
-//!   `let fence = memory.fence()?; fence.record(stream)?;`. Copies wait for it on the device.
-//! - Before a step reads a layer of what is still arriving, it calls
-//!   [`memory.wait_for_layer(stream, progress, layer)`](CudaMemory::wait_for_layer) for each of the batch's
-//!   [`arriving`](terrace_engine::Batch::arriving): what it hands to the stream after that comes when the layer is there, and
-//!   no thread waits. Layers arrive in groups, so most of these calls add nothing to what the stream waits for already;
-//!   calling it for every layer is cheap. When it fails, the step fails.
+//! - After each step, the model records a fence, which the step's ticket returns: `let fence =
+//!   memory.fence()?; fence.record(stream)?;`. Copies wait for it on the device.
+//! - Before a step reads a layer of pages that are still arriving, the model calls
+//!   [`memory.wait_for_layer(stream, progress, layer)`](CudaMemory::wait_for_layer) for each entry
+//!   of the batch's [`arriving`](terrace_engine::Batch::arriving). Work that it submits to the
+//!   stream after that runs when the layer has arrived, and no thread waits. Layers arrive in
+//!   groups, so most of these calls add nothing to what the stream already waits for; calling it
+//!   for every layer is cheap. If it fails, the step fails.
 //!
-//! # What happens to copies
+//! # How copies run
 //!
-//! Each direction has a stream and a thread ([`CudaDevice`]). The thread takes copies in order, lends their host pages,
-//! uploads the list of addresses, and hands the copy to the stream behind its fence, large ones in portions, so that the
-//! next pages are prepared and the last ones given back while the device copies. Pieces below a measured size by a
-//! kernel that reads and writes pinned memory itself, larger ones by the copy engines ([`CopyWays`]). Then it sleeps until
-//! events of the stream are passed. A call that fails fails its copy and all that come after it, since nothing is known of
-//! a device that has failed; no copy is left without an end.
+//! Each direction has a stream and a thread ([`CudaDevice`]). The thread takes copies in order,
+//! borrows their host pages, uploads the list of addresses, and submits the copy to the stream
+//! behind its fence. Large copies are submitted in portions, so that the next pages are prepared
+//! and the last ones are released while the device copies. Pieces below a measured size are copied
+//! by a kernel that accesses pinned memory directly, larger ones by the copy engines
+//! ([`CopyWays`]). Then the thread sleeps until the events of the stream have passed. A failed call
+//! fails its copy and all later ones, because the state of a failed device is unknown. Every copy
+//! gets an end.
 //!
-//! With a [`CanaryConfig`](canary::CanaryConfig) some of the pages are compared on both sides after they were copied.
+//! With a [`CanaryConfig`](canary::CanaryConfig), some pages are verified on both sides after they
+//! were copied.
 //!
-//! The crate never looks at what pages hold, and it decides nothing: which pages are copied, and when they may be used again,
-//! is the scheduler's business.
+//! The crate never looks at the content of pages and decides nothing: the scheduler decides which
+//! pages are copied and when they may be reused.
 
 pub mod canary;
 mod context;

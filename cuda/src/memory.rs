@@ -32,7 +32,7 @@ impl CudaMemory {
         layout: PageLayout,
     ) -> Result<Self, CudaError> {
         let bytes = (pages as usize).checked_mul(layout.bytes()).filter(|bytes| *bytes > 0);
-        let bytes = bytes.ok_or(CudaError::Config("a device has at least one page"))?;
+        let bytes = bytes.ok_or(CudaError::Config("a device needs at least one page"))?;
         let allocation = Allocation::new(driver, bytes)?;
         Ok(Self::at(driver, allocation.at, pages, layout, Arc::new(allocation)))
     }

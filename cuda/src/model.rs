@@ -121,29 +121,30 @@ fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, C
     if context.capability() < CAPABILITY_MIN {
         let (name, capability) = (context.name(), context.capability());
         return unsupported(format!(
-            "{name} is of compute capability {}.{}, and bf16 on tensor cores needs 8.0",
+            "{name} has compute capability {}.{}, but bf16 on tensor cores needs 8.0",
             capability / 10,
             capability % 10
         ));
     }
     for (name, size) in [("head_dim", shape.head_dim), ("hidden_size", shape.dim)] {
         if !size.is_multiple_of(8) {
-            return unsupported(format!("{name} is {size}, and kernels want multiples of 8"));
+            return unsupported(format!("{name} is {size}, but the kernels need a multiple of 8"));
         }
     }
     if !shape.hidden.is_multiple_of(8) {
         let hidden = shape.hidden;
         return unsupported(format!(
-            "intermediate_size is {hidden}, and kernels want multiples of 8"
+            "intermediate_size is {hidden}, but the kernels need a multiple of 8"
         ));
     }
     if shape.group() > kernels::ROWS {
-        return unsupported("more heads share a key than kernels can compute".to_owned());
+        return unsupported("more heads share a key head than the kernels support".to_owned());
     }
     let (needed, most) = (kernels::shared_bytes(shape), context.block_shared_bytes()? as usize);
     if needed > most {
         return unsupported(format!(
-            "with heads of {} elements a block of its kernels takes {} KiB of shared memory, and {} has {} KiB",
+            "with heads of {} elements a kernel block needs {} KiB of shared memory, but {} has {} \
+             KiB",
             shape.head_dim,
             needed >> 10,
             context.name(),
@@ -179,7 +180,7 @@ impl Model for CudaLlama {
     }
 
     fn begin(&mut self, memory: &CudaMemory, limits: StepLimits) -> Result<(), ModelError> {
-        let already = || ModelError("it has begun already".to_owned());
+        let already = || ModelError("it has already started".to_owned());
         let weights = self.weights.take().ok_or_else(already)?;
         let running =
             Running::new(&self.context, &self.driver, &self.shape, weights, memory, limits);
@@ -188,7 +189,7 @@ impl Model for CudaLlama {
     }
 
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<CudaTicket, ModelError> {
-        let not_yet = || ModelError("it has not begun".to_owned());
+        let not_yet = || ModelError("it has not started".to_owned());
         self.running.as_mut().ok_or_else(not_yet)?.launch(batch)
     }
 }

@@ -148,8 +148,8 @@ impl HandedOver {
         match self.corrupt {
             0 => Ok(()),
             corrupt => Err(CopyError::Failed(format!(
-                "{corrupt} of {} pages that were compared are not the same on both sides; the GPU, the memory or the link \
-                 is broken, or somebody has written to pages that were being copied",
+                "{corrupt} of {} verified pages are not the same on both sides; the GPU, the \
+                 memory or the link is broken, or pages were written while they were being copied",
                 self.samples.len()
             ))),
         }

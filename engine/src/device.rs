@@ -66,7 +66,7 @@ impl<F> std::fmt::Debug for CopyJob<F> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
     /// It did not begin, because nobody waits for it any more.
-    #[error("a copy between device and host was called off")]
+    #[error("a copy between device and host was cancelled")]
     CalledOff,
     /// It failed.
     #[error("a copy between device and host failed: {0}")]

@@ -169,12 +169,12 @@ pub struct Drained {
 #[non_exhaustive]
 pub enum SubmitError {
     /// The engine takes no more requests.
-    #[error("the engine is shutting down: ask again in a while")]
+    #[error("the engine is shutting down: try again later")]
     ShuttingDown,
     /// The sequence would be longer than the model was made for.
     #[error(
-        "a prompt of {prompt_tokens} tokens and {max_new_tokens} new ones are more than the {positions_max} \
-         positions of this model: shorten the prompt or ask for fewer tokens"
+        "a prompt of {prompt_tokens} tokens plus {max_new_tokens} new tokens exceed this model's \
+         context length of {positions_max}: shorten the prompt or ask for fewer tokens"
     )]
     TooLong {
         /// Tokens of the prompt.
@@ -185,7 +185,7 @@ pub enum SubmitError {
         positions_max: u32,
     },
     /// The prompt has a token that the model does not know.
-    #[error("token {token} is none of the model's {vocabulary}")]
+    #[error("token {token} does not exist: the model has {vocabulary} tokens")]
     UnknownToken {
         /// The token.
         token: u32,
@@ -201,7 +201,7 @@ pub enum SubmitError {
         known: Vec<String>,
     },
     /// The model does not know what passages say.
-    #[error("this model reads tokens alone: it does not take prompts with passages")]
+    #[error("this model accepts only tokens: it does not support prompts with passages")]
     Passages,
     /// The scheduler does not take it.
     #[error(transparent)]
@@ -230,8 +230,8 @@ pub enum StartError {
     KvLayout(#[from] LayoutError),
     /// Device and model do not belong together.
     #[error(
-        "a page of the model has {model}, and a page of the device has {device}: make the device with \
-         `KvLayout::pages` of the model and the page size"
+        "a page of the model has {model}, and a page of the device has {device}: create the device \
+         with `KvLayout::pages` of the model and the page size"
     )]
     Layout {
         /// What the model needs.
@@ -241,12 +241,12 @@ pub enum StartError {
     },
     /// Steps are to begin before what they read has been loaded.
     #[error(
-        "copies.load_back_overlaps: the model does not wait for layers that are still loaded \
+        "copies.load_back_overlaps: the model cannot wait for layers that are still being loaded \
          (`Model::waits_for_layers`): leave it out"
     )]
     Overlap,
     /// The model does not start.
-    #[error("the model cannot begin: {0}")]
+    #[error("the model cannot start: {0}")]
     Model(#[from] ModelError),
     /// The system does not give what is needed.
     #[error("cannot start the model's thread: {0}")]

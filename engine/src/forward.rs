@@ -41,7 +41,7 @@ pub trait Forward: Send + 'static {
     /// When it cannot: it goes on with those that it has.
     fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
         drop(weights);
-        Err(WeightsError::Refused("it has no way to take others".to_owned()))
+        Err(WeightsError::Refused("it cannot replace its weights".to_owned()))
     }
 
     /// Whether it waits for each layer before it reads it ([`Step::wait_for_layer`]).
@@ -131,7 +131,7 @@ where
     }
 
     fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
-        let gone = || WeightsError::Refused("its thread does not run".to_owned());
+        let gone = || WeightsError::Refused("its thread is not running".to_owned());
         let (replaced, answer) = mpsc::sync_channel(1);
         let job = Job::ReplaceWeights(weights, replaced);
         self.work.as_ref().ok_or_else(gone)?.send(job).map_err(|_| gone())?;
@@ -144,7 +144,7 @@ where
     }
 
     fn begin(&mut self, memory: &F::Memory, limits: StepLimits) -> Result<(), ModelError> {
-        let already = || ModelError("it has begun already".to_owned());
+        let already = || ModelError("it has already started".to_owned());
         let forward = self.forward.take().ok_or_else(already)?;
         let (jobs, receiver) = mpsc::channel();
         let mut worker = Worker {
@@ -182,7 +182,7 @@ where
     }
 
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<ThreadedTicket, ModelError> {
-        let gone = || ModelError("its thread does not run".to_owned());
+        let gone = || ModelError("its thread is not running".to_owned());
         let (finished, ticket) = mpsc::sync_channel(1);
         let fence = CpuFence::default();
         let step = Launched { batch: batch.clone(), fence: fence.clone(), finished };
@@ -253,9 +253,9 @@ impl<F: Forward> Worker<F> {
         let tokens = match &*batch.awaited {
             [] => &*batch.tokens,
             awaited => {
-                let failed = || ModelError("the step before it came to nothing".to_owned());
+                let failed = || ModelError("the previous step failed".to_owned());
                 let before = before.ok_or_else(failed)?;
-                let unknown = || ModelError("it awaits a token that is not chosen".to_owned());
+                let unknown = || ModelError("it waits for a token that was not sampled".to_owned());
                 tokens.clear();
                 tokens.extend_from_slice(&batch.tokens);
                 for awaited in awaited {

@@ -153,14 +153,14 @@ impl KvLayout {
         let is_held = |layer| self.slabs.iter().any(|slab| slab.layers.contains(&layer));
         let is_empty = |slab: &Slab| slab.bytes(page_size) == Some(0);
         if layers == 0 || self.slabs.iter().any(is_empty) {
-            return Err(wrong("every slab must hold something"));
+            return Err(wrong("every slab must have layers and elements"));
         }
         if !(0..layers).all(is_held) {
             return Err(wrong("a layer is in none of the slabs"));
         }
         let mut sizes = self.slabs.iter().map(|slab| slab.bytes(page_size));
         let bytes = sizes.try_fold(0_usize, |sum, bytes| sum.checked_add(bytes?));
-        let bytes = bytes.ok_or_else(|| wrong("a page has more bytes than can be counted"))?;
+        let bytes = bytes.ok_or_else(|| wrong("a page has too many bytes"))?;
         let mut at = 0;
         for slab in &self.slabs {
             if at % slab.dtype.bytes() != 0 {
@@ -355,10 +355,10 @@ mod tests {
         let refused = |slabs: Vec<Slab>| KvLayout { slabs }.pages(16).unwrap_err().to_string();
         let vector = |elements| KvForm::Vector { elements };
         for (slabs, reason) in [
-            (vec![], "hold something"),
-            (vec![slab(0..2, KvType::F16, vector(0))], "hold something"),
+            (vec![], "layers and elements"),
+            (vec![slab(0..2, KvType::F16, vector(0))], "layers and elements"),
             (vec![slab(1..2, KvType::F16, vector(8))], "in none of the slabs"),
-            (vec![slab(0..2, KvType::F16, vector(usize::MAX / 2))], "can be counted"),
+            (vec![slab(0..2, KvType::F16, vector(usize::MAX / 2))], "too many bytes"),
         ] {
             let error = refused(slabs);
             assert!(error.contains(reason), "{error}");

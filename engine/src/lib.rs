@@ -1,12 +1,13 @@
-//! The engine: drives a scheduler. It asks for plans, starts copies and L3 transfers, runs the model,
-//! and reports what came of it, so that whoever embeds it only submits requests and reads tokens.
+//! The engine drives a scheduler: it asks for plans, starts copies and L3 transfers, runs the
+//! model, and reports the results. Programs that embed it only submit requests and read tokens.
 //!
-//! One task decides ([`Engine`]); a thread launches the model's steps and another waits for them ([`Model`]),
-//! copies run on the device's ([`Device`]), L3 transfers as tasks on the [`Store`](terrace_l3::Store). The
-//! deciding task never waits for any of them, nor for a client: what they have to say comes as a message.
+//! One task makes all decisions ([`Engine`]). One thread launches the model's steps and another
+//! waits for them ([`Model`]); copies run on the device's threads ([`Device`]), and L3 transfers
+//! run as tasks on the [`Store`](terrace_l3::Store). The deciding task never waits for any of them,
+//! nor for a client: they send it messages.
 //!
-//! The engine never touches KV bytes. Pages are computed by the model, copied by the device, and go
-//! between host memory and L3 without a copy in between.
+//! The engine never touches KV bytes. The model computes pages, the device copies them, and they
+//! move between host memory and L3 without a copy in between.
 
 mod batch;
 mod call_off;

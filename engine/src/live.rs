@@ -127,7 +127,7 @@ impl Live {
             GoesOn::Yes => {}
             GoesOn::Complete => return self.answer(EndReason::Stop),
             GoesOn::Failed(error) => {
-                tracing::warn!("a grammar came to its limits: {error}");
+                tracing::warn!("a grammar exceeded its limits: {error}");
                 return self.answer(EndReason::Grammar);
             }
         }

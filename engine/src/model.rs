@@ -56,7 +56,7 @@ pub trait Model: Send + 'static {
     /// When it cannot: it goes on with those that it has.
     fn replace_weights(&mut self, weights: NewWeights) -> Result<(), WeightsError> {
         drop(weights);
-        Err(WeightsError::Refused("it has no way to take others".to_owned()))
+        Err(WeightsError::Refused("it cannot replace its weights".to_owned()))
     }
 
     /// Whether it reads a layer of what is still loaded only after it has arrived ([`Batch::arriving`]). An engine with
@@ -130,7 +130,7 @@ pub enum WeightsError {
     #[error("the engine has ended")]
     Ended,
     /// The model does not take them.
-    #[error("the model keeps its weights: {0}")]
+    #[error("the weights were not replaced: {0}")]
     Refused(String),
 }
 

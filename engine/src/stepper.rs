@@ -201,7 +201,7 @@ impl<M: Model> Launcher<M> {
             self.preparer.start(mask);
         }
         let launched = if self.failed && !job.batch.awaited.is_empty() {
-            Err(ModelError("the step before it could not be launched".to_owned()))
+            Err(ModelError("the previous step could not be launched".to_owned()))
         } else {
             let launch = AssertUnwindSafe(|| self.model.launch(&job.batch));
             catch_unwind(launch).unwrap_or_else(|panic| Err(ModelError::of(&*panic)))

@@ -199,7 +199,7 @@ impl Lane {
 
     /// The scheduler hands out no page that is in use, so this is a defect; no page is touched.
     fn in_use(&self, lent: &dyn std::fmt::Display) -> Outcome {
-        tracing::error!("an L3 transfer was planned with a page in use: {lent}");
+        tracing::error!("an L3 transfer was planned for a page in use: {lent}");
         Outcome::Failed
     }
 }

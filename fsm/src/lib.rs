@@ -1,8 +1,8 @@
-//! The lifecycle of one request.
+//! The lifecycle of one request, as a state machine.
 //!
-//! Each [`State`] owns what the request holds in the cache at that time. A transition hands these
-//! things on to the next state; what it does not hand on is given back to the cache on the way
-//! out. So an abort is legal in every live state and cannot leak: it simply hands nothing on.
+//! Each [`State`] owns what the request holds in the cache at that time. A transition passes these
+//! resources on to the next state. Whatever it does not pass on is released to the cache on the way
+//! out. So an abort is legal in every live state and cannot leak: it passes nothing on.
 //!
 //! ```text
 //! Submitted ──► Prefetching ──► PrefetchDone ─┐
@@ -11,11 +11,11 @@
 //!                                  └──────────┘                                  └─► Finished ◄┘
 //! ```
 //!
-//! Every live state may also go to Aborted or Failed. [`Transition`]s can be recorded, written
-//! down with serde, and checked again with [`replay`].
+//! Every live state may also go to Aborted or Failed. [`Transition`]s can be recorded, serialized
+//! with serde, and checked again with [`replay`].
 //!
-//! This crate does no IO and reads no clock; it never decides when to move on, it only makes sure
-//! that moving on is legal and loses nothing.
+//! This crate does no IO and reads no clock. It never decides when to change the state; it only
+//! ensures that a change is legal and loses nothing.
 
 #![forbid(unsafe_code)]
 

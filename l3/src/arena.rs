@@ -99,7 +99,7 @@ impl Arena {
         let bytes = page_bytes.checked_add(headroom_bytes).filter(|_| page_bytes > 0);
         let bytes = bytes.and_then(|bytes| bytes.checked_mul(pages as usize));
         let bytes = bytes.filter(|bytes| *bytes > 0);
-        let bytes = bytes.ok_or_else(|| io::Error::other("an arena has at least one byte"))?;
+        let bytes = bytes.ok_or_else(|| io::Error::other("an arena needs at least one byte"))?;
         let mapping = MmapRaw::from(MmapMut::map_anon(bytes)?);
         let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
         // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,

@@ -355,14 +355,13 @@ fn tell(before: BreakerState, breaker: &Breaker, error: Option<&StoreError>) {
     let reason = error.map(StoreError::to_string).unwrap_or_default();
     match (before, breaker.state()) {
         (BreakerState::Closed, BreakerState::Open) => tracing::warn!(
-            "L3 is unwell and is left alone for a while; requests compute what they need. Last \
-             failure: {reason}"
+            "L3 is failing: circuit breaker open, requests compute instead. Last failure: {reason}"
         ),
         (BreakerState::HalfOpen, BreakerState::Open) => {
-            tracing::debug!("L3 is still unwell: {reason}");
+            tracing::debug!("L3 is still failing: {reason}");
         }
         (BreakerState::HalfOpen, BreakerState::Closed) => {
-            tracing::info!("L3 is well again and is used");
+            tracing::info!("L3 has recovered: circuit breaker closed");
         }
         (BreakerState::Closed, BreakerState::Closed | BreakerState::HalfOpen)
         | (BreakerState::HalfOpen, BreakerState::HalfOpen)

@@ -1,13 +1,14 @@
-//! The third tier: a store of KV pages that outlives requests, and on disk the process.
+//! The L3 tier: a store of KV pages that outlives requests and, on disk, the process.
 //!
-//! Every backend is a [`Store`]: batches of objects go from registered memory to the store
+//! Every backend is a [`Store`]: batches of objects move from registered memory to the store
 //! ([`Store::put_from`]) and back ([`Store::get_into`]) without a copy in between. [`MemoryStore`]
-//! keeps them in memory; other backends are crates of their own: on a local SSD, on nodes that many servers
-//! share, in a Mooncake cluster. [`Guarded`] bounds what an unwell backend can cost, and [`Releases`] sees to it
-//! that what is consumed is freed. Whoever writes a backend finds what it is built with in [`backend`].
+//! keeps them in memory. Other backends are separate crates: on a local SSD, on nodes that many
+//! servers share, in a Mooncake cluster, in a bucket. [`Guarded`] adds deadlines, a circuit breaker
+//! and a negative cache, and [`Releases`] ensures that consumed objects are freed. The module
+//! [`backend`] has the tools for new backends.
 //!
-//! A store never hands out bytes that are not exactly those stored under the id in hand. Every
-//! object carries a [`Header`] that its reader verifies; what does not verify is removed and reads as
+//! A store never returns bytes other than those stored under the given id. Every object has a
+//! [`Header`] that its reader verifies; an object that does not verify is removed and counts as
 //! missing. A store never decides anything about requests: losing an object is allowed at any time
 //! and costs a recomputation.
 //!

@@ -69,28 +69,28 @@ pub struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The first eight bytes are not an object's.
-    #[error("no object begins here")]
+    #[error("this is not an object")]
     Magic,
     /// Written by a version with another layout.
-    #[error("the object has another format version")]
+    #[error("the object has a different format version")]
     Version,
     /// The header's own checksum does not fit.
-    #[error("the header's checksum does not fit")]
+    #[error("the header's checksum does not match")]
     HeaderChecksum,
     /// It belongs to another namespace.
-    #[error("the object belongs to another namespace")]
+    #[error("the object belongs to a different namespace")]
     Namespace,
     /// It is another page's.
-    #[error("the object has another key")]
+    #[error("the object has a different key")]
     Key,
     /// It is another generation's.
-    #[error("the object has another generation")]
+    #[error("the object has a different generation")]
     Generation,
     /// It is longer or shorter than its index entry says.
-    #[error("the object has another length")]
+    #[error("the object has a different length")]
     Length,
     /// The payload's checksum does not fit.
-    #[error("the payload's checksum does not fit")]
+    #[error("the payload's checksum does not match")]
     Payload,
 }
 

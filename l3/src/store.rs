@@ -247,16 +247,16 @@ pub enum StoreError {
     #[error("no such object")]
     Missing,
     /// Another put of the same object, or of a higher generation of it, is under way.
-    #[error("another put of this object has not ended yet")]
+    #[error("another put of this object has not finished yet")]
     BeingWritten,
     /// A later generation of the object was stored.
-    #[error("generation {present} of this object replaces the one asked for")]
+    #[error("generation {present} of this object has replaced the requested one")]
     Superseded {
         /// The generation that is there.
         present: u64,
     },
     /// The object is larger than the store's slots.
-    #[error("an object of {bytes} bytes does not fit: this store takes up to {max}")]
+    #[error("an object of {bytes} bytes is too large: this store takes up to {max}")]
     TooLarge {
         /// The object's size.
         bytes: usize,
@@ -264,7 +264,7 @@ pub enum StoreError {
         max: usize,
     },
     /// The object has not the length of the target.
-    #[error("the object has {found} bytes, the target {expected}")]
+    #[error("the object has {found} bytes, but the target has {expected}")]
     Length {
         /// The target's length.
         expected: usize,
@@ -284,7 +284,7 @@ pub enum StoreError {
     #[error("the object has no such pin")]
     NotPinned,
     /// The object did not verify and was removed.
-    #[error("the object was damaged and is removed: {0}")]
+    #[error("the object was corrupt and has been removed: {0}")]
     Corrupt(#[from] Mismatch),
     /// The medium failed.
     #[error("{during}: {message}")]
@@ -300,7 +300,9 @@ pub enum StoreError {
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
     /// The store has failed too often lately and is left alone for a while.
-    #[error("the store is unwell and is not asked; next try in {retry_after:?}")]
+    #[error(
+        "the store is failing and its circuit breaker is open; next attempt in {retry_after:?}"
+    )]
     Unavailable {
         /// When it is asked again.
         retry_after: Duration,
@@ -309,9 +311,7 @@ pub enum StoreError {
     #[error("the node that would hold this object does not answer")]
     HolderAway,
     /// The object is in a namespace that this client may not use.
-    #[error(
-        "the nodes do not let this client use the object's namespace: see their list of clients"
-    )]
+    #[error("this client may not use the object's namespace: see the nodes' list of clients")]
     Forbidden,
     /// The store was shut down.
     #[error("the store is shut down")]

@@ -19,7 +19,7 @@ use crate::tokenizer::EncodeError;
 pub enum ChatError {
     /// The model's folder has no template.
     #[error(
-        "the model has no chat template; ask for a plain completion, or put a chat_template.jinja into \
+        "the model has no chat template; use /v1/completions, or put a chat_template.jinja into \
          the model's folder"
     )]
     NoTemplate,
@@ -33,21 +33,21 @@ pub enum ChatError {
     Failed(String),
     /// There are functions, and the template has no place for them.
     #[error(
-        "the model's chat template knows nothing of tools: leave `tools` out, or put a \
+        "the model's chat template does not support tools: leave `tools` out, or put a \
          chat_template.jinja that writes them into the model's folder"
     )]
     NoTools,
     /// A message calls functions, and the template does not write that.
     #[error(
-        "the model's chat template knows nothing of `tool_calls`: write the calls as text, or put a \
-         chat_template.jinja that writes them into the model's folder"
+        "the model's chat template does not support `tool_calls`: write the calls as text, or put \
+         a chat_template.jinja that writes them into the model's folder"
     )]
     NoToolCalls,
     /// The last message is to be continued, and there is none or it is empty.
-    #[error("`continue_final_message` needs a last message that says something")]
+    #[error("`continue_final_message` needs a last message that is not empty")]
     NothingToContinue,
     /// The last message is to be continued, and the template does not write it as it is.
-    #[error("the model's chat template changes the last message, so that it cannot be continued")]
+    #[error("the model's chat template changes the last message, so it cannot be continued")]
     CannotContinue,
     /// The model has no tokens for it.
     #[error(transparent)]

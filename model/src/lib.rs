@@ -1,9 +1,9 @@
 //! Models of the Llama family on the CPU: the forward pass over paged KV, weights from a folder or
-//! generated, tokenizers and chat templates.
+//! built in, tokenizers and chat templates.
 //!
-//! What a model computes for a token depends on the tokens up to it and on nothing else, to the bit.
-//! Nothing in here may make a sum's order depend on the batch, on where a span begins, on the number of
-//! threads, or on where pages lie.
+//! The result for a token depends on the tokens up to it and on nothing else, to the bit. No code
+//! in this crate may let the order of a sum depend on the batch, on where a span begins, on the
+//! number of threads, or on where pages are.
 //!
 //! ```
 //! let loaded = terrace_model::built_in(1);

@@ -23,7 +23,7 @@ pub enum LoadError {
         advice: &'static str,
     },
     /// A file cannot be read.
-    #[error("cannot read {path}: {error}; it must be a file that you may read")]
+    #[error("cannot read {path}: {error}; it must be a readable file")]
     Read {
         /// The file.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum LoadError {
         error: io::Error,
     },
     /// A file is not what its name says.
-    #[error("{path} cannot be understood: {problem}; download it again")]
+    #[error("{path} cannot be parsed: {problem}; download it again")]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -40,8 +40,8 @@ pub enum LoadError {
     },
     /// A file that git-lfs has not fetched.
     #[error(
-        "{path} is not the file but the pointer to it that git-lfs keeps: run `git lfs pull` in its \
-         folder, or download the file itself"
+        "{path} is only a git-lfs pointer: run `git lfs pull` in its folder, or download the file \
+         itself"
     )]
     LfsPointer {
         /// The file.
@@ -70,7 +70,7 @@ pub enum LoadError {
         problem: String,
     },
     /// Sizes that no model has.
-    #[error("{path}: {problem}; the file is damaged or belongs to no model")]
+    #[error("{path}: {problem}; the file is damaged or not part of a model")]
     Size {
         /// The file that says so.
         path: PathBuf,
@@ -78,7 +78,10 @@ pub enum LoadError {
         problem: String,
     },
     /// Files that do not belong together.
-    #[error("{path}: {problem}; the folder's files are of different models, download them again")]
+    #[error(
+        "{path}: {problem}; the files in the folder belong to different models, download them \
+             again"
+    )]
     Mismatch {
         /// The file that does not fit.
         path: PathBuf,
@@ -151,7 +154,7 @@ const TEXT_BYTES_MAX: u64 = 256 << 20;
 fn read_if_any(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     let too_large = |size: u64| LoadError::Malformed {
         path: path.to_owned(),
-        problem: format!("it has {size} bytes, and {TEXT_BYTES_MAX} are more than enough"),
+        problem: format!("it has {size} bytes, more than the maximum of {TEXT_BYTES_MAX}"),
     };
     match std::fs::metadata(path).map(|file| file.len()) {
         Ok(size) if size > TEXT_BYTES_MAX => return Err(too_large(size)),

@@ -49,8 +49,8 @@ impl Rope {
                 ]);
                 if high_frequency <= low_frequency {
                     return Err(format!(
-                        "rope_scaling.high_freq_factor is {high_frequency}, but must be more than \
-                         low_freq_factor, {low_frequency}"
+                        "rope_scaling.high_freq_factor is {high_frequency}, but must be greater \
+                         than low_freq_factor, {low_frequency}"
                     ));
                 }
             }

@@ -47,7 +47,8 @@ impl Process {
             return Ok(());
         }
         Err(TerraceError::new_err(format!(
-            "this {what} was opened before a fork, and its threads are not in this process: open one here"
+            "this {what} was opened before a fork, and its threads do not exist in this process: \
+             open a new one here"
         )))
     }
 }
@@ -87,7 +88,7 @@ pub(crate) fn call<T: Send + 'static>(
         match python.detach(move || receiver.recv_timeout(SIGNALS)) {
             Ok(done) => return tell(python, done.map_err(|error| broken(&error.to_string()))?),
             Err(RecvTimeoutError::Timeout) => python.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => return Err(broken("a call has died")),
+            Err(RecvTimeoutError::Disconnected) => return Err(broken("a call has panicked")),
         }
     }
 }

@@ -8,28 +8,34 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use terrace_scheduler as rust;
 
-create_exception!(terrace_kv, TerraceError, PyException, "Whatever Terrace refuses to do.");
+create_exception!(terrace_kv, TerraceError, PyException, "Base class of all errors of Terrace.");
 create_exception!(terrace_kv, ConfigError, TerraceError, "Settings that cannot work.");
-create_exception!(terrace_kv, SubmitError, TerraceError, "A request that cannot be taken.");
+create_exception!(terrace_kv, SubmitError, TerraceError, "A request that cannot be accepted.");
 create_exception!(
     terrace_kv,
     QueueFull,
     SubmitError,
-    "Too many requests are alive: submit again later."
+    "The maximum number of requests is reached: submit again later."
 );
-create_exception!(terrace_kv, UnknownRequest, TerraceError, "A request that is not there.");
-create_exception!(terrace_kv, EventError, TerraceError, "Something that cannot have happened.");
+create_exception!(terrace_kv, UnknownRequest, TerraceError, "An unknown request.");
+create_exception!(
+    terrace_kv,
+    EventError,
+    TerraceError,
+    "An event that is not possible in this \
+                                                         state."
+);
 create_exception!(
     terrace_kv,
     StepsInFlight,
     TerraceError,
-    "Weights cannot be replaced under a step."
+    "Weights cannot be replaced while a step is in flight."
 );
 create_exception!(
     terrace_kv,
     Broken,
     TerraceError,
-    "Terrace has broken one of its own rules. The object is of no use any more; please report it."
+    "A bug in Terrace. The object can no longer be used; please report it."
 );
 create_exception!(
     terrace_kv,
@@ -41,7 +47,7 @@ create_exception!(
     terrace_kv,
     MissingObject,
     StoreError,
-    "There is no such object, or it was removed."
+    "The object does not exist, or it was removed."
 );
 create_exception!(
     terrace_kv,
@@ -79,20 +85,25 @@ create_exception!(
     FeatureError,
     "A later put of the same sample won, or it was aborted while it was put."
 );
-create_exception!(terrace_kv, OverBudget, FeatureError, "Too much is waiting to be consumed.");
+create_exception!(terrace_kv, OverBudget, FeatureError, "Too many samples are not consumed yet.");
 create_exception!(
     terrace_kv,
     Damaged,
     FeatureError,
-    "A tensor is short or damaged, and with it the sample."
+    "A tensor of the sample is truncated or damaged."
 );
 create_exception!(
     terrace_kv,
     Forged,
     FeatureError,
-    "A ref, a tensor or a note was not made by somebody who knows the secret."
+    "A ref, a tensor or a record was not created with the secret."
 );
-create_exception!(terrace_kv, TraceError, TerraceError, "A trace that cannot be read or made up.");
+create_exception!(
+    terrace_kv,
+    TraceError,
+    TerraceError,
+    "A trace that cannot be read or generated."
+);
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let python = module.py();
@@ -171,5 +182,5 @@ pub(crate) fn unless_it_panics<R>(work: impl FnOnce() -> R) -> Result<R, PyErr> 
 }
 
 pub(crate) fn broken(why: &str) -> PyErr {
-    Broken::new_err(format!("Terrace has broken one of its own rules ({why}): please report it"))
+    Broken::new_err(format!("a bug in Terrace ({why}): please report it"))
 }

@@ -198,7 +198,7 @@ pub(crate) fn promise_feature(
 
 fn reference_of(text: &str) -> PyResult<FeatureRef> {
     serde_json::from_str(text)
-        .map_err(|error| bad_argument(format_args!("that is no ref: {error}")))
+        .map_err(|error| bad_argument(format_args!("this is not a ref: {error}")))
 }
 
 /// Tells a result as JSON.

@@ -27,7 +27,7 @@ pub(crate) fn page_keys<'py>(
     page_size: u32,
 ) -> PyResult<Bound<'py, PyBytes>> {
     if !page_size.is_power_of_two() || page_size > 256 {
-        return Err(bad_argument("the tokens of a page are a power of two up to 256"));
+        return Err(bad_argument("page_size must be a power of two up to 256"));
     }
     let (root, prompt) =
         (PageKey(u128::from_le_bytes(namespace)), tokens.as_slice().map_err(bad_argument)?);

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// Pages in the memory of an array, which is kept as long as it is registered or in flight.
 pub(crate) fn arena(array: &Bound<'_, PyArray1<u8>>, pages: u32) -> PyResult<Arena> {
     if !array.is_contiguous() {
-        return Err(bad_argument("the array has gaps: give one whose bytes lie side by side"));
+        return Err(bad_argument("the array is not contiguous: use np.ascontiguousarray(...)"));
     }
     let (bytes, pages_) = (array.len(), pages as usize);
     if pages_ == 0 || !bytes.is_multiple_of(pages_) {

@@ -19,7 +19,7 @@ create_exception!(
     terrace_kv,
     OutOfPages,
     TerraceError,
-    "Too many pages are held: close others, then try again."
+    "Too many pages are held: close other holds, then try again."
 );
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -193,8 +193,8 @@ impl Holding {
         let available = cache.usage().device.available_pages();
         if missing > available {
             return Err(OutOfPages::new_err(format!(
-                "{missing} more pages are needed and {available} can be had: close what others hold, or give the \
-                 cache more pages"
+                "{missing} more pages are needed, but only {available} are available: close other \
+                 holds, or create the cache with more pages"
             )));
         }
         let is_there =
@@ -208,7 +208,8 @@ impl Holding {
         let known = self.sequence.len();
         if tokens > known {
             return Err(bad_argument(format_args!(
-                "{tokens} tokens are published of {known} that are known: append what was produced first"
+                "cannot publish {tokens} tokens, only {known} are known: append the produced \
+                 tokens first"
             )));
         }
         let (start, end) = (self.path.depth(), tokens as u32 / self.sequence.page_size());
@@ -218,7 +219,8 @@ impl Holding {
         let (new, own) = ((end - start) as usize, self.tail.len());
         if new > own {
             return Err(bad_argument(format_args!(
-                "{new} pages are published of {own} that were reserved: reserve room for the tokens first"
+                "cannot publish {new} pages, only {own} are reserved: reserve room for the tokens \
+                 first"
             )));
         }
         let run = self.sequence.run(start, end);
@@ -253,7 +255,7 @@ impl HeldPages {
     fn with<R>(&self, work: impl FnOnce(&mut Cache, &mut Holding) -> PyResult<R>) -> PyResult<R> {
         let mut holding = self.holding.lock();
         let Some(holding) = holding.as_mut() else {
-            return Err(bad_argument("these pages were given back: hold the prompt again"));
+            return Err(bad_argument("these pages were released: hold the prompt again"));
         };
         self.shared.with(|cache| work(cache, holding))
     }

@@ -104,7 +104,7 @@ impl NativeTrace {
             "mix" => Workload::Mix,
             other => {
                 return Err(TraceError::new_err(format!(
-                    "there is no traffic of the kind {other:?}: say chat, agents, documents, bursts or mix"
+                    "there is no workload {other:?}: use chat, agents, documents, bursts or mix"
                 )));
             }
         };
@@ -132,8 +132,8 @@ impl NativeTrace {
         if lengths != [arrival_us.len(); 3] {
             let [inputs, outputs, prompts] = lengths;
             return Err(TraceError::new_err(format!(
-                "{} arrivals, {inputs} lengths of prompts, {outputs} of answers and {prompts} lists of blocks: \
-                 give one of each for each request",
+                "{} arrivals, {inputs} prompt lengths, {outputs} output lengths and {prompts} \
+                 lists of blocks: give one of each per request",
                 arrival_us.len(),
             )));
         }
@@ -309,7 +309,9 @@ fn interruptible<R: Send>(
                         Python::attach(&mut *meanwhile)
                             .inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
                     }
-                    Err(RecvTimeoutError::Disconnected) => return Err(broken("a replay is lost")),
+                    Err(RecvTimeoutError::Disconnected) => {
+                        return Err(broken("a replay has panicked"));
+                    }
                 }
             }
         })
@@ -348,7 +350,7 @@ fn exception(error: &ReplayError, message: String) -> PyErr {
 impl IntoPython for terrace_replay::TraceError {
     fn into_python(self) -> PyErr {
         TraceError::new_err(match self {
-            Self::Line(line) => format!("{line}; bad_lines=\"skip\" leaves such lines out"),
+            Self::Line(line) => format!("{line}; bad_lines=\"skip\" skips such lines"),
             other => other.to_string(),
         })
     }

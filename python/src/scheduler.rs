@@ -70,9 +70,8 @@ impl NativeScheduler {
 impl NativeScheduler {
     #[new]
     fn new(config: &str) -> PyResult<Self> {
-        let config: Config = serde_json::from_str(config).map_err(|error| {
-            ConfigError::new_err(format!("the settings are not understood: {error}"))
-        })?;
+        let config: Config = serde_json::from_str(config)
+            .map_err(|error| ConfigError::new_err(format!("invalid settings: {error}")))?;
         let scheduler = unless_it_panics(|| Scheduler::new(config))?;
         let scheduler = scheduler.map_err(IntoPython::into_python)?;
         let inner = Inner { scheduler, plan: Plan::default(), events: KvEvents::default() };
@@ -169,7 +168,8 @@ impl NativeScheduler {
             || tokens.len() != counted.unwrap_or(requests.len())
         {
             return Err(bad_argument(format_args!(
-                "{} requests have {} tokens, {of_counts} counts and {of_finished} flags: give one of each for each request",
+                "{} requests have {} tokens, {of_counts} counts and {of_finished} flags: give one \
+                 of each per request",
                 requests.len(),
                 tokens.len(),
             )));
@@ -206,8 +206,8 @@ impl NativeScheduler {
             "timed_out" => Outcome::TimedOut,
             other => {
                 return Err(bad_argument(format_args!(
-                    "there is no outcome {other:?}: say done, partial, missing, failed, corrupt, corrupt_after, \
-                     called_off or timed_out"
+                    "there is no outcome {other:?}: use done, partial, missing, failed, corrupt, \
+                     corrupt_after, called_off or timed_out"
                 )));
             }
         };

@@ -186,7 +186,7 @@ impl NativeStore {
             "final" => Removal::Final,
             other => {
                 return Err(bad_argument(format_args!(
-                    "there is no removal {other:?}: say plain, forced or final"
+                    "there is no removal {other:?}: use plain, forced or final"
                 )));
             }
         };
@@ -237,13 +237,13 @@ impl Objects<'_> {
     fn ids(&self) -> PyResult<Vec<ObjectId>> {
         let Self(namespace, keys, generations) = self;
         let namespace = namespace.as_bytes().try_into().map(u128::from_le_bytes);
-        let namespace = namespace.map_err(|_| bad_argument("a namespace has 16 bytes"))?;
+        let namespace = namespace.map_err(|_| bad_argument("a namespace must have 16 bytes"))?;
         let (keys, rest) = keys.as_slice().map_err(bad_argument)?.as_chunks::<16>();
         let generations = generations.as_ref().map(|generations| generations.as_slice());
         let generations = generations.transpose().map_err(bad_argument)?;
         if !rest.is_empty() || generations.is_some_and(|given| given.len() != keys.len()) {
             return Err(bad_argument(
-                "give 16 bytes for each key, and a generation for each or for none",
+                "give 16 bytes per key, and a generation for all keys or for none",
             ));
         }
         let id = |(place, key): (usize, &[u8; 16])| {
@@ -264,7 +264,7 @@ fn batch<'a>(
     let lengths = lengths.map(|lengths| lengths.as_slice()).transpose().map_err(bad_argument)?;
     if pages.len() != ids.len() || lengths.is_some_and(|lengths| lengths.len() != ids.len()) {
         return Err(bad_argument(format_args!(
-            "{} keys and {} pages: give one of each for each object, and a length for each or for none",
+            "{} keys and {} pages: give one of each per object, and a length for all or for none",
             ids.len(),
             pages.len()
         )));
@@ -306,7 +306,7 @@ fn pin_of(text: &str) -> PyResult<Pin> {
     match text.split_once(':') {
         None if text == "soft" => Ok(Pin::Soft),
         Some(("hard", owner)) if !owner.is_empty() => Ok(Pin::Hard(Owner::named(owner))),
-        _ => Err(bad_argument(format_args!("there is no pin {text:?}: say soft, or hard:OWNER"))),
+        _ => Err(bad_argument(format_args!("there is no pin {text:?}: use soft or hard:OWNER"))),
     }
 }
 
@@ -347,8 +347,9 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         let store = MooncakeStore::open(config).map_err(bad_setting)?;
         if !store.wait_until_connected(PATIENCE) {
             return Err(ConfigError::new_err(format!(
-                "the Mooncake master at {master} was not reached within {PATIENCE:?}: is the address right, does \
-                 the master run, and is it of the same version as the library?"
+                "cannot reach the Mooncake master at {master} within {PATIENCE:?}: check that the \
+                 address is right, that the master runs, and that its version is that of the \
+                 library"
             )));
         }
         return Ok(Arc::new(store));
@@ -362,8 +363,8 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         return Ok(Arc::new(BucketsStore::open(config).map_err(bad_setting)?));
     }
     Err(ConfigError::new_err(format!(
-        "there is no store {place:?}: say memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, \
-         s3://BUCKET/PREFIX or bucket:URL"
+        "there is no store {place:?}: use memory, disk:FOLDER, nodes://HOST:PORT,..., \
+         mooncake://HOST:PORT, s3://BUCKET/PREFIX or bucket:URL"
     )))
 }
 
@@ -375,9 +376,10 @@ fn open_folder(folder: &str, limit_bytes: u64, object_bytes_max: usize) -> PyRes
     let folder = StoreFolder { path, limit_bytes, reserve_bytes };
     folder.open(object_bytes_max).map(|opened| opened.store).map_err(|error| match error {
         OpenError::InUse { path, owner } => ConfigError::new_err(format!(
-            "the store in {} is in use by {owner}, and a folder is for one process. For several on this machine (ranks, \
-             engines) start `terrace node --disk {}` once and give all of them \"store\": \"nodes://HOST:PORT\", or give \
-             each a folder of its own",
+            "the store in {} is in use by {owner}, and only one process can use a folder. To share \
+             it between processes of this machine (ranks, engines), start `terrace node --disk {}` \
+             once and give all of them \"store\": \"nodes://HOST:PORT\", or give each its own \
+             folder",
             path.display(),
             folder.path.display(),
         )),
@@ -393,9 +395,7 @@ fn bucket_url(place: &str) -> Option<&str> {
 
 fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
     let secret = settings.secret_file.ok_or_else(|| {
-        ConfigError::new_err(
-            "nodes want to know who asks: name the file with their secret (secret_file)",
-        )
+        ConfigError::new_err("nodes need their secret: give its file as secret_file")
     })?;
     let addresses: Result<Vec<NodeAddress>, _> = nodes.split(',').map(str::parse).collect();
     let config = NodesConfig::new(
@@ -424,7 +424,7 @@ fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
     });
     if reached == 0 {
         return Err(ConfigError::new_err(format!(
-            "none of the nodes {nodes} answers: do they run, and do they know this secret?"
+            "none of the nodes {nodes} answers: check that they run and have the same secret"
         )));
     }
     Ok(store)

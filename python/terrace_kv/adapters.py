@@ -29,32 +29,32 @@ _EVERY = {
     "guard": "deadlines, circuit breaker and negative cache, as settings of GuardConfig",
 }
 _SIZES = {
-    "capacity": "what may be stored, as 64GiB",
-    "object_max": "the largest object; the engine's own chunk if it is not said",
+    "capacity": "capacity of the store, like 64GiB",
+    "object_max": "maximum size of an object; default: the engine's chunk size",
 }
 _SETTINGS: dict[str, dict[str, str]] = {
     "memory": _EVERY | _SIZES,
-    "disk": _EVERY | _SIZES | {"memory": "memory over the disk, as 8GiB"},
+    "disk": _EVERY | _SIZES | {"memory": "memory cache on top of the disk, like 8GiB"},
     "nodes": _EVERY
     | {
         "secret_file": "the file with the secret of the nodes",
-        "client": "the name that this client has with the nodes",
-        "copies": "how many nodes have each object",
+        "client": "the name of this client in the nodes' list of clients",
+        "copies": "number of nodes that store each object",
         "rdma": "auto, never, or the name of a device",
-        "exists_timeout_ms": "how long a node may take to say what it has",
-        "get_timeout_ms": "how long it may take to send objects",
-        "put_timeout_ms": "how long it may take to take them",
+        "exists_timeout_ms": "timeout of a lookup",
+        "get_timeout_ms": "timeout of a read",
+        "put_timeout_ms": "timeout of a write",
     },
     "mooncake": _EVERY
     | _SIZES
     | {
         "library": "the file of Mooncake's library",
-        "metadata_server": "where its clients find each other",
+        "metadata_server": "address of the metadata server",
         "protocol": "tcp or rdma",
         "device": "its RDMA devices",
-        "prefix": "what names of objects begin with",
-        "segment_bytes": "the memory that this client gives to the cluster",
-        "replicas": "how many copies there are of each object",
+        "prefix": "prefix of the object names",
+        "segment_bytes": "memory that this client contributes to the cluster",
+        "replicas": "number of replicas of each object",
     },
     "bucket": _EVERY | _SIZES,
 }
@@ -70,7 +70,7 @@ def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[
     """
     place = config.get("store")
     if not isinstance(place, str) or not place:
-        raise ConfigError(f'say where KV is kept, as "store": "disk:/var/cache/kv". {_list(_SETTINGS["disk"])}')
+        raise ConfigError(f'the setting "store" is missing: for example "store": "disk:/var/cache/kv". {_list(_SETTINGS["disk"])}')
     kind = _kind(place)
     settings = {name: value for name, value in config.items() if name not in set(known)}
     _refuse_unknown(settings, kind, known)
@@ -126,7 +126,7 @@ def _kind(place: str) -> str:
     if kind in ("s3", "gs", "az"):
         return "bucket"
     raise ConfigError(
-        f"there is no store {place!r}: say memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, "
+        f"there is no store {place!r}: use memory, disk:FOLDER, nodes://HOST:PORT,..., mooncake://HOST:PORT, "
         "s3://BUCKET/PREFIX or bucket:URL"
     )
 
@@ -141,8 +141,8 @@ def _refuse_unknown(settings: Mapping[str, Any], kind: str, known: Iterable[str]
         hint = f" Did you mean {close[0]!r}?" if close else ""
         elsewhere = [other for other, its in _SETTINGS.items() if name in its]
         if elsewhere:
-            hint = f" It is a setting of stores of the kind {' and '.join(elsewhere)}."
-        raise ConfigError(f"there is no setting {name!r} for a store of the kind {kind}.{hint} {_list(allowed)}")
+            hint = f" It is a setting of {' and '.join(elsewhere)} stores."
+        raise ConfigError(f"there is no setting {name!r} for a {kind} store.{hint} {_list(allowed)}")
 
 
 def _list(allowed: Mapping[str, str]) -> str:

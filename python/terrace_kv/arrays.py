@@ -49,9 +49,9 @@ def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
     """The bytes of an array, without a copy; the array is kept as long as they are."""
     if is_torch(array):
         if array.device.type != "cpu":
-            raise TypeError(f"this tensor is on {array.device}: give one on the host")
+            raise TypeError(f"this tensor is on {array.device}: use a tensor on the host")
         if not array.is_contiguous():
-            raise ValueError("this tensor has gaps or is transposed: give .contiguous()")
+            raise ValueError("this tensor is not contiguous (gaps or transposed): use .contiguous()")
         import torch
 
         view = array.detach().reshape(-1).view(torch.uint8).numpy()
@@ -62,7 +62,7 @@ def as_bytes(array: Any, *, writable: bool = False) -> Bytes:
     else:
         view = np.frombuffer(array, np.uint8)
     if not view.flags.c_contiguous:
-        raise ValueError("this array has gaps or is transposed: give np.ascontiguousarray(...)")
+        raise ValueError("this array is not contiguous (gaps or transposed): use np.ascontiguousarray(...)")
     if writable and not view.flags.writeable:
         raise ValueError("this array cannot be written to")
     flat: Bytes = view.reshape(-1).view(np.uint8)
@@ -73,7 +73,7 @@ def kind_of(array: Any) -> tuple[str, list[int]]:
     """What refs call its type, and its shape."""
     dtype = str(array.dtype).removeprefix("torch.")
     if dtype not in _NAMES:
-        raise TypeError(f"tensors of {dtype} cannot be stored: convert them, or give their bytes")
+        raise TypeError(f"tensors of {dtype} cannot be stored: convert them, or store their bytes")
     return _NAMES[dtype], [int(size) for size in array.shape]
 
 
@@ -125,7 +125,7 @@ class Staging:
         import torch
 
         if not tensor.is_contiguous():
-            raise ValueError("this tensor has gaps or is transposed: give .contiguous()")
+            raise ValueError("this tensor is not contiguous (gaps or transposed): use .contiguous()")
         flat = tensor.detach().reshape(-1).view(torch.uint8)
         if pages < 1 or len(flat) % pages:
             raise ValueError(f"{len(flat)} bytes cannot be {pages} pages of one size")
@@ -155,6 +155,6 @@ def size(value: int | str) -> int:
         return value
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?\s*", value, re.IGNORECASE)
     if found is None:
-        raise ValueError(f"{value!r} is no size: write it as 64MiB, or as a number of bytes")
+        raise ValueError(f"{value!r} is not a size: write it like 64MiB, or as a number of bytes")
     number, unit = found.groups()
     return int(float(number) * (_SIZES[unit.lower()] if unit else 1))

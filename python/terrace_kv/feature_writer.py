@@ -176,7 +176,7 @@ class FeatureWriter:
         while (job := self._to_put.get()) is not None:
             assert job.tensors is not None, "a job is copied before it is put"
             if time.monotonic() > job.deadline:
-                self._end(job, "the store is too slow: a sample has waited for longer than it was promised to take")
+                self._end(job, "the store is too slow: a sample waited for longer than within_s")
                 continue
             with self._lock:
                 job.put_since = time.monotonic()
@@ -188,7 +188,7 @@ class FeatureWriter:
             if time.monotonic() > job.deadline:
                 # Whoever has the ref was told that it would not come any more.
                 self._discard(job)
-                self._end(job, "the store is too slow: a sample took longer than it was promised to take")
+                self._end(job, "the store is too slow: storing a sample took longer than within_s")
                 continue
             self._end(job, None)
 
@@ -204,7 +204,7 @@ class FeatureWriter:
         job.tensors = None
         now = time.monotonic()
         if error is not None:
-            logger.warning("The sample %s, which was promised, is not stored: %s", job.promise.sample, error)
+            logger.warning("The promised sample %s was not stored: %s", job.promise.sample, error)
         with self._drained:
             del self._jobs[job.key]
             self._backlog_bytes -= job.bytes

@@ -312,7 +312,7 @@ def _targets(ref: FeatureRef, into: Mapping[str, Any] | None) -> dict[str, Any]:
         return {tensor.name: empty_numpy(tensor.dtype, tensor.shape) for tensor in ref.tensors}
     for name, dtype, shape in ref.tensors:
         if name not in into:
-            raise ValueError(f"the sample has a tensor {name!r}, and there is no memory for it")
+            raise ValueError(f"the sample has a tensor {name!r}, but there is no memory for it")
         if kind_of(into[name]) != (dtype, shape):
             raise ValueError(f"{name!r} is {dtype} {shape}, its memory is {' '.join(map(str, kind_of(into[name])))}")
     return {tensor.name: into[tensor.name] for tensor in ref.tensors}

@@ -154,8 +154,8 @@ class HiddenStatesSettings:
         for needed in ("store", "object_max"):
             if needed not in told:
                 raise ValueError(
-                    f"the setting {needed} is missing: store says where hidden states go, object_max how large an "
-                    "object can be there"
+                    f"the setting {needed} is missing: store is where hidden states are stored, object_max the maximum "
+                    "size of an object there"
                 )
         hold = told.get("max_hold_s", 1800)
         return HiddenStatesSettings(

@@ -24,10 +24,10 @@ from .transfers import Transfers
 
 _NEEDED = {
     "weights": "the revision of the model's weights, or anything that changes with them",
-    "kv_dtype": "the type of the KV, as bfloat16 or fp8_e4m3",
-    "layout": "how the engine lays out KV: its name and version, and the attention backend where layouts differ",
+    "kv_dtype": "the data type of the KV, like bfloat16 or fp8_e4m3",
+    "layout": "the engine's KV layout: its name and version, and the attention backend if layouts differ",
     "chunk_tokens": "LMCache's --chunk-size",
-    "parallelism": 'how the engine\'s workers share the model, as {"tensor": 2, "pipeline": 1}',
+    "parallelism": 'parallelism of the engine, like {"tensor": 2, "pipeline": 1}',
 }
 _OWN = (*_NEEDED, "model_folder", "hash_algorithm", "namespace")
 
@@ -112,8 +112,8 @@ def _object_bytes(params: Mapping[str, Any]) -> int:
         return 0
     if "object_max" not in params:
         raise ConfigError(
-            'say how large a chunk of one worker is, as "object_max": "32MiB": chunk_tokens times the KV of a token. '
-            "LMCache does not tell"
+            'the setting "object_max" is missing: the size of a chunk of one worker, that is chunk_tokens times the KV '
+            'of a token, like "32MiB". LMCache does not provide it'
         )
     return size(params["object_max"])
 
@@ -125,12 +125,12 @@ def _namespace(params: Mapping[str, Any]) -> bytes:
     missing = [f"{name} ({what})" for name, what in _NEEDED.items() if name not in told]
     if missing:
         raise ConfigError(
-            f"LMCache's keys do not say all that KV depends on. Add to adapter_params: {'; '.join(missing)}; or "
-            "model_folder in place of weights, where the model is a folder of this machine"
+            f"LMCache's keys do not cover all that KV depends on. Add to adapter_params: {'; '.join(missing)}; or "
+            "model_folder instead of weights, if the model is in a folder of this machine"
         )
     degrees = told["parallelism"]
     if not isinstance(degrees, Mapping) or not all(isinstance(degree, int) for degree in degrees.values()):
-        raise ConfigError(f'parallelism has a number for each kind, as {{"tensor": 2, "pipeline": 1}}, not {degrees!r}')
+        raise ConfigError(f'parallelism must have a number for each kind, like {{"tensor": 2, "pipeline": 1}}, not {degrees!r}')
     return engine_namespace(
         engine="lmcache",
         hash_algorithm=str(told.get("hash_algorithm", _HASH_ALGORITHM)),

@@ -65,7 +65,7 @@ def engine_namespace(
     for name in sorted(fields):
         value = fields[name]
         if not isinstance(value, str | int):
-            raise TypeError(f"{name} must be text or a whole number, not {value!r}")
+            raise TypeError(f"{name} must be a string or an integer, not {value!r}")
         parts += [name, int(value) if isinstance(value, bool) else value]
     return hashlib.sha256(key_of(*parts)).digest()[:_BYTES]
 

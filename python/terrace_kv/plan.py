@@ -147,7 +147,7 @@ class Plan:
         self.data = data
         self._head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= PLAN_HEAD_BYTES else (None,)
         if self._head[0] != _FORMAT:
-            raise PlanError("these bytes are no plan of this version of Terrace: send Plan.data as it is")
+            raise PlanError("these bytes are not a plan of this version of Terrace: send Plan.data unchanged")
 
     @property
     def step(self) -> int | None:

@@ -109,12 +109,12 @@ class Trace:
         ids = [np.asarray(of_request, np.uint64) for of_request in block_ids]
         arrival = np.asarray(arrival_s, np.float64)
         if not (arrival >= 0).all():
-            raise TraceError("arrivals are seconds, from 0 on: leave out or move what comes before")
+            raise TraceError("arrivals must be seconds from 0 on: remove or move earlier ones")
         return cls(
             _native.Trace.of_blocks(
                 np.rint(arrival * 1e6).astype(np.uint64),
-                _counts("lengths of prompts", input_tokens),
-                _counts("lengths of answers", output_tokens),
+                _counts("prompt lengths", input_tokens),
+                _counts("output lengths", output_tokens),
                 np.array([len(of_request) for of_request in ids], np.uint64),
                 np.concatenate([np.empty(0, np.uint64), *ids]),
                 block_tokens,
@@ -136,7 +136,7 @@ class Trace:
         :raises TraceError: the first request that cannot be.
         """
         if block_tokens < 1:
-            raise TraceError(f"blocks of {block_tokens} tokens: use at least 1 token a block")
+            raise TraceError(f"blocks of {block_tokens} tokens: use at least 1 token per block")
         numbers: dict[bytes, int] = {}
         lengths: list[int] = []
         block_ids: list[list[int]] = []
@@ -328,7 +328,7 @@ def _csv(costs: Mapping[str, Numbers] | npt.NDArray[Any]) -> str:
     columns = [np.asarray(costs[name]).tolist() for name in names]
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
-        raise ConfigError(f"columns of measured steps have {lengths} rows: give as many in each")
+        raise ConfigError(f"columns of measured steps have {lengths} rows: give the same number in each")
     # Counts that come as floats are counts all the same.
     rows = [[str(int(value)) if float(value).is_integer() else str(value) for value in row] for row in zip(*columns)]
     return "\n".join(",".join(row) for row in [names, *rows])
@@ -337,5 +337,5 @@ def _csv(costs: Mapping[str, Numbers] | npt.NDArray[Any]) -> str:
 def _counts(what: str, values: Numbers) -> npt.NDArray[np.uint32]:
     counts = np.asarray(values)
     if counts.size and (counts.dtype.kind not in "iu" or counts.min() < 0 or counts.max() >= 1 << 32):
-        raise TraceError(f"{what} are whole numbers from 0 to {(1 << 32) - 1}")
+        raise TraceError(f"{what} must be integers from 0 to {(1 << 32) - 1}")
     return np.ascontiguousarray(counts, np.uint32)

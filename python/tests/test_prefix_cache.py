@@ -73,7 +73,7 @@ def test_pages_that_are_held_stay() -> None:
     held = one.hold(tokens(9), 12)
     kept = held.pages.tolist()
     assert held.found_pages == 2 and in_use(one) == (3, 0)
-    with pytest.raises(terrace.OutOfPages, match="4 more pages are needed and 3 can be had: close"):
+    with pytest.raises(terrace.OutOfPages, match="4 more pages are needed, but only 3 are available: close"):
         one.hold(tokens(16, 100), 16)
     with pytest.raises(terrace.OutOfPages, match="4 more pages are needed"):
         held.reserve(28)
@@ -88,7 +88,7 @@ def test_whoever_gets_no_room_holds_nothing() -> None:
     one = cache(6)
     fill(one, tokens(8))
     with one.hold(tokens(12, 100), 12):
-        with pytest.raises(terrace.OutOfPages, match="3 more pages are needed and 1 can be had"):
+        with pytest.raises(terrace.OutOfPages, match="3 more pages are needed, but only 1 are available"):
             one.hold(tokens(20), 20)
         assert in_use(one) == (1, 2), "nor what it found"
 
@@ -123,9 +123,9 @@ def test_two_that_compute_the_same_end_up_with_the_same_pages() -> None:
 def test_misuse_is_refused_and_changes_nothing() -> None:
     one = cache()
     held = one.hold(tokens(8), 4)
-    with pytest.raises(ValueError, match="12 tokens are published of 8 that are known: append"):
+    with pytest.raises(ValueError, match="cannot publish 12 tokens, only 8 are known: append"):
         held.publish(12)
-    with pytest.raises(ValueError, match="2 pages are published of 1 that were reserved: reserve"):
+    with pytest.raises(ValueError, match="cannot publish 2 pages, only 1 are reserved: reserve"):
         held.publish(8)
     with pytest.raises(TypeError):
         held.append(["text"])  # type: ignore[list-item]
@@ -135,7 +135,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     held.close()
     held.close()
     for use in (lambda: held.pages, lambda: held.reserve(4), lambda: held.publish(4), lambda: held.append([1])):
-        with pytest.raises(ValueError, match="were given back: hold the prompt again"):
+        with pytest.raises(ValueError, match="were released: hold the prompt again"):
             use()
     assert in_use(one) == (8, 0)
     with pytest.raises(terrace.ConfigError, match="page_size = 48: use a power of two"):

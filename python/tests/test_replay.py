@@ -112,7 +112,7 @@ def test_lines_that_are_not_understood_are_refused_or_skipped(tmp_path: Path) ->
     path = tmp_path / "trace.jsonl"
     line = '{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}'
     path.write_text(f"{line}\nnonsense\n")
-    with pytest.raises(terrace.TraceError, match=r'line 2: .*; bad_lines="skip" leaves such lines out'):
+    with pytest.raises(terrace.TraceError, match=r'line 2: .*; bad_lines="skip" skips such lines'):
         Trace.read(path)
     trace = Trace.read(path, bad_lines="skip")
     assert (len(trace), trace.skipped_lines, len(trace.skipped)) == (1, 1, 1)
@@ -227,20 +227,20 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
         ({"hots": 1}, 'there is no setting "hots"; there are model, gpu'),
         ({"device": 0}, "device 0: a device needs at least one page"),
         ({"policy": "random"}, "policy random: use lru, lfu"),
-        ({"gpu": "abacus"}, "is not known: use one of a100"),
+        ({"gpu": "abacus"}, '"abacus": use one of a100'),
         ({"costs": np.zeros((3, 4))}, "give the columns prefill_tokens, "),
         ({"costs": {"step_us": [1.0]}}, "too few"),
         ({"costs": {"step_us": [1.0, 2.0], "decode_rows": [1]}}, r"have \[2, 1\] rows"),
-        ({"costs": {"step_us": [1.0, 2.0], "decode_rows": [1.5, 2]}}, "decode_rows = .* is no count"),
+        ({"costs": {"step_us": [1.0, 2.0], "decode_rows": [1.5, 2]}}, "decode_rows = .* is not a count"),
     ]:
         with pytest.raises(terrace.ConfigError, match=message):
             terrace.replay(trace, **settings)  # type: ignore[arg-type]
     for grid, message in [
         ({"host": [0, "lots"]}, "host lots: write tokens"),
         ({"colour": ["red"]}, "there is no setting"),
-        ({"host": []}, "host is to be swept and has no values"),
+        ({"host": []}, "the sweep of host has no values"),
         ({"host": [0], "host_tokens": [1]}, "host is swept twice"),
-        ({"host": range(200), "l3": range(200)}, "40000 configurations; at most 10000"),
+        ({"host": range(200), "l3": range(200)}, "40000 configurations are too many: at most 10000"),
     ]:
         with pytest.raises(terrace.ConfigError, match=message):
             terrace.sweep(trace, grid)  # type: ignore[arg-type]
@@ -249,7 +249,7 @@ def test_what_cannot_be_is_refused_with_what_could(tmp_path: Path) -> None:
     with pytest.raises(terrace.ConfigError, match="page_size 0: use a power of two"):
         trace.ceiling(0)
     (tmp_path / "steps.csv").write_text("colour\nred\n")
-    with pytest.raises(terrace.ConfigError, match="steps.csv: measurements, line 2: column"):
+    with pytest.raises(terrace.ConfigError, match="steps.csv: measurements, line 2: unknown column"):
         terrace.replay(trace, costs=tmp_path / "steps.csv")
 
 
@@ -260,15 +260,15 @@ def test_traces_that_cannot_be_are_refused(tmp_path: Path) -> None:
         terrace.sweep(tmp_path, {"host": [0]})
     with pytest.raises(terrace.TraceError, match="0 requests: use 1 to"):
         Trace.synthetic(requests=0)
-    with pytest.raises(terrace.TraceError, match='no traffic of the kind "poetry": say chat'):
+    with pytest.raises(terrace.TraceError, match='no workload "poetry": use chat'):
         Trace.synthetic("poetry")  # type: ignore[arg-type]
     with pytest.raises(terrace.TraceError, match="request 1: 1 block ids for a prompt of 600 tokens, which has 2"):
         Trace.of_blocks([0, 1], [5, 600], [1, 1], [[1], [1]])
-    with pytest.raises(terrace.TraceError, match="2 arrivals, 1 lengths of prompts"):
+    with pytest.raises(terrace.TraceError, match="2 arrivals, 1 prompt lengths"):
         Trace.of_blocks([0, 1], [5], [1, 1], [[1], [1]])
-    with pytest.raises(terrace.TraceError, match="arrivals are seconds, from 0 on"):
+    with pytest.raises(terrace.TraceError, match="arrivals must be seconds from 0 on"):
         Trace.of_blocks([-1], [5], [1], [[1]])
-    with pytest.raises(terrace.TraceError, match="lengths of answers are whole numbers"):
+    with pytest.raises(terrace.TraceError, match="output lengths must be integers"):
         Trace.of_blocks([0], [5], [-1], [[1]])
     with pytest.raises(terrace.TraceError, match="request 0: a prompt without tokens"):
         Trace.of_prompts([0], [[]], [1])

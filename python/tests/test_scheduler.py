@@ -84,7 +84,7 @@ def test_plans_are_views_of_bytes_that_other_ranks_can_read() -> None:
             assert (getattr(plan, name) == getattr(received, name)).all(), name
         assert (received.step, repr(received)) == (plan.step, repr(plan))
         assert np.shares_memory(plan.tokens, np.frombuffer(plan.data, np.uint8))
-    with pytest.raises(terrace.PlanError, match="are no plan"):
+    with pytest.raises(terrace.PlanError, match="are not a plan"):
         terrace.Plan(b"something else")
     with pytest.raises(terrace.PlanError, match="is missing"):
         terrace.Plan(bytes(plan.data)[:-8]).rows, terrace.Plan(bytes(plan.data)[:200]).decodes

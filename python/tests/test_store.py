@@ -219,7 +219,7 @@ def test_pages_in_use_are_refused_to_others() -> None:
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     for place, settings, why in [
-        ("nowhere", {}, "say memory, disk:FOLDER"),
+        ("nowhere", {}, "use memory, disk:FOLDER"),
         ("memory", {"capacity": MIB, "object_max": 4096, "colour": 1}, "colour"),
         ("nodes://127.0.0.1:1", {}, "secret_file"),
         ("mooncake://127.0.0.1:1", {"capacity": MIB, "object_max": 4096}, "library"),
@@ -227,7 +227,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(terrace.ConfigError, match=why):
             terrace.Store(place, **settings)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="is no size"):
+    with pytest.raises(ValueError, match="is not a size"):
         terrace.Store("memory", capacity="much")
     with pytest.raises(terrace.ConfigError):
         terrace.namespace("m", 16, slat="a misspelt salt")

@@ -179,10 +179,10 @@ def test_memory_of_a_job_is_not_lent_to_another(transfers: Transfers) -> None:
 def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     place = f"disk:{tmp_path}"
     for config, words in (
-        ({}, "say where"),
+        ({}, '"store" is missing'),
         ({"store": "tape:1"}, "no store 'tape:1'"),
         ({"store": place, "capasity": 1}, "Did you mean 'capacity'"),
-        ({"store": place, "secret_file": "x"}, "of the kind nodes"),
+        ({"store": place, "secret_file": "x"}, "setting of nodes stores"),
         ({"store": "nodes://127.0.0.1:1"}, "secret"),
     ):
         with pytest.raises(terrace.ConfigError, match=words):

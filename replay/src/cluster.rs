@@ -125,13 +125,12 @@ impl Config {
             return refuse("prefill_workers", value, "leave at least one worker to decode");
         }
         if prefill > 0 && (self.scheduler.l3.is_none() || self.scheduler.cache.host_pages == 0) {
-            let limits =
-                "use host memory and L3: KV goes from one worker to the other through them";
+            let limits = "use host memory and L3: KV moves between workers through them";
             return refuse("prefill_workers", prefill.to_string(), limits);
         }
         let is_odd = |outage: &&Outage| outage.worker >= workers || outage.from_us >= outage.to_us;
         if let Some(outage) = self.outages.iter().find(is_odd) {
-            let limits = "name a worker that is there, and an end after the beginning";
+            let limits = "give an existing worker, and an end after the start";
             return refuse("outages", format!("{outage:?}"), limits);
         }
         for (place, one) in self.outages.iter().enumerate() {

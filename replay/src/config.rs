@@ -388,7 +388,11 @@ impl Config {
         if let WarmUp::Share(share) = self.warm_up
             && !(0.0..1.0).contains(&share)
         {
-            return refuse("warm_up", share.to_string(), "use a share from 0 to below 1");
+            return refuse(
+                "warm_up",
+                share.to_string(),
+                "use a share of at least 0 and less than 1",
+            );
         }
         let positive = |limit: Option<f64>| limit.is_none_or(|ms| ms > 0.0 && ms <= 1e9);
         if !positive(self.slo.ttft_ms) || !positive(self.slo.tpot_ms) {
@@ -407,21 +411,26 @@ impl Config {
         }
         if self.scheduler.model.ranks != 1 {
             let value = self.scheduler.model.ranks.to_string();
-            return refuse("scheduler.model.ranks", value, "use 1: the cost model has the ranks");
+            return refuse(
+                "scheduler.model.ranks",
+                value,
+                "use 1: the cost model includes the \
+                                                           ranks",
+            );
         }
         if self.scheduler.batch.decode_tokens != 1 {
             let value = self.scheduler.batch.decode_tokens.to_string();
             return refuse(
                 "scheduler.batch.decode_tokens",
                 value,
-                "use 1: drafts are not modelled",
+                "use 1: speculative decoding is not simulated",
             );
         }
         if self.scheduler.copies.load_back_overlaps {
             return refuse(
                 "scheduler.copies.load_back_overlaps",
                 "true".to_owned(),
-                "leave it out: layers are not modelled",
+                "leave it out: layers are not simulated",
             );
         }
         if !(1..=1 << 32).contains(&self.kv_bytes_per_token) {
@@ -450,7 +459,7 @@ impl Config {
         });
         if u64::from(self.workers) * pages + further.sum::<u64>() > 1 << 30 {
             let value = format!("{} of {pages} pages", self.workers);
-            return refuse("workers", value, "use at most 2^30 pages of device and host in all");
+            return refuse("workers", value, "use at most 2^30 pages on device and host together");
         }
         if self.store.probe_latency_us > 3_600_000_000 {
             let value = self.store.probe_latency_us.to_string();

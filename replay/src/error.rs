@@ -21,7 +21,7 @@ pub enum ReplayError {
         limits: &'static str,
     },
     /// No such model or GPU is known.
-    #[error("{kind} {name:?} is not known: use one of {known}, or give measurements")]
+    #[error("unknown {kind} {name:?}: use one of {known}, or give measurements")]
     UnknownPreset {
         /// Model or GPU.
         kind: &'static str,
@@ -39,7 +39,7 @@ pub enum ReplayError {
         problem: String,
     },
     /// Too few measurements for what is to be fitted.
-    #[error("{given} measurements are too few: give at least {needed}, of different steps")]
+    #[error("{given} measurements are too few: give at least {needed} of different steps")]
     TooFewMeasurements {
         /// How many there are.
         given: usize,
@@ -51,8 +51,8 @@ pub enum ReplayError {
     EmptyTrace,
     /// More was reused than the trace allows: the figures would be wrong.
     #[error(
-        "{reused_tokens} prompt tokens were reused and the trace allows {ceiling_tokens}: \
-         this is a defect of the replay, please report it with trace and configuration"
+        "{reused_tokens} prompt tokens were reused, but the trace allows only {ceiling_tokens}: \
+         this is a bug in replay, please report it with trace and configuration"
     )]
     AboveCeiling {
         /// What was counted.
@@ -62,8 +62,8 @@ pub enum ReplayError {
     },
     /// Requests are left that nothing will ever wake.
     #[error(
-        "{left} requests never ended: this is a defect of the replay or the scheduler, please \
-         report it with trace and configuration"
+        "{left} requests never ended: this is a bug in replay or in the scheduler, please report \
+         it with trace and configuration"
     )]
     Stuck {
         /// How many.

@@ -86,7 +86,7 @@ impl Measurement {
         for (name, value) in names.iter().zip(values) {
             let count = || {
                 let parsed: Result<u64, _> = value.parse();
-                parsed.map_err(|_| refuse(format!("{name} = {value:?} is no count")))
+                parsed.map_err(|_| refuse(format!("{name} = {value:?} is not a count")))
             };
             match *name {
                 "prefill_tokens" => measurement.prefill_tokens = count()?,
@@ -96,12 +96,12 @@ impl Measurement {
                 "step_us" => {
                     let parsed: Result<f64, _> = value.parse();
                     measurement.step_us =
-                        parsed.map_err(|_| refuse(format!("step_us = {value:?} is no time")))?;
+                        parsed.map_err(|_| refuse(format!("step_us = {value:?} is not a time")))?;
                 }
                 other => {
                     return Err(refuse(format!(
-                        "column {other:?} is not known: use prefill_tokens, prefill_pairs, \
-                         decode_rows, decode_context and step_us"
+                        "unknown column {other:?}: use prefill_tokens, prefill_pairs, decode_rows, \
+                         decode_context and step_us"
                     )));
                 }
             }
@@ -113,7 +113,7 @@ impl Measurement {
         if self.step_us.is_finite() && self.step_us > 0.0 {
             return Ok(self);
         }
-        let problem = "step_us must be there and above 0".to_owned();
+        let problem = "step_us must be given and above 0".to_owned();
         Err(ReplayError::Measurement { line, problem })
     }
 
@@ -158,7 +158,7 @@ fn bounded(
     let mut all = Vec::new();
     for measurement in measurements {
         if all.len() == MEASUREMENTS_MAX {
-            let problem = format!("only {MEASUREMENTS_MAX} measurements are read");
+            let problem = format!("at most {MEASUREMENTS_MAX} measurements are supported");
             return Err(ReplayError::Measurement { line: all.len() + 1, problem });
         }
         all.push(measurement?);

@@ -1,13 +1,13 @@
-//! Replays a trace of requests in virtual time: what would this traffic do on that configuration?
+//! Simulates a request trace in virtual time: how would this traffic perform on that configuration?
 //!
-//! Every worker is driven by the real scheduler; only what it decides about is a model: how long a
-//! step takes ([`CostModel`]), what moves over links that have a bandwidth, and a store that all
-//! workers share. There is no clock, no thread and no randomness but seeded dice in a replay, so the
-//! same [`Trace`] and [`Config`] give the same [`Report`], to the byte. It must stay that way; only a
-//! [`Sweep`] has threads, with a replay on each.
+//! The real scheduler drives every worker. The rest is simulated: the duration of a step
+//! ([`CostModel`]), links with a bandwidth, and a store that all workers share. A replay has no
+//! clock, no threads and only seeded randomness, so the same [`Trace`] and [`Config`] give a
+//! byte-identical [`Report`]. It must stay that way. Only a [`Sweep`] has threads, with one replay
+//! on each.
 //!
-//! Traces come from files, from [`trace::Synthetic`], or from a live scheduler that was watched
-//! ([`TrafficRecorder`]); one that was watched closely can be done again call by call
+//! Traces come from files, from [`trace::Synthetic`], or from a live scheduler
+//! ([`TrafficRecorder`]). A decision log of a live scheduler can be re-run call by call
 //! ([`DecisionRecorder`], [`check_decisions`]).
 
 #![forbid(unsafe_code)]

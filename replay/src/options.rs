@@ -239,8 +239,8 @@ impl Options {
         };
         config.links = LinksConfig::of_machine(&model, &gpu, gpus, &copies);
         if self.chosen(Setting::SpeedUp).and(self.chosen(Setting::Concurrency)).is_some() {
-            let problem =
-                "with concurrency the times of the trace do not count: give one of the two";
+            let problem = "speed-up has no effect with concurrency, which ignores the times of the trace: \
+                 give only one of the two";
             return Err(self.refusal(Setting::SpeedUp, problem.into()));
         }
         config.also = self
@@ -264,7 +264,7 @@ impl Options {
         let tier = |setting| {
             self.parsed(setting, |text| match size(text)? {
                 Size::Unlimited if setting == Setting::L3 => Ok(None),
-                Size::Unlimited => Err("only L3 can be without limit; give a size".into()),
+                Size::Unlimited => Err("only L3 can be unlimited; give a size".into()),
                 Size::Tokens(tokens) => Ok(Some(tokens)),
                 Size::Bytes(bytes) => Ok(Some(bytes / bytes_per_token as f64)),
             })
@@ -288,8 +288,7 @@ impl Options {
             }
             Some(tokens) => pages(Setting::Device, tokens, most)?,
             None if free_tokens < u64::from(page_size) => {
-                let problem =
-                    "the weights leave no room for KV on this GPU; use more of them with gpus";
+                let problem = "the weights leave no room for KV on this GPU; use more GPUs (gpus)";
                 return Err(self.refusal(Setting::Gpu, problem.into()));
             }
             None => free_tokens / u64::from(page_size),
@@ -450,7 +449,7 @@ fn apply(config: &mut Config, setting: Setting, text: &str) -> Result<(), Proble
             config.store.read_failure_rate = rate;
             config.store.write_failure_rate = rate;
         }
-        Setting::Seed => config.seed = text.parse().map_err(|_| "use a whole number")?,
+        Setting::Seed => config.seed = text.parse().map_err(|_| "use an integer")?,
     }
     Ok(())
 }
@@ -511,10 +510,10 @@ mod tests {
         assert_eq!((config.prefill_workers, config.outages[1]), (2, second));
         for (choices, expected) in [
             (&[("also", "h100:1")][..], "write it like 2xh100:1"),
-            (&[("also", "1xabacus:1")], "is not known"),
+            (&[("also", "1xabacus:1")], "unknown GPU"),
             (&[("prefill-workers", "1")], "leave at least one worker to decode"),
             (&[("workers", "2"), ("prefill-workers", "1"), ("l3", "0")], "use host memory and L3"),
-            (&[("outages", "3:1s-2s")], "name a worker that is there"),
+            (&[("outages", "3:1s-2s")], "give an existing worker"),
             (&[("outages", "0:1s-5s+0:2s-3s")], "leave time between the outages"),
         ] {
             let refused = refusal(choices);
@@ -597,19 +596,19 @@ mod tests {
             (&[("device", "-5")], "device -5: a device needs"),
             (&[("host", "1e30")], "host 1e30: use 0 to 4294967296 tokens (524288 GiB)"),
             (&[("host", "many")], "host many: write tokens like"),
-            (&[("host", "unlimited")], "only L3 can be without limit"),
+            (&[("host", "unlimited")], "only L3 can be unlimited"),
             (&[("page", "48")], "page-size 48: use a power of two from 1 to 256"),
             (&[("policy", "random")], "policy random: use lru, lfu"),
             (&[("workers", "0")], "use a number from 1 to 1024"),
             (&[("l3-failures", "7")], "l3-failures 7: use a number from 0 to 1"),
             (&[("host", "5")], "host 5: less than a page of 16 tokens; use 0 for none"),
-            (&[("speed-up", "2"), ("concurrency", "3")], "give one of the two"),
+            (&[("speed-up", "2"), ("concurrency", "3")], "give only one of the two"),
             (&[("workers", "1024"), ("host", "4294967296")], "2^30 pages"),
             (
                 &[("model", "llama-3.1-70b"), ("gpu", "l40s"), ("gpus", "1")],
                 "the weights leave no room",
             ),
-            (&[("gpu", "abacus")], "is not known: use one of a100"),
+            (&[("gpu", "abacus")], ": use one of a100"),
         ];
         for (choices, expected) in cases {
             let refused = refusal(choices);

@@ -64,14 +64,18 @@ pub fn find_rate(
         Err(ReplayError::Setting { setting, value: "as it is".to_owned(), limits })
     };
     if !config.slo.promises() {
-        return refuse("slo", "promise something first: a time to first token or between tokens");
+        return refuse("slo", "set an SLO first: --slo-ttft or --slo-tpot");
     }
     if !matches!(config.arrival, Arrival::Trace { .. }) {
-        return refuse("arrival", "a rate is found for requests that come by the clock");
+        return refuse(
+            "arrival",
+            "a rate can only be found for requests that arrive at the times \
+                                  of the trace",
+        );
     }
     let span_s = trace.requests().last().map_or(0, |last| last.arrival_us) as f64 / 1e6;
     if span_s <= 0.0 {
-        return refuse("trace", "use one whose requests do not come all at once");
+        return refuse("trace", "use a trace whose requests do not all arrive at once");
     }
     let own_rate = (trace.requests().len() - 1) as f64 / span_s;
     let mut search = Search { tried: Vec::new(), rounds: 0 };
@@ -190,7 +194,7 @@ mod tests {
     #[test]
     fn without_a_promise_there_is_nothing_to_find() {
         let refused = search(&config(&[]), 1).unwrap_err().to_string();
-        assert!(refused.contains("promise something first"), "{refused}");
+        assert!(refused.contains("set an SLO first"), "{refused}");
         let looped = [(Setting::SloTtft, "1s"), (Setting::Concurrency, "4")];
         assert!(search(&config(&looped), 1).is_err());
     }

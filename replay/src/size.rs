@@ -70,10 +70,10 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.trim().parse() {
             // What is too large to be counted is cut to this.
-            Ok(ByteSize(u64::MAX)) => Err(format!("{text:?} is more than can be counted")),
+            Ok(ByteSize(u64::MAX)) => Err(format!("{text:?} is too large")),
             Ok(ByteSize(bytes)) => Ok(Self(bytes)),
             Err(_) => Err(format!(
-                "{text:?} is no size: write a number and its unit, like 512MiB, 1.5GiB or 4GB"
+                "{text:?} is not a size: write a number and its unit, like 512MiB, 1.5GiB or 4GB"
             )),
         }
     }
@@ -105,7 +105,7 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_i64<E: Error>(self, bytes: i64) -> Result<Size, E> {
-                let negative = |_| E::custom(format!("{bytes} is no size: use 0 or more"));
+                let negative = |_| E::custom(format!("{bytes} is not a size: use 0 or more"));
                 u64::try_from(bytes).map(Size).map_err(negative)
             }
         }
@@ -144,11 +144,11 @@ mod tests {
     fn what_is_no_size_is_told_with_one_that_is() {
         for wrong in ["foo", "", "-1", "GiB", "1.2.3GiB", "64 pages", "64MiB more", "1e3"] {
             let error = wrong.parse::<Size>().unwrap_err();
-            assert!(error.starts_with(&format!("{wrong:?} is no size")), "{error}");
+            assert!(error.starts_with(&format!("{wrong:?} is not a size")), "{error}");
             assert!(error.contains("like 512MiB"), "{error}");
         }
         let error = "99999999999TiB".parse::<Size>().unwrap_err();
-        assert_eq!(error, "\"99999999999TiB\" is more than can be counted");
+        assert_eq!(error, "\"99999999999TiB\" is too large");
     }
 
     #[test]

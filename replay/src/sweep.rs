@@ -51,19 +51,19 @@ pub enum SweepError {
         text: String,
     },
     /// A setting on two axes.
-    #[error("{setting} is swept twice; put all its values into one")]
+    #[error("{setting} is swept twice; list all its values in one --sweep")]
     Twice {
         /// Which.
         setting: Setting,
     },
     /// A setting without values.
-    #[error("{setting} is to be swept and has no values: give at least one")]
+    #[error("the sweep of {setting} has no values: give at least one")]
     NoValues {
         /// Which.
         setting: Setting,
     },
     /// Too many configurations.
-    #[error("{points} configurations; at most {POINTS_MAX} are replayed at once")]
+    #[error("{points} configurations are too many: at most {POINTS_MAX} can be swept at once")]
     TooMany {
         /// How many there would be.
         points: usize,
@@ -295,7 +295,7 @@ mod tests {
         let many: String = (0..200).map(|n| format!("{n},")).collect();
         let many = many.trim_end_matches(',');
         let refused = refusal(&[&format!("host={many}"), &format!("l3={many}")]);
-        assert!(refused.contains("40000 configurations; at most 10000"), "{refused}");
+        assert!(refused.contains("40000 configurations are too many: at most 10000"), "{refused}");
     }
 
     #[test]

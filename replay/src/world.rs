@@ -65,7 +65,7 @@ pub fn replay_unless(
         && last.arrival_us as f64 / speed_up > VIRTUAL_US_MAX
     {
         let (setting, value) = ("arrival.speed_up", speed_up.to_string());
-        let limits = "the trace would take more than a century: use more";
+        let limits = "the trace would take more than a century: use a higher value";
         return Err(ReplayError::Setting { setting, value, limits });
     }
     let ceiling = trace.ceiling(config.scheduler.cache.page_size);

@@ -27,7 +27,7 @@ pub enum Door {
 
 /// What is no address.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:?} is no address for events: write it as tcp://HOST:PORT")]
+#[error("{0:?} is not an event endpoint: write it as tcp://HOST:PORT")]
 pub struct EndpointError(String);
 
 impl Endpoint {

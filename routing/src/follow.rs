@@ -69,7 +69,7 @@ pub async fn follow(source: &Source, stats: &FollowStats, mut hear: impl FnMut(H
         if stats.is_connected.swap(false, Relaxed) {
             following.forget();
         }
-        tracing::debug!("KV events of {} have ended: {ended:?}", source.events);
+        tracing::debug!("the KV event stream of {} ended: {ended:?}", source.events);
         again = if has_heard { AGAIN_AT_FIRST } else { (again * 2).min(AGAIN_AT_MOST) };
         tokio::time::sleep(again).await;
     }
@@ -94,7 +94,10 @@ impl<H: FnMut(Heard)> Following<'_, H> {
         if self.source.replay.is_some() {
             tokio::time::sleep(SETTLE).await;
             if let Err(error) = self.replay(0).await {
-                tracing::warn!("{} does not tell what it told so far: {error}", self.source.events);
+                tracing::warn!(
+                    "{} cannot replay its earlier KV events: {error}",
+                    self.source.events
+                );
             }
         }
         loop {
@@ -129,7 +132,7 @@ impl<H: FnMut(Heard)> Following<'_, H> {
     /// Asks for everything from a number on.
     async fn replay(&mut self, start: u64) -> io::Result<()> {
         let Some(endpoint) = &self.source.replay else {
-            return Err(io::Error::other("there is nowhere to ask for what was missed"));
+            return Err(io::Error::other("no replay endpoint is configured"));
         };
         let late = || io::Error::from(io::ErrorKind::TimedOut);
         let asking = async {

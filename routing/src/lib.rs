@@ -1,11 +1,13 @@
 //! KV events between servers and routers: what each server's cache holds, as it changes.
 //!
-//! A [`Publisher`] tells it over ZeroMQ as vLLM and SGLang do, so that routers which others wrote understand it.
-//! [`follow`] hears such a stream, of any of these engines, and a [`WorkerIndex`] is what a router knows of one worker
-//! by it: how much of a prompt is cached there. [`Balance`] weighs that against how much the workers have to do.
+//! A [`Publisher`] publishes events over ZeroMQ in the format of vLLM and SGLang, so that other
+//! routers understand them. [`follow`] subscribes to such a stream of any of these engines. A
+//! [`WorkerIndex`] is what a router knows about one worker: how much of a prompt is cached there.
+//! [`Balance`] weighs that against the load of the workers.
 //!
-//! What is heard is a hint. It comes from outside, may be late, wrong or lost: nothing here trusts a length or a
-//! number that it was sent, memory is bounded, and whoever has missed something forgets rather than guesses.
+//! Received events are hints. They come from outside and may be late, wrong or lost. So no received
+//! length or number is trusted, memory is bounded, and a reader that has missed events drops its
+//! state instead of guessing.
 
 mod balance;
 mod endpoint;

@@ -220,7 +220,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, role: Role) {
                 let shared = shared.clone();
                 connections.spawn(async move {
                     let served = serve(stream, &shared, role).await;
-                    tracing::debug!("{peer} follows KV events no longer: {served:?}");
+                    tracing::debug!("KV event subscriber {peer} disconnected: {served:?}");
                     drop(slot);
                 });
             }
@@ -238,7 +238,7 @@ async fn knock(endpoint: Endpoint, shared: Arc<Shared>) {
             Ok(stream) => serve(stream, &shared, Role::Publisher).await,
             Err(error) => Err(error),
         };
-        tracing::debug!("nobody takes KV events at {endpoint}: {served:?}");
+        tracing::debug!("cannot deliver KV events to {endpoint}: {served:?}");
         tokio::time::sleep(KNOCK_AGAIN).await;
     }
 }
@@ -303,7 +303,11 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
         let Incoming::Message(frames) = incoming else { continue };
         let Some(start) = frames.last().and_then(|frame| <[u8; 8]>::try_from(&frame[..]).ok())
         else {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "this asks for no number"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the replay request has no \
+                                                                   number",
+            ));
         };
         shared.replays.fetch_add(1, Relaxed);
         for told in since(shared, u64::from_be_bytes(start)).await {

@@ -29,7 +29,7 @@ pub enum RecordingError {
     #[error("cannot read the recording: {0}")]
     Read(#[from] io::Error),
     /// A line is something else.
-    #[error("line {line} is no recorded batch of KV events: {problem}")]
+    #[error("line {line} is not a recorded batch of KV events: {problem}")]
     Line {
         /// Which, counted from 1.
         line: usize,
@@ -96,7 +96,7 @@ impl<R: BufRead> Iterator for Recording<R> {
         let line = self.line;
         let recorded = serde_json::from_str::<Recorded>(&text);
         let recorded = recorded.map_err(|error| error.to_string()).and_then(|recorded| {
-            let heard = recorded.heard().ok_or("the payload is not in hexadecimal digits")?;
+            let heard = recorded.heard().ok_or("the payload is not hexadecimal")?;
             Ok((recorded, heard))
         });
         Some(recorded.map_err(|problem| RecordingError::Line { line, problem }))

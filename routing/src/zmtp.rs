@@ -96,18 +96,21 @@ async fn introduce(stream: TcpStream, role: Role) -> io::Result<(Reader, Writer)
     }
     let theirs = reader.buffer.split_to(GREETING_BYTES);
     if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 {
-        return Err(malformed("the other side does not speak ZMTP 3"));
+        return Err(malformed("the other side does not support ZMTP 3"));
     }
     if theirs[12..32] != greeting()[12..32] {
-        return Err(malformed("the other side wants encryption, which events do not have here"));
+        return Err(malformed(
+            "the other side requires encryption, which is not supported for \
+                              events",
+        ));
     }
     writer.send(&ready(role)).await?;
     let Incoming::Command(command) = reader.next().await? else {
-        return Err(malformed("a message came before the handshake"));
+        return Err(malformed("a message arrived before the handshake"));
     };
     match socket_type(&command) {
         Some(other) if role.accepts(other) => Ok((reader, writer)),
-        Some(_) | None => Err(malformed("the other side is another kind of socket")),
+        Some(_) | None => Err(malformed("the other side has the wrong socket type")),
     }
 }
 

@@ -388,14 +388,16 @@ impl Config {
             return Err(ConfigError::new(
                 "batch.step_tokens_max",
                 self.batch.step_tokens_max.into(),
-                "raise it to batch.running_max x batch.decode_tokens, so that all decodes fit a step",
+                "raise it to at least batch.running_max x batch.decode_tokens, so that all decodes \
+                 fit into a step",
             ));
         }
         if self.batch.decode_tokens > 1 && self.batch.repeats_max > 0 {
             return Err(ConfigError::new(
                 "batch.repeats_max",
                 self.batch.repeats_max.into(),
-                "use 0 with batch.decode_tokens above 1: how far a draft gets is known only at its end",
+                "use 0 with batch.decode_tokens above 1: how many draft tokens are accepted is \
+                 known only after the step",
             ));
         }
         self.check_steps_in_flight()?;
@@ -403,7 +405,8 @@ impl Config {
             return Err(ConfigError::new(
                 "queue.preempts",
                 1,
-                "use it with queue.order = \"priority\": else whoever gives up its place gets it back",
+                "preemption needs queue.order = \"priority\": otherwise a preempted request is \
+                 admitted again at once",
             ));
         }
         let threshold = self.copies.load_back_threshold_pages;
@@ -438,10 +441,11 @@ impl Config {
         match steps_in_flight_max {
             1 => Ok(()),
             2 if decode_tokens > 1 => refused(
-                "use 1 with batch.decode_tokens above 1: where the next step begins is known only when a draft was checked",
+                "use 1 with batch.decode_tokens above 1: where the next step begins is known only \
+                 after the draft was verified",
             ),
             2 if repeats_max > 0 => refused(
-                "use 1 with batch.repeats_max: either the engine goes on by itself, or plans do",
+                "use 1 with batch.repeats_max: repetition and steps in flight exclude each other",
             ),
             2 => Ok(()),
             _ => refused("use 1 or 2"),
@@ -453,7 +457,7 @@ impl Config {
             return Err(ConfigError::new(
                 "cache.host_pages",
                 0,
-                "l3 moves pages through host memory: give it some, or leave out [l3]",
+                "L3 needs host pages for its transfers: raise it, or leave out [l3]",
             ));
         }
         positive(&[
@@ -468,7 +472,7 @@ impl Config {
             return Err(ConfigError::new(
                 "l3.probe_timeout_ms",
                 0,
-                "use at least 1, or leave out [l3]: no answer would ever come in time",
+                "use at least 1, or leave out [l3]: with 0 every L3 call would time out",
             ));
         }
         let threshold = l3.prefetch_threshold_pages;
@@ -476,14 +480,14 @@ impl Config {
             return Err(ConfigError::new(
                 "l3.prefetch_threshold_pages",
                 threshold.into(),
-                "it exceeds l3.prefetch_pages_max, so nothing would ever be fetched: lower it",
+                "it exceeds l3.prefetch_pages_max, so nothing would ever be prefetched: lower it",
             ));
         }
         if threshold > self.cache.host_pages {
             return Err(ConfigError::new(
                 "l3.prefetch_threshold_pages",
                 threshold.into(),
-                "it exceeds cache.host_pages, so nothing would ever be fetched: lower it",
+                "it exceeds cache.host_pages, so nothing would ever be prefetched: lower it",
             ));
         }
         if l3.backoff_base_ms > l3.backoff_max_ms {

@@ -38,8 +38,8 @@ pub enum SubmitError {
     EmptyPrompt(RequestId),
     /// Even alone on an empty device it would not fit.
     #[error(
-        "{request} needs {needed_pages} device pages and there are {device_pages}: \
-         shorten the prompt, lower max_new_tokens or raise cache.device_pages"
+        "{request} needs {needed_pages} device pages, but there are only {device_pages}: shorten \
+         the prompt, lower max_new_tokens or raise cache.device_pages"
     )]
     NeverFits {
         /// The request.
@@ -59,8 +59,8 @@ pub enum SubmitError {
     },
     /// A passage that is not to be cut would never fit a step.
     #[error(
-        "{request} has a passage of {tokens} tokens that is not to be cut, and a step has room for {tokens_max}: \
-         let it be cut, or raise batch.step_tokens_max"
+        "{request} has a passage of {tokens} tokens that may not be split (is_whole), but a step \
+         has room for only {tokens_max}: allow splitting, or raise batch.step_tokens_max"
     )]
     PassageTooLong {
         /// The request.
@@ -71,10 +71,13 @@ pub enum SubmitError {
         tokens_max: u32,
     },
     /// Another request of this name is alive, or no plan has told its end yet.
-    #[error("{0} is alive already: ids must be unique until a plan has told their end")]
+    #[error("{0} already exists: an id must be unique until a plan has reported its end")]
     DuplicateId(RequestId),
     /// Too many requests are alive.
-    #[error("{requests_max} requests are alive: submit again later or raise queue.requests_max")]
+    #[error(
+        "the maximum of {requests_max} requests is reached: submit again later or raise \
+             queue.requests_max"
+    )]
     QueueFull {
         /// The limit.
         requests_max: u32,
@@ -83,7 +86,7 @@ pub enum SubmitError {
 
 /// A request that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("{0} is unknown, or has ended")]
+#[error("{0} is unknown or has ended")]
 pub struct UnknownRequest(pub RequestId);
 
 /// An event that cannot be.
@@ -97,7 +100,7 @@ pub enum EventError {
     #[error("step {} was never issued", .0.0)]
     UnknownStep(StepId),
     /// Steps end in the order in which they were planned.
-    #[error("step {} cannot be over before step {}", step.0, first.0)]
+    #[error("step {} cannot end before step {}", step.0, first.0)]
     StepOutOfTurn {
         /// The step.
         step: StepId,
@@ -105,7 +108,7 @@ pub enum EventError {
         first: StepId,
     },
     /// The outcome comes from a rank that does not exist.
-    #[error("{op} has no rank {rank}: there are {ranks}")]
+    #[error("{op} has no rank {rank}: there are {ranks} ranks")]
     UnknownRank {
         /// The operation.
         op: OpId,
@@ -133,7 +136,7 @@ pub enum EventError {
         request: RequestId,
     },
     /// A request was not to produce tokens in this step.
-    #[error("step {} was not to produce tokens for {request}", step.0)]
+    #[error("step {} does not produce tokens for {request}", step.0)]
     UnexpectedResult {
         /// The step.
         step: StepId,

@@ -1,11 +1,11 @@
-//! The scheduler: decides, step by step, what an LLM inference engine computes next and which KV
-//! pages move between device, host and L3. It decides; the engine and the L3 driver perform.
+//! The scheduler decides, step by step, what an LLM inference engine computes next and which KV
+//! pages move between device, host and L3. The engine and the L3 driver execute its decisions.
 //!
-//! # The loop
+//! # The scheduling loop
 //!
-//! An engine owns the memory and the clock, and does the same thing over and over: take in requests
-//! ([`Scheduler::submit`], [`Scheduler::abort`]), ask for a plan ([`Scheduler::plan_into`]), perform
-//! it, and report what came of it ([`Scheduler::advance`]).
+//! An engine owns the memory and the clock, and repeats one loop: it takes in requests
+//! ([`Scheduler::submit`], [`Scheduler::abort`]), asks for a plan ([`Scheduler::plan_into`]),
+//! executes it, and reports the results ([`Scheduler::advance`]).
 //!
 //! ```
 //! use terrace_scheduler::{Config, Event, Plan, Request, Scheduler, StepResult, Time};
@@ -42,38 +42,40 @@
 //!
 //! `cargo run --release --example embed` is the same with all three tiers, and prints what happens.
 //!
-//! # What the engine must keep to
+//! # Requirements for the engine
 //!
-//! - Apply a plan's [`rows`](Plan::rows) before its step; everything else in a plan may start at
+//! - Apply a plan's [`rows`](Plan::rows) before its step. Everything else in a plan may start at
 //!   once and in any order. A write-back only reads pages whose step has been reported as done.
-//! - With two steps in flight ([`BatchConfig::steps_in_flight_max`]), begin the second when the first has
-//!   ended, with the rows that it was planned with, and take the input of a decode from where
-//!   [`Decode::input`] says. Report steps in their order.
-//! - With [`CopyConfig::load_back_overlaps`], launch the step of a plan while its load-backs run. Of the pages that
-//!   a prefill [waits for](Prefill::waits_for), read a layer only after it has arrived. Report the load-back and the
-//!   step in any order; if the load-back failed, the step may fail or go on with whatever was there. A step whose
-//!   load-back was reported later takes effect only then: look into [`Scheduler::tokens`] for what was taken, not
-//!   into what was reported. A load-back that hangs holds up the step, and with it everybody.
-//! - Ask for a plan after every event, and when [`Scheduler::deadline`] has come.
-//! - Report each step once, with one result for each request that was to produce tokens. An engine that
-//!   would rather not plan between steps of decodes sets [`BatchConfig::repeats_max`] and repeats them as
-//!   often as [`Plan::repeats_max`] says; whoever is submitted meanwhile waits for the last of them.
-//! - Give each operation a final [`Outcome`] on each rank, however late. Until then its pages are
-//!   set aside: the scheduler stops waiting when it takes too long, but it never reuses memory that
-//!   a transfer may still touch.
-//! - Call an outcome sound only if it is: `Done`, `Partial(n)` and `CalledOff(n)` are believed.
-//! - What [`Plan::cancelled`] names may be stopped, and should be where it costs anything: a probe that has
-//!   not begun need not be asked, a prefetch can end before its next pages. The outcome is then
-//!   [`Outcome::CalledOff`], and like any other comes when nothing touches the pages any more. What arrived
-//!   is kept, and L3 is asked for the rest again when somebody wants it. What has gone on to its end is
-//!   reported as ever.
+//! - With two steps in flight ([`BatchConfig::steps_in_flight_max`]), start the second step when
+//!   the first has ended, with the rows that it was planned with, and take the input of a decode
+//!   from where [`Decode::input`] says. Report steps in order.
+//! - With [`CopyConfig::load_back_overlaps`], launch the step of a plan while its load-backs run.
+//!   Of the pages that a prefill [waits for](Prefill::waits_for), read a layer only after it has
+//!   arrived. Report the load-back and the step in any order. If the load-back failed, the step may
+//!   fail or continue with whatever was there. A step whose load-back is reported later takes
+//!   effect only then: read [`Scheduler::tokens`] for what was accepted, not your own report. A
+//!   load-back that hangs blocks the step, and with it all requests.
+//! - Ask for a plan after every event, and when [`Scheduler::deadline`] has passed.
+//! - Report each step once, with one result for each request that should produce tokens. To avoid
+//!   planning between decode steps, set [`BatchConfig::repeats_max`] and repeat a step as often as
+//!   [`Plan::repeats_max`] says. A request that is submitted meanwhile waits for the last
+//!   repetition.
+//! - Report a final [`Outcome`] for each operation on each rank, however late. Until then its pages
+//!   are set aside: the scheduler stops waiting when it takes too long, but it never reuses memory
+//!   that a transfer may still touch.
+//! - Report success only if it is certain: `Done`, `Partial(n)` and `CalledOff(n)` are trusted.
+//! - Operations in [`Plan::cancelled`] may be stopped, and should be if they cost anything: a probe
+//!   that has not started need not be sent, and a prefetch can end before its next pages. The
+//!   outcome is then [`Outcome::CalledOff`]. Like any other, it is reported when nothing touches
+//!   the pages any more. Pages that arrived are kept, and L3 is probed for the rest when a request
+//!   needs it. An operation that has run to its end is reported as usual.
 //!
-//! # What the scheduler promises
+//! # Guarantees of the scheduler
 //!
-//! A step never reads a page that does not hold the KV of exactly the tokens before it. Any doubt
-//! ends in computing again. Nothing waits without a bound, nothing grows without a limit, and the
-//! same inputs give the same outputs, to the byte: this crate has no clock, no threads, no
-//! randomness and does no IO.
+//! A step never reads a page that does not hold the KV of exactly the tokens before it. If there is
+//! any doubt, the page is recomputed. Nothing waits without a bound, and nothing grows without a
+//! limit. The same inputs give byte-identical outputs: this crate has no clock, no threads, no
+//! randomness and no IO.
 
 #![forbid(unsafe_code)]
 

@@ -53,7 +53,7 @@ pub(crate) async fn understand<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let (bytes, shared) = (received.bytes.len(), state.clone());
     let made = apart(&state.parsers, bytes, move || make(&shared, &received.bytes)).await;
-    made.unwrap_or_else(|| Err(ApiError::invalid("the request could not be understood")))
+    made.unwrap_or_else(|| Err(ApiError::invalid("the request could not be parsed")))
 }
 
 /// Does what takes a while with so many bytes, and only few may do at a time; nothing if that panics.
@@ -77,13 +77,13 @@ async fn read(body: Body, limits: &Limits, memory: &Arc<Semaphore>) -> Result<Re
     let mut received = Received { bytes: Vec::new(), _memory: None };
     let mut body = body.into_data_stream();
     while let Some(data) = body.next().await {
-        let data = data.map_err(|_| ApiError::invalid("the body of the request broke off"))?;
+        let data = data.map_err(|_| ApiError::invalid("the request body ended early"))?;
         if received.bytes.len() as u64 + data.len() as u64 > body_max {
             return Err(ApiError::body_too_large(body_max));
         }
         let room = memory.clone().try_acquire_many_owned(data.len() as u32);
         let room = room.map_err(|_| {
-            ApiError::busy("too many large requests are being read: ask again in a while")
+            ApiError::busy("too many large requests are being read: try again later")
         })?;
         match &mut received._memory {
             Some(memory) => memory.merge(room),

@@ -28,13 +28,13 @@ pub(crate) async fn reset(
     state.check_open()?;
     check_origin(headers)?;
     if wish.l3 {
-        let message = "L3 outlives servers, may be other servers' too, and is not emptied by this one: \
-                       leave `l3` out, or give the server another place with --l3";
+        let message = "this server does not clear L3, because other servers may share it: leave \
+                       `l3` out, or start the server with another --l3";
         return Err(ApiError::field("l3", message));
     }
     let freed = state.engine.clear_cache().await.ok_or_else(ApiError::shutting_down)?;
     let (device_pages, host_pages) = (freed.device_pages, freed.host_pages);
-    tracing::info!("forgot {device_pages} pages on device and {host_pages} on host");
+    tracing::info!("cache reset: dropped {device_pages} pages on device and {host_pages} on host");
     let told = json!({ "device_pages": device_pages, "host_pages": host_pages, "l3": "kept" });
     Ok(json_response(StatusCode::OK, &told))
 }

@@ -13,12 +13,12 @@ use crate::config::{Config, parse_nodes};
 pub enum ClusterError {
     /// Nobody said which library to use.
     #[error(
-        "a Mooncake cluster needs the library of your installation: name its libmooncake_store.so by \
-         --mooncake-library"
+        "a Mooncake cluster needs the library of your installation: give the path of its \
+         libmooncake_store.so with --mooncake-library"
     )]
     NoLibrary,
     /// Nobody said what the nodes know.
-    #[error("nodes need the secret that they know: name its file by --node-secret-file")]
+    #[error("nodes need their secret: give its file with --node-secret-file")]
     NoSecret,
     /// The secret cannot be used.
     #[error("--node-secret-file: {0}")]

@@ -36,158 +36,158 @@ pub use route::{RouteSettings, WorkerPlace};
 pub use setting::{Configuration, Form, Setting};
 
 settings! {
-    /// Everything that can be set about a server. The default serves the built-in model to this machine.
+    /// All settings of a server. The defaults serve the built-in model to this machine only.
     Config, "TERRACE_" {
         "Server" {
-            /// The address to listen at.
+            /// The address to listen on.
             listen: String = "127.0.0.1:8000".to_owned(), "ADDRESS";
-            /// How long answers under way may take when the server is told to stop.
+            /// How long running requests may take to finish after the server is told to stop.
             shutdown_patience: Duration = Duration::from_secs(10), "TIME";
-            /// What to log, like `info` or `terrace_engine=debug`; RUST_LOG works too.
+            /// The log filter, for example `info` or `terrace_engine=debug`. RUST_LOG works too.
             log: Option<String> = None, "FILTER" { default_in_words: Some("warn,terrace_l3=info") };
-            /// Record the traffic into a new file: times, lengths and page keys, no text; `terrace replay`
-            /// accepts it. If there is such a file, a number is added to the name, as in traffic.2.jsonl.
+            /// Record the traffic to a new file: arrival times, lengths and page keys, no text. `terrace replay`
+            /// reads it. If the file exists, a number is added to the name, as in traffic.2.jsonl.
             record: Option<PathBuf> = None, "FILE";
-            /// Record everything that the scheduler is told and plans into a new file, the tokens of
-            /// prompts included; `terrace decisions` does it again. Names are found as for `record`.
+            /// Record every input and plan of the scheduler to a new file, including the tokens of prompts.
+            /// `terrace decisions` re-runs it. File names are chosen as for `record`.
             decision_log: Option<PathBuf> = None, "FILE";
-            /// Tell metrics also by the names that dashboards made for vLLM ask for.
+            /// Also export metrics under vLLM's names, for existing vLLM dashboards.
             metrics_vllm_names: bool = false, "SWITCH";
         }
         "Model" {
-            /// The folder of a model, as Hugging Face lays it out; for programs built with `--features models`.
+            /// The model folder, in Hugging Face layout. Needs a program built with `--features models`.
             model: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("the model that comes with the program") };
-            /// What clients call the model.
+            /// The model name that clients use.
             name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
-            /// How the model writes calls of functions: hermes, llama or mistral.
+            /// The format in which the model writes tool calls: hermes, llama or mistral.
             tool_format: Option<ToolFormat> = None, "FORMAT"
                 { default_in_words: Some("as its chat template says") };
-            /// What steps compute on: cpu, or, in programs built with `--features cuda`, cuda for the first NVIDIA
+            /// The compute device: cpu; or, in programs built with `--features cuda`, cuda for the first NVIDIA
             /// GPU and cuda:NUMBER for another.
             device: DeviceChoice = DeviceChoice::Cpu, "DEVICE";
-            /// Threads that compute on the CPU, four times as many as there are cores at the most.
+            /// CPU compute threads. The maximum is four times the number of cores.
             threads: Option<usize> = None, "NUMBER" { default_in_words: Some("all cores") };
         }
         "Cache" {
-            /// Memory for KV that steps compute with.
+            /// Size of the device tier: KV cache memory on the compute device, like vLLM's GPU KV cache.
             device_memory: Option<Size> = None, "SIZE"
-                { default_in_words: Some("256MiB on a CPU, what is left of a GPU") };
-            /// Memory for KV that no step uses at the moment; 0 for none.
+                { default_in_words: Some("256MiB on a CPU, the free memory of a GPU") };
+            /// Size of the host tier: host memory for offloaded KV pages. 0 turns the tier off.
             host_memory: Size = Size::gib(1), "SIZE";
-            /// Where KV outlives requests: disk:FOLDER, memory:SIZE, mooncake://HOST:PORT,
-            /// nodes://HOST:PORT,HOST:PORT or none; in builds that can, s3://BUCKET/PREFIX or bucket:URL.
+            /// The L3 tier, which keeps KV pages beyond device and host memory: disk:FOLDER, memory:SIZE,
+            /// mooncake://HOST:PORT, nodes://HOST:PORT,HOST:PORT or none; in builds with buckets,
+            /// s3://BUCKET/PREFIX or bucket:URL.
             l3: Option<L3Choice> = None, "PLACE"
                 { default_in_words: Some("disk, in terrace/l3 of the user's cache folder") };
-            /// What the folder of L3 on disk may grow to, with the pages of all models, or what this server
-            /// may put into a cluster or a bucket.
+            /// Capacity of L3. On disk: the maximum size of the folder, for all models together. In a cluster or
+            /// a bucket: the maximum that this server stores there.
             l3_size: Size = Size::gib(4), "SIZE";
-            /// What L3 on disk leaves free on its file system.
+            /// Space that L3 on disk leaves free on its file system.
             l3_reserve: Option<Size> = None, "SIZE" { default_in_words:
-                Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
-            /// For how long it is believed that L3 still has what it had, twice that at the most; what is used
-            /// after that is offered to it again. With 0s it is believed for good.
+                Some("1/20 of the file system, between 1GiB and 16GiB, at most 1/4") };
+            /// How long the server trusts that L3 still holds a page it was seen to hold (at most twice this
+            /// time). Pages that are used later are offered to L3 again. 0s trusts forever.
             l3_doubt_after: Duration = Duration::from_secs(600), "TIME";
-            /// How long a request waits for its pages from L3, and half a millisecond more for each; two fifths
-            /// of that for the answer whether L3 has them. After that they are computed.
+            /// Prefetch timeout: how long a request waits for its pages from L3, plus 0.5 ms per page. The lookup in
+            /// L3 may take two fifths of that. After the timeout the pages are computed.
             l3_wait: Duration = Duration::from_millis(500), "TIME";
-            /// Memory over L3 on disk: pages that a request asks about are moved there before they are read; 0
-            /// for none.
+            /// Memory cache on top of L3 on disk. Pages that a request looks up are promoted to it before they are
+            /// read. 0 turns it off.
             l3_memory: Size = Size(0), "SIZE";
-            /// How many pages are moved from disk to memory at a time.
+            /// Pages promoted from disk to memory in parallel.
             promotion_workers: u32 = 4, "NUMBER";
-            /// How many pages are looked for at a time: the moves of some begin before the others are
-            /// looked for.
+            /// Pages per lookup. Promotion of one chunk starts before the next chunk is looked up.
             promotion_chunk: u32 = 128, "PAGES";
-            /// How long nothing is moved to memory after there was no room in it.
+            /// How long promotion pauses after the memory was full.
             promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
-            /// How long a read waits for pages that are being moved to memory.
+            /// How long a read waits for pages that are being promoted to memory.
             promotion_wait: Duration = Duration::from_millis(10), "TIME";
             /// The libmooncake_store.so of your Mooncake installation, for mooncake://HOST:PORT.
             mooncake_library: Option<PathBuf> = None, "PATH";
-            /// How bytes travel to and from the Mooncake cluster: tcp or rdma.
+            /// The transport to the Mooncake cluster: tcp or rdma.
             mooncake_protocol: String = "tcp".to_owned(), "NAME";
             /// The network devices for rdma.
             mooncake_device: String = String::new(), "NAMES"
                 { default_in_words: Some("the library's choice") };
-            /// Where those who use the Mooncake cluster find each other: the address of its metadata server,
-            /// like http://HOST:8080/metadata, or P2PHANDSHAKE if it has none.
+            /// The metadata server of the Mooncake cluster, like http://HOST:8080/metadata, or P2PHANDSHAKE if the
+            /// cluster has none.
             mooncake_metadata: String = "P2PHANDSHAKE".to_owned(), "ADDRESS";
-            /// Memory that this process gives to the Mooncake cluster while it runs; 0 for none. What the
-            /// cluster keeps there is gone when it ends.
+            /// Memory that this process contributes to the Mooncake cluster while it runs. 0 contributes none. What
+            /// the cluster stores there is lost when the process ends.
             mooncake_segment: Size = Size(0), "SIZE";
-            /// Memory that the Mooncake library takes for itself; 0 for none. No page needs it.
+            /// Local buffer of the Mooncake library. 0 for none. Terrace's transfers do not need it.
             mooncake_buffer: Size = Size(0), "SIZE";
-            /// How often the Mooncake cluster keeps each object, where it has so many segments.
+            /// Replicas of each object in the Mooncake cluster, if it has enough segments.
             mooncake_replicas: u32 = 1, "NUMBER";
-            /// Segments of the Mooncake cluster that objects go to while there is room, separated by commas;
-            /// `own` is the one that this process offers.
+            /// Preferred segments of the Mooncake cluster, separated by commas. Objects go there while there is
+            /// space. `own` is the segment of this process.
             mooncake_prefer: String = String::new(), "SEGMENTS"
                 { default_in_words: Some("the cluster's choice") };
-            /// The file with the secret that the nodes know, for nodes://HOST:PORT.
+            /// The file with the secret of the nodes, for nodes://HOST:PORT.
             node_secret_file: Option<PathBuf> = None, "FILE";
-            /// What this process calls itself, where the nodes have a list of clients.
+            /// The client name of this process, if the nodes have a list of clients.
             node_client: String = String::new(), "NAME";
-            /// On how many nodes each object is kept: 1, or 2 so that a node's death costs nothing.
+            /// Number of nodes that store each object: 1, or 2 so that no page is lost when a node fails.
             node_copies: usize = 1, "NUMBER";
-            /// Which RDMA adapter to use with nodes, in builds that can: auto, never or its name.
+            /// The RDMA adapter for nodes, in builds with RDMA: auto, never or its name.
             node_rdma: RdmaChoice = RdmaChoice::Auto, "NAME";
-            /// Tokens in a page: a power of two up to 256.
+            /// Tokens per page (vLLM: block size). A power of two up to 256.
             page_size: u32 = 16, "TOKENS";
-            /// Which pages go first: lru, lfu, slru, fifo, priority or s3-fifo.
+            /// Eviction policy: lru, lfu, slru, fifo, priority or s3-fifo.
             eviction: EvictionKind = EvictionKind::Lru, "POLICY";
-            /// When pages are copied to host: write-through, write-back, or selective-write-through:HITS
-            /// for those that so many requests have found in the cache.
+            /// When pages are copied to the host tier: write-through (when their request ends), write-back (when the
+            /// device evicts them) or selective-write-through:HITS (when their request ends, after at least that many
+            /// cache hits).
             write_policy: WritePolicy = WritePolicy::WriteThrough, "POLICY";
-            /// On a GPU, one in so many pages that are copied between it and host is compared on both sides: a
-            /// copy that was damaged is found, counted and not used.
-            canary: Option<u32> = None, "PAGES" { default_in_words: Some("none is compared") };
+            /// On a GPU, verify one in this many pages that are copied between GPU and host. A damaged copy is
+            /// detected, counted and not used.
+            canary: Option<u32> = None, "PAGES" { default_in_words: Some("no page is verified") };
         }
         "Batching" {
-            /// Tokens that one step computes at the most.
+            /// Maximum number of tokens in one step (vLLM: max_num_batched_tokens).
             step_tokens: Option<u32> = None, "TOKENS"
                 { default_in_words: Some("512 on a CPU, 8192 on a GPU") };
-            /// Requests that run at once.
+            /// Maximum number of requests in a batch (vLLM: max_num_seqs).
             running_max: u32 = 64, "REQUESTS";
-            /// Steps in flight: with 2 the next one is planned, and launched, while one runs. A new request
-            /// waits for both then, which is long on a CPU.
+            /// Steps in flight. With 2, the next step is planned and launched while one runs. A new request then
+            /// waits for both, which takes long on a CPU.
             steps_in_flight: Option<u32> = None, "STEPS"
                 { default_in_words: Some("1 on a CPU, 2 on a GPU") };
-            /// Whether a step begins while pages that it reads are still copied from host: the model waits for
-            /// each layer of them instead of for all.
+            /// Start a step while its pages are still being loaded from host. The model then waits layer by layer
+            /// instead of for the whole copy.
             load_back_overlaps: Option<bool> = None, "SWITCH"
                 { default_in_words: Some("false on a CPU, true on a GPU") };
-            /// Who is admitted first: arrival, priority, longest-prefix or tree-order.
+            /// Admission order: arrival, priority, longest-prefix or tree-order.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
-            /// Whether the least urgent of those who run gives up its place to one in line that is more
-            /// urgent, with admission by priority; what it has computed stays in the cache.
+            /// Let a waiting request with higher priority preempt the running request with the lowest priority.
+            /// Needs admission by priority. What the preempted request has computed stays in the cache.
             preempts: bool = false, "SWITCH";
-            /// Tokens of a step that prompts which it cannot finish get in any case; they get more while
-            /// no other request is expected, so that short prompts do not wait for long ones.
+            /// Minimum number of tokens per step for chunked prefill, that is, for prompts that do not fit into the
+            /// step. They get more while no other request is expected, so that short prompts do not wait for long ones.
             chunk_tokens: u32 = 128, "TOKENS";
-            /// A token of a prompt with more than so many before it counts for more in a step, since it
-            /// attends to them all: steps take about as long everywhere in a long prompt. With 0 all count
-            /// the same.
+            /// Context length after which a prompt token counts for more than one token of a step, because its
+            /// attention costs more. This keeps step times even throughout a long prompt. 0 counts all tokens the same.
             context_tokens: u32 = 49_152, "TOKENS";
         }
         "Routers" {
-            /// Where to tell routers what the cache holds, as vLLM does over ZeroMQ: tcp://ADDRESS:PORT, with * for
-            /// all addresses, or connect:tcp://HOST:PORT to go to a router that waits there. It tells prompts to
-            /// whoever listens.
-            kv_events: Option<Door> = None, "ENDPOINT" { default_in_words: Some("nobody is told") };
-            /// Where routers ask for what they have missed.
-            kv_events_replay: Option<Endpoint> = None, "ENDPOINT" { default_in_words: Some("nowhere") };
-            /// What stands before every batch of events; llm-d wants `kv@POD@MODEL`.
-            kv_events_topic: String = String::new(), "TOPIC" { default_in_words: Some("nothing") };
-            /// How many batches of events are kept for routers that ask again.
+            /// Publish KV events over ZeroMQ in vLLM's format: tcp://ADDRESS:PORT, with * for all addresses, or
+            /// connect:tcp://HOST:PORT to connect to a router. Events contain the tokens of prompts; anyone who can
+            /// connect can read them.
+            kv_events: Option<Door> = None, "ENDPOINT" { default_in_words: Some("no events") };
+            /// The endpoint where routers request events that they missed.
+            kv_events_replay: Option<Endpoint> = None, "ENDPOINT" { default_in_words: Some("none") };
+            /// The ZeroMQ topic of KV events. llm-d expects `kv@POD@MODEL`.
+            kv_events_topic: String = String::new(), "TOPIC" { default_in_words: Some("empty") };
+            /// Event batches that are kept for replay.
             kv_events_buffer: usize = 10_000, "BATCHES";
-            /// Tell routers also what this server has seen in L3, as medium STORAGE, which few of them know. What
-            /// others share is told as being nobody's.
+            /// Also publish events for pages that this server has seen in L3, with medium STORAGE. Few routers
+            /// know it. Pages in a shared L3 are published without an owner.
             kv_events_l3: bool = false, "SWITCH";
         }
         "Security" {
-            /// A tenant and its key; without any, everybody who can reach the address may ask. Better in
-            /// TERRACE_API_KEYS, separated by commas, or in the file: others can see arguments.
+            /// A tenant and its API key. Without keys, everybody who can reach the address may send requests. Prefer
+            /// TERRACE_API_KEYS, separated by commas, or the file: other users can see command lines.
             keys: Vec<Key> = Vec::new(), "NAME=KEY"
                 {
                     flag: Some("api-key"),
@@ -195,42 +195,43 @@ settings! {
                     example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
                     is_secret: true
                 };
-            /// The key for /metrics and the page.
+            /// The key for /metrics and the web page.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
-            /// What page keys are hashed with, the same on all servers that share an L3: 32 random characters or more.
-            /// Without it, whoever may choose tokens can compute prompts that take the place of others in L3.
+            /// The secret that page keys are hashed with: at least 32 random characters, the same on all servers that
+            /// share an L3. Without it, a client that can choose tokens can craft prompts whose pages collide with
+            /// those of other prompts in L3.
             l3_secret: Option<Secret> = None, "SECRET" { is_secret: true };
         }
     }
-    /// What clients may take.
+    /// Limits for clients.
     limits: Limits, "Limits" {
-        /// Connections at a time; more wait until one ends.
+        /// Maximum number of connections. Further ones wait.
         connections_max: usize = 1024, "NUMBER";
-        /// Answers under way at a time, waiting ones included; more are refused.
+        /// Maximum number of unfinished completions, including queued ones. Further ones are refused.
         requests_max: u32 = 1024, "NUMBER";
-        /// The longest body of a request.
+        /// Maximum size of a request body.
         body_max: Size = Size::mib(4), "SIZE";
-        /// Memory for the bodies of all requests together while they are read; not less than one may have.
+        /// Memory for all request bodies that are being read. At least body_max.
         bodies_max: Size = Size::mib(64), "SIZE";
-        /// How long a client may take to send the head of a request.
+        /// Timeout for receiving the header of a request.
         header_timeout: Duration = Duration::from_secs(10), "TIME";
-        /// How long a client may take to send the body of a request.
+        /// Timeout for receiving the body of a request.
         body_timeout: Duration = Duration::from_secs(30), "TIME";
-        /// How long a connection may be idle.
+        /// Timeout for idle connections.
         idle_timeout: Duration = Duration::from_secs(75), "TIME";
-        /// How long a client may take nothing of its answer.
+        /// How long a client may stop reading its response before the connection is closed.
         write_timeout: Duration = Duration::from_secs(30), "TIME";
-        /// How much of an answer the system keeps for a client that does not take it.
+        /// Socket send buffer for a client that does not read.
         send_buffer: Size = Size::kib(256), "SIZE";
-        /// The longest stop string, in bytes.
+        /// Maximum length of a stop string, in bytes.
         stop_bytes_max: usize = 256, "BYTES";
-        /// Prompts in one request.
+        /// Maximum number of prompts per request.
         prompts_max: usize = 64, "NUMBER";
-        /// Answers to each prompt.
+        /// Maximum number of completions per prompt (n).
         n_max: u32 = 16, "NUMBER";
-        /// Answers to one request: prompts times answers to each.
+        /// Maximum number of completions per request: prompts times n.
         answers_max: u32 = 256, "NUMBER";
-        /// Viewers of the page at a time.
+        /// Maximum number of viewers of the web page.
         viewers_max: usize = 16, "NUMBER";
     }
 }
@@ -260,13 +261,12 @@ impl Config {
             return Err(ConfigError::new("chunk_tokens", 0, "use at least 1"));
         }
         if self.preempts && self.admission != AdmissionOrder::Priority {
-            let advice = "use it with priority for admission (--admission): else whoever gives up its \
-                          place gets it back";
+            let advice = "preemption needs admission by priority: set admission (--admission) to priority, or \
+                          turn it off";
             return Err(ConfigError::new("preempts", true, advice));
         }
         if steps.step_tokens < self.running_max {
-            let advice =
-                "raise it to running_max (--running-max), so that all that run fit into a step";
+            let advice = "raise it to at least running_max (--running-max), so that all running requests fit into a step";
             return Err(ConfigError::new("step_tokens", steps.step_tokens, advice));
         }
         self.check_canary()?;
@@ -276,12 +276,12 @@ impl Config {
         }
         let is_on_disk = matches!(self.l3, Some(L3Choice::Disk(_)) | None);
         if self.l3_memory != Size(0) && !is_on_disk {
-            let advice = "it lies over L3 on disk: use it with disk:FOLDER for l3 (--l3)";
+            let advice = "it is a cache on top of L3 on disk: set l3 (--l3) to disk:FOLDER";
             return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
         }
         self.check_clusters()?;
         if let (None, Some(replay)) = (&self.kv_events, &self.kv_events_replay) {
-            let advice = "it is for those who follow events: use it with kv_events (--kv-events)";
+            let advice = "replay needs KV events: also set kv_events (--kv-events)";
             return Err(ConfigError::new("kv_events_replay", replay, advice));
         }
         let times = [
@@ -290,7 +290,7 @@ impl Config {
         ];
         if let Some((setting, time)) = times.into_iter().find(|(_, time)| *time > WAIT_MAX) {
             let time = humantime::format_duration(time);
-            return Err(ConfigError::new(setting, time, "use a year at the most"));
+            return Err(ConfigError::new(setting, time, "use at most one year"));
         }
         let mut names = BTreeSet::new();
         let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
@@ -300,14 +300,22 @@ impl Config {
             }
             if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
                 let advice =
-                    "lower its priority_min, or raise its priority_max, which is 0 if not given";
+                    "lower its priority_min or raise its priority_max, which is 0 by default";
                 return Err(ConfigError::new("keys", name, advice));
             }
             if name.is_empty() || !names.insert(name) {
-                return Err(ConfigError::new("keys", name, "give every key a name of its own"));
+                return Err(ConfigError::new(
+                    "keys",
+                    name,
+                    "give every key a unique, non-empty name",
+                ));
             }
             if !secrets.insert(key) {
-                return Err(ConfigError::new("keys", name, "give everybody another key"));
+                return Err(ConfigError::new(
+                    "keys",
+                    name,
+                    "use a different key for every tenant and for the operator",
+                ));
             }
         }
         if self.operator_key.as_ref().is_some_and(|secret| secret.0.is_empty()) {
@@ -329,7 +337,7 @@ impl Config {
         }
         let own = MooncakeConfig::OWN_SEGMENT;
         if self.mooncake_segment == Size(0) && self.preferred_segments().any(|name| name == own) {
-            let advice = "offer a segment (--mooncake-segment), or leave out `own`";
+            let advice = "contribute a segment (--mooncake-segment), or remove `own`";
             return Err(ConfigError::new("mooncake_prefer", &self.mooncake_prefer, advice));
         }
         if !(1..=2).contains(&self.node_copies) {
@@ -370,8 +378,8 @@ impl Config {
             }
             Some(threads) if threads > threads_max => {
                 let advice = format!(
-                    "this machine has {cores} cores, and more threads than cores make it slower: use \
-                     {threads_max} at the most, or leave it out to use all cores"
+                    "this machine has {cores} cores, and more threads than cores are slower: use at most \
+                     {threads_max}, or leave it out to use all cores"
                 );
                 Err(ConfigError::new("threads", threads, advice))
             }
@@ -417,11 +425,11 @@ impl Limits {
             ("limits.send_buffer", self.send_buffer.as_u64()),
         ];
         if let Some((setting, value)) = counts.iter().find(|(_, value)| *value > 1 << 30) {
-            return Err(ConfigError::new(setting, value, "use 1073741824 at the most"));
+            return Err(ConfigError::new(setting, value, "use at most 1073741824"));
         }
         // What a semaphore can count.
         if self.bodies_max < self.body_max || self.bodies_max > Size::gib(1) {
-            let advice = "use at least limits.body_max (--body-max), and 1GiB at the most";
+            let advice = "use at least limits.body_max (--body-max) and at most 1GiB";
             return Err(ConfigError::new("limits.bodies_max", self.bodies_max.written(), advice));
         }
         let waits = [
@@ -433,7 +441,7 @@ impl Limits {
         match waits.iter().find(|(_, wait)| wait.is_zero() || *wait > WAIT_MAX) {
             Some((setting, wait)) => {
                 let wait = humantime::format_duration(*wait);
-                Err(ConfigError::new(setting, wait, "use more than 0s and a year at the most"))
+                Err(ConfigError::new(setting, wait, "use more than 0s and at most one year"))
             }
             None => Ok(()),
         }
@@ -478,7 +486,7 @@ mod tests {
         let none = refused(0, 8).unwrap();
         assert!(none.contains("threads = 0: use at least 1"), "{none}");
         let many = refused(1000, 8).unwrap();
-        assert!(many.contains("has 8 cores") && many.contains("use 32 at the most"), "{many}");
+        assert!(many.contains("has 8 cores") && many.contains("use at most 32"), "{many}");
         assert!(refused(1025, 512).is_some());
         assert!(Config { threads: Some(0), ..Config::default() }.check().is_err());
     }

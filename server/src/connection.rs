@@ -73,7 +73,11 @@ impl Connection {
         let timeout = self.write_timeout;
         let late = self.write.get_or_insert_with(|| sleep(timeout));
         ready!(late.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+        Poll::Ready(Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "the client does not read its \
+                                                                 response",
+        )))
     }
 }
 
@@ -90,7 +94,7 @@ impl AsyncRead for Connection {
         let filled = buffer.filled().len();
         match Pin::new(&mut self.stream).poll_read(context, buffer) {
             Poll::Pending if self.head_is_late(context) => {
-                let late = "the head of a request did not come in time";
+                let late = "the request header did not arrive in time";
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, late)))
             }
             Poll::Pending => Poll::Pending,

@@ -50,7 +50,7 @@ impl DiskTier {
         let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
             Arc::new(opened.store)
         } else {
-            place = format!("{place}, under {} of memory", config.l3_memory);
+            place = format!("{place}, with {} of memory on top", config.l3_memory);
             Arc::new(under_memory(opened.store, config, page_bytes)?)
         };
         Ok(Self { store, place, notes })
@@ -93,28 +93,28 @@ fn notes(opened: &OpenedInFolder, opening: Opening, limit: Size, now: SystemTime
     if let Some(shortage) = opening.shortage {
         let (free, reserve) = (Size(shortage.free_bytes), Size(shortage.reserve_bytes));
         let has_idle = opened.others.iter().any(|other| other.owner.is_none());
-        let where_free = if has_idle { "free or in pages that nobody uses" } else { "free" };
+        let where_free = if has_idle { "free or in pages of unused stores" } else { "free" };
         notes.push(format!(
-            "warning: it cannot grow to --l3-size {limit}, because the file system has {free} \
-             {where_free}, of which {reserve} stay free (--l3-reserve)"
+            "warning: the store cannot grow to --l3-size {limit}: the file system has {free} \
+             {where_free}, and {reserve} must stay free (--l3-reserve)"
         ));
     }
     if opening.dropped.objects > 0 {
         let (pages, bytes) = (whole(opening.dropped.objects), Size(opening.dropped.bytes));
         notes.push(format!(
-            "warning: it was larger; {pages} pages, the oldest, {bytes}, were dropped to keep to \
-             --l3-size {limit}"
+            "warning: the store was larger; the {pages} oldest pages, {bytes}, were dropped to \
+             keep to --l3-size {limit}"
         ));
     }
     for other in &opened.removed {
         let what = describe(other, now);
-        notes.push(format!("warning: {what}, were removed to make room"));
+        notes.push(format!("warning: {what}, were removed to free space"));
     }
     for other in &opened.others {
         let what = describe(other, now);
         notes.push(match &other.owner {
-            Some(owner) => format!("beside it {what}, in use by {owner}"),
-            None => format!("beside it {what}, which go when it needs their room"),
+            Some(owner) => format!("also there: {what}, in use by {owner}"),
+            None => format!("also there: {what}, removed when their space is needed"),
         });
     }
     notes
@@ -190,16 +190,16 @@ mod tests {
         };
         let told = notes(&opened, opening, Size::mib(64), now);
         let expected = [
-            "warning: it cannot grow to --l3-size 64.0 MiB, because the file system has 12.0 MiB free \
-             or in pages that nobody uses, of which 3.0 MiB stay free (--l3-reserve)",
-            "warning: it was larger; 1,234 pages, the oldest, 5.0 MiB, were dropped to keep to \
+            "warning: the store cannot grow to --l3-size 64.0 MiB: the file system has 12.0 MiB free \
+             or in pages of unused stores, and 3.0 MiB must stay free (--l3-reserve)",
+            "warning: the store was larger; the 1,234 oldest pages, 5.0 MiB, were dropped to keep to \
              --l3-size 64.0 MiB",
             "warning: pages of 32.0 KiB in pages-of-32768-bytes, 3.0 MiB, last used 3 days ago, were \
-             removed to make room",
-            "beside it pages of 8.0 KiB in pages-of-8192-bytes, 3.0 MiB, last used 1 hour ago, in use \
+             removed to free space",
+            "also there: pages of 8.0 KiB in pages-of-8192-bytes, 3.0 MiB, last used 1 hour ago, in use \
              by process 7",
-            "beside it pages of 16.0 KiB in pages-of-16384-bytes, 3.0 MiB, last used 1 day ago, which \
-             go when it needs their room",
+            "also there: pages of 16.0 KiB in pages-of-16384-bytes, 3.0 MiB, last used 1 day ago, \
+             removed when their space is needed",
         ];
         assert_eq!(told, expected);
     }

@@ -40,47 +40,46 @@ impl ApiError {
     }
 
     pub(crate) fn key_missing() -> Self {
-        let message = "a key is needed: send it as `Authorization: Bearer KEY`";
+        let message = "an API key is needed: send it as `Authorization: Bearer KEY`";
         Self::new(StatusCode::UNAUTHORIZED, INVALID, message)
     }
 
     pub(crate) fn key_wrong() -> Self {
-        let error = Self::new(StatusCode::UNAUTHORIZED, INVALID, "nobody has this key");
+        let error = Self::new(StatusCode::UNAUTHORIZED, INVALID, "this API key is not valid");
         Self { code: Some("invalid_api_key"), ..error }
     }
 
     pub(crate) fn operator_only() -> Self {
-        let message =
-            "this needs the operator's key, which the server is given with --operator-key";
+        let message = "this needs the operator key, which is set with --operator-key";
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
     pub(crate) fn foreign_host() -> Self {
-        let message = "this server has no keys and answers to this machine's own names only: ask \
-                       localhost or 127.0.0.1, or give the server keys";
+        let message = "this server has no API keys and accepts only the names of this machine: use \
+                       localhost or 127.0.0.1, or set API keys";
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
     pub(crate) fn foreign_origin() -> Self {
-        let message = "a page of another site may not ask for this";
+        let message = "a web page of another site may not send this request";
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
     pub(crate) fn no_such_path(path: &str) -> Self {
         let message =
-            format!("there is nothing at {path}: see /v1/models and /v1/chat/completions");
+            format!("there is no endpoint {path}: see /v1/models and /v1/chat/completions");
         Self::new(StatusCode::NOT_FOUND, INVALID, message)
     }
 
     pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
-        let message = format!("there is no model `{asked}` here: ask for `{served}`");
+        let message = format!("there is no model `{asked}` here: use `{served}`");
         let error = Self::new(StatusCode::NOT_FOUND, INVALID, message);
         Self { param: Some("model".to_owned()), code: Some("model_not_found"), ..error }
     }
 
     pub(crate) fn method_not_allowed() -> Self {
-        let message =
-            "this path has another method: POST what has a body and resets, GET everything else";
+        let message = "wrong method for this path: use POST for requests with a body and for resets, GET for \
+             everything else";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, message)
     }
 
@@ -90,12 +89,12 @@ impl ApiError {
     }
 
     pub(crate) fn body_too_large(max: u64) -> Self {
-        let message = format!("a request may have {max} bytes: send less");
+        let message = format!("a request may have at most {max} bytes: send less");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, message)
     }
 
     pub(crate) fn body_too_slow() -> Self {
-        let message = "the body of the request did not come in time";
+        let message = "the request body did not arrive in time";
         Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, message)
     }
 
@@ -104,14 +103,13 @@ impl ApiError {
     }
 
     pub(crate) fn shutting_down() -> Self {
-        let message = "the server is shutting down: ask again in a while";
+        let message = "the server is shutting down: try again later";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
     /// A router that has nobody to send a request to.
     pub(crate) fn no_worker() -> Self {
-        let message =
-            "no worker is there to answer: ask again in a while, and see that the workers run";
+        let message = "no worker is available: try again later, and check that the workers run";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
@@ -123,16 +121,15 @@ impl ApiError {
             }
             EndReason::Grammar => {
                 return Self::invalid(
-                    "the rule that the answer follows is too costly for every token: make it simpler",
+                    "the constraint of the structured output is too expensive to check for every \
+                     token: make it simpler",
                 );
             }
             EndReason::Failed(FailReason::TimedOut) => {
-                let message = "the request waited too long for its turn: ask again later";
+                let message = "the request waited too long in the queue: try again later";
                 return Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
             }
-            EndReason::Failed(FailReason::StepFailed) => {
-                "the model could not compute an answer: the server's log says why"
-            }
+            EndReason::Failed(FailReason::StepFailed) => "the model failed: see the server's log",
         };
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
@@ -188,13 +185,13 @@ impl From<SubmitError> for ApiError {
             SubmitError::TooLong { .. } => too_long(error.to_string()),
             SubmitError::UnknownToken { .. } => Self::field("prompt", error.to_string()),
             SubmitError::Scheduler(Refused::NeverFits { .. }) => too_long(
-                "prompt and new tokens are more than the server has memory for: shorten the prompt, \
-                 ask for fewer tokens, or have --device-memory raised"
+                "prompt and output need more memory than the server has: shorten the prompt, ask \
+                 for fewer tokens, or raise --device-memory"
                     .to_owned(),
             ),
-            SubmitError::Scheduler(Refused::QueueFull { requests_max }) => Self::busy(format!(
-                "{requests_max} answers are under way: ask again in a while"
-            )),
+            SubmitError::Scheduler(Refused::QueueFull { requests_max }) => {
+                Self::busy(format!("{requests_max} completions are running: try again later"))
+            }
             SubmitError::Scheduler(Refused::EmptyPrompt(_)) => {
                 Self::field("prompt", "the prompt is empty: give it at least one token")
             }

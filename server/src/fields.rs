@@ -17,7 +17,7 @@ impl Fields {
         match serde_json::from_slice(json) {
             Ok(Value::Object(fields)) => Ok(Self(fields)),
             Ok(_) => Err(ApiError::invalid("the request must be a JSON object")),
-            Err(error) => Err(ApiError::invalid(format!("the request is no JSON: {error}"))),
+            Err(error) => Err(ApiError::invalid(format!("the request is not valid JSON: {error}"))),
         }
     }
 
@@ -56,7 +56,7 @@ impl Fields {
             Some(value) if range.contains(&value) => Ok(Some(value)),
             Some(_) | None => {
                 let (least, most) = range.into_inner();
-                let message = format!("`{name}` must be a whole number from {least} to {most}");
+                let message = format!("`{name}` must be an integer from {least} to {most}");
                 Err(ApiError::field(name, message))
             }
         }

@@ -97,7 +97,7 @@ fn understand(kind: Kind, state: &State, bytes: &[u8]) -> Result<Asked, ApiError
             calls = model.tool_format.zip(chat.offer);
             // What of a call's text would be scored, nobody could say.
             if calls.is_some() && parameters.scoring.is_some() {
-                let message = "`logprobs` cannot be had beside `tools`: leave one of them out";
+                let message = "`logprobs` and `tools` cannot be combined: leave one of them out";
                 return Err(ApiError::field("logprobs", message));
             }
             vec![prompt]
@@ -145,7 +145,7 @@ async fn compile(
     let compiled = tokio::task::spawn_blocking(work).await;
     drop(permit);
     let failed =
-        |_| Err(ApiError::invalid("the rule that the answer is to follow cannot be compiled"));
+        |_| Err(ApiError::invalid("the constraint of the structured output cannot be compiled"));
     compiled.unwrap_or_else(failed).map(Some)
 }
 
@@ -278,7 +278,7 @@ async fn whole(mut answers: Answers) -> Result<Response, ApiError> {
                 answers.add(index, &complete);
             }
             Piece::Unfinished(reason) => {
-                tracing::warn!("an answer came to no end: {reason:?}");
+                tracing::warn!("a completion ended without a result: {reason:?}");
                 return Err(ApiError::unfinished(reason));
             }
         }

@@ -61,7 +61,7 @@ impl KvTeller {
             (door, _) => door.to_string(),
         };
         match self.publisher.replay_address() {
-            Some(replay) => format!("{events}, what was missed at tcp://{replay}"),
+            Some(replay) => format!("{events}, replay at tcp://{replay}"),
             None => events,
         }
     }

@@ -109,7 +109,11 @@ fn open_bucket(url: &str, config: &Config, sizes: &Sizes) -> Result<Opened, Laun
 
 #[cfg(not(feature = "buckets"))]
 fn open_bucket(_: &str, _: &Config, _: &Sizes) -> Result<Opened, LaunchError> {
-    Err(LaunchError::L3Bucket("this build has none: build it with `--features buckets`".to_owned()))
+    Err(LaunchError::L3Bucket(
+        "this build does not support buckets: build it with `--features \
+                               buckets`"
+            .to_owned(),
+    ))
 }
 
 /// Looks which of the nodes are there, and what they hold. Those that are not may come later, so the
@@ -126,7 +130,7 @@ fn open_nodes(
     for node in seen.iter().filter(|node| node.is_up) {
         if node.object_bytes_max < sizes.page_bytes as u64 {
             return Err(LaunchError::L3Nodes(format!(
-                "node {} takes objects of {} and a page of this model has {}: start it with \
+                "node {} takes objects up to {}, but a page of this model has {}: start it with \
                  --object-max {} or more",
                 node.name, node.object_bytes_max, sizes.page_bytes, sizes.page_bytes
             )));
@@ -136,7 +140,7 @@ fn open_nodes(
     let place = match seen.len() {
         1 if reached == 1 => "a node".to_owned(),
         all if reached == all => format!("{all} nodes"),
-        all => format!("{all} nodes, of which {reached} answer"),
+        all => format!("{all} nodes, {reached} of them answer"),
     };
     let all = TierStats {
         objects: seen.iter().map(|node| node.objects).sum(),
@@ -157,5 +161,5 @@ fn look_at(nodes: NodesConfig) -> Result<Vec<PeerStats>, String> {
         runtime.block_on(store.reach());
         Ok(store.peers())
     };
-    std::thread::spawn(look).join().map_err(|_| "looking for them failed".to_owned())?
+    std::thread::spawn(look).join().map_err(|_| "the lookup failed".to_owned())?
 }

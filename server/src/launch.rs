@@ -54,8 +54,8 @@ pub enum LaunchError {
     Model(#[from] LoadError),
     /// There is not enough memory for the device tier.
     #[error(
-        "{memory} of device memory hold {tokens} tokens of this model's KV, at {page} a page of \
-         {page_size} tokens: raise --device-memory to {needed} or more"
+        "{memory} of device memory hold only {tokens} tokens of this model's KV, at {page} per \
+         page of {page_size} tokens: raise --device-memory to {needed} or more"
     )]
     DeviceMemory {
         /// What there is.
@@ -80,12 +80,12 @@ pub enum LaunchError {
         page: Size,
     },
     /// L3 without host memory.
-    #[error("L3 moves pages through host memory: raise --host-memory, or leave out --l3")]
+    #[error("L3 needs host memory for its transfers: raise --host-memory, or leave out --l3")]
     NoHost,
     /// The system does not give the memory.
     #[error(
-        "the system does not give {device} for the device tier and {host} for the host tier: {error}; \
-         lower --device-memory or --host-memory"
+        "cannot allocate {device} for the device tier and {host} for the host tier: {error}; lower \
+         --device-memory or --host-memory"
     )]
     Memory {
         /// For the device.
@@ -100,8 +100,8 @@ pub enum LaunchError {
     Gpu(String),
     /// What is to be on the GPU does not fit.
     #[error(
-        "{gpu} has {free} of {total} free, which is too little for {weights} of weights, {steps} for steps of \
-         {step_tokens} tokens and {kv} of KV: {advice}, or end what else uses it"
+        "{gpu} has {free} of {total} free, too little for {weights} of weights, {steps} for steps \
+         of {step_tokens} tokens and {kv} of KV: {advice}, or stop other processes that use it"
     )]
     GpuMemory {
         /// The GPU.
@@ -122,9 +122,7 @@ pub enum LaunchError {
         advice: String,
     },
     /// There is no folder for L3.
-    #[error(
-        "there is no place for L3: set HOME or XDG_CACHE_HOME, or use --l3 disk:FOLDER or none"
-    )]
+    #[error("no folder for L3: set HOME or XDG_CACHE_HOME, or use --l3 disk:FOLDER or none")]
     NoCacheFolder,
     /// Another server has the store.
     #[error(
@@ -138,12 +136,12 @@ pub enum LaunchError {
         owner: String,
     },
     /// The store on disk cannot be opened.
-    #[error("cannot open L3: {0}; --l3 disk:OTHER-FOLDER or --l3 none does without it")]
+    #[error("cannot open L3: {0}; or use --l3 disk:OTHER-FOLDER or --l3 none")]
     L3Disk(OpenError),
     /// The file system has no room for the store.
     #[error(
-        "there is no room for L3 in {}: the file system has {free} free, of which {reserve} stay free, and \
-         the least that L3 needs is {needed}; make room, lower --l3-reserve, or use --l3 \
+        "not enough space for L3 in {}: the file system has {free} free, {reserve} of it must stay \
+         free, and L3 needs at least {needed}; free some space, lower --l3-reserve, or use --l3 \
          disk:OTHER-FOLDER or --l3 none",
         path.display()
     )]
@@ -159,8 +157,9 @@ pub enum LaunchError {
     },
     /// Other servers have all that the folder may take.
     #[error(
-        "there is no room for L3 in {}: pages of other sizes beside it, in use by {owners}, have {taken} \
-         of the {limit} for all; raise --l3-size, or use --l3 disk:OTHER-FOLDER or --l3 none",
+        "not enough space for L3 in {}: stores with other page sizes in the same folder, in use by \
+         {owners}, take {taken} of the {limit} for all; raise --l3-size, or use --l3 \
+         disk:OTHER-FOLDER or --l3 none",
         path.display()
     )]
     L3FolderFull {
@@ -174,7 +173,7 @@ pub enum LaunchError {
         owners: String,
     },
     /// A recording that cannot be made.
-    #[error("cannot record into {}: {error}; give the name of a new file", file.display())]
+    #[error("cannot record to {}: {error}; give the name of a new file", file.display())]
     Record {
         /// The file.
         file: PathBuf,
@@ -182,19 +181,19 @@ pub enum LaunchError {
         error: io::Error,
     },
     /// The store in memory cannot be made.
-    #[error("cannot make an L3 store in memory: {0}; choose another size, or --l3 none")]
+    #[error("cannot create an L3 store in memory: {0}; choose another size, or --l3 none")]
     L3Memory(io::Error),
     /// Something is missing to use a cluster or nodes.
     #[error("L3: {0}; or use --l3 disk:FOLDER or none")]
     Cluster(#[from] ClusterError),
     /// The library cannot be used.
-    #[error("cannot use Mooncake for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
+    #[error("cannot use Mooncake for L3: {0}; or use --l3 disk:FOLDER or --l3 none")]
     L3Mooncake(MooncakeError),
     /// The nodes cannot be used.
     #[error("cannot use nodes for L3: {0}")]
     L3Nodes(String),
     /// The bucket cannot be used.
-    #[error("cannot use a bucket for L3: {0}; --l3 disk:FOLDER or --l3 none does without it")]
+    #[error("cannot use a bucket for L3: {0}; or use --l3 disk:FOLDER or --l3 none")]
     L3Bucket(String),
     /// The engine does not start.
     #[error(transparent)]

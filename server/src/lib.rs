@@ -1,10 +1,10 @@
-//! An inference server: the HTTP interface that OpenAI's clients know, in front of an
+//! An inference server: an OpenAI-compatible HTTP API in front of an
 //! [`Engine`](terrace_engine::Engine).
 //!
-//! [`Config`] says what to serve and how, [`launch`] makes an engine of it, and [`Server`] answers
-//! requests with it. Nothing that a client sends, or fails to send, may take unbounded time or memory:
-//! every wait has a limit and every buffer a size. Nothing that one tenant does is visible to another
-//! through the cache: a tenant's name is part of its requests' salt.
+//! [`Config`] says what to serve and how, [`launch`] creates an engine from it, and [`Server`]
+//! answers requests with it. Nothing that a client sends, or fails to send, may take unbounded time
+//! or memory: every wait has a limit and every buffer a size. Tenants cannot observe each other
+//! through the cache: a tenant's name is part of the salt of its requests.
 
 mod answer;
 mod auth;

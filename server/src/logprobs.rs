@@ -36,8 +36,7 @@ impl Scoring {
                 Some(value) => {
                     let top = value.as_i64().filter(|top| (0..=TOP_MAX).contains(top));
                     let wrong = || {
-                        let message =
-                            format!("`logprobs` must be a whole number from 0 to {TOP_MAX}");
+                        let message = format!("`logprobs` must be an integer from 0 to {TOP_MAX}");
                         ApiError::field("logprobs", message)
                     };
                     Some(top.ok_or_else(wrong)?)

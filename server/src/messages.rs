@@ -49,8 +49,8 @@ impl Chat {
     pub(crate) fn encode(&self, model: &ServedModel) -> Result<Vec<Token>, ApiError> {
         let tokens = model.tokenizer.encode_chat(&model.chat, &self.conversation)?;
         if self.offer.is_some() && model.tool_format.is_none() {
-            let message = "nobody has told how this model writes its calls: leave `tools` out, or have \
-                           the server's --tool-format set";
+            let message = "the server does not know in which format this model writes tool calls: \
+                           leave `tools` out, or start the server with --tool-format";
             return Err(ApiError::field("tools", message));
         }
         Ok(tokens)
@@ -88,8 +88,8 @@ fn prompt_end(fields: &mut Fields) -> Result<PromptEnd, ApiError> {
     let answers = fields.flag_or("add_generation_prompt", !continues)?;
     match (continues, answers) {
         (true, true) => {
-            let message = "`continue_final_message` goes on with the last message and \
-                           `add_generation_prompt` begins another: set one of them to false";
+            let message = "`continue_final_message` continues the last message and \
+                           `add_generation_prompt` starts a new one: set one of them to false";
             Err(ApiError::field("continue_final_message", message))
         }
         (true, false) => Ok(PromptEnd::Continued),
@@ -132,7 +132,7 @@ fn messages(value: Option<Value>) -> Result<Vec<Message>, ApiError> {
         return Err(ApiError::field("messages", "`messages` must be a list of messages"));
     };
     if items.is_empty() {
-        return Err(ApiError::field("messages", "`messages` is empty: say something"));
+        return Err(ApiError::field("messages", "`messages` is empty: add at least one message"));
     }
     items.into_iter().enumerate().map(|(place, item)| message(place, item)).collect()
 }
@@ -145,7 +145,7 @@ fn message(place: usize, item: Value) -> Result<Message, ApiError> {
         return Err(wrong("", "a message must be an object with `role` and `content`"));
     };
     let Some(Value::String(role)) = item.shift_remove("role") else {
-        return Err(wrong(".role", "a message must say its `role`, like \"user\""));
+        return Err(wrong(".role", "a message must have a `role`, like \"user\""));
     };
     let tool_calls = tool_calls(place, item.shift_remove("tool_calls"))?;
     if !tool_calls.is_empty() && role != "assistant" {
@@ -154,7 +154,7 @@ fn message(place: usize, item: Value) -> Result<Message, ApiError> {
     let content = match item.shift_remove("content") {
         None | Some(Value::Null) if !tool_calls.is_empty() => String::new(),
         content => text(content).ok_or_else(|| {
-            let shapes = "a string or a list of text parts; it may be null where `tool_calls` are";
+            let shapes = "a string or a list of text parts; it may be null with `tool_calls`";
             wrong(".content", &format!("`content` must be {shapes}"))
         })?,
     };
@@ -208,10 +208,14 @@ fn tool_calls(place: usize, value: Option<Value>) -> Result<Vec<ToolCall>, ApiEr
     for (number, item) in items.into_iter().enumerate() {
         let kind = item.get("type").unwrap_or(&Value::Null);
         if !kind.is_null() && *kind != "function" {
-            return wrong(format!("[{number}].type"), "only calls of type \"function\" are known");
+            return wrong(
+                format!("[{number}].type"),
+                "only calls of type \"function\" are \
+                                                      supported",
+            );
         }
         let Some(Value::String(name)) = item.pointer("/function/name") else {
-            let message = "a call must say which function: `\"function\": {\"name\": NAME}`";
+            let message = "a call must name its function: `\"function\": {\"name\": NAME}`";
             return wrong(format!("[{number}].function.name"), message);
         };
         let id = match item.get("id") {

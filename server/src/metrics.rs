@@ -117,7 +117,7 @@ struct Process;
 impl Collector for Process {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(bytes) = resident_bytes() else { return Ok(()) };
-        let help = "Memory that the process has.";
+        let help = "Resident memory of the process.";
         Exposition::new(encoder).gauge("process_resident_memory_bytes", help, bytes)
     }
 }

@@ -88,10 +88,11 @@ struct Picture {
 /// # Errors
 /// When there are viewers enough.
 pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
-    let permit =
-        state.viewers.clone().try_acquire_owned().map_err(|_| {
-            ApiError::busy("too many are looking at the page: close it somewhere else")
-        })?;
+    let permit = state
+        .viewers
+        .clone()
+        .try_acquire_owned()
+        .map_err(|_| ApiError::busy("too many viewers of this page: close it elsewhere"))?;
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let views = stream::unfold((state, ticks, permit), |(state, mut ticks, permit)| async {

@@ -165,7 +165,7 @@ fn prompts(value: Option<Value>, limits: &Limits) -> Result<Vec<Prompt>, ApiErro
         }
         Some(Value::Array(items)) if !items.is_empty() => {
             if items.len() > limits.prompts_max {
-                let message = format!("a request may have {} prompts", limits.prompts_max);
+                let message = format!("a request may have at most {} prompts", limits.prompts_max);
                 return Err(ApiError::field("prompt", message));
             }
             let prompt = |item| match item {
@@ -203,7 +203,7 @@ fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError>
         return Err(wrong());
     }
     if stops.iter().any(|stop| stop.len() > limits.stop_bytes_max) {
-        let message = format!("a stop string may have {} bytes", limits.stop_bytes_max);
+        let message = format!("a stop string may have at most {} bytes", limits.stop_bytes_max);
         return Err(ApiError::field("stop", message));
     }
     Ok(stops)
@@ -239,7 +239,7 @@ fn cache_salt(fields: &mut Fields) -> Result<String, ApiError> {
     const SALT_BYTES_MAX: usize = 256;
     let salt = fields.text("cache_salt")?.unwrap_or_default();
     if salt.len() > SALT_BYTES_MAX {
-        let message = format!("`cache_salt` may have {SALT_BYTES_MAX} bytes");
+        let message = format!("`cache_salt` may have at most {SALT_BYTES_MAX} bytes");
         return Err(ApiError::field("cache_salt", message));
     }
     Ok(salt)

@@ -80,7 +80,7 @@ fn create_beside<T>(
             made => return made.map(|made| (file, made)),
         }
     }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, "there are too many of that name"))
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, "too many files of that name exist"))
 }
 
 #[cfg(test)]

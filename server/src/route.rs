@@ -64,7 +64,7 @@ pub enum RouteError {
     #[error("cannot read the model's tokenizer: {0}")]
     Model(#[from] LoadError),
     /// The address cannot be had.
-    #[error("cannot listen at {listen}: {error}; choose another address with --listen")]
+    #[error("cannot listen on {listen}: {error}; choose another address with --listen")]
     Address {
         /// The address.
         listen: String,
@@ -106,8 +106,8 @@ impl RouterServer {
         let (is_open, is_local) = (settings.keys.is_empty(), address.ip().is_loopback());
         if is_open && !is_local {
             tracing::warn!(
-                "everybody who can reach {address} may use this router: give it keys with --api-key, or listen at \
-                 127.0.0.1"
+                "anyone who can reach {address} may use this router: set API keys with --api-key, \
+                 or listen on 127.0.0.1"
             );
         }
         let state = Arc::new(RouteState {

@@ -66,7 +66,7 @@ impl Choosing {
         let min_tokens = self.shaping.min_tokens;
         if min_tokens > max_tokens {
             let message = format!(
-                "`min_tokens` is {min_tokens}, which is more than the {max_tokens} that the answer may have"
+                "`min_tokens` is {min_tokens}, but the output may have only {max_tokens} tokens"
             );
             return Err(ApiError::field("min_tokens", message));
         }
@@ -75,7 +75,7 @@ impl Choosing {
         for (name, tokens) in [("logit_bias", &biased), ("stop_token_ids", &self.stop_tokens)] {
             if let Some(token) = tokens.iter().find(is_unknown) {
                 let message = format!(
-                    "`{name}` names token {token}, which is none of the model's {vocabulary}"
+                    "`{name}` has token {token}, but the model has only {vocabulary} tokens"
                 );
                 return Err(ApiError::field(name, message));
             }

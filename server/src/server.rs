@@ -59,12 +59,13 @@ pub enum BindError {
     },
     /// Routers cannot be told what the cache holds.
     #[error(
-        "cannot tell KV events at {0}; choose other addresses with --kv-events and --kv-events-replay"
+        "cannot publish KV events at {0}; choose other addresses with --kv-events and \
+         --kv-events-replay"
     )]
     KvEvents(io::Error),
     /// The address cannot be had.
     #[error(
-        "cannot listen at {listen}: {error}; --listen wants an address of this machine and a port"
+        "cannot listen on {listen}: {error}; --listen needs an address of this machine and a port"
     )]
     Address {
         /// The address.
@@ -98,8 +99,8 @@ impl Server {
         let is_local = address.ip().is_loopback();
         if is_open && !is_local {
             tracing::warn!(
-                "everybody who can reach {address} may use this server: give it keys with --api-key, or \
-                 listen at 127.0.0.1"
+                "anyone who can reach {address} may use this server: set API keys with --api-key, \
+                 or listen on 127.0.0.1"
             );
         }
         if config.tenants_need_l3_secret() {
@@ -146,7 +147,8 @@ impl Server {
         let serving = tokio::spawn(connections::serve(self.listener, router, limits, closed));
         tokio::select! {
             () = stop => {}
-            () = state.engine.ended() => tracing::error!("the engine has died: nothing can be answered"),
+            () = state.engine.ended() => tracing::error!("the engine has stopped: no requests can \
+                                                          be served"),
         }
         state.close();
         let drained = state.engine.shutdown(self.patience).await;

@@ -53,16 +53,16 @@ impl Shares {
         if answers > self.answers_max as usize {
             let most = self.answers_max;
             return Err(ApiError::invalid(format!(
-                "a request may ask for {most} answers and this one asks for {answers}: send fewer \
-                 prompts at a time, or lower `n`"
+                "a request may ask for at most {most} completions, and this one asks for \
+                 {answers}: send fewer prompts at a time, or lower `n`"
             )));
         }
         let Some((name, share)) = self.of(caller) else { return Ok(Places(None)) };
         let most = share.places_max;
         if answers > most as usize {
             return Err(ApiError::invalid(format!(
-                "{name} may have {most} answers under way and this asks for {answers}: send fewer \
-                 prompts at a time, or lower `n`"
+                "{name} may have at most {most} running completions, and this request asks for \
+                 {answers}: send fewer prompts at a time, or lower `n`"
             )));
         }
         match share.places.clone().try_acquire_many_owned(answers as u32) {
@@ -70,8 +70,8 @@ impl Shares {
             Err(_) => {
                 let left = share.places.available_permits();
                 Err(ApiError::busy(format!(
-                    "{name} may have {most} answers under way, of which {left} are left and {answers} \
-                     are asked for: ask again when some have ended"
+                    "{name} may have at most {most} running completions, {left} are free, and this \
+                     request asks for {answers}: try again when some have finished"
                 )))
             }
         }

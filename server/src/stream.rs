@@ -70,9 +70,12 @@ impl Chunks {
                     self.add(index, chunk);
                 }
                 Some((_, Piece::Unfinished(reason))) => {
-                    answers
-                        .span
-                        .in_scope(|| tracing::warn!("an answer came to no end: {reason:?}"));
+                    answers.span.in_scope(|| {
+                        tracing::warn!(
+                            "a completion ended without a result: \
+                                                     {reason:?}"
+                        )
+                    });
                     self.answers = None;
                     let error = ApiError::unfinished(reason).json();
                     self.ready.push_back(Event::default().data(error.to_string()));

@@ -61,7 +61,7 @@ impl Structure {
         }
         if let [first, second, ..] = &found[..] {
             let message = format!(
-                "an answer can follow one rule: `{}` and `{}` are two",
+                "an output can have only one constraint: leave out `{}` or `{}`",
                 first.field, second.field
             );
             return Err(ApiError::field(second.field.clone(), message));
@@ -92,7 +92,7 @@ impl Structure {
             }
             ("choice", _) => return Err(wrong(&format!("a list of 1 to {CHOICES_MAX} strings"))),
             ("grammar", Value::String(grammar)) => Rule::Lark(grammar),
-            ("grammar", _) => return Err(wrong("a grammar in Lark's notation")),
+            ("grammar", _) => return Err(wrong("a grammar in Lark notation")),
             (_, _) => return Err(ApiError::unsupported(&field)),
         };
         Ok(Some(Self { field, rule }))
@@ -102,7 +102,7 @@ impl Structure {
     fn wrong(&self, message: impl std::fmt::Display) -> ApiError {
         ApiError::field(
             self.field.clone(),
-            format!("`{}` cannot be followed: {message}", self.field),
+            format!("`{}` cannot be satisfied: {message}", self.field),
         )
     }
 }

@@ -44,7 +44,7 @@ impl fmt::Display for Summary {
         writeln!(f, "model   {}{kind}", self.name)?;
         writeln!(
             f,
-            "        sequences of up to {} tokens, {kv} of KV a token, on {}",
+            "        sequences of up to {} tokens, {kv} of KV per token, on {}",
             whole(self.tokens_max.into()),
             self.place
         )?;
@@ -63,7 +63,7 @@ impl fmt::Display for Summary {
             }
         }
         for Recording { what, file, is_renamed } in &self.recordings {
-            let why = if *is_renamed { ", a new file beside those that are there" } else { "" };
+            let why = if *is_renamed { ", because the other name exists" } else { "" };
             writeln!(f, "record  {what} to {}{why}", file.display())?;
         }
         Ok(())

@@ -84,7 +84,7 @@ fn text_of(state: &State, mut fields: Fields) -> Result<Value, ApiError> {
     let tokenizer = &state.model.tokenizer;
     let vocabulary = tokenizer.vocabulary();
     if let Some(token) = tokens.iter().find(|token| **token as usize >= vocabulary) {
-        let message = format!("token {token} is none of the model's {vocabulary}");
+        let message = format!("token {token} does not exist: the model has {vocabulary} tokens");
         return Err(ApiError::field("tokens", message));
     }
     Ok(json!({ "prompt": tokenizer.decode_with_marks(&tokens) }))

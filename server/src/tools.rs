@@ -73,7 +73,7 @@ fn name(place: usize, tool: &Value) -> Result<String, ApiError> {
 /// Whether functions may be called at all.
 fn choice(value: Option<Value>, names: &[String]) -> Result<bool, ApiError> {
     let refused = |message: String| Err(ApiError::field("tool_choice", message));
-    let not_forced = "this server cannot make a model call a function: use \"auto\" or \"none\"";
+    let not_forced = "this server cannot force a function call: use \"auto\" or \"none\"";
     match value {
         None => Ok(true),
         Some(Value::String(choice)) => match choice.as_str() {
@@ -86,7 +86,7 @@ fn choice(value: Option<Value>, names: &[String]) -> Result<bool, ApiError> {
         },
         Some(choice) => match choice.pointer("/function/name").and_then(Value::as_str) {
             Some(name) if !names.iter().any(|known| known == name) => {
-                refused(format!("`tool_choice` names `{name}`, which is none of the `tools`"))
+                refused(format!("`tool_choice` names `{name}`, which is not in `tools`"))
             }
             Some(_) => refused(format!("`tool_choice` cannot name a function: {not_forced}")),
             None => refused("`tool_choice` must be \"auto\" or \"none\"".to_owned()),

@@ -26,7 +26,7 @@ impl Truncation {
             None => Ok(Self::Never),
             Some(-1) => Ok(Self::ToFit),
             Some(0) => {
-                let message = format!("`{name}` must be -1, for what fits, or at least 1");
+                let message = format!("`{name}` must be -1 (as many as fit) or at least 1");
                 Err(ApiError::field(name, message))
             }
             Some(kept) => Ok(Self::Last(kept as usize)),

@@ -183,7 +183,7 @@ impl Workload {
             (is_first, last) = (false, now);
         }
         if !is_done {
-            return Err("a stream broke off".into());
+            return Err("a stream ended early".into());
         }
         notes.answers.fetch_add(1, Ordering::Relaxed);
         notes.tokens.fetch_add(u64::from(self.answer), Ordering::Relaxed);
@@ -284,10 +284,10 @@ impl fmt::Display for Figures {
         let Self { answers, errors, tokens, tokens_per_second, .. } = self;
         writeln!(
             f,
-            "{answers} answers, {errors} errors, {tokens} tokens, {tokens_per_second:.0}/s"
+            "{answers} requests, {errors} errors, {tokens} output tokens, {tokens_per_second:.0} tokens/s"
         )?;
-        writeln!(f, "first token:    {}", self.first_token_ms)?;
-        writeln!(f, "between tokens: {}", self.between_tokens_ms)?;
+        writeln!(f, "TTFT: {}", self.first_token_ms)?;
+        writeln!(f, "ITL:  {}", self.between_tokens_ms)?;
         let server = |name: &str| self.server.get(name).copied().unwrap_or(0.0);
         writeln!(
             f,

@@ -125,9 +125,9 @@ impl Progress {
     /// The parts of a round.
     const PARTS: [&str; 4] = [
         "computing the prompt",
-        "finding it on device",
-        "pushing it off the device, then finding it on host",
-        "restarting, then finding it on disk",
+        "loading it from device",
+        "evicting it from the device, then loading it from host",
+        "restarting, then loading it from disk",
     ];
 
     fn new(rounds: usize) -> Result<Self, Box<dyn Error>> {
@@ -194,7 +194,7 @@ async fn wait_for_copies(engine: &Engine) {
 }
 
 fn expect(holds: bool, what: &str, hits: Hits) -> Result<(), Box<dyn Error>> {
-    if holds { Ok(()) } else { Err(format!("the prompt was to be {what}: {hits:?}").into()) }
+    if holds { Ok(()) } else { Err(format!("the prompt should be {what}: {hits:?}").into()) }
 }
 
 fn ms(duration: Duration) -> f64 {
@@ -210,7 +210,7 @@ impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { tokens, computed_ms, device_ms, host_ms, l3_ms, l3_share, .. } = self;
         let line = |place: &str, ms: f64| format!("  {place:<26}{:>9}", human::milliseconds(ms));
-        writeln!(f, "first token of a prompt of {tokens} tokens, with its KV")?;
+        writeln!(f, "TTFT of a prompt of {tokens} tokens, by where its KV is")?;
         writeln!(f, "{}", line("computed", *computed_ms))?;
         writeln!(f, "{}", line("on device", *device_ms))?;
         writeln!(f, "{}", line("on host", *host_ms))?;

@@ -39,7 +39,7 @@ impl Place {
             Ok(L3Choice::Memory(_) | L3Choice::None) | Err(_) => {
                 let places = "disk:FOLDER, mooncake://HOST:PORT, nodes://HOST:PORT,HOST:PORT or \
                               s3://BUCKET/PREFIX";
-                Err(format!("a store is {places}"))
+                Err(format!("write the store as {places}"))
             }
         }
     }
@@ -49,7 +49,7 @@ impl Place {
         match self {
             Self::Disk(folder) => Ok(folder.join("refs")),
             Self::Mooncake(_) | Self::Nodes(_) | Self::Bucket(_) => {
-                Err("a cluster has no folder for refs: name one by --refs FOLDER, \
+                Err("a cluster has no folder for refs: give one with --refs FOLDER, \
                                       the same for producers and consumers"
                     .into())
             }
@@ -226,8 +226,8 @@ fn open_mooncake(
     let store = MooncakeStore::open(config.for_features())?;
     if !store.wait_until_connected(PATIENCE) {
         return Err(format!(
-            "the Mooncake master at {master} was not reached within {PATIENCE:?}: is the address \
-             right, does the master run, and is it of the same version as the library?"
+            "cannot reach the Mooncake master at {master} within {PATIENCE:?}: check that the address is \
+             right, that the master runs, and that its version is that of the library"
         )
         .into());
     }
@@ -248,7 +248,7 @@ async fn open_nodes(
     }
     if reached == 0 {
         return Err(format!(
-            "none of the nodes {nodes} answers: do they run, and do they know this secret?"
+            "none of the nodes {nodes} answers: check that they run and have the same secret"
         )
         .into());
     }
@@ -256,7 +256,7 @@ async fn open_nodes(
     for node in store.peers().into_iter().filter(|node| node.is_up) {
         if node.object_bytes_max < needed {
             return Err(format!(
-                "node {} takes objects of {} and a tensor has {needed}: start it with --object-max \
+                "node {} takes objects up to {}, but a tensor has {needed}: start it with --object-max \
                  {needed} or more, or use a smaller --tensor",
                 node.name, node.object_bytes_max
             )
@@ -275,7 +275,7 @@ fn open_bucket(url: &str, sizes: Sizes) -> Result<Arc<dyn Store>, Failure> {
 
 #[cfg(not(feature = "buckets"))]
 fn open_bucket(url: &str, _: Sizes) -> Result<Arc<dyn Store>, Failure> {
-    Err(format!("this build has no buckets such as {url}: build it with `--features buckets`")
+    Err(format!("this build does not support buckets ({url}): build it with `--features buckets`")
         .into())
 }
 

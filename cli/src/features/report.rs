@@ -79,7 +79,7 @@ impl Progress {
         }
         let gone = match totals.gone {
             0 => String::new(),
-            gone => format!("; {gone} were gone"),
+            gone => format!("; {gone} were missing"),
         };
         Ok(format!("{} {} samples, {}{gone}\n", self.verb, totals.samples, self.speed(totals)))
     }
@@ -113,7 +113,7 @@ impl GcOutcome {
             None => String::new(),
         };
         Ok(format!(
-            "freed {} expired and {} consumed samples; {} are there, {} bytes, {} parked{oldest}\n\
+            "freed {} expired and {} consumed samples; {} left, {} bytes, {} waiting to be freed{oldest}\n\
              the store has {objects} objects in {} of slots\n",
             report.expired,
             report.consumed,

@@ -26,19 +26,19 @@ pub(super) fn draw(file: &str, machine: &str, calibration: &Calibration) -> Stri
     }
     let _ = write!(
         text,
-        "\n  preset: what is predicted for {machine}\n  \
-         fitted: what costs predict that were fitted to four fifths of the steps, of the last fifth\n\n  \
-         costs that fit all of them, off by {} on average (--costs {file} replays with them):\n",
+        "\n  preset: prediction for {machine}\n  \
+         fitted: prediction for one fifth of the steps by costs fitted to the other four fifths\n\n  \
+         costs fitted to all steps, mean error {} (use them with --costs {file}):\n",
         percent(calibration.fit.relative_residual)
     );
     let (fitted, preset) = (&calibration.fit.cost, &calibration.preset_cost);
     for (name, fitted, preset) in [
-        ("every step", fitted.step_ns, preset.step_ns),
+        ("per step", fitted.step_ns, preset.step_ns),
         ("reading the weights", fitted.weights_ns, preset.weights_ns),
-        ("token of a prompt", fitted.prefill_token_ns, preset.prefill_token_ns),
-        ("pair in attention", fitted.prefill_pair_ns, preset.prefill_pair_ns),
-        ("request that decodes", fitted.decode_row_ns, preset.decode_row_ns),
-        ("token of its context", fitted.decode_context_ns, preset.decode_context_ns),
+        ("per prefill token", fitted.prefill_token_ns, preset.prefill_token_ns),
+        ("per attention pair", fitted.prefill_pair_ns, preset.prefill_pair_ns),
+        ("per decoding request", fitted.decode_row_ns, preset.decode_row_ns),
+        ("per context token", fitted.decode_context_ns, preset.decode_context_ns),
     ] {
         let _ = writeln!(text, "    {name:<22}{fitted:>16.2} ns   preset {preset:>16.2} ns");
     }

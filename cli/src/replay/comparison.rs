@@ -21,7 +21,7 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         ("TPOT p90", |point| milliseconds(point.tpot_ms.p90)),
         ("ITL p99", |point| milliseconds(point.itl_ms.p99)),
         ("tokens/s", |point| count(point.output_tokens_per_s)),
-        ("a million", |point| format!("{:.3}", point.spend.per_million_tokens)),
+        ("cost/1M", |point| format!("{:.3}", point.spend.per_million_tokens)),
     ];
     if sweep.points.iter().any(|point| point.confidence.is_some()) {
         let after_p90 = 6;
@@ -69,7 +69,8 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         text += &line(mark, row);
     }
     text += &format!("\n* {}\n", sweep.answer);
-    text += "+ Nothing else is as cheap, as soon and as fast, and better in one of these.\n\n";
+    text += "+ Pareto-optimal: no other configuration is better in cost, TTFT or TPOT without being worse \
+             in another.\n\n";
     text += &took(run);
     text
 }

@@ -25,14 +25,14 @@ const WAITING_MAX: usize = 1024;
 #[derive(clap::Args)]
 #[command(next_help_heading = "KV events")]
 pub(crate) struct KvEvents {
-    /// Show what workers held instead of replaying: a recording of KV events, or where a server of Terrace, vLLM
-    /// or SGLang tells them, tcp://EVENTS or tcp://EVENTS+tcp://REPLAY; may be repeated
+    /// Analyse KV events instead of replaying: a recording, or the endpoint of a Terrace, vLLM or SGLang server,
+    /// tcp://EVENTS or tcp://EVENTS+tcp://REPLAY; may be repeated
     #[arg(long = "kv-events", value_name = "SOURCE", conflicts_with_all = ["trace", "synthetic"])]
     sources: Vec<String>,
     /// How long to listen [default: until Ctrl-C]
     #[arg(long = "kv-time", value_name = "TIME", requires = "sources", value_parser = humantime::parse_duration)]
     time: Option<Duration>,
-    /// Record what is heard into a new file, the tokens of prompts included
+    /// Record the events to a new file, including the tokens of prompts
     #[arg(long = "kv-record", value_name = "FILE", requires = "sources")]
     record: Option<PathBuf>,
 }
@@ -127,15 +127,7 @@ pub(crate) fn draw(report: &StudyReport) -> String {
     let _ = writeln!(
         text,
         "  {:<28}{:>9}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}",
-        "blocks of",
-        "batches",
-        "stored",
-        "removed",
-        "computed",
-        "at most",
-        "device",
-        "host",
-        "disk"
+        "blocks", "batches", "stored", "removed", "computed", "peak", "device", "host", "disk"
     );
     for worker in &report.workers {
         let columns = [
@@ -154,8 +146,7 @@ pub(crate) fn draw(report: &StudyReport) -> String {
         if lost + worker.orphan_blocks > 0 {
             let _ = writeln!(
                 text,
-                "    batches were missing {} times, {} could not be read, all was forgotten {} times; the beginning \
-                 of {} blocks is not known",
+                "    {} gaps in the batches, {} unreadable batches, {} resets; {} blocks with an unknown parent",
                 whole(worker.gaps),
                 whole(worker.unreadable),
                 whole(worker.forgotten),
@@ -165,14 +156,14 @@ pub(crate) fn draw(report: &StudyReport) -> String {
     }
     let _ = writeln!(
         text,
-        "\n  held         {} different blocks, {} with those that several workers hold",
+        "\n  held         {} distinct blocks; {} counting copies on several workers",
         whole(report.distinct_blocks),
         whole(report.held_blocks)
     );
     let share = report.held_elsewhere_tokens as f64 / report.computed_tokens.max(1) as f64;
     let _ = writeln!(
         text,
-        "  computed     {} tokens; another worker held {} of them ({}), where routing by prefixes would have found \
+        "  computed     {} tokens; another worker held {} of them ({}): prefix-aware routing would have reused \
          them",
         whole(report.computed_tokens),
         whole(report.held_elsewhere_tokens),

@@ -13,7 +13,7 @@ pub(super) fn draw(trace: &str, slo: &Slo, search: &RateSearch, run: &Run) -> St
     let _ = writeln!(
         text,
         "  {:>12}{:>10}{:>10}{:>12}{:>12}{:>14}",
-        "requests/s", "speed-up", "good", "TTFT p90", "TPOT p90", "a million"
+        "requests/s", "speed-up", "good", "TTFT p90", "TPOT p90", "cost/1M"
     );
     for tried in &search.tried {
         let mark = if search.best == Some(*tried) { "*" } else { " " };
@@ -36,26 +36,27 @@ pub(super) fn draw(trace: &str, slo: &Slo, search: &RateSearch, run: &Run) -> St
 fn promise(slo: &Slo) -> String {
     let mut parts = Vec::new();
     if let Some(ms) = slo.ttft_ms {
-        parts.push(format!("the first token within {}", milliseconds(ms)));
+        parts.push(format!("TTFT up to {}", milliseconds(ms)));
     }
     if let Some(ms) = slo.tpot_ms {
-        parts.push(format!("{} or less between tokens", milliseconds(ms)));
+        parts.push(format!("TPOT up to {}", milliseconds(ms)));
     }
-    format!("{} for {} of requests", parts.join(" and "), percent(slo.share))
+    format!("SLO: {} for {} of requests", parts.join(" and "), percent(slo.share))
 }
 
 fn answer(search: &RateSearch) -> String {
-    let rate = |tried: &TriedRate| format!("{:.2} requests in a second", tried.requests_per_s);
+    let rate = |tried: &TriedRate| format!("{:.2} requests/s", tried.requests_per_s);
     match (&search.best, &search.broken) {
         (Some(best), Some(broken)) => format!(
-            "The promise is kept up to {}, {:.2} good ones, at {:.3} a million tokens; it is broken at {}.",
+            "The SLO is met up to {} (goodput {:.2}/s), at a cost of {:.3} per million tokens; it is missed \
+             at {}.",
             rate(best),
             best.goodput.requests_per_s,
             best.per_million_tokens,
             rate(broken)
         ),
-        (Some(best), None) => format!("The promise is kept even at {}.", rate(best)),
-        (None, Some(broken)) => format!("The promise is broken even at {}.", rate(broken)),
+        (Some(best), None) => format!("The SLO is met even at {}.", rate(best)),
+        (None, Some(broken)) => format!("The SLO is missed even at {}.", rate(broken)),
         (None, None) => "Nothing was tried.".to_owned(),
     }
 }

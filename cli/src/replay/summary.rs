@@ -20,7 +20,7 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     if report.failed + report.refused > 0 {
         let _ = writeln!(
             text,
-            "  {} requests failed, and {} were too long for the device\n",
+            "  {} requests failed, {} were too long for the device\n",
             whole(report.failed),
             whole(report.refused)
         );
@@ -28,7 +28,7 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     let reuse = &report.reuse;
     let _ = writeln!(
         text,
-        "  reused       {} of prompt tokens; a cache without limits: {}",
+        "  hit rate     {} of prompt tokens; an unlimited cache would reach {}",
         percent(reuse.total),
         percent(reuse.ceiling)
     );
@@ -41,19 +41,19 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         "\n  {:<13}{:>13}{:>13}{:>13}{:>13}{:>13}",
         "", "mean", "p50", "p90", "p99", "max"
     );
-    distribution(&mut text, "first token", &report.ttft_ms);
-    distribution(&mut text, "between", &report.itl_ms);
-    distribution(&mut text, "by answer", &report.tpot_ms);
-    distribution(&mut text, "whole answer", &report.e2e_ms);
-    distribution(&mut text, "in the queue", &report.queue_ms);
+    distribution(&mut text, "TTFT", &report.ttft_ms);
+    distribution(&mut text, "ITL", &report.itl_ms);
+    distribution(&mut text, "TPOT", &report.tpot_ms);
+    distribution(&mut text, "end to end", &report.e2e_ms);
+    distribution(&mut text, "queue", &report.queue_ms);
     let unmeasured = report.finished.saturating_sub(report.e2e_ms.count);
     if unmeasured > 0 {
-        let _ = writeln!(text, "  without the first {} requests: the warm-up", whole(unmeasured));
+        let _ = writeln!(text, "  excluding {} warm-up requests", whole(unmeasured));
     }
     let busy = report.workers.iter().map(|worker| worker.busy).sum::<f64>();
     let _ = writeln!(
         text,
-        "\n  tokens       {} produced in a second, {} of prompts taken; {} of the time computing",
+        "\n  throughput   {} output tokens/s, {} prompt tokens/s; workers busy {} of the time",
         count(report.output_tokens_per_s),
         count(report.prompt_tokens_per_s),
         percent(busy / report.workers.len().max(1) as f64)
@@ -61,25 +61,24 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     let comes_on_its_own = matches!(report.config.arrival, Arrival::Trace { .. });
     let waits = report.queue_ms.p50 > report.itl_ms.p50;
     if comes_on_its_own && waits && busy / report.workers.len().max(1) as f64 > 0.98 {
-        text +=
-            "               requests come faster than they are served: they wait for the workers\n";
+        text += "               overloaded: requests arrive faster than the workers serve them\n";
     }
     if let Some(goods) = &report.goodput {
         let _ = writeln!(
             text,
-            "  promised     {} of requests are good, {:.2} in a second; {} in time, {} fast enough: {}",
+            "  goodput      {} of requests meet the SLO, {:.2}/s; TTFT met by {}, TPOT by {}: {}",
             percent(goods.share),
             goods.requests_per_s,
             percent(goods.ttft_share),
             percent(goods.tpot_share),
-            if goods.is_kept { "the promise is kept" } else { "the promise is not kept" }
+            if goods.is_kept { "the SLO is met" } else { "the SLO is missed" }
         );
     }
     let spend = &report.spend;
     let _ = writeln!(
         text,
-        "  costs        {:.2} an hour (GPUs {:.2}, host memory {:.2}, L3 {:.2}); {:.3} a million tokens, \
-         {:.2} a million of answers",
+        "  cost         {:.2} per hour (GPUs {:.2}, host memory {:.2}, L3 {:.2}); {:.3} per million tokens, \
+         {:.2} per million output tokens",
         spend.per_hour,
         spend.gpu_per_hour,
         spend.host_per_hour,
@@ -90,7 +89,7 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     let moved = &report.bytes_moved;
     let _ = writeln!(
         text,
-        "  moved        host to device {}, back {}; L3 to host {}, back {}",
+        "  transferred  host to device {}, device to host {}; L3 to host {}, host to L3 {}",
         bytes(moved.host_to_device as f64),
         bytes(moved.device_to_host as f64),
         bytes(moved.l3_to_host as f64),
@@ -117,13 +116,13 @@ fn machine(report: &Report) -> String {
     let workers = match (config.workers_in_all(), config.also.len()) {
         (1, _) => "one worker".to_owned(),
         (workers, 0) => format!("{workers} workers"),
-        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
+        (workers, others) => format!("{workers} workers of {} kinds, the first one", others + 1),
     };
     let l3 = match (&config.scheduler.l3, config.store.pages_max, report.store) {
         (None, _, _) | (_, _, None) => "no L3".to_owned(),
         (Some(_), Some(pages), Some(_)) => format!("L3 {}", size(pages)),
         (Some(_), None, Some(store)) => {
-            format!("L3 without limit, up to {}", size(store.pages_peak))
+            format!("unlimited L3, peak {}", size(store.pages_peak))
         }
     };
     let host = match cache.host_pages {

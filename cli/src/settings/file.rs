@@ -68,7 +68,7 @@ fn entry<C: Configuration + Default>(setting: &Setting<C>, config: &C) -> String
     let mut description = comment(&description);
     let value = setting.get(config);
     if setting.is_secret && value.is_some() {
-        description += &comment("It is given, but not printed: give it again.");
+        description += &comment("A value is set but not printed: set it again.");
     }
     let quoted = |value: &str| toml::Value::from(value).to_string();
     match (value, setting.form) {

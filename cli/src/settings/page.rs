@@ -10,7 +10,7 @@ pub(crate) fn tables<C: Configuration + Default>() -> String {
         if setting.heading != heading {
             heading = setting.heading;
             text += &format!("\n### {heading}\n\n");
-            text += "| flag | in the file | default | what it is |\n|---|---|---|---|\n";
+            text += "| flag | name in the file | default | description |\n|---|---|---|---|\n";
         }
         text += &row(setting);
     }

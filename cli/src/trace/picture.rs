@@ -13,13 +13,13 @@ pub(super) fn draw(name: &str, described: &Description) -> String {
     let rate = described.requests as f64 / described.span_s.max(1e-9);
     let _ = writeln!(
         text,
-        "{name}: {} requests in {} ({rate:.2} in a second), blocks of {} tokens",
+        "{name}: {} requests in {} ({rate:.2}/s), blocks of {} tokens",
         whole(described.requests),
         seconds(described.span_s),
         described.block_tokens
     );
     lengths(&mut text, "Prompts", &described.input);
-    lengths(&mut text, "Answers", &described.output);
+    lengths(&mut text, "Outputs", &described.output);
     arrivals(&mut text, described);
     sharing(&mut text, described);
     working_sets(&mut text, described);
@@ -92,19 +92,19 @@ fn sharing(text: &mut String, described: &Description) {
     let reused = described.ceilings.iter().find(|at| at.page_size == described.page_size);
     let _ = writeln!(
         text,
-        "\nSharing: {} of prompt tokens repeat what came before; {} different tokens are left",
+        "\nPrefix sharing: {} of prompt tokens repeat an earlier prefix; {} distinct tokens",
         reused.map_or(String::new(), |at| percent(at.ratio)),
         count(sharing.distinct_tokens as f64)
     );
     let _ = writeln!(
         text,
-        "  {} of requests find something, {} tokens on average; how much of the prompt it is:",
+        "  {} of requests share a prefix, {} tokens on average; shared part of the prompt:",
         percent(sharing.requests_with_reuse as f64 / described.requests.max(1) as f64),
         count(sharing.mean_reused_tokens.round())
     );
     histogram(text, &sharing.reused_percent, |bin| format!("{} to {} %", bin.from, bin.to + 1));
     if !sharing.popular.is_empty() {
-        text.push_str("  The most popular beginnings:\n");
+        text.push_str("  Most frequent prefixes:\n");
     }
     for popular in &sharing.popular {
         let _ = writeln!(
@@ -118,7 +118,7 @@ fn sharing(text: &mut String, described: &Description) {
 }
 
 fn working_sets(text: &mut String, described: &Description) {
-    text.push_str("\nWorking set: different tokens used within a window\n");
+    text.push_str("\nWorking set: distinct tokens used within a time window\n");
     let _ = writeln!(text, "  {:>14}  {:>8}  {:>8}", "window", "mean", "max");
     for set in &described.working_sets {
         let _ = writeln!(
@@ -132,7 +132,7 @@ fn working_sets(text: &mut String, described: &Description) {
 }
 
 fn ceilings(text: &mut String, described: &Description) {
-    text.push_str("\nWhat a cache without limits could reuse, by page size\n");
+    text.push_str("\nHit rate of an unlimited cache, by page size\n");
     for ceiling in &described.ceilings {
         let drawn = bar(ceiling.ratio);
         let _ =
@@ -140,7 +140,7 @@ fn ceilings(text: &mut String, described: &Description) {
     }
     let _ = writeln!(
         text,
-        "\nWhat a cache of so many tokens could reuse, pages of {}, least recently used going first",
+        "\nHit rate of an LRU cache by its size in tokens, pages of {}",
         described.page_size
     );
     // Sizes that reuse no more than the smallest say nothing.

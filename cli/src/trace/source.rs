@@ -14,34 +14,35 @@ use terrace_replay::trace::{
 #[derive(clap::Args)]
 #[command(next_help_heading = "Trace")]
 pub(crate) struct Source {
-    /// A file of any of the formats, plain or gzip; a folder of Mooncake's; - for standard input
+    /// A trace file in any of the formats, plain or gzip; a Mooncake trace folder; - for standard input
     #[arg(conflicts_with = "synthetic")]
     trace: Option<PathBuf>,
-    /// Requests that are made up instead
+    /// Generate synthetic requests instead
     #[arg(long, value_enum, value_name = "KIND")]
     synthetic: Option<Kind>,
-    /// How many are made up [default: 5000]
+    /// Number of synthetic requests [default: 5000]
     #[arg(long, requires = "synthetic")]
     requests: Option<u32>,
-    /// How many of those come in a second, about, and of requests whose times are not known [default: 4]
+    /// Average request rate per second, for synthetic requests and for traces without arrival times
+    /// [default: 4]
     #[arg(long, value_name = "PER_SECOND")]
     rate: Option<f64>,
-    /// What the file is: mooncake, azure, burstgpt, sharegpt, openai (messages, one request or conversation a
-    /// line) or bench (what vLLM's and SGLang's benchmarks write) [default: found out from how it begins]
+    /// File format: mooncake, azure, burstgpt, sharegpt, openai (messages, one request or conversation per
+    /// line) or bench (output of vLLM's and SGLang's benchmarks) [default: detected from the file]
     #[arg(long, value_name = "NAME", value_parser = format, conflicts_with = "synthetic")]
     format: Option<Format>,
-    /// A folder whose tokenizer.json makes tokens of text [default: four letters are a token]
+    /// Folder with the tokenizer.json for traces with text [default: four characters are a token]
     #[arg(long, value_name = "FOLDER", conflicts_with = "synthetic")]
     tokenizer: Option<PathBuf>,
-    /// Tokens of a block, where lines do not say it [default: 512, or 16 for other formats than mooncake]
+    /// Tokens per block, if the trace does not say [default: 512 for mooncake, 16 for other formats]
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
-    /// What to do about lines that are not understood
+    /// What to do with invalid lines
     #[arg(long, value_enum, default_value_t = OnBadLines::Refuse)]
     bad_lines: OnBadLines,
 }
 
-/// What users do.
+/// Workloads of synthetic requests.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum Kind {
     /// Conversations that grow turn by turn
@@ -82,9 +83,9 @@ impl From<Kind> for Workload {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum OnBadLines {
-    /// The first ends it
+    /// Stop at the first invalid line
     Refuse,
-    /// They are left out and counted
+    /// Skip and count invalid lines
     Skip,
 }
 
@@ -122,7 +123,7 @@ impl Source {
         let path = self
             .trace
             .as_deref()
-            .ok_or("no TRACE: give a file or a folder, or --synthetic and a kind of traffic")?;
+            .ok_or("no TRACE: give a file or a folder, or --synthetic and a workload")?;
         let rate_per_s = self.rate.unwrap_or(usual.rate_per_s);
         if !(1e-3..=1e5).contains(&rate_per_s) {
             return Err(format!("--rate {rate_per_s}: use 0.001 to 100000").into());
@@ -154,7 +155,7 @@ impl Source {
             Trace::import(path, &options)?
         };
         if !reading.ignored.is_empty() {
-            eprintln!("{name}: nothing is made of {}", reading.ignored.join(", "));
+            eprintln!("{name}: ignored columns: {}", reading.ignored.join(", "));
         }
         if reading.skipped_lines > 0 {
             for line in &reading.skipped {

@@ -112,7 +112,7 @@ fn bad_lines_are_named_and_refused_or_skipped() {
     std::fs::write(&file, format!("{line}\n{}\n{line}\n", &line[..30])).unwrap();
     let file = file.to_str().unwrap();
     let refused = refusal(&["replay", file]);
-    assert!(refused.contains("trace.jsonl, line 2: the line is cut short"), "{refused}");
+    assert!(refused.contains("trace.jsonl, line 2: the line is incomplete"), "{refused}");
     assert!(refused.contains("--bad-lines skip"), "{refused}");
     let skipped = terrace(&["replay", file, "--bad-lines", "skip", "--json"]);
     let said = String::from_utf8_lossy(&skipped.stderr).into_owned();
@@ -134,7 +134,7 @@ fn other_formats_are_found_out_and_replayed() {
          2023-11-16 18:15:50.99,396,109,x\n",
     );
     let output = terrace(&["replay", &azure, "--json"]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("nothing is made of Zone"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ignored columns: Zone"));
     let report: Value = serde_json::from_str(&text(&output)).unwrap();
     assert_eq!(
         (report["finished"].as_u64(), report["prompt_tokens"].as_u64()),
@@ -163,7 +163,7 @@ fn a_rate_is_found_and_days_are_compared() {
     let sweep = with(&["--seeds", "3", "--sweep", "host=0,400k"]);
     assert_eq!(sweep["points"][1]["confidence"]["seeds"], 3);
     assert!(
-        refusal(&["replay", "--synthetic", "chat", "--find-rate"]).contains("promise something")
+        refusal(&["replay", "--synthetic", "chat", "--find-rate"]).contains("set an SLO first")
     );
 }
 

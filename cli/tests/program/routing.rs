@@ -99,7 +99,7 @@ fn events_of_vllm_are_read_from_a_file() {
     let wrong = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     let output = terrace().args(["replay", "--kv-events", wrong]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && said.contains("line 1 is no recorded batch"), "{said}");
+    assert!(!output.status.success() && said.contains("line 1 is not a recorded batch"), "{said}");
 }
 
 #[test]
@@ -111,5 +111,5 @@ fn a_router_says_what_it_lacks() {
     };
     assert!(complaint(&[]).contains("--worker http://HOST:PORT"), "{}", complaint(&[]));
     let wrong = ["--worker", "localhost:8000"];
-    assert!(complaint(&wrong).contains("is no worker"), "{}", complaint(&wrong));
+    assert!(complaint(&wrong).contains("is not a worker"), "{}", complaint(&wrong));
 }

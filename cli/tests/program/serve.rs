@@ -128,7 +128,7 @@ fn memory_over_the_disk_is_filled_ahead_of_reads() {
     server.stop();
     let promoting = ["--l3-memory", "64MiB", "--promotion-workers", "2", "--promotion-wait", "30s"];
     let server = Server::start(folder.path(), &[&PATIENT[..], &promoting].concat());
-    assert!(server.summary.contains("under 64.0 MiB of memory"), "{}", server.summary);
+    assert!(server.summary.contains("with 64.0 MiB of memory on top"), "{}", server.summary);
     let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
     assert_eq!(fetched, computed);
     assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());
@@ -173,9 +173,12 @@ fn what_cannot_work_is_said_clearly() {
         (vec!["--l3", "none", "--device-memory", "1KiB"], "raise --device-memory"),
         (vec!["--l3", "none", "--page-size", "17"], "power of two"),
         (vec!["--config", "/no/such/file.toml"], "/no/such/file.toml"),
-        (vec!["--device-memory", "foo"], "\"foo\" is no size: write a number and its unit, like"),
-        (vec!["--l3", "memory:much"], "\"much\" is no size"),
-        (vec!["--config", &*settings], "\"lots\" is no size"),
+        (
+            vec!["--device-memory", "foo"],
+            "\"foo\" is not a size: write a number and its unit, like",
+        ),
+        (vec!["--l3", "memory:much"], "\"much\" is not a size"),
+        (vec!["--config", &*settings], "\"lots\" is not a size"),
         (vec!["--l3", "none", "--threads", "0"], "use at least 1"),
         (vec!["--l3", "none", "--threads", "100000"], "cores"),
     ];

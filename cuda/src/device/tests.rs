@@ -335,7 +335,7 @@ fn a_step_waits_for_layers_on_the_device() {
 fn a_step_that_waits_for_what_does_not_come_is_told() {
     let scene = Scene::new();
     let (progress, done) = scene.start(LOAD, &[0], Some(&scene.device.memory().fence().unwrap()));
-    assert!(failure(&done).contains("never came to the GPU"));
+    assert!(failure(&done).contains("never launched on the GPU"));
     let waited = scene.device.memory().wait_for_layer(scene.steps, &progress, 0);
     assert!(matches!(waited, Err(CudaError::Copy(CopyError::Failed(_)))), "{waited:?}");
     // Nothing was asked of the device, so nothing is wrong with it.
@@ -353,7 +353,7 @@ fn a_copy_behind_a_step_that_never_came_does_not_touch_others() {
     let failing: Vec<_> = (0..5).map(|_| scene.start(WRITE, &others, Some(&never)).1).collect();
     let (_, behind) = scene.start(WRITE, &others, None);
     drop(go_on);
-    failing.iter().for_each(|done| assert!(failure(done).contains("never came to the GPU")));
+    failing.iter().for_each(|done| assert!(failure(done).contains("never launched on the GPU")));
     assert!(held_up.try_recv().is_err(), "its step has not ended");
     scene.fake.lift(ban);
     held_up.recv_timeout(SOON).unwrap().unwrap();

@@ -526,8 +526,8 @@ impl Forward {
             }
             if self.few_rows.is_some() && !self.few_rows_agree(driver, matrix, rows_max)? {
                 tracing::warn!(
-                    "products of few rows of {matrix:?} do not give the bits of those of many: cuBLASLt computes them, which \
-                     is slower"
+                    "products with few rows of {matrix:?} are not bit-identical to those with many \
+                     rows: using slower cuBLASLt instead"
                 );
                 self.few_rows = None;
             }

@@ -163,8 +163,8 @@ impl Products {
         }
         let Size { outputs, inputs, .. } = sizes[0];
         tracing::warn!(
-            "products of {inputs} by {outputs} do not give a row the same bits with others beside it: answers may depend \
-             on the batch in their last bits"
+            "products of {inputs} by {outputs} are not bit-identical for different batches: the \
+             last bits of results may depend on the batch"
         );
         Ok(())
     }

@@ -142,7 +142,7 @@ impl Chooser {
     pub fn end(&mut self, batch: &Batch) -> Result<Vec<Output>, ModelError> {
         if self.at != (batch.wanted.len(), 0) {
             let (done, all) = (self.at.0, batch.wanted.len());
-            return Err(ModelError(format!("it has the logits for {done} outputs, not {all}")));
+            return Err(ModelError(format!("it has logits for {done} outputs instead of {all}")));
         }
         for (wanted, output) in batch.wanted.iter().zip(&self.outputs) {
             let slot = batch.spans[wanted.span].slot;

@@ -44,7 +44,7 @@ impl Bucket {
         let refused = |why: String| BucketsError::Url { url: config.url.clone(), why };
         let url = Url::parse(&config.url).map_err(|error| refused(error.to_string()))?;
         if url.scheme() == "file" {
-            let no_path = |()| refused("a folder is named like file:///path/of/folder".to_owned());
+            let no_path = |()| refused("write a folder as file:///path/of/folder".to_owned());
             let folder = url.to_file_path().map_err(no_path)?;
             std::fs::create_dir_all(&folder).map_err(|error| refused(error.to_string()))?;
             let objects = LocalFileSystem::new_with_prefix(&folder);
@@ -101,7 +101,7 @@ impl Bucket {
         };
         self.request("writing an object", create).await.map_err(|error| match error {
             StoreError::Missing => {
-                let message = "there is no such bucket: create it, or see that the URL is right";
+                let message = "there is no such bucket: create it, or check the URL";
                 StoreError::io(
                     "writing an object",
                     &io::Error::new(io::ErrorKind::NotFound, message),
@@ -114,7 +114,7 @@ impl Bucket {
     /// The length of an object's payload, if there is one. Nothing of it is verified.
     pub(crate) async fn length(&self, id: &ObjectId) -> Result<usize, StoreError> {
         let path = self.path(id);
-        let meta = self.request("asking for an object", self.objects.head(&path)).await?;
+        let meta = self.request("looking up an object", self.objects.head(&path)).await?;
         Ok((meta.size as usize).saturating_sub(HEADER_BYTES))
     }
 
@@ -236,7 +236,8 @@ fn missing_feature() -> &'static str {
     if cfg!(feature = "s3") {
         ""
     } else {
-        "; this build knows file:///FOLDER and memory:/// alone, others need the feature `s3`"
+        "; this build supports only file:///FOLDER and memory:///; anything else needs the feature \
+         `s3`"
     }
 }
 
@@ -245,11 +246,11 @@ fn failure(during: &'static str, error: &Error) -> StoreError {
         Error::NotFound { .. } => return StoreError::Missing,
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (
             io::ErrorKind::PermissionDenied,
-            "see that the credentials in the environment may read, write, list and remove here",
+            "check that the credentials in the environment may read, write, list and delete here",
         ),
         _ => (
             io::ErrorKind::Other,
-            "see that the bucket's address and region are right and that it can be reached",
+            "check that the address and region of the bucket are right and that it is reachable",
         ),
     };
     StoreError::io(during, &io::Error::new(kind, format!("{error}; {advice}")))

@@ -1,12 +1,14 @@
-//! Objects in a bucket: of S3 and whatever speaks like it, of Google or Azure, or in a folder that machines share.
+//! L3 in object storage: S3 and compatible stores, Google Cloud Storage, Azure, or a shared folder.
 //!
-//! One object of the bucket is one of ours: the header, then the payload. Whatever is read is verified by the
-//! header, so what is old, short, damaged or foreign is a miss and never wrong bytes.
+//! One object of the bucket is one object of the store: the header, then the payload. The header
+//! verifies everything that is read, so an old, truncated, damaged or foreign object is a miss and
+//! never wrong bytes.
 //!
-//! A bucket does not promise what a [`Store`] does, and the difference is made up for here. Pins, leases,
-//! generations and the order of eviction are kept for the objects that this client has put or pinned, in a
-//! catalogue like that of any other store; so is the client's share of the bucket, which it makes room in by
-//! itself. Objects of other clients are asked for and read, and belong to them. Nothing here ever lists the bucket.
+//! A bucket does not guarantee all that a [`Store`] does; this crate adds the rest. It keeps pins,
+//! leases, generations and the eviction order for the objects that this client has put or pinned,
+//! in a catalogue like that of any other store. It also keeps the client's share of the bucket and
+//! evicts from it. Objects of other clients are looked up and read, and belong to them. No
+//! operation lists the bucket.
 //!
 //! ```
 //! use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Store};
@@ -109,7 +111,7 @@ pub enum BucketsError {
     #[error("{0}")]
     Setting(String),
     /// The system gives no threads.
-    #[error("the system has no room for the threads that talk to the bucket: {0}")]
+    #[error("cannot start the threads for the bucket: {0}")]
     System(#[from] io::Error),
 }
 

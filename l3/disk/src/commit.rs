@@ -88,8 +88,8 @@ impl Core {
     pub(super) fn break_down(&self, error: &io::Error) {
         let path = self.config.path.display();
         tracing::error!(
-            "{path} takes nothing more, because changes cannot be made durable: {error}; what is there \
-             can still be read. See to the disk, then start again"
+            "the store in {path} accepts no more objects, because changes cannot be made durable: \
+             {error}; its objects can still be read. Repair the disk, then restart"
         );
         let broken = Some(StoreError::io("making changes durable", error));
         self.progress.send_modify(|progress| progress.broken = broken);
@@ -199,7 +199,10 @@ impl Core {
                     state.growth_error = Some(StoreError::io("letting the store grow", &error));
                     self.disk_full.fetch_add(1, Ordering::Relaxed);
                     let (path, objects) = (self.config.path.display(), usable);
-                    tracing::warn!("{path} stays at {objects} objects: {error}");
+                    tracing::warn!(
+                        "the store in {path} cannot grow beyond {objects} objects: \
+                                    {error}"
+                    );
                     return;
                 }
                 Err(_) => more /= 2,
@@ -215,7 +218,7 @@ impl Core {
         match self.disk.available() {
             Some(free) if free.saturating_sub(reserve) < growth => {
                 let message = format!(
-                    "the file system has {free} bytes free, and {reserve} of them stay free"
+                    "the file system has {free} bytes free, and {reserve} of them must stay free"
                 );
                 Err(io::Error::new(io::ErrorKind::StorageFull, message))
             }

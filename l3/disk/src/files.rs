@@ -130,9 +130,7 @@ fn engine(data: &File, index: &File, io: IoEngine, depth: usize) -> io::Result<B
     match io {
         IoEngine::Threads => threads(),
         IoEngine::Auto => uring(data, index, depth).or_else(|error| {
-            tracing::warn!(
-                "there is no io_uring here, so threads do the IO, which is slower: {error}"
-            );
+            tracing::warn!("io_uring is not available, so slower threads do the IO: {error}");
             threads()
         }),
         IoEngine::Uring => uring(data, index, depth),
@@ -148,7 +146,7 @@ fn uring(data: &File, index: &File, depth: usize) -> io::Result<Box<dyn Engine>>
 
 #[cfg(not(target_os = "linux"))]
 fn uring(_: &File, _: &File, _: usize) -> io::Result<Box<dyn Engine>> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring is Linux's"))
+    Err(io::Error::new(io::ErrorKind::Unsupported, "io_uring exists only on Linux"))
 }
 
 /// Opens a file for direct IO; without it where the file system has none.

@@ -237,7 +237,7 @@ impl SharedDisk {
             }
             let Some(oldest) = others.iter().rposition(|other| other.owner.is_none()) else {
                 let message = format!(
-                    "the stores in {} have {taken} of the {limit_bytes} bytes that they may take",
+                    "the stores in {} take {taken} of at most {limit_bytes} bytes",
                     self.folder.path.display()
                 );
                 let full = || Err(io::Error::new(io::ErrorKind::StorageFull, message));
@@ -247,7 +247,7 @@ impl SharedDisk {
                 Ok(()) => self.tell(others.remove(oldest)),
                 Err(error) => {
                     let path = others[oldest].path.display();
-                    tracing::warn!("{path} cannot be removed to make room: {error}");
+                    tracing::warn!("cannot remove {path} to free space: {error}");
                     others[oldest].owner = Some(error.to_string());
                 }
             }
@@ -258,7 +258,7 @@ impl SharedDisk {
         match &mut *self.removed.lock() {
             Some(removed) => removed.push(gone),
             None => tracing::info!(
-                "{} was removed, {} bytes: the store in use needs their room",
+                "removed {}, {} bytes: the store in use needs the space",
                 gone.path.display(),
                 gone.bytes
             ),

@@ -102,7 +102,7 @@ impl Transfer {
             if moved == expected {
                 return Ok(());
             }
-            let message = format!("{moved} of {expected} bytes were transferred");
+            let message = format!("only {moved} of {expected} bytes were transferred");
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, message))
         });
         self.end(result);
@@ -157,7 +157,7 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        self.end(Err(io::Error::other("the transfer was given up")));
+        self.end(Err(io::Error::other("the transfer was abandoned")));
     }
 }
 

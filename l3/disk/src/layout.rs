@@ -88,13 +88,13 @@ impl Layout {
             return Ok(None);
         }
         if bytes[0..8] != MAGIC {
-            return Err("its index is not the index of a store");
+            return Err("its index is not that of a store");
         }
         if number(bytes, 24) != payload_checksum(&bytes[..24]) {
             return Err("the first block of its index is damaged");
         }
         if ![VERSION, VERSION_WITHOUT_OWNERS].map(u64::from).contains(&number(bytes, 8)) {
-            return Err("it was written by a version with another format");
+            return Err("it was written by a version with a different format");
         }
         Ok(Some(Layout { object_bytes_max: number(bytes, 16) as usize }))
     }

@@ -1,11 +1,12 @@
-//! Objects on a local SSD ([`DiskStore`]), and in memory over it ([`TieredStore`]).
+//! L3 on a local SSD ([`DiskStore`]), and in memory over it ([`TieredStore`]).
 //!
-//! Two files: slots with objects, and an index that says what is in which slot (`FORMAT.md`
-//! draws the bytes). Objects go straight between registered memory and their slot, by direct IO. The
-//! index in memory is authoritative while the store is open; a thread carries changes of it to disk in
-//! rounds (`commit.rs`), in an order that keeps the index on disk honest at every moment: it names
-//! only objects whose bytes are durable, and a slot is reused only when the index on disk has let go
-//! of it. So opening reads the index and nothing else, and nothing it finds there is a phantom.
+//! There are two files: slots with objects, and an index that says what is in which slot
+//! (`FORMAT.md` describes the bytes). Objects are transferred directly between registered memory
+//! and their slot, by direct IO. The index in memory is authoritative while the store is open. A
+//! thread writes its changes to disk in rounds (`commit.rs`), in an order that keeps the index on
+//! disk consistent at every moment: it names only objects whose bytes are durable, and a slot is
+//! reused only when the index on disk no longer names it. So opening reads only the index, and
+//! every object that it finds there exists.
 
 mod blocking;
 mod commit;

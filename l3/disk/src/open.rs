@@ -93,8 +93,8 @@ impl DiskConfig {
         const DEPTH_MAX: usize = 4096;
         if !(1..=OBJECT_BYTES_MAX).contains(&self.object_bytes_max) || self.depth > DEPTH_MAX {
             return Err(OpenError::Config(format!(
-                "objects have 1 to {OBJECT_BYTES_MAX} bytes, not {}, and up to {DEPTH_MAX} transfers \
-                 are in flight, not {}",
+                "object_bytes_max must be 1 to {OBJECT_BYTES_MAX}, not {}, and at most {DEPTH_MAX} \
+                 transfers can be in flight, not {}",
                 self.object_bytes_max, self.depth
             )));
         }
@@ -118,7 +118,7 @@ pub enum OpenError {
     #[error("{0}")]
     Config(String),
     /// The directory or its files cannot be created, read or written.
-    #[error("cannot use {path} as a store: {error}; it must be a directory that you may write to")]
+    #[error("cannot use {path} as a store: {error}; it must be a writable directory")]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -135,8 +135,8 @@ pub enum OpenError {
     },
     /// The store was created for other objects.
     #[error(
-        "the store in {path} was made for objects of up to {found} bytes, not {wanted}; choose \
-         another directory, or delete this one to begin anew"
+        "the store in {path} was created for objects of up to {found} bytes, not {wanted}; choose \
+         another directory, or delete this one to start over"
     )]
     OtherObjects {
         /// The directory.
@@ -147,9 +147,7 @@ pub enum OpenError {
         wanted: usize,
     },
     /// What is in the directory is not a store that this version can read.
-    #[error(
-        "{path} cannot be read as a store: {reason}; move it away, or choose another directory"
-    )]
+    #[error("{path} is not a readable store: {reason}; move it away, or choose another directory")]
     Unreadable {
         /// The directory.
         path: PathBuf,
@@ -158,8 +156,8 @@ pub enum OpenError {
     },
     /// The disk has no room that a store may use.
     #[error(
-        "no room for the store in {path}: the file system has {free_bytes} bytes free, of which \
-         {reserve_bytes} stay free, and the least that it needs is {needed_bytes}"
+        "not enough space for the store in {path}: the file system has {free_bytes} bytes free, \
+         {reserve_bytes} of them must stay free, and the store needs at least {needed_bytes}"
     )]
     LittleFree {
         /// The directory.
@@ -173,8 +171,8 @@ pub enum OpenError {
     },
     /// Other stores have all that the stores in a folder may take together.
     #[error(
-        "no room for the store in {path}: those beside it that are in use, by {owners}, have \
-         {taken_bytes} of the {limit_bytes} bytes that all together may take"
+        "not enough space for the store in {path}: other stores in the same folder, in use by \
+         {owners}, take {taken_bytes} of the {limit_bytes} bytes for all"
     )]
     FolderFull {
         /// The directory.
@@ -187,7 +185,7 @@ pub enum OpenError {
         owners: String,
     },
     /// The disk has no room for the least that a store needs.
-    #[error("no room for the store in {path}: {error}")]
+    #[error("not enough space for the store in {path}: {error}")]
     NoRoom {
         /// The directory.
         path: PathBuf,

@@ -85,10 +85,10 @@ impl FeatureConfig {
 
     pub(super) fn check(&self) -> Result<(), FeatureError> {
         if self.owner.is_some_and(|owner| owner >= OWNERS_MAX) {
-            return Err(FeatureError::Config(format!("owner is a number below {OWNERS_MAX}")));
+            return Err(FeatureError::Config(format!("owner must be a number below {OWNERS_MAX}")));
         }
         if self.samples_max == 0 {
-            return Err(FeatureError::Config("samples_max is at least 1".to_owned()));
+            return Err(FeatureError::Config("samples_max must be at least 1".to_owned()));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use terrace_l3::StoreError;
 #[non_exhaustive]
 pub enum FeatureError {
     /// A name that cannot be part of a key.
-    #[error("the name of {what} has 1 to {max} bytes and no slash")]
+    #[error("the name of {what} must have 1 to {max} bytes and no slash")]
     Name {
         /// Whose name.
         what: &'static str,
@@ -15,7 +15,7 @@ pub enum FeatureError {
         max: usize,
     },
     /// A sample's name that cannot be part of a key.
-    #[error("the name of a sample has 1 to {max} bytes")]
+    #[error("the name of a sample must have 1 to {max} bytes")]
     Sample {
         /// The longest possible.
         max: usize,
@@ -24,7 +24,7 @@ pub enum FeatureError {
     #[error("{0}")]
     Config(String),
     /// A sample without tensors, or with too many.
-    #[error("a sample has 1 to {max} tensors, not {found}")]
+    #[error("a sample must have 1 to {max} tensors, not {found}")]
     TensorCount {
         /// How many there are.
         found: usize,
@@ -32,7 +32,7 @@ pub enum FeatureError {
         max: usize,
     },
     /// Two tensors of the same name.
-    #[error("{key} is there twice: tensors of a sample need different names")]
+    #[error("{key} exists twice: the tensors of a sample need different names")]
     DuplicateTensor {
         /// The name, within the sample.
         key: String,
@@ -48,7 +48,7 @@ pub enum FeatureError {
         found: usize,
     },
     /// A shape that has no size.
-    #[error("{tensor} does not end at a byte, or is larger than memory can be")]
+    #[error("{tensor} does not fill whole bytes, or is larger than memory can be")]
     Shape {
         /// The tensor's name.
         tensor: String,
@@ -62,16 +62,16 @@ pub enum FeatureError {
         found: usize,
     },
     /// A put by somebody who only consumes.
-    #[error("this handle only consumes: give `FeatureConfig::owner` a number to put samples")]
+    #[error("this handle can only consume: set `FeatureConfig::owner` to put samples")]
     NotAProducer,
     /// The sample was released, aborted, superseded, or freed because nobody released it in time.
-    #[error("{key} is gone: it was released, aborted, superseded, or held for too long")]
+    #[error("{key} is gone: it was released, aborted or superseded, or it has expired")]
     Gone {
         /// The generation of the sample.
         key: String,
     },
     /// A later put of the same sample won.
-    #[error("{key} came too late: a later put of the sample is there or under way")]
+    #[error("{key} is too late: a newer put of the sample has finished or is running")]
     Superseded {
         /// The generation that was not put.
         key: String,
@@ -105,7 +105,7 @@ pub enum FeatureError {
         found: String,
     },
     /// The sample is larger than the budget.
-    #[error("a sample of {bytes} bytes can never fit: max_resident_bytes is {max}")]
+    #[error("a sample of {bytes} bytes is too large: max_resident_bytes is {max}")]
     TooLarge {
         /// The sample's size.
         bytes: u64,
@@ -114,8 +114,8 @@ pub enum FeatureError {
     },
     /// The budget is used up, and the choice was not to wait, or not for longer.
     #[error(
-        "{resident} of {max} bytes in {samples} samples are waiting to be consumed, no room for \
-         {bytes} more: release what is used up, or raise max_resident_bytes or samples_max"
+        "{resident} of {max} bytes in {samples} samples are not consumed yet, no room for {bytes} \
+         more: release consumed samples, or raise max_resident_bytes or samples_max"
     )]
     OverBudget {
         /// The sample's size.
@@ -137,10 +137,7 @@ pub enum FeatureError {
     },
     /// The sample is given up here, but the store could not be told: other processes may read it until it
     /// can be.
-    #[error(
-        "{key} is refused here, but the store could not be told: {error}; gc tells it as soon as it \
-         can be reached"
-    )]
+    #[error("{key} is revoked in this process, but not in the store: {error}; gc retries")]
     NotRevoked {
         /// The generation of the sample.
         key: String,

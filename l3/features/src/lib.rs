@@ -1,27 +1,27 @@
-//! Features: samples of tensors, from those who produce them to those who consume them.
+//! Feature store: passes samples of tensors from producers to consumers.
 //!
-//! A producer [puts](FeatureStore::put) a sample, a few tensors that belong together, and hands the
-//! [`FeatureRef`] to whoever needs it; the consumer [gets](FeatureStore::get) the tensors and
+//! A producer [puts](FeatureStore::put) a sample, a few tensors that belong together, and passes
+//! the [`FeatureRef`] to a consumer. The consumer [gets](FeatureStore::get) the tensors and
 //! [releases](FeatureStore::release) the ref, which frees their memory at once. Every tensor is one
-//! object of a [`Store`] under a hard pin. It is written straight from registered memory and read straight
-//! into registered memory, and what it is travels on the ref.
+//! hard-pinned object of a [`Store`]. It is written directly from registered memory and read
+//! directly into registered memory; the ref describes it.
 //!
-//! `docs/feature-store.md` has the contract. How it is kept:
+//! `docs/feature-store.md` describes the guarantees. How they are kept:
 //!
-//! - Every put of a sample is a generation with a number of its own, which is part of the keys of its
-//!   objects. So nothing that happens to one generation, however late, touches another, and no object is
-//!   ever written twice.
-//! - A put gives its ref out when all tensors are there. It is good as long as all of them are, and no note
-//!   revokes it: removing any object of a generation ends it everywhere, and if none can be removed a
-//!   note is written instead.
-//! - A producer notes in the store what it is about to put (a *record*, under its own number), and which
-//!   generation of a sample is complete (a *claim*, under the sample's name). By its records it finds
-//!   after a restart what it has put; by the claims whoever puts the same sample finds what to supersede.
-//!   Records and claims are written and removed by their producer alone.
-//! - A ref can be [promised](FeatureRef::promise) before the sample is put. It names a generation that nothing
-//!   is there of yet, so it reads as gone until the last tensor has come.
-//! - With a secret, refs and notes carry codes that only those who know it can make, and refs are bound to
-//!   the bytes of their tensors.
+//! - Every put of a sample is a generation with a unique number, which is part of the keys of its
+//!   objects. So nothing that happens to one generation, however late, touches another, and no
+//!   object is ever written twice.
+//! - A put returns its ref when all tensors are stored. The ref is valid as long as all of them
+//!   exist and no revocation exists. Removing any object of a generation ends it everywhere; if
+//!   none can be removed, a revocation is written instead.
+//! - A producer writes to the store what it is about to put (a *record*, under its own number), and
+//!   which generation of a sample is complete (a *claim*, under the sample's name). After a restart
+//!   it finds by its records what it has put; a put of the same sample finds by the claims what to
+//!   supersede. Only its producer writes and removes a record or a claim.
+//! - A ref can be [promised](FeatureRef::promise) before the sample is put. It names a generation
+//!   that does not exist yet, so it reads as gone until the last tensor is stored.
+//! - With a secret, refs and records carry codes that only holders of the secret can create, and
+//!   refs are bound to the bytes of their tensors.
 
 mod config;
 mod dtype;
@@ -203,8 +203,7 @@ impl FeatureStore {
         let owner = self.shared.config.owner.ok_or(FeatureError::NotAProducer)?;
         let is_ours = promise.promised && generation::owner(promise.generation) == owner;
         if !is_ours || !promise.tensors.iter().eq(tensors.iter().map(|tensor| &tensor.spec)) {
-            let text =
-                "this producer has not promised such a sample: keep the ref that it has made";
+            let text = "this producer has not promised this sample: use the ref that it created";
             return Err(FeatureError::Config(text.to_owned()));
         }
         let put = self.shared.clone().put(&promise.sample, tensors, Some(promise.generation));

@@ -53,7 +53,7 @@ impl FeatureRef {
         keys::check_sample(sample)?;
         check_specs(&tensors)?;
         if owner >= OWNERS_MAX {
-            return Err(FeatureError::Config(format!("owner is a number below {OWNERS_MAX}")));
+            return Err(FeatureError::Config(format!("owner must be a number below {OWNERS_MAX}")));
         }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now_ms = since.unwrap_or(Duration::ZERO).as_millis() as u64;

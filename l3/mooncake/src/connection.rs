@@ -99,7 +99,7 @@ impl Buffer {
                 Ok(())
             }
             code => {
-                let message = format!("Mooncake answers {code}");
+                let message = format!("Mooncake returned {code}");
                 Err(StoreError::io("registering an arena", &io::Error::other(message)))
             }
         }
@@ -149,7 +149,7 @@ impl Connection {
     pub(crate) fn client(&self) -> Result<Arc<Client>, StoreError> {
         let state = self.shared.state.lock();
         state.client.clone().ok_or_else(|| {
-            let trouble = state.trouble.as_deref().unwrap_or("it was not reached yet");
+            let trouble = state.trouble.as_deref().unwrap_or("it has not been reached yet");
             let master = self.master();
             let message = format!("the Mooncake master at {master} cannot be used: {trouble}");
             let error = io::Error::new(io::ErrorKind::NotConnected, message);
@@ -252,8 +252,8 @@ fn offer(library: &Arc<Library>, way: &Way) -> Result<Option<Client>, String> {
     offerer.map(Some).map_err(|code| {
         let bytes = memory.segment_bytes;
         format!(
-            "the library answers {code} to the offer of a segment of {bytes} bytes; see that the address \
-             is right, the master runs and there is so much memory"
+            "the library returned {code} for a segment of {bytes} bytes; check that the address is \
+             right, that the master runs and that there is enough memory"
         )
     })
 }
@@ -272,13 +272,13 @@ fn connect(library: &Arc<Library>, way: &Way, offerer: Option<&Client>) -> Resul
         own.clone().map(|own| *name = own).is_some()
     });
     let client = Client::connect(library, &way.endpoint, memory, placement).map_err(|code| {
-        format!("the library answers {code}; see that the address is right and the master runs")
+        format!("the library returned {code}; check that the address is right and the master runs")
     })?;
     match client.exist(&[NOBODYS_KEY.to_owned()])[0] {
         0.. => Ok(client),
         code => Err(format!(
-            "it can be reached, but a question is answered with {code}, as by a master of another \
-             version; use the library, the master and the storage nodes of one Mooncake version"
+            "it is reachable, but a lookup returned {code}, as with a master of a different \
+             version; use library, master and storage nodes of the same Mooncake version"
         )),
     }
 }
@@ -316,7 +316,7 @@ fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, way: &Way) {
                         shared.changed.notify_all();
                         if tries > 0 {
                             tracing::info!(
-                                "L3: the Mooncake master at {} is reached and is used",
+                                "L3: connected to the Mooncake master at {}",
                                 shared.master
                             );
                         }
@@ -331,8 +331,8 @@ fn keep_trying(shared: &Weak<Shared>, library: &Arc<Library>, way: &Way) {
         };
         tries += 1;
         tracing::warn!(
-            "L3: cannot use the Mooncake master at {} (try {tries}): {trouble}. Requests compute what \
-             they need meanwhile. Next try in {retry:?}",
+            "L3: cannot use the Mooncake master at {} (attempt {tries}): {trouble}. Requests \
+             compute instead. Next attempt in {retry:?}",
             shared.master
         );
         state.trouble = Some(trouble);

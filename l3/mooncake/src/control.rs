@@ -61,7 +61,7 @@ impl Shared {
                     }
                     Ok(Presence::Absent)
                 }
-                Err(other) => Err(failure("asking for an object", other)),
+                Err(other) => Err(failure("looking up an object", other)),
             };
         }
         results
@@ -219,13 +219,12 @@ pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
     let (kind, message) = match outcome {
         Outcome::MasterGone => (
             io::ErrorKind::NotConnected,
-            "the Mooncake master does not answer, or is of another version than the library"
+            "the Mooncake master does not answer, or its version differs from that of the library"
                 .to_owned(),
         ),
-        Outcome::TransferFailed => (
-            io::ErrorKind::ConnectionReset,
-            "a storage node of Mooncake does not answer".to_owned(),
-        ),
+        Outcome::TransferFailed => {
+            (io::ErrorKind::ConnectionReset, "a Mooncake storage node does not answer".to_owned())
+        }
         Outcome::Done
         | Outcome::Full
         | Outcome::BadLength
@@ -235,7 +234,7 @@ pub(super) fn failure(during: &'static str, outcome: Outcome) -> StoreError {
         | Outcome::Leased
         | Outcome::LeaseLapsed
         | Outcome::Other => {
-            (io::ErrorKind::Other, format!("Mooncake gave an answer out of place ({outcome:?})"))
+            (io::ErrorKind::Other, format!("Mooncake returned an unexpected result ({outcome:?})"))
         }
     };
     StoreError::io(during, &io::Error::new(kind, message))

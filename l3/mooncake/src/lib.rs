@@ -1,14 +1,14 @@
-//! Objects in a Mooncake cluster, which several servers share.
+//! L3 in a Mooncake cluster, which several servers share.
 //!
-//! An object is one value there: our header, then the payload. Or it is two, where the payload lies in memory
-//! that has no room for a header in front: the library takes one piece of memory for a value, and a copy
-//! would be needed otherwise. Whatever is read is verified by the header, so an old or foreign value under a key
-//! is a miss and never wrong bytes.
+//! An object is one value in the cluster: our header, then the payload. It is two values if the
+//! payload is in memory without room for a header in front, because the library takes one piece of
+//! memory per value and a copy would be needed otherwise. The header verifies everything that is
+//! read, so an old or foreign value under a key is a miss and never wrong bytes.
 //!
-//! The cluster does not promise what a [`Store`] does, and the difference is made up for here. Pins,
-//! leases, generations and the order of eviction are kept for the objects that this client has put, in
-//! a catalogue like that of any other store; so is the client's share of the cluster, which it
-//! makes room in by itself. Objects of other clients are asked for and read, and belong to them.
+//! The cluster does not guarantee all that a [`Store`] does; this crate adds the rest. It keeps
+//! pins, leases, generations and the eviction order for the objects that this client has put, in a
+//! catalogue like that of any other store. It also keeps the client's share of the cluster and
+//! evicts from it. Objects of other clients are looked up and read, and belong to them.
 
 mod codes;
 mod connection;
@@ -183,7 +183,7 @@ pub enum MooncakeError {
     #[error("{0}")]
     Setting(String),
     /// The system gives no threads or memory.
-    #[error("the system has no room for the threads that talk to Mooncake: {0}")]
+    #[error("cannot start the threads for Mooncake: {0}")]
     System(#[from] io::Error),
 }
 
@@ -518,13 +518,13 @@ fn way(config: &MooncakeConfig) -> Result<Way, MooncakeError> {
     };
     text("the prefix", &config.prefix)?;
     if config.replicas == 0 {
-        return Err(MooncakeError::Setting("an object has at least one replica".to_owned()));
+        return Err(MooncakeError::Setting("use at least one replica".to_owned()));
     }
     let preferred = config.preferred_segments.iter().map(|name| text("a segment's name", name));
     let preferred: Vec<CString> = preferred.collect::<Result<_, _>>()?;
     if config.segment_bytes == 0 && preferred.iter().any(|name| name.as_c_str() == OWN_SEGMENT) {
-        let message =
-            "this client offers no segment, so it cannot prefer its own: give it some bytes";
+        let message = "this client contributes no segment, so it cannot prefer its own: give the segment a \
+             size";
         return Err(MooncakeError::Setting(message.to_owned()));
     }
     Ok(Way {

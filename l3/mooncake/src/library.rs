@@ -32,8 +32,8 @@ use terrace_l3::{Arena, HEADER_BYTES, Source, Target};
 pub enum LibraryError {
     /// It cannot be opened.
     #[error(
-        "cannot open the Mooncake library {}: {message}; name the libmooncake_store.so of your \
-         installation, and see that the loader finds what it needs (`ldd` lists it)",
+        "cannot open the Mooncake library {}: {message}; give the libmooncake_store.so of your \
+         installation, and check that its dependencies are found (`ldd` lists them)",
         path.display()
     )]
     Open {
@@ -44,7 +44,7 @@ pub enum LibraryError {
     },
     /// It has not the functions that are needed.
     #[error(
-        "{} has no function {function}: it is another library, or a Mooncake older than \
+        "{} has no function {function}: it is a different library, or Mooncake is older than \
          0.3.10.post2",
         path.display()
     )]

@@ -507,7 +507,7 @@ impl Batch<'_> {
                     gone.push((place, put));
                 }
                 (Ok(false), None) => self.there.push((place, put)),
-                (Err(other), _) => results[place] = Err(failure("looking for an object", other)),
+                (Err(other), _) => results[place] = Err(failure("looking up an object", other)),
             }
         }
         gone
@@ -528,7 +528,7 @@ fn is_hard(pin: Option<Pin>) -> bool {
 
 /// A put whose end the master does not know: it gives up those that take too long.
 fn given_up() -> StoreError {
-    let message = "the Mooncake master has given the put up because it took too long (its \
+    let message = "the Mooncake master dropped the put because it took too long (its \
                    put_start_discard_timeout_sec): put it again";
     StoreError::io("putting an object", &io::Error::new(io::ErrorKind::TimedOut, message))
 }

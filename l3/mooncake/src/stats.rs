@@ -31,7 +31,7 @@ impl MooncakeStats {
         vec![
             Figure::gauge(
                 "terrace_mooncake_connected",
-                "1 once the Mooncake cluster has been reached.",
+                "1 after the Mooncake cluster has been reached.",
                 u64::from(self.is_connected),
             ),
             Figure::gauge(
@@ -41,32 +41,32 @@ impl MooncakeStats {
             ),
             Figure::gauge(
                 "terrace_mooncake_quarantined",
-                "Pages of failed transfers that the library may still touch.",
+                "Pages of failed transfers that the library may still write to.",
                 self.quarantined,
             ),
             Figure::gauge(
                 "terrace_mooncake_leaving",
-                "Objects that are gone here and that the cluster has not let go.",
+                "Objects removed here that the cluster has not freed yet.",
                 self.leaving,
             ),
             counts(
                 "terrace_mooncake_put_total",
-                "Objects of put calls, by what the cluster answered.",
+                "Objects of put calls, by result code of the cluster.",
                 "put",
             ),
             counts(
                 "terrace_mooncake_get_total",
-                "Objects of get calls, by what the cluster answered.",
+                "Objects of get calls, by result code of the cluster.",
                 "get",
             ),
             counts(
                 "terrace_mooncake_exists_total",
-                "Objects of exists calls, by what the cluster answered.",
+                "Objects of exists calls, by result code of the cluster.",
                 "exists",
             ),
             counts(
                 "terrace_mooncake_remove_total",
-                "Objects of remove calls, by what the cluster answered.",
+                "Objects of remove calls, by result code of the cluster.",
                 "remove",
             ),
         ]

@@ -221,7 +221,7 @@ fn what_cannot_be_placed_is_refused() {
     let refused = |config| MooncakeStore::with_library(config, library()).unwrap_err().to_string();
     let own = vec![MooncakeConfig::OWN_SEGMENT.to_owned()];
     let without = MooncakeConfig { preferred_segments: own, ..config("refused", 50) };
-    assert!(refused(without).contains("offers no segment"));
+    assert!(refused(without).contains("contributes no segment"));
     let none = MooncakeConfig { replicas: 0, ..config("refused", 50) };
     assert!(refused(none).contains("at least one replica"));
 }

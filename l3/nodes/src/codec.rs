@@ -39,7 +39,7 @@ pub enum Malformed {
         max: usize,
     },
     /// The message is of a kind that does not belong here.
-    #[error("a message of kind {0} does not belong here")]
+    #[error("a message of kind {0} is not expected here")]
     Kind(u8),
     /// It does not come from the peer, or not at this place.
     #[error("the message is not authentic")]

@@ -91,7 +91,7 @@ impl FromStr for NodeAddress {
         let wrong = |what: &str| format!("{text:?}: {what}; write it as [NAME=]HOST:PORT[*WEIGHT]");
         let (place, weight) = match text.rsplit_once('*') {
             Some((place, weight)) => {
-                (place, weight.parse::<f64>().map_err(|_| wrong("the weight is no number"))?)
+                (place, weight.parse::<f64>().map_err(|_| wrong("the weight is not a number"))?)
             }
             None => (text, 1.0),
         };
@@ -101,7 +101,7 @@ impl FromStr for NodeAddress {
         let (name, address) = place.split_once('=').unwrap_or((place, place));
         let port = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
         if name.is_empty() || port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
-            return Err(wrong("that is no address of a node"));
+            return Err(wrong("this is not the address of a node"));
         }
         Ok(Self { name: name.to_owned(), address: address.to_owned(), weight })
     }
@@ -210,13 +210,13 @@ impl NodesConfig {
     pub fn check(&self) -> Result<(), String> {
         let names: BTreeSet<&str> = self.nodes.iter().map(|node| node.name.as_str()).collect();
         if self.nodes.is_empty() {
-            return Err("name at least one node".to_owned());
+            return Err("give at least one node".to_owned());
         }
         if names.len() < self.nodes.len() {
-            return Err("a node is named twice: give each a name of its own".to_owned());
+            return Err("two nodes have the same name: give each a unique name".to_owned());
         }
         if !(1..=2).contains(&self.copies) || self.copies > self.nodes.len() {
-            return Err("keep 1 copy, or 2 where there are at least 2 nodes".to_owned());
+            return Err("use 1 copy, or 2 with at least 2 nodes".to_owned());
         }
         if self.connections_max == 0 {
             return Err("allow at least one connection to each node".to_owned());

@@ -114,7 +114,7 @@ impl SparingWarning {
         }
         match std::mem::take(count) {
             0 => tracing::warn!("{what}"),
-            others => tracing::warn!("{what} (and {others} more like it since the last time)"),
+            others => tracing::warn!("{what} (and {others} more since the last message)"),
         }
         *said = Some(now);
     }

@@ -36,8 +36,8 @@ pub struct NodeSecret([u8; 32]);
 pub enum SecretError {
     /// It is too easy to guess.
     #[error(
-        "a node's secret needs at least {SECRET_BYTES_MIN} bytes, this one has {0}; make one with \
-         `head -c 32 /dev/urandom | base64`"
+        "a node's secret needs at least {SECRET_BYTES_MIN} bytes, this one has {0}; create one \
+         with `head -c 32 /dev/urandom | base64`"
     )]
     Short(usize),
     /// Its file cannot be read.
@@ -102,7 +102,7 @@ impl Hello {
     /// When the name is too long, or the system has no randomness.
     pub fn new(name: &str, instance: [u8; 16]) -> io::Result<Self> {
         if name.len() > NAME_BYTES_MAX {
-            let message = format!("a client's name has {NAME_BYTES_MAX} bytes at the most");
+            let message = format!("a client's name may have at most {NAME_BYTES_MAX} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         Ok(Self { version: VERSION, instance, nonce: random()?, name: name.to_owned() })

@@ -1,11 +1,11 @@
-//! Nodes: a handful of machines that share their memory and disks as one store.
+//! L3 on nodes: a few machines that share their memory and disks as one store.
 //!
-//! Each machine runs a [`NodeServer`] around a store of its own. A client, [`NodesStore`], places every
-//! object on the node that its name belongs to, and moves its bytes straight between registered pages
-//! and the node's memory. `NODE-WIRE.md` draws what goes over the wire.
+//! Each machine runs a [`NodeServer`] around its own store. A client, [`NodesStore`], places every
+//! object on the node that its name determines, and transfers its bytes directly between registered
+//! pages and the node's memory. `NODE-WIRE.md` describes the wire format.
 //!
-//! A node never answers anybody who has not proved to know its secret, and a client never believes
-//! bytes that do not fit the header of the object that it asked for.
+//! A node never answers a client that has not proved that it knows the node's secret, and a client
+//! never accepts bytes that do not match the header of the requested object.
 
 mod client;
 mod codec;

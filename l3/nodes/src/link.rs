@@ -34,13 +34,13 @@ pub(super) enum LinkError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The peer did nothing for too long.
-    #[error("nothing came or went for {0:?}")]
+    #[error("no data was transferred for {0:?}")]
     Stalled(Duration),
     /// The peer sent what it should not.
     #[error("{0}")]
     Malformed(#[from] Malformed),
     /// The peer speaks another version.
-    #[error("the other side speaks version {0} of the protocol, this one version {VERSION}")]
+    #[error("the other side uses protocol version {0}, this one version {VERSION}")]
     Version(u16),
     /// The peer does not have the secret.
     #[error(
@@ -49,7 +49,7 @@ pub(super) enum LinkError {
     )]
     Refused,
     /// The peer knows us, and has no place left.
-    #[error("the node takes no more connections: raise its --connections-max")]
+    #[error("the node accepts no more connections: raise its --connections-max")]
     Crowded,
 }
 

@@ -131,20 +131,20 @@ impl PeerStats {
         let gauges = |name, help, figure| Figure::gauges(name, help, "node", each(figure));
         let counters = |name, help, figure| Figure::counters(name, help, "node", each(figure));
         vec![
-            gauges("terrace_node_up", "1 while the node answers.", |node| u64::from(node.is_up)),
+            gauges("terrace_node_up", "1 if the node answers.", |node| u64::from(node.is_up)),
             counters(
                 "terrace_node_failures_total",
                 "Calls that the node did not answer.",
                 |node| node.failures,
             ),
             gauges("terrace_node_objects", "Objects on the node.", |node| node.objects),
-            gauges("terrace_node_bytes", "Payload on the node.", |node| node.bytes),
-            gauges("terrace_node_capacity_bytes", "What the node could hold.", |node| {
+            gauges("terrace_node_bytes", "Payload bytes on the node.", |node| node.bytes),
+            gauges("terrace_node_capacity_bytes", "Capacity of the node.", |node| {
                 node.capacity_bytes
             }),
             counters(
                 "terrace_node_direct_bytes_total",
-                "Payload to and from the node that went by RDMA.",
+                "Payload bytes to and from the node transferred by RDMA.",
                 |node| node.direct_bytes,
             ),
         ]
@@ -274,7 +274,8 @@ impl Peer {
             self.idle.lock().clear();
             let NodeAddress { name, .. } = &self.node;
             tracing::warn!(
-                "node {name} does not answer ({error}); its share of L3 is computed until it does"
+                "node {name} does not answer ({error}); requests compute its share of L3 until it \
+                 does"
             );
             let retry = Duration::from_millis(self.config.retry_ms);
             tokio::spawn(reach(Arc::downgrade(self), retry));
@@ -346,7 +347,7 @@ impl Peer {
         let until = self.by_tcp_until.lock().replace(Instant::now() + FOR);
         if until.is_none_or(|until| until < Instant::now()) {
             let name = &self.node.name;
-            tracing::warn!("pages to and from node {name} go by TCP for {FOR:?}: {error}");
+            tracing::warn!("pages to and from node {name} use TCP for {FOR:?}: {error}");
         }
     }
 
@@ -547,10 +548,10 @@ async fn reach(peer: Weak<Peer>, mut pause: Duration) {
             Ok(link) => {
                 peer.idle.lock().push(link);
                 peer.turns.fetch_add(1, Ordering::AcqRel);
-                tracing::warn!("node {} answers again and takes its share", peer.node.name);
+                tracing::warn!("node {} answers again and is used", peer.node.name);
                 return;
             }
-            Err(error) => tracing::debug!("node {} is still away: {error}", peer.node.name),
+            Err(error) => tracing::debug!("node {} still does not answer: {error}", peer.node.name),
         }
         pause = (2 * pause).min(Duration::from_millis(peer.config.retry_max_ms));
     }

@@ -48,7 +48,7 @@ pub struct RunningNode {
 #[non_exhaustive]
 pub enum NodeError {
     /// The address cannot be used.
-    #[error("cannot listen at {address}: {error}")]
+    #[error("cannot listen on {address}: {error}")]
     Listen {
         /// Which address.
         address: String,
@@ -59,7 +59,7 @@ pub enum NodeError {
     #[error("a node needs a secret that its clients know, or a list of clients")]
     NoClients,
     /// Two clients cannot be told apart.
-    #[error("two clients are called {0:?}: give each a name of its own")]
+    #[error("two clients have the name {0:?}: give each a unique name")]
     SameName(String),
     /// The store cannot be shared.
     #[error("{0}")]
@@ -291,12 +291,12 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
             let known = tokio::select! {
                 known = greet(stream, &shared) => known,
                 () = place.lost() => {
-                    return refused(format_args!("it said nothing while others waited at the door"));
+                    return refused(format_args!("it did not authenticate while others were waiting"));
                 }
             };
             drop(place);
             let Ok(_place) = connections.try_acquire_owned() else {
-                return refused(format_args!("there are as many connections as allowed"));
+                return refused(format_args!("the maximum number of connections is reached"));
             };
             match known {
                 Ok((link, client, instance)) => {
@@ -309,7 +309,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                     shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
                     if let Err(LinkError::Malformed(error)) = &ended {
                         shared.counters.malformed.fetch_add(1, Ordering::Relaxed);
-                        tracing::warn!("{peer} sent something that is no request: {error}");
+                        tracing::warn!("{peer} sent a malformed request: {error}");
                     } else if let Err(error) = ended {
                         tracing::debug!("the connection of {peer} ended: {error}");
                     }

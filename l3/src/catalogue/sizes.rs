@@ -5,13 +5,13 @@ use super::{NO_SLOT, Slot};
 /// How many slots of `slot_bytes` there are in `capacity_bytes`.
 pub fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
     if slot_bytes > u64::from(u32::MAX) {
-        return Err("objects have at most 4 GiB".to_owned());
+        return Err("objects may have at most 4 GiB".to_owned());
     }
     let slots = capacity_bytes.checked_div(slot_bytes).unwrap_or(0);
     if slots == 0 || slots >= u64::from(NO_SLOT) {
         return Err(format!(
-            "a store of {capacity_bytes} bytes cannot be cut into slots of {slot_bytes} bytes: it \
-             needs at least one and less than 4 billion of them"
+            "a store of {capacity_bytes} bytes cannot be divided into slots of {slot_bytes} bytes: \
+             it needs at least one and fewer than 4 billion"
         ));
     }
     Ok(slots as Slot)
@@ -22,8 +22,8 @@ pub fn check_shares(low: f64, high: f64, leased: f64) -> Result<(), String> {
     if [low, high, leased].iter().all(|share| (0.0..=1.0).contains(share)) && low <= high {
         return Ok(());
     }
-    Err("watermark_low, watermark_high and leased_share_max are shares between 0 and 1, the low \
-         watermark not above the high one"
+    Err("watermark_low, watermark_high and leased_share_max must be between 0 and 1, with \
+         watermark_low at most watermark_high"
         .to_owned())
 }
 

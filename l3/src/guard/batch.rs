@@ -34,12 +34,12 @@ pub fn one_each<T: Clone>(results: Results<T>, objects: usize) -> Results<T> {
     }
     let message = format!("{} results for {objects} objects", results.len());
     let error = io::Error::new(io::ErrorKind::InvalidData, message);
-    vec![Err(StoreError::io("asking the store", &error)); objects]
+    vec![Err(StoreError::io("calling the store", &error)); objects]
 }
 
 /// What became of a call whose task died, because the store panicked or its runtime was shut down.
 pub fn died(error: JoinError) -> StoreError {
-    StoreError::io("asking the store", &error.into())
+    StoreError::io("calling the store", &error.into())
 }
 
 #[cfg(test)]

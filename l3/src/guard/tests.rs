@@ -300,7 +300,7 @@ async fn a_store_that_miscounts_or_panics_has_failed() {
     let message = |result: &Result<Stored, StoreError>| result.as_ref().unwrap_err().to_string();
     let results = put(&guarded, &arena, &[id(1), id(2)]).await;
     let messages: Vec<String> = results.iter().map(message).collect();
-    assert_eq!(messages, ["asking the store: 1 results for 2 objects"; 2]);
+    assert_eq!(messages, ["calling the store: 1 results for 2 objects"; 2]);
     scripted.script(|script| (script.miscounts, script.panics) = (false, true));
     let results = put(&guarded, &arena, &[id(1), id(2)]).await;
     assert!(results.iter().all(|result| message(result).contains("panicked")), "{results:?}");

@@ -7,8 +7,8 @@ use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 /// Why a model could not be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "this program knows the built-in model only. One that reads models from folders takes longer to build: \
-     `cargo build --release --features models`, or `--features full` with all that is optional"
+    "this program supports only the built-in model. To load models from folders, build it with \
+     `cargo build --release --features models`, or with `--features full` for all optional parts"
 )]
 pub struct LoadError(());
 

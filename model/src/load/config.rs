@@ -92,7 +92,7 @@ enum Family {
 /// Reads `config.json`.
 pub(super) fn read_config(folder: &Path) -> Result<Config, LoadError> {
     let path = folder.join("config.json");
-    let advice = "the folder of a model has one; is this the right folder?";
+    let advice = "a model folder must have one; is this the right folder?";
     let json = read(&path, advice)?;
     let family = family(&parse(&path, &json)?)
         .map_err(|problem| LoadError::Architecture { path: path.clone(), problem })?;

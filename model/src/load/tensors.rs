@@ -88,7 +88,7 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
     let index_path = folder.join("model.safetensors.index.json");
     let mut files = Vec::new();
     let listing = if single.exists() {
-        files.push(TensorFile::open(&single, "the folder of a model has its weights")?);
+        files.push(TensorFile::open(&single, "a model folder must have its weights")?);
         single
     } else if let Some(json) = read_if_any(&index_path)? {
         let index: Index = parse(&index_path, &json)?;
@@ -98,7 +98,7 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
         for shard in shards {
             // A name that leads elsewhere is none that a download has written.
             if Path::new(shard).components().count() != 1 || shard.starts_with('.') {
-                let problem = format!("{shard:?} is no name of a file in the same folder");
+                let problem = format!("{shard:?} is not a file name in the same folder");
                 return Err(LoadError::Malformed { path: index_path, problem });
             }
             let advice = "model.safetensors.index.json names it; download all shards";
@@ -124,7 +124,7 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
         let tensor = file.locate(number, &name, header, part.size(shape))?;
         // Weights that lie in the same place could make a model of any size out of a small file.
         let Some(left) = unused[number].checked_sub(tensor.len) else {
-            let problem = format!("tensors overlap: {name} is more than the file has left");
+            let problem = format!("tensors overlap: {name} is larger than the rest of the file");
             return Err(LoadError::Malformed { path: file.path.clone(), problem });
         };
         unused[number] = left;
@@ -148,7 +148,7 @@ impl TensorFile {
             return Err(LoadError::LfsPointer { path: path.to_owned() });
         }
         let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-            return Err(malformed(format!("{} bytes are no safetensors file", bytes.len())));
+            return Err(malformed(format!("{} bytes are not a safetensors file", bytes.len())));
         };
         let length = u64::from_le_bytes(*length);
         if length > HEADER_BYTES_MAX || length > rest.len() as u64 {
@@ -191,7 +191,7 @@ impl TensorFile {
         let (start, end) = header.data_offsets;
         let len = expected.iter().product::<usize>() * dtype.bytes();
         if end.checked_sub(start) != Some(len) {
-            return Err(malformed(format!("{name} lies at {start} to {end}, but has {len} bytes")));
+            return Err(malformed(format!("{name} is at {start} to {end}, but has {len} bytes")));
         }
         let data = self.bytes.len() - self.start;
         if end > data {

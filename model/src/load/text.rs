@@ -97,7 +97,7 @@ fn read_tokenizer(path: &Path, config: &Config) -> Result<Tokenizer, LoadError> 
     let tokenizer = read_any_tokenizer(path)?;
     let (tokens, vocabulary) = (tokenizer.vocabulary(), config.shape.vocabulary);
     if tokens > vocabulary {
-        let problem = format!("it has {tokens} tokens, but the model knows only {vocabulary}");
+        let problem = format!("it has {tokens} tokens, but the model has only {vocabulary}");
         return Err(LoadError::Mismatch { path: path.to_owned(), problem });
     }
     Ok(tokenizer)
@@ -158,7 +158,10 @@ fn read_stop_tokens(
     let vocabulary = config.shape.vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
         Some(token) => {
-            let problem = format!("eos_token_id is {token}, but the model knows only {vocabulary}");
+            let problem = format!(
+                "eos_token_id is {token}, but the model has only {vocabulary} \
+                                   tokens"
+            );
             Err(LoadError::Mismatch { path, problem })
         }
         None => Ok(tokens),

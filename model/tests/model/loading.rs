@@ -148,7 +148,7 @@ fn an_index_cannot_lead_out_of_its_folder() {
     let index = "model.safetensors.index.json";
     for name in ["../model-1.safetensors", "/etc/passwd", "..", ""] {
         write_json(&folder.path().join(index), &json!({ "weight_map": { "a": name } }));
-        refused(&folder, index, &["no name of a file in the same folder"]);
+        refused(&folder, index, &["not a file name in the same folder"]);
     }
     write_json(&folder.path().join(index), &json!({ "weight_map": {} }));
     refused(&folder, index, &["there is no tensor model.embed_tokens.weight"]);
@@ -165,8 +165,8 @@ fn a_truncated_file_of_weights_is_refused_wherever_it_ends() {
         (header, "bytes of weights"),
         (header - 1, "its header should have"),
         (9, "its header should have"),
-        (7, "7 bytes are no safetensors file"),
-        (0, "0 bytes are no safetensors file"),
+        (7, "7 bytes are not a safetensors file"),
+        (0, "0 bytes are not a safetensors file"),
     ] {
         cut(&path, len);
         refused(&folder, "model.safetensors", &[words, "download it again"]);
@@ -190,15 +190,15 @@ fn a_header_that_lies_is_refused() {
         fs::write(&path, bytes).unwrap();
     };
     rewrite(&|tensor| tensor["data_offsets"] = json!([u64::MAX - 10, u64::MAX]));
-    refused(&folder, "model.safetensors", &["model.norm.weight lies at"]);
+    refused(&folder, "model.safetensors", &["model.norm.weight is at"]);
     rewrite(&|tensor| tensor["data_offsets"] = json!([100, 0]));
-    refused(&folder, "model.safetensors", &["model.norm.weight lies at 100 to 0"]);
+    refused(&folder, "model.safetensors", &["model.norm.weight is at 100 to 0"]);
     rewrite(&|tensor| tensor["shape"] = json!([44, 2]));
     refused(&folder, "model.safetensors", &["has the shape [44, 2], expected [44]"]);
     rewrite(&|tensor| tensor["dtype"] = json!("F8_E4M3"));
     refused(&folder, "model.safetensors", &["the dtype F8_E4M3 of model.norm.weight"]);
     rewrite(&|tensor| tensor["shape"] = json!("wide"));
-    refused(&folder, "model.safetensors", &["cannot be understood"]);
+    refused(&folder, "model.safetensors", &["cannot be parsed"]);
     fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
     refused(&folder, "model.safetensors", &["its header should have"]);
 }
@@ -331,13 +331,13 @@ fn absurd_sizes_are_refused_before_anything_is_allocated() {
     let words = ["num_attention_heads is 6, which num_key_value_heads, 4, does not divide"];
     refused_config(json!({ "num_key_value_heads": 4 }), &words);
     for (name, value) in [("vocab_size", json!(-1)), ("hidden_size", json!(1e30))] {
-        refused_config(json!({ (name): value }), &["cannot be understood"]);
+        refused_config(json!({ (name): value }), &["cannot be parsed"]);
     }
     let folder = Folder::llama().write();
     let path = folder.path().join("config.json");
     let config = fs::read_to_string(&path).unwrap().replace("10000.0", "NaN");
     fs::write(&path, config).unwrap();
-    refused(&folder, "config.json", &["cannot be understood"]);
+    refused(&folder, "config.json", &["cannot be parsed"]);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn a_model_without_the_tokens_of_its_tokenizer_is_refused() {
         tensor.shape[0] = 260;
         tensor.numbers.truncate(260 * 44);
     }
-    let words = ["it has 263 tokens, but the model knows only 260"];
+    let words = ["it has 263 tokens, but the model has only 260"];
     refused(&folder.write(), "tokenizer.json", &words);
 }
 
@@ -359,7 +359,7 @@ fn files_that_are_something_else_are_refused() {
     {
         let folder = Folder::llama().write();
         fs::write(folder.path().join(file), "<html>").unwrap();
-        refused(&folder, file, &["cannot be understood", "download it again"]);
+        refused(&folder, file, &["cannot be parsed", "download it again"]);
     }
 }
 

@@ -200,7 +200,7 @@ fn one_for_each(keys: &Keys, places: usize, lengths: usize) -> PyResult<()> {
         return Ok(());
     }
     Err(bad_argument(format_args!(
-        "{} keys, {places} places and {lengths} lengths: give one of each for each object",
+        "{} keys, {places} places and {lengths} lengths: give one of each per object",
         keys.len()
     )))
 }
@@ -212,7 +212,8 @@ pub(super) fn arena_at(
     page_bytes: usize,
     owner: Py<PyAny>,
 ) -> PyResult<Arena> {
-    let base = NonNull::new(address as *mut u8).ok_or_else(|| bad_argument("0 is no address"))?;
+    let base =
+        NonNull::new(address as *mut u8).ok_or_else(|| bad_argument("0 is not an address"))?;
     let pages = bytes.checked_div(page_bytes).and_then(|pages| u32::try_from(pages).ok());
     let pages = pages.filter(|&pages| pages > 0 && bytes.is_multiple_of(page_bytes));
     let pages = pages.ok_or_else(|| {

@@ -21,7 +21,7 @@ const PIECE_OBJECTS: usize = 256;
 /// How many pieces of one job are under way at a time.
 const PIECES_AT_A_TIME: usize = 4;
 
-const BROKEN: &str = "Terrace has broken one of its own rules: please report it";
+const BROKEN: &str = "a bug in Terrace: please report it";
 
 /// What a job does.
 #[derive(Clone, Copy, PartialEq, Eq)]

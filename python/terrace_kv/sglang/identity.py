@@ -104,8 +104,8 @@ class Identity:
             return store
         if config.is_mla_model:
             raise ConfigError(
-                f"all {ranks} ranks read what one of them stores, and a folder is for one process: start "
-                '`terrace node` with that folder, and say "store": "nodes://HOST:PORT"'
+                f"all {ranks} ranks read what one of them stores, but only one process can use a folder: start "
+                '`terrace node` on that folder, and set "store": "nodes://HOST:PORT"'
             )
         rank = f"tp{config.tp_rank}of{config.tp_size}-pp{config.pp_rank}of{config.pp_size}"
         return f"{store}/{rank}-cp{config.attn_cp_rank}of{config.attn_cp_size}-dp{config.dp_rank}"
@@ -123,7 +123,7 @@ def server_arguments() -> Any:
     try:
         return get_server_args()
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"SGLang does not tell which model it serves ({error})") from error
+        raise ConfigError(f"cannot find out which model SGLang serves ({error})") from error
 
 
 def weight_version() -> str:
@@ -143,8 +143,8 @@ def _weights(path: str, revision: str | None, said: str | None) -> str:
     seen = weights_of(path, revision)
     if said is None and revision is None and seen == key_of("revision", "main").hex():
         raise ConfigError(
-            f"which revision of {path} is served cannot be told: say it (--revision, or \"revision\" among the "
-            "settings of the backend), so that pages of other weights are never read"
+            f"the revision of {path} is unknown: set it (--revision, or \"revision\" in the settings of the backend), so "
+            "that pages of other weights are never read"
         )
     return canonical([seen, said])
 

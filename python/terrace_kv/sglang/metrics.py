@@ -74,10 +74,10 @@ class _Counters:
 
         self._labels = dict(labels)
         names = ["pool", "operation", *labels]
-        self._objects = Counter("terrace_l3_objects", "Objects by what came of them.", [*names, "outcome"])
-        self._bytes = Counter("terrace_l3_bytes", "Bytes that were moved.", names)
-        self._calls = Counter("terrace_l3_calls", "Calls of the store.", names)
-        self._seconds = Counter("terrace_l3_seconds", "Time that calls took.", names)
+        self._objects = Counter("terrace_l3_objects", "Objects by outcome.", [*names, "outcome"])
+        self._bytes = Counter("terrace_l3_bytes", "Bytes transferred.", names)
+        self._calls = Counter("terrace_l3_calls", "Calls to the store.", names)
+        self._seconds = Counter("terrace_l3_seconds", "Time spent in calls.", names)
         self._before: dict[tuple[str, ...], float] = {}
 
     def count(self, pool: str, figures: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ def form_of(name: str, pool: Any) -> Form:
     :raises ConfigError: if they cannot.
     """
     if getattr(pool, "shard_size", 1) > 1:
-        raise ConfigError(f"the pool {name} is spread over ranks page by page: leave out --enable-kv-cache-sharding")
+        raise ConfigError(f"the pool {name} is sharded over ranks by page: leave out --enable-kv-cache-sharding")
     runs, why = _runs(pool)
     if runs is not None and runs.kind == "nothing":
         return runs
@@ -82,11 +82,11 @@ def _runs(pool: Any) -> tuple[Form | None, str]:
         addresses = [int(pointers[place]) for pointers, _ in told]
         memory = next((one for one in memories if all(one[0] <= at < one[0] + one[1] for at in addresses)), None)
         if memory is None or any((at - memory[0]) % size for at in addresses):
-            return None, " (its pages do not lie side by side)"
+            return None, " (its pages are not contiguous)"
         regions.append((memory[0], memory[1] // size * size, size))
     apart = {address: size for address, _, size in regions}
     if any(apart[address] != size for address, _, size in regions):
-        return None, " (runs of several sizes lie in one buffer)"
+        return None, " (one buffer has runs of several sizes)"
     return Form("runs", sizes, tuple(dict.fromkeys(regions))), ""
 
 
@@ -213,7 +213,7 @@ class Pages:
         """The parts of pages that lie flat in tensors, one behind the other as in the pool."""
         for page in pages:
             if page.numel() * page.element_size() != self.form.page_bytes or not page.is_contiguous():
-                raise ValueError(f"a page has {self.form.page_bytes} bytes side by side, and this tensor {page.shape}")
+                raise ValueError(f"a page has {self.form.page_bytes} contiguous bytes, but this tensor is {page.shape}")
         sizes = np.array(self.form.sizes, np.uint64)
         offsets = np.cumsum(sizes) - sizes
         starts = np.array([page.data_ptr() for page in pages], np.uint64)

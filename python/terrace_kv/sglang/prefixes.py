@@ -76,7 +76,7 @@ def _good_lengths(pool: Beside, kv_pages: int) -> set[int]:
                 good.add(length)
         return good
     raise ValueError(
-        f"the pool {pool.name} has a policy that is not known here, {pool.policy!r}: "
+        f"the pool {pool.name} has an unknown policy, {pool.policy!r}: "
         "this SGLang is newer than this version of terrace-kv"
     )
 

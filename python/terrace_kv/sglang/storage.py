@@ -43,11 +43,11 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         check_version()
         settings = {**(storage_config.extra_config or {}), **(kwargs or {})}
         if not settings.get("interface_v1"):
-            log.warning('terrace: pages are copied on their way; with "interface_v1": 1 they are not')
+            log.warning('terrace: SGLang copies every page; set "interface_v1": 1 to avoid this')
         if storage_config.should_split_heads:
             raise ConfigError(
-                "pages are not divided by heads: leave out tp_lcm_size. Servers of different --tp-size keep pages of "
-                "their own, unless the model's KV is the same on all ranks (MLA)"
+                "pages cannot be split by heads: leave out tp_lcm_size. Servers with different --tp-size do not share "
+                "pages, unless the model's KV is the same on all ranks (MLA)"
             )
         self._settings = settings
         self._identity = Identity(storage_config, **{name: settings.get(name) for name in IDENTITYS})

@@ -18,4 +18,4 @@ def check_version() -> None:
     except PackageNotFoundError:
         return
     if found.split("+")[0] not in TESTED:
-        log.warning("terrace: SGLang %s was not tried, %s was; if pages do not come back, say so", found, TESTED[-1])
+        log.warning("terrace: SGLang %s is not tested, %s is; please report it if pages are not found again", found, TESTED[-1])

@@ -36,15 +36,15 @@ class Blocks:
         groups = kv_cache_config.kv_cache_groups
         if len(groups) != 1:
             raise ConfigError(
-                f"this model has {len(groups)} groups of layers with blocks of their own, and TerraceConnector has one: "
-                "use the tier (OffloadingConnector with TerraceTier)"
+                f"this model has {len(groups)} KV cache groups, but TerraceConnector supports only one: use the tier "
+                "(OffloadingConnector with TerraceTier)"
             )
         self._settings = settings
         self.tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
         """In a block."""
         if self.tokens != hash_tokens:
             raise ConfigError(
-                f"blocks have {self.tokens} tokens and their hashes {hash_tokens}: start vLLM without "
+                f"blocks have {self.tokens} tokens but block hashes {hash_tokens}: start vLLM without "
                 "--prefix-match-unit, or use the tier"
             )
         spec, layers = groups[0].kv_cache_spec, groups[0].layer_names
@@ -58,7 +58,7 @@ class Blocks:
         """How many parts a block has."""
         load = settings.get("load", "async")
         if load not in ("async", "sync"):
-            raise ConfigError(f'"load" is "async" or "sync", not {load!r}')
+            raise ConfigError(f'"load" must be "async" or "sync", not {load!r}')
         self.is_async = load == "async"
         """Whether a request waits for its blocks beside the steps of others."""
         self.staging_pages = max(2, size(settings.get("staging", _STAGING)) // self.bytes)

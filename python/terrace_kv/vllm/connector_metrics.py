@@ -14,7 +14,7 @@ from ..transfers import BUCKETS, Completed, Transfers
 from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, is_left_alone
 
 SKIPPED = "vllm:terrace_blocks_skipped"
-_ALL = DOCUMENTS | {SKIPPED: ("Blocks that were not saved because the store was slower than the engine.", ("tier",))}
+_ALL = DOCUMENTS | {SKIPPED: ("Blocks not saved because the store was slower than the engine.", ("tier",))}
 
 
 @dataclass

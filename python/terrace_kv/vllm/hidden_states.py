@@ -301,7 +301,7 @@ class _Scheduler:
         if (resident := self._status.resident_bytes + waiting + reserved) > settings.max_resident:
             return (
                 f"{resident} bytes would wait to be consumed, and max_resident is {settings.max_resident}: release "
-                "samples that are used up, or consume faster"
+                "consumed samples, or consume faster"
             )
         return None
 
@@ -340,7 +340,7 @@ class _Worker:
             promise = FeatureRef(save.ref)
             copy = self._copy_of(promise, save.token_ids, save.blocks)
             if not self._writer.submit(save.request, promise, copy, save.bytes, self._settings.within_s):
-                logger.warning("Hidden states of %s are dropped: too much waits for the store", save.request)
+                logger.warning("Hidden states of %s are dropped: too much data waits for the store", save.request)
                 done.add(save.request)
         return done | {str(request) for request in self._writer.take_copied()}
 
@@ -361,7 +361,7 @@ class _Worker:
         if self._writer.close(self._settings.within_s):
             self._features.store.close()
         else:
-            logger.warning("The store does not answer: some hidden states that were promised are not in it")
+            logger.warning("The store does not answer: some promised hidden states are not stored")
         self._writer = None
 
     def _copy_of(

@@ -8,10 +8,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 from vllm.v1.metrics.utils import create_metric_per_engine
 
 _SUMS = {
-    "samples": "Samples of hidden states that were stored.",
-    "bytes": "Bytes of hidden states that were stored.",
-    "failures": "Samples that were promised and could not be stored.",
-    "refused": "Requests that ended without a sample, and were told why.",
+    "samples": "Stored samples of hidden states.",
+    "bytes": "Stored bytes of hidden states.",
+    "failures": "Promised samples that could not be stored.",
+    "refused": "Requests that ended without a sample; the response has the reason.",
 }
 _SECONDS = "seconds"
 _BUCKETS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0]
@@ -79,7 +79,7 @@ class HiddenStatesMetrics(KVConnectorPromMetrics):
         self._sums = {name: counter(name, documentation) for name, documentation in _SUMS.items()}
         seconds = self._histogram_cls(
             name="vllm:terrace_hidden_states_seconds",
-            documentation="From the promise of a sample to its being in the store.",
+            documentation="Time from the promise of a sample to the end of its put.",
             buckets=_BUCKETS,
             labelnames=labelnames,
         )

@@ -15,13 +15,12 @@ SECONDS = "vllm:terrace_job_seconds"
 BREAKER = "vllm:terrace_breaker_open"
 
 DOCUMENTS = {
-    OBJECTS: ("Chunks that jobs of Terrace were about, by operation and whether they were had (hit) or are not there "
-               "(miss).", ("tier", "operation", "result")),
-    FAILURES: ("Chunks that Terrace could not store, read or ask about, by operation and kind of failure.",
+    OBJECTS: ("Chunks of Terrace's jobs, by operation and result: hit or miss.", ("tier", "operation", "result")),
+    FAILURES: ("Chunks that Terrace could not store, read or look up, by operation and kind of failure.",
                 ("tier", "operation", "kind")),
-    BYTES: ("Bytes that Terrace has moved, by operation.", ("tier", "operation")),
-    SECONDS: ("From the submission of a job of Terrace to its end, by operation, in seconds.", ("tier", "operation")),
-    BREAKER: ("1 while Terrace leaves its store alone because it is unwell.", ("tier",)),
+    BYTES: ("Bytes that Terrace has transferred, by operation.", ("tier", "operation")),
+    SECONDS: ("Duration of Terrace's jobs, from submission to end, by operation, in seconds.", ("tier", "operation")),
+    BREAKER: ("1 while the circuit breaker of Terrace's store is open.", ("tier",)),
 }
 
 

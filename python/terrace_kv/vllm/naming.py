@@ -72,14 +72,14 @@ def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any
     """What both kinds of objects depend on alike."""
     told = settings.get("weights")
     if told is not None and not isinstance(told, str):
-        raise ConfigError(f'"weights" is the name of a revision, not {told!r}')
+        raise ConfigError(f'"weights" must be the name of a revision, not {told!r}')
     salt = {"salt": str(settings.get("salt", ""))}
     if vllm_config is None:
         # How the engine was started is not known then, so whatever may differ must be said.
         if told is None:
             raise ConfigError(
-                "this version of vLLM does not tell tiers which weights it has loaded: name them, as "
-                '"weights": "their revision", and change that with every change of weights or of how they are loaded'
+                "this version of vLLM does not pass the loaded weights to tiers: name them, like "
+                '"weights": "their revision", and change the name whenever the weights or how they are loaded change'
             )
         return {"hash_algorithm": "", "model": name, "weights": f"told {told}", "dtype": "", **salt}
     model = vllm_config.model_config

@@ -82,7 +82,7 @@ class TerraceTier(SecondaryTierManager):
         is_local = settings["store"].startswith(("disk:", "memory"))
         self.locality = Locality(settings["locality"]) if "locality" in settings else _locality(is_local)
         self._events: list[OffloadingEvent] | None = [] if offloading.enable_kv_cache_events else None
-        logger.info("Terrace keeps KV in %s, namespace %s", settings["store"], namespace.hex())
+        logger.info("Terrace stores KV in %s, namespace %s", settings["store"], namespace.hex())
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the store has a chunk; not known before the step after the one that asks first."""
@@ -158,7 +158,7 @@ class TerraceTier(SecondaryTierManager):
         """
         if not self._transfers.wait_idle(_PATIENCE_S):
             raise RuntimeError(
-                f"the store has not let go of the engine's memory within {_PATIENCE_S:.0f} s: see whether its disk or "
+                f"the store has not released the engine's memory within {_PATIENCE_S:.0f} s: check whether its disk or "
                 "network hangs"
             )
         self._transfers.close()

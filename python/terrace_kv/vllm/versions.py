@@ -27,14 +27,13 @@ def check(version: str) -> None:
     released = ".".join(part or "0" for part in numbers.groups())
     if tuple(int(part) for part in numbers.groups()[:2]) < _FIRST:
         raise RuntimeError(
-            f"vLLM {version} calls tiers and connectors in another way: use {_FIRST[0]}.{_FIRST[1]} or later, best "
-            f"{TESTED[-1]}"
+            f"vLLM {version} has a different interface for tiers and connectors: use {_FIRST[0]}.{_FIRST[1]} or later, "
+            f"preferably {TESTED[-1]}"
         )
     if released not in TESTED:
         _warned.add(version)
         logger.warning(
-            "Terrace was tested with vLLM %s; this is %s. It is tried; if something fails, please report it with both "
-            "versions.",
+            "Terrace is tested with vLLM %s; this is %s. If something fails, please report it with both versions.",
             ", ".join(TESTED),
             version,
         )

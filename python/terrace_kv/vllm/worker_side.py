@@ -78,8 +78,8 @@ class WorkerSide:
             at += size
         if at != self._blocks.bytes:
             raise ConfigError(
-                f"a block has {at} bytes where the engine's configuration says {self._blocks.bytes}: this layout is not "
-                "known to TerraceConnector; use the tier, and please report it"
+                f"a block has {at} bytes, but the engine's configuration says {self._blocks.bytes}: TerraceConnector does "
+                "not support this layout; use the tier, and please report it"
             )
         self._is_on_gpu = any(tensor.is_cuda for tensor in kv_caches.values())
         pages = 2 * self._half
@@ -105,7 +105,7 @@ class WorkerSide:
         left_out = len(steps.saves) - len(pages)
         if left_out:
             self._for_saves.skipped += left_out
-            logger.debug("%d blocks are not saved: the store is slower than the engine (staging)", left_out)
+            logger.debug("%d blocks were not saved: the store is slower than the engine (see the setting staging)", left_out)
         saves = steps.saves[: len(pages)]
         if not saves:
             return
@@ -134,7 +134,7 @@ class WorkerSide:
         """Waits for what is being stored."""
         if not self._transfers.wait_idle(_PATIENCE_S):
             # The staging memory is kept by the jobs that still use it.
-            logger.warning("the store has not ended its transfers within %.0f s and is left", _PATIENCE_S)
+            logger.warning("the store has not finished its transfers within %.0f s and is abandoned", _PATIENCE_S)
             return
         self._transfers.close()
         self._shared.close()

@@ -96,7 +96,7 @@ pub(super) fn also(
 ) -> Result<Vec<WorkerGroup>, Problem> {
     let page_size = config.scheduler.cache.page_size;
     let group = |part: &str| {
-        let wrong = || Problem::from("write it like 2xh100:1, several joined by +");
+        let wrong = || Problem::from("write it like 2xh100:1; join several with +");
         let (workers, rest) = part.trim().split_once('x').ok_or_else(wrong)?;
         let (gpu, gpus) = rest.split_once(':').ok_or_else(wrong)?;
         let (gpu, gpus) = (Gpu::named(gpu)?, within(gpus, 1, 64)?);
@@ -121,7 +121,7 @@ pub(super) fn also(
 /// Times in which workers are not there, like `1:600s-900s+0:20s-30s`.
 pub(super) fn outages(text: &str) -> Result<Vec<Outage>, Problem> {
     let outage = |part: &str| {
-        let wrong = || Problem::from("write it like 1:600s-900s, several joined by +");
+        let wrong = || Problem::from("write it like 1:600s-900s; join several with +");
         let (worker, times) = part.trim().split_once(':').ok_or_else(wrong)?;
         let (from, to) = times.split_once('-').ok_or_else(wrong)?;
         let worker = within(worker, 0, 1023)?;

@@ -146,7 +146,7 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {}, {} us: the plan is another", self.line, self.at_us)?;
+        write!(f, "line {}, {} us: the plan differs", self.line, self.at_us)?;
         for (place, logged, planned) in &self.values {
             write!(f, "\n  {place}: was {logged}, is {planned}")?;
         }
@@ -167,7 +167,7 @@ pub enum DecisionError {
         error: io::Error,
     },
     /// A line that is no call.
-    #[error("line {line} is no call of a scheduler: {error}; is this a decision log?")]
+    #[error("line {line} is not a scheduler call: {error}; is this a decision log?")]
     Line {
         /// From 1.
         line: u64,
@@ -175,19 +175,19 @@ pub enum DecisionError {
         error: serde_json::Error,
     },
     /// The first line does not say how the scheduler was made.
-    #[error("line {line}: no scheduler has begun; a log begins with its configuration")]
+    #[error("line {line}: the log must begin with the scheduler's configuration")]
     NotBegun {
         /// From 1.
         line: u64,
     },
     /// Another scheduler begins in the middle of the log.
-    #[error("line {line}: another scheduler begins; a log is about one, so split it here")]
+    #[error("line {line}: a second scheduler starts; a log must have only one, so split it here")]
     BegunTwice {
         /// From 1.
         line: u64,
     },
     /// The scheduler refuses what it took then.
-    #[error("line {line}: what was taken then is refused now: {refusal}")]
+    #[error("line {line}: a call that was accepted when recorded is refused: {refusal}")]
     Refused {
         /// From 1.
         line: u64,

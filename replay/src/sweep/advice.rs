@@ -68,7 +68,7 @@ fn by_promise(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let keeping: Vec<usize> = candidates.iter().copied().filter(is_kept).collect();
     if let Some(place) = cheapest(points, &keeping) {
         let reason = format!(
-            "it is the cheapest of {} that keep the promise: {} of requests are good",
+            "this is the cheapest of {} configurations that meet the SLO: {} of requests meet it",
             keeping.len(),
             human::percent(good(place))
         );
@@ -77,7 +77,7 @@ fn by_promise(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let nearest = candidates.iter().copied().max_by(|&a, &b| good(a).total_cmp(&good(b)));
     let place = nearest.unwrap_or(0);
     let reason = format!(
-        "no configuration keeps the promise, and this one comes nearest: {} of requests are good",
+        "no configuration meets the SLO, and this one comes closest: {} of requests meet it",
         human::percent(good(place))
     );
     Choice { place, reason, all_are_good: false }
@@ -101,8 +101,10 @@ fn by_times(points: &[SweepPoint], candidates: &[usize]) -> Choice {
     let good: Vec<usize> = candidates.iter().copied().filter(is_good).collect();
     let place = cheapest(points, &good).unwrap_or(best);
     let reason = match good.len() {
-        1 => "no other comes within 10 % of its times".to_owned(),
-        count => format!("it is the cheapest of {count} whose times are within 10 % of the best"),
+        1 => "no other configuration is within 10 % of its latencies".to_owned(),
+        count => {
+            format!("this is the cheapest of {count} with latencies within 10 % of the best")
+        }
     };
     Choice { place, reason, all_are_good: good.len() == points.len() && points.len() > 1 }
 }
@@ -113,16 +115,16 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
     let l3 = match point.l3_tokens {
         Some(0) => "no L3".to_owned(),
         Some(tokens) => format!("{} of L3", bytes(tokens)),
-        None => format!("L3 without limit, of which {} are used", bytes(point.l3_peak_tokens)),
+        None => format!("unlimited L3 ({} used)", bytes(point.l3_peak_tokens)),
     };
     let (take, reason) = match axes.is_empty() {
-        true => ("W".to_owned(), "as it was asked for"),
+        true => ("W".to_owned(), "as configured"),
         false => (format!("Take {}: w", describe(axes, &point.values)), choice.reason.as_str()),
     };
     let mut answer = format!(
-        "{take}ith {} of host memory a worker and {l3}, {reason}. 90 % of first tokens come within {} \
-         and 90 % of answers have {} or less between tokens, at {:.2} an hour or {:.3} a million tokens; \
-         {} of prompt tokens are reused, and {} could be.",
+        "{take}ith {} of host memory per worker and {l3}, {reason}. TTFT p90 is {} and TPOT p90 is {}, at a \
+         cost of {:.2} per hour or {:.3} per million tokens. The hit rate is {} of prompt tokens; an \
+         unlimited cache would reach {}.",
         bytes(point.host_tokens),
         human::milliseconds(point.ttft_ms.p90),
         human::milliseconds(point.tpot_ms.p90),
@@ -132,7 +134,7 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
         human::percent(point.reuse.ceiling)
     );
     if choice.all_are_good {
-        answer += " All configurations are good enough, so only the cost matters here.";
+        answer += " All configurations are good enough, so only the cost matters.";
     }
     if point.failed > 0 {
         let failed = human::whole(point.failed);
@@ -140,8 +142,8 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
     }
     // Whoever decodes computes all the time; overloaded is where most of the time is waiting.
     if point.busy > OVERLOADED && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
-        answer += " Even so the workers compute all the time and requests wait for them: more workers \
-                   or faster ones would change more than memory does.";
+        answer += " The workers are overloaded even so: more or faster workers would help more than \
+                   memory.";
     }
     answer
 }
@@ -182,7 +184,7 @@ mod tests {
         let (place, sentence) = answer(&sweep.axes, &sweep.points);
         assert_eq!(place, 1);
         assert!(sentence.starts_with("Take host 600k, l3 0: with 73.2 GiB of host memory"));
-        assert!(sentence.contains("the cheapest of 2 whose times are within 10 %"), "{sentence}");
+        assert!(sentence.contains("the cheapest of 2 with latencies within 10 %"), "{sentence}");
         assert_eq!(front(&sweep), [true; 3]);
         sweep.points[1].failed = 1;
         assert_eq!(answer(&sweep.axes, &sweep.points).0, 2);
@@ -205,12 +207,12 @@ mod tests {
         }
         let (place, sentence) = answer(&sweep.axes, &sweep.points);
         assert_eq!(place, 1);
-        assert!(sentence.contains("the cheapest of 2 that keep the promise: 91.0 %"), "{sentence}");
+        assert!(sentence.contains("the cheapest of 2 configurations that meet the SLO: 91.0 %"));
         for point in &mut sweep.points {
             point.goodput.as_mut().unwrap().is_kept = false;
         }
         let (place, sentence) = answer(&sweep.axes, &sweep.points);
         assert_eq!(place, 2);
-        assert!(sentence.contains("no configuration keeps the promise"), "{sentence}");
+        assert!(sentence.contains("no configuration meets the SLO"), "{sentence}");
     }
 }

@@ -37,7 +37,7 @@ impl TraceBuilder {
     pub fn new(block_tokens: u32) -> Result<Self, String> {
         if !(1..=BLOCK_TOKENS_MAX).contains(&block_tokens) {
             return Err(format!(
-                "blocks of {block_tokens} tokens: use 1 to {BLOCK_TOKENS_MAX} tokens a block"
+                "blocks of {block_tokens} tokens: use 1 to {BLOCK_TOKENS_MAX} tokens per block"
             ));
         }
         let trace =
@@ -58,13 +58,16 @@ impl TraceBuilder {
         block_ids: &[u64],
     ) -> Result<(), String> {
         let trace = &mut self.trace;
-        for (what, tokens) in [("a prompt", input_tokens), ("an answer", output_tokens)] {
+        for (what, tokens) in [("a prompt", input_tokens), ("an output", output_tokens)] {
             if tokens > TOKENS_MAX {
-                return Err(format!("{what} of {tokens} tokens; at most {TOKENS_MAX} are taken"));
+                return Err(format!(
+                    "{what} of {tokens} tokens is too long; the maximum is \
+                                    {TOKENS_MAX}"
+                ));
             }
         }
         if input_tokens == 0 {
-            return Err("a prompt without tokens; leave such requests out".to_owned());
+            return Err("a prompt without tokens; remove such requests".to_owned());
         }
         let needed = input_tokens.div_ceil(trace.block_tokens) as usize;
         if block_ids.len() != needed {
@@ -79,7 +82,7 @@ impl TraceBuilder {
             (u64::from(trace.distinct_blocks) + needed as u64) * u64::from(trace.block_tokens);
         if distinct_tokens > DISTINCT_TOKENS_MAX {
             return Err(format!(
-                "more than {DISTINCT_TOKENS_MAX} different tokens in one trace; split it"
+                "more than {DISTINCT_TOKENS_MAX} distinct tokens in one trace; split it"
             ));
         }
         if trace.blocks.len() + needed > BLOCKS_MAX || trace.requests.len() == REQUESTS_MAX {

@@ -92,15 +92,15 @@ pub enum TraceError {
         source: io::Error,
     },
     /// A line that is not understood.
-    #[error("{0}; --bad-lines skip leaves such lines out")]
+    #[error("{0}; --bad-lines skip skips such lines")]
     Line(BadLine),
     /// No line was understood; this is the first.
-    #[error("{0}; no other line is understood either")]
+    #[error("{0}; no other line is valid either")]
     NothingLeft(BadLine),
     /// Nothing that could be replayed.
     #[error(
-        "{file}: no requests; each line is a JSON object with timestamp, input_length, \
-             output_length and hash_ids"
+        "{file}: no requests; each line must be a JSON object with timestamp, input_length, \
+         output_length and hash_ids"
     )]
     Empty {
         /// The file or folder.
@@ -259,7 +259,7 @@ impl Reader {
         };
         if builder.block_tokens() != block_tokens {
             return Err(format!(
-                "a block size of {block_tokens} after one of {}; a trace has one block size",
+                "a block size of {block_tokens} after one of {}; a trace must have one block size",
                 builder.block_tokens()
             ));
         }
@@ -270,7 +270,7 @@ impl Reader {
         let session = match session {
             serde_json::Value::Number(number) if number.is_u64() => number.to_string(),
             serde_json::Value::String(name) => name,
-            other => return Err(format!("session_id {other}: use a number or a text")),
+            other => return Err(format!("session_id {other}: use a number or a string")),
         };
         if let Some(delay) = line.delay.filter(|delay| !(0.0..=1e9).contains(delay)) {
             return Err(format!("a delay of {delay} ms; use 0 to 1e9"));
@@ -328,7 +328,7 @@ fn problem(bytes: &[u8], error: &serde_json::Error) -> String {
         return "not UTF-8 text".to_owned();
     }
     if error.is_eof() {
-        return "the line is cut short".to_owned();
+        return "the line is incomplete".to_owned();
     }
     let text = error.to_string();
     let what = text.split(" at line ").next().unwrap_or_default();
@@ -371,15 +371,15 @@ mod tests {
             )
         };
         let cases: [(Vec<u8>, &str); 14] = [
-            (GOOD.as_bytes()[..40].to_vec(), "cut short"),
+            (GOOD.as_bytes()[..40].to_vec(), "incomplete"),
             (b"hello".to_vec(), "expected value (column 1)"),
             (b"[1, 2]".to_vec(), "invalid"),
             (b"{\"timestamp\": 1, \"input_length\": 4}".to_vec(), "missing field `output_length`"),
             (line("1", "-4", "1", "[1]").into(), "invalid value: integer `-4`"),
             (line("-1", "4", "1", "[1]").into(), "timestamp of -1 ms"),
             (line("1e300", "4", "1", "[1]").into(), "use 0 to 4e12"),
-            (line("1", "99999999999999", "1", "[1]").into(), "at most 16777216"),
-            (line("1", "4", "99999999", "[1]").into(), "an answer of 99999999 tokens"),
+            (line("1", "99999999999999", "1", "[1]").into(), "the maximum is 16777216"),
+            (line("1", "4", "99999999", "[1]").into(), "an output of 99999999 tokens"),
             (line("1", "0", "1", "[]").into(), "without tokens"),
             (line("1", "513", "1", "[1]").into(), "1 block ids for a prompt of 513 tokens"),
             (line("1", "16", "1", "[1, 2, 3]").into(), "is that the block size"),
@@ -400,13 +400,15 @@ mod tests {
     #[test]
     fn a_truncated_last_line_is_named() {
         let text = format!("{GOOD}\n{}", &GOOD[..GOOD.len() - 5]);
-        assert!(refusal(&text).starts_with("trace, line 2: the line is cut short"));
+        assert!(refusal(&text).starts_with("trace, line 2: the line is incomplete"));
         assert_eq!(read(&text, BadLines::Skip).unwrap().skipped_lines, 1);
     }
 
     #[test]
     fn nothing_to_replay_is_an_error_that_says_what_a_trace_is() {
-        assert!(refusal("").contains("no requests; each line is a JSON object with timestamp"));
+        assert!(
+            refusal("").contains("no requests; each line must be a JSON object with timestamp")
+        );
         assert!(refusal("\n \n").contains("no requests"));
         let all_bad = read("x\ny\n", BadLines::Skip).unwrap_err().to_string();
         assert!(all_bad.starts_with("trace, line 1: "), "{all_bad}");

@@ -73,7 +73,7 @@ impl Synthetic {
         }
         if !(1e-3..=1e5).contains(&self.rate_per_s) {
             let rate = self.rate_per_s;
-            return Err(SyntheticError(format!("{rate} requests a second: use 0.001 to 100000")));
+            return Err(SyntheticError(format!("{rate} requests per second: use 0.001 to 100000")));
         }
         let mut builder = TraceBuilder::new(self.block_tokens).map_err(SyntheticError)?;
         let mut users = Users::new(self);

@@ -6,7 +6,7 @@ use super::{Batch, Event, Medium, Stored};
 
 /// Bytes that are no batch of events.
 #[derive(Debug, thiserror::Error)]
-#[error("these bytes are no batch of KV events: {0}")]
+#[error("not a batch of KV events: {0}")]
 pub struct WireError(String);
 
 /// Reads a batch.
@@ -18,12 +18,12 @@ pub fn decode(bytes: &[u8]) -> Result<Batch, WireError> {
     let value = rmpv::decode::read_value_ref(&mut rest);
     let value = value.map_err(|error| WireError(error.to_string()))?;
     let wrong = |what: &str| WireError(what.to_owned());
-    let ValueRef::Array(parts) = value else { return Err(wrong("a batch is an array")) };
+    let ValueRef::Array(parts) = value else { return Err(wrong("a batch must be an array")) };
     let [at, ValueRef::Array(events), more @ ..] = &parts[..] else {
-        return Err(wrong("a batch is a time and a list of events"));
+        return Err(wrong("a batch must be a time and a list of events"));
     };
     Ok(Batch {
-        at: number(at).ok_or_else(|| wrong("the time is no number"))?,
+        at: number(at).ok_or_else(|| wrong("the time is not a number"))?,
         events: events.iter().map(event).collect::<Result<_, _>>()?,
         rank: more.first().and_then(integer).map(u64::cast_signed),
     })

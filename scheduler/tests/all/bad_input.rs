@@ -42,11 +42,11 @@ fn requests_that_cannot_be() {
     assert_eq!(submit(request(2, 0, 4)), "r2 has an empty prompt: give it at least one token");
     assert_eq!(
         submit(request(1, 4, 4)),
-        "r1 is alive already: ids must be unique until a plan has told their end"
+        "r1 already exists: an id must be unique until a plan has reported its end"
     );
     assert_eq!(
         submit(request(2, 33, 1)),
-        "r2 needs 9 device pages and there are 8: shorten the prompt, lower max_new_tokens or \
+        "r2 needs 9 device pages, but there are only 8: shorten the prompt, lower max_new_tokens or \
          raise cache.device_pages"
     );
     assert!(submit(request(2, 4, u32::MAX)).starts_with("r2 needs"), "no overflow");
@@ -236,13 +236,13 @@ fn passages_that_cannot_be() {
         let request = Request { passages, ..request(1, 8, 1) };
         refused(&mut scheduler, |scheduler| scheduler.submit(Time(5), request)).to_string()
     };
-    assert_eq!(submit(vec![passage(2, 2)]), "r1: passage 0, 2..2, has no token: leave it out");
+    assert_eq!(submit(vec![passage(2, 2)]), "r1: passage 0, 2..2, has no tokens: leave it out");
     assert_eq!(
         submit(vec![passage(2, 9)]),
-        "r1: passage 0, 2..9, ends behind the prompt, which has 8 tokens: shorten it"
+        "r1: passage 0, 2..9, ends after the prompt, which has 8 tokens: shorten it"
     );
     assert!(submit(vec![passage(4, 5), passage(0, 2)]).contains("sort passages by their start"));
-    assert!(submit(vec![passage(0, 5), passage(4, 6)]).contains("let none overlap"));
+    assert!(submit(vec![passage(0, 5), passage(4, 6)]).contains("without overlaps"));
 }
 
 #[test]
@@ -258,8 +258,8 @@ fn a_passage_that_no_step_has_room_for() {
     let error = refused(&mut scheduler, |s| s.submit(Time(0), whole(8)));
     assert_eq!(
         error.to_string(),
-        "r1 has a passage of 8 tokens that is not to be cut, and a step has room for 7: let it be cut, \
-         or raise batch.step_tokens_max"
+        "r1 has a passage of 8 tokens that may not be split (is_whole), but a step has room for only 7: \
+         allow splitting, or raise batch.step_tokens_max"
     );
     scheduler.submit(Time(0), whole(7)).expect("it fits beside three decodes");
 }

@@ -32,8 +32,8 @@ fn what_cannot_work_is_refused_with_advice() {
     assert_eq!(refused(|config| config.model.ranks = 65), "model.ranks = 65: use 1 to 64");
     assert_eq!(
         refused(|config| config.batch.step_tokens_max = 100),
-        "batch.step_tokens_max = 100: raise it to batch.running_max x batch.decode_tokens, so that \
-         all decodes fit a step"
+        "batch.step_tokens_max = 100: raise it to at least batch.running_max x batch.decode_tokens, so \
+         that all decodes fit into a step"
     );
     assert_eq!(
         refused(|config| {
@@ -51,8 +51,8 @@ fn settings_that_contradict_each_other_are_refused() {
             config.batch.step_tokens_max = 512;
             config.batch.repeats_max = 1;
         }),
-        "batch.repeats_max = 1: use 0 with batch.decode_tokens above 1: how far a draft gets is known \
-         only at its end"
+        "batch.repeats_max = 1: use 0 with batch.decode_tokens above 1: how many draft tokens are \
+         accepted is known only after the step"
     );
     let two_steps = |change: fn(&mut Config)| {
         refused(|config| {
@@ -64,12 +64,12 @@ fn settings_that_contradict_each_other_are_refused() {
     assert_eq!(
         two_steps(|config| config.batch.decode_tokens = 2),
         "batch.steps_in_flight_max = 2: use 1 with batch.decode_tokens above 1: where the next step \
-         begins is known only when a draft was checked"
+         begins is known only after the draft was verified"
     );
     assert_eq!(
         two_steps(|config| config.batch.repeats_max = 1),
-        "batch.steps_in_flight_max = 2: use 1 with batch.repeats_max: either the engine goes on by \
-         itself, or plans do"
+        "batch.steps_in_flight_max = 2: use 1 with batch.repeats_max: repetition and steps in flight \
+         exclude each other"
     );
     for steps in [0, 3] {
         assert_eq!(
@@ -87,7 +87,7 @@ fn settings_that_contradict_each_other_are_refused() {
     );
     assert_eq!(
         refused(|config| config.l3 = Some(L3Config::default())),
-        "cache.host_pages = 0: l3 moves pages through host memory: give it some, or leave out [l3]"
+        "cache.host_pages = 0: L3 needs host pages for its transfers: raise it, or leave out [l3]"
     );
     let l3 = |change: fn(&mut L3Config)| {
         refused(|config| {
@@ -101,7 +101,7 @@ fn settings_that_contradict_each_other_are_refused() {
     assert!(l3(|l3| l3.prefetch_threshold_pages = 0).contains("use at least 1"));
     assert_eq!(
         l3(|l3| l3.probe_timeout_ms = 0),
-        "l3.probe_timeout_ms = 0: use at least 1, or leave out [l3]: no answer would ever come in time"
+        "l3.probe_timeout_ms = 0: use at least 1, or leave out [l3]: with 0 every L3 call would time out"
     );
 }
 

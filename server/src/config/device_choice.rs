@@ -57,9 +57,9 @@ impl Config {
     /// Whether the device can compare pages, and some are.
     pub(super) fn check_canary(&self) -> Result<(), ConfigError> {
         let advice = match (self.canary, self.device) {
-            (Some(0), _) => "use at least 1, or leave it out to compare none",
+            (Some(0), _) => "use at least 1, or leave it out to verify no pages",
             (Some(_), DeviceChoice::Cpu) => {
-                "pages are compared on GPUs: use it with cuda for device (--device), or leave it out"
+                "pages are verified on GPUs only: set device (--device) to cuda, or leave it out"
             }
             (Some(_), DeviceChoice::Cuda(_)) | (None, _) => return Ok(()),
         };
@@ -71,7 +71,7 @@ impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write it as cpu, cuda or cuda:NUMBER, where the first GPU is 0".to_owned();
+        let wrong = || "write it as cpu, cuda or cuda:NUMBER; the first GPU is 0".to_owned();
         match text.split_once(':') {
             None if text == "cpu" => Ok(Self::Cpu),
             None if text == "cuda" => Ok(Self::Cuda(0)),

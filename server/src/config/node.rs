@@ -13,49 +13,48 @@ use super::value::Value;
 use terrace_replay::Size;
 
 settings! {
-    /// Everything that can be set about a node.
+    /// All settings of a node.
     NodeSettings, "TERRACE_NODE_" {
         "Node" {
-            /// The address to listen at.
+            /// The address to listen on.
             listen: String = "127.0.0.1:7450".to_owned(), "ADDRESS";
             /// Memory to share.
             memory: Size = Size::gib(1), "SIZE";
-            /// A folder on the disk to share.
+            /// A folder for the disk store to share.
             disk: Option<PathBuf> = None, "FOLDER" { default_in_words: Some("none") };
-            /// What may be stored in that folder.
+            /// Capacity of the disk store.
             disk_capacity: Size = Size::gib(16), "SIZE";
-            /// What is left free on the file system of that folder.
+            /// Space that the disk store leaves free on its file system.
             disk_reserve: Option<Size> = None, "SIZE" { default_in_words:
-                Some("a twentieth of it, between 1GiB and 16GiB and no more than a quarter") };
-            /// How many objects are moved from disk to memory at a time.
+                Some("1/20 of the file system, between 1GiB and 16GiB, at most 1/4") };
+            /// Objects promoted from disk to memory in parallel.
             promotion_workers: u32 = 4, "NUMBER";
-            /// How many objects are looked for at a time: the moves of some begin before the others are
-            /// looked for.
+            /// Objects per lookup. Promotion of one chunk starts before the next chunk is looked up.
             promotion_chunk: u32 = 128, "OBJECTS";
-            /// How long nothing is moved to memory after there was no room in it.
+            /// How long promotion pauses after the memory was full.
             promotion_cooldown: Duration = Duration::from_millis(500), "TIME";
-            /// How long a read waits for objects that are being moved to memory.
+            /// How long a read waits for objects that are being promoted to memory.
             promotion_wait: Duration = Duration::from_millis(10), "TIME";
-            /// The largest object; each takes a slot of this size, so it should be that of a page, which
-            /// `terrace serve` prints.
+            /// Maximum size of an object. Each object takes a slot of this size, so set it to the page size in
+            /// bytes that `terrace serve` prints.
             object_max: Size = Size::mib(1), "SIZE";
-            /// The file with the secret that all clients know.
+            /// The file with the secret that all clients share.
             secret_file: Option<PathBuf> = None, "FILE";
-            /// The address for figures, at /metrics.
+            /// The address for metrics, at /metrics.
             metrics: Option<String> = None, "ADDRESS" { default_in_words: Some("none") };
-            /// Connections at a time; more are refused. Each server makes up to 16.
+            /// Maximum number of connections. Further ones are refused. Each server opens up to 16.
             connections_max: usize = 512, "NUMBER";
-            /// Which RDMA adapter to use, in builds that can: auto, never or its name.
+            /// The RDMA adapter, in builds with RDMA: auto, never or its name.
             rdma: RdmaChoice = RdmaChoice::Auto, "NAME";
-            /// How long objects stay pinned while nobody stands for the owner of their pins.
+            /// How long pins are kept while their owner is not connected.
             pins_kept: Duration = Duration::from_secs(600), "TIME";
-            /// How long calls under way may take when the node is told to stop.
+            /// How long running calls may take to finish after the node is told to stop.
             shutdown_patience: Duration = Duration::from_secs(10), "TIME"
                 { variable: Some("TERRACE_SHUTDOWN_PATIENCE") };
-            /// What to log, like `info` or `terrace_l3=debug`; RUST_LOG works too.
+            /// The log filter, for example `info` or `terrace_l3=debug`. RUST_LOG works too.
             log: Option<String> = None, "FILTER"
                 { variable: Some("TERRACE_LOG"), default_in_words: Some("warn,terrace_l3=info") };
-            /// Who may use what: tables `[[clients]]` with `name`, `secret_file` and, for some alone,
+            /// Clients and their rights: tables `[[clients]]` with `name`, `secret_file` and, to restrict a client,
             /// `namespaces`.
             clients: Vec<ClientSettings> = Vec::new(), "CLIENTS";
         }
@@ -91,7 +90,7 @@ impl Value for Vec<ClientSettings> {
     const FORM: Form = Form::Tables;
 
     fn read(_: &str) -> Result<Self, String> {
-        Err("write it into the file".to_owned())
+        Err("set it in the file; it has no flag".to_owned())
     }
 
     fn written(&self) -> Option<String> {

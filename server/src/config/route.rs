@@ -15,45 +15,46 @@ use super::value::Value;
 use super::{ConfigError, Limits};
 
 settings! {
-    /// Everything that can be set about a router.
+    /// All settings of a router.
     RouteSettings, "TERRACE_ROUTE_" {
         "Router" {
-            /// The address to listen at.
+            /// The address to listen on.
             listen: String = "127.0.0.1:8080".to_owned(), "ADDRESS";
-            /// A server to send requests to: its address, where it tells KV events, and where it is asked for those
-            /// that were missed. Without events it is chosen by load alone.
+            /// A worker: a server to send requests to. Give its address, its KV event endpoint and its replay
+            /// endpoint. A worker without events is chosen by load only.
             workers: Vec<WorkerPlace> = Vec::new(), "http://HOST:PORT+tcp://EVENTS+tcp://REPLAY"
                 {
                     flag: Some("worker"),
                     example: Some(r#"[{ url = "http://HOST:PORT", events = "tcp://HOST:PORT", replay = "tcp://HOST:PORT" }]"#)
                 };
-            /// The folder of the model that the workers serve: its tokenizer and chat template make tokens of
-            /// requests, which events name blocks by. For programs built with `--features models`.
+            /// The folder of the model that the workers serve. The router uses its tokenizer and chat template to
+            /// turn requests into tokens and match them with KV events. Needs a program built with
+            /// `--features models`.
             model: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("the model that comes with the program") };
-            /// What topics of events begin with; others are not listened to.
-            topic: String = String::new(), "TOPIC" { default_in_words: Some("anything") };
-            /// How much a token that a worker has still to compute for others counts, beside one that it would have
-            /// to compute of the request: with 0 a request goes where its prefix is, however busy that worker is.
+            /// Subscribe only to event topics with this prefix.
+            topic: String = String::new(), "TOPIC" { default_in_words: Some("all topics") };
+            /// Weight of a worker's queued prefill tokens, relative to the tokens of the request that it would have
+            /// to prefill. With 0 a request goes to the worker with the longest cached prefix, however busy it is.
             load_weight: f64 = 1.0, "NUMBER";
-            /// How much a token of context that a worker decodes with counts, beside one that it has to compute.
+            /// Weight of a context token of a decoding request, relative to a token to prefill.
             decode_weight: f64 = 0.25, "NUMBER";
-            /// How often workers are asked whether they are well.
+            /// Interval of the workers' health checks.
             health_interval: Duration = Duration::from_secs(2), "TIME";
-            /// Blocks that are remembered of each worker, at some 64 bytes each.
+            /// Blocks remembered per worker, at about 64 bytes each.
             blocks_max: usize = 4_000_000, "BLOCKS";
-            /// How long answers under way may take when the router is told to stop.
+            /// How long running requests may take to finish after the router is told to stop.
             shutdown_patience: Duration = Duration::from_secs(10), "TIME"
                 { variable: Some("TERRACE_SHUTDOWN_PATIENCE") };
-            /// What to log, like `info` or `terrace_routing=debug`; RUST_LOG works too.
+            /// The log filter, for example `info` or `terrace_routing=debug`. RUST_LOG works too.
             log: Option<String> = None, "FILTER"
                 { variable: Some("TERRACE_LOG"), default_in_words: Some("warn,terrace_l3=info") };
-            /// Connections at a time; more wait until one ends.
+            /// Maximum number of connections. Further ones wait.
             connections_max: usize = 1024, "NUMBER";
-            /// The longest body of a request.
+            /// Maximum size of a request body.
             body_max: Size = Size::mib(4), "SIZE";
-            /// A tenant and its key, as the workers have them: a router that knows them knows whose prefixes are
-            /// whose. Better in TERRACE_API_KEYS or in the file: others can see arguments.
+            /// A tenant and its API key, as on the workers. The router needs them to keep the prefixes of tenants
+            /// apart. Prefer TERRACE_API_KEYS or the file: other users can see command lines.
             keys: Vec<Key> = Vec::new(), "NAME=KEY"
                 {
                     flag: Some("api-key"),
@@ -74,7 +75,7 @@ impl RouteSettings {
     /// The first setting that cannot, and what to change.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.workers.is_empty() {
-            let advice = "name at least one: --worker http://HOST:PORT+tcp://EVENTS+tcp://REPLAY";
+            let advice = "give at least one: --worker http://HOST:PORT+tcp://EVENTS+tcp://REPLAY";
             return Err(ConfigError::new("workers", "none", advice));
         }
         for (setting, weight) in
@@ -86,7 +87,7 @@ impl RouteSettings {
         }
         if self.health_interval.is_zero() || self.health_interval > super::WAIT_MAX {
             let time = humantime::format_duration(self.health_interval);
-            let advice = "use more than 0s and a year at the most";
+            let advice = "use more than 0s and at most one year";
             return Err(ConfigError::new("health_interval", time, advice));
         }
         self.limits().check()
@@ -122,7 +123,9 @@ impl FromStr for WorkerPlace {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("{text:?} is no worker: write it as http://HOST:PORT+tcp://EVENTS+tcp://REPLAY")
+            format!(
+                "{text:?} is not a worker: write it as http://HOST:PORT+tcp://EVENTS+tcp://REPLAY"
+            )
         };
         let mut parts = text.trim().split('+');
         let url = parts.next().unwrap_or_default().trim_end_matches('/').to_owned();

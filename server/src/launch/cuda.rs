@@ -57,14 +57,14 @@ pub(super) fn launch(
     let mut tell = |brought: u64, all: u64| {
         let tenths = u128::from(brought) * 10 / u128::from(all.max(1));
         if told_tenths.replace(tenths) != Some(tenths) {
-            tracing::info!("{} of {} of weights are on the GPU", Size(brought), Size(all));
+            tracing::info!("loaded {} of {} of weights to the GPU", Size(brought), Size(all));
         }
         progress(brought, all);
     };
     let model = CudaLlama::load(&context, &shape, &*weights, &mut tell).map_err(unusable)?;
     let mut gpu_notes = vec![room.to_string(), ways_in_words(device.ways())];
     if let Some(one_page_in) = config.canary {
-        gpu_notes.push(format!("one page in {one_page_in} is compared after it was copied"));
+        gpu_notes.push(format!("one page in {one_page_in} is verified after it was copied"));
     }
     let text = Text { tokenizer, chat, stop_tokens, name };
     let gpu = Some(watch(context.name().to_owned(), Arc::downgrade(&device)));
@@ -80,12 +80,13 @@ fn unusable(error: CudaError) -> LaunchError {
 fn ways_in_words(ways: CopyWays) -> String {
     let way = |batch_from: Option<usize>| match batch_from {
         Some(bytes) => {
-            format!("in pieces below {} by a kernel, else by copy engines", Size(bytes as u64))
+            format!("pieces below {} by a kernel, others by copy engines", Size(bytes as u64))
         }
-        None => "by a kernel".to_owned(),
+        None => "all by a kernel".to_owned(),
     };
     let CopyWays { to_device_batch_from, to_host_batch_from } = ways;
-    format!("copies to it {}; to host {}", way(to_device_batch_from), way(to_host_batch_from))
+    let (to_device, to_host) = (way(to_device_batch_from), way(to_host_batch_from));
+    format!("copies to the GPU: {to_device}; to host: {to_host}")
 }
 
 /// Tells of a device as long as its engine has it.
@@ -119,7 +120,8 @@ mod tests {
         let ways = CopyWays { to_device_batch_from: Some(1 << 20), to_host_batch_from: None };
         assert_eq!(
             ways_in_words(ways),
-            "copies to it in pieces below 1.0 MiB by a kernel, else by copy engines; to host by a kernel"
+            "copies to the GPU: pieces below 1.0 MiB by a kernel, others by copy engines; to host: all by \
+             a kernel"
         );
     }
 }

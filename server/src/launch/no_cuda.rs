@@ -10,7 +10,8 @@ pub(super) fn launch(
     _: u32,
     _: &mut dyn FnMut(u64, u64),
 ) -> Result<Launched, LaunchError> {
-    let advice = "this build computes on the CPU alone: build it with `--features cuda`, or leave out --device";
+    let advice = "this build supports only the CPU: build it with `--features cuda`, or leave out \
+                  --device";
     Err(LaunchError::Gpu(advice.to_owned()))
 }
 

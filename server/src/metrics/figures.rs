@@ -25,40 +25,43 @@ pub(crate) fn write(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result
 
 fn requests(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let stats = &figures.scheduler;
-    text.counter("terrace_requests_submitted_total", "Requests taken.", stats.submitted)?;
+    text.counter(
+        "terrace_requests_submitted_total",
+        "Requests accepted by the scheduler.",
+        stats.submitted,
+    )?;
     text.metric(
         Counter,
         "terrace_requests_ended_total",
-        "Requests that have ended, by how.",
+        "Requests that ended, by end state.",
         &[("finished", stats.finished), ("aborted", stats.aborted), ("failed", stats.failed)],
         "end",
     )?;
     text.metric(
         Gauge,
         "terrace_requests",
-        "Requests that have not ended: waiting, retracted ones included; running; draining, which \
-         only wait for their write-back.",
+        "Unfinished requests: waiting (including retracted ones), running, or draining (waiting only for write-back).",
         &[("waiting", stats.waiting), ("running", stats.running), ("draining", stats.draining)],
         "state",
     )?;
     text.counter(
         "terrace_retractions_total",
-        "Running requests that had to give up their device memory.",
+        "Preemptions: running requests that lost their device memory.",
         stats.retractions,
     )?;
     text.counter(
         "terrace_stalls_total",
-        "Times that a decode sat out a step for want of memory.",
+        "Decodes that skipped a step because device memory was full.",
         stats.stalls,
     )?;
     text.counter(
         "terrace_shared_waits_total",
-        "Requests that waited for another that computed or loaded their prefix.",
+        "Requests that waited for another request to compute or load their prefix.",
         stats.shared_waits,
     )?;
     text.histogram(
         "terrace_queue_seconds",
-        "From when a request was taken until it was first admitted, in seconds.",
+        "Queue time, from acceptance to first admission, in seconds.",
         &figures.queue,
     )
 }
@@ -68,7 +71,7 @@ fn tokens(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
     text.metric(
         Counter,
         "terrace_prompt_tokens_total",
-        "Tokens of prompts at first admission, by the tier that held their KV, or computed.",
+        "Prompt tokens at first admission, by the tier of the cache hit, or computed.",
         &[
             ("device", stats.device_hit_tokens),
             ("host", stats.host_hit_tokens),
@@ -79,10 +82,10 @@ fn tokens(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
     )?;
     text.counter(
         "terrace_prefilled_tokens_total",
-        "Tokens of prompts, and of retracted requests again, that were computed.",
+        "Prefilled tokens, including recomputation after preemption.",
         stats.prefilled_tokens,
     )?;
-    text.counter("terrace_generated_tokens_total", "Tokens produced.", stats.generated_tokens)?;
+    text.counter("terrace_generated_tokens_total", "Output tokens.", stats.generated_tokens)?;
     Ok(())
 }
 
@@ -96,7 +99,7 @@ fn operations(text: &mut Exposition<'_>, stats: &Stats, page_bytes: u64) -> fmt:
     text.metric(
         Counter,
         "terrace_moved_bytes_total",
-        "Bytes of KV that arrived sound, by the kind of transfer.",
+        "KV bytes transferred successfully, by kind of transfer.",
         &transfers.map(|(kind, stats)| (kind, stats.sound_pages * page_bytes)),
         "kind",
     )?;
@@ -105,55 +108,55 @@ fn operations(text: &mut Exposition<'_>, stats: &Stats, page_bytes: u64) -> fmt:
     let mut each = |kind, name, help, figure: fn(&OperationStats) -> u64| {
         text.metric(kind, name, help, &all.map(|(of, stats)| (of, figure(&stats))), "kind")
     };
-    each(Counter, "terrace_operations_total", "Operations begun.", |stats| stats.started)?;
+    each(Counter, "terrace_operations_total", "Operations started.", |stats| stats.started)?;
     each(
         Counter,
         "terrace_operation_failures_total",
-        "Outcomes that said failed, corrupt or timed out.",
+        "Operations that failed, timed out or returned corrupt data.",
         |stats| stats.failures,
     )?;
     each(
         Counter,
         "terrace_operations_called_off_total",
-        "Operations that were stopped because nobody waited for them any more.",
+        "Operations cancelled because no request waited for them any more.",
         |stats| stats.called_off,
     )?;
     each(
         Counter,
         "terrace_operation_sound_pages_total",
-        "Pages that arrived sound; for probes, pages found.",
+        "Pages transferred successfully; for probes, pages found.",
         |stats| stats.sound_pages,
     )?;
     each(
         Counter,
         "terrace_operation_unsound_pages_total",
-        "Pages that did not arrive sound; for probes, pages not found.",
+        "Pages not transferred successfully; for probes, pages not found.",
         |stats| stats.unsound_pages,
     )?;
-    each(Gauge, "terrace_operations_in_flight", "Operations under way.", |stats| {
+    each(Gauge, "terrace_operations_in_flight", "Operations in flight.", |stats| {
         stats.in_flight.into()
     })?;
     text.counter(
         "terrace_prefetches_priced_out_total",
-        "Prefetches that were not begun because computing is faster.",
+        "Prefetches not started because recomputing is faster.",
         stats.prefetches_priced_out,
     )?;
     text.counter(
         "terrace_negative_hits_total",
-        "Pages that L3 was not asked for because it failed to deliver them lately.",
+        "Pages not requested from L3 because it recently failed to deliver them (negative cache).",
         stats.negative_hits,
     )?;
     text.counter(
         "terrace_write_backs_skipped_pages_total",
-        "Pages that were to be copied to host and found no room, or gave way.",
+        "Pages not written back to host for lack of space or to yield to other transfers.",
         stats.write_backs_skipped_pages,
     )?;
-    text.counter("terrace_backups_skipped_total", "Backups that gave way.", stats.backups_skipped)?;
-    text.gauge(
-        "terrace_backups_waiting",
-        "Backups that wait for their turn.",
-        stats.backups_waiting,
+    text.counter(
+        "terrace_backups_skipped_total",
+        "Backups to L3 skipped to yield to other transfers.",
+        stats.backups_skipped,
     )?;
+    text.gauge("terrace_backups_waiting", "Backups to L3 in the queue.", stats.backups_waiting)?;
     Ok(())
 }
 
@@ -163,14 +166,14 @@ fn pages(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
         text.metric(Gauge, name, help, &tiers.map(|(tier, pages)| (tier, figure(&pages))), "tier")
     };
     each("terrace_pages", "Pages of a tier.", |pages| pages.total_pages)?;
-    each("terrace_pages_free", "Pages of a tier that nobody owns.", |pages| pages.free_pages)?;
-    each("terrace_pages_evictable", "Cached pages of a tier that could be evicted.", |pages| {
+    each("terrace_pages_free", "Free pages of a tier.", |pages| pages.free_pages)?;
+    each("terrace_pages_evictable", "Cached pages of a tier that can be evicted.", |pages| {
         pages.evictable_pages
     })?;
     text.metric(
         Counter,
         "terrace_evicted_pages_total",
-        "Pages that were evicted to make room for others.",
+        "Pages evicted to make room.",
         &tiers.map(|(tier, pages)| (tier, pages.evicted_pages)),
         "tier",
     )?;
@@ -179,21 +182,21 @@ fn pages(text: &mut Exposition<'_>, stats: &Stats) -> fmt::Result {
 
 fn steps(text: &mut Exposition<'_>, figures: &Figures) -> fmt::Result {
     let steps = &figures.steps;
-    text.counter("terrace_steps_total", "Forward steps that have ended.", steps.steps)?;
-    text.counter("terrace_steps_failed_total", "Steps that came to nothing.", steps.failed)?;
+    text.counter("terrace_steps_total", "Completed forward steps.", steps.steps)?;
+    text.counter("terrace_steps_failed_total", "Failed forward steps.", steps.failed)?;
     text.counter(
         "terrace_model_seconds_total",
-        "Time that the model took.",
+        "Time spent in the model.",
         seconds(steps.model_us),
     )?;
     text.counter(
         "terrace_busy_seconds_total",
-        "From when a step could have begun until it had ended, added up.",
+        "Busy time: from when a step could start until it ended.",
         seconds(steps.busy_us),
     )?;
     text.gauge(
         "terrace_engine_overhead_ratio",
-        "The share of busy time that was not spent in the model.",
+        "Share of busy time not spent in the model.",
         steps.overhead_ratio(),
     )?;
     Ok(())
@@ -208,22 +211,33 @@ pub(crate) fn store(text: &mut Exposition<'_>, store: &StoreStats) -> fmt::Resul
         text.metric(kind, name, help, &values, "place")
     };
     each(Gauge, "terrace_l3_objects", "Objects in L3.", |tier| tier.objects)?;
-    each(Gauge, "terrace_l3_bytes", "Payload in L3.", |tier| tier.bytes)?;
-    each(Gauge, "terrace_l3_capacity_bytes", "What L3 could hold.", |tier| tier.capacity_bytes)?;
-    each(Gauge, "terrace_l3_hard_pinned_objects", "Objects that are never evicted.", |tier| {
-        tier.hard_pinned
-    })?;
-    each(Gauge, "terrace_l3_soft_pinned_objects", "Objects that are evicted last.", |tier| {
-        tier.soft_pinned
-    })?;
+    each(Gauge, "terrace_l3_bytes", "Payload bytes in L3.", |tier| tier.bytes)?;
+    each(Gauge, "terrace_l3_capacity_bytes", "Capacity of L3.", |tier| tier.capacity_bytes)?;
+    each(
+        Gauge,
+        "terrace_l3_hard_pinned_objects",
+        "Hard-pinned objects, which are never evicted.",
+        |tier| tier.hard_pinned,
+    )?;
+    each(
+        Gauge,
+        "terrace_l3_soft_pinned_objects",
+        "Soft-pinned objects, which are evicted last.",
+        |tier| tier.soft_pinned,
+    )?;
     let help = "Puts refused because nothing could be evicted.";
     each(Counter, "terrace_l3_puts_full_total", help, |tier| tier.puts_full)?;
     each(Counter, "terrace_l3_evicted_total", "Objects evicted from L3.", |tier| tier.evicted)?;
-    each(Counter, "terrace_l3_corrupt_total", "Objects that did not verify.", |tier| tier.corrupt)?;
-    each(Counter, "terrace_l3_io_errors_total", "Transfers that the medium failed.", |tier| {
-        tier.io_errors
+    each(Counter, "terrace_l3_corrupt_total", "Objects that failed verification.", |tier| {
+        tier.corrupt
     })?;
-    let help = "1 when changes cannot be made durable any more, and so none are taken.";
+    each(
+        Counter,
+        "terrace_l3_io_errors_total",
+        "Transfers that failed with an IO error.",
+        |tier| tier.io_errors,
+    )?;
+    let help = "1 if the store can no longer make changes durable and therefore accepts none.";
     each(Gauge, "terrace_l3_broken", help, |tier| tier.broken)?;
     for Figure { name, help, kind, label, values } in &store.figures {
         let kind = match kind {
@@ -244,7 +258,7 @@ fn guard(text: &mut Exposition<'_>, guard: &GuardStats) -> fmt::Result {
     text.metric(
         Gauge,
         "terrace_l3_breaker",
-        "1 for the state that the breaker of L3 is in.",
+        "1 for the current state of the L3 circuit breaker.",
         &[
             ("closed", is(BreakerState::Closed)),
             ("open", is(BreakerState::Open)),
@@ -252,13 +266,17 @@ fn guard(text: &mut Exposition<'_>, guard: &GuardStats) -> fmt::Result {
         ],
         "state",
     )?;
-    text.counter("terrace_l3_breaker_opened_total", "Times that it opened.", guard.opened)?;
-    text.counter("terrace_l3_refused_total", "Calls that the breaker refused.", guard.refused)?;
     text.counter(
-        "terrace_l3_timed_out_total",
-        "Calls that ran into their deadline.",
-        guard.timed_out,
+        "terrace_l3_breaker_opened_total",
+        "Times that the circuit breaker opened.",
+        guard.opened,
     )?;
+    text.counter(
+        "terrace_l3_refused_total",
+        "Calls refused by the open circuit breaker.",
+        guard.refused,
+    )?;
+    text.counter("terrace_l3_timed_out_total", "Calls that timed out.", guard.timed_out)?;
     Ok(())
 }
 

@@ -14,15 +14,15 @@ pub(super) fn write(
     gpu: &GpuFigures,
     steps: &StepFigures,
 ) -> fmt::Result {
-    text.gauge("terrace_gpu_memory_bytes", "Memory that the GPU has.", gpu.memory_bytes)?;
+    text.gauge("terrace_gpu_memory_bytes", "Total GPU memory.", gpu.memory_bytes)?;
     text.gauge(
         "terrace_gpu_memory_used_bytes",
-        "Memory of the GPU that is in use, by whomever.",
+        "Used GPU memory, by all processes.",
         gpu.memory_used_bytes,
     )?;
     text.counter(
         "terrace_gpu_waiting_seconds_total",
-        "Time in which a step could have run on the GPU and none did: between one step and the next.",
+        "GPU idle time between steps while a step could have run.",
         seconds(steps.busy_us.saturating_sub(steps.model_us)),
     )?;
     let by_kernel = gpu.to_device.by_kernel + gpu.to_host.by_kernel;
@@ -30,7 +30,7 @@ pub(super) fn write(
     text.metric(
         Counter,
         "terrace_gpu_copies_total",
-        "Parts of copies between GPU and host, by what moved them: a kernel, or the copy engines in a batch.",
+        "Parts of copies between GPU and host, by method: kernel, or batched copy engine.",
         &[("kernel", by_kernel), ("batch", by_batch)],
         "way",
     )?;
@@ -38,7 +38,7 @@ pub(super) fn write(
     text.metric(
         Counter,
         "terrace_gpu_link_busy_seconds_total",
-        "Time in which copies between GPU and host were under way.",
+        "Time with copies between GPU and host in flight.",
         &links.map(|(direction, link)| (direction, seconds(link.busy_us))),
         "direction",
     )?;
@@ -46,12 +46,12 @@ pub(super) fn write(
         let values = links.map(|(direction, link)| (direction, figure(link)));
         text.metric(Counter, name, help, &values, "direction")
     };
-    let help = "Bytes that were copied between GPU and host.";
+    let help = "Bytes copied between GPU and host.";
     each("terrace_gpu_link_bytes_total", help, |link| link.bytes)?;
-    let help = "Copies between GPU and host that failed.";
+    let help = "Failed copies between GPU and host.";
     each("terrace_gpu_copies_failed_total", help, |link| link.failed)?;
-    let help = "Pages that were compared on both sides after they had been copied.";
+    let help = "Pages verified on both sides after a copy.";
     each("terrace_gpu_pages_compared_total", help, |link| link.pages_compared)?;
-    let help = "Pages of those that were not the same: they were not used.";
+    let help = "Verified pages that differed and were not used.";
     each("terrace_gpu_pages_corrupt_total", help, |link| link.pages_corrupt)
 }

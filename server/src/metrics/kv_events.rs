@@ -7,30 +7,34 @@ use terrace_routing::PublisherStats;
 use super::exposition::Exposition;
 
 pub(super) fn write(text: &mut Exposition<'_>, stats: &PublisherStats) -> fmt::Result {
-    text.counter("terrace_kv_event_batches_total", "Batches of KV events told.", stats.batches)?;
+    text.counter(
+        "terrace_kv_event_batches_total",
+        "Published batches of KV events.",
+        stats.batches,
+    )?;
     text.counter(
         "terrace_kv_event_bytes_total",
-        "Bytes of KV events, once for all who listen.",
+        "Published bytes of KV events, counted once for all subscribers.",
         stats.bytes,
     )?;
     text.counter(
         "terrace_kv_event_snapshots_total",
-        "Batches that told all that is held: the first, and those after events that could not wait.",
+        "Published snapshots: the first batch, and batches after a queue overflow.",
         stats.snapshots,
     )?;
     text.gauge(
         "terrace_kv_event_subscribers",
-        "Connections of those who listen to KV events.",
+        "Connected subscribers of KV events.",
         stats.subscribers,
     )?;
     text.counter(
         "terrace_kv_event_missed_total",
-        "Batches of KV events that somebody took too slowly to get.",
+        "Batches of KV events that a slow subscriber missed.",
         stats.missed,
     )?;
     text.counter(
         "terrace_kv_event_replays_total",
-        "Questions for KV events that were missed.",
+        "Requests for a replay of missed KV events.",
         stats.replays,
     )
 }

@@ -59,27 +59,27 @@ impl Latency {
         };
         add(
             "terrace_time_to_first_token_seconds",
-            "From when a request came until the first token of an answer, in seconds",
+            "Time to first token (TTFT), from receipt of the request, in seconds",
             &self.first_token,
         );
         add(
             "terrace_inter_token_seconds",
-            "From a token of an answer to the next one, in seconds",
+            "Inter-token latency (ITL), in seconds",
             &self.inter_token,
         );
         add(
             "terrace_request_seconds",
-            "From when a request came until an answer was complete, in seconds",
+            "End-to-end latency of a completion, from receipt of the request, in seconds",
             &self.request,
         );
         add(
             "terrace_request_prompt_tokens",
-            "Tokens of the prompt, by complete answer",
+            "Prompt tokens per finished completion",
             &self.prompt_tokens,
         );
         add(
             "terrace_request_generated_tokens",
-            "Tokens produced, by complete answer",
+            "Output tokens per finished completion",
             &self.generated_tokens,
         );
         registry.register_collector(Box::new(AnswersEnded(self.clone())));
@@ -103,7 +103,7 @@ impl Collector for AnswersEnded {
         Exposition::new(encoder).metric(
             Kind::Counter,
             "terrace_answers_total",
-            "Answers that have ended: by a stop, at their length, or called off.",
+            "Completions that ended, by finish reason: stop, length, or aborted by the client.",
             &self.0.ended(),
             "finish",
         )

@@ -44,8 +44,8 @@ fn health(store: &StoreStats) -> (StatusCode, &'static str) {
     match store.disk {
         Some(disk) if disk.broken > 0 => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the disk takes nothing more, because changes cannot be made durable: the log says why. See to \
-             the disk, then restart the node\n",
+            "the disk store accepts no more objects, because changes cannot be made durable: the \
+             log says why. Repair the disk, then restart the node\n",
         ),
         Some(_) | None => (StatusCode::OK, "ok\n"),
     }
@@ -66,12 +66,8 @@ pub(super) fn write(
     node: &NodeStats,
     store: &StoreStats,
 ) -> fmt::Result {
-    text.gauge("terrace_node_connections", "Connections of clients.", node.connections)?;
-    text.counter(
-        "terrace_node_accepted_total",
-        "Connections whose client proved that it may use the node.",
-        node.accepted,
-    )?;
+    text.gauge("terrace_node_connections", "Client connections.", node.connections)?;
+    text.counter("terrace_node_accepted_total", "Authenticated connections.", node.accepted)?;
     text.counter(
         "terrace_node_refused_total",
         "Connections closed because of a failed handshake or a limit.",
@@ -80,18 +76,18 @@ pub(super) fn write(
     text.counter("terrace_node_requests_total", "Requests answered.", node.requests)?;
     text.counter(
         "terrace_node_malformed_total",
-        "Connections closed because of something that is no request.",
+        "Connections closed because of a malformed request.",
         node.malformed,
     )?;
     text.counter(
         "terrace_node_forbidden_total",
-        "Objects that clients asked for and may not use.",
+        "Objects requested by clients that may not use them.",
         node.forbidden,
     )?;
     text.metric(
         Kind::Counter,
         "terrace_node_payload_bytes_total",
-        "Payload that went over the network.",
+        "Payload bytes sent and received over the network.",
         &[("sent", node.sent_bytes), ("received", node.received_bytes)],
         "direction",
     )?;

@@ -37,37 +37,34 @@ struct RouteFigures(Arc<[Arc<Worker>]>);
 type Figure = (Kind, &'static str, &'static str, fn(&Worker) -> u64);
 
 const FIGURES: [Figure; 12] = [
-    (Gauge, "terrace_route_worker_up", "Whether a worker answers.", |worker| {
+    (Gauge, "terrace_route_worker_up", "1 if the worker answers.", |worker| {
         u64::from(worker.is_up())
     }),
-    (Counter, "terrace_route_requests_total", "Requests sent to a worker.", |worker| {
+    (Counter, "terrace_route_requests_total", "Requests sent to the worker.", |worker| {
         worker.counts.requests.load(Relaxed)
     }),
     (
         Counter,
         "terrace_route_failures_total",
-        "Requests that a worker gave no answer to, and that went to another.",
+        "Requests that the worker did not answer and that went to another worker.",
         |worker| worker.counts.failures.load(Relaxed),
     ),
-    (
-        Counter,
-        "terrace_route_prompt_tokens_total",
-        "Tokens of prompts sent to a worker.",
-        |worker| worker.counts.prompt_tokens.load(Relaxed),
-    ),
+    (Counter, "terrace_route_prompt_tokens_total", "Prompt tokens sent to the worker.", |worker| {
+        worker.counts.prompt_tokens.load(Relaxed)
+    }),
     (
         Counter,
         "terrace_route_cached_tokens_total",
-        "Tokens of prompts that the worker held when they were sent there, as its events told.",
+        "Prompt tokens that the worker had cached when they were sent, according to its KV events.",
         |worker| worker.counts.cached_tokens.load(Relaxed),
     ),
-    (Gauge, "terrace_route_blocks", "Blocks that a worker is known to hold.", |worker| {
+    (Gauge, "terrace_route_blocks", "Blocks that the worker is known to hold.", |worker| {
         worker.index.lock().len() as u64
     }),
     (
         Counter,
         "terrace_route_unplaced_blocks_total",
-        "Blocks of events that could not be placed: what is before them is not known, or there was no room.",
+        "Blocks of KV events that were ignored because their parent is unknown or the index is full.",
         |worker| {
             let stats = worker.index.lock().stats();
             stats.orphans + stats.refused
@@ -76,28 +73,25 @@ const FIGURES: [Figure; 12] = [
     (
         Gauge,
         "terrace_route_events_connected",
-        "Whether a worker's KV events are listened to.",
+        "1 if the router is subscribed to the worker's KV events.",
         |worker| u64::from(worker.following.is_connected.load(Relaxed)),
     ),
-    (Counter, "terrace_route_event_batches_total", "Batches of KV events heard.", |worker| {
+    (Counter, "terrace_route_event_batches_total", "Batches of KV events received.", |worker| {
         worker.following.batches.load(Relaxed)
+    }),
+    (Counter, "terrace_route_event_gaps_total", "Gaps in the batches of KV events.", |worker| {
+        worker.following.gaps.load(Relaxed)
     }),
     (
         Counter,
-        "terrace_route_event_gaps_total",
-        "Times that batches of KV events were missing.",
-        |worker| worker.following.gaps.load(Relaxed),
-    ),
-    (
-        Counter,
         "terrace_route_event_replays_total",
-        "Times that missing batches were asked for and came, the beginning of a connection included.",
+        "Successful replays of missing batches, including those at the start of a connection.",
         |worker| worker.following.replays.load(Relaxed),
     ),
     (
         Counter,
         "terrace_route_event_forgotten_total",
-        "Times that what was known of a worker had to be given up, its going away included.",
+        "Times that the known blocks of a worker were dropped, including when it disconnected.",
         |worker| worker.following.forgotten.load(Relaxed) + worker.counts.unreadable.load(Relaxed),
     ),
 ];

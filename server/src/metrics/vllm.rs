@@ -54,14 +54,14 @@ impl Collector for VllmNames {
         let help = "The same as terrace_requests of state waiting.";
         text.gauge("vllm:num_requests_waiting", help, stats.waiting)?;
         let in_use = in_use(&stats.cache.device);
-        let help = "The share of device pages that requests hold, of 1.";
+        let help = "Share of device pages in use, from 0 to 1.";
         text.gauge("vllm:kv_cache_usage_perc", help, in_use)?;
         text.gauge("vllm:gpu_cache_usage_perc", help, in_use)?;
-        let help = "Tokens of prompts, found in a tier or not.";
+        let help = "Prompt tokens, cached or not.";
         text.counter("vllm:prompt_tokens_total", help, stats.prompt_tokens)?;
         text.counter("vllm:prefix_cache_queries_total", help, stats.prompt_tokens)?;
         let hits = stats.device_hit_tokens + stats.host_hit_tokens + stats.l3_hit_tokens;
-        let help = "Tokens of prompts that were found in any tier.";
+        let help = "Prompt tokens found in any tier.";
         text.counter("vllm:prefix_cache_hits_total", help, hits)?;
         let help = "The same as terrace_generated_tokens_total.";
         text.counter("vllm:generation_tokens_total", help, stats.generated_tokens)?;

@@ -74,7 +74,7 @@ pub(super) async fn forward(state: &Arc<RouteState>, mut asked: Asked) -> Respon
             Err(error) => {
                 worker.counts.failures.fetch_add(1, Relaxed);
                 worker.found(false);
-                tracing::debug!("{} gives no answer: {error}", worker.place.url);
+                tracing::debug!("worker {} does not answer: {error}", worker.place.url);
             }
         }
     }

@@ -57,7 +57,7 @@ impl Worker {
                     self.index.lock().forget();
                     if self.counts.unreadable.fetch_add(1, Relaxed) == 0 {
                         tracing::warn!(
-                            "{} tells what cannot be understood: {error}",
+                            "worker {} sends unreadable KV events: {error}",
                             self.place.url
                         );
                     }
@@ -80,7 +80,9 @@ impl Worker {
         if self.is_up.swap(is_up, Relaxed) != is_up {
             match is_up {
                 true => tracing::info!("{} answers", self.place.url),
-                false => tracing::warn!("{} does not answer: it is sent nothing", self.place.url),
+                false => {
+                    tracing::warn!("worker {} does not answer and gets no requests", self.place.url)
+                }
             }
         }
     }

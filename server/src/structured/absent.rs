@@ -25,8 +25,8 @@ impl Grammars {
         structure: &Structure,
     ) -> Result<Compiled, ApiError> {
         Err(structure.wrong(
-            "this server was built without structured outputs; leave the field out, or have the server \
-             built with the feature `structured-outputs`",
+            "this server was built without structured outputs; leave the field out, or build the \
+             server with the feature `structured-outputs`",
         ))
     }
 }

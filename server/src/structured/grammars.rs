@@ -68,7 +68,7 @@ impl Factory {
         let mut words: Vec<Vec<u8>> = (0..end).map(|token| word(tokenizer, token)).collect();
         if !words.iter().any(is_text) {
             return Err(
-                "the model's tokenizer.json does not say which bytes its tokens are".to_owned()
+                "the model's tokenizer.json does not define the bytes of its tokens".to_owned()
             );
         }
         words.push(special("<|end of answer|>"));
@@ -131,7 +131,7 @@ fn check_nesting(grammar: &str) -> Result<(), String> {
         deepest = deepest.max(depth);
     }
     match deepest > NESTING_MAX {
-        true => Err(format!("its parts lie in one another more than {NESTING_MAX} times")),
+        true => Err(format!("it is nested more than {NESTING_MAX} levels deep")),
         false => Ok(()),
     }
 }
@@ -255,7 +255,7 @@ mod tests {
         for rule in wrong {
             let shown = format!("{rule:.60?}");
             let message = compile(rule).unwrap_err();
-            assert!(message.starts_with("`guided` cannot be followed: "), "{shown}: {message}");
+            assert!(message.starts_with("`guided` cannot be satisfied: "), "{shown}: {message}");
             assert!(message.len() < 2_000, "{shown}: {message}");
         }
     }

@@ -95,13 +95,13 @@ async fn pages_of_other_sizes_are_told_and_go_when_the_limit_needs_their_room() 
     launched.engine.shutdown(Duration::from_secs(60)).await;
     let told = launched.summary.to_string();
     drop(launched);
-    assert!(told.contains("beside it pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
-    assert!(told.contains("last used just now, which go when it needs their room"), "{told}");
+    assert!(told.contains("also there: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
+    assert!(told.contains("last used just now, removed when their space is needed"), "{told}");
     // Another size again, so that nobody need wait until the store is closed.
     let no_room = Config { l3_size: Size::mib(9), page_size: 64, ..other_pages };
     let told = launch(&no_room).unwrap().summary.to_string();
     assert!(told.contains("warning: pages of 128.0 KiB in pages-of-131072-bytes"), "{told}");
-    assert!(told.contains("were removed to make room"), "{told}");
+    assert!(told.contains("were removed to free space"), "{told}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,7 +111,7 @@ async fn a_smaller_store_says_how_many_pages_it_dropped() {
     ask_once(&config, &json!({ "prompt": "x".repeat(700), "max_tokens": 1 })).await;
     let smaller = Config { l3_size: Size::mib(2), ..config };
     let told = launch(&smaller).unwrap().summary.to_string();
-    assert!(told.contains("pages, the oldest,"), "{told}");
+    assert!(told.contains("oldest pages,"), "{told}");
     assert!(told.contains("were dropped to keep to --l3-size 2.0 MiB"), "{told}");
 }
 

@@ -201,7 +201,7 @@ async fn without_any_worker_it_says_so() {
     assert_eq!(get(routed.address, "/health").await.status, 503);
     let asked = routed.ask("", &prompt("a")).await;
     assert_eq!(asked.response.status, 503);
-    assert!(asked.response.body.contains("no worker is there"), "{asked:?}");
+    assert!(asked.response.body.contains("no worker is available"), "{asked:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -59,7 +59,7 @@ async fn one_that_takes_all_it_can_leaves_places_for_the_others() {
     let refused = ask("alices-key", &three).await;
     assert_eq!(refused.status, 429, "{refused:?}");
     assert!(refused.head.contains("retry-after"));
-    assert!(refused.body.contains("of which 2 are left"), "{}", refused.body);
+    assert!(refused.body.contains("2 are free"), "{}", refused.body);
     let all = json!({ "prompt": vec!["x"; 10], "max_tokens": 1 });
     assert_eq!(ask("bobs-key", &all).await.status, 200, "the other has all of its own");
 
@@ -96,7 +96,7 @@ async fn one_request_may_not_ask_for_all_places() {
     let greedy = json!({ "prompt": vec!["x"; 64], "n": 16, "max_tokens": 1 });
     let refused = post(world.address, "/v1/completions", &greedy).await;
     assert_eq!(refused.status, 400, "{refused:?}");
-    assert!(refused.body.contains("256 answers"));
+    assert!(refused.body.contains("256 completions"));
     assert_eq!(world.figures().await.scheduler.submitted, 0);
 }
 

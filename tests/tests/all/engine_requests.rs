@@ -231,7 +231,7 @@ async fn weights_that_do_not_fit_are_refused_and_nothing_changes() {
     let generate = || Generate::new(prompt(1), 4);
     let (tokens, _) = ask(&engine, generate()).await;
     let error = engine.replace_weights(Box::new("of another kind")).await.unwrap_err();
-    assert_eq!(error.to_string(), "the model keeps its weights: it takes a `ToyModel`");
+    assert_eq!(error.to_string(), "the weights were not replaced: it takes a `ToyModel`");
     let again = Hits { device_tokens: 64, ..Hits::default() };
     assert_eq!(ask(&engine, generate()).await, (tokens, again));
 }

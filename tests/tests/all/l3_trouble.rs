@@ -367,7 +367,7 @@ async fn part_of_a_forbidden_directory() {
         let message = refused.to_string();
         assert!(message.contains(path.to_str().unwrap()), "which: {message}");
         assert!(message.contains("Permission denied"), "why: {message}");
-        assert!(message.contains("a directory that you may write to"), "what to do: {message}");
+        assert!(message.contains("a writable directory"), "what to do: {message}");
     };
     for file in ["lock", "data", "index"] {
         for mode in [0o444, 0o000] {

@@ -46,7 +46,7 @@ fn what_one_program_prints_the_other_takes() {
     ];
     let chosen = printed(terrace().args(["serve", "--print-config"]).args(flags));
     assert_eq!(chosen, printed(terrace().arg("config").args(flags)));
-    assert!(!chosen.contains("hush") && chosen.contains("but not printed"), "{chosen}");
+    assert!(!chosen.contains("hush") && chosen.contains("set but not printed"), "{chosen}");
     for line in [
         "device = \"cuda:1\"",
         "canary = 64",
@@ -60,7 +60,7 @@ fn what_one_program_prints_the_other_takes() {
     ] {
         assert!(chosen.contains(line), "{line} is missing:\n{chosen}");
     }
-    let without_keys = chosen.replace("# It is given, but not printed: give it again.\n", "");
+    let without_keys = chosen.replace("# A value is set but not printed: set it again.\n", "");
     assert_eq!(taken(&file, &chosen), [without_keys.clone(), without_keys]);
 }
 
@@ -91,7 +91,7 @@ fn whoever_set_what_cannot_work_is_told_by_its_own_name() {
             vec!["--running-max", "1000"],
             "step_tokens = 512 (--step-tokens, TERRACE_STEP_TOKENS): raise it".to_owned(),
         ),
-        (vec!["--canary", "8"], "--canary 8: pages are compared on GPUs".to_owned()),
+        (vec!["--canary", "8"], "--canary 8: pages are verified on GPUs only".to_owned()),
         (vec!["--running-max", "0"], "--running-max 0: use at least 1".to_owned()),
         (vec!["--body-max", "0"], "--body-max 0: use at least 1".to_owned()),
         (vec!["--bodies-max", "1MiB"], "--bodies-max 1MiB: use at least".to_owned()),
@@ -113,7 +113,7 @@ fn whoever_set_what_cannot_work_is_told_by_its_own_name() {
     }
     std::fs::write(&file, "[limits]\n\nbody_max = \"much\"\n").unwrap();
     let said = complaint(&["--config", path]);
-    for part in [path, "line 3", "body_max", "is no size"] {
+    for part in [path, "line 3", "body_max", "is not a size"] {
         assert!(said.contains(part), "{part} is missing: {said}");
     }
 }

@@ -22,7 +22,7 @@ fn a_machine_without_a_gpu_is_told_what_is_missing() {
     for device in ["cuda", "cuda:1"] {
         let said = refusal(device);
         assert!(said.contains("cannot compute on a GPU: "), "{said}");
-        let advice = ["install the driver", "install version 580", "`nvidia-smi` should list one"];
+        let advice = ["install the driver", "install driver version 580", "`nvidia-smi` lists one"];
         assert!(advice.iter().any(|advice| said.contains(advice)), "{said}");
     }
 }

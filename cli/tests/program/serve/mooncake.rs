@@ -160,7 +160,7 @@ fn mooncake_may_lose_its_master_and_all_that_it_knew() {
     let mut asked = 0;
     let began = Instant::now();
     let until = began + Duration::from_secs(60);
-    while !server.said().contains("L3 is unwell") {
+    while !server.said().contains("L3 is failing") {
         load(&server, all_of_them());
         asked += all_of_them();
         assert!(Instant::now() < until, "nothing was noticed in {asked} requests");
@@ -173,7 +173,7 @@ fn mooncake_may_lose_its_master_and_all_that_it_knew() {
     assert!(dead < Duration::from_secs(30), "{} requests took {dead:?}", all_of_them());
     cluster.start_master();
     hits_come_back(&server);
-    is_told(&server, "INFO terrace_l3::guard: L3 is well again");
+    is_told(&server, "INFO terrace_l3::guard: L3 has recovered");
     let of = |call: &str| format!("terrace_mooncake_{call}_total{{outcome=\"master-gone\"}}");
     let gone: f64 =
         ["put", "get", "exists"].iter().map(|call| figure(&server.address, &of(call))).sum();
@@ -222,11 +222,11 @@ fn mooncake_may_come_later_than_the_server() {
     assert!(server.summary.contains("not reached yet"), "{}", server.summary);
     assert_eq!(ask_all(&server), 0);
     assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 0.0);
-    is_told(&server, "L3 is unwell");
+    is_told(&server, "L3 is failing");
     cluster.start_all();
     hits_come_back(&server);
     assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 1.0);
-    is_told(&server, "INFO terrace_l3::guard: L3 is well again");
+    is_told(&server, "INFO terrace_l3::guard: L3 has recovered");
 }
 
 /// Wrong for as long as the server lives.
@@ -246,7 +246,7 @@ fn mooncake_of_another_version_is_called_that() {
     let cluster = Cluster::start(options);
     let server = serve(&cluster.address(), &TINY);
     assert_eq!(ask_all(&server), 0);
-    is_told(&server, "of one Mooncake version");
+    is_told(&server, "of the same Mooncake version");
     assert_eq!(figure(&server.address, "terrace_mooncake_connected"), 0.0);
 }
 

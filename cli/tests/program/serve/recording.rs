@@ -90,7 +90,7 @@ fn the_log_of_a_killed_server_is_good_up_to_its_last_line() {
     let checked = run(&["decisions", "--steps"], &log);
     assert!(checked.status.success(), "{}", told(&checked));
     assert!(told(&checked).contains("are the same"), "{}", told(&checked));
-    assert!(told(&checked).contains("the last line is not whole"), "{}", told(&checked));
+    assert!(told(&checked).contains("the last line is incomplete"), "{}", told(&checked));
     assert!(told(&checked).contains(" prefills 0.."), "{}", told(&checked));
 }
 
@@ -99,9 +99,9 @@ fn what_is_no_decision_log_is_not_called_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     for (text, problem) in [
-        ("", "no scheduler has begun"),
-        ("{\"at\":0,\"planned\":{}}\n", "no scheduler has begun"),
-        ("{\"at\":0,\"began\":{}}\n{\"at\":0,\"began\":{}}\n", "line 2: another scheduler begins"),
+        ("", "must begin with the scheduler's configuration"),
+        ("{\"at\":0,\"planned\":{}}\n", "must begin with the scheduler's configuration"),
+        ("{\"at\":0,\"began\":{}}\n{\"at\":0,\"began\":{}}\n", "line 2: a second scheduler starts"),
         ("{\"timestamp\":0}\n", "is this a decision log?"),
     ] {
         fs::write(&log, text).unwrap();

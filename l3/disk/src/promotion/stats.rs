@@ -45,7 +45,7 @@ impl PromotionStats {
         vec![
             Figure::counters(
                 "terrace_l3_gets_total",
-                "Objects read, by where they were; some that were in memory had to be waited for.",
+                "Objects read, by source: memory, memory after waiting for a promotion, or disk.",
                 "source",
                 [
                     ("memory", self.gets_from_memory - self.gets_after_waiting),
@@ -55,12 +55,12 @@ impl PromotionStats {
             ),
             Figure::counter(
                 "terrace_l3_waits_expired_total",
-                "Reads that waited for moves to memory until they had waited long enough.",
+                "Reads whose wait for a promotion timed out.",
                 self.waits_expired,
             ),
             Figure::counters(
                 "terrace_l3_promotions_asked_total",
-                "Moves from disk to memory that were asked for, by whether they began.",
+                "Requested promotions from disk to memory, by whether they started.",
                 "outcome",
                 [
                     ("begun", self.triggered),
@@ -71,7 +71,7 @@ impl PromotionStats {
             ),
             Figure::counters(
                 "terrace_l3_promotions_total",
-                "Moves from disk to memory that have ended, by what became of them.",
+                "Finished promotions from disk to memory, by outcome.",
                 "outcome",
                 [
                     ("done", self.done),
@@ -83,12 +83,12 @@ impl PromotionStats {
             ),
             Figure::gauge(
                 "terrace_l3_promotions_active",
-                "Moves from disk to memory that wait or are under way.",
+                "Promotions from disk to memory that are queued or running.",
                 self.active,
             ),
             Figure::gauge(
                 "terrace_l3_promotions_remembered",
-                "Moves that have ended and are remembered, so that they do not begin again at once.",
+                "Finished promotions that are remembered so that they do not start again at once.",
                 self.remembered,
             ),
         ]

@@ -20,8 +20,8 @@ impl Adapter {
     pub(crate) fn open(choice: &RdmaChoice) -> Option<Self> {
         if let RdmaChoice::Device(name) = choice {
             tracing::warn!(
-                "this build has no RDMA, so {name} is not used and pages go by TCP: build it with \
-                 `--features rdma`"
+                "this build does not support RDMA, so {name} is not used and pages use TCP: build \
+                 it with `--features rdma`"
             );
         }
         None

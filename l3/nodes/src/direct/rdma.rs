@@ -26,11 +26,14 @@ impl Adapter {
         };
         match Device::open(name) {
             Ok(device) => {
-                tracing::info!("pages go by RDMA port {} where the other side can", device.port());
+                tracing::info!(
+                    "pages use RDMA port {} if the other side supports it",
+                    device.port()
+                );
                 Some(Self(device))
             }
             Err(error) => {
-                tracing::warn!("pages go by TCP: {error}");
+                tracing::warn!("pages use TCP: {error}");
                 None
             }
         }
@@ -41,7 +44,7 @@ impl Adapter {
         match self.0.register(arena) {
             Ok(region) => Some(Region(region)),
             Err(error) => {
-                tracing::warn!("pages of {arena:?} go by TCP: {error}");
+                tracing::warn!("pages of {arena:?} use TCP: {error}");
                 None
             }
         }

@@ -30,13 +30,13 @@ pub enum Unusable {
         ports: u8,
     },
     /// It is not up.
-    #[error("it is not active but {state}; bring its network interface up and look at its cable")]
+    #[error("its state is {state}, not active; bring its network interface up and check its cable")]
     Inactive {
         /// What it says of itself.
         state: String,
     },
     /// It is not an Ethernet port.
-    #[error("it is not an Ethernet port, and only RoCEv2 is spoken here")]
+    #[error("it is not an Ethernet port, and only RoCEv2 is supported")]
     NotEthernet,
     /// It has no address to be reached by.
     #[error(
@@ -52,8 +52,8 @@ pub enum Unusable {
 pub enum RdmaError {
     /// There is no device at all.
     #[error(
-        "this machine has no RDMA device: `rdma link` lists them; load the adapter's driver, and in \
-         a container pass /dev/infiniband on"
+        "this machine has no RDMA device: `rdma link` lists them; load the adapter's driver, and \
+         pass /dev/infiniband to a container"
     )]
     NoDevice,
     /// There is no device of that name.
@@ -79,7 +79,7 @@ pub enum RdmaError {
         why: Unusable,
     },
     /// A name that is not DEVICE or DEVICE/PORT.
-    #[error("{name:?} names no RDMA port; write DEVICE or DEVICE/PORT, as in `rdma link`")]
+    #[error("{name:?} is not an RDMA port; write DEVICE or DEVICE/PORT, as in `rdma link`")]
     BadName {
         /// What was written.
         name: String,
@@ -117,9 +117,7 @@ pub enum RdmaError {
         max: usize,
     },
     /// A read failed, and with it the link.
-    #[error(
-        "RDMA port {port}: a read failed ({status}); the link is closed, and a new one must be made"
-    )]
+    #[error("RDMA port {port}: a read failed ({status}); the link is closed; create a new one")]
     ReadFailed {
         /// Which port of this side.
         port: PortName,

@@ -27,7 +27,7 @@ impl Session {
                 Some(end)
             }
             Err(error) => {
-                tracing::warn!("pages of a client go by TCP: {error}");
+                tracing::warn!("pages of a client use TCP: {error}");
                 None
             }
         }
@@ -125,7 +125,7 @@ async fn read(
             Some((expected.collect(), checksums))
         }
         Err(Unread { message, targets }) => {
-            tracing::warn!("a client's pages cannot be read by RDMA and go by TCP: {message}");
+            tracing::warn!("a client's pages cannot be read by RDMA and use TCP: {message}");
             if targets.is_empty() {
                 // The adapter has not let go of them, so their slots are lost.
                 std::mem::forget(rooms);

@@ -277,7 +277,7 @@ fn conversation(
     let at_us = match &line.timestamp {
         None | Some(Value::Null) => None,
         Some(value) => {
-            Some(time::of_json(value).ok_or_else(|| format!("timestamp {value} is no time"))?)
+            Some(time::of_json(value).ok_or_else(|| format!("timestamp {value} is not a time"))?)
         }
     };
     let session = line.session_id.filter(|value| !value.is_null()).map(|value| {
@@ -305,7 +305,7 @@ fn conversation(
         talk.ask(at_us, answer_tokens, sink)?;
     }
     match talk.conversation.turns.is_empty() {
-        true => Err("no question before the answer".to_owned()),
+        true => Err("there is no user message before the response".to_owned()),
         false => Ok(talk.conversation),
     }
 }

@@ -68,12 +68,12 @@ fn cell(row: &[String], place: usize) -> Result<&str, String> {
 fn count(row: &[String], place: usize, name: &str) -> Result<u32, String> {
     let text = cell(row, place)?;
     let number = text.parse::<f64>().ok().filter(|number| (0.0..4e9).contains(number));
-    number.map(|number| number as u32).ok_or_else(|| format!("{name} {text:?} is no count"))
+    number.map(|number| number as u32).ok_or_else(|| format!("{name} {text:?} is not a count"))
 }
 
 fn moment(row: &[String], place: usize) -> Result<u64, String> {
     let text = cell(row, place)?;
-    time::microseconds(text).ok_or_else(|| format!("{text:?} is no time"))
+    time::microseconds(text).ok_or_else(|| format!("{text:?} is not a time"))
 }
 
 /// Hands each further line to `take`, and says which are not understood.
@@ -190,7 +190,7 @@ mod tests {
         let huge = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,6,99999999\n");
         assert!(huge.starts_with("traffic, line 3: an answer of 99999999 tokens"), "{huge}");
         let bad = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,six,7\n");
-        assert!(bad.starts_with("traffic, line 3: ContextTokens \"six\" is no count"), "{bad}");
+        assert!(bad.starts_with("traffic, line 3: ContextTokens \"six\" is not a count"), "{bad}");
     }
 
     #[test]

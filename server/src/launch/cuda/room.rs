@@ -111,9 +111,9 @@ mod tests {
         let kv = refused(&room(), Some(Size::gib(82)));
         assert_eq!(
             kv,
-            "A GPU has 100.0 GiB of 140.0 GiB free, which is too little for 15.0 GiB of weights, 2.0 GiB for \
-             steps of 8192 tokens and 82.0 GiB of KV: lower --device-memory to 81GiB or less, or end what else \
-             uses it"
+            "A GPU has 100.0 GiB of 140.0 GiB free, too little for 15.0 GiB of weights, 2.0 GiB for steps \
+             of 8192 tokens and 82.0 GiB of KV: lower --device-memory to 81GiB or less, or stop other \
+             processes that use it"
         );
         let most = Size(room().free / 100 * 98 - 17 * GIB);
         assert!(room().device_memory(Some(most)).is_ok(), "what it advises works");

@@ -117,7 +117,7 @@ impl Drop for MemoryRegion {
         if let Err(error) = freed {
             // Peers may still read the memory, so it must stay what it is.
             std::mem::forget(self.arena.clone());
-            tracing::error!(%error, "RDMA memory could not be given up, and stays allocated");
+            tracing::error!(%error, "RDMA memory could not be freed and stays allocated");
         }
     }
 }

@@ -9,6 +9,7 @@ mod gpu;
 mod kv_events;
 mod latency;
 mod node;
+mod recent;
 mod route;
 mod vllm;
 
@@ -23,7 +24,7 @@ use prometheus_client::registry::Registry;
 use terrace_engine::Figures;
 use terrace_routing::PublisherStats;
 
-pub(crate) use self::latency::AnswerClock;
+pub(crate) use self::latency::{AnswerClock, LatestTimes};
 pub use self::node::serve_node_figures;
 pub(crate) use self::route::RouteMetrics;
 

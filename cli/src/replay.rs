@@ -193,14 +193,7 @@ impl Arguments {
         if self.json {
             return Ok(serde_json::to_string_pretty(&calibration)? + "\n");
         }
-        let chosen = |setting, usual: &str| options.chosen(setting).unwrap_or(usual).to_owned();
-        let machine = format!(
-            "{} on {} x {}",
-            chosen(Setting::Model, "llama-3.1-8b"),
-            config.gpus,
-            chosen(Setting::Gpu, "h200")
-        );
-        Ok(calibration::draw(&file.display().to_string(), &machine, &calibration))
+        Ok(calibration::draw(&file.display().to_string(), &config.machine(), &calibration))
     }
 
     /// The first day as it was read, and the others.

@@ -22,6 +22,10 @@ use crate::slo::Slo;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// What the model is called. What it costs is told below.
+    pub model: String,
+    /// What the GPU is called.
+    pub gpu: String,
     /// Workers, each with a device and a host tier of its own. They share one L3.
     pub workers: u32,
     /// GPUs of each worker: what they cost depends on it.
@@ -320,6 +324,8 @@ impl Config {
             ..SchedulerConfig::default()
         };
         Self {
+            model: model.name.to_owned(),
+            gpu: gpu.name.to_owned(),
             workers: 1,
             gpus: tensor_parallel,
             also: Vec::new(),
@@ -340,6 +346,13 @@ impl Config {
             store: StoreConfig::default(),
             seed: 0,
         }
+    }
+
+    /// The model and what it runs on, as people say it. Of several kinds of workers it is the first.
+    #[must_use]
+    pub fn machine(&self) -> String {
+        let others = if self.also.is_empty() { "" } else { " and others" };
+        format!("{} on {} x {}{others}", self.model, self.gpus, self.gpu.to_uppercase())
     }
 
     /// Bytes of one page.

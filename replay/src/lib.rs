@@ -43,6 +43,7 @@ mod store;
 pub mod sweep;
 mod tally;
 pub mod trace;
+mod verdict;
 mod worker;
 mod world;
 
@@ -71,4 +72,5 @@ pub use size::Size;
 pub use slo::{Goodput, Slo};
 pub use sweep::{Axis, Confidence, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
+pub use verdict::{Limit, Verdict};
 pub use world::{replay, replay_unless};

@@ -17,6 +17,7 @@ use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
 use crate::trace::{Ceiling, Trace, TraceRequest};
+use crate::verdict::Verdict;
 use crate::worker::{Around, Worker};
 
 /// State changes that one plan may leave behind.
@@ -421,8 +422,9 @@ impl<'a> World<'a> {
         });
         let goodput = self.tally.goods.goodput(&self.config.slo, measured_s);
         let Tally { ttft, itl, e2e, queue, tpot, timeline, .. } = self.tally;
-        Ok(Report {
+        let mut report = Report {
             config: self.config.clone(),
+            verdict: Verdict::default(),
             requests: self.trace.requests().len() as u64,
             finished: self.tally.finished,
             failed: self.tally.failed,
@@ -451,7 +453,9 @@ impl<'a> World<'a> {
             workers,
             series: timeline.into_series(kinds.len() as u32, device_pages, host_pages),
             slowest,
-        })
+        };
+        report.verdict = Verdict::of(&report);
+        Ok(report)
     }
 
     fn reuse_tokens(&self) -> Result<ReuseTokens, ReplayError> {

@@ -279,7 +279,7 @@ async function story(page, world) {
   const third = await send(page);
   assert.ok(third.l3 > 0.9 * first.computed, "after a restart nearly all of it comes from L3");
   assert.equal(third.answer, first.answer, "the answer is still the same");
-  assert.match(await page.locator("#kv-source").innerText(), /computing it in run 1/, "it is compared with computing");
+  assert.match(await page.locator("#kv-source").innerText(), /in run 1, which computed the prompt/, "it is compared with computing");
   assert.deepEqual(await takenSteps(page), [true, true, true]);
   assert.ok(await page.locator("#tour").isVisible(), "the last tick is seen");
   assert.deepEqual(complaints, [], "the browser has nothing to complain about");

@@ -65,8 +65,8 @@ function describe(run) {
 function comparison(run) {
   const times = timesAsFast(run);
   if (times === null) return "";
-  const computing = `computing it in run ${run.computing.number}`;
-  if (times >= 1.5) return ` The first token came ${factor(times)} times as fast as by ${computing}.`;
+  const computing = `in run ${run.computing.number}, which computed the prompt`;
+  if (times >= 1.5) return ` The first token came ${factor(times)} times as fast as ${computing}.`;
   if (times <= 1 / 1.5) return ` The first token took ${factor(1 / times)} times as long as ${computing}.`;
   return ` The first token took about as long as ${computing}.`;
 }

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agenda;
 mod arrivals;
 mod calibrate;
 mod cluster;
@@ -22,7 +23,6 @@ pub mod csv;
 mod dice;
 mod error;
 mod fit;
-mod happenings;
 mod histogram;
 pub mod html;
 pub mod human;
@@ -57,7 +57,7 @@ pub use copies::CopyWay;
 pub use cost::{CostModel, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
-pub use machine::{Gpu, Model};
+pub use machine::{Gpu, ModelSpec};
 pub use options::{OptionError, Options, Setting, page_size};
 pub use prices::{Prices, Spend};
 pub use rate::{RateSearch, TriedRate, find_rate};

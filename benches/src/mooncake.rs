@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use terrace_kit::median;
 use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store};
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore, PlainCalls};
 
-use crate::figures::median;
 use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;

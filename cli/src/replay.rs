@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use terrace_kit::Process;
 use terrace_replay::{
     Axis, Calibration, CostModel, Measurement, Options, Setting, Sweep, Trace, html,
 };
@@ -269,8 +270,6 @@ fn create(file: &Path) -> Result<File, String> {
 
 /// The most memory that this process has had, where the system tells.
 fn peak_rss_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some((kib * 1.024).round() / 1000.0)
+    let bytes = Process::Own.peak_resident_bytes()?;
+    Some((bytes as f64 / 1000.0).round() / 1000.0)
 }

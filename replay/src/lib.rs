@@ -20,7 +20,7 @@ mod config;
 mod copies;
 mod cost;
 pub mod csv;
-mod dice;
+mod draws;
 mod error;
 mod fit;
 mod histogram;

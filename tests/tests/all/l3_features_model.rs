@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use terrace_kit::Dice;
 use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
 use terrace_tests::l3::mischief::{Asked, MischievousStore, Trick};
-use terrace_tests::sim::Dice;
 
 const SAMPLES: u64 = 4;
 const TENSORS: u64 = 3;

@@ -188,13 +188,7 @@ settings! {
         "Security" {
             /// A tenant and its key; without any, everybody who can reach the address may ask. Better in
             /// TERRACE_API_KEYS, separated by commas, or in the file: others can see arguments.
-            keys: Vec<Key> = Vec::new(), "NAME=KEY"
-                {
-                    flag: Some("api-key"),
-                    variable: Some("TERRACE_API_KEYS"),
-                    example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
-                    is_secret: true
-                };
+            keys: Vec<Key> = Vec::new(), "NAME=KEY" as API_KEYS;
             /// The key for /metrics and the page.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
             /// What page keys are hashed with, the same on all servers that share an L3: 32 random characters or more.
@@ -292,30 +286,7 @@ impl Config {
             let time = humantime::format_duration(time);
             return Err(ConfigError::new(setting, time, "use a year at the most"));
         }
-        let mut names = BTreeSet::new();
-        let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
-        for Key { name, key, requests_max, priority_min, priority_max } in &self.keys {
-            if *requests_max == Some(0) {
-                return Err(ConfigError::new("keys", name, "use at least 1 for its requests_max"));
-            }
-            if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
-                let advice =
-                    "lower its priority_min, or raise its priority_max, which is 0 if not given";
-                return Err(ConfigError::new("keys", name, advice));
-            }
-            if name.is_empty() || !names.insert(name) {
-                return Err(ConfigError::new("keys", name, "give every key a name of its own"));
-            }
-            if !secrets.insert(key) {
-                return Err(ConfigError::new("keys", name, "give everybody another key"));
-            }
-        }
-        if self.operator_key.as_ref().is_some_and(|secret| secret.0.is_empty()) {
-            return Err(ConfigError::new("operator_key", "\"\"", "a key must not be empty"));
-        }
-        if let Some(Key { name, .. }) = self.keys.iter().find(|key| key.key.0.is_empty()) {
-            return Err(ConfigError::new("keys", name, "a key must not be empty"));
-        }
+        key::check(&self.keys, self.operator_key.as_ref())?;
         self.limits.check()
     }
 

@@ -79,9 +79,7 @@ impl MooncakeWorkload {
             ..MooncakeConfig::new(&self.library, &self.master, capacity, object_bytes)
         };
         let store = MooncakeStore::open(config)?;
-        if !store.wait_until_connected(PATIENCE) {
-            return Err(format!("the master at {} is not reached", self.master).into());
-        }
+        store.connect_within(PATIENCE)?;
         let arena = Arena::with_headroom(self.batch, object_bytes)?;
         let _registration = store.register(&arena)?;
         for page in 0..self.batch {

@@ -9,7 +9,6 @@ mod setting;
 pub(crate) mod value;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -428,6 +427,8 @@ impl ConfigError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]

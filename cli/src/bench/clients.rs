@@ -93,12 +93,12 @@ struct Notes {
 
 impl Workload {
     pub(crate) fn run(&self) -> Result<Figures, Box<dyn Error>> {
-        let figures = tokio::runtime::Builder::new_multi_thread()
+        let figures: Result<Figures, Failure> = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()?
-            .block_on(self.run_clients())?;
-        Ok(figures)
+            .block_on(self.run_clients());
+        figures.map_err(|error| -> Box<dyn Error> { error })
     }
 
     async fn run_clients(&self) -> Result<Figures, Failure> {

@@ -224,13 +224,7 @@ fn open_mooncake(
     const PATIENCE: Duration = Duration::from_secs(30);
     let config = clusters.mooncake(master, sizes.capacity_bytes, object_bytes_max(sizes))?;
     let store = MooncakeStore::open(config.for_features())?;
-    if !store.wait_until_connected(PATIENCE) {
-        return Err(format!(
-            "the Mooncake master at {master} was not reached within {PATIENCE:?}: is the address \
-             right, does the master run, and is it of the same version as the library?"
-        )
-        .into());
-    }
+    store.connect_within(PATIENCE)?;
     Ok(Arc::new(store))
 }
 
@@ -240,18 +234,7 @@ async fn open_nodes(
     sizes: Sizes,
 ) -> Result<Arc<NodesStore>, Failure> {
     let store = NodesStore::new(clusters.nodes(nodes)?)?;
-    let since = Instant::now();
-    let mut reached = store.reach().await;
-    while reached < store.peers().len() && since.elapsed() < AWAY_MAX {
-        tokio::time::sleep(PAUSE).await;
-        reached = store.reach().await;
-    }
-    if reached == 0 {
-        return Err(format!(
-            "none of the nodes {nodes} answers: do they run, and do they know this secret?"
-        )
-        .into());
-    }
+    store.reach_within(AWAY_MAX).await?;
     let needed = object_bytes_max(sizes) as u64;
     for node in store.peers().into_iter().filter(|node| node.is_up) {
         if node.object_bytes_max < needed {

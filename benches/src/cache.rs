@@ -7,7 +7,6 @@ use serde::Serialize;
 use terrace_cache::{Cache, CacheConfig, EvictionKind, Namespace, PageKey, Sequence, Token};
 
 use crate::figures::{Distribution, nanos};
-use crate::trace::Trace;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -90,10 +89,9 @@ impl AddAssign for Parts {
 }
 
 impl CacheWorkload {
-    /// Runs a trace through an empty cache.
+    /// Runs prompts through an empty cache, which has room for so many pages unless it is limited.
     #[must_use]
-    pub fn run(&self, trace: &Trace) -> CacheFigures {
-        let unlimited = u32::try_from(trace.pages(self.page_size)).unwrap_or(u32::MAX);
+    pub fn run(&self, prompts: impl Iterator<Item = Vec<Token>>, unlimited: u32) -> CacheFigures {
         let mut cache = Cache::new(&CacheConfig {
             page_size: self.page_size,
             device_pages: self.device_pages.unwrap_or(unlimited),
@@ -102,7 +100,7 @@ impl CacheWorkload {
         });
         let root = Namespace::new("bench", self.page_size).digest();
         let (mut totals, mut tokens, mut samples) = (Parts::default(), 0, Vec::new());
-        for prompt in trace.prompts() {
+        for prompt in prompts {
             tokens += prompt.len() as u64;
             let parts = request(&mut cache, root, self.page_size, prompt);
             samples.push(nanos(parts.total()));
@@ -113,7 +111,7 @@ impl CacheWorkload {
         let per = |total: f64, count: usize| if count == 0 { 0.0 } else { total / count as f64 };
         let ns = |took: Duration, pages| per(took.as_nanos() as f64, pages);
         CacheFigures {
-            requests: trace.len(),
+            requests: samples.len(),
             tokens,
             hit_tokens,
             hit_ratio: hit_tokens as f64 / tokens as f64,
@@ -172,16 +170,18 @@ pub(crate) fn request(
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "program"))]
 mod tests {
     use super::*;
+    use crate::trace;
 
     #[test]
     fn a_larger_cache_finds_at_least_as_much() {
-        let trace = Trace::synthetic();
+        let trace = trace::conversations();
         let hits = |device_pages| {
             let eviction = EvictionKind::Lru;
-            CacheWorkload { page_size: 16, device_pages, eviction }.run(&trace).hit_tokens
+            let workload = CacheWorkload { page_size: 16, device_pages, eviction };
+            workload.run(trace::prompts(&trace), trace::pages(&trace, 16)).hit_tokens
         };
         let (small, unlimited) = (hits(Some(20_000)), hits(None));
         assert!(0 < small && small < unlimited, "{small} of {unlimited}");

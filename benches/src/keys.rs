@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 use terrace_cache::{Namespace, Sequence, Token};
+use terrace_kit::mixed;
 
 use crate::figures::nanos;
-use crate::trace::splitmix64;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ impl KeysWorkload {
     /// Hashes the same prompt again and again.
     #[must_use]
     pub fn run(&self) -> KeysFigures {
-        let tokens = (0..u64::from(self.tokens)).map(|place| splitmix64(place) % 128_000);
+        let tokens = (0..u64::from(self.tokens)).map(|place| mixed(place) % 128_000);
         let tokens: Vec<Token> = tokens.map(|token| token as Token).collect();
         let sizes = [1, 4, 16, 64, 256].into_iter().filter(|&size| size <= self.tokens);
         KeysFigures { page_sizes: sizes.map(|size| self.cost(size, &tokens)).collect() }

@@ -22,7 +22,8 @@ mod mooncake;
 mod nodes;
 mod scaling;
 mod steps;
-mod trace;
+#[cfg(feature = "program")]
+pub mod trace;
 
 pub use cache::{CacheFigures, CacheWorkload, PerPage};
 #[cfg(feature = "program")]
@@ -43,4 +44,3 @@ pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };
 pub use steps::{AheadFigures, StepFigures, StepWorkload};
-pub use trace::{Trace, TraceError};

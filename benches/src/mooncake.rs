@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use terrace_kit::median;
 use terrace_l3::{Arena, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store};
 use terrace_l3_mooncake::{MooncakeConfig, MooncakeStore, PlainCalls};
 
-use crate::figures::median;
 use crate::l3::{all, id};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -79,9 +79,7 @@ impl MooncakeWorkload {
             ..MooncakeConfig::new(&self.library, &self.master, capacity, object_bytes)
         };
         let store = MooncakeStore::open(config)?;
-        if !store.wait_until_connected(PATIENCE) {
-            return Err(format!("the master at {} is not reached", self.master).into());
-        }
+        store.connect_within(PATIENCE)?;
         let arena = Arena::with_headroom(self.batch, object_bytes)?;
         let _registration = store.register(&arena)?;
         for page in 0..self.batch {

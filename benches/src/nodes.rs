@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Instant;
 
 use serde::Serialize;
+use terrace_kit::middle_by;
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, MemoryConfig, MemoryStore, ObjectId, Put, PutOptions,
     Removal, Store,
@@ -83,9 +84,8 @@ impl Comparison {
     }
 
     /// The round whose ratio is in the middle.
-    fn middle(mut rounds: Vec<Self>) -> Option<Self> {
-        rounds.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
-        rounds.get(rounds.len() / 2).copied()
+    fn middle(rounds: Vec<Self>) -> Option<Self> {
+        middle_by(rounds, |a, b| a.ratio.total_cmp(&b.ratio))
     }
 }
 

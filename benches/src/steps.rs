@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use terrace_kit::{median, middle_by};
 use terrace_scheduler::{
     Config, ConfigError, Event, Plan, Request, RequestId, Scheduler, StepId, StepResult, Time,
     Token,
 };
 
-use crate::figures::{self, Distribution, nanos};
+use crate::figures::{Distribution, nanos};
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -151,7 +152,9 @@ impl StepWorkload {
         });
         let finish = bench.finish(self.running);
         let rehits = std::array::from_fn::<_, REHIT_WAVES, _>(|_| bench.wave(&prompts, 1));
-        let rehit = |of: fn(&Wave) -> Duration| median(rehits.each_ref().map(of));
+        let rehit = |of: fn(&Wave) -> Duration| {
+            middle_by(rehits.each_ref().map(of), Ord::cmp).unwrap_or_default()
+        };
         let each = |took: Duration| took.as_nanos() as f64 / 1000.0 / f64::from(self.running);
         Ok(StepFigures {
             submit_us_per_request: each(admit.submit),
@@ -244,7 +247,7 @@ impl StepWorkload {
 fn ahead_figures(ahead: Decoded, one: &Decoded) -> AheadFigures {
     let ratios = ahead.turns.iter().zip(&one.turns).map(|(&ahead, &one)| ahead as f64 / one as f64);
     AheadFigures {
-        cost_ratio: figures::median(ratios),
+        cost_ratio: median(ratios),
         allocations_per_step: ahead.allocations_per_step(),
         plan_us: Distribution::of(ahead.plans),
         advance_us: Distribution::of(ahead.advances),
@@ -381,11 +384,6 @@ impl Bench {
         scheduler.plan_into(*now, plan);
         took
     }
-}
-
-fn median<const N: usize>(mut times: [Duration; N]) -> Duration {
-    times.sort_unstable();
-    times[N / 2]
 }
 
 fn time(work: impl FnOnce()) -> Duration {

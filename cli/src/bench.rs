@@ -2,6 +2,7 @@
 //! own, `terrace-bench`.
 
 mod clients;
+mod http;
 mod ttft;
 
 use std::error::Error;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use terrace_kit::Process;
 use terrace_replay::{
     Axis, Calibration, CostModel, Measurement, Options, Setting, Sweep, Trace, html,
 };
@@ -192,14 +193,7 @@ impl Arguments {
         if self.json {
             return Ok(serde_json::to_string_pretty(&calibration)? + "\n");
         }
-        let chosen = |setting, usual: &str| options.chosen(setting).unwrap_or(usual).to_owned();
-        let machine = format!(
-            "{} on {} x {}",
-            chosen(Setting::Model, "llama-3.1-8b"),
-            config.gpus,
-            chosen(Setting::Gpu, "h200")
-        );
-        Ok(calibration::draw(&file.display().to_string(), &machine, &calibration))
+        Ok(calibration::draw(&file.display().to_string(), &config.machine(), &calibration))
     }
 
     /// The first day as it was read, and the others.
@@ -275,8 +269,6 @@ fn create(file: &Path) -> Result<File, String> {
 
 /// The most memory that this process has had, where the system tells.
 fn peak_rss_mb() -> Option<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-    Some((kib * 1.024).round() / 1000.0)
+    let bytes = Process::Own.peak_resident_bytes()?;
+    Some((bytes as f64 / 1000.0).round() / 1000.0)
 }

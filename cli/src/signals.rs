@@ -58,9 +58,8 @@ async fn heard(signal: &mut Option<Signal>) {
 #[cfg(unix)]
 fn is_hangup_ignored() -> bool {
     const HANGUP: u64 = 1;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let ignored = terrace_kit::Process::Own.status("SigIgn");
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(&mask, 16).ok());
     ignored.is_some_and(|mask| mask & HANGUP != 0)
 }
 

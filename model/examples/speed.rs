@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::{Cache, CacheConfig, DevicePage};
 use terrace_engine::{CpuMemory, Forward, Logits, PageTable, Span, Step};
+use terrace_kit::middle_by;
 use terrace_model::Llama;
 use terrace_scheduler::Slot;
 
@@ -52,15 +53,12 @@ fn decode(model: &mut Llama, sequences: u32, context: u32) -> Duration {
     const STEPS: u32 = 21;
     let mut bench = Bench::new(model, sequences, context + STEPS);
     bench.compute(model, 0..context);
-    let mut times: Vec<Duration> = (context..context + STEPS)
-        .map(|position| {
-            let start = Instant::now();
-            bench.compute(model, position..position + 1);
-            start.elapsed()
-        })
-        .collect();
-    times.sort_unstable();
-    times[times.len() / 2]
+    let times = (context..context + STEPS).map(|position| {
+        let start = Instant::now();
+        bench.compute(model, position..position + 1);
+        start.elapsed()
+    });
+    middle_by(times, Ord::cmp).unwrap_or_default()
 }
 
 struct Bench {

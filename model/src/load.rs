@@ -181,6 +181,8 @@ fn read(path: &Path, advice: &'static str) -> Result<Vec<u8>, LoadError> {
 
 /// What the JSON of a file says.
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, json: &[u8]) -> Result<T, LoadError> {
-    serde_json::from_slice(json)
-        .map_err(|error| LoadError::Malformed { path: path.to_owned(), problem: error.to_string() })
+    let mut parts = serde_json::Deserializer::from_slice(json);
+    let told = serde_path_to_error::deserialize(&mut parts).map_err(|error| error.to_string());
+    let told = told.and_then(|told| parts.end().map(|()| told).map_err(|error| error.to_string()));
+    told.map_err(|problem| LoadError::Malformed { path: path.to_owned(), problem })
 }

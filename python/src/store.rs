@@ -345,13 +345,7 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
             with(MooncakeConfig::new(library, master, capacity_bytes, object_bytes_max), others)?;
         let config = if for_features { config.for_features() } else { config };
         let store = MooncakeStore::open(config).map_err(bad_setting)?;
-        if !store.wait_until_connected(PATIENCE) {
-            return Err(ConfigError::new_err(format!(
-                "cannot reach the Mooncake master at {master} within {PATIENCE:?}: check that the \
-                 address is right, that the master runs, and that its version is that of the \
-                 library"
-            )));
-        }
+        store.connect_within(PATIENCE).map_err(bad_setting)?;
         return Ok(Arc::new(store));
     }
     if let Some(nodes) = place.strip_prefix("nodes://") {
@@ -412,21 +406,7 @@ fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
         ..config
     };
     let store = NodesStore::new(config).map_err(bad_setting)?;
-    let all = store.peers().len();
-    let reached = runtime()?.block_on(async {
-        let since = tokio::time::Instant::now();
-        let mut reached = store.reach().await;
-        while reached < all && since.elapsed() < PATIENCE {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            reached = store.reach().await;
-        }
-        reached
-    });
-    if reached == 0 {
-        return Err(ConfigError::new_err(format!(
-            "none of the nodes {nodes} answers: check that they run and have the same secret"
-        )));
-    }
+    runtime()?.block_on(store.reach_within(PATIENCE)).map_err(bad_setting)?;
     Ok(store)
 }
 

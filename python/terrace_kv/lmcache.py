@@ -20,7 +20,7 @@ from ._native import ConfigError
 from .adapters import open_store
 from .arrays import size
 from .namespaces import canonical, engine_namespace, weights_of
-from .transfers import Transfers
+from .transfers import Buffers, Transfers
 
 _NEEDED = {
     "weights": "the revision of the model's weights, or anything that changes with them",
@@ -63,11 +63,11 @@ class TerraceClient:
 
     def submit_batch_get(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
         """Reads objects, each exactly as long as its buffer."""
-        return self._transfers.submit_get_buffers(_encoded(keys), buffers)
+        return self._transfers.submit_get(_encoded(keys), Buffers(buffers))
 
     def submit_batch_set(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
         """Stores buffers."""
-        return self._transfers.submit_put_buffers(_encoded(keys), buffers)
+        return self._transfers.submit_put(_encoded(keys), Buffers(buffers))
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Asks which objects there are. What is found is kept for a while, since LMCache is about to read it."""

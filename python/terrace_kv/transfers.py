@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +77,50 @@ class Region:
         self.page_bytes = page_bytes
         """The size of a page."""
 
+    def pages(self, pages: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | None = None) -> Places:
+        """Some of its pages, of each all or as much as ``lengths`` says."""
+        told = None if lengths is None else np.ascontiguousarray(lengths, dtype=np.uint64)
+        return _Told((self.number, np.ascontiguousarray(pages, dtype=np.uint32), told))
+
+
+class Places(Protocol):
+    """Memory that a job reads or fills, a place for each key: :meth:`Region.pages`, :class:`Buffers` or
+    :func:`addresses`."""
+
+    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+        """As native calls take it; ``writable`` if it is to be filled."""
+
+
+class _Told(NamedTuple):
+    places: tuple[Any, Any, Any]
+
+    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+        return self.places
+
+
+class Buffers:
+    """Any memory. What is a page of a registered region, or its beginning, is used as such; all else is registered for
+    the job, which takes time on RDMA."""
+
+    def __init__(self, buffers: Iterable[Any]) -> None:
+        self._buffers = list(buffers)
+
+    def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
+        """As native calls take it.
+
+        :raises ValueError: if it is to be filled and can only be read.
+        """
+        flat = [as_bytes(buffer, writable=writable) for buffer in self._buffers]
+        places = addresses([view.ctypes.data for view in flat], [view.nbytes for view in flat], flat)
+        return places.told(writable=writable)
+
+
+def addresses(
+    starts: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | npt.NDArray[Any], owner: Any
+) -> Places:
+    """As :class:`Buffers`, for memory that is known by its address and kept by ``owner``."""
+    return _Told((np.array(starts, dtype=np.uint64), np.array(lengths, dtype=np.uint64), owner))
+
 
 class Transfers:
     """Jobs of an adapter in one namespace of a store.
@@ -110,26 +154,14 @@ class Transfers:
         """Takes memory back from the store. Jobs that have begun end as they would have."""
         self._native.unregister(region.number)
 
-    def submit_put(
-        self,
-        keys: EngineKeys,
-        region: Region,
-        pages: Sequence[int] | npt.NDArray[Any],
-        lengths: Sequence[int] | None = None,
-    ) -> int:
-        """Stores pages of a region, each under its key, and gives the job's number."""
-        number: int = self._native.put(keys, _pages(region, pages, lengths), False, False)
+    def submit_put(self, keys: EngineKeys, places: Places) -> int:
+        """Stores what is at places, each under its key, and gives the job's number."""
+        number: int = self._native.put(keys, places.told(writable=False), False, False)
         return number
 
-    def submit_get(
-        self,
-        keys: EngineKeys,
-        region: Region,
-        pages: Sequence[int] | npt.NDArray[Any],
-        lengths: Sequence[int] | None = None,
-    ) -> int:
-        """Reads objects into pages, each exactly as long as its page or as ``lengths`` says."""
-        number: int = self._native.get(keys, _pages(region, pages, lengths), False)
+    def submit_get(self, keys: EngineKeys, places: Places) -> int:
+        """Reads objects into places, each exactly as long as its place."""
+        number: int = self._native.get(keys, places.told(writable=True), False)
         return number
 
     def submit_exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> int:
@@ -154,52 +186,13 @@ class Transfers:
         number: int = self._native.remove(keys, False)
         return number
 
-    def submit_put_buffers(self, keys: EngineKeys, buffers: Sequence[Any]) -> int:
-        """As :meth:`submit_put`, of any memory. What is a page of a registered region, or its beginning, is used as
-        such; all else is registered for this job, which takes time on RDMA."""
-        number: int = self._native.put(keys, _buffers(buffers, writable=False), False, False)
-        return number
-
-    def submit_get_buffers(self, keys: EngineKeys, buffers: Sequence[Any]) -> int:
-        """As :meth:`submit_get`, into any memory."""
-        number: int = self._native.get(keys, _buffers(buffers, writable=True), False)
-        return number
-
-    def submit_put_addresses(
-        self, keys: EngineKeys, addresses: Sequence[int], lengths: Sequence[int], owner: Any
-    ) -> int:
-        """As :meth:`submit_put_buffers`, for memory that is known by its address and kept by ``owner``."""
-        number: int = self._native.put(keys, _addresses(addresses, lengths, owner), False, False)
-        return number
-
-    def submit_get_addresses(
-        self, keys: EngineKeys, addresses: Sequence[int], lengths: Sequence[int], owner: Any
-    ) -> int:
-        """As :meth:`submit_get_buffers`, for memory that is known by its address."""
-        number: int = self._native.get(keys, _addresses(addresses, lengths, owner), False)
-        return number
-
-    def put(
-        self,
-        keys: EngineKeys,
-        region: Region,
-        pages: Sequence[int] | npt.NDArray[Any],
-        lengths: Sequence[int] | None = None,
-        *,
-        durable: bool = False,
-    ) -> Completed:
+    def put(self, keys: EngineKeys, places: Places, *, durable: bool = False) -> Completed:
         """As :meth:`submit_put`, and waits without the interpreter's lock."""
-        return Completed(*self._native.put(keys, _pages(region, pages, lengths), durable, True))
+        return Completed(*self._native.put(keys, places.told(writable=False), durable, True))
 
-    def get(
-        self,
-        keys: EngineKeys,
-        region: Region,
-        pages: Sequence[int] | npt.NDArray[Any],
-        lengths: Sequence[int] | None = None,
-    ) -> Completed:
+    def get(self, keys: EngineKeys, places: Places) -> Completed:
         """As :meth:`submit_get`, and waits."""
-        return Completed(*self._native.get(keys, _pages(region, pages, lengths), True))
+        return Completed(*self._native.get(keys, places.told(writable=True), True))
 
     def exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> Completed:
         """As :meth:`submit_exists`, and waits."""
@@ -208,26 +201,6 @@ class Transfers:
     def remove(self, keys: EngineKeys) -> Completed:
         """As :meth:`submit_remove`, and waits."""
         return Completed(*self._native.remove(keys, True))
-
-    def put_buffers(self, keys: EngineKeys, buffers: Sequence[Any], *, durable: bool = False) -> Completed:
-        """As :meth:`submit_put_buffers`, and waits."""
-        return Completed(*self._native.put(keys, _buffers(buffers, writable=False), durable, True))
-
-    def get_buffers(self, keys: EngineKeys, buffers: Sequence[Any]) -> Completed:
-        """As :meth:`submit_get_buffers`, and waits."""
-        return Completed(*self._native.get(keys, _buffers(buffers, writable=True), True))
-
-    def put_addresses(
-        self, keys: EngineKeys, addresses: Sequence[int], lengths: Sequence[int], owner: Any
-    ) -> Completed:
-        """As :meth:`submit_put_addresses`, and waits."""
-        return Completed(*self._native.put(keys, _addresses(addresses, lengths, owner), False, True))
-
-    def get_addresses(
-        self, keys: EngineKeys, addresses: Sequence[int], lengths: Sequence[int], owner: Any
-    ) -> Completed:
-        """As :meth:`submit_get_addresses`, and waits."""
-        return Completed(*self._native.get(keys, _addresses(addresses, lengths, owner), True))
 
     def drain(self) -> list[Completed]:
         """The submitted jobs that have ended and were not told yet, in that order."""
@@ -262,22 +235,3 @@ class Transfers:
 BUCKETS: tuple[float, ...] = tuple(_native.TRANSFER_BUCKETS)
 """Upper ends of the buckets of times, in seconds; one more bucket has no limit."""
 
-
-def _pages(
-    region: Region, pages: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | None
-) -> tuple[int, npt.NDArray[np.uint32], npt.NDArray[np.uint64] | None]:
-    told = None if lengths is None else np.ascontiguousarray(lengths, dtype=np.uint64)
-    return region.number, np.ascontiguousarray(pages, dtype=np.uint32), told
-
-
-def _addresses(
-    addresses: Iterable[int], lengths: Iterable[int], owner: Any
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Any]:
-    return np.array(addresses, dtype=np.uint64), np.array(lengths, dtype=np.uint64), owner
-
-
-def _buffers(
-    buffers: Sequence[Any], *, writable: bool
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Any]:
-    flat = [as_bytes(buffer, writable=writable) for buffer in buffers]
-    return _addresses([view.ctypes.data for view in flat], [view.nbytes for view in flat], flat)

@@ -16,7 +16,7 @@ import terrace_kv as terrace
 from conftest import open_place
 from terrace_kv.adapters import open_store
 from terrace_kv.namespaces import engine_namespace, weights_of
-from terrace_kv.transfers import Completed, Transfers, key_of
+from terrace_kv.transfers import Buffers, Completed, Transfers, key_of
 
 PAGE = 4096
 FIELDS: dict[str, Any] = {
@@ -68,13 +68,13 @@ def drained(transfers: Transfers) -> list[Completed]:
 def test_jobs_tell_of_each_key(transfers: Transfers) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
-    job = transfers.submit_put(KEYS[:6], region, range(6))
+    job = transfers.submit_put(KEYS[:6], region.pages(range(6)))
     [put] = drained(transfers)
     assert (put.job, put.kind, put.all_ok, put.bytes, put.error) == (job, "put", True, 6 * PAGE, None)
-    again = transfers.put(KEYS[:6], region, range(6))
+    again = transfers.put(KEYS[:6], region.pages(range(6)))
     assert again.all_ok and again.bytes == 0, "they are there already"
     assert transfers.exists(KEYS).ok == [True] * 6 + [False] * 2
-    got = transfers.get(KEYS, region, range(8, 16))
+    got = transfers.get(KEYS, region.pages(range(8, 16)))
     assert got.ok == [True] * 6 + [False] * 2 and not got.all_ok and got.error is None
     assert (pages[8:14] == pages[:6]).all()
     assert transfers.remove(KEYS[:1]).all_ok and not transfers.exists(KEYS[:1]).all_ok
@@ -87,7 +87,7 @@ def test_jobs_tell_of_each_key(transfers: Transfers) -> None:
 def test_names_of_objects_outlive_versions(transfers: Transfers, store: terrace.Store) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
-    transfers.put(KEYS[:1], region, [0])
+    transfers.put(KEYS[:1], region.pages([0]))
     name = hashlib.sha256(b"terrace-kv engine key 1\0" + KEYS[0]).digest()[:16]
     assert store.exists(NAMESPACE, name).codes.tolist() == [2]
     assert NAMESPACE.hex() == "e287e28873086af1d27506ca417430af"
@@ -95,7 +95,7 @@ def test_names_of_objects_outlive_versions(transfers: Transfers, store: terrace.
 
 def test_other_namespaces_have_other_objects(transfers: Transfers, store: terrace.Store) -> None:
     region = transfers.register(memory(), PAGE)
-    transfers.put(KEYS, region, range(8))
+    transfers.put(KEYS, region.pages(range(8)))
     for name, value in {
         "engine": "another",
         "hash_algorithm": "xxhash",
@@ -141,7 +141,7 @@ def test_a_descriptor_tells_of_ends(transfers: Transfers) -> None:
     region = transfers.register(memory(), PAGE)
     descriptor = transfers.event_fd()
     assert select.select([descriptor], [], [], 0)[0] == []
-    transfers.submit_put(KEYS, region, range(8))
+    transfers.submit_put(KEYS, region.pages(range(8)))
     assert select.select([descriptor], [], [], 30)[0] == [descriptor]
     assert [ended.all_ok for ended in transfers.drain()] == [True]
     assert select.select([descriptor], [], [], 0)[0] == []
@@ -150,12 +150,12 @@ def test_a_descriptor_tells_of_ends(transfers: Transfers) -> None:
 def test_any_memory_will_do(transfers: Transfers) -> None:
     ours = [os.urandom(100), os.urandom(PAGE)]
     theirs = [bytearray(100), bytearray(PAGE)]
-    transfers.submit_put_buffers(KEYS[:2], ours)
+    transfers.submit_put(KEYS[:2], Buffers(ours))
     transfers.submit_exists(KEYS[:3])
     put = [ended for ended in drained(transfers) if ended.kind == "put"]
     assert put[0].all_ok and put[0].bytes == 100 + PAGE
-    assert transfers.get_buffers(KEYS[:2], theirs).all_ok and [bytes(one) for one in theirs] == ours
-    short = transfers.get_buffers(KEYS[:1], [bytearray(99)])
+    assert transfers.get(KEYS[:2], Buffers(theirs)).all_ok and [bytes(one) for one in theirs] == ours
+    short = transfers.get(KEYS[:1], Buffers([bytearray(99)]))
     assert not short.all_ok and short.error is not None and "100 bytes" in short.error
     assert transfers.stats()["get"]["failures"] == {"damaged": 1}
 
@@ -163,17 +163,17 @@ def test_any_memory_will_do(transfers: Transfers) -> None:
 def test_memory_of_a_job_is_not_lent_to_another(transfers: Transfers) -> None:
     pages = memory()
     region = transfers.register(pages, PAGE)
-    transfers.put(KEYS, region, range(8))
+    transfers.put(KEYS, region.pages(range(8)))
     # One page for two keys at a time: one of them is told so.
-    got = transfers.get(KEYS[:2], region, [9, 9])
+    got = transfers.get(KEYS[:2], region.pages([9, 9]))
     assert got.ok == [True, False] and got.error is not None and "in use" in got.error
     with pytest.raises(ValueError, match="no page 16"):
-        transfers.submit_get(KEYS[:1], region, [16])
+        transfers.submit_get(KEYS[:1], region.pages([16]))
     with pytest.raises(ValueError, match="one of each"):
-        transfers.submit_get(KEYS[:2], region, [1])
+        transfers.submit_get(KEYS[:2], region.pages([1]))
     transfers.unregister(region)
     with pytest.raises(ValueError, match="no such region"):
-        transfers.submit_get(KEYS[:1], region, [1])
+        transfers.submit_get(KEYS[:1], region.pages([1]))
 
 
 def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_one_process_opens_a_folder_once(tmp_path: Path) -> None:
 def test_a_store_that_is_shut_down_fails_key_by_key(transfers: Transfers, store: terrace.Store) -> None:
     region = transfers.register(memory(), PAGE)
     store.close()
-    put = transfers.put(KEYS[:2], region, [0, 1])
+    put = transfers.put(KEYS[:2], region.pages([0, 1]))
     assert put.ok == [False, False] and put.error is not None
     assert sum(transfers.stats()["put"]["failures"].values()) == 2
 
@@ -224,9 +224,9 @@ def test_a_store_that_hangs_or_dies_ends_jobs_in_time(tmp_path: Path) -> None:
         transfers = Transfers(shared.store, NAMESPACE)
         pages = memory()
         region = transfers.register(pages, PAGE)
-        assert transfers.put(KEYS, region, range(8)).all_ok
+        assert transfers.put(KEYS, region.pages(range(8))).all_ok
         place.pause(True)
-        transfers.submit_get(KEYS, region, range(8, 16))
+        transfers.submit_get(KEYS, region.pages(range(8, 16)))
         transfers.submit_exists(KEYS)
         assert transfers.wait_idle(20), "the store has let go of the memory"
         assert not any(ok for ended in transfers.drain() for ok in ended.ok)
@@ -234,7 +234,7 @@ def test_a_store_that_hangs_or_dies_ends_jobs_in_time(tmp_path: Path) -> None:
         place.pause(False)
         for node in place.processes:
             node.kill()
-        assert not any(transfers.get(KEYS, region, range(8, 16)).ok)
+        assert not any(transfers.get(KEYS, region.pages(range(8, 16))).ok)
         assert (pages[8:] == 7).all(), "what comes late touches nothing"
         told = transfers.stats()["get"]
         assert sum(told["failures"].values()) == 8 and told["misses"] == 8, "what failed is not asked for again so soon"

@@ -35,7 +35,7 @@ def transfers(tmp_path: Path) -> Iterator[Transfers]:
 
 def stored(transfers: Transfers, keys: list[bytes]) -> None:
     region = transfers.register(np.ones((len(keys), PAGE), np.uint8), PAGE)
-    assert transfers.put(keys, region, range(len(keys))).all_ok
+    assert transfers.put(keys, region.pages(range(len(keys)))).all_ok
     transfers.unregister(region)
 
 

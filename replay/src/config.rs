@@ -10,7 +10,7 @@ use crate::cluster::{Outage, WorkerGroup};
 use crate::copies::CopyWay;
 use crate::cost::CostModel;
 use crate::error::ReplayError;
-use crate::machine::{Gpu, Model};
+use crate::machine::{Gpu, ModelSpec};
 use crate::prices::Prices;
 use crate::slo::Slo;
 
@@ -22,6 +22,10 @@ use crate::slo::Slo;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// What the model is called. What it costs is told below.
+    pub model: String,
+    /// What the GPU is called.
+    pub gpu: String,
     /// Workers, each with a device and a host tier of its own. They share one L3.
     pub workers: u32,
     /// GPUs of each worker: what they cost depends on it.
@@ -206,7 +210,7 @@ pub const TIER_TOKENS_MAX: u64 = 1 << 36;
 
 impl Default for Config {
     fn default() -> Self {
-        Self::for_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS)
+        Self::for_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS)
     }
 }
 
@@ -230,7 +234,7 @@ impl Default for Arrival {
 
 impl Default for LinksConfig {
     fn default() -> Self {
-        Self::of_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS, &Copies::default())
+        Self::of_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS, &Copies::default())
     }
 }
 
@@ -271,7 +275,7 @@ impl LinksConfig {
     /// own network adapter; KV that several GPUs have goes to each of them, so that these ways together
     /// carry no more of it than there are different parts.
     #[must_use]
-    pub fn of_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32, copies: &Copies) -> Self {
+    pub fn of_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32, copies: &Copies) -> Self {
         let piece_bytes =
             copies.piece_bytes.unwrap_or(model.piece_bytes(copies.page_size, tensor_parallel));
         let peak = gpu.host_bytes_per_second as f64;
@@ -294,9 +298,9 @@ impl LinksConfig {
 
 impl Config {
     /// One worker with a model on so many GPUs: costs, links and sizes follow from both. The device
-    /// tier has [what fits](Model::device_tokens), the host four times that, and L3 has no limit.
+    /// tier has [what fits](ModelSpec::device_tokens), the host four times that, and L3 has no limit.
     #[must_use]
-    pub fn for_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
+    pub fn for_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32) -> Self {
         let page_size = PAGE_SIZE;
         let batch = BatchConfig { repeats_max: 255, ..BatchConfig::default() };
         let device_tokens = model.device_tokens(gpu, tensor_parallel, batch.step_tokens_max);
@@ -320,6 +324,8 @@ impl Config {
             ..SchedulerConfig::default()
         };
         Self {
+            model: model.name.to_owned(),
+            gpu: gpu.name.to_owned(),
             workers: 1,
             gpus: tensor_parallel,
             also: Vec::new(),
@@ -340,6 +346,13 @@ impl Config {
             store: StoreConfig::default(),
             seed: 0,
         }
+    }
+
+    /// The model and what it runs on, as people say it. Of several kinds of workers it is the first.
+    #[must_use]
+    pub fn machine(&self) -> String {
+        let others = if self.also.is_empty() { "" } else { " and others" };
+        format!("{} on {} x {}{others}", self.model, self.gpus, self.gpu.to_uppercase())
     }
 
     /// Bytes of one page.

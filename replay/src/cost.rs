@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::ReplayError;
-use crate::machine::{Gpu, Model};
+use crate::machine::{Gpu, ModelSpec};
 
 /// How long a step takes:
 ///
@@ -88,7 +88,7 @@ impl CostModel {
     /// # Errors
     /// If model or GPU is not known, or there is no GPU.
     pub fn preset(model: &str, gpu: &str, tensor_parallel: u32) -> Result<Self, ReplayError> {
-        let (model, gpu) = (Model::named(model)?, Gpu::named(gpu)?);
+        let (model, gpu) = (ModelSpec::named(model)?, Gpu::named(gpu)?);
         if !(1..=64).contains(&tensor_parallel) {
             let value = tensor_parallel.to_string();
             let limits = "use 1 to 64";
@@ -101,7 +101,7 @@ impl CostModel {
     /// GPUs, at the share of the peak that such kernels reach (55 % for products, 40 % for attention over
     /// a prompt, 75 % for reading memory).
     #[must_use]
-    pub fn of_machine(model: &Model, gpu: &Gpu, tensor_parallel: u32) -> Self {
+    pub fn of_machine(model: &ModelSpec, gpu: &Gpu, tensor_parallel: u32) -> Self {
         let gpus = f64::from(tensor_parallel);
         let products = gpu.flops * gpus * PRODUCT_EFFICIENCY / 1e9;
         let attention = gpu.flops * gpus * ATTENTION_EFFICIENCY / 1e9;

@@ -48,6 +48,15 @@ fn document(title: &str, body: &str, data: &impl Serialize) -> String {
     page
 }
 
+/// How a page begins: what was done with which trace, and on what.
+fn heading(what: &str, trace: &str, machine: &str) -> String {
+    format!(
+        "<header><h1>{what} {} <span class=\"quiet\">{}</span></h1>",
+        escape(trace),
+        escape(machine)
+    )
+}
+
 /// Text as it may stand in a page, attributes included.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());

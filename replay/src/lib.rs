@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agenda;
 mod arrivals;
 mod calibrate;
 mod cluster;
@@ -19,10 +20,9 @@ mod config;
 mod copies;
 mod cost;
 pub mod csv;
-mod dice;
+mod draws;
 mod error;
 mod fit;
-mod happenings;
 mod histogram;
 pub mod html;
 pub mod human;
@@ -43,6 +43,7 @@ mod store;
 pub mod sweep;
 mod tally;
 pub mod trace;
+mod verdict;
 mod worker;
 mod world;
 
@@ -56,7 +57,7 @@ pub use copies::CopyWay;
 pub use cost::{CostModel, StepShape};
 pub use error::ReplayError;
 pub use fit::{Fit, Measurement};
-pub use machine::{Gpu, Model};
+pub use machine::{Gpu, ModelSpec};
 pub use options::{OptionError, Options, Setting, page_size};
 pub use prices::{Prices, Spend};
 pub use rate::{RateSearch, TriedRate, find_rate};
@@ -71,4 +72,5 @@ pub use size::Size;
 pub use slo::{Goodput, Slo};
 pub use sweep::{Axis, Confidence, Sweep, SweepError, SweepPoint};
 pub use trace::{Ceiling, Trace, TraceError, TraceRequest};
+pub use verdict::{Limit, Verdict};
 pub use world::{replay, replay_unless};

@@ -5,9 +5,9 @@ use serde::Serialize;
 
 use crate::error::ReplayError;
 
-/// A model, as far as its cost goes.
+/// What is to be known of a model for its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Model {
+pub struct ModelSpec {
     /// Its name on the command line.
     pub name: &'static str,
     /// All its weights.
@@ -69,7 +69,7 @@ const GRAPH_BYTES: f64 = (1u64 << 30) as f64;
 /// Rows whose logits are computed at once.
 const LOGIT_ROWS: f64 = 256.0;
 
-impl Model {
+impl ModelSpec {
     /// Llama 3.1, 8 billion parameters.
     pub const LLAMA_3_1_8B: Self =
         Self::plain("llama-3.1-8b", 8.03e9, [32, 4096, 14_336, 128_256], [32, 8]);
@@ -298,20 +298,20 @@ fn find<T: Copy>(
 mod tests {
     use super::*;
 
-    fn deepseek() -> Model {
-        Model::named("DeepSeek-V3").unwrap()
+    fn deepseek() -> ModelSpec {
+        ModelSpec::named("DeepSeek-V3").unwrap()
     }
 
     #[test]
     fn the_kv_of_a_token_weighs_what_its_layers_keep() {
-        assert_eq!(Model::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
-        assert_eq!(Model::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
+        assert_eq!(ModelSpec::LLAMA_3_1_8B.kv_bytes_per_token(), 128 * 1024);
+        assert_eq!(ModelSpec::LLAMA_3_1_70B.kv_bytes_per_token(), 320 * 1024);
         assert_eq!(deepseek().kv_bytes_per_token(), 61 * 576 * 2);
     }
 
     #[test]
     fn kv_heads_are_not_cut() {
-        let llama = Model::LLAMA_3_1_70B;
+        let llama = ModelSpec::LLAMA_3_1_70B;
         assert_eq!([1, 2, 8, 16].map(|gpus| llama.kv_parts(gpus)), [1.0, 2.0, 8.0, 8.0]);
         assert_eq!([1, 8].map(|gpus| deepseek().kv_parts(gpus)), [1.0, 1.0]);
     }
@@ -320,11 +320,11 @@ mod tests {
     fn what_every_gpu_has_fits_once() {
         let tokens = deepseek().device_tokens(&Gpu::H200, 8, 8192);
         assert!((500_000..800_000).contains(&tokens), "{tokens}");
-        let alone = Model::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 8192);
+        let alone = ModelSpec::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 8192);
         assert!((400_000..480_000).contains(&alone), "{alone}");
-        let larger_steps = Model::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 65_536);
+        let larger_steps = ModelSpec::LLAMA_3_1_8B.device_tokens(&Gpu::H100, 1, 65_536);
         assert!(larger_steps < alone - 20_000, "{larger_steps}");
-        assert_eq!(Model::LLAMA_3_1_70B.device_tokens(&Gpu::L40S, 1, 8192), 0);
+        assert_eq!(ModelSpec::LLAMA_3_1_70B.device_tokens(&Gpu::L40S, 1, 8192), 0);
     }
 
     #[test]
@@ -334,13 +334,13 @@ mod tests {
         let active = model.common_parameters() + experts * model.expert_share();
         assert!((active / model.active_parameters - 1.0).abs() < 1e-9);
         assert!((15e9..18e9).contains(&model.common_parameters()));
-        assert_eq!(Model::LLAMA_3_1_8B.common_parameters(), 8.03e9);
+        assert_eq!(ModelSpec::LLAMA_3_1_8B.common_parameters(), 8.03e9);
     }
 
     #[test]
     fn pieces_are_keys_or_values_of_one_layer() {
-        assert_eq!(Model::LLAMA_3_1_8B.piece_bytes(16, 1), 32 << 10);
-        assert_eq!(Model::LLAMA_3_1_8B.piece_bytes(16, 4), 8 << 10);
+        assert_eq!(ModelSpec::LLAMA_3_1_8B.piece_bytes(16, 1), 32 << 10);
+        assert_eq!(ModelSpec::LLAMA_3_1_8B.piece_bytes(16, 4), 8 << 10);
         assert_eq!(deepseek().piece_bytes(64, 8), 64 * 576 * 2);
     }
 }

@@ -12,7 +12,7 @@ use terrace_scheduler::AdmissionOrder;
 use crate::config::{Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, TIER_TOKENS_MAX};
 use crate::cost::CostModel;
 use crate::error::ReplayError;
-use crate::machine::{Gpu, Model};
+use crate::machine::{Gpu, ModelSpec};
 use quantity::{Size, bytes_per_second, microseconds, size};
 pub use values::page_size;
 use values::{
@@ -221,9 +221,9 @@ impl Options {
     /// # Errors
     /// The first choice that cannot be made, and what could be.
     pub fn config(&self) -> Result<Config, OptionError> {
-        let model = self.parsed(Setting::Model, |name| Ok(Model::named(name)?))?;
+        let model = self.parsed(Setting::Model, |name| Ok(ModelSpec::named(name)?))?;
         let gpu = self.parsed(Setting::Gpu, |name| Ok(Gpu::named(name)?))?;
-        let (model, gpu) = (model.unwrap_or(Model::LLAMA_3_1_8B), gpu.unwrap_or(Gpu::H200));
+        let (model, gpu) = (model.unwrap_or(ModelSpec::LLAMA_3_1_8B), gpu.unwrap_or(Gpu::H200));
         let gpus = self.parsed(Setting::Gpus, |text| within(text, 1, 64))?.unwrap_or(DEFAULT_GPUS);
         let mut config = Config::for_machine(&model, &gpu, gpus);
         if let Some(cost) = self.cost {

@@ -9,12 +9,15 @@ use crate::config::Config;
 use crate::human;
 use crate::prices::Spend;
 use crate::slo::Goodput;
+use crate::verdict::Verdict;
 
 /// What a replay found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// What was replayed on.
     pub config: Config,
+    /// What it is limited by, and what to try.
+    pub verdict: Verdict,
     /// Requests of the trace.
     pub requests: u64,
     /// Of those, requests that got all their tokens.
@@ -71,6 +74,58 @@ pub struct Report {
     pub series: Series,
     /// The requests with the longest time to first token, longest first: ten at the most.
     pub slowest: Vec<SlowRequest>,
+}
+
+impl Report {
+    /// What was replayed on, in a line: workers, and the sizes of tiers.
+    #[must_use]
+    pub fn tiers(&self) -> String {
+        let config = &self.config;
+        let cache = &config.scheduler.cache;
+        let size = |pages: u64| {
+            let tokens = pages * u64::from(cache.page_size);
+            let weight = human::bytes((tokens * config.kv_bytes_per_token) as f64);
+            format!("{} tokens ({weight})", human::count(tokens as f64))
+        };
+        let workers = match (config.workers_in_all(), config.also.len()) {
+            (1, _) => "one worker".to_owned(),
+            (workers, 0) => format!("{workers} workers"),
+            (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
+        };
+        let host = match cache.host_pages {
+            0 => "no host".to_owned(),
+            pages => format!("host {}", size(pages.into())),
+        };
+        let l3 = match (self.store, config.store.pages_max) {
+            (None, _) => "no L3".to_owned(),
+            (Some(_), Some(pages)) => format!("L3 {}", size(pages)),
+            (Some(store), None) => format!("L3 without limit, up to {}", size(store.pages_peak)),
+        };
+        let device = size(cache.device_pages.into());
+        format!("{workers}, pages of {} tokens: device {device}, {host}, {l3}", cache.page_size)
+    }
+
+    /// The share of the time in which workers computed, on average.
+    #[must_use]
+    pub fn busy(&self) -> f64 {
+        let sum = self.workers.iter().map(|worker| worker.busy).sum::<f64>();
+        sum / self.workers.len().max(1) as f64
+    }
+}
+
+impl LinkName {
+    /// Where it goes from and to.
+    #[must_use]
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Self::HostToDevice => "host to device",
+            Self::DeviceToHost => "device to host",
+            Self::L3ToHost => "L3 to host",
+            Self::HostToL3 => "host to L3",
+            Self::StoreRead => "out of the store",
+            Self::StoreWrite => "into the store",
+        }
+    }
 }
 
 /// Shares of the prompt tokens.

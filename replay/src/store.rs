@@ -1,9 +1,10 @@
 //! The store that all workers share: which pages it holds, how long it takes, how it fails.
 
+use terrace_kit::Dice;
 use terrace_scheduler::{L3Path, Outcome};
 
 use crate::config::StoreConfig;
-use crate::dice::Dice;
+use crate::draws::Draws;
 use crate::links::Link;
 use crate::lru_pages::LruPages;
 use crate::page_set::PageSet;
@@ -63,7 +64,7 @@ impl Store {
         let mut pages = self.pages.held(path);
         if pages > 0 && self.dice.happens(self.config.short_read_rate) {
             self.used.failures += 1;
-            pages = self.dice.below(pages as u32) as usize;
+            pages = self.dice.place(pages);
         }
         self.pages.touch(path, pages);
         answer(pages, path)

@@ -3,6 +3,7 @@
 mod advice;
 mod point;
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -30,6 +31,8 @@ pub struct Axis {
 /// What came of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sweep {
+    /// Models, and what they run on: one for all, unless that was varied.
+    pub machines: Vec<String>,
     /// What was varied.
     pub axes: Vec<Axis>,
     /// What to take from it, in a sentence.
@@ -169,7 +172,10 @@ impl Sweep {
         }
         advice::mark_front(&mut points);
         let (recommended, answer) = advice::answer(&axes, &points);
-        Ok(Self { axes, answer, recommended, points })
+        let mut machines: Vec<String> = grid.iter().map(|(_, config)| config.machine()).collect();
+        let mut known = HashSet::new();
+        machines.retain(|machine| known.insert(machine.clone()));
+        Ok(Self { machines, axes, answer, recommended, points })
     }
 
     /// Whether all configurations can be: better known before a long trace is read.

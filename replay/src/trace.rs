@@ -3,7 +3,6 @@
 mod build;
 mod curve;
 mod describe;
-mod dice;
 mod import;
 mod prefixes;
 mod read;
@@ -16,6 +15,7 @@ use std::ops::Range;
 
 use serde::Serialize;
 use terrace_cache::Token;
+use terrace_kit::Dice;
 
 pub use build::{TOKENS_MAX, TraceBuilder};
 pub use curve::ReuseCurve;
@@ -29,7 +29,7 @@ pub(crate) use session::Link;
 pub use session::Turn;
 pub use synthetic::{Synthetic, SyntheticError, Workload};
 
-use crate::dice::Dice;
+use crate::draws::Draws;
 use prefixes::Prefixes;
 
 /// Requests in the order of their arrival. Prompts are lists of blocks; equal blocks have equal

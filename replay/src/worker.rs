@@ -9,12 +9,12 @@ use terrace_scheduler::{
     Time, Token,
 };
 
+use crate::agenda::{Agenda, Due};
 use crate::arrivals::Arrivals;
 use crate::cluster::WorkerGroup;
 use crate::config::Config;
 use crate::cost::{StepCost, StepShape};
 use crate::error::ReplayError;
-use crate::happenings::{Happening, Happenings};
 use crate::links::Link;
 use crate::report::{LinkName, LinkUse, WorkerUse};
 use crate::router::Router;
@@ -90,7 +90,7 @@ pub(crate) struct Around<'w, 'a> {
     pub(crate) store: &'w mut Store,
     pub(crate) router: &'w mut Router,
     pub(crate) tally: &'w mut Tally<'a>,
-    pub(crate) happenings: &'w mut Happenings,
+    pub(crate) agenda: &'w mut Agenda,
     pub(crate) arrivals: &'w mut Arrivals<'a>,
     /// Whether requests wait before the worker.
     pub(crate) somebody_waits: bool,
@@ -247,14 +247,14 @@ impl Worker {
 
     /// Whether a wake-up that was asked for is still wanted at that moment. If it is wanted later, that
     /// is seen to.
-    pub(crate) fn wants_wake(&mut self, at_us: u64, happenings: &mut Happenings) -> bool {
+    pub(crate) fn wants_wake(&mut self, at_us: u64, agenda: &mut Agenda) -> bool {
         if self.wakes_at_us != at_us {
             return false;
         }
         match self.scheduler.deadline() {
             Some(deadline) if deadline.0 <= at_us => true,
             Some(deadline) => {
-                self.wake_at(deadline.0, happenings);
+                self.wake_at(deadline.0, agenda);
                 false
             }
             None => {
@@ -269,9 +269,9 @@ impl Worker {
         self.wakes_at_us = u64::MAX;
     }
 
-    fn wake_at(&mut self, at_us: u64, happenings: &mut Happenings) {
+    fn wake_at(&mut self, at_us: u64, agenda: &mut Agenda) {
         self.wakes_at_us = at_us;
-        happenings.add(at_us, Happening::Wake { worker: self.number });
+        agenda.add(at_us, Due::Wake { worker: self.number });
     }
 
     // ---- what is to be done ----
@@ -314,7 +314,7 @@ impl Worker {
             // A plan was made for this very moment; the next is made for a later one.
             let at_us = deadline.0.max(now_us + 1);
             if at_us < self.wakes_at_us {
-                self.wake_at(at_us, around.happenings);
+                self.wake_at(at_us, around.agenda);
             }
         }
     }
@@ -333,7 +333,7 @@ impl Worker {
             let carried = link.carry(now_us, bytes);
             around.tally.timeline.carried(column, carried, bytes);
             let at_us = carried.arrival_us(link.latency_us());
-            self.expect(at_us, copy.op, Outcome::Done, around.happenings);
+            self.expect(at_us, copy.op, Outcome::Done, around.agenda);
         }
     }
 
@@ -346,7 +346,7 @@ impl Worker {
                 L3Kind::Probe => {
                     let outcome = around.store.probe(&path);
                     let at_us = now_us + around.store.probe_latency_us();
-                    self.expect(at_us, op.op, outcome, around.happenings);
+                    self.expect(at_us, op.op, outcome, around.agenda);
                 }
                 L3Kind::Prefetch => {
                     let outcome = around.store.read(&path);
@@ -367,7 +367,7 @@ impl Worker {
                     let latency_us = link.latency_us() + around.store.read_link.latency_us();
                     let column = LinkColumn::L3ToHost;
                     around.tally.timeline.carried(column, came, bytes);
-                    self.expect(came.arrival_us(latency_us), op.op, outcome, around.happenings);
+                    self.expect(came.arrival_us(latency_us), op.op, outcome, around.agenda);
                 }
                 L3Kind::Backup => {
                     let bytes = asked * self.page_bytes;
@@ -379,19 +379,19 @@ impl Worker {
                     around.tally.timeline.carried(column, sent, bytes);
                     let at_us = written.arrival_us(latency_us);
                     if around.store.accepts_write() {
-                        let stored = Happening::Stored { worker: self.number, op: op.op };
-                        around.happenings.add(at_us, stored);
+                        let stored = Due::Stored { worker: self.number, op: op.op };
+                        around.agenda.add(at_us, stored);
                     } else {
                         self.failing_backups.push(op.op);
-                        self.expect(at_us, op.op, Outcome::Failed, around.happenings);
+                        self.expect(at_us, op.op, Outcome::Failed, around.agenda);
                     }
                 }
             }
         }
     }
 
-    fn expect(&self, at_us: u64, op: OpId, outcome: Outcome, happenings: &mut Happenings) {
-        happenings.add(at_us, Happening::Operation { worker: self.number, op, outcome });
+    fn expect(&self, at_us: u64, op: OpId, outcome: Outcome, agenda: &mut Agenda) {
+        agenda.add(at_us, Due::Operation { worker: self.number, op, outcome });
     }
 
     /// Begins a step, and repeats it as long as nothing can happen before it ends. When that is, is
@@ -433,13 +433,13 @@ impl Worker {
         self.busy_us += end_us - now_us;
         self.decoding = rows;
         self.decoded_rows += rows * u64::from(steps);
-        around.happenings.add(end_us, Happening::Step { worker: self.number });
+        around.agenda.add(end_us, Due::Step { worker: self.number });
     }
 
     /// Until when nothing happens to this worker but the ends of its steps.
     fn quiet_until_us(&self, now_us: u64, around: &Around<'_, '_>) -> u64 {
         let deadline_us = self.scheduler.deadline().map(|deadline| deadline.0);
-        let next = [around.arrivals.next_us(now_us), around.happenings.next_us(), deadline_us];
+        let next = [around.arrivals.next_us(now_us), around.agenda.next_us(), deadline_us];
         let next_us = next.into_iter().flatten().min().unwrap_or(u64::MAX);
         if around.somebody_waits { now_us } else { next_us }
     }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use terrace_scheduler::{PageKey, Plan, Request, Sequence, SubmitError, Token};
 
+use crate::agenda::{Agenda, Due};
 use crate::arrivals::Arrivals;
 use crate::cluster::{Outage, Role, WorkerGroup};
 use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
-use crate::happenings::{Happening, Happenings};
 use crate::prices::Bill;
 use crate::report::{BytesMoved, LinkName, LinkUse, Report, Reuse, ReuseTokens};
 use crate::router::{Asked, Route, Router};
@@ -17,6 +17,7 @@ use crate::series::Gauge;
 use crate::store::Store;
 use crate::tally::Tally;
 use crate::trace::{Ceiling, Trace, TraceRequest};
+use crate::verdict::Verdict;
 use crate::worker::{Around, Worker};
 
 /// State changes that one plan may leave behind.
@@ -93,7 +94,7 @@ struct World<'a> {
     store: Store,
     router: Router,
     tally: Tally<'a>,
-    happenings: Happenings,
+    agenda: Agenda,
     namespace: PageKey,
     now_us: u64,
 }
@@ -118,10 +119,10 @@ impl<'a> World<'a> {
             Worker::new(number, config, kind, scheduler, is_told)
         };
         let built: Result<Vec<Worker>, ReplayError> = (0..).zip(&kinds).map(build).collect();
-        let mut happenings = Happenings::default();
+        let mut agenda = Agenda::default();
         for &Outage { worker, from_us, to_us } in &config.outages {
-            happenings.add(from_us, Happening::Down { worker });
-            happenings.add(to_us, Happening::Up { worker });
+            agenda.add(from_us, Due::Down { worker });
+            agenda.add(to_us, Due::Up { worker });
         }
         Ok(Self {
             trace,
@@ -136,7 +137,7 @@ impl<'a> World<'a> {
             store: Store::new(&config.store, config.seed),
             router,
             tally: Tally::new(trace, ceiling, config),
-            happenings,
+            agenda,
             stranded: VecDeque::new(),
             namespace: config.scheduler.namespace().digest(),
             now_us: 0,
@@ -149,10 +150,10 @@ impl<'a> World<'a> {
                 return Err(ReplayError::Stopped);
             }
             self.drop_needless_wakes();
-            let next = [self.arrivals.next_us(self.now_us), self.happenings.next_us()];
+            let next = [self.arrivals.next_us(self.now_us), self.agenda.next_us()];
             let Some(next_us) = next.into_iter().flatten().min() else { break };
             // Outages that are still to come concern nobody.
-            if next[0].is_none() && self.tally.live() == 0 && self.happenings.are_outages() {
+            if next[0].is_none() && self.tally.live() == 0 && self.agenda.are_outages() {
                 break;
             }
             if self.tally.timeline.wants_gauges(next_us) {
@@ -162,8 +163,8 @@ impl<'a> World<'a> {
             while let Some(request) = self.arrivals.pop(self.now_us) {
                 self.arrive(request);
             }
-            while let Some(happening) = self.happenings.pop(self.now_us) {
-                self.happen(happening);
+            while let Some(due) = self.agenda.pop(self.now_us) {
+                self.happen(due);
                 self.drop_needless_wakes();
             }
             while let Some(number) = self.touched.pop_front() {
@@ -185,11 +186,11 @@ impl<'a> World<'a> {
     /// Most waits end before their time: who would be woken for nothing sleeps on, and time does not
     /// go on for it.
     fn drop_needless_wakes(&mut self) {
-        while let Some((at_us, worker)) = self.happenings.next_wake() {
-            if self.workers[worker as usize].wants_wake(at_us, &mut self.happenings) {
+        while let Some((at_us, worker)) = self.agenda.next_wake() {
+            if self.workers[worker as usize].wants_wake(at_us, &mut self.agenda) {
                 return;
             }
-            self.happenings.pop(at_us);
+            self.agenda.pop(at_us);
         }
     }
 
@@ -253,7 +254,7 @@ impl<'a> World<'a> {
         let orphans = self.tally.orphans(number, last_token_at, is_handed_over, self.now_us);
         self.tally.bury(number);
         let on_their_way = self.workers[number].die();
-        self.happenings.forget(number as u32);
+        self.agenda.forget(number as u32);
         self.desks[number].clear();
         self.router.down(number);
         for (request, route, has_started) in orphans {
@@ -327,30 +328,30 @@ impl<'a> World<'a> {
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, due: Due) {
         let now_us = self.now_us;
-        let worker = match happening {
-            Happening::Step { worker } => {
+        let worker = match due {
+            Due::Step { worker } => {
                 self.workers[worker as usize].step_ended(now_us, self.trace);
                 worker
             }
-            Happening::Operation { worker, op, outcome } => {
+            Due::Operation { worker, op, outcome } => {
                 self.workers[worker as usize].operation_ended(now_us, op, outcome);
                 worker
             }
-            Happening::Stored { worker, op } => {
+            Due::Stored { worker, op } => {
                 self.workers[worker as usize].backup_ended(now_us, op, &mut self.store);
                 worker
             }
-            Happening::Wake { worker } => {
+            Due::Wake { worker } => {
                 self.workers[worker as usize].woken();
                 worker
             }
-            Happening::Down { worker } => {
+            Due::Down { worker } => {
                 self.down(worker as usize);
                 worker
             }
-            Happening::Up { worker } => {
+            Due::Up { worker } => {
                 self.up(worker as usize);
                 worker
             }
@@ -369,7 +370,7 @@ impl<'a> World<'a> {
             store: &mut self.store,
             router: &mut self.router,
             tally: &mut self.tally,
-            happenings: &mut self.happenings,
+            agenda: &mut self.agenda,
             arrivals: &mut self.arrivals,
             somebody_waits: !self.desks[number].is_empty(),
         };
@@ -421,8 +422,9 @@ impl<'a> World<'a> {
         });
         let goodput = self.tally.goods.goodput(&self.config.slo, measured_s);
         let Tally { ttft, itl, e2e, queue, tpot, timeline, .. } = self.tally;
-        Ok(Report {
+        let mut report = Report {
             config: self.config.clone(),
+            verdict: Verdict::default(),
             requests: self.trace.requests().len() as u64,
             finished: self.tally.finished,
             failed: self.tally.failed,
@@ -451,7 +453,9 @@ impl<'a> World<'a> {
             workers,
             series: timeline.into_series(kinds.len() as u32, device_pages, host_pages),
             slowest,
-        })
+        };
+        report.verdict = Verdict::of(&report);
+        Ok(report)
     }
 
     fn reuse_tokens(&self) -> Result<ReuseTokens, ReplayError> {

@@ -9,7 +9,6 @@ mod setting;
 pub(crate) mod value;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -188,13 +187,7 @@ settings! {
         "Security" {
             /// A tenant and its API key. Without keys, everybody who can reach the address may send requests. Prefer
             /// TERRACE_API_KEYS, separated by commas, or the file: other users can see command lines.
-            keys: Vec<Key> = Vec::new(), "NAME=KEY"
-                {
-                    flag: Some("api-key"),
-                    variable: Some("TERRACE_API_KEYS"),
-                    example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
-                    is_secret: true
-                };
+            keys: Vec<Key> = Vec::new(), "NAME=KEY" as API_KEYS;
             /// The key for /metrics and the web page.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
             /// The secret that page keys are hashed with: at least 32 random characters, the same on all servers that
@@ -292,38 +285,7 @@ impl Config {
             let time = humantime::format_duration(time);
             return Err(ConfigError::new(setting, time, "use at most one year"));
         }
-        let mut names = BTreeSet::new();
-        let mut secrets: BTreeSet<_> = self.operator_key.iter().collect();
-        for Key { name, key, requests_max, priority_min, priority_max } in &self.keys {
-            if *requests_max == Some(0) {
-                return Err(ConfigError::new("keys", name, "use at least 1 for its requests_max"));
-            }
-            if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
-                let advice =
-                    "lower its priority_min or raise its priority_max, which is 0 by default";
-                return Err(ConfigError::new("keys", name, advice));
-            }
-            if name.is_empty() || !names.insert(name) {
-                return Err(ConfigError::new(
-                    "keys",
-                    name,
-                    "give every key a unique, non-empty name",
-                ));
-            }
-            if !secrets.insert(key) {
-                return Err(ConfigError::new(
-                    "keys",
-                    name,
-                    "use a different key for every tenant and for the operator",
-                ));
-            }
-        }
-        if self.operator_key.as_ref().is_some_and(|secret| secret.0.is_empty()) {
-            return Err(ConfigError::new("operator_key", "\"\"", "a key must not be empty"));
-        }
-        if let Some(Key { name, .. }) = self.keys.iter().find(|key| key.key.0.is_empty()) {
-            return Err(ConfigError::new("keys", name, "a key must not be empty"));
-        }
+        key::check(&self.keys, self.operator_key.as_ref())?;
         self.limits.check()
     }
 
@@ -472,6 +434,8 @@ impl ConfigError {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use serde::de::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
@@ -32,6 +33,14 @@ impl Fields {
             Some(Value::String(text)) => Ok(Some(text)),
             Some(_) => Err(ApiError::field(name, format!("`{name}` must be a string"))),
         }
+    }
+
+    /// A field that has parts, the default if it is absent.
+    pub(crate) fn typed<T: for<'de> Deserialize<'de> + Default>(
+        &mut self,
+        name: &str,
+    ) -> Result<T, ApiError> {
+        self.take(name).map_or_else(|| Ok(T::default()), |value| typed(name, value))
     }
 
     pub(crate) fn flag(&mut self, name: &str) -> Result<bool, ApiError> {
@@ -88,5 +97,46 @@ impl Fields {
             Some(value) if !is_harmless(&value) => Err(ApiError::unsupported(name)),
             Some(_) | None => Ok(()),
         }
+    }
+}
+
+/// Reads what has parts. An error names the part that is wrong, as in `tools[1].function.name`.
+pub(crate) fn typed<'de, T: Deserialize<'de>>(
+    name: &str,
+    value: impl Deserializer<'de, Error = serde_json::Error>,
+) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let place = match error.path().to_string() {
+            path if path == "." => name.to_owned(),
+            path if path.starts_with('[') => format!("{name}{path}"),
+            path => format!("{name}.{path}"),
+        };
+        let message = format!("`{place}` is not what it should be: {}", error.inner());
+        ApiError::field(place, message)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_the_part_that_is_wrong() {
+        #[derive(Debug, serde::Deserialize)]
+        struct Part {
+            #[expect(dead_code, reason = "it is only read")]
+            size: Option<u32>,
+        }
+        let place = |value: Value| {
+            let error = typed::<Vec<Part>>("parts", value).unwrap_err();
+            error.param().unwrap_or_default().to_owned()
+        };
+        assert_eq!(place(json!([{}, { "size": "large" }])), "parts[1].size");
+        assert_eq!(place(json!([{}, 7])), "parts[1]");
+        assert_eq!(place(json!({})), "parts");
+        let flag = typed::<Part>("part", json!({ "size": true })).unwrap_err();
+        assert_eq!(flag.param(), Some("part.size"));
     }
 }

@@ -1,13 +1,15 @@
 //! Conversations, read from the JSON of chat requests and checked.
 
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
 use serde_json::{Map, Value};
 use terrace_model::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 use terrace_scheduler::Token;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, typed};
 use crate::served_model::ServedModel;
-use crate::tools::{Offer, Tools};
+use crate::tools::{FunctionKind, Offer, Tools};
 
 /// A conversation, and what the model may call to answer it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,54 +197,42 @@ fn text(content: Option<Value>) -> Option<String> {
     }
 }
 
+/// A call that the assistant has made.
+#[derive(Deserialize)]
+struct Call {
+    id: Option<String>,
+    #[serde(rename = "type")]
+    _kind: Option<FunctionKind>,
+    function: CalledFunction,
+}
+
+#[derive(Deserialize)]
+struct CalledFunction {
+    name: String,
+    #[serde(default, deserialize_with = "arguments")]
+    arguments: Map<String, Value>,
+}
+
 fn tool_calls(place: usize, value: Option<Value>) -> Result<Vec<ToolCall>, ApiError> {
-    let wrong = |part: String, message: &str| {
-        Err(ApiError::field(format!("messages[{place}].tool_calls{part}"), message.to_owned()))
+    let Some(value) = value else { return Ok(Vec::new()) };
+    let calls: Option<Vec<Call>> = typed(&format!("messages[{place}].tool_calls"), value)?;
+    let call = |Call { id, function, .. }: Call| {
+        let CalledFunction { name, arguments } = function;
+        let function = FunctionCall { name, arguments: Value::Object(arguments) };
+        ToolCall { id, kind: ToolKind::Function, function }
     };
-    let items = match value {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(Value::Array(items)) => items,
-        Some(_) => return wrong(String::new(), "`tool_calls` must be a list of calls"),
-    };
-    let mut calls = Vec::new();
-    for (number, item) in items.into_iter().enumerate() {
-        let kind = item.get("type").unwrap_or(&Value::Null);
-        if !kind.is_null() && *kind != "function" {
-            return wrong(
-                format!("[{number}].type"),
-                "only calls of type \"function\" are \
-                                                      supported",
-            );
-        }
-        let Some(Value::String(name)) = item.pointer("/function/name") else {
-            let message = "a call must name its function: `\"function\": {\"name\": NAME}`";
-            return wrong(format!("[{number}].function.name"), message);
-        };
-        let id = match item.get("id") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(id)) => Some(id.clone()),
-            Some(_) => return wrong(format!("[{number}].id"), "`id` must be a string"),
-        };
-        let Some(arguments) = arguments(item.pointer("/function/arguments")) else {
-            let message = "`arguments` must be the text of a JSON object";
-            return wrong(format!("[{number}].function.arguments"), message);
-        };
-        let function = FunctionCall { name: name.clone(), arguments };
-        calls.push(ToolCall { id, kind: ToolKind::Function, function });
-    }
-    Ok(calls)
+    Ok(calls.into_iter().flatten().map(call).collect())
 }
 
 /// Clients send arguments as text, and templates want them as an object.
-fn arguments(value: Option<&Value>) -> Option<Value> {
-    match value {
-        None | Some(Value::Null) => Some(Value::Object(Map::new())),
-        Some(Value::Object(_)) => value.cloned(),
-        Some(Value::String(text)) if text.trim().is_empty() => Some(Value::Object(Map::new())),
-        Some(Value::String(text)) => {
-            serde_json::from_str(text).ok().map(|arguments: Map<_, _>| Value::Object(arguments))
-        }
-        Some(Value::Bool(_) | Value::Number(_) | Value::Array(_)) => None,
+fn arguments<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+    let wrong = || D::Error::custom("use an object, or its text");
+    match Option::<Value>::deserialize(deserializer)? {
+        None => Ok(Map::new()),
+        Some(Value::Object(arguments)) => Ok(arguments),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(Map::new()),
+        Some(Value::String(text)) => serde_json::from_str(&text).map_err(|_| wrong()),
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_)) => Err(wrong()),
     }
 }
 

@@ -9,6 +9,7 @@ mod gpu;
 mod kv_events;
 mod latency;
 mod node;
+mod recent;
 mod route;
 mod vllm;
 
@@ -21,9 +22,10 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 use terrace_engine::Figures;
+use terrace_kit::Process;
 use terrace_routing::PublisherStats;
 
-pub(crate) use self::latency::AnswerClock;
+pub(crate) use self::latency::{AnswerClock, LatestTimes};
 pub use self::node::serve_node_figures;
 pub(crate) use self::route::RouteMetrics;
 
@@ -61,7 +63,7 @@ impl Metrics {
         let (latest, latency) = (Latest::default(), Arc::new(Latency::default()));
         let mut registry = Registry::default();
         registry.register_collector(Box::new(EngineFigures(latest.clone())));
-        registry.register_collector(Box::new(Process));
+        registry.register_collector(Box::new(OwnProcess));
         latency.register(&mut registry);
         if vllm_names {
             let model_name = (Cow::Borrowed("model_name"), Cow::Owned(model_name.to_owned()));
@@ -112,21 +114,14 @@ impl Collector for EngineFigures {
 
 /// What the system says about this process.
 #[derive(Debug)]
-struct Process;
+struct OwnProcess;
 
-impl Collector for Process {
+impl Collector for OwnProcess {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(bytes) = resident_bytes() else { return Ok(()) };
+        let Some(bytes) = Process::Own.resident_bytes() else { return Ok(()) };
         let help = "Resident memory of the process.";
         Exposition::new(encoder).gauge("process_resident_memory_bytes", help, bytes)
     }
-}
-
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kib << 10)
 }
 
 #[cfg(test)]

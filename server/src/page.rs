@@ -16,6 +16,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::error::ApiError;
 use crate::gpu::{GpuFigures, GpuWatch};
+use crate::metrics::LatestTimes;
 use crate::state::State;
 
 /// How often viewers are told.
@@ -40,10 +41,12 @@ const FILES: &[(&str, &str, &str)] = &[
     ("/page/figures.js", SCRIPT, include_str!("../web/page/figures.js")),
     ("/page/format.js", SCRIPT, include_str!("../web/page/format.js")),
     ("/page/gpu.js", SCRIPT, include_str!("../web/page/gpu.js")),
+    ("/page/kept.js", SCRIPT, include_str!("../web/page/kept.js")),
     ("/page/keys.js", SCRIPT, include_str!("../web/page/keys.js")),
     ("/page/live.js", SCRIPT, include_str!("../web/page/live.js")),
     ("/page/rates.js", SCRIPT, include_str!("../web/page/rates.js")),
     ("/page/requests.js", SCRIPT, include_str!("../web/page/requests.js")),
+    ("/page/run_log.js", SCRIPT, include_str!("../web/page/run_log.js")),
     ("/page/runs.js", SCRIPT, include_str!("../web/page/runs.js")),
     ("/page/sources.js", SCRIPT, include_str!("../web/page/sources.js")),
     ("/page/stream.js", SCRIPT, include_str!("../web/page/stream.js")),
@@ -79,6 +82,9 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
 struct Picture {
     #[serde(flatten)]
     view: View,
+    /// Whether all nodes of the tree are told, not only the first.
+    tree_is_whole: bool,
+    latency: LatestTimes,
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu: Option<GpuFigures>,
 }
@@ -100,7 +106,10 @@ pub(crate) fn events(state: Arc<State>) -> Result<Response, ApiError> {
         let salts = state.salts.lock().all();
         let view = state.engine.view(salts, NODES_MAX).await?;
         let gpu = state.gpu.as_ref().and_then(GpuWatch::figures);
-        let json = serde_json::to_string(&Picture { view, gpu }).ok()?;
+        let tree_is_whole = view.tree.len() < NODES_MAX;
+        let latency = state.metrics.latency().latest();
+        let picture = Picture { view, tree_is_whole, latency, gpu };
+        let json = serde_json::to_string(&picture).ok()?;
         Some((Ok::<_, Infallible>(Event::default().data(json)), (state, ticks, permit)))
     });
     Ok(Sse::new(views).into_response())

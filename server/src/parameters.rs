@@ -1,5 +1,6 @@
 //! What a request asks for, read from its JSON and checked.
 
+use serde::Deserialize;
 use serde_json::Value;
 use terrace_engine::Sampling;
 use terrace_scheduler::Token;
@@ -109,7 +110,7 @@ impl Parameters {
             stops: stops(fields.take("stop"), limits)?,
             n: fields.integer("n", 1..=i64::from(limits.n_max))?.unwrap_or(1) as u32,
             stream,
-            tells_usage: tells_usage(fields.take("stream_options"), stream)?,
+            tells_usage: tells_usage(&mut fields, stream)?,
             cache_salt: cache_salt(&mut fields)?,
             priority: fields
                 .integer("priority", i64::from(i32::MIN)..=i64::from(i32::MAX))?
@@ -209,26 +210,22 @@ fn stops(value: Option<Value>, limits: &Limits) -> Result<Vec<String>, ApiError>
     Ok(stops)
 }
 
-fn tells_usage(options: Option<Value>, stream: bool) -> Result<TellsUsage, ApiError> {
-    let options = match options {
-        None => return Ok(TellsUsage::Never),
-        Some(Value::Object(_)) if !stream => {
-            return Err(ApiError::field("stream_options", "`stream_options` is for streams only"));
-        }
-        Some(Value::Object(options)) => options,
-        Some(_) => {
-            return Err(ApiError::field("stream_options", "`stream_options` must be an object"));
-        }
+/// What a stream tells besides its answers.
+#[derive(Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+fn tells_usage(fields: &mut Fields, stream: bool) -> Result<TellsUsage, ApiError> {
+    let Some(options) = fields.typed::<Option<StreamOptions>>("stream_options")? else {
+        return Ok(TellsUsage::Never);
     };
-    let flag = |name: &str| match options.get(name) {
-        None | Some(Value::Null) => Ok(false),
-        Some(Value::Bool(flag)) => Ok(*flag),
-        Some(_) => {
-            let name = format!("stream_options.{name}");
-            Err(ApiError::field(name.clone(), format!("`{name}` must be true or false")))
-        }
-    };
-    Ok(match (flag("include_usage")?, flag("continuous_usage_stats")?) {
+    if !stream {
+        return Err(ApiError::field("stream_options", "`stream_options` is for streams only"));
+    }
+    let is_set = |flag: Option<bool>| flag.unwrap_or_default();
+    Ok(match (is_set(options.include_usage), is_set(options.continuous_usage_stats)) {
         (false, _) => TellsUsage::Never,
         (true, false) => TellsUsage::AtTheEnd,
         (true, true) => TellsUsage::AllAlong,

@@ -1,11 +1,14 @@
 //! The functions that a request lets the model call.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::error::ApiError;
-use crate::fields::Fields;
+use crate::fields::{Fields, typed};
 
 /// What the model is told of functions, and what it may call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,11 +31,7 @@ impl Tools {
     /// # Errors
     /// The first field that is wrong, or that asks for what this server cannot do.
     pub(crate) fn parse(fields: &mut Fields) -> Result<Self, ApiError> {
-        let tools = match fields.take("tools") {
-            None => Vec::new(),
-            Some(Value::Array(tools)) => tools,
-            Some(_) => return Err(ApiError::field("tools", "`tools` must be a list of tools")),
-        };
+        let tools: Vec<Value> = fields.typed("tools")?;
         let names: Arc<[String]> = tools
             .iter()
             .enumerate()
@@ -48,26 +47,44 @@ impl Tools {
     }
 }
 
+/// A tool as it should be described. The template sees all that is said of it.
+#[derive(Deserialize)]
+struct Tool {
+    #[serde(rename = "type")]
+    _kind: FunctionKind,
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    /// A JSON schema.
+    #[serde(rename = "parameters")]
+    _parameters: Option<BTreeMap<String, IgnoredAny>>,
+    strict: Option<bool>,
+}
+
+/// The only kind of tools and calls that there is.
+#[derive(Deserialize)]
+pub(crate) enum FunctionKind {
+    #[serde(rename = "function")]
+    Function,
+}
+
 /// The name of a tool that is described as it should be.
 fn name(place: usize, tool: &Value) -> Result<String, ApiError> {
+    let of_tool = format!("tools[{place}]");
+    let Tool { function, .. } = typed(&of_tool, tool)?;
     let wrong = |part: &str, message: &str| {
-        Err(ApiError::field(format!("tools[{place}]{part}"), message.to_owned()))
+        Err(ApiError::field(format!("{of_tool}.function.{part}"), message.to_owned()))
     };
-    if tool["type"] != "function" {
-        return wrong(".type", "a tool must have the type \"function\"");
+    if function.name.is_empty() {
+        return wrong("name", "a function must have a name");
     }
-    let function = &tool["function"];
-    let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
-        return wrong(".function.name", "a function must have a name");
-    };
-    if !matches!(function.get("parameters"), None | Some(Value::Null | Value::Object(_))) {
-        return wrong(".function.parameters", "`parameters` must be a JSON schema");
+    if function.strict == Some(true) {
+        return wrong("strict", "`strict` is not supported by this server: leave it out");
     }
-    if !matches!(function.get("strict"), None | Some(Value::Null | Value::Bool(false))) {
-        let message = "`strict` is not supported by this server: leave it out";
-        return wrong(".function.strict", message);
-    }
-    Ok(name.to_owned())
+    Ok(function.name)
 }
 
 /// Whether functions may be called at all.
@@ -131,8 +148,11 @@ mod tests {
         let named = |name: &str| json!({ "type": "function", "function": { "name": name } });
         let cases = [
             (json!({ "tools": {} }), "tools"),
-            (json!({ "tools": [{}] }), "tools[0].type"),
-            (json!({ "tools": [{ "type": "function" }] }), "tools[0].function.name"),
+            (json!({ "tools": [{}] }), "tools[0]"),
+            (json!({ "tools": [{ "type": "search" }] }), "tools[0].type"),
+            (json!({ "tools": [{ "type": "function" }] }), "tools[0]"),
+            (json!({ "tools": [tool("f"), named("f")["function"]] }), "tools[1]"),
+            (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function"),
             (json!({ "tools": [tool("f"), tool("")] }), "tools[1].function.name"),
             (json!({ "tools": [tool("f")], "tool_choice": "required" }), "tool_choice"),
             (json!({ "tools": [tool("f")], "tool_choice": named("f") }), "tool_choice"),

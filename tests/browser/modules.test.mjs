@@ -9,6 +9,8 @@ const load = (name) => import(pathToFileURL(join(process.env.PAGE, name)).href);
 const { tokensAsText, bytes, percent } = await load("format.js");
 const { GpuFigures } = await load("gpu.js");
 const { Rate } = await load("rates.js");
+const { RunLog, timesAsFast } = await load("run_log.js");
+const { bySource } = await load("sources.js");
 const { eventsOf } = await load("stream.js");
 const { axisOf, segmentsOf } = await load("timeline.js");
 const { layOut } = await load("tree_layout.js");
@@ -49,7 +51,47 @@ test("what finds no room is folded and counted, and who is pinned is shown", () 
   const folded = boxes.filter((box) => box.folded);
   assert.equal(rows, 6);
   assert.equal(boxes.filter((box) => box.view?.device_pins > 0).length, 2);
-  assert.deepEqual(folded.map((box) => box.folded), [{ nodes: 35, pages: 35 }]);
+  assert.deepEqual(folded.map((box) => box.folded), [{ nodes: 35, pages: 35, isOpen: false }]);
+});
+
+test("what is folded can be opened, level by level, and folded again", () => {
+  const tree = fan(40);
+  // Each of the branches goes on in two ways.
+  for (let branch = 0; branch < 40; branch += 1) {
+    tree.push(node(2 + branch, 9, 1, 100 + branch), node(2 + branch, 9, 1, 200 + branch));
+  }
+  const opened = new Set();
+  for (;;) {
+    const { boxes, rows, nodes } = layOut(tree, PAGE_SIZE, 6, opened);
+    assert.equal(nodes, 121, "however many are drawn, so many there are");
+    const hidden = boxes.filter((box) => box.folded && !box.folded.isOpen);
+    const drawn = boxes.filter((box) => box.view).length;
+    assert.equal(drawn + hidden.reduce((sum, box) => sum + box.folded.nodes, 0), nodes);
+    for (const [index, one] of boxes.entries()) {
+      for (const other of boxes.slice(index + 1)) assert.ok(!overlap(one, other));
+    }
+    if (hidden.length === 0) {
+      assert.ok(rows > 6, "what is opened takes rows of its own");
+      break;
+    }
+    for (const box of hidden) opened.add(box.key);
+  }
+  assert.ok(opened.size > 1, "there were several levels");
+  const [{ key }] = layOut(tree, PAGE_SIZE, 6).boxes.filter((box) => box.folded);
+  assert.ok(opened.has(key), "the first box that was opened keeps its name, and folds it all again");
+});
+
+test("a run of several nodes counts as the one box that it is", () => {
+  const chain = [node(null, 0, 0, 0), node(0, 0, 1, 1), node(1, 1, 2, 2), node(2, 3, 4, 3)];
+  const { boxes, nodes } = layOut(chain, PAGE_SIZE, 9);
+  assert.deepEqual([boxes.length, nodes], [1, 1]);
+});
+
+test("what is folded behind a run keeps its name when the run is told apart", () => {
+  const run = (pins) => [node(null, 0, 0, 0), node(0, 0, 1, 1, { device_pins: pins }), node(1, 1, 2, 2)];
+  const branches = Array.from({ length: 9 }, (_, branch) => node(2, 3, 1, 10 + branch));
+  const foldOf = (tree) => layOut(tree, PAGE_SIZE, 3).boxes.find((box) => box.folded).key;
+  assert.equal(foldOf([...run(0), ...branches]), foldOf([...run(1), ...branches]));
 });
 
 test("boxes never take more rows than there are and never overlap", () => {
@@ -105,6 +147,45 @@ test("a rate forgets what is long ago, and another server's counters", () => {
   assert.equal(rate.perSecond, 100);
   rate.add(1e6, 0);
   assert.equal(rate.perSecond, 0);
+});
+
+/** A run of 1,000 prompt tokens. */
+function run(firstTokenMs, hits, prompt = "a prompt") {
+  const { device = 0, host = 0, l3 = 0 } = hits;
+  return { prompt, model: "a model", firstTokenMs, tokens: bySource(1000, device, host, l3) };
+}
+
+test("a run is compared with computing its prompt, not with the last hit", () => {
+  const log = new RunLog();
+  const add = (...about) => {
+    log.add(run(...about));
+    return timesAsFast(log.latest);
+  };
+  assert.equal(add(3000, {}), null, "computing is compared with nothing");
+  assert.equal(add(30, { device: 990 }), 100);
+  assert.equal(add(600, { l3: 990 }), 5);
+  assert.equal(add(600, { l3: 990 }, "another prompt"), null);
+  for (let again = 0; again < 9; again += 1) assert.equal(add(60, { host: 990 }), 50, "even if run 1 is not shown any more");
+  assert.deepEqual(log.all.map(({ number }) => number), [13, 12, 11, 10]);
+  assert.equal(add(1000, { device: 100 }), null, "it was computed again");
+  assert.equal(add(100, { device: 500 }), 10, "the latest computing counts");
+});
+
+test("steps of the tour are ticked off by what happened, over a reload", () => {
+  let log = new RunLog();
+  assert.deepEqual([log.steps, log.isTourOver], [[false, false, false], false]);
+  log.add(run(3000, {}));
+  assert.deepEqual(log.steps, [true, false, false]);
+  log.add(run(3000, { device: 500 }));
+  assert.deepEqual(log.steps, [true, false, false], "half of a prompt is no step");
+  log = new RunLog(JSON.parse(JSON.stringify(log)));
+  log.add(run(600, { l3: 990 }));
+  assert.deepEqual(log.steps, [true, false, true]);
+  log.add(run(30, { device: 990 }));
+  assert.deepEqual([log.steps, log.isTourOver], [[true, true, true], false], "the last tick is seen");
+  log.add(run(30, { device: 990 }));
+  assert.equal(log.isTourOver, true);
+  assert.equal(timesAsFast(log.latest), 100);
 });
 
 /** A view of a server with a GPU, so many seconds after it started. */

@@ -20,6 +20,7 @@ const MARKUP = '<i id="markup">typed</i> ';
 
 const complaints = [];
 let serverIsThere = true;
+let isLocked = false;
 let runs = 0;
 
 function saw(what) {
@@ -33,7 +34,8 @@ async function openPage(browser, address, prepare = async () => {}) {
   page.on("pageerror", (error) => complaints.push(`exception: ${error.message}`));
   page.on("console", (message) => {
     const unreachable = message.text().includes("net::ERR_") && !serverIsThere;
-    if (message.type() === "error" && !unreachable) complaints.push(`console: ${message.text()}`);
+    const refused = /status of 40[13]/.test(message.text()) && isLocked;
+    if (message.type() === "error" && !unreachable && !refused) complaints.push(`console: ${message.text()}`);
   });
   await page.addInitScript(() => {
     document.addEventListener("securitypolicyviolation", ({ violatedDirective, blockedURI }) =>
@@ -83,7 +85,9 @@ async function tiersAndTreeAppear(page) {
   const texts = await nodes.locator(".text").allTextContents();
   assert.ok(texts.some((text) => text.includes(MARKUP.trim())), `the prompt is in the tree: ${texts}`);
   assert.equal(await page.locator("#markup").count(), 0, "what was typed is text, not markup");
-  saw(`tree: ${await page.locator("#tree-summary").textContent()}`);
+  const summary = await page.locator("#tree-summary").textContent();
+  assert.equal(Number(summary.match(/^\d+/)[0]), await nodes.count(), `as many nodes as are drawn: ${summary}`);
+  saw(`tree: ${summary}`);
   // The page draws the end of a request a moment after its answer.
   await page.locator("#requests li .state").first().filter({ hasText: "finished" }).waitFor();
   assert.ok((await page.locator("#requests .life .Decoding").count()) >= 2, "both lives are drawn");
@@ -93,8 +97,119 @@ async function fitsOnPhones(page) {
   await page.setViewportSize({ width: 390, height: 844 });
   const tooWide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
   assert.ok(tooWide <= 0, `on a phone the page is ${tooWide} pixels too wide`);
+  assert.deepEqual(await arrowsOf(page), { load_backs: "up", write_backs: "down", prefetches: "up", backups: "down" });
   await page.setViewportSize({ width: 1280, height: 800 });
   saw("it fits on a phone");
+}
+
+/** Where the head of each flow's arrow is: the tiers stand beside each other, or on phones below each other. */
+function arrowsOf(page) {
+  return page.evaluate(() => {
+    const colours = { up: "borderBottomColor", down: "borderTopColor", left: "borderRightColor", right: "borderLeftColor" };
+    const flows = [...document.querySelectorAll(".flow")].map((flow) => {
+      const head = getComputedStyle(flow.querySelector(".track"), "::after");
+      const ways = Object.keys(colours).filter((way) => head[colours[way]] !== "rgba(0, 0, 0, 0)");
+      return [flow.dataset.field, ways.join(" and ")];
+    });
+    return Object.fromEntries(flows);
+  });
+}
+
+async function showsTimes(page) {
+  for (const what of ["first-token", "inter-token"]) {
+    const [half, most] = await Promise.all(["p50", "p99"].map((share) => page.locator(`#${what}-${share}`).innerText()));
+    assert.match(half, /^[\d.,]+ m?s$/, `the ${what} of half of the answers: ${half}`);
+    assert.match(most, /^[\d.,]+ m?s$/, `the ${what} of 99 of 100: ${most}`);
+    saw(`${what}: p50 ${half}, p99 ${most}`);
+  }
+}
+
+async function takenSteps(page) {
+  return page.locator("#tour li").evaluateAll((steps) => steps.map((step) => step.classList.contains("taken")));
+}
+
+/** What was typed, and what came of it, is there again when the page is loaded anew. */
+async function survivesReload(page) {
+  const shown = () =>
+    page.evaluate(() => ({
+      prompt: document.querySelector("#prompt").value,
+      maxTokens: document.querySelector("#max-tokens").value,
+      answer: document.querySelector("#answer").textContent,
+      source: document.querySelector("#kv-source").textContent,
+      runs: document.querySelector("#runs").innerText,
+      tour: document.querySelector("#tour").innerHTML,
+    }));
+  const before = await shown();
+  assert.ok(before.prompt.startsWith(MARKUP) && before.source !== "" && before.answer !== "");
+  await page.reload();
+  await page.waitForSelector('#connection[data-state="live"]');
+  assert.deepEqual(await shown(), before, "a reload loses nothing");
+  saw("a reload keeps prompt, answer and runs");
+}
+
+/** A page of its own that is told one view, over and over. */
+async function openTold(browser, address, view) {
+  return openPage(browser, address, (page) =>
+    page.route("**/ui/events", (route) =>
+      route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify(view)}\n\n` }),
+    ),
+  );
+}
+
+/** A tree with more branches than there is room for: what is folded opens, and folds again. */
+async function opensFolded(browser, address) {
+  const view = await viewOf(address);
+  const [root] = view.tree;
+  const branch = { ...view.tree[1], parent: 0, pages: 3, moving: false, device_pins: 0, host_pins: 0 };
+  const branches = Array.from({ length: 90 }, (_, number) => ({ ...branch, tokens: Array(64).fill(33 + number) }));
+  const told = await openTold(browser, address, { ...view, tree: [root, ...branches] });
+  const fold = told.locator("#tree .folded button");
+  await fold.waitFor();
+  const drawn = () => told.locator("#tree .node").count();
+  const summary = () => told.locator("#tree-summary").innerText();
+  const before = await drawn();
+  const folded = 90 - before;
+  assert.ok(before > 0 && folded > 0, `${before} are drawn`);
+  assert.equal(await summary(), `${before} of 90 nodes, 270 pages`);
+  assert.match(await fold.innerText(), new RegExp(`^\\+ ${folded} nodes`));
+  await fold.click();
+  assert.deepEqual([await drawn(), await summary()], [90, "90 nodes, 270 pages"]);
+  await told.locator("#tree .node").last().scrollIntoViewIfNeeded();
+  assert.ok(await told.locator("#tree .node").last().isVisible(), "the last one can be scrolled to");
+  await fold.click();
+  assert.equal(await drawn(), before);
+  await told.close();
+  saw(`+ ${folded} nodes open and fold again`);
+}
+
+/** Without the operator's key the panels say why they are empty; with it they are filled. */
+async function saysWhyLocked(browser, l3Folder) {
+  isLocked = true;
+  const port = await freePort();
+  const server = await Server.start(TERRACE, port, l3Folder, "--operator-key", "the-operators-key");
+  try {
+    const page = await openPage(browser, `http://127.0.0.1:${port}/`);
+    await page.waitForSelector('#connection[data-state="locked"]');
+    const why = page.locator(".why");
+    for (const text of await why.allInnerTexts()) assert.match(text, /only to the operator.*operator's key/s);
+    assert.equal(await why.count(), 3, "each panel says it");
+    assert.ok(await page.locator("#figures").isHidden(), "nothing is said to be nought that is not known");
+    const give = async (key) => {
+      await page.fill("#watch-key input", key);
+      await page.click("#watch-key button");
+    };
+    await give("another key");
+    await page.waitForSelector("#watch-key .refused:visible");
+    await give("the-operators-key");
+    await page.waitForSelector('#connection[data-state="live"]');
+    await page.waitForSelector("#tiers .tier.device:visible");
+    assert.deepEqual(await why.allInnerTexts(), ["", "", ""]);
+    await page.close();
+    await server.stop();
+    saw("without the operator's key the panels say why they are empty");
+  } finally {
+    server.kill();
+  }
 }
 
 /** The latest view of a server, as its page gets it. */
@@ -116,11 +231,7 @@ async function showsGpu(browser, page, address) {
   const link = { bytes: 0, busy_us: 0, by_kernel: 0, by_batch: 0, failed: 0, pages_compared: 9, pages_corrupt: 1 };
   const memory = { memory_bytes: 140 * 2 ** 30, memory_used_bytes: 100 * 2 ** 30 };
   const view = { ...(await viewOf(address)), gpu: { name: "A GPU", ...memory, to_device: link, to_host: link } };
-  const told = await openPage(browser, address, (page) =>
-    page.route("**/ui/events", (route) =>
-      route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify(view)}\n\n` }),
-    ),
-  );
+  const told = await openTold(browser, address, view);
   await told.waitForSelector("#gpu:visible");
   const text = await told.locator("#gpu").innerText();
   assert.match(text, /100 GiB of 140 GiB/, text);
@@ -133,20 +244,27 @@ async function showsGpu(browser, page, address) {
 
 async function story(page, world) {
   await page.waitForSelector('#connection[data-state="live"]');
+  assert.ok((await page.locator(".why").allInnerTexts()).every((text) => text === ""), "panels that are filled say nothing");
   await typePrompt(page);
 
+  assert.deepEqual(await takenSteps(page), [false, false, false]);
   const first = await send(page);
   assert.equal(first.device + first.host + first.l3, 0, "the first time everything is computed");
   assert.ok(first.computed > 3000, "the prompt is a long one");
+  assert.deepEqual(await takenSteps(page), [true, false, false]);
 
   const second = await send(page);
   assert.ok(second.device > 0.9 * first.computed, "the second time nearly all of it comes from the device");
   assert.equal(second.answer, first.answer, "the answer is the same");
+  assert.deepEqual(await takenSteps(page), [true, true, false]);
 
   // What was written reaches L3 a moment later.
   await page.waitForSelector('#tree .node.in-l3');
   await tiersAndTreeAppear(page);
+  await showsTimes(page);
   await fitsOnPhones(page);
+  await survivesReload(page);
+  await opensFolded(page.context().browser(), page.url());
   await showsGpu(page.context().browser(), page, page.url());
 
   serverIsThere = false;
@@ -161,6 +279,9 @@ async function story(page, world) {
   const third = await send(page);
   assert.ok(third.l3 > 0.9 * first.computed, "after a restart nearly all of it comes from L3");
   assert.equal(third.answer, first.answer, "the answer is still the same");
+  assert.match(await page.locator("#kv-source").innerText(), /in run 1, which computed the prompt/, "it is compared with computing");
+  assert.deepEqual(await takenSteps(page), [true, true, true]);
+  assert.ok(await page.locator("#tour").isVisible(), "the last tick is seen");
   assert.deepEqual(complaints, [], "the browser has nothing to complain about");
 }
 
@@ -176,7 +297,10 @@ async function main() {
     world.server = await Server.start(TERRACE, world.port, world.l3Folder);
     page = await openPage(browser, `http://127.0.0.1:${world.port}/`);
     await story(page, world);
+    await page.close();
     await world.server.stop();
+    await saysWhyLocked(browser, world.l3Folder);
+    assert.deepEqual(complaints, [], "the browser still has nothing to complain about");
     console.log("the page does what it should");
   } catch (error) {
     await page?.screenshot({ path: SCREENSHOT }).then(() => console.error(`picture: ${SCREENSHOT}`), () => {});

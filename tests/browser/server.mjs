@@ -24,17 +24,17 @@ export class Server {
   #ended;
   #output = "";
 
-  /** Starts the program and waits until it answers. */
-  static async start(program, port, l3Folder) {
-    const server = new Server(program, port, l3Folder);
+  /** Starts the program, with further arguments if need be, and waits until it answers. */
+  static async start(program, port, l3Folder, ...more) {
+    const server = new Server(program, port, l3Folder, more);
     await server.#answers(`http://127.0.0.1:${port}/health`);
     return server;
   }
 
-  constructor(program, port, l3Folder) {
+  constructor(program, port, l3Folder, more) {
     const settings = ["--listen", `127.0.0.1:${port}`, "--l3", `disk:${l3Folder}`, "--l3-size", "256MiB"];
     const memory = ["--device-memory", "96MiB", "--host-memory", "128MiB"];
-    this.#child = spawn(program, ["serve", ...settings, ...memory], { stdio: ["ignore", "pipe", "pipe"] });
+    this.#child = spawn(program, ["serve", ...settings, ...memory, ...more], { stdio: ["ignore", "pipe", "pipe"] });
     for (const stream of [this.#child.stdout, this.#child.stderr]) {
       stream.on("data", (data) => {
         this.#output = (this.#output + data).slice(-OUTPUT_CHARS_MAX);

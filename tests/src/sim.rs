@@ -3,7 +3,6 @@
 
 mod action;
 mod decode;
-mod dice;
 mod faults;
 mod regression;
 mod router;
@@ -16,7 +15,6 @@ mod useful;
 
 pub use action::{Action, Opening};
 pub use decode::decode;
-pub use dice::Dice;
 pub use faults::{FaultCounts, FaultKind};
 pub use regression::{read_story, write_story};
 pub use shrink::{replay_actions, shrink};

@@ -2,11 +2,11 @@
 //! first.
 
 use serde::Serialize;
+use terrace_kit::{middle_by, mixed};
 use terrace_scheduler::{ConfigError, Decode, Stats, StepResult, Token};
 
 use crate::figures::nanos;
 use crate::steps::Bench;
-use crate::trace::splitmix64;
 
 const PAGE_SIZE: u32 = 16;
 const CONTEXT: u32 = 1024;
@@ -118,7 +118,7 @@ impl PageEnds {
     /// How many steps go by before the next request comes.
     fn steps_until_next(self, request: u32) -> u32 {
         match self {
-            Self::Drawn => (splitmix64(request.into()) % u64::from(2 * PAGE_SIZE)) as u32,
+            Self::Drawn => (mixed(request.into()) % u64::from(2 * PAGE_SIZE)) as u32,
             Self::Spread | Self::Together => 0,
         }
     }
@@ -169,9 +169,8 @@ impl FullPool {
             rounds.push(times);
         }
         let median_us = |step: usize| {
-            let mut times: Vec<u64> = rounds.iter().map(|times| times[step]).collect();
-            times.sort_unstable();
-            times[times.len() / 2] as f64 / 1000.0
+            let times = rounds.iter().map(|times| times[step]);
+            middle_by(times, Ord::cmp).unwrap_or_default() as f64 / 1000.0
         };
         let cost = |(step, work): (usize, StepWork)| {
             let is_full = device_pages == self.device_pages;

@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use terrace_cache::{Cache, CacheConfig, Cursor, Namespace, PageKey, Sequence, Token};
+use terrace_kit::mixed;
 use terrace_scheduler::ConfigError;
 
 use super::full_pool::{FullPool, PageEnds, nodes_in_order};
 use super::{BestMedian, Reading};
 use crate::cache::{Parts, request};
 use crate::figures::nanos;
-use crate::trace::splitmix64;
 
 const PAGE_SIZE: u32 = 16;
 /// Pages that the prompts of a family begin with, and pages that each has of its own. They are as
@@ -173,7 +173,7 @@ impl FullTree {
     /// Finds and uses every prompt once, so that what is evicted next is not next in memory.
     fn use_in_another_order(&mut self, costs: &mut Costs) {
         let mut order: Vec<u64> = (0..self.prompts).collect();
-        order.sort_unstable_by_key(|&number| splitmix64(number));
+        order.sort_unstable_by_key(|&number| mixed(number));
         let mut found = Vec::with_capacity(PINS);
         for batch in order.chunks_exact(PINS) {
             found.clear();
@@ -259,5 +259,5 @@ fn prompt(number: u64) -> Vec<Token> {
     const PART_TOKENS: u64 = PART_PAGES * PAGE_SIZE as u64;
     let opening = number / SIBLINGS * PART_TOKENS..(number / SIBLINGS + 1) * PART_TOKENS;
     let own = (1 << 40) + number * PART_TOKENS..(1 << 40) + (number + 1) * PART_TOKENS + 1;
-    opening.chain(own).map(|place| (splitmix64(place) % 128_000) as Token).collect()
+    opening.chain(own).map(|place| (mixed(place) % 128_000) as Token).collect()
 }

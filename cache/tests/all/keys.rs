@@ -1,42 +1,30 @@
 //! How good page keys are: whether they tell pages and paths apart as well as 128 bits can.
 
 use terrace_cache::{PageKey, Sequence, Token};
+use terrace_kit::Dice;
 
 /// The digest of some namespace.
 const ROOT: PageKey = PageKey(0x1ffb_3a52_6d6e_1c0c_4b6f_7c3a_90de_27b5);
 
-/// Numbers without a pattern, by counting (SplitMix64).
-struct Dice(u64);
+fn draw_key(dice: &mut Dice) -> PageKey {
+    PageKey(u128::from(dice.word()) << 64 | u128::from(dice.word()))
+}
 
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.0;
-        word = (word ^ word >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ word >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ word >> 31
-    }
-
-    fn key(&mut self) -> PageKey {
-        PageKey(u128::from(self.roll()) << 64 | u128::from(self.roll()))
-    }
-
-    /// Tokens as of a usual vocabulary.
-    fn page(&mut self, page_size: usize) -> Vec<Token> {
-        (0..page_size).map(|_| (self.roll() % 128_000) as Token).collect()
-    }
+/// Tokens as of a usual vocabulary.
+fn draw_page(dice: &mut Dice, page_size: usize) -> Vec<Token> {
+    dice.tokens(page_size, 128_000)
 }
 
 /// How far each bit of a key is from changing every second time when a bit of what it is made of does: on
 /// average, and at the most.
 fn biases(page_size: usize, rounds: u32) -> (f64, f64) {
-    let mut dice = Dice(page_size as u64);
-    let root = dice.key();
+    let mut dice = Dice::new(page_size as u64);
+    let root = draw_key(&mut dice);
     let (mut sum, mut most, mut count) = (0.0, 0.0f64, 0.0);
     for bit in 0..128 + 32 * page_size {
         let mut changes = [0u32; 128];
         for _ in 0..rounds {
-            let (mut before, mut page) = (dice.key(), dice.page(page_size));
+            let (mut before, mut page) = (draw_key(&mut dice), draw_page(&mut dice, page_size));
             let key = before.next(root, &page).0;
             match bit.checked_sub(128) {
                 None => before.0 ^= 1 << bit,
@@ -96,8 +84,8 @@ fn assert_as_random(keys: &[PageKey], log2_keys: u32, what: &str) {
 
 /// Pages that differ in two tokens, and those in little.
 fn check_pages_that_hardly_differ(log2_keys: u32) {
-    let mut dice = Dice(1);
-    let base = dice.page(16);
+    let mut dice = Dice::new(1);
+    let base = draw_page(&mut dice, 16);
     let half = log2_keys / 2;
     // In a word, in the factors of a product, in two products, in two groups, far from each other.
     for (one, other) in [(0, 1), (0, 2), (0, 4), (1, 7), (0, 8), (3, 15)] {
@@ -114,8 +102,8 @@ fn check_pages_that_hardly_differ(log2_keys: u32) {
 
 /// All orders of two pages.
 fn check_orders(log2_keys: u32) {
-    let mut dice = Dice(2);
-    let pages = [dice.page(16), dice.page(16)];
+    let mut dice = Dice::new(2);
+    let pages = [draw_page(&mut dice, 16), draw_page(&mut dice, 16)];
     let mut keys = vec![PageKey(7)];
     for _ in 0..log2_keys {
         let longer = keys.iter().flat_map(|key| pages.each_ref().map(|page| key.next(ROOT, page)));
@@ -126,7 +114,7 @@ fn check_orders(log2_keys: u32) {
 
 /// The same page again and again.
 fn check_repetition(log2_keys: u32) {
-    for page in [vec![0; 16], vec![1; 16], vec![0; 1], Dice(3).page(16)] {
+    for page in [vec![0; 16], vec![1; 16], vec![0; 1], draw_page(&mut Dice::new(3), 16)] {
         let mut before = PageKey(0);
         let keys = (0..1 << log2_keys).map(|_| {
             before = before.next(ROOT, &page);
@@ -175,8 +163,8 @@ fn the_same_holds_for_hundreds_of_millions_of_keys() {
 
 #[test]
 fn a_key_depends_on_all_pages_before_it_and_on_their_order() {
-    let mut dice = Dice(4);
-    let tokens = dice.page(16 * 40);
+    let mut dice = Dice::new(4);
+    let tokens = draw_page(&mut dice, 16 * 40);
     let keys = |tokens: &[Token]| Sequence::copied(PageKey(7), 16, tokens).keys().to_vec();
     let plain = keys(&tokens);
     for place in 0..tokens.len() {
@@ -198,12 +186,12 @@ fn a_key_depends_on_all_pages_before_it_and_on_their_order() {
 
 #[test]
 fn pages_that_differ_in_one_token_never_have_one_key() {
-    let mut dice = Dice(5);
+    let mut dice = Dice::new(5);
     for page_size in [1, 4, 16, 64] {
         for _ in 0..2000 {
-            let (root, page) = (dice.key(), dice.page(page_size));
+            let (root, page) = (draw_key(&mut dice), draw_page(&mut dice, page_size));
             let mut other = page.clone();
-            other[dice.roll() as usize % page_size] = (dice.roll() % 128_000) as Token;
+            other[dice.word() as usize % page_size] = (dice.word() % 128_000) as Token;
             let same = root.next(root, &page) == root.next(root, &other);
             assert_eq!(same, page == other);
         }
@@ -214,9 +202,9 @@ fn pages_that_differ_in_one_token_never_have_one_key() {
 /// knows.
 #[test]
 fn changes_that_balance_each_other_do_not_cancel_out() {
-    let mut dice = Dice(6);
+    let mut dice = Dice::new(6);
     for _ in 0..200 {
-        let (root, page) = (dice.key(), dice.page(16));
+        let (root, page) = (draw_key(&mut dice), draw_page(&mut dice, 16));
         let key = root.next(root, &page);
         for (one, other) in (0..16).flat_map(|one| (0..16).map(move |other| (one, other))) {
             let mut swapped = page.clone();

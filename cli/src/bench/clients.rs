@@ -11,11 +11,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use terrace_replay::{Distribution, human};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 
-/// A server that says nothing for so long has lost the request.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+use super::http::{Failure, Server};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -96,28 +93,31 @@ struct Notes {
 
 impl Workload {
     pub(crate) fn run(&self) -> Result<Figures, Box<dyn Error>> {
-        tokio::runtime::Builder::new_multi_thread()
+        let figures: Result<Figures, Failure> = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()?
-            .block_on(self.run_clients())
+            .block_on(self.run_clients());
+        figures.map_err(|error| -> Box<dyn Error> { error })
     }
 
-    async fn run_clients(&self) -> Result<Figures, Box<dyn Error>> {
-        let before = self.metrics().await?;
-        let model = self.model().await?;
+    async fn run_clients(&self) -> Result<Figures, Failure> {
+        let server = Server::new(&self.address, self.key.as_deref());
+        let before = metrics(&server).await?;
+        let model = model(&server).await?;
         let notes = Arc::new(Notes::default());
         let began = Instant::now();
         let ends = began + self.run;
         let mut clients = tokio::task::JoinSet::new();
         for client in 0..self.clients {
-            let (workload, notes, model) = (self.clone(), notes.clone(), model.clone());
+            let (workload, notes) = (self.clone(), notes.clone());
+            let (server, model) = (server.clone(), model.clone());
             clients.spawn(async move {
                 for turn in 0.. {
                     if Instant::now() >= ends {
                         return;
                     }
-                    if let Err(error) = workload.ask(&model, client, turn, &notes).await {
+                    if let Err(error) = workload.ask(&server, &model, client, turn, &notes).await {
                         notes.errors.fetch_add(1, Ordering::Relaxed);
                         notes.first_error.lock().get_or_insert(error.to_string());
                         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -126,10 +126,10 @@ impl Workload {
             });
         }
         tokio::time::sleep(self.run / 2).await;
-        let middle = self.metrics().await?;
+        let middle = metrics(&server).await?;
         clients.join_all().await;
         let took = began.elapsed();
-        let end = self.metrics().await?;
+        let end = metrics(&server).await?;
         let tokens = notes.tokens.load(Ordering::Relaxed);
         Ok(Figures {
             answers: notes.answers.load(Ordering::Relaxed),
@@ -149,11 +149,12 @@ impl Workload {
 
     async fn ask(
         &self,
+        server: &Server,
         model: &str,
         client: u64,
         turn: u64,
         notes: &Notes,
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+    ) -> Result<(), Failure> {
         let filler = "Pages move between the tiers while others are computed. ";
         let shared: String = filler.chars().cycle().take(self.shared).collect();
         let own: String =
@@ -166,9 +167,9 @@ impl Workload {
             "ignore_eos": true,
         });
         let began = Instant::now();
-        let mut lines = self.send("POST", "/v1/completions", &body.to_string()).await?.lines();
+        let mut lines = server.post("/v1/completions", body.to_string()).await?;
         let (mut is_first, mut last, mut is_done) = (true, began, false);
-        while let Some(line) = tokio::time::timeout(SILENCE_MAX, lines.next_line()).await?? {
+        while let Some(line) = lines.next().await? {
             let Some(event) = line.strip_prefix("data: ") else { continue };
             is_done = event == "[DONE]";
             if is_done {
@@ -189,67 +190,21 @@ impl Workload {
         notes.tokens.fetch_add(u64::from(self.answer), Ordering::Relaxed);
         Ok(())
     }
+}
 
-    /// Sends a request and reads the head of the response. HTTP/1.0 ends a body by closing, so that
-    /// nothing has to be taken apart here.
-    async fn send(
-        &self,
-        method: &str,
-        path: &str,
-        body: &str,
-    ) -> Result<BufReader<TcpStream>, Box<dyn Error + Send + Sync>> {
-        let mut stream = TcpStream::connect(&self.address).await?;
-        let key = self.key.as_ref().map(|key| format!("authorization: Bearer {key}\r\n"));
-        let head = format!(
-            "{method} {path} HTTP/1.0\r\nhost: {}\r\ncontent-type: application/json\r\n{}content-length: \
-             {}\r\n\r\n",
-            self.address,
-            key.unwrap_or_default(),
-            body.len()
-        );
-        stream.write_all(head.as_bytes()).await?;
-        stream.write_all(body.as_bytes()).await?;
-        let mut reader = BufReader::new(stream);
-        let mut status = String::new();
-        tokio::time::timeout(SILENCE_MAX, reader.read_line(&mut status)).await??;
-        if status.split(' ').nth(1) != Some("200") {
-            let mut rest = String::new();
-            reader.read_to_string(&mut rest).await?;
-            return Err(format!("{path}: {}: {rest}", status.trim()).into());
-        }
-        loop {
-            let mut line = String::new();
-            reader.read_line(&mut line).await?;
-            if line.trim().is_empty() {
-                return Ok(reader);
-            }
-        }
-    }
+async fn model(server: &Server) -> Result<String, Failure> {
+    let models: Value = serde_json::from_str(&server.get("/v1/models").await?)?;
+    Ok(models["data"][0]["id"].as_str().ok_or("the server has no model")?.to_owned())
+}
 
-    async fn get(&self, path: &str) -> Result<String, Box<dyn Error>> {
-        let cannot = |error: Box<dyn Error + Send + Sync>| {
-            format!("{}: {error}; is `terrace serve` running there?", self.address)
-        };
-        let mut reader = self.send("GET", path, "").await.map_err(cannot)?;
-        let mut text = String::new();
-        reader.read_to_string(&mut text).await?;
-        Ok(text)
-    }
-
-    async fn model(&self) -> Result<String, Box<dyn Error>> {
-        let models: Value = serde_json::from_str(&self.get("/v1/models").await?)?;
-        Ok(models["data"][0]["id"].as_str().ok_or("the server has no model")?.to_owned())
-    }
-
-    /// Every sample of the server's metrics, by name and labels.
-    async fn metrics(&self) -> Result<BTreeMap<String, f64>, Box<dyn Error>> {
-        let text = self.get("/metrics").await?;
-        let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
-            let (name, value) = line.rsplit_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        });
-        Ok(samples.collect())
-    }
+/// Every sample of the server's metrics, by name and labels.
+async fn metrics(server: &Server) -> Result<BTreeMap<String, f64>, Failure> {
+    let text = server.get("/metrics").await?;
+    let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+        let (name, value) = line.rsplit_once(' ')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    });
+    Ok(samples.collect())
 }
 
 fn memory(metrics: &BTreeMap<String, f64>) -> f64 {

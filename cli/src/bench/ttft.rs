@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use terrace_engine::{Engine, Generate, Update};
+use terrace_kit::median;
 use terrace_replay::human;
 use terrace_scheduler::{Hits, Token};
 use terrace_server::{Config, L3Choice, launch};
@@ -53,7 +54,7 @@ impl Workload {
             rounds.push(runtime.block_on(self.round(round, &progress))?);
         }
         progress.end();
-        let median_of = |of: fn(&Round) -> f64| median(rounds.iter().map(of).collect());
+        let median_of = |of: fn(&Round) -> f64| median(rounds.iter().map(of));
         let (computed_ms, l3_ms) =
             (median_of(|round| ms(round.computed)), median_of(|round| ms(round.l3)));
         Ok(Figures {
@@ -199,11 +200,6 @@ fn expect(holds: bool, what: &str, hits: Hits) -> Result<(), Box<dyn Error>> {
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 impl fmt::Display for Figures {

@@ -224,13 +224,7 @@ fn open_mooncake(
     const PATIENCE: Duration = Duration::from_secs(30);
     let config = clusters.mooncake(master, sizes.capacity_bytes, object_bytes_max(sizes))?;
     let store = MooncakeStore::open(config.for_features())?;
-    if !store.wait_until_connected(PATIENCE) {
-        return Err(format!(
-            "cannot reach the Mooncake master at {master} within {PATIENCE:?}: check that the address is \
-             right, that the master runs, and that its version is that of the library"
-        )
-        .into());
-    }
+    store.connect_within(PATIENCE)?;
     Ok(Arc::new(store))
 }
 
@@ -240,18 +234,7 @@ async fn open_nodes(
     sizes: Sizes,
 ) -> Result<Arc<NodesStore>, Failure> {
     let store = NodesStore::new(clusters.nodes(nodes)?)?;
-    let since = Instant::now();
-    let mut reached = store.reach().await;
-    while reached < store.peers().len() && since.elapsed() < AWAY_MAX {
-        tokio::time::sleep(PAUSE).await;
-        reached = store.reach().await;
-    }
-    if reached == 0 {
-        return Err(format!(
-            "none of the nodes {nodes} answers: check that they run and have the same secret"
-        )
-        .into());
-    }
+    store.reach_within(AWAY_MAX).await?;
     let needed = object_bytes_max(sizes) as u64;
     for node in store.peers().into_iter().filter(|node| node.is_up) {
         if node.object_bytes_max < needed {

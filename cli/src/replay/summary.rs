@@ -3,19 +3,22 @@
 use std::fmt::Write;
 
 use terrace_replay::human::{bytes, count, milliseconds, percent, seconds, whole};
-use terrace_replay::{Arrival, Config, Distribution, Report};
+use terrace_replay::{Distribution, Report};
 
 use super::Run;
 
 /// The longest bar of a tier: all prompt tokens.
 const BAR_CELLS: f64 = 60.0;
+/// The longest line of a paragraph.
+const PARAGRAPH_CELLS: usize = 100;
 
 pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     let mut text = format!(
-        "{trace}: {} requests in {}\n  {}\n\n",
+        "{trace}: {} requests in {}\n  {}\n  {}\n\n",
         whole(report.requests),
         seconds(report.virtual_s),
-        machine(report)
+        report.config.machine(),
+        report.tiers()
     );
     if report.failed + report.refused > 0 {
         let _ = writeln!(
@@ -50,19 +53,13 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     if unmeasured > 0 {
         let _ = writeln!(text, "  excluding {} warm-up requests", whole(unmeasured));
     }
-    let busy = report.workers.iter().map(|worker| worker.busy).sum::<f64>();
     let _ = writeln!(
         text,
         "\n  throughput   {} output tokens/s, {} prompt tokens/s; workers busy {} of the time",
         count(report.output_tokens_per_s),
         count(report.prompt_tokens_per_s),
-        percent(busy / report.workers.len().max(1) as f64)
+        percent(report.busy())
     );
-    let comes_on_its_own = matches!(report.config.arrival, Arrival::Trace { .. });
-    let waits = report.queue_ms.p50 > report.itl_ms.p50;
-    if comes_on_its_own && waits && busy / report.workers.len().max(1) as f64 > 0.98 {
-        text += "               overloaded: requests arrive faster than the workers serve them\n";
-    }
     if let Some(goods) = &report.goodput {
         let _ = writeln!(
             text,
@@ -96,7 +93,25 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         bytes(moved.host_to_l3 as f64)
     );
     text += &took(run);
+    let _ = write!(text, "\n{}", wrapped(&report.verdict.text));
     text
+}
+
+/// Sentences as a paragraph as wide as the lines above it.
+fn wrapped(sentences: &str) -> String {
+    let (mut paragraph, mut width) = (String::new(), 0);
+    for word in sentences.split(' ') {
+        let length = word.chars().count() + 1;
+        let is_first = width == 0 || width + length > PARAGRAPH_CELLS;
+        if is_first {
+            paragraph += if paragraph.is_empty() { "  " } else { "\n  " };
+        } else {
+            paragraph.push(' ');
+        }
+        width = if is_first { length } else { width + length };
+        paragraph += word;
+    }
+    paragraph + "\n"
 }
 
 /// What it took to find out.
@@ -105,38 +120,23 @@ pub(super) fn took(run: &Run) -> String {
     format!("  took         {}{memory}\n", milliseconds(run.wall_s * 1000.0))
 }
 
-fn machine(report: &Report) -> String {
-    let config: &Config = &report.config;
-    let cache = &config.scheduler.cache;
-    let size = |pages: u64| {
-        let tokens = pages * u64::from(cache.page_size);
-        let weight = bytes((tokens * config.kv_bytes_per_token) as f64);
-        format!("{} tokens ({weight})", count(tokens as f64))
-    };
-    let workers = match (config.workers_in_all(), config.also.len()) {
-        (1, _) => "one worker".to_owned(),
-        (workers, 0) => format!("{workers} workers"),
-        (workers, others) => format!("{workers} workers of {} kinds, the first one", others + 1),
-    };
-    let l3 = match (&config.scheduler.l3, config.store.pages_max, report.store) {
-        (None, _, _) | (_, _, None) => "no L3".to_owned(),
-        (Some(_), Some(pages), Some(_)) => format!("L3 {}", size(pages)),
-        (Some(_), None, Some(store)) => {
-            format!("unlimited L3, peak {}", size(store.pages_peak))
-        }
-    };
-    let host = match cache.host_pages {
-        0 => "no host".to_owned(),
-        pages => format!("host {}", size(pages.into())),
-    };
-    format!(
-        "{workers}, pages of {}: device {}, {host}, {l3}",
-        cache.page_size,
-        size(cache.device_pages.into())
-    )
-}
-
 fn distribution(text: &mut String, name: &str, of: &Distribution) {
     let [mean, p50, p90, p99, max] = [of.mean, of.p50, of.p90, of.p99, of.max].map(milliseconds);
     let _ = writeln!(text, "  {name:<13}{mean:>13}{p50:>13}{p90:>13}{p99:>13}{max:>13}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_keep_their_words_and_their_width() {
+        let sentences = "Nothing is short. ".repeat(30).trim_end().to_owned();
+        let paragraph = wrapped(&sentences);
+        let lines: Vec<&str> = paragraph.lines().collect();
+        assert!(lines.len() > 3);
+        assert!(lines.iter().all(|line| line.starts_with("  ") && line.len() <= PARAGRAPH_CELLS + 2));
+        let words: Vec<&str> = paragraph.split_whitespace().collect();
+        assert_eq!(words.join(" "), sentences);
+    }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use terrace_cuda::canary::CanaryConfig;
 use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaFence, CudaLlama, CudaMemory};
 use terrace_engine::{EndReason, Engine, Generate, Model, Update};
+use terrace_kit::Dice;
 use terrace_l3::{GuardConfig, Guarded, Store};
 use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_model::Shape;
@@ -14,7 +15,7 @@ use terrace_scheduler::{Config, CopyDirection, L3Config, RateConfig, Stats, Toke
 
 use crate::Done;
 use crate::table::Table;
-use crate::world::{Dice, eight_billion, small};
+use crate::world::{eight_billion, small};
 
 pub(crate) const PAGE_SIZE: u32 = 16;
 
@@ -157,12 +158,12 @@ pub(crate) fn sameness(context: &Arc<Context>, table: &mut Table) -> Done {
 async fn same(context: &Arc<Context>, table: &mut Table) -> Done {
     const NEW_TOKENS: u32 = 6;
     let shape = small();
-    let mut dice = Dice(21);
+    let mut dice = Dice::new(21);
     let shared: Vec<Vec<Token>> = (0..6).map(|_| dice.tokens(1_500, shape.vocabulary)).collect();
     let mut prompts: Vec<Vec<Token>> = Vec::new();
     for number in 0..60 {
         let mut prompt = shared[number % 6][..300 + 20 * number].to_vec();
-        let more = 1 + dice.below(200);
+        let more = 1 + dice.place(200);
         prompt.extend(dice.tokens(more, shape.vocabulary));
         prompts.push(prompt);
     }
@@ -257,7 +258,7 @@ async fn first(context: &Arc<Context>, table: &mut Table) -> Done {
         canary: None,
     };
     let server = Server::start(context, &shape, sizes, Some(folder.path()))?;
-    let mut dice = Dice(4);
+    let mut dice = Dice::new(4);
     let prompts: Vec<Vec<Token>> =
         (0..PROMPTS).map(|_| dice.tokens(TOKENS as usize, shape.vocabulary)).collect();
     let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use terrace_cuda::{Context, CudaLlama};
 use terrace_engine::{ModelError, StepLimits, StepTicket};
+use terrace_kit::Dice;
 use terrace_model::Shape;
 
 use crate::Done;
 use crate::table::Table;
-use crate::world::{Dice, Part, World, eight_billion, greedy};
+use crate::world::{Part, World, eight_billion, greedy};
 
 pub(crate) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
@@ -24,7 +25,7 @@ pub(crate) fn prefill(context: &Arc<Context>, table: &mut Table) -> Done {
     let limits = StepLimits { page_size: 16, rows: 2, tokens_max: CHUNK };
     let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, TOKENS)?;
     world.come(0, greedy(), &[]);
-    let prompt = Dice(1).tokens(TOKENS as usize, shape.vocabulary);
+    let prompt = Dice::new(1).tokens(TOKENS as usize, shape.vocabulary);
     let mut times = Vec::new();
     for _ in 0..3 {
         let began = Instant::now();
@@ -115,7 +116,7 @@ pub(crate) fn behind(context: &Arc<Context>, table: &mut Table) -> Done {
     let row_tokens = PREFIX + 1024;
     let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, row_tokens)?;
     world.come(0, greedy(), &[]);
-    let prompt = Dice(1).tokens(1024, shape.vocabulary);
+    let prompt = Dice::new(1).tokens(1024, shape.vocabulary);
     for (tokens, goal) in [(128_usize, 12.0), (1024, 70.0)] {
         // What the prefix holds does not matter for how long it takes.
         let after_nothing = time_of(&mut world, &[Part::new(0, 0, &prompt[..tokens])])?;
@@ -153,7 +154,7 @@ fn prompts_of(context: &Arc<Context>, shape: &Shape) -> Done {
     let limits = StepLimits { page_size: 16, rows: 2, tokens_max: 8192 };
     let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 40_960)?;
     world.come(0, greedy(), &[]);
-    let prompt = Dice(1).tokens(8192, shape.vocabulary);
+    let prompt = Dice::new(1).tokens(8192, shape.vocabulary);
     for tokens in [128, 256, 512, 1024, 2048, 4096, 8192] {
         for behind in [0, 4096, 16_384, 32_000] {
             let part = Part::new(0, behind, &prompt[..tokens as usize]);
@@ -170,7 +171,7 @@ fn decodes_of(context: &Arc<Context>, shape: &Shape) -> Done {
     for row in 0..=PROMPT_ROW {
         world.come(row, greedy(), &[]);
     }
-    let prompt = Dice(1).tokens(4096, shape.vocabulary);
+    let prompt = Dice::new(1).tokens(4096, shape.vocabulary);
     for rows in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         for behind in [128, 512, 1024, 2048] {
             let decodes = (0..rows).map(|row| Part::new(row, behind - 1, &[1]));

@@ -13,13 +13,14 @@ use terrace_cuda::{Context, CudaError, CudaFence, CudaLlama, CudaMemory, CudaTic
 use terrace_engine::{
     Batch, Engine, KvLayout, Model, ModelError, StepFigures, StepLimits, StepTicket,
 };
+use terrace_kit::Dice;
 use terrace_scheduler::Token;
 
 use crate::Done;
 use crate::engine::{PAGE_SIZE, Server, Sizes, runtime};
 use crate::figures::decode_ahead;
 use crate::table::Table;
-use crate::world::{Dice, World, eight_billion, greedy};
+use crate::world::{World, eight_billion, greedy};
 
 const ROWS: u32 = 64;
 const PROMPT: u32 = 1024;
@@ -62,7 +63,7 @@ async fn through_engine(
         canary: None,
     };
     let server = Server::start_with(context, model, sizes, None)?;
-    let mut dice = Dice(9);
+    let mut dice = Dice::new(9);
     let vocabulary = eight_billion().vocabulary;
     let prompts: Vec<Vec<Token>> =
         (0..ROWS).map(|_| dice.tokens(PROMPT as usize, vocabulary)).collect();

@@ -9,11 +9,12 @@ use terrace_engine::{
     Arrival, Batch, Choice, Chooser, Choosing, Chosen, Sampling, Shaping, Span, StepLimits,
     StepTicket, Wanted,
 };
+use terrace_kit::Dice;
 use terrace_scheduler::{Slot, Token};
 
 use crate::Done;
 use crate::table::Table;
-use crate::world::{Dice, Part, World, greedy, small};
+use crate::world::{Part, World, greedy, small};
 
 /// A folder with a model, and what transformers makes of some tokens.
 struct Fixture {
@@ -132,7 +133,7 @@ pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
     const STEPS: u32 = 12;
     let shape = small();
     let limits = StepLimits { page_size: 16, rows: ROWS, tokens_max: 1024 };
-    let mut dice = Dice(11);
+    let mut dice = Dice::new(11);
     let prompts: Vec<Vec<Token>> = (0..ROWS).map(|_| dice.tokens(20, shape.vocabulary)).collect();
     let choosing = |row: u32| {
         let sampling = Sampling {

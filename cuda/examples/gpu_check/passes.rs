@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use terrace_cuda::Context;
+use terrace_kit::{Dice, available_bytes};
 use terrace_scheduler::Token;
 
 use crate::Done;
 use crate::engine::{Server, Sizes, runtime};
 use crate::table::Table;
-use crate::world::{Dice, eight_billion};
+use crate::world::eight_billion;
 
 const TOKENS: u32 = 32_768;
 /// How many of them wait or run at a time.
@@ -25,7 +26,7 @@ pub(crate) fn passes(context: &Arc<Context>, table: &mut Table, prompts: Option<
         None => 20,
     };
     let bytes = u64::from(prompts) * u64::from(TOKENS) * TOKEN_BYTES;
-    let available = memory_available()?;
+    let available = available_bytes().ok_or("the system does not say what memory is available")?;
     if bytes + (8 << 30) > available {
         return Err(format!(
             "{prompts} prompts take {} GiB of host memory, and {} GiB are to be had: ask for fewer (passes=10)",
@@ -48,7 +49,7 @@ async fn twice(context: &Arc<Context>, table: &mut Table, count: u32) -> Done {
     let began = Instant::now();
     let server = Server::start(context, &shape, sizes, None)?;
     println!("      the host's pages were pinned in {:.0} s", began.elapsed().as_secs_f64());
-    let mut dice = Dice(14);
+    let mut dice = Dice::new(14);
     let prompts: Vec<Vec<Token>> =
         (0..count).map(|_| dice.tokens(TOKENS as usize - 8, shape.vocabulary)).collect();
     server.ask_only(&dice.tokens(9_000, shape.vocabulary), 1).await?;
@@ -74,12 +75,4 @@ async fn twice(context: &Arc<Context>, table: &mut Table, count: u32) -> Done {
     );
     server.engine.shutdown(Duration::from_secs(20)).await;
     Ok(())
-}
-
-/// What the system would give of its memory.
-fn memory_available() -> Result<u64, Box<dyn std::error::Error>> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB"));
-    Ok(kib.ok_or("/proc/meminfo does not say what is available")?.trim().parse::<u64>()? << 10)
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use terrace_cuda::{Context, CudaLlama};
 use terrace_engine::{Choosing, StepLimits};
+use terrace_kit::Dice;
 use terrace_model::Shape;
 use terrace_scheduler::Token;
 
 use crate::Done;
 use crate::table::Table;
-use crate::world::{Dice, Part, World, greedy, small};
+use crate::world::{Part, World, greedy, small};
 
 /// Logits and KV are the same however a sequence is cut, and whoever is computed beside it.
 pub(crate) fn however_it_is_cut(context: &Arc<Context>, table: &mut Table) -> Done {
@@ -30,7 +31,7 @@ fn check(
     const TOKENS: u32 = 2_500;
     let limits = StepLimits { page_size, rows: 8, tokens_max: 4096 };
     let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 4096)?;
-    let mut dice = Dice(3);
+    let mut dice = Dice::new(3);
     let sequences: Vec<Vec<Token>> =
         (0..8).map(|_| dice.tokens(TOKENS as usize, shape.vocabulary)).collect();
     for slot in 0..8 {

@@ -9,12 +9,13 @@ use terrace_cache::{Cache, CacheConfig};
 use terrace_cuda::model::kv_layout;
 use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaLlama};
 use terrace_engine::{CopyError, CopyJob, CopyProgress, Device, PageLayout, StepLimits};
+use terrace_kit::{Dice, median};
 use terrace_scheduler::{CopyDirection, DevicePage, HostPage, OpId};
 
 use crate::Done;
 use crate::figures::{milliseconds, repeat};
 use crate::table::Table;
-use crate::world::{Dice, Part, World, eight_billion, greedy};
+use crate::world::{Part, World, eight_billion, greedy};
 
 const PAGE_SIZE: u32 = 16;
 /// Pages of 2 MiB each way, in copies of a few of them.
@@ -50,7 +51,7 @@ pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
     let limits = StepLimits { page_size: PAGE_SIZE, rows: 1, tokens_max: CHUNK };
     let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, CHUNK)?;
     world.come(0, greedy(), &[]);
-    let prompt = Dice(1).tokens(CHUNK as usize, shape.vocabulary);
+    let prompt = Dice::new(1).tokens(CHUNK as usize, shape.vocabulary);
     let parts = [Part::new(0, 0, &prompt)];
     compare(table, &background, &mut world, "prefill chunk of 8,192", &parts, 2)
 }
@@ -85,19 +86,13 @@ fn compare(
     for (mode, (what, _)) in MODES.iter().enumerate().skip(1) {
         // Each against the one of its own round, since clocks and temperatures change.
         let slower = times[mode].iter().zip(&times[0]).map(|(with, without)| with / without - 1.0);
-        let slower = 100.0 * median(&slower.collect::<Vec<f64>>());
-        let (with, without) = (median(&times[mode]), median(&times[0]));
-        let rate = median(&rates[mode]);
+        let slower = 100.0 * median(slower);
+        let (with, without) = (median(times[mode].clone()), median(times[0].clone()));
+        let rate = median(rates[mode].clone());
         let found = format!("{slower:.1} % slower ({without:.2} to {with:.2} ms), {rate:.0} GB/s");
         table.figure(&format!("{step} beside {what}"), &found, "4 %", slower <= 4.0);
     }
     Ok(())
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// A device of its own, whose pages are copied while the model of another computes.

@@ -8,25 +8,9 @@ use terrace_engine::{
     Arrival, Awaited, Batch, Choice, Choosing, Device, Model, ModelError, Output, RowChange,
     Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
 };
+use terrace_kit::Dice;
 use terrace_model::{Rope, Scaling, Shape};
 use terrace_scheduler::{DevicePage, Slot, Token};
-
-/// Numbers that look random and are always the same.
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((x ^ (x >> 31)) % end as u64) as usize
-    }
-
-    pub(crate) fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<Token> {
-        (0..count).map(|_| self.below(vocabulary) as Token).collect()
-    }
-}
 
 /// How greedy answers are chosen, with their logits told.
 pub(crate) fn greedy() -> Choosing {
@@ -119,10 +103,7 @@ impl World {
             CacheConfig { page_size: limits.page_size, device_pages, ..CacheConfig::default() };
         let pages = Cache::new(&cache).take_device_pages(count).ok_or("pages are short")?;
         let mut pages = pages.as_slice().to_vec();
-        let mut dice = Dice(5);
-        for place in (1..pages.len()).rev() {
-            pages.swap(place, dice.below(place + 1));
-        }
+        Dice::new(5).shuffle(&mut pages);
         model.begin(device.memory(), limits)?;
         let (came, changes) = (Vec::new(), (0..limits.rows).collect());
         let context = context.clone();

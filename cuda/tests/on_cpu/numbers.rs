@@ -1,28 +1,28 @@
 //! Numbers that look random, and bf16.
 
 use half::bf16;
+use terrace_kit::Dice;
 
 /// Numbers that look random, the same for the same seed.
-pub(crate) struct Noise(u64);
+pub(crate) struct Noise(Dice);
 
 impl Noise {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(Dice::new(seed))
     }
 
     pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(1);
-        xxhash_rust::xxh3::xxh3_64_with_seed(&self.0.to_le_bytes(), 77)
+        self.0.word()
     }
 
     /// Below a bound.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.bits() % bound as u64) as usize
+        self.0.place(bound)
     }
 
     /// From -1 to 1.
     pub(crate) fn number(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+        self.0.around_zero()
     }
 
     pub(crate) fn numbers(&mut self, count: usize, scale: f32) -> Vec<f32> {
@@ -37,9 +37,7 @@ impl Noise {
     /// All numbers up to a bound, in any order.
     pub(crate) fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..count as u32).collect();
-        for at in (1..count).rev() {
-            all.swap(at, self.below(at + 1));
-        }
+        self.0.shuffle(&mut all);
         all
     }
 }

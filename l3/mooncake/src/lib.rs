@@ -185,6 +185,17 @@ pub enum MooncakeError {
     /// The system gives no threads or memory.
     #[error("cannot start the threads for Mooncake: {0}")]
     System(#[from] io::Error),
+    /// The cluster was waited for in vain.
+    #[error(
+        "the Mooncake master at {master} was not reached within {patience:?}: is the address right, does the \
+         master run, and is it of the same version as the library?"
+    )]
+    Away {
+        /// Where it should be.
+        master: String,
+        /// How long it was waited for.
+        patience: Duration,
+    },
 }
 
 /// A store in a Mooncake cluster. Clones are the same store.
@@ -257,6 +268,19 @@ impl MooncakeStore {
     #[must_use]
     pub fn wait_until_connected(&self, patience: Duration) -> bool {
         self.shared.connection.wait(patience)
+    }
+
+    /// As [`Self::wait_until_connected`], for those who cannot begin without the cluster.
+    ///
+    /// # Errors
+    /// When it was not reached.
+    pub fn connect_within(&self, patience: Duration) -> Result<(), MooncakeError> {
+        match self.wait_until_connected(patience) {
+            true => Ok(()),
+            false => {
+                Err(MooncakeError::Away { master: self.shared.config.master.clone(), patience })
+            }
+        }
     }
 
     /// What the cluster calls the segment that this store offers, once it does: by that name other clients

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::time::sleep;
@@ -42,6 +42,9 @@ pub enum NodesError {
     /// The system has no randomness.
     #[error("the system has no random numbers: {0}")]
     Random(#[from] io::Error),
+    /// None of these nodes answers.
+    #[error("none of the nodes {0} answers: do they run, and do they know this secret?")]
+    Away(String),
 }
 
 #[derive(Debug)]
@@ -104,6 +107,25 @@ impl NodesStore {
             reached += usize::from(peer.ask(&Request::Ping, limit_ms).await.is_ok());
         }
         reached
+    }
+
+    /// Waits until all nodes are there, for so long at the most; some are enough to begin with.
+    ///
+    /// # Errors
+    /// When none is there then.
+    pub async fn reach_within(&self, patience: Duration) -> Result<(), NodesError> {
+        const PAUSE: Duration = Duration::from_millis(50);
+        let since = Instant::now();
+        let mut reached = self.reach().await;
+        while reached < self.shared.peers.len() && since.elapsed() < patience {
+            tokio::time::sleep(PAUSE).await;
+            reached = self.reach().await;
+        }
+        if reached == 0 {
+            let names: Vec<String> = self.peers().into_iter().map(|node| node.name).collect();
+            return Err(NodesError::Away(names.join(",")));
+        }
+        Ok(())
     }
 
     /// Has a task of its own do something, which ends even if nobody waits for it.

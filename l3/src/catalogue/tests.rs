@@ -101,7 +101,7 @@ impl Taken {
 }
 
 /// The catalogue and what must be in it.
-struct Model {
+struct Expectation {
     catalogue: Catalogue,
     slots: BTreeMap<Slot, Taken>,
     /// Owners that are gone, and until when their pins count.
@@ -109,7 +109,7 @@ struct Model {
     now_ms: u64,
 }
 
-impl Model {
+impl Expectation {
     fn new(slots: Slot, usable: Slot) -> Self {
         let catalogue = Catalogue::new(slots, usable);
         Self { catalogue, slots: BTreeMap::new(), gone: BTreeMap::new(), now_ms: 0 }
@@ -446,9 +446,9 @@ proptest! {
         unusable in 0u32..4,
         steps in prop::collection::vec(step(), 0..300),
     ) {
-        let mut model = Model::new(slots, slots.saturating_sub(unusable).max(1));
+        let mut expectation = Expectation::new(slots, slots.saturating_sub(unusable).max(1));
         for step in steps {
-            model.play(step);
+            expectation.play(step);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Templates in the language of model folders.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
+use jiff::Timestamp;
+use jiff::fmt::strtime::{self, BrokenDownTime, PosixCustom};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
@@ -44,7 +44,8 @@ impl Jinja {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Refusal))
         });
-        environment.add_function("strftime_now", |format: &str| format_time(format, now()));
+        environment
+            .add_function("strftime_now", |format: &str| format_time(format, Timestamp::now()));
         environment.add_filter("tojson", to_json);
         let mut jinja =
             Jinja { environment, begin, end, source, has_one_for_tools: for_tools.is_some() };
@@ -168,84 +169,16 @@ impl serde_json::ser::Formatter for Spaced {
     }
 }
 
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// A time, in universal time, as `strftime` writes it. Templates ask for dates; codes that none of
-/// them uses stay as they are.
-fn format_time(format: &str, seconds: u64) -> String {
-    const MONTHS: [&str; 12] = [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ];
-    const DAYS: [&str; 7] =
-        ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date(days);
-    let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[(days % 7) as usize]);
-    let mut text = String::new();
-    let mut rest = format.chars();
-    while let Some(next) = rest.next() {
-        if next != '%' {
-            text.push(next);
-            continue;
-        }
-        match rest.next() {
-            Some('Y') => text.push_str(&year.to_string()),
-            Some('y') => text.push_str(&format!("{:02}", year % 100)),
-            Some('m') => text.push_str(&format!("{month:02}")),
-            Some('d') => text.push_str(&format!("{day:02}")),
-            Some('B') => text.push_str(month_name),
-            Some('b') => text.push_str(&month_name[..3]),
-            Some('A') => text.push_str(day_name),
-            Some('a') => text.push_str(&day_name[..3]),
-            Some('H') => text.push_str(&format!("{:02}", second / 3600)),
-            Some('M') => text.push_str(&format!("{:02}", second / 60 % 60)),
-            Some('S') => text.push_str(&format!("{:02}", second % 60)),
-            Some('%') => text.push('%'),
-            Some(other) => text.extend(['%', other]),
-            None => text.push('%'),
-        }
-    }
-    text
-}
-
-/// Year, month and day of a number of days since 1970.
-fn date(mut days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
-    };
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    (year, month, days + 1)
+/// A time, in universal time, as Python's `strftime` writes it; codes that mean nothing stay as they are.
+fn format_time(format: &str, time: Timestamp) -> Result<String, Error> {
+    let as_python = strtime::Config::new().custom(PosixCustom::new()).lenient(true);
+    let invalid = |error: jiff::Error| Error::new(ErrorKind::InvalidOperation, error.to_string());
+    BrokenDownTime::from(time).to_string_with_config(&as_python, format).map_err(invalid)
 }
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
     use serde_json::json;
 
     use super::format_time;
@@ -390,11 +323,12 @@ mod tests {
 
     #[test]
     fn dates_are_right_around_leap_days() {
-        assert_eq!(format_time("%d %b %Y", 0), "01 Jan 1970");
-        assert_eq!(
-            format_time("%A %d %B %Y %H:%M:%S", 1_709_210_096),
-            "Thursday 29 February 2024 12:34:56"
-        );
-        assert_eq!(format_time("%a %y-%m-%d %q%%", 1_735_689_600), "Wed 25-01-01 %q%");
+        let at = |format: &str, seconds: i64| {
+            format_time(format, Timestamp::from_second(seconds).unwrap()).unwrap()
+        };
+        assert_eq!(at("%d %b %Y", 0), "01 Jan 1970");
+        assert_eq!(at("%A %d %B %Y %H:%M:%S", 1_709_210_096), "Thursday 29 February 2024 12:34:56");
+        assert_eq!(at("%a %y-%m-%d %E%%", 1_735_689_600), "Wed 25-01-01 %E%");
+        assert_eq!(at("%-d %I %p %j %c %", 0), "1 12 AM 001 Thu Jan  1 00:00:00 1970 %");
     }
 }

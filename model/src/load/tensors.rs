@@ -1,4 +1,4 @@
-//! Weights in safetensors files: a length, a header in JSON, and the numbers.
+//! Weights in safetensors files.
 
 #![allow(unsafe_code)]
 
@@ -9,14 +9,12 @@ use std::path::{Path, PathBuf};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use memmap2::Mmap;
+use safetensors::tensor::{Metadata, SafeTensorError, SafeTensors, TensorInfo};
 use serde::Deserialize;
 
 use super::{LoadError, is_lfs_pointer, parse, read_if_any};
 use crate::shape::Shape;
 use crate::weights::{LayerPart, Part, WeightSource};
-
-/// The largest header; models of a thousand layers have a tenth of it.
-const HEADER_BYTES_MAX: u64 = 64 << 20;
 
 /// All tensors of a model, checked: each has the shape that it must have and lies in its file.
 #[derive(Debug)]
@@ -29,7 +27,7 @@ pub(super) struct Tensors {
 struct TensorFile {
     path: PathBuf,
     bytes: Mmap,
-    tensors: BTreeMap<String, TensorHeader>,
+    header: Metadata,
     /// Where the numbers begin.
     start: usize,
 }
@@ -58,23 +56,6 @@ impl Dtype {
             Self::F16 | Self::Bf16 => 2,
         }
     }
-}
-
-/// What a file's header says of a tensor.
-#[derive(Debug, Deserialize)]
-struct TensorHeader {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: (usize, usize),
-}
-
-#[derive(Debug, Deserialize)]
-struct Header {
-    /// Words about the file.
-    #[serde(rename = "__metadata__", default)]
-    _metadata: serde::de::IgnoredAny,
-    #[serde(flatten)]
-    tensors: BTreeMap<String, TensorHeader>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -111,24 +92,17 @@ pub(super) fn open(folder: &Path, shape: &Shape) -> Result<Tensors, LoadError> {
     };
 
     let mut parts = BTreeMap::new();
-    let mut unused: Vec<usize> = files.iter().map(|file| file.bytes.len() - file.start).collect();
     for part in Part::all(shape) {
         let name = name_of(part);
-        let mut found = files.iter().enumerate().filter_map(|(number, file)| {
-            file.tensors.get(&name).map(|header| (number, file, header))
-        });
-        let Some((number, file, header)) = found.next() else {
+        let mut found = files
+            .iter()
+            .enumerate()
+            .filter_map(|(number, file)| file.header.info(&name).map(|info| (number, file, info)));
+        let Some((number, file, info)) = found.next() else {
             let problem = format!("there is no tensor {name}");
             return Err(LoadError::Mismatch { path: listing, problem });
         };
-        let tensor = file.locate(number, &name, header, part.size(shape))?;
-        // Weights that lie in the same place could make a model of any size out of a small file.
-        let Some(left) = unused[number].checked_sub(tensor.len) else {
-            let problem = format!("tensors overlap: {name} is larger than the rest of the file");
-            return Err(LoadError::Malformed { path: file.path.clone(), problem });
-        };
-        unused[number] = left;
-        parts.insert(part, tensor);
+        parts.insert(part, file.locate(number, &name, info, part.size(shape))?);
     }
     Ok(Tensors { files, parts })
 }
@@ -139,7 +113,6 @@ impl TensorFile {
             std::io::ErrorKind::NotFound => LoadError::Missing { path: path.to_owned(), advice },
             _ => LoadError::Read { path: path.to_owned(), error },
         };
-        let malformed = |problem: String| LoadError::Malformed { path: path.to_owned(), problem };
         let file = File::open(path).map_err(read)?;
         // SAFETY: the mapping is read only while the model is being loaded. Whoever cuts a model's
         // file short meanwhile ends the program; nobody gets at memory through it.
@@ -147,21 +120,13 @@ impl TensorFile {
         if is_lfs_pointer(&bytes) {
             return Err(LoadError::LfsPointer { path: path.to_owned() });
         }
-        let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-            return Err(malformed(format!("{} bytes are not a safetensors file", bytes.len())));
-        };
-        let length = u64::from_le_bytes(*length);
-        if length > HEADER_BYTES_MAX || length > rest.len() as u64 {
-            return Err(malformed(format!(
-                "its header should have {length} bytes, but the file has {}",
-                rest.len()
-            )));
-        }
-        let header = &rest[..length as usize];
-        let header: Header =
-            serde_json::from_slice(header).map_err(|error| malformed(error.to_string()))?;
-        let (path, start) = (path.to_owned(), 8 + length as usize);
-        Ok(Self { path, tensors: header.tensors, start, bytes })
+        // Tensors lie one behind the other and fill the file: none lies outside of it, and none where another does,
+        // with which a small file could become a model of any size.
+        let (length, header) = SafeTensors::read_metadata(&bytes).map_err(|error| {
+            let problem = problem_of(&error, bytes.len());
+            LoadError::Malformed { path: path.to_owned(), problem }
+        })?;
+        Ok(Self { path: path.to_owned(), header, start: size_of::<u64>() + length, bytes })
     }
 
     /// Checks a tensor and finds its bytes.
@@ -169,37 +134,44 @@ impl TensorFile {
         &self,
         file: usize,
         name: &str,
-        header: &TensorHeader,
+        info: &TensorInfo,
         (rows, columns): (Option<usize>, usize),
     ) -> Result<Tensor, LoadError> {
-        let dtype = match header.dtype.as_str() {
-            "F32" => Dtype::F32,
-            "F16" => Dtype::F16,
-            "BF16" => Dtype::Bf16,
+        let dtype = match info.dtype {
+            safetensors::Dtype::F32 => Dtype::F32,
+            safetensors::Dtype::F16 => Dtype::F16,
+            safetensors::Dtype::BF16 => Dtype::Bf16,
             other => {
                 let problem = format!("the dtype {other} of {name} is not supported");
                 return Err(LoadError::Unsupported { path: self.path.clone(), problem });
             }
         };
         let expected: Vec<usize> = rows.into_iter().chain([columns]).collect();
-        if header.shape != expected {
-            let found = &header.shape;
+        if info.shape != expected {
+            let found = &info.shape;
             let problem = format!("{name} has the shape {found:?}, expected {expected:?}");
             return Err(LoadError::Mismatch { path: self.path.clone(), problem });
         }
-        let malformed = |problem: String| LoadError::Malformed { path: self.path.clone(), problem };
-        let (start, end) = header.data_offsets;
-        let len = expected.iter().product::<usize>() * dtype.bytes();
-        if end.checked_sub(start) != Some(len) {
-            return Err(malformed(format!("{name} is at {start} to {end}, but has {len} bytes")));
+        let (start, end) = info.data_offsets;
+        Ok(Tensor { file, start: self.start + start, len: end - start, dtype })
+    }
+}
+
+/// What is wrong with a file, in words for those who have downloaded it.
+fn problem_of(error: &SafeTensorError, file_bytes: usize) -> String {
+    match error {
+        SafeTensorError::HeaderTooSmall => format!("{file_bytes} bytes are not a safetensors file"),
+        SafeTensorError::HeaderTooLarge | SafeTensorError::InvalidHeaderLength => {
+            format!("its header should be longer than the file, which has {file_bytes} bytes")
         }
-        let data = self.bytes.len() - self.start;
-        if end > data {
-            return Err(malformed(format!(
-                "{name} ends at {end}, but the file has only {data} bytes of weights"
-            )));
+        SafeTensorError::MetadataIncompleteBuffer => {
+            format!("its weights do not end where the file does, after {file_bytes} bytes")
         }
-        Ok(Tensor { file, start: self.start + start, len, dtype })
+        SafeTensorError::InvalidOffset(name) => {
+            format!("{name} does not begin where the tensor before it ends")
+        }
+        SafeTensorError::TensorInvalidInfo => "a tensor has other bytes than its shape".to_owned(),
+        other => other.to_string(),
     }
 }
 

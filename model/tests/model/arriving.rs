@@ -8,10 +8,11 @@ use terrace_engine::{
     CopyError, CopyJob, CopyProgress, CpuDevice, CpuFence, CpuMemory, Device, Forward, Logits,
     ModelError, PageTable, Span, Step,
 };
+use terrace_kit::Dice;
 use terrace_model::Llama;
 use terrace_scheduler::{CopyDirection, DevicePage, HostPage, OpId, Slot, Token};
 
-use crate::world::{Dice, bits};
+use crate::world::bits;
 
 const PAGE_SIZE: u32 = 16;
 /// Two pages are loaded, and half of a third is computed behind them.
@@ -44,7 +45,7 @@ impl Loading {
         let host_pages = cache.take_host_pages(2).unwrap().as_slice().to_vec();
         let mut table = PageTable::new(1, PAGE_SIZE);
         table.set(Slot(0), 0, &device_pages);
-        let tokens = Dice(3).tokens(TOKENS, model.vocabulary());
+        let tokens = Dice::new(3).tokens(TOKENS, model.vocabulary());
         let mut loading = Self { model, device, table, device_pages, host_pages, tokens };
         loading.forward(0..LOADED, &[]).unwrap();
         let expected = loading.forward(LOADED..TOKENS, &[]).unwrap();

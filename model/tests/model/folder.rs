@@ -7,9 +7,8 @@ use std::path::Path;
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use terrace_kit::Dice;
 use terrace_model::{LoadError, Loaded, load};
-
-use crate::world::Dice;
 
 /// How a folder's weights are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +94,7 @@ impl Folder {
             (size("num_attention_heads").unwrap(), size("num_key_value_heads").unwrap());
         let head_dim = size("head_dim").unwrap_or(dim / heads);
         let vocabulary = size("vocab_size").unwrap();
-        let mut dice = Dice(1);
+        let mut dice = Dice::new(1);
         let mut tensors = BTreeMap::new();
         let mut add = |name: String, shape: Vec<usize>| {
             let about = if name.contains("norm") { 1.0 } else { 0.0 };
@@ -104,7 +103,8 @@ impl Folder {
                 _ => 0.5,
             };
             // Numbers that half-precision formats have too.
-            let number = |dice: &mut Dice| bf16::from_f32(about + scale * dice.unit()).to_f32();
+            let number =
+                |dice: &mut Dice| bf16::from_f32(about + scale * dice.around_zero()).to_f32();
             let numbers = (0..shape.iter().product()).map(|_| number(&mut dice)).collect();
             tensors.insert(name, Tensor { shape, numbers });
         };

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use terrace_engine::Forward;
+use terrace_kit::Dice;
 use terrace_model::Llama;
 
 use crate::folder::Folder;
-use crate::world::{Dice, World, bits};
+use crate::world::{World, bits};
 
 /// Around borders of pages, of tiles of keys, and of what is computed together.
 const LENGTHS: [usize; 12] = [1, 2, 15, 16, 17, 127, 255, 256, 257, 300, 512, 530];
@@ -48,7 +49,7 @@ fn compute(
     for (other, sequence) in sequences.iter_mut().enumerate() {
         *sequence = match other == slot {
             true => tokens.to_vec(),
-            false => Dice(other as u64).tokens(400, model.vocabulary()),
+            false => Dice::new(other as u64).tokens(400, model.vocabulary()),
         };
     }
     let mut world = World::new(model, page_size, sequences, |pages| {
@@ -62,7 +63,7 @@ fn compute(
         let start: usize = ends[slot];
         let mut parts: Vec<(usize, Range<usize>)> = vec![(slot, start..start + span)];
         for other in (0..=others).filter(|other| *other != slot) {
-            let count = dice.as_mut().map_or(1, |dice| 1 + dice.below(40));
+            let count = dice.as_mut().map_or(1, |dice| 1 + dice.place(40));
             let end = (ends[other] + count).min(400);
             if ends[other] < end {
                 parts.insert(other.min(parts.len()), (other, ends[other]..end));
@@ -82,7 +83,7 @@ fn random_spans(dice: &mut Dice, tokens: usize, span_max: usize) -> Vec<usize> {
     let mut spans = Vec::new();
     let mut left = tokens;
     while left > 0 {
-        let span = 1 + dice.below(span_max.min(left));
+        let span = 1 + dice.place(span_max.min(left));
         spans.push(span);
         left -= span;
     }
@@ -93,7 +94,7 @@ fn random_spans(dice: &mut Dice, tokens: usize, span_max: usize) -> Vec<usize> {
 fn one_span_computes_what_single_tokens_do() {
     for folder in [Folder::llama(), Folder::qwen2()] {
         let mut model = folder.load().unwrap().model;
-        let tokens = Dice(5).tokens(530, model.vocabulary());
+        let tokens = Dice::new(5).tokens(530, model.vocabulary());
         let expected = token_by_token(&mut model, &tokens);
         for length in LENGTHS {
             let tokens = &tokens[..length];
@@ -107,14 +108,14 @@ fn one_span_computes_what_single_tokens_do() {
 #[test]
 fn neither_spans_nor_neighbours_nor_places_of_pages_change_a_bit() {
     let mut model = Folder::llama().load().unwrap().model;
-    let tokens = Dice(6).tokens(530, model.vocabulary());
+    let tokens = Dice::new(6).tokens(530, model.vocabulary());
     let expected = token_by_token(&mut model, &tokens);
     for seed in 0..24 {
-        let mut dice = Dice(seed);
-        let tokens = &tokens[..LENGTHS[dice.below(LENGTHS.len())].max(100)];
-        let span_max = [3, 20, 150, 530][dice.below(4)];
+        let mut dice = Dice::new(seed);
+        let tokens = &tokens[..LENGTHS[dice.place(LENGTHS.len())].max(100)];
+        let span_max = [3, 20, 150, 530][dice.place(4)];
         let spans = random_spans(&mut dice, tokens.len(), span_max);
-        let (others, page_size) = (dice.below(4), [1, 4, 16, 64, 256][dice.below(5)]);
+        let (others, page_size) = (dice.place(4), [1, 4, 16, 64, 256][dice.place(5)]);
         let what = format!("seed {seed}, pages of {page_size}, {others} others, spans {spans:?}");
         let found = compute(&mut model, page_size, tokens, &spans, others, &mut Some(dice));
         assert_same(&found, &expected, &what);
@@ -126,9 +127,9 @@ fn the_number_of_threads_changes_no_bit() {
     let folder = Folder::llama().write();
     let mut computed = [1, 2, 5].into_iter().map(|threads| {
         let mut model = terrace_model::load(folder.path(), threads).unwrap().model;
-        let tokens = Dice(7).tokens(300, model.vocabulary());
+        let tokens = Dice::new(7).tokens(300, model.vocabulary());
         let spans = [200, 100];
-        compute(&mut model, 16, &tokens, &spans, 1, &mut Some(Dice(1)))
+        compute(&mut model, 16, &tokens, &spans, 1, &mut Some(Dice::new(1)))
     });
     let expected = computed.next().unwrap();
     assert!(computed.all(|found| found == expected));
@@ -137,9 +138,9 @@ fn the_number_of_threads_changes_no_bit() {
 #[test]
 fn the_built_in_model_keeps_the_law_too() {
     let mut model = terrace_model::built_in(2).model;
-    let tokens = Dice(8).tokens(280, 256);
+    let tokens = Dice::new(8).tokens(280, 256);
     let expected = token_by_token(&mut model, &tokens);
-    let mut dice = Dice(9);
+    let mut dice = Dice::new(9);
     let spans = random_spans(&mut dice, tokens.len(), 120);
     let found = compute(&mut model, 16, &tokens, &spans, 2, &mut Some(dice));
     assert_same(&found, &expected, "the built-in model");
@@ -148,7 +149,7 @@ fn the_built_in_model_keeps_the_law_too() {
 #[test]
 fn a_row_among_thirty_two_is_computed_as_if_it_were_alone() {
     for mut model in [terrace_model::built_in(2).model, Folder::qwen2().load().unwrap().model] {
-        let tokens = Dice(11).tokens(40, 256);
+        let tokens = Dice::new(11).tokens(40, 256);
         let expected = token_by_token(&mut model, &tokens);
         for others in [7, 14, 15, 16, 31] {
             let found = compute(&mut model, 16, &tokens, &[1; 40], others, &mut None);
@@ -160,7 +161,7 @@ fn a_row_among_thirty_two_is_computed_as_if_it_were_alone() {
 #[test]
 fn a_repeated_step_writes_the_same() {
     let mut model = Folder::llama().load().unwrap().model;
-    let tokens = Dice(10).tokens(40, model.vocabulary());
+    let tokens = Dice::new(10).tokens(40, model.vocabulary());
     let mut world = World::new(&model, 16, vec![tokens], |_| {});
     let first = world.step(&mut model, &[(0, 0..40)]);
     let kv = world.kv(&model, 0);
@@ -173,7 +174,7 @@ fn a_repeated_step_writes_the_same() {
 fn logits_are_the_same_whether_a_span_wants_one_row_or_all() {
     for mut model in [terrace_model::built_in(2).model, Folder::qwen2().load().unwrap().model] {
         // More rows than are computed together.
-        let tokens = Dice(12).tokens(150, 256);
+        let tokens = Dice::new(12).tokens(150, 256);
         let mut world = World::new(&model, 16, vec![tokens.clone()], |_| {});
         let all = world.step_by_token(&mut model, 0, 0..150);
         let mut world = World::new(&model, 16, vec![tokens], |_| {});

@@ -161,10 +161,10 @@ fn a_truncated_file_of_weights_is_refused_wherever_it_ends() {
     let folder = Folder::llama().write();
     let path = folder.path().join("model.safetensors");
     for (len, words) in [
-        (whole.len() as u64 - 1, "bytes of weights"),
-        (header, "bytes of weights"),
-        (header - 1, "its header should have"),
-        (9, "its header should have"),
+        (whole.len() as u64 - 1, "its weights do not end where the file does"),
+        (header, "its weights do not end where the file does"),
+        (header - 1, "its header should be longer than the file"),
+        (9, "its header should be longer than the file"),
         (7, "7 bytes are not a safetensors file"),
         (0, "0 bytes are not a safetensors file"),
     ] {
@@ -190,17 +190,19 @@ fn a_header_that_lies_is_refused() {
         fs::write(&path, bytes).unwrap();
     };
     rewrite(&|tensor| tensor["data_offsets"] = json!([u64::MAX - 10, u64::MAX]));
-    refused(&folder, "model.safetensors", &["model.norm.weight is at"]);
+    refused(&folder, "model.safetensors", &["model.norm.weight does not begin where"]);
     rewrite(&|tensor| tensor["data_offsets"] = json!([100, 0]));
-    refused(&folder, "model.safetensors", &["model.norm.weight is at 100 to 0"]);
+    refused(&folder, "model.safetensors", &["does not begin where the tensor before it ends"]);
     rewrite(&|tensor| tensor["shape"] = json!([44, 2]));
-    refused(&folder, "model.safetensors", &["has the shape [44, 2], expected [44]"]);
-    rewrite(&|tensor| tensor["dtype"] = json!("F8_E4M3"));
-    refused(&folder, "model.safetensors", &["the dtype F8_E4M3 of model.norm.weight"]);
+    refused(&folder, "model.safetensors", &["a tensor has other bytes than its shape"]);
+    rewrite(&|tensor| tensor["dtype"] = json!("I32"));
+    refused(&folder, "model.safetensors", &["the dtype I32 of model.norm.weight is not supported"]);
+    rewrite(&|tensor| tensor["dtype"] = json!("F128"));
+    refused(&folder, "model.safetensors", &["unknown variant `F128`"]);
     rewrite(&|tensor| tensor["shape"] = json!("wide"));
     refused(&folder, "model.safetensors", &["cannot be parsed"]);
     fs::write(&path, [&u64::MAX.to_le_bytes()[..], b"{}"].concat()).unwrap();
-    refused(&folder, "model.safetensors", &["its header should have"]);
+    refused(&folder, "model.safetensors", &["its header should be longer than the file"]);
 }
 
 /// Tensors that all lie in the same place would let a small file become a model of any size.
@@ -221,7 +223,7 @@ fn a_small_file_does_not_become_a_large_model() {
     let told = serde_json::to_vec(&told).unwrap();
     let length = (told.len() as u64).to_le_bytes();
     fs::write(&path, [&length[..], &told, &whole[header..][..longest as usize]].concat()).unwrap();
-    refused(&folder, "model.safetensors", &["overlap"]);
+    refused(&folder, "model.safetensors", &["does not begin where the tensor before it ends"]);
 }
 
 #[test]

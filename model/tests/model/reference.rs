@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use terrace_engine::Forward;
 
 use crate::folder::{Dtype, Folder};
-use crate::world::{Dice, World};
+use terrace_kit::Dice;
+
+use crate::world::World;
 
 type Vector = Vec<f64>;
 
@@ -148,7 +150,7 @@ fn add(x: &mut [f64], more: &[f64]) {
 
 fn agrees_with_the_reference(folder: &Folder) {
     let mut model = folder.load().unwrap().model;
-    let tokens = Dice(3).tokens(290, model.vocabulary());
+    let tokens = Dice::new(3).tokens(290, model.vocabulary());
     let expected = Reference::new(folder).logits(&tokens);
     let mut world = World::new(&model, 16, vec![tokens], |_| {});
     for (end, start) in [1, 2, 100, 256, 290].into_iter().zip([0, 1, 2, 100, 256]) {
@@ -184,7 +186,7 @@ fn linear_scaling_is_computed_as_in_the_reference() {
 fn half_precision_weights_compute_the_same_when_they_are_exact() {
     let logits = |folder: &Folder| {
         let mut model = folder.load().unwrap().model;
-        let tokens = Dice(3).tokens(20, model.vocabulary());
+        let tokens = Dice::new(3).tokens(20, model.vocabulary());
         World::new(&model, 16, vec![tokens], |_| {}).step(&mut model, &[(0, 0..20)])
     };
     let mut folder = Folder::llama();

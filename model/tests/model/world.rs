@@ -7,38 +7,6 @@ use terrace_engine::{CpuMemory, Forward, Logits, ModelError, PageTable, Span, St
 use terrace_model::Llama;
 use terrace_scheduler::{Slot, Token};
 
-/// Numbers that look random and are always the same.
-#[derive(Clone, Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// A number from -1 to 1.
-    pub(crate) fn unit(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / 8_388_608.0 - 1.0
-    }
-
-    pub(crate) fn tokens(&mut self, count: usize, vocabulary: usize) -> Vec<Token> {
-        (0..count).map(|_| self.below(vocabulary) as Token).collect()
-    }
-
-    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
-        for i in (1..items.len()).rev() {
-            items.swap(i, self.below(i + 1));
-        }
-    }
-}
-
 /// Sequences with pages of their own. What has not been computed is not a number.
 pub(crate) struct World {
     memory: CpuMemory,

@@ -13,7 +13,7 @@ import torch
 
 from .._native import ConfigError
 from ..store import FAILED
-from ..transfers import Completed, Transfers
+from ..transfers import Completed, EngineKeys, Places, Transfers, addresses
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 COPIED_AT_A_TIME = 64 << 20
 # Into how many objects a page is divided at the most, where it cannot be copied into one.
 RUNS_MAX = 8
+
+Move = Callable[[EngineKeys, Places], Completed]
+"""Puts or gets objects, and waits."""
 
 
 @dataclass(frozen=True)
@@ -140,50 +143,55 @@ class Pages:
 
     def put(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Stores pages of the pool; which of them are in the store."""
-        starts = self._starts(keys, host_indices)
-        if starts is None:
-            return [False] * len(keys)
-        if self.form.kind == "nothing":
-            return [True] * len(keys)
-        if self.form.kind == "runs":
-            return self._move(self.transfers.put_addresses, keys, *self._addresses(host_indices), self.pool)
-        stored: list[bool] = []
-        for part in self._parts(len(keys)):
-            stored += self.put_tensors(keys[part], [self.pool.get_data_page(start) for start in starts[part]])
-            if not all(stored):
-                # A backup ends with its first page that cannot be stored.
-                break
-        return stored + [False] * (len(keys) - len(stored))
+        return self._move_pages(keys, host_indices, self.transfers.put, self._put_copies)
 
     def get(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
         """Reads pages into the pool; which of them are there now."""
+        return self._move_pages(keys, host_indices, self.transfers.get, self._get_copies)
+
+    def _move_pages(
+        self,
+        keys: Sequence[str],
+        host_indices: torch.Tensor,
+        move: Move,
+        move_copies: Callable[[Sequence[str], Sequence[int]], list[bool]],
+    ) -> list[bool]:
+        """Moves pages where they lie, if the pool allows that, and else copies of them, a few at a time."""
         starts = self._starts(keys, host_indices)
         if starts is None:
             return [False] * len(keys)
         if self.form.kind == "nothing":
             return [True] * len(keys)
         if self.form.kind == "runs":
-            return self._move(self.transfers.get_addresses, keys, *self._addresses(host_indices), self.pool)
-        sample, loaded = self.pool.get_data_page(0), list[bool]()
+            return self._move(move, keys, *self._addresses(host_indices), self.pool)
+        moved: list[bool] = []
         for part in self._parts(len(keys)):
-            pages = [torch.empty_like(sample) for _ in starts[part]]
-            got = self.get_tensors(keys[part], pages)
-            for start, page, is_there in zip(starts[part], pages, got):
-                if is_there:
-                    self.pool.set_from_flat_data_page(start, page)
-            loaded += got
-            if not all(got):
+            moved += move_copies(keys[part], starts[part])
+            if not all(moved):
+                # What follows a page that cannot be had is of no use, in the store as in the pool.
                 break
-        return loaded + [False] * (len(keys) - len(loaded))
+        return moved + [False] * (len(keys) - len(moved))
+
+    def _put_copies(self, keys: Sequence[str], starts: Sequence[int]) -> list[bool]:
+        return self.put_tensors(keys, [self.pool.get_data_page(start) for start in starts])
+
+    def _get_copies(self, keys: Sequence[str], starts: Sequence[int]) -> list[bool]:
+        sample = self.pool.get_data_page(0)
+        pages = [torch.empty_like(sample) for _ in starts]
+        got = self.get_tensors(keys, pages)
+        for start, page, is_there in zip(starts, pages, got):
+            if is_there:
+                self.pool.set_from_flat_data_page(start, page)
+        return got
 
     def put_tensors(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
         """Stores pages that were copied out of the pool."""
         flat = [page.contiguous() for page in pages]
-        return self._move(self.transfers.put_addresses, keys, *self._addresses_of(flat), flat)
+        return self._move(self.transfers.put, keys, *self._addresses_of(flat), flat)
 
     def get_tensors(self, keys: Sequence[str], pages: Sequence[torch.Tensor]) -> list[bool]:
         """Reads pages that will be copied into the pool."""
-        return self._move(self.transfers.get_addresses, keys, *self._addresses_of(pages), list(pages))
+        return self._move(self.transfers.get, keys, *self._addresses_of(pages), list(pages))
 
     def _names(self, keys: Sequence[str]) -> list[bytes]:
         """What the objects of pages are called: where they descend from, which part of a page it is, and its key."""
@@ -196,11 +204,11 @@ class Pages:
         return [bool(page.all()) for page in objects.reshape(-1, len(self.form.sizes))]
 
     def _move(
-        self, call: Callable[..., Completed], keys: Sequence[str], addresses: Any, sizes: Any, owner: Any
+        self, move: Move, keys: Sequence[str], starts: Any, sizes: Any, owner: Any
     ) -> list[bool]:
         if not keys:
             return []
-        told = call(self._names(keys), addresses, sizes, owner)
+        told = move(self._names(keys), addresses(starts, sizes, owner))
         if told.error is not None:
             log.warning("terrace: %s of %d pages: %s", told.kind, len(keys), told.error)
         return self._whole(np.frombuffer(told.codes, np.uint8) != FAILED)

@@ -91,12 +91,12 @@ class TerraceTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         keys = tuple(job_metadata.keys)
-        number = self._transfers.submit_put(keys, self._region, _rows(job_metadata))
+        number = self._transfers.submit_put(keys, self._region.pages(_rows(job_metadata)))
         self._jobs[number] = _Job(job_metadata.job_id, keys, False)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         keys = tuple(job_metadata.keys)
-        number = self._transfers.submit_get(keys, self._region, _rows(job_metadata))
+        number = self._transfers.submit_get(keys, self._region.pages(_rows(job_metadata)))
         self._jobs[number] = _Job(job_metadata.job_id, keys, True)
 
     def get_finished_jobs(self) -> Iterable[JobResult]:

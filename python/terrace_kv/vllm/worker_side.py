@@ -112,7 +112,7 @@ class WorkerSide:
         block_ids = [block for _, block in saves]
         self._copy(block_ids, pages, to_staging=True)
         keys = keys_of((one for one, _ in saves), self._rank)
-        job = self._transfers.submit_put(keys, self._region, pages)
+        job = self._transfers.submit_put(keys, self._region.pages(pages))
         self._moving[job] = _Moving(None, pages, block_ids)
 
     def received(self) -> set[str]:
@@ -146,7 +146,7 @@ class WorkerSide:
                 continue
             pairs, load.waiting = load.waiting[: len(pages)], load.waiting[len(pages) :]
             keys = keys_of((one for one, _ in pairs), self._rank)
-            job = self._transfers.submit_get(keys, self._region, pages)
+            job = self._transfers.submit_get(keys, self._region.pages(pages))
             self._moving[job] = _Moving(name, pages, [block for _, block in pairs])
             load.under_way += 1
 

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use super::chart::Chart;
 use super::coarse::coarse;
-use super::{escape, figure, plots, slowest, table};
+use super::{escape, figure, heading, plots, slowest, table};
 use crate::human::{bytes, count, milliseconds, percent, seconds, whole};
-use crate::report::{Distribution, LinkName, LinkUse, Report};
+use crate::report::{Distribution, LinkUse, Report};
 
 pub(super) fn body(trace: &str, report: &Report) -> String {
     let mut html = header(trace, report);
@@ -75,8 +75,13 @@ fn header(trace: &str, report: &Report) -> String {
         let [p50, p90, p99] = [of.p50, of.p90, of.p99].map(milliseconds);
         format!("p50 {p50}, p90 {p90}, p99 {p99}")
     };
-    let mut html = format!("<header><h1>Replay of {}</h1>", escape(trace));
-    let _ = write!(html, "<p class=\"quiet\">{}</p>", escape(&summary(report)));
+    let mut html = heading("Replay of", trace, &report.config.machine());
+    let _ = write!(
+        html,
+        "<p class=\"quiet\">{}</p><p class=\"answer\">{}</p>",
+        escape(&report.tiers()),
+        escape(&report.verdict.text)
+    );
     html.push_str("<dl class=\"figures\">");
     html += &figure(
         "prompt tokens reused",
@@ -146,43 +151,9 @@ fn header(trace: &str, report: &Report) -> String {
     html
 }
 
-/// What was replayed on, in a line.
-fn summary(report: &Report) -> String {
-    let config = &report.config;
-    let cache = &config.scheduler.cache;
-    let size = |pages: f64| {
-        let tokens = pages * f64::from(cache.page_size);
-        let weight = bytes(tokens * config.kv_bytes_per_token as f64);
-        format!("{} tokens ({weight})", count(tokens))
-    };
-    let l3 = match (&config.scheduler.l3, config.store.pages_max) {
-        (None, _) => "no L3".to_owned(),
-        (Some(_), None) => "L3 without limit".to_owned(),
-        (Some(_), Some(pages)) => format!("L3 {}", size(pages as f64)),
-    };
-    let workers = match (config.workers_in_all(), config.also.len()) {
-        (1, _) => "one worker".to_owned(),
-        (workers, 0) => format!("{workers} workers"),
-        (workers, others) => format!("{workers} workers of {} kinds, the first", others + 1),
-    };
-    format!(
-        "{workers}, pages of {} tokens, device {}, host {}, {l3}",
-        cache.page_size,
-        size(cache.device_pages.into()),
-        size(cache.host_pages.into())
-    )
-}
-
 fn links(report: &Report) -> String {
     let name = |link: &LinkUse| {
-        let name = match link.link {
-            LinkName::HostToDevice => "host to device",
-            LinkName::DeviceToHost => "device to host",
-            LinkName::L3ToHost => "L3 to host",
-            LinkName::HostToL3 => "host to L3",
-            LinkName::StoreRead => "out of the store",
-            LinkName::StoreWrite => "into the store",
-        };
+        let name = link.link.in_words();
         match link.worker {
             Some(worker) => format!("worker {worker}, {name}"),
             None => name.to_owned(),

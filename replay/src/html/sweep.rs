@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::chart::{Chart, Layer, Mark};
 use super::plots::{milliseconds_tick, percent_tick, short_count};
 use super::scale::Scale;
-use super::{Cell, escape, sortable_table};
+use super::{Cell, escape, heading, sortable_table};
 use crate::human::{bytes, count, milliseconds, percent};
 use crate::options::Setting;
 use crate::sweep::{Axis, Sweep, SweepPoint, describe};
@@ -15,10 +15,10 @@ use crate::sweep::{Axis, Sweep, SweepPoint, describe};
 const HUES: [&str; 8] = ["hue0", "hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "hue7"];
 
 pub(super) fn body(trace: &str, sweep: &Sweep) -> String {
-    let mut html = format!(
-        "<header><h1>Sweep over {}</h1><p class=\"quiet\">{} configurations: {}</p>\
-         <p class=\"answer\">{}</p></header>\n",
-        escape(trace),
+    let mut html = heading("Sweep over", trace, &sweep.machines.join(", "));
+    let _ = writeln!(
+        html,
+        "<p class=\"quiet\">{} configurations: {}</p><p class=\"answer\">{}</p></header>",
         sweep.points.len(),
         escape(&varied(&sweep.axes)),
         escape(&sweep.answer)

@@ -9,7 +9,7 @@ use crate::cluster::{Outage, WorkerGroup};
 use crate::config::{Config, Copies, LinksConfig, Routing, Sessions, WarmUp};
 use crate::copies::CopyWay;
 use crate::cost::CostModel;
-use crate::machine::{Gpu, Model};
+use crate::machine::{Gpu, ModelSpec};
 
 pub(super) fn number(text: &str, least: f64, most: f64) -> Result<f64, Problem> {
     let number = text.parse::<f64>().ok().filter(|number| (least..=most).contains(number));
@@ -89,7 +89,7 @@ pub(super) fn warm_up(text: &str) -> Result<WarmUp, Problem> {
 /// tiers are as large as those of the others.
 pub(super) fn also(
     text: &str,
-    model: &Model,
+    model: &ModelSpec,
     copies: &Copies,
     step_tokens: u32,
     config: &Config,

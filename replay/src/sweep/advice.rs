@@ -2,9 +2,8 @@
 
 use super::{Axis, SweepPoint, describe};
 use crate::human;
+use crate::verdict::OVERLOADED;
 
-/// Workers that compute so much of the time may not keep up.
-const OVERLOADED: f64 = 0.98;
 /// Without a promise, what is good enough: times this much longer than those of the best.
 const GOOD_ENOUGH: f64 = 1.1;
 

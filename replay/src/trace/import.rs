@@ -12,9 +12,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
+use terrace_kit::Dice;
 
 use super::{BadLine, BadLines, Reading, TraceBuilder, TraceError, Turn};
-use crate::dice::Dice;
+use crate::draws::Draws;
 use text::block_ids;
 
 /// A format of traffic.

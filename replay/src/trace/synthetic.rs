@@ -4,8 +4,10 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use terrace_kit::Dice;
+
 use super::{Trace, TraceBuilder, Turn};
-use crate::dice::Dice;
+use crate::draws::Draws;
 
 /// No prompt grows beyond this.
 const PROMPT_TOKENS_MAX: u32 = 131_072;
@@ -169,7 +171,7 @@ impl Users {
                 Workload::Chat | Workload::Bursts => self.chat(start_us),
                 Workload::Agents => self.agent(start_us),
                 Workload::Documents => self.reader(start_us),
-                Workload::Mix => match self.dice.one_of(100) {
+                Workload::Mix => match self.dice.below(100) {
                     0..60 => self.chat(start_us),
                     60..85 => self.agent(start_us),
                     _ => self.reader(start_us),
@@ -198,8 +200,8 @@ impl Users {
         self.begin_session(&mut prompt);
         let mut at_us = start_us;
         for _ in 0..self.dice.geometric(5.0) {
-            let message = self.dice.tokens(90, 1.1, 8_000);
-            let output = self.dice.tokens(260, 0.8, 4_000);
+            let message = self.dice.skewed_tokens(90, 1.1, 8_000);
+            let output = self.dice.skewed_tokens(260, 0.8, 4_000);
             if !self.turn(at_us, &mut prompt, message, output) {
                 return;
             }
@@ -211,20 +213,20 @@ impl Users {
         let mut prompt = pick(&mut self.dice, &self.instructions);
         self.begin_session(&mut prompt);
         let mut at_us = start_us;
-        let mut next = self.dice.tokens(700, 0.8, 16_000);
+        let mut next = self.dice.skewed_tokens(700, 0.8, 16_000);
         for _ in 0..self.dice.geometric(12.0) {
-            let output = self.dice.tokens(110, 0.9, 4_000);
+            let output = self.dice.skewed_tokens(110, 0.9, 4_000);
             if !self.turn(at_us, &mut prompt, next, output) {
                 return;
             }
             at_us += self.answer_time_us(output) + self.think(&mut prompt, 2.0, 1.2);
-            next = self.dice.tokens(600, 1.2, 24_000);
+            next = self.dice.skewed_tokens(600, 1.2, 24_000);
             if self.dice.percent(5) {
-                for _ in 0..1 + self.dice.one_of(3) {
+                for _ in 0..1 + self.dice.below(3) {
                     let mut helper = self.branch(&prompt);
                     self.begin_session(&mut helper);
-                    let task = self.dice.tokens(300, 0.6, 4_000);
-                    let output = self.dice.tokens(400, 0.7, 4_000);
+                    let task = self.dice.skewed_tokens(300, 0.6, 4_000);
+                    let output = self.dice.skewed_tokens(400, 0.7, 4_000);
                     self.turn(at_us, &mut helper, task, output);
                 }
             }
@@ -236,8 +238,8 @@ impl Users {
         self.begin_session(&mut prompt);
         let mut at_us = start_us;
         for _ in 0..self.dice.geometric(3.0) {
-            let question = self.dice.tokens(60, 0.7, 2_000);
-            let output = self.dice.tokens(220, 0.7, 4_000);
+            let question = self.dice.skewed_tokens(60, 0.7, 2_000);
+            let output = self.dice.skewed_tokens(220, 0.7, 4_000);
             if !self.turn(at_us, &mut prompt, question, output) {
                 return;
             }
@@ -305,7 +307,7 @@ impl Users {
     /// Beginnings that many share; they are whole blocks.
     fn common_prompts(&mut self, count: u32, median: u32, spread: f64) -> Vec<Prompt> {
         let make = |_| {
-            let tokens = self.dice.tokens(median, spread, PROMPT_TOKENS_MAX - 10_000);
+            let tokens = self.dice.skewed_tokens(median, spread, PROMPT_TOKENS_MAX - 10_000);
             let mut prompt = Prompt::default();
             self.extend(&mut prompt, tokens.next_multiple_of(self.block_tokens));
             prompt

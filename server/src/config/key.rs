@@ -1,9 +1,12 @@
 //! Who may ask.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use super::ConfigError;
 
 /// What somebody sends as `Authorization: Bearer`. It does not appear in logs.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,4 +59,33 @@ impl FromStr for Key {
             Some(_) | None => Err("write it as NAME=KEY".to_owned()),
         }
     }
+}
+
+/// Whether these keys tell everybody apart, and ask for nothing that cannot be.
+pub(super) fn check(keys: &[Key], operator_key: Option<&Secret>) -> Result<(), ConfigError> {
+    let mut names = BTreeSet::new();
+    let mut secrets: BTreeSet<_> = operator_key.into_iter().collect();
+    for Key { name, key, requests_max, priority_min, priority_max } in keys {
+        if *requests_max == Some(0) {
+            return Err(ConfigError::new("keys", name, "use at least 1 for its requests_max"));
+        }
+        if priority_min.unwrap_or(i32::MIN) > priority_max.unwrap_or(0) {
+            let advice =
+                "lower its priority_min, or raise its priority_max, which is 0 if not given";
+            return Err(ConfigError::new("keys", name, advice));
+        }
+        if name.is_empty() || !names.insert(name) {
+            return Err(ConfigError::new("keys", name, "give every key a name of its own"));
+        }
+        if !secrets.insert(key) {
+            return Err(ConfigError::new("keys", name, "give everybody another key"));
+        }
+    }
+    if operator_key.is_some_and(|secret| secret.0.is_empty()) {
+        return Err(ConfigError::new("operator_key", "\"\"", "a key must not be empty"));
+    }
+    if let Some(Key { name, .. }) = keys.iter().find(|key| key.key.0.is_empty()) {
+        return Err(ConfigError::new("keys", name, "a key must not be empty"));
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use terrace_replay::Size;
 use terrace_routing::Endpoint;
 
-use super::key::{Key, Secret};
+use super::key::{self, Key, Secret};
 use super::setting::{Configuration, Form, Setting, settings};
 use super::value::Value;
 use super::{ConfigError, Limits};
@@ -55,13 +55,7 @@ settings! {
             body_max: Size = Size::mib(4), "SIZE";
             /// A tenant and its API key, as on the workers. The router needs them to keep the prefixes of tenants
             /// apart. Prefer TERRACE_API_KEYS or the file: other users can see command lines.
-            keys: Vec<Key> = Vec::new(), "NAME=KEY"
-                {
-                    flag: Some("api-key"),
-                    variable: Some("TERRACE_API_KEYS"),
-                    example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
-                    is_secret: true
-                };
+            keys: Vec<Key> = Vec::new(), "NAME=KEY" as API_KEYS;
             /// The key for /metrics.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
         }
@@ -90,6 +84,7 @@ impl RouteSettings {
             let advice = "use more than 0s and at most one year";
             return Err(ConfigError::new("health_interval", time, advice));
         }
+        key::check(&self.keys, self.operator_key.as_ref())?;
         self.limits().check()
     }
 
@@ -198,6 +193,8 @@ mod tests {
             "load_weight"
         );
         let health_interval = Duration::ZERO;
-        assert_eq!(refused(RouteSettings { health_interval, ..sound }), "health_interval");
+        assert_eq!(refused(RouteSettings { health_interval, ..sound.clone() }), "health_interval");
+        let keys = vec!["a=x".parse().unwrap(), "b=x".parse().unwrap()];
+        assert_eq!(refused(RouteSettings { keys, ..sound }), "keys");
     }
 }

@@ -73,6 +73,15 @@ impl<C: Configuration> Setting<C> {
         get: |_| None,
     };
 
+    /// What is written of the keys of tenants, wherever they are set.
+    pub(super) const API_KEYS: Self = Self {
+        flag: Some("api-key"),
+        variable: Some("TERRACE_API_KEYS"),
+        example: Some(r#"[{ name = "NAME", key = "KEY" }]"#),
+        is_secret: true,
+        ..Self::PLAIN
+    };
+
     /// Where the file has it: `name`, or `table.name`.
     #[must_use]
     pub fn path(&self) -> String {
@@ -133,8 +142,11 @@ impl<C: Configuration> Setting<C> {
 /// - the name in the file, from which flag and variable follow,
 /// - type and default,
 /// - what stands for its value,
-/// - in braces, any other field of [`Setting`] that is not as usual.
+/// - in braces, any other field of [`Setting`] that is not as usual, or after `as` the constant of [`Setting`] that
+///   it is like.
 macro_rules! settings {
+    (@like) => { Setting::PLAIN };
+    (@like $like:ident) => { Setting::$like };
     (
         $(#[$config_meta:meta])*
         $config:ident, $prefix:literal {
@@ -142,7 +154,7 @@ macro_rules! settings {
                 $(
                     $(#[doc = $doc:literal])+
                     $field:ident: $type:ty = $default:expr, $value_name:literal
-                    $({ $($option:ident: $choice:expr),+ })?;
+                    $({ $($option:ident: $choice:expr),+ })? $(as $like:ident)?;
                 )*
             })*
         }
@@ -210,7 +222,7 @@ macro_rules! settings {
                     set: |config, text| Value::read(text).map(|value| config.$field = value),
                     get: |config| Value::written(&config.$field),
                     $($($option: $choice,)+)?
-                    ..Setting::PLAIN
+                    ..settings!(@like $($like)?)
                 },)*)*
                 $($(Setting {
                     heading: $table_heading,

@@ -9,8 +9,10 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use serde::Serialize;
 
 use super::exposition::{Exposition, Kind};
+use super::recent::{Percentiles, RecentTimes};
 use crate::answer::Finish;
 
 const FIRST_TOKEN_S: [f64; 15] =
@@ -33,6 +35,17 @@ pub(crate) struct Latency {
     stopped: Counter,
     cut_at_length: Counter,
     unfinished: Counter,
+    recent_first_tokens: RecentTimes,
+    recent_inter_tokens: RecentTimes,
+}
+
+/// How long tokens took lately; none before there are any.
+#[derive(Debug, Serialize)]
+pub(crate) struct LatestTimes {
+    /// From when a request came until the first token of its answer.
+    first_token: Option<Percentiles>,
+    /// From a token of an answer to the next one.
+    inter_token: Option<Percentiles>,
 }
 
 impl Default for Latency {
@@ -47,6 +60,8 @@ impl Default for Latency {
             stopped: Counter::default(),
             cut_at_length: Counter::default(),
             unfinished: Counter::default(),
+            recent_first_tokens: RecentTimes::default(),
+            recent_inter_tokens: RecentTimes::default(),
         }
     }
 }
@@ -83,6 +98,14 @@ impl Latency {
             &self.generated_tokens,
         );
         registry.register_collector(Box::new(AnswersEnded(self.clone())));
+    }
+
+    /// How long tokens took lately.
+    pub(crate) fn latest(&self) -> LatestTimes {
+        LatestTimes {
+            first_token: self.recent_first_tokens.percentiles(),
+            inter_token: self.recent_inter_tokens.percentiles(),
+        }
     }
 
     /// How answers have ended.
@@ -128,10 +151,13 @@ impl AnswerClock {
     /// A token has come.
     pub(crate) fn token(&mut self) {
         let now = Instant::now();
-        match self.last_token_at.replace(now) {
-            Some(before) => observe(&self.latency.inter_token, now - before),
-            None => observe(&self.latency.first_token, now - self.asked_at),
-        }
+        let latency = &self.latency;
+        let (histogram, recent, time) = match self.last_token_at.replace(now) {
+            Some(before) => (&latency.inter_token, &latency.recent_inter_tokens, now - before),
+            None => (&latency.first_token, &latency.recent_first_tokens, now - self.asked_at),
+        };
+        observe(histogram, time);
+        recent.observe(time);
     }
 
     /// All tokens have come.

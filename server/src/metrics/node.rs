@@ -15,7 +15,7 @@ use terrace_l3_nodes::{NodeStats, RunningNode};
 use tokio::net::TcpListener;
 
 use super::exposition::{Exposition, Kind};
-use super::{CONTENT_TYPE, Process, figures, page};
+use super::{CONTENT_TYPE, OwnProcess, figures, page};
 
 /// Answers `GET /metrics` with the figures of a node, and `GET /health` with whether all is well, until the
 /// task is dropped.
@@ -25,7 +25,7 @@ use super::{CONTENT_TYPE, Process, figures, page};
 pub async fn serve_node_figures(listener: TcpListener, node: Arc<RunningNode>) -> io::Result<()> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(NodeFigures(node.clone())));
-    registry.register_collector(Box::new(Process));
+    registry.register_collector(Box::new(OwnProcess));
     let registry = Arc::new(registry);
     let render = move || {
         let page = page(&registry);

@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::exposition::Exposition;
 use super::exposition::Kind::{self, Counter, Gauge};
-use super::{Process, page};
+use super::{OwnProcess, page};
 use crate::route::Worker;
 
 /// The metrics of a router.
@@ -21,7 +21,7 @@ impl RouteMetrics {
     pub(crate) fn new(workers: Arc<[Arc<Worker>]>) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(RouteFigures(workers)));
-        registry.register_collector(Box::new(Process));
+        registry.register_collector(Box::new(OwnProcess));
         Self(registry)
     }
 

@@ -2,8 +2,9 @@
 
 import { byId } from "./dom.js";
 import { longExample } from "./example.js";
+import { keep, kept } from "./kept.js";
 import { askForKey, keyHeaders, wantsKey } from "./keys.js";
-import { addRun, beginRun } from "./runs.js";
+import { addRun, beginRun, drawRuns } from "./runs.js";
 import { bySource } from "./sources.js";
 import { eventsOf } from "./stream.js";
 import { troubleOf } from "./trouble.js";
@@ -12,6 +13,9 @@ const BUILT_IN_MODEL = "terrace-built-in";
 
 let model = "";
 let running = null;
+
+/** What of the form is kept when the page is loaded again. */
+const FIELDS = ["prompt", "max-tokens", "temperature"];
 
 /** Makes the form work. */
 export function listenToForm() {
@@ -27,8 +31,23 @@ export function listenToForm() {
     byId("prompt").value = longExample();
     byId("prompt").scrollTop = 0;
     byId("send").focus();
+    keepForm();
   });
+  byId("ask-form").addEventListener("input", keepForm);
+  restoreForm();
+  drawRuns();
   learnModel();
+}
+
+function keepForm() {
+  keep("form", Object.fromEntries(FIELDS.map((id) => [id, byId(id).value])));
+}
+
+/** Shows what was typed, and answered, before the page was loaded again. */
+function restoreForm() {
+  const form = kept("form") ?? {};
+  for (const id of FIELDS) byId(id).value = form[id] ?? byId(id).value;
+  byId("answer").textContent = kept("answer") ?? "";
 }
 
 /** Asks which model answers here, to say so. */
@@ -53,7 +72,7 @@ async function send() {
   sayTrouble("");
   try {
     if (!model) await learnModel();
-    const run = beginRun(byId("prompt").value);
+    const run = beginRun(byId("prompt").value, model);
     const response = await post(running.signal);
     if (wantsKey(response)) {
       sayTrouble(await troubleOf(response));
@@ -68,6 +87,7 @@ async function send() {
     sayTrouble(error.name === "AbortError" ? "Stopped." : `The server cannot be reached: ${error.message}`);
   } finally {
     running = null;
+    keep("answer", byId("answer").textContent);
     setBusy(false);
   }
 }

@@ -1,7 +1,7 @@
 // The figures at the top: how much was found in the cache, and how fast it goes.
 
 import { byId, setText } from "./dom.js";
-import { count, percent } from "./format.js";
+import { count, duration, percent } from "./format.js";
 import { Rate } from "./rates.js";
 import { bySource, drawShares, drawSources } from "./sources.js";
 
@@ -9,7 +9,7 @@ const generated = new Rate();
 const prefilled = new Rate();
 
 /** Draws the figures of a view. */
-export function drawFigures({ now_us: nowUs, figures: { scheduler, steps } }) {
+export function drawFigures({ now_us: nowUs, figures: { scheduler, steps }, latency }) {
   generated.add(nowUs, scheduler.generated_tokens);
   prefilled.add(nowUs, scheduler.prefilled_tokens);
   setText(byId("generated-rate"), count(generated.perSecond));
@@ -17,6 +17,8 @@ export function drawFigures({ now_us: nowUs, figures: { scheduler, steps } }) {
   setText(byId("running"), count(scheduler.running + scheduler.draining));
   setText(byId("waiting"), count(scheduler.waiting));
   setText(byId("overhead"), percent(overheadRatio(steps)));
+  drawTimes("first-token", latency.first_token);
+  drawTimes("inter-token", latency.inter_token);
 
   const tokens = bySource(
     scheduler.prompt_tokens,
@@ -26,6 +28,12 @@ export function drawFigures({ now_us: nowUs, figures: { scheduler, steps } }) {
   );
   drawSources(byId("hit-rates"), tokens);
   drawShares(byId("hit-rate-names"), tokens);
+}
+
+/** How long something took the latest times, if there were any. */
+function drawTimes(name, times) {
+  setText(byId(`${name}-p50`), times ? duration(times.p50_ms) : "–");
+  setText(byId(`${name}-p99`), times ? duration(times.p99_ms) : "");
 }
 
 /** The share of busy time that was not spent in the model. */

@@ -23,6 +23,9 @@ export function askForKey(purpose) {
   const input = form.querySelector("input");
   input.value = "";
   form.hidden = false;
+  // Whoever gave a key already is told that it was not the right one.
+  const refused = form.querySelector(".refused");
+  if (refused) refused.hidden = sessionStorage.getItem(storedAs(purpose)) === null;
   return new Promise((resolve) => {
     form.onsubmit = (event) => {
       event.preventDefault();

@@ -10,18 +10,32 @@ const SILENCE_MS = 5_000;
 const RETRY_MS_MIN = 500;
 const RETRY_MS_MAX = 5_000;
 
+/** Whether there is something on the page that the server told. */
+let hasViews = false;
+
+/** Why the panels are empty before there is anything to draw, by the state of the connection. */
+const WHY_EMPTY = {
+  connecting: "Nothing is known yet: the server is being asked.",
+  locked:
+    "This is shown only to the operator of the server, since it tells what everybody sends. " +
+    "Give the operator's key under Ask, and it appears here.",
+  lost: "The server does not answer. As soon as it does, this is filled.",
+};
+
 /** Calls `draw` with every view that the server sends, for ever. A lost connection is said and made anew. */
 export async function watch(draw) {
   let retryMs = RETRY_MS_MIN;
+  say("connecting", "connecting");
   for (;;) {
     let seen = false;
     let why = "connection lost";
     try {
-      await follow((view) => {
+      const hasKey = await follow((view) => {
         seen = true;
         say("live", "live");
         drawOrReport(draw, view);
       });
+      if (hasKey) continue;
     } catch (error) {
       if (error instanceof Refused) why = error.message;
       console.debug("the live connection ended:", error);
@@ -41,7 +55,7 @@ function drawOrReport(draw, view) {
   }
 }
 
-/** Follows one connection to its end. */
+/** Follows one connection to its end; says whether it ended for want of a key that has been given since. */
 async function follow(onView) {
   const silence = new Watchdog(SILENCE_MS);
   const response = await fetch("/ui/events", { headers: keyHeaders("watch"), signal: silence.signal });
@@ -49,7 +63,8 @@ async function follow(onView) {
     silence.end();
     say("locked", "needs the operator's key");
     await askForKey("watch");
-    return;
+    say("connecting", "connecting");
+    return true;
   }
   try {
     if (!response.ok) throw new Refused(await troubleOf(response));
@@ -60,6 +75,7 @@ async function follow(onView) {
   } finally {
     silence.end();
   }
+  return false;
 }
 
 /** The server is there, but does not want to tell. */
@@ -93,5 +109,9 @@ class Watchdog {
 function say(state, text) {
   setAttribute(byId("connection"), "data-state", state);
   setText(byId("connection"), text);
-  document.body.classList.toggle("stale", state === "lost");
+  // What was drawn stays to be looked at, but for those who may not see it.
+  hasViews = state === "live" || (hasViews && state !== "locked");
+  document.body.classList.toggle("stale", hasViews && state !== "live");
+  document.body.classList.toggle("blank", !hasViews);
+  for (const note of document.querySelectorAll(".why")) setText(note, hasViews ? "" : WHY_EMPTY[state]);
 }

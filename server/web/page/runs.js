@@ -1,21 +1,20 @@
 // What came of each prompt that this page has sent: where its KV came from, and how long the first token
 // took.
 
-import { byId, drawList, element, setText } from "./dom.js";
+import { byId, drawList, element, setAttribute, setText } from "./dom.js";
 import { count, duration } from "./format.js";
+import { keep, kept } from "./kept.js";
+import { RunLog, timesAsFast } from "./run_log.js";
 import { drawSources, inWords } from "./sources.js";
 
-/** Earlier runs are forgotten. */
-const RUNS_MAX = 4;
+const log = new RunLog(kept("runs") ?? {});
 
-let runsSoFar = 0;
-let runs = [];
-
-/** A run that begins: a prompt is being sent. */
-export function beginRun(prompt) {
+/** A run that begins: a prompt is being sent to a model. */
+export function beginRun(prompt, model) {
   const begin = performance.now();
   return {
     prompt,
+    model,
     firstTokenMs: null,
     /** Something of the answer has come. */
     heard() {
@@ -26,39 +25,18 @@ export function beginRun(prompt) {
 
 /** Shows what came of a run. */
 export function addRun(run, tokens) {
-  const previous = runs.find(({ prompt }) => prompt === run.prompt);
-  runsSoFar += 1;
-  runs = [{ ...run, number: runsSoFar, tokens }, ...runs].slice(0, RUNS_MAX);
-  describe(runs[0], previous);
+  log.add({ ...run, tokens });
+  keep("runs", log);
   drawRuns();
 }
 
-/** The latest run in words; also as attributes, for those who read the page by program. */
-function describe({ number, firstTokenMs, tokens }, previous) {
-  const source = byId("kv-source");
-  source.textContent = `${inWords(tokens)}.${comparison(firstTokenMs, previous)}`;
-  for (const [name, value] of Object.entries(tokens)) source.dataset[name] = value;
-  source.dataset.firstTokenMs = Math.round(firstTokenMs ?? 0);
-  source.dataset.run = number;
-}
-
-/** How the time to the first token compares with the last time that the same prompt was sent. */
-function comparison(firstTokenMs, previous) {
-  if (!previous?.firstTokenMs || !firstTokenMs) return "";
-  const times = previous.firstTokenMs / firstTokenMs;
-  if (times >= 1.5) return ` The first token came ${factor(times)} times as fast as the last time.`;
-  if (times <= 1 / 1.5) return ` The first token took ${factor(1 / times)} times as long as the last time.`;
-  return " The first token took about as long as the last time.";
-}
-
-function factor(times) {
-  return times < 10 ? times.toFixed(1) : count(times);
-}
-
-function drawRuns() {
+/** Draws the runs that are known. */
+export function drawRuns() {
+  const runs = log.all;
+  if (log.latest) describe(log.latest);
+  drawTour();
   const table = byId("runs");
   table.hidden = runs.length === 0;
-  byId("tour").hidden = runs.length > 2;
   const slowestMs = Math.max(...runs.map(({ firstTokenMs }) => firstTokenMs ?? 0), 1);
   drawList(
     table.tBodies[0],
@@ -72,6 +50,39 @@ function drawRuns() {
       setText(row.querySelector(".time b"), firstTokenMs === null ? "" : duration(firstTokenMs));
     },
   );
+}
+
+/** The latest run in words; also as attributes, for those who read the page by program. */
+function describe(run) {
+  const source = byId("kv-source");
+  setText(source, `${inWords(run.tokens)}.${comparison(run)}`);
+  for (const [name, value] of Object.entries(run.tokens)) source.dataset[name] = value;
+  source.dataset.firstTokenMs = Math.round(run.firstTokenMs ?? 0);
+  source.dataset.run = run.number;
+}
+
+/** How the time to the first token compares with computing the prompt. */
+function comparison(run) {
+  const times = timesAsFast(run);
+  if (times === null) return "";
+  const computing = `in run ${run.computing.number}, which computed the prompt`;
+  if (times >= 1.5) return ` The first token came ${factor(times)} times as fast as ${computing}.`;
+  if (times <= 1 / 1.5) return ` The first token took ${factor(1 / times)} times as long as ${computing}.`;
+  return ` The first token took about as long as ${computing}.`;
+}
+
+function factor(times) {
+  return times < 10 ? times.toFixed(1) : count(times);
+}
+
+/** Ticks off the steps that have been taken; once all are, they have been seen. */
+function drawTour() {
+  const tour = byId("tour");
+  tour.hidden = log.isTourOver;
+  log.steps.forEach((isTaken, place) => {
+    tour.children[place].classList.toggle("taken", isTaken);
+    setAttribute(tour.children[place].querySelector(".tick"), "aria-label", isTaken ? "done" : "to do");
+  });
 }
 
 function createRow() {

@@ -1,7 +1,7 @@
 // The radix tree: which runs of pages are cached, where, and who keeps them.
 
 import { byId, drawing, drawList, element, setAttribute, setText } from "./dom.js";
-import { several, tokensAsText } from "./format.js";
+import { count, several, tokensAsText } from "./format.js";
 import { layOut } from "./tree_layout.js";
 
 const ROW_PX_MIN = 26;
@@ -11,17 +11,25 @@ const LOW_PX = 38;
 /** Between boxes. */
 const SPACE_PX = 2;
 
+/** What the boxes are called that somebody has opened. */
+const opened = new Set();
+/** What was drawn last, so that it can be drawn again at once when a box is opened. */
+let latest = null;
+
 /** Draws the tree of a view. */
-export function drawTree({ tree: views, figures: { page_size: pageSize } }) {
+export function drawTree(view) {
+  latest = view;
+  const { tree: views, tree_is_whole: isWhole, figures } = view;
+  const pageSize = figures.page_size;
   const container = byId("tree");
-  const nodes = views.filter(({ pages }) => pages > 0);
-  const summary = nodes.length > 0 ? `${several(nodes.length, "node")}, ${several(pagesOf(nodes), "page")}` : "";
-  setText(byId("tree-summary"), summary);
-  container.classList.toggle("empty", nodes.length === 0);
+  const isEmpty = views.every(({ pages }) => pages === 0);
+  container.classList.toggle("empty", isEmpty);
 
   const rowsMax = Math.floor(container.clientHeight / ROW_PX_MIN);
-  const { boxes, rows } = layOut(nodes.length > 0 ? views : [], pageSize, rowsMax);
-  const rowPx = Math.min(ROW_PX_MAX, container.clientHeight / Math.max(1, rows));
+  const { boxes, rows, nodes } = layOut(isEmpty ? [] : views, pageSize, rowsMax, opened);
+  const drawn = boxes.filter(({ view }) => view?.pages > 0).length;
+  setText(byId("tree-summary"), isEmpty ? "" : summary(drawn, nodes, isWhole, pagesOf(views)));
+  const rowPx = Math.min(ROW_PX_MAX, Math.max(ROW_PX_MIN, container.clientHeight / Math.max(1, rows)));
   drawList(container, boxes, ({ key }) => key, createBox, (box, item) => {
     placeBox(box, item, rowPx);
     if (item.folded) drawFolded(box, item.folded);
@@ -30,18 +38,37 @@ export function drawTree({ tree: views, figures: { page_size: pageSize } }) {
   });
 }
 
+/** "12 of 57 nodes, 656 pages": as many nodes as there are boxes, and all of them. */
+function summary(drawn, nodes, isWhole, pages) {
+  const shown = isWhole && drawn === nodes ? "" : `${count(drawn)} of `;
+  const all = `${isWhole ? "" : "more than "}${several(nodes, "node")}`;
+  return `${shown}${all}, ${isWhole ? "" : "more than "}${several(pages, "page")}`;
+}
+
 function pagesOf(nodes) {
   return nodes.reduce((pages, node) => pages + node.pages, 0);
 }
 
-function createBox({ folded }) {
-  const box = element("div", "", element("span", "text"), element("span", "size"));
+function createBox({ folded, key }) {
+  const label = [element("span", "text"), element("span", "size")];
+  const box = element("div", "", ...(folded ? [foldButton(key, label)] : label));
   box.setAttribute("role", "listitem");
   if (!folded) {
     const lanes = ["device", "host", "l3"].map((tier) => element("i", tier));
     box.append(element("span", "pins", drawing("pin"), element("b")), element("span", "lanes", ...lanes));
   }
   return box;
+}
+
+/** Opens what is folded, or folds it again. */
+function foldButton(key, label) {
+  const button = element("button", "", ...label);
+  button.type = "button";
+  button.addEventListener("click", () => {
+    if (!opened.delete(key)) opened.add(key);
+    drawTree(latest);
+  });
+  return button;
 }
 
 function placeBox(box, { row, rows, left, width }, rowPx) {
@@ -51,11 +78,13 @@ function placeBox(box, { row, rows, left, width }, rowPx) {
   box.style.width = `calc(${width * 100}% - ${SPACE_PX}px)`;
 }
 
-function drawFolded(box, { nodes, pages }) {
+function drawFolded(box, { nodes, pages, isOpen }) {
   box.className = "folded";
-  setText(box.querySelector(".text"), `+ ${several(nodes, "node")}`);
+  setText(box.querySelector(".text"), isOpen ? `− ${several(nodes, "node")}` : `+ ${several(nodes, "node")}`);
   setText(box.querySelector(".size"), several(pages, "page"));
-  setAttribute(box, "title", `${several(nodes, "node")} with ${several(pages, "page")}, not shown for want of room`);
+  setAttribute(box.querySelector("button"), "aria-expanded", isOpen);
+  const what = `${several(nodes, "node")} with ${several(pages, "page")}`;
+  setAttribute(box, "title", isOpen ? `fold ${what} again` : `${what}, not shown for want of room: press to open`);
 }
 
 function drawNode(box, view, pageSize) {

@@ -10,30 +10,34 @@ const BUSY_RANK = 1e12;
 
 /**
  * Boxes for `views` in so many rows: each with a key, a place in rows, a span from left to right in
- * shares of the width, and either a node or a number of nodes that found no place. Also how many rows
- * they take.
+ * shares of the width, and either a node or a number of nodes that found no place. Those whose box is
+ * among the keys of `opened` are placed nevertheless, in more rows. Also how many rows they take, and how
+ * many nodes there are, as many as there would be boxes for if all were opened.
  */
-export function layOut(views, pageSize, rowsMax) {
+export function layOut(views, pageSize, rowsMax, opened = new Set()) {
   const roots = growTree(views, pageSize);
   const boxes = [];
   // The root of the only namespace says nothing.
   const tops = roots.length === 1 ? roots[0].children : roots;
-  const rows = placeAll(tops, 0, Math.max(1, rowsMax), { depth: 0, left: 0, key: "top" }, boxes);
+  const place = { depth: 0, left: 0, key: "top", opened };
+  const rows = placeAll(tops, 0, Math.max(1, rowsMax), place, boxes);
   const width = Math.max(1, ...boxes.map(({ left, width }) => left + width));
   for (const box of boxes) {
     box.left /= width;
     box.width /= width;
   }
-  return { boxes, rows };
+  return { boxes, rows, nodes: sum(roots, "size") };
 }
 
 /** The list as a tree. Parents come before their children in it. */
 function growTree(views, pageSize) {
-  const nodes = views.map((view) => ({ view, children: [], size: 1, pages: view.pages }));
+  // Roots of namespaces have no pages, and are not counted.
+  const nodes = views.map((view) => ({ view, children: [], size: view.pages > 0 ? 1 : 0, pages: view.pages }));
   const roots = [];
   for (const node of nodes) {
     const parent = node.view.parent === null ? null : nodes[node.view.parent];
     node.key = keyOf(parent?.key ?? node.view.namespace, node.view.tokens.slice(0, pageSize));
+    node.endKey = node.key;
     (parent?.children ?? roots).push(node);
   }
   for (const node of [...nodes].reverse()) {
@@ -69,8 +73,9 @@ function joinOnlyChild(node, pageSize) {
     tokens: tokensAreWhole ? [...view.tokens, ...child.view.tokens].slice(0, TOKENS_MAX) : view.tokens,
     nodes: 1 + (child.view.nodes ?? 1),
   };
-  node.size += child.size - sum(child.children, "size");
   node.pages += child.pages - sum(child.children, "pages");
+  // What is folded behind a run keeps its name when the run is told apart again.
+  node.endKey = child.endKey;
   node.children = child.children;
 }
 
@@ -91,16 +96,17 @@ function keyOf(parentKey, tokens) {
   return hash.toString(36);
 }
 
-/** Places siblings below each other in at most so many rows and says how many they took. */
+/** Places siblings below each other in at most so many rows, unless they are opened; says how many they took. */
 function placeAll(siblings, row, rowsMax, place, boxes) {
   const rowsOf = place.depth < DEPTH_MAX ? shareRows(siblings, rowsMax) : new Map();
   const folded = siblings.filter((node) => !rowsOf.has(node));
+  const isOpen = place.opened.has(foldKey(place));
   let next = row;
   for (const node of siblings) {
-    if (rowsOf.has(node)) next += placeOne(node, next, rowsOf.get(node), place, boxes);
+    if (rowsOf.has(node) || isOpen) next += placeOne(node, next, rowsOf.get(node) ?? 1, place, boxes);
   }
   if (folded.length > 0) {
-    boxes.push(foldedBox(folded, next, place));
+    boxes.push(foldBox(folded, isOpen, next, place));
     next += 1;
   }
   return next - row;
@@ -138,21 +144,26 @@ function shareRows(siblings, rowsMax) {
 function placeOne(node, row, rows, place, boxes) {
   const box = { key: node.key, view: node.view, row, rows: 1, left: place.left, width: widthOf(node.view) };
   boxes.push(box);
-  const right = { depth: place.depth + 1, left: box.left + box.width, key: node.key };
+  const right = { ...place, depth: place.depth + 1, left: box.left + box.width, key: node.endKey };
   box.rows = Math.max(1, placeAll(node.children, row, rows, right, boxes));
   return box.rows;
 }
 
-/** A box that stands for nodes without a place of their own. */
-function foldedBox(nodes, row, { left, key }) {
+/** A box that stands for nodes without a place of their own, or stands below them while they are opened. */
+function foldBox(nodes, isOpen, row, place) {
   return {
-    key: `more-${key}`,
-    folded: { nodes: sum(nodes, "size"), pages: sum(nodes, "pages") },
+    key: foldKey(place),
+    folded: { nodes: sum(nodes, "size"), pages: sum(nodes, "pages"), isOpen },
     row,
     rows: 1,
-    left,
+    left: place.left,
     width: 5,
   };
+}
+
+/** A name for what is folded behind a node. */
+function foldKey({ key }) {
+  return `more-${key}`;
 }
 
 /**

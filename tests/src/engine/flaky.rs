@@ -7,6 +7,7 @@ use std::time::Duration;
 use terrace_engine::{
     CopyError, CopyJob, Device, Forward, KvLayout, Logits, ModelError, PageLayout, Step,
 };
+use terrace_kit::mixed;
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, ObjectId, Pin, Presence, Put, PutOptions,
     Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
@@ -20,16 +21,13 @@ impl Chance {
     /// Draws of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(Arc::new(AtomicU64::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
+        Self(Arc::new(AtomicU64::new(mixed(seed))))
     }
 
     /// A number below `bound`.
     #[must_use]
     pub fn below(&self, bound: u64) -> u64 {
-        let state = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
+        mixed(self.0.fetch_add(1, Ordering::Relaxed)) % bound
     }
 
     /// True once in `times` draws.

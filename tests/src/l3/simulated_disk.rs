@@ -20,7 +20,7 @@ use self::fault::Faults;
 pub use self::fault::{Errno, Failure, Fault, Operation};
 pub use self::history::{Crashes, Event, History};
 use self::image::{Files, Image};
-use crate::sim::Dice;
+use terrace_kit::Dice;
 
 /// Two files in memory.
 #[derive(Debug)]

@@ -3,10 +3,10 @@
 use terrace_scheduler::{Config, Outcome};
 
 use super::action::{Action, Opening, Wishes};
-use super::dice::Dice;
 use super::simulation::overlaps;
 use super::swarm::Swarm;
 use crate::world::Damage;
+use terrace_kit::Dice;
 
 /// Actions of one story at the most.
 const ACTIONS_MAX: usize = 400;

@@ -7,12 +7,12 @@ use terrace_cache::planted::{Bug, plant};
 use terrace_scheduler::{Config, OpId, Outcome, Reach, Stats};
 
 use super::action::{Action, Opening, PassageWish, Wishes};
-use super::dice::Dice;
 use super::faults::{FaultCounts, FaultKind};
 use super::stage::{Stage, Violation};
 use super::swarm::Swarm;
 use super::useful::{Account, live_usefully};
 use crate::world::{Damage, LAYERS, Transfer};
+use terrace_kit::Dice;
 
 /// One in so many seeds also draws a world that means well.
 const USEFUL_EVERY: u64 = 4;

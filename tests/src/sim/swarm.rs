@@ -5,8 +5,8 @@ use terrace_scheduler::{
     QueueConfig, RateConfig, WritePolicy,
 };
 
-use super::dice::Dice;
 use super::faults::FaultKind;
+use terrace_kit::Dice;
 
 /// A world to be.
 #[derive(Clone, Debug)]

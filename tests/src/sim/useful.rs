@@ -14,11 +14,11 @@ use terrace_scheduler::{
 };
 
 use super::action::{Action, Opening, Wishes};
-use super::dice::Dice;
 use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
 use super::story::{begin_story, tell_action};
 use crate::world::Transfer;
+use terrace_kit::Dice;
 
 /// Requests before the trouble, if there is some, and after it.
 const REQUESTS: u64 = 48;

@@ -9,9 +9,9 @@ mod workload;
 
 use std::collections::BTreeSet;
 
+use terrace_kit::Dice;
 use terrace_l3_disk::DiskFile;
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
-use terrace_tests::sim::Dice;
 
 use checker::examine;
 use workload::{Plan, Record, work};

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_kit::Dice;
 use terrace_l3::{
     Arena, ExistsOptions, HEADER_BYTES, Mismatch, ObjectId, PutOptions, Registration, Removal,
     Served, Store, StoreError, Stored, TierStats,
@@ -13,7 +14,6 @@ use terrace_l3::{
 use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore, OpenError};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{Errno, Failure, Fault, Operation, SimulatedDisk};
-use terrace_tests::sim::Dice;
 
 /// One whole block and a bit.
 const OBJECT_BYTES: usize = 5000;

@@ -3,6 +3,7 @@
 use std::process::Command;
 use std::sync::Arc;
 
+use terrace_kit::Process;
 use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
 use terrace_l3_features::{Dtype, FeatureConfig, FeatureStore, Released, Tensor, TensorSpec};
 
@@ -13,9 +14,7 @@ const BYTES: u64 = 4096;
 
 /// What this process has in memory.
 fn resident_bytes() -> u64 {
-    let statm = std::fs::read_to_string("/proc/self/statm").expect("this is Linux");
-    let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    pages * 4096
+    Process::Own.resident_bytes().expect("this is Linux")
 }
 
 /// What the whole process holds is measured, so it is one that does nothing else.

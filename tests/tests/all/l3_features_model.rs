@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use terrace_kit::Dice;
 use terrace_l3::{Arena, MemoryConfig, MemoryStore, ReleaseConfig, Store};
 use terrace_l3_features::{
     Dtype, FeatureConfig, FeatureError, FeatureRef, FeatureStore, Released, Tensor, TensorSpec,
 };
 use terrace_tests::l3::mischief::{Asked, MischievousStore, Trick};
-use terrace_tests::sim::Dice;
 
 const SAMPLES: u64 = 4;
 const TENSORS: u64 = 3;
@@ -29,11 +29,11 @@ enum Known {
 
 /// The plain map: every ref that was given out, and what is known of it.
 #[derive(Default)]
-struct Model {
+struct Expectation {
     refs: Vec<(FeatureRef, Known)>,
 }
 
-impl Model {
+impl Expectation {
     fn note(&mut self, sample: &str, becomes: Known) {
         let of_sample = self.refs.iter_mut().filter(|(other, _)| other.sample() == sample);
         for (_, known) in of_sample {
@@ -55,7 +55,7 @@ struct Process {
 struct World {
     memory: Arc<MemoryStore>,
     processes: Vec<Process>,
-    model: Model,
+    expectation: Expectation,
     dice: Dice,
     /// A call of the store goes wrong once in so many times; never if 0.
     faults_one_in: u64,
@@ -69,7 +69,7 @@ impl World {
         let mut world = Self {
             memory,
             processes: Vec::new(),
-            model: Model::default(),
+            expectation: Expectation::default(),
             dice: Dice::new(seed),
             faults_one_in: [0, 40, 12, 5][seed as usize % 4],
             faults: Arc::default(),
@@ -126,23 +126,23 @@ impl World {
         let features = &self.processes[who].features;
         match features.put(&sample, tensors(features, salt)).await {
             Ok(reference) => {
-                let live = self.model.refs.iter().filter(|(_, known)| *known == Known::Live);
+                let live = self.expectation.refs.iter().filter(|(_, known)| *known == Known::Live);
                 let live = live.map(|(other, _)| other).filter(|other| other.sample() == sample);
                 let newest = live.map(FeatureRef::generation).max().unwrap_or(0);
                 assert!(reference.generation() > newest, "later puts have higher numbers");
-                self.model.note(&sample, Known::Dead);
-                self.model.refs.push((reference, Known::Live));
+                self.expectation.note(&sample, Known::Dead);
+                self.expectation.refs.push((reference, Known::Live));
             }
             Err(_) => {
                 assert!(self.faults_one_in > 0, "a put failed without a fault");
-                self.model.note(&sample, Known::Uncertain);
+                self.expectation.note(&sample, Known::Uncertain);
             }
         }
     }
 
     async fn get(&mut self, who: usize) {
         let Some(number) = self.pick() else { return };
-        let (reference, known) = &self.model.refs[number];
+        let (reference, known) = &self.expectation.refs[number];
         match self.processes[who].features.get(reference).await {
             Ok(tensors) => {
                 assert_ne!(*known, Known::Dead, "{reference:?} was read after its end");
@@ -158,7 +158,7 @@ impl World {
 
     async fn release(&mut self, who: usize) {
         let Some(number) = self.pick() else { return };
-        let (reference, known) = &mut self.model.refs[number];
+        let (reference, known) = &mut self.expectation.refs[number];
         match self.processes[who].features.release(reference.clone()).await {
             Ok(Released::Freed | Released::Lingering) => {
                 // Whether it is gone already may be just what could not be asked.
@@ -179,18 +179,18 @@ impl World {
         let sample = format!("{}", self.dice.below(SAMPLES));
         let aborted = self.processes[who].features.abort(&sample).await;
         let becomes = if aborted.is_ok() { Known::Dead } else { Known::Uncertain };
-        self.model.note(&sample, becomes);
+        self.expectation.note(&sample, becomes);
     }
 
     /// Mostly a ref that is not dead.
     fn pick(&mut self) -> Option<usize> {
-        let refs = self.model.refs.len() as u64;
+        let refs = self.expectation.refs.len() as u64;
         if refs == 0 {
             return None;
         }
         let first = self.dice.below(refs) as usize;
         let mut from_there = (first..refs as usize).chain(0..first);
-        let alive = from_there.find(|number| self.model.refs[*number].1 != Known::Dead);
+        let alive = from_there.find(|number| self.expectation.refs[*number].1 != Known::Dead);
         if self.dice.one_in(3) { Some(first) } else { alive.or(Some(first)) }
     }
 
@@ -214,7 +214,7 @@ impl World {
             }
             assert!(round < 99, "objects are left: {:#?}", self.processes[0].features.stats());
         }
-        for (reference, _) in &self.model.refs {
+        for (reference, _) in &self.expectation.refs {
             let read = self.processes[2].features.get(reference).await;
             assert!(matches!(read, Err(FeatureError::Gone { .. })), "{reference:?} lives again");
         }
@@ -267,7 +267,7 @@ fn a_plain_map_agrees_whatever_goes_wrong() {
                 for _ in 0..steps {
                     world.step().await;
                 }
-                let refs = world.model.refs.len() as u64;
+                let refs = world.expectation.refs.len() as u64;
                 let faults = world.faults.load(Ordering::Relaxed);
                 world.end().await;
                 (refs, faults)

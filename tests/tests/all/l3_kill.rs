@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use terrace_kit::Dice;
 use terrace_l3::{
     Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Removal, Store, StoreError,
 };
 use terrace_l3_disk::{DiskConfig, DiskStore, IoEngine};
 use terrace_tests::l3::objects;
-use terrace_tests::sim::Dice;
 
 const KILLS: u64 = 100;
 const OBJECT_BYTES_MAX: usize = 8192;

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use terrace_cache::PageKey;
+use terrace_kit::Dice;
 use terrace_l3::{
     Arena, ExistsOptions, HEADER_BYTES, MemoryConfig, MemoryStore, Mismatch, ObjectId, Pin, Place,
     Presence, PutOptions, Removal, Served, Store, StoreError, Stored,
@@ -19,7 +20,6 @@ use terrace_l3_nodes::{
 use terrace_tests::l3::frames::read;
 use terrace_tests::l3::nodes::{patient, secret};
 use terrace_tests::l3::objects::{self, HARD, page};
-use terrace_tests::sim::Dice;
 
 const OBJECT_BYTES: usize = 5000;
 

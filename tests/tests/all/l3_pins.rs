@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use terrace_kit::Dice;
 use terrace_l3::{
     Arena, MemoryConfig, MemoryStore, ObjectId, Owner, Pin, PutOptions, Registration, Removal,
     Store, StoreError,
@@ -16,7 +17,6 @@ use terrace_l3_nodes::{Holding, NodeConfig, NodeServer, NodesConfig, NodesStore,
 use terrace_tests::l3::nodes::{patient, secret};
 use terrace_tests::l3::objects::{self, HARD, HARD_OF_ANOTHER, page};
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
-use terrace_tests::sim::Dice;
 use tokio::time::{Instant, sleep};
 
 const OBJECT_BYTES: usize = 3000;

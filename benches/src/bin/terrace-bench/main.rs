@@ -17,11 +17,12 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheWorkload, FeaturesWorkload, GapWorkload, KeysWorkload, L3Backend, L3Workload,
-    LifetimesWorkload, MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, Trace,
+    LifetimesWorkload, MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3_disk::IoEngine;
 use terrace_replay::Size;
+use terrace_replay::trace::{ReadOptions, Trace};
 
 use crate::text::{
     cache_text, features_text, gap_text, keys_text, l3_text, lifetimes_text, mooncake_text,
@@ -43,7 +44,7 @@ struct Arguments {
 enum Workload {
     /// The cache alone, one request at a time
     Cache {
-        /// A trace: one JSON object a line with input_length and hash_ids (512-token blocks)
+        /// A trace, as `terrace replay` takes it
         #[arg(long, conflicts_with = "synthetic", required_unless_present = "synthetic")]
         trace: Option<PathBuf>,
         /// Conversations made up here instead of a trace
@@ -259,16 +260,18 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     match &arguments.workload {
         Workload::Cache { trace, page_size, device_pages, policy, .. } => {
-            let trace = match trace {
-                Some(path) => Trace::read(path)?,
-                None => Trace::synthetic(),
+            let requests = match trace {
+                Some(path) => Trace::read(path, &ReadOptions::default())?.trace,
+                None => trace::conversations(),
             };
             let workload = CacheWorkload {
                 page_size: *page_size,
                 device_pages: *device_pages,
                 eviction: *policy,
             };
-            print(arguments.json, &workload.run(&trace), cache_text)
+            let pages = trace::pages(&requests, *page_size);
+            let figures = workload.run(trace::prompts(&requests), pages);
+            print(arguments.json, &figures, cache_text)
         }
         Workload::Keys { tokens, rounds } => {
             let workload = KeysWorkload { tokens: *tokens, rounds: *rounds };

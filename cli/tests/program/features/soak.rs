@@ -6,6 +6,8 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use terrace_kit::Process;
+
 use super::ground::{Ground, MAX_RESIDENT, TENSOR_BYTES, run};
 
 const MAX_HOLD: &str = "3s";
@@ -183,9 +185,7 @@ impl Memory {
     }
 
     fn look(&mut self) {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.process)).unwrap();
-        let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-        self.looks.push(pages * 4096);
+        self.looks.push(Process::Number(self.process).resident_bytes().unwrap());
     }
 
     /// The most of each third.

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use terrace_kit::Process;
 use terrace_l3_nodes::{NodeAddress, NodeSecret, NodesConfig};
 
 use crate::process::{figure, terrace};
@@ -251,9 +252,7 @@ fn is_stopped(process: u32) -> bool {
 
 /// The resident memory of a process.
 pub(crate) fn resident_kib(process: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.trim().split(' ').next()?.parse().ok()).unwrap_or(0)
+    Process::Number(process).resident_bytes().unwrap_or(0) >> 10
 }
 
 /// A network namespace with one link to that of the test.

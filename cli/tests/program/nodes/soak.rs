@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use terrace_kit::Dice;
 use terrace_l3::{
     ExistsOptions, ObjectId, Owner, Pin, PutOptions, Removal, Store, StoreError, Stored,
 };
@@ -37,27 +38,11 @@ struct Tally {
     longest_us: AtomicU64,
 }
 
-/// Numbers that follow from a seed.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % bound
-    }
-
-    fn batch(&mut self) -> Vec<ObjectId> {
-        let mut numbers: Vec<u64> = (0..BATCH as u64).map(|_| self.below(OBJECTS)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let id = |number| {
-            let ids = objects_of(number);
-            ids[self.below(ids.len() as u64) as usize]
-        };
-        numbers.into_iter().map(id).collect()
-    }
+fn batch(dice: &mut Dice) -> Vec<ObjectId> {
+    let mut numbers: Vec<u64> = (0..BATCH as u64).map(|_| dice.below(OBJECTS)).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.into_iter().map(|number| dice.pick(&objects_of(number))).collect()
 }
 
 /// Every fourth is of a kind that is written more than once.
@@ -75,9 +60,9 @@ fn add(counter: &AtomicU64, more: usize) {
 
 /// Calls one after the other, each of which ends in time and with right bytes or none.
 async fn work(client: Client, seed: u64, tally: Arc<Tally>, done: Arc<AtomicBool>) {
-    let mut dice = Dice(0x9E37_79B9_7F4A_7C15 ^ (seed << 32 | 1));
+    let mut dice = Dice::new(seed);
     while !done.load(Ordering::Relaxed) {
-        let ids = dice.batch();
+        let ids = batch(&mut dice);
         let began = Instant::now();
         match dice.below(20) {
             0..8 => {
@@ -188,7 +173,7 @@ async fn full_load_with_faults_at_random() {
     let workers: Vec<_> = (0..WORKERS)
         .map(|seed| tokio::spawn(work(client.beside(), seed, tally.clone(), done.clone())))
         .collect();
-    let mut dice = Dice(0xD1CE);
+    let mut dice = Dice::new(0xd1ce);
     // The client, and the node that lives all along.
     let mut memory: Vec<(u64, u64)> = Vec::new();
     let mut troubles: std::collections::BTreeMap<&str, u32> = Default::default();

@@ -4,10 +4,11 @@ use std::io::BufRead;
 
 use serde::Deserialize;
 use serde_json::Value;
+use terrace_kit::Dice;
 
 use super::super::TraceError;
 use super::{Conversation, Length, Sink};
-use crate::dice::Dice;
+use crate::draws::Draws;
 
 /// A run of a benchmark.
 #[derive(Deserialize)]

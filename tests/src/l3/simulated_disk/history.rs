@@ -6,7 +6,7 @@ use terrace_l3_disk::DiskFile;
 
 use super::SimulatedDisk;
 use super::image::{Files, Image};
-use crate::sim::Dice;
+use terrace_kit::Dice;
 
 /// Devices write sectors of this size, mostly whole.
 const SECTOR_BYTES: usize = 512;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use terrace_tests::l3::objects::HARD;
 
+use terrace_kit::Dice;
 use terrace_l3::{Arena, ExistsOptions, ObjectId, Presence, PutOptions, Store, StoreError};
 use terrace_l3_disk::{DiskConfig, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::SimulatedDisk;
-use terrace_tests::sim::Dice;
 
 use super::calls::{self, OBJECT_BYTES_MAX};
 use super::promises::{Kind, Promise, promises};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use terrace_kit::Dice;
 use terrace_l3::{Arena, ExistsOptions, ObjectId, PutOptions, Registration, Removal, Store};
 use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{History, SimulatedDisk};
-use terrace_tests::sim::Dice;
 
 const OBJECT_BYTES: usize = 1000;
 const DURABLE: PutOptions = PutOptions { pin: None, durable: true };

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use terrace_tests::l3::objects::HARD;
 
 use terrace_cache::PageKey;
+use terrace_kit::Dice;
 use terrace_l3::{
     Arena, ExistsOptions, ObjectId, Pin, PutOptions, Removal, Store, StoreError, Stored,
 };
 use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{History, SimulatedDisk};
-use terrace_tests::sim::Dice;
 use tokio::task::JoinSet;
 
 use super::calls::{Answered, Call, OBJECT_BYTES_MAX};

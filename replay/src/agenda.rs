@@ -7,7 +7,7 @@ use terrace_scheduler::{OpId, Outcome};
 
 /// Something that happens to a worker. What was begun before it died happens to nobody.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Happening {
+pub(crate) enum Due {
     /// Its step ends.
     Step { worker: u32 },
     /// An operation of its has an outcome.
@@ -25,45 +25,45 @@ pub(crate) enum Happening {
 /// What is going to happen. Of what happens at the same moment, that comes first which was known
 /// first.
 #[derive(Debug, Default)]
-pub(crate) struct Happenings {
-    queue: BinaryHeap<Reverse<Due>>,
+pub(crate) struct Agenda {
+    queue: BinaryHeap<Reverse<Entry>>,
     next: u64,
     /// How often each worker has died.
     lives: Vec<u32>,
 }
 
 #[derive(Debug)]
-struct Due {
+struct Entry {
     at_us: u64,
     number: u64,
-    happening: Happening,
+    due: Due,
     life: u32,
 }
 
-impl PartialEq for Due {
+impl PartialEq for Entry {
     fn eq(&self, other: &Self) -> bool {
         self.number == other.number
     }
 }
 
-impl Eq for Due {}
+impl Eq for Entry {}
 
-impl PartialOrd for Due {
+impl PartialOrd for Entry {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Due {
+impl Ord for Entry {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at_us, self.number).cmp(&(other.at_us, other.number))
     }
 }
 
-impl Happenings {
-    pub(crate) fn add(&mut self, at_us: u64, happening: Happening) {
-        let life = self.life(happening);
-        self.queue.push(Reverse(Due { at_us, number: self.next, happening, life }));
+impl Agenda {
+    pub(crate) fn add(&mut self, at_us: u64, due: Due) {
+        let life = self.life(due);
+        self.queue.push(Reverse(Entry { at_us, number: self.next, due, life }));
         self.next += 1;
     }
 
@@ -74,56 +74,56 @@ impl Happenings {
         }
         self.lives[worker as usize] += 1;
         let lives = std::mem::take(&mut self.lives);
-        self.queue.retain(|Reverse(due)| due.life == life_of(&lives, due.happening));
+        self.queue.retain(|Reverse(entry)| entry.life == life_of(&lives, entry.due));
         self.lives = lives;
     }
 
-    fn life(&self, happening: Happening) -> u32 {
-        life_of(&self.lives, happening)
+    fn life(&self, due: Due) -> u32 {
+        life_of(&self.lives, due)
     }
 
     /// When the next thing happens.
     pub(crate) fn next_us(&self) -> Option<u64> {
-        self.queue.peek().map(|Reverse(due)| due.at_us)
+        self.queue.peek().map(|Reverse(entry)| entry.at_us)
     }
 
     /// The worker that is woken next and when, if nothing happens before.
     pub(crate) fn next_wake(&self) -> Option<(u64, u32)> {
-        let Reverse(due) = self.queue.peek()?;
-        match due.happening {
-            Happening::Wake { worker } => Some((due.at_us, worker)),
-            Happening::Step { .. }
-            | Happening::Operation { .. }
-            | Happening::Stored { .. }
-            | Happening::Down { .. }
-            | Happening::Up { .. } => None,
+        let Reverse(entry) = self.queue.peek()?;
+        match entry.due {
+            Due::Wake { worker } => Some((entry.at_us, worker)),
+            Due::Step { .. }
+            | Due::Operation { .. }
+            | Due::Stored { .. }
+            | Due::Down { .. }
+            | Due::Up { .. } => None,
         }
     }
 
     /// Whether nothing else is going to happen than that workers die and come back.
     pub(crate) fn are_outages(&self) -> bool {
-        self.queue.iter().all(|Reverse(due)| {
-            matches!(due.happening, Happening::Down { .. } | Happening::Up { .. })
-        })
+        self.queue
+            .iter()
+            .all(|Reverse(entry)| matches!(entry.due, Due::Down { .. } | Due::Up { .. }))
     }
 
     /// What happens next, if it happens by this moment.
-    pub(crate) fn pop(&mut self, now_us: u64) -> Option<Happening> {
+    pub(crate) fn pop(&mut self, now_us: u64) -> Option<Due> {
         if self.next_us()? > now_us {
             return None;
         }
-        self.queue.pop().map(|Reverse(due)| due.happening)
+        self.queue.pop().map(|Reverse(entry)| entry.due)
     }
 }
 
 /// The life of a worker that something belongs to; outages belong to all of them.
-fn life_of(lives: &[u32], happening: Happening) -> u32 {
-    match happening {
-        Happening::Step { worker }
-        | Happening::Operation { worker, .. }
-        | Happening::Stored { worker, .. }
-        | Happening::Wake { worker } => lives.get(worker as usize).copied().unwrap_or(0),
-        Happening::Down { .. } | Happening::Up { .. } => 0,
+fn life_of(lives: &[u32], due: Due) -> u32 {
+    match due {
+        Due::Step { worker }
+        | Due::Operation { worker, .. }
+        | Due::Stored { worker, .. }
+        | Due::Wake { worker } => lives.get(worker as usize).copied().unwrap_or(0),
+        Due::Down { .. } | Due::Up { .. } => 0,
     }
 }
 
@@ -133,13 +133,13 @@ mod tests {
 
     #[test]
     fn what_happens_at_the_same_moment_happens_in_the_order_of_being_known() {
-        let mut happenings = Happenings::default();
+        let mut agenda = Agenda::default();
         for (at_us, worker) in [(5, 0), (3, 1), (5, 2), (3, 3)] {
-            happenings.add(at_us, Happening::Wake { worker });
+            agenda.add(at_us, Due::Wake { worker });
         }
         let mut order = Vec::new();
-        while let Some(now_us) = happenings.next_us() {
-            let Some(Happening::Wake { worker }) = happenings.pop(now_us) else { break };
+        while let Some(now_us) = agenda.next_us() {
+            let Some(Due::Wake { worker }) = agenda.pop(now_us) else { break };
             order.push((now_us, worker));
         }
         assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2)]);
@@ -147,16 +147,16 @@ mod tests {
 
     #[test]
     fn what_a_dead_worker_began_happens_to_nobody() {
-        let mut happenings = Happenings::default();
-        happenings.add(5, Happening::Step { worker: 1 });
-        happenings.add(6, Happening::Step { worker: 0 });
-        happenings.add(7, Happening::Up { worker: 1 });
-        happenings.forget(1);
-        happenings.add(8, Happening::Step { worker: 1 });
+        let mut agenda = Agenda::default();
+        agenda.add(5, Due::Step { worker: 1 });
+        agenda.add(6, Due::Step { worker: 0 });
+        agenda.add(7, Due::Up { worker: 1 });
+        agenda.forget(1);
+        agenda.add(8, Due::Step { worker: 1 });
         let mut times = Vec::new();
-        while let Some(now_us) = happenings.next_us() {
+        while let Some(now_us) = agenda.next_us() {
             times.push(now_us);
-            happenings.pop(now_us);
+            agenda.pop(now_us);
         }
         assert_eq!(times, [6, 7, 8]);
     }

@@ -1,0 +1,359 @@
+//! What a replay says about its configuration, in a few sentences: what it is limited by, what the cache has
+//! left undone, and what to try.
+
+use serde::Serialize;
+
+use crate::config::Arrival;
+use crate::human::{count, milliseconds, percent, whole};
+use crate::report::{LinkName, LinkUse, Report, Series};
+
+/// Workers that compute so much of the time may not keep up.
+pub(crate) const OVERLOADED: f64 = 0.98;
+/// A link that carries something so much of the time makes others wait.
+const LINK_BUSY: f64 = 0.8;
+/// What takes so much of the time before first tokens is what they wait for.
+const MOST: f64 = 0.5;
+/// A tier of which so much is taken is full.
+const FULL: f64 = 0.95;
+/// Less of the prompt tokens than this is not worth a change.
+const WORTH_IT: f64 = 0.02;
+/// A tier with fewer of the hits than this is hardly used.
+const HARDLY: f64 = 0.01;
+
+/// What a configuration is limited by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// The device: prompts do not fit.
+    DeviceSize,
+    /// The GPUs: requests come faster than they compute them.
+    Compute,
+    /// A link that nearly always carries something.
+    Link(LinkName),
+    /// The device: requests wait for room.
+    DeviceMemory,
+    /// How many requests may run at once.
+    RunningMax,
+    /// What comes from L3: first tokens wait for it most of their time.
+    Fetching,
+    /// The turn of others, for whatever reason.
+    Waiting,
+    /// Nothing is short: first tokens take what it takes to compute prompts.
+    #[default]
+    Nothing,
+}
+
+/// What a replay says about its configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// What it is limited by.
+    pub limit: Limit,
+    /// That, what the cache has left undone, and what to try, in sentences.
+    pub text: String,
+}
+
+impl Verdict {
+    pub(crate) fn of(report: &Report) -> Self {
+        let limit = limit(report);
+        let mut sentences = vec![found(report, limit), attempt(limit).to_owned()];
+        if limit != Limit::DeviceSize {
+            sentences.push(cache(report));
+        }
+        Self { limit, text: sentences.join(" ") }
+    }
+}
+
+/// Where the time before first tokens goes, as shares: requests in a state, added up, are the time that
+/// they spend in it.
+struct BeforeFirst {
+    waiting: f64,
+    fetching: f64,
+    prefilling: f64,
+}
+
+impl BeforeFirst {
+    fn of(series: &Series) -> Self {
+        let sum = |column: &[f64]| column.iter().sum::<f64>();
+        let fetching = sum(&series.prefetching);
+        // Those that fetch are among those that wait.
+        let waiting = (sum(&series.waiting) - fetching).max(0.0);
+        let prefilling = sum(&series.prefilling);
+        let all = (waiting + fetching + prefilling).max(f64::MIN_POSITIVE);
+        Self { waiting: waiting / all, fetching: fetching / all, prefilling: prefilling / all }
+    }
+}
+
+fn limit(report: &Report) -> Limit {
+    if report.finished == 0 {
+        return Limit::DeviceSize;
+    }
+    let before = BeforeFirst::of(&report.series);
+    let is_loaded = match report.config.arrival {
+        Arrival::Trace { .. } => report.queue_ms.p50 > report.itl_ms.p50,
+        // Whoever keeps so many requests alive wants it loaded.
+        Arrival::ClosedLoop { .. } => true,
+    };
+    let running_max = report.config.scheduler.batch.running_max;
+    let running_peak = report.workers.iter().map(|worker| worker.running_peak).max();
+    if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY) {
+        Limit::Link(link.link)
+    } else if before.waiting > MOST && pinned(&report.series) > FULL {
+        Limit::DeviceMemory
+    } else if before.waiting > MOST && running_peak >= Some(running_max) {
+        Limit::RunningMax
+    } else if is_loaded && report.busy() > OVERLOADED {
+        Limit::Compute
+    } else if before.waiting > MOST {
+        Limit::Waiting
+    } else if before.fetching > MOST {
+        Limit::Fetching
+    } else {
+        Limit::Nothing
+    }
+}
+
+fn busiest(links: &[LinkUse]) -> Option<&LinkUse> {
+    links.iter().max_by(|one, other| one.busy.total_cmp(&other.busy))
+}
+
+/// How much of the device running requests and transfers hold while somebody waits.
+fn pinned(series: &Series) -> f64 {
+    let while_waiting = series.device_pinned.iter().zip(&series.waiting);
+    let (sum, weight) = while_waiting
+        .fold((0.0, 0.0), |(sum, weight), (held, waiting)| (sum + held * waiting, weight + waiting));
+    if weight > 0.0 { sum / weight } else { 0.0 }
+}
+
+/// What was found, in a sentence.
+fn found(report: &Report, limit: Limit) -> String {
+    let before = BeforeFirst::of(&report.series);
+    let busy = percent(report.busy());
+    match limit {
+        Limit::DeviceSize => {
+            "No request could run: the prompts are longer than what the device holds.".to_owned()
+        }
+        Limit::Compute => match report.config.arrival {
+            Arrival::Trace { .. } => format!(
+                "The GPUs are the limit: they compute {busy} of the time, requests come faster than they \
+                 are served, and half of them wait {} or longer for their turn.",
+                milliseconds(report.queue_ms.p50)
+            ),
+            Arrival::ClosedLoop { concurrency } => format!(
+                "The GPUs are the limit: with {} requests at a time they compute {busy} of the time.",
+                whole(concurrency.into())
+            ),
+        },
+        Limit::Link(name) => {
+            let link = busiest(&report.links);
+            format!(
+                "The link {} is the limit: it carries something {} of the time, and transfers wait {} for \
+                 those before them.",
+                name.in_words(),
+                percent(link.map_or(0.0, |link| link.busy)),
+                milliseconds(link.map_or(0.0, |link| link.wait_ms_mean))
+            )
+        }
+        Limit::DeviceMemory => format!(
+            "The memory of the device is the limit: {} of the time before first tokens is spent waiting, \
+             while running requests hold {} of the device.",
+            percent(before.waiting),
+            percent(pinned(&report.series))
+        ),
+        Limit::RunningMax => format!(
+            "The number of requests that may run at once is the limit: {} of the time before first tokens \
+             is spent waiting for one of {} to end.",
+            percent(before.waiting),
+            whole(report.config.scheduler.batch.running_max.into())
+        ),
+        Limit::Fetching => format!(
+            "L3 is the limit: {} of the time before first tokens is spent waiting for pages from it.",
+            percent(before.fetching)
+        ),
+        Limit::Waiting => format!(
+            "{} of the time before first tokens is spent waiting for the turn of others.",
+            percent(before.waiting)
+        ),
+        Limit::Nothing => format!(
+            "Nothing is short: requests begin at once, and {} of the time before first tokens is spent \
+             loading and computing prompts.",
+            percent(before.prefilling)
+        ),
+    }
+}
+
+/// What to try, in a sentence.
+fn attempt(limit: Limit) -> &'static str {
+    match limit {
+        Limit::DeviceSize => "Try more or larger GPUs (--gpus, --gpu).",
+        Limit::Compute => "Try more workers (--workers), more GPUs (--gpus) or faster ones (--gpu).",
+        Limit::Link(LinkName::HostToDevice) => {
+            "Try a device that holds more (--gpus, --gpu), or computing what is short (--load-threshold)."
+        }
+        Limit::Link(LinkName::DeviceToHost) => {
+            "Try copying only what is used again (--write-policy selective)."
+        }
+        Limit::Link(LinkName::L3ToHost | LinkName::StoreRead) => {
+            "Try a larger host tier (--host) or a faster L3 (--l3-bandwidth, --store-bandwidth)."
+        }
+        Limit::Link(LinkName::HostToL3 | LinkName::StoreWrite) => {
+            "Try a faster L3 (--l3-bandwidth, --store-bandwidth), or copying only what is used again \
+             (--write-policy selective)."
+        }
+        Limit::DeviceMemory => "Try more or larger GPUs (--gpus, --gpu), or more workers (--workers).",
+        Limit::RunningMax => "Try more at once (--running-max), or more workers (--workers).",
+        Limit::Fetching => {
+            "Try a larger host tier (--host), a faster L3 (--l3-bandwidth, --l3-latency), or not waiting \
+             for what is short (--fetch-threshold)."
+        }
+        Limit::Waiting => "Try larger steps (--step-tokens) or more workers (--workers).",
+        Limit::Nothing => {
+            "Faster GPUs (--gpu, --gpus) would shorten it; --find-rate says how many requests it can take."
+        }
+    }
+}
+
+/// What the cache has left undone, and what to try about that.
+fn cache(report: &Report) -> String {
+    let reuse = &report.reuse;
+    let lost = (reuse.ceiling - reuse.total).max(0.0);
+    if lost < WORTH_IT {
+        return match has_host(report) && reuse.host + reuse.l3 < HARDLY {
+            true => "The device alone finds nearly all that can be reused: host and L3 could be smaller."
+                .to_owned(),
+            false => "The tiers find nearly all that can be reused: larger ones would not help.".to_owned(),
+        };
+    }
+    format!(
+        "{} of the prompt tokens were computed although an earlier prompt had them: {}.",
+        percent(lost),
+        why_lost(report)
+    )
+}
+
+fn has_host(report: &Report) -> bool {
+    report.config.scheduler.cache.host_pages > 0
+}
+
+fn why_lost(report: &Report) -> String {
+    let cache = &report.config.scheduler.cache;
+    let is_full = |pages: u64| pages as f64 >= FULL * f64::from(cache.host_pages);
+    let host_is_full = report.workers.iter().any(|worker| is_full(worker.host_pages_peak));
+    let several = report.workers.len() > 1;
+    match &report.store {
+        _ if !has_host(report) => "there is no host tier to keep them; try --host and --l3".to_owned(),
+        None if host_is_full => {
+            "the host tier is full and there is no L3; try a larger --host, or --l3".to_owned()
+        }
+        None if several => "without an L3, workers compute what others have; try --l3, or --routing \
+                            prefix-aware"
+            .to_owned(),
+        Some(store) if store.evicted_pages > 0 => {
+            let tokens = store.evicted_pages as f64 * f64::from(cache.page_size);
+            format!("L3 had to let go of {} tokens; try a larger --l3", count(tokens))
+        }
+        Some(store) if store.failures > 0 => {
+            format!("L3 failed {} times (--l3-failures)", whole(store.failures))
+        }
+        Some(_) | None if several => {
+            "workers compute at the same time what they have in common; try --routing prefix-aware".to_owned()
+        }
+        Some(_) | None => {
+            "requests that share them come at the same time, or share too little to ask L3 for it \
+             (--fetch-threshold)"
+                .to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Options, Setting};
+    use crate::trace::{Synthetic, Trace};
+
+    fn traffic() -> Trace {
+        Synthetic { requests: 250, ..Synthetic::default() }.trace().unwrap()
+    }
+
+    /// The replay of some traffic, with settings.
+    fn replayed(settings: &[(Setting, &str)]) -> Report {
+        let mut options = Options::default();
+        settings.iter().for_each(|&(setting, value)| options.set(setting, value));
+        crate::replay(&traffic(), &options.config().unwrap()).unwrap()
+    }
+
+    fn assert_says(settings: &[(Setting, &str)], limit: Limit, words: &[&str]) {
+        let Verdict { limit: found, text } = replayed(settings).verdict;
+        assert_eq!(found, limit, "{text}");
+        for word in words {
+            assert!(text.contains(word), "{word:?} is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_has_more_than_enough_is_told_so() {
+        let words = ["Nothing is short", "--find-rate", "device alone finds nearly all"];
+        assert_says(&[], Limit::Nothing, &words);
+    }
+
+    #[test]
+    fn what_comes_faster_than_it_is_computed_is_the_gpus_fault() {
+        let fast = (Setting::SpeedUp, "10000");
+        let by_clock = (Setting::Sessions, "by-the-clock");
+        let words = ["come faster than they are served", "--workers"];
+        assert_says(&[fast, by_clock], Limit::Compute, &words);
+        assert_says(&[(Setting::Concurrency, "64")], Limit::Compute, &["64 requests at a time"]);
+    }
+
+    #[test]
+    fn a_slow_link_is_named() {
+        let small = [(Setting::Device, "150k"), (Setting::Host, "2M")];
+        let slow = [small[0], small[1], (Setting::HostBandwidth, "100MB/s")];
+        let Verdict { limit, text } = replayed(&slow).verdict;
+        assert!(
+            matches!(limit, Limit::Link(LinkName::HostToDevice | LinkName::DeviceToHost)),
+            "{text}"
+        );
+        assert!(text.contains("carries something"), "{text}");
+    }
+
+    #[test]
+    fn few_that_may_run_at_once_are_noticed() {
+        assert_says(&[(Setting::RunningMax, "1")], Limit::RunningMax, &["one of 1 to end"]);
+    }
+
+    #[test]
+    fn a_device_that_is_too_small_is_noticed() {
+        assert_says(&[(Setting::Device, "320")], Limit::DeviceSize, &["No request could run"]);
+    }
+
+    #[test]
+    fn what_the_cache_loses_has_a_reason() {
+        let device = (Setting::Device, "150k");
+        let lost = |settings: &[(Setting, &str)]| cache(&replayed(settings));
+        let without_host = lost(&[device, (Setting::Host, "0")]);
+        assert!(without_host.contains("there is no host tier"), "{without_host}");
+        let without_l3 = lost(&[device, (Setting::Host, "150k"), (Setting::L3, "0")]);
+        assert!(without_l3.contains("full and there is no L3"), "{without_l3}");
+        let small_l3 = lost(&[device, (Setting::Host, "150k"), (Setting::L3, "150k")]);
+        assert!(small_l3.contains("L3 had to let go of"), "{small_l3}");
+        let enough = lost(&[device, (Setting::Host, "300k")]);
+        assert!(enough.contains("larger ones would not help"), "{enough}");
+    }
+
+    #[test]
+    fn waits_for_l3_and_for_memory_are_told_apart() {
+        let mut report = replayed(&[]);
+        let length = report.series.waiting.len();
+        let series = &mut report.series;
+        (series.waiting, series.prefetching) = (vec![9.0; length], vec![8.0; length]);
+        series.prefilling = vec![1.0; length];
+        assert_eq!(Verdict::of(&report).limit, Limit::Fetching);
+        report.series.prefetching = vec![0.0; length];
+        assert_eq!(Verdict::of(&report).limit, Limit::Waiting);
+        report.series.device_pinned = vec![0.99; length];
+        let Verdict { limit, text } = Verdict::of(&report);
+        assert_eq!(limit, Limit::DeviceMemory);
+        assert!(text.contains("90.0 % of the time before first tokens"), "{text}");
+    }
+}

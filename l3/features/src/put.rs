@@ -113,7 +113,8 @@ impl Shared {
         let claims = self.claims(sample).await?.others;
         let floor = claims.iter().map(|(_, claim)| claim.generation).max().unwrap_or(0);
         let (contents, tensors) = self.contents_of(tensors).await?;
-        let generation = promised.unwrap_or_else(|| generation::take(floor, self.clock.now_ms(), owner));
+        let generation =
+            promised.unwrap_or_else(|| generation::take(floor, self.clock.now_ms(), owner));
         let id = |spec: &TensorSpec| self.keys.tensor(sample, generation, &spec.name);
         let ids: Vec<ObjectId> = specs.iter().map(id).collect();
         let created_ms = self.clock.now_ms();

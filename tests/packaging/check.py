@@ -1,4 +1,5 @@
-"""Starts the program as the units and the Dockerfile in `packaging/` do, and stops it as they would.
+"""Starts the program as the units and the Dockerfile in `packaging/` do, and stops it as they would; looks at what crates
+are published with.
 
 No daemon is needed: the lines are read from the files and carried out here, with folders and ports of the test's own in
 place of those of a machine.
@@ -151,7 +152,30 @@ def check_image(terrace: str, scratch: Path) -> None:
     print(f"packaging/Dockerfile: {shlex.join([entry, *arguments])}, and its health check")
 
 
+def check_crates() -> None:
+    """What cargo does not ask of a crate that is published, and its users do."""
+    published = 0
+    for member in tomllib.loads(Path("Cargo.toml").read_text())["workspace"]["members"]:
+        folder = Path(member)
+        package = tomllib.loads((folder / "Cargo.toml").read_text())["package"]
+        if package.get("publish") is False:
+            continue
+        published += 1
+        for field in ("description", "keywords", "categories"):
+            assert package.get(field), f"{folder}/Cargo.toml has no {field}"
+        assert package.get("documentation") == f"https://docs.rs/{package['name']}", f"{folder}: where is it documented?"
+        for file in ("README.md", "LICENSE-APACHE", "LICENSE-MIT"):
+            assert (folder / file).is_file(), f"{folder}/{file} is not there"
+        for source in folder.glob("src/**/*.rs"):
+            for included in re.findall(r'include_(?:str|bytes)!\("([^"]+)"\)', source.read_text()):
+                path = (source.parent / included).resolve()
+                inside = path.is_relative_to(folder.resolve())
+                assert inside, f"{source} includes {included}, which its package does not have"
+    print(f"{published} crates have what they are published with")
+
+
 def main(terrace: str) -> None:
+    check_crates()
     terrace = str(Path(terrace).resolve())
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)

@@ -140,8 +140,3 @@ pub use terrace_fsm::{
     replay,
 };
 pub use witness::{Seen, WatchedScheduler, Witness};
-
-/// The example of the documentation.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/requests.md")]
-struct Documentation;

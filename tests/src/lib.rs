@@ -16,3 +16,13 @@ pub fn thorough() -> bool {
 
 pub use script::run;
 pub use world::{Damage, Object, Transfer, World, WrongPage};
+
+/// The examples of the documentation. They stand here because crates that are published have nothing of outside their folders.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../docs/feature-store.md")]
+    struct FeatureStore;
+
+    #[doc = include_str!("../../docs/requests.md")]
+    struct Requests;
+}

@@ -567,8 +567,3 @@ fn check_bytes(tensor: &TensorSpec, found: usize) -> Result<(), FeatureError> {
     }
     Err(FeatureError::Bytes { tensor: tensor.name.clone(), expected, found })
 }
-
-/// The example of the documentation.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/feature-store.md")]
-struct Documentation;

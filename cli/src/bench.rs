@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// The first token of a long prompt, by where its KV comes from, with the built-in model
+    /// The first token of a long prompt, by where its KV comes from, with a model of random weights
     Ttft {
         /// The prompt's length
         #[arg(long, default_value_t = 4000)]

@@ -58,6 +58,9 @@ settings! {
             /// The folder of a model, as Hugging Face lays it out; for programs built with `--features models`.
             model: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("the model that comes with the program") };
+            /// Without a folder, serve a model of random weights in place of the one that comes with the program. It
+            /// says nothing sensible and does not end its answers: for tests and benches.
+            random_model: bool = false, "SWITCH";
             /// What clients call the model.
             name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
             /// How the model writes calls of functions: hermes, llama or mistral.
@@ -142,6 +145,9 @@ settings! {
             /// On a GPU, one in so many pages that are copied between it and host is compared on both sides: a
             /// copy that was damaged is found, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("none is compared") };
+            /// Let the operator put a wrong page on the device on purpose (POST /plant_wrong_page?page=NUMBER), to see
+            /// what it does to answers; on a CPU. No other server uses what this one has computed.
+            plant_wrong_pages: bool = false, "SWITCH";
         }
         "Batching" {
             /// Tokens that one step computes at the most.
@@ -270,6 +276,14 @@ impl Config {
             return Err(ConfigError::new("step_tokens", steps.step_tokens, advice));
         }
         self.check_canary()?;
+        if self.plant_wrong_pages && self.device != DeviceChoice::Cpu {
+            let advice = "it is for models on a CPU: leave it out, or use cpu for device (--device)";
+            return Err(ConfigError::new("plant_wrong_pages", true, advice));
+        }
+        if self.random_model && self.model.is_some() {
+            let advice = "a model's folder has weights of its own: leave out this or model (--model)";
+            return Err(ConfigError::new("random_model", true, advice));
+        }
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));

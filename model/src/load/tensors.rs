@@ -1,4 +1,4 @@
-//! Weights in safetensors files: a length, a header in JSON, and the numbers.
+//! Weights in the safetensors files of a folder.
 
 #![allow(unsafe_code)]
 
@@ -12,11 +12,9 @@ use memmap2::Mmap;
 use serde::Deserialize;
 
 use super::{LoadError, is_lfs_pointer, parse, read_if_any};
+use crate::safetensors::{self, TensorHeader, name_of};
 use crate::shape::Shape;
-use crate::weights::{LayerPart, Part, WeightSource};
-
-/// The largest header; models of a thousand layers have a tenth of it.
-const HEADER_BYTES_MAX: u64 = 64 << 20;
+use crate::weights::{Part, WeightSource};
 
 /// All tensors of a model, checked: each has the shape that it must have and lies in its file.
 #[derive(Debug)]
@@ -58,23 +56,6 @@ impl Dtype {
             Self::F16 | Self::Bf16 => 2,
         }
     }
-}
-
-/// What a file's header says of a tensor.
-#[derive(Debug, Deserialize)]
-struct TensorHeader {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: (usize, usize),
-}
-
-#[derive(Debug, Deserialize)]
-struct Header {
-    /// Words about the file.
-    #[serde(rename = "__metadata__", default)]
-    _metadata: serde::de::IgnoredAny,
-    #[serde(flatten)]
-    tensors: BTreeMap<String, TensorHeader>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -147,21 +128,8 @@ impl TensorFile {
         if is_lfs_pointer(&bytes) {
             return Err(LoadError::LfsPointer { path: path.to_owned() });
         }
-        let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-            return Err(malformed(format!("{} bytes are no safetensors file", bytes.len())));
-        };
-        let length = u64::from_le_bytes(*length);
-        if length > HEADER_BYTES_MAX || length > rest.len() as u64 {
-            return Err(malformed(format!(
-                "its header should have {length} bytes, but the file has {}",
-                rest.len()
-            )));
-        }
-        let header = &rest[..length as usize];
-        let header: Header =
-            serde_json::from_slice(header).map_err(|error| malformed(error.to_string()))?;
-        let (path, start) = (path.to_owned(), 8 + length as usize);
-        Ok(Self { path, tensors: header.tensors, start, bytes })
+        let (tensors, start) = safetensors::read_header(&bytes).map_err(malformed)?;
+        Ok(Self { path: path.to_owned(), tensors, start, bytes })
     }
 
     /// Checks a tensor and finds its bytes.
@@ -187,19 +155,12 @@ impl TensorFile {
             let problem = format!("{name} has the shape {found:?}, expected {expected:?}");
             return Err(LoadError::Mismatch { path: self.path.clone(), problem });
         }
-        let malformed = |problem: String| LoadError::Malformed { path: self.path.clone(), problem };
-        let (start, end) = header.data_offsets;
-        let len = expected.iter().product::<usize>() * dtype.bytes();
-        if end.checked_sub(start) != Some(len) {
-            return Err(malformed(format!("{name} lies at {start} to {end}, but has {len} bytes")));
-        }
         let data = self.bytes.len() - self.start;
-        if end > data {
-            return Err(malformed(format!(
-                "{name} ends at {end}, but the file has only {data} bytes of weights"
-            )));
-        }
-        Ok(Tensor { file, start: self.start + start, len, dtype })
+        let len = header.len_within(name, dtype.bytes(), data).map_err(|problem| {
+            LoadError::Malformed { path: self.path.clone(), problem }
+        })?;
+        let start = self.start + header.data_offsets.0;
+        Ok(Tensor { file, start, len, dtype })
     }
 }
 
@@ -250,32 +211,6 @@ impl WeightSource for Tensors {
                     *out = bf16::from_le_bytes(*bytes).to_f32();
                 }
             }
-        }
-    }
-}
-
-/// The name of a part in files.
-fn name_of(part: Part) -> String {
-    match part {
-        Part::Embeddings => "model.embed_tokens.weight".to_owned(),
-        Part::FinalNorm => "model.norm.weight".to_owned(),
-        Part::Head => "lm_head.weight".to_owned(),
-        Part::OfLayer(layer, part) => {
-            let part = match part {
-                LayerPart::AttentionNorm => "input_layernorm.weight",
-                LayerPart::Queries => "self_attn.q_proj.weight",
-                LayerPart::Keys => "self_attn.k_proj.weight",
-                LayerPart::Values => "self_attn.v_proj.weight",
-                LayerPart::QueryBias => "self_attn.q_proj.bias",
-                LayerPart::KeyBias => "self_attn.k_proj.bias",
-                LayerPart::ValueBias => "self_attn.v_proj.bias",
-                LayerPart::AttentionOut => "self_attn.o_proj.weight",
-                LayerPart::FeedForwardNorm => "post_attention_layernorm.weight",
-                LayerPart::Gate => "mlp.gate_proj.weight",
-                LayerPart::Up => "mlp.up_proj.weight",
-                LayerPart::Down => "mlp.down_proj.weight",
-            };
-            format!("model.layers.{layer}.{part}")
         }
     }
 }

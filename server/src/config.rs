@@ -145,7 +145,7 @@ settings! {
             /// On a GPU, one in so many pages that are copied between it and host is compared on both sides: a
             /// copy that was damaged is found, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("none is compared") };
-            /// Let the operator put a wrong page on the device on purpose (POST /plant_wrong_page?page=NUMBER), to see
+            /// Let the operator put a wrong page on the device on purpose (POST /plant_wrong_page?token=POSITION), to see
             /// what it does to answers; on a CPU. No other server uses what this one has computed.
             plant_wrong_pages: bool = false, "SWITCH";
         }

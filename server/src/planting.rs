@@ -16,14 +16,14 @@ use crate::cache_reset::check_origin;
 use crate::error::{ApiError, json_response};
 use crate::state::State;
 
-/// The page that is to be made wrong, shared by the server, which is told, and the model, which does it.
+/// Where a page is to be made wrong, shared by the server, which is told, and the model, which does it.
 #[derive(Clone, Debug, Default)]
 pub struct Planting(Arc<Mutex<Option<u32>>>);
 
 impl Planting {
-    /// Has this page of a sequence made wrong, counted from 0, before the next step that reads it from the cache.
-    pub fn plant(&self, page: u32) {
-        *self.0.lock() = Some(page);
+    /// Has the page with this token of a sequence made wrong before the next step that reads it from the cache.
+    pub fn plant(&self, token: u32) {
+        *self.0.lock() = Some(token);
     }
 }
 
@@ -35,13 +35,15 @@ pub(crate) struct Plantable<F> {
 }
 
 impl<F> Plantable<F> {
-    /// Puts the first page of a sequence where the wanted one should be, if a sequence of this step has computed the
-    /// wanted one before. While it is being copied it is left as it is, for a later step.
+    /// Puts the first page of a sequence where the wanted one should be, or the second if it is the first, once a
+    /// sequence has computed the wanted one before. While it is being copied it is left as it is, for a later step.
     fn plant(&self, memory: &CpuMemory, step: &Step<'_>) {
         let mut wanted = self.planting.0.lock();
-        let Some(page) = *wanted else { return };
+        let Some(token) = *wanted else { return };
         let page_size = step.table.page_size();
-        let behind = |span: &&Span| span.start / page_size > page && page > 0;
+        let page = token / page_size;
+        let other = u32::from(page == 0);
+        let behind = |span: &&Span| span.start / page_size > page.max(other);
         let Some(span) = step.spans.iter().find(behind) else { return };
         // A step that would write to the page alone.
         let writing = Span {
@@ -52,8 +54,8 @@ impl<F> Plantable<F> {
         };
         let row = step.table.row(span.slot);
         let Ok(mut pages) = memory.lend(&Step { spans: &[writing], ..*step }) else { return };
-        let first = pages.read(row[0]).to_vec();
-        pages.write(row[page as usize]).copy_from_slice(&first);
+        let elsewhere = pages.read(row[other as usize]).to_vec();
+        pages.write(row[page as usize]).copy_from_slice(&elsewhere);
         *wanted = None;
         tracing::warn!("page {page} of a sequence was made wrong on the device, as the operator wanted");
     }
@@ -101,7 +103,7 @@ impl<F: Forward<Memory = CpuMemory>> Forward for Plantable<F> {
 /// What the address says.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Wish {
-    page: u32,
+    token: u32,
 }
 
 /// Whether wrong pages can be planted here.
@@ -115,7 +117,7 @@ pub(crate) fn tell(state: &State, headers: &HeaderMap) -> Result<Response, ApiEr
 pub(crate) fn plant(
     state: &State,
     headers: &HeaderMap,
-    Wish { page }: Wish,
+    Wish { token }: Wish,
 ) -> Result<Response, ApiError> {
     state.gate.operator(headers)?;
     state.check_open()?;
@@ -125,10 +127,6 @@ pub(crate) fn plant(
             "this server plants no wrong pages: start one for it with --plant-wrong-pages",
         ));
     };
-    if page == 0 {
-        let message = "the first page is what others are made wrong with: use 1 or more";
-        return Err(ApiError::field("page", message));
-    }
-    planting.plant(page);
-    Ok(json_response(StatusCode::OK, &json!({ "page": page })))
+    planting.plant(token);
+    Ok(json_response(StatusCode::OK, &json!({ "token": token })))
 }

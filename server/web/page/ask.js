@@ -1,8 +1,9 @@
 // The box that sends prompts, and the answer.
 
+import { longExample, verdictOn } from "./book.js";
 import { byId } from "./dom.js";
-import { longExample } from "./example.js";
 import { askForKey, keyHeaders, wantsKey } from "./keys.js";
+import { offerPlanting } from "./planting.js";
 import { addRun, beginRun } from "./runs.js";
 import { bySource } from "./sources.js";
 import { eventsOf } from "./stream.js";
@@ -29,6 +30,7 @@ export function listenToForm() {
     byId("send").focus();
   });
   learnModel();
+  offerPlanting();
 }
 
 /** Asks which model answers here, to say so. */
@@ -98,7 +100,10 @@ async function showAnswer(response, run) {
     const text = chunk.choices?.[0]?.text ?? "";
     if (chunk.choices?.length > 0) run.heard();
     answer.append(text);
-    if (chunk.usage) addRun(run, tokensOf(chunk.usage));
+    if (chunk.usage) {
+      run.verdict = verdictOn(run.prompt, answer.textContent);
+      addRun(run, tokensOf(chunk.usage));
+    }
   }
 }
 

@@ -17,6 +17,8 @@ export function beginRun(prompt) {
   return {
     prompt,
     firstTokenMs: null,
+    /** Whether its answer is right, where that can be told. */
+    verdict: "",
     /** Something of the answer has come. */
     heard() {
       this.firstTokenMs ??= performance.now() - begin;
@@ -34,11 +36,13 @@ export function addRun(run, tokens) {
 }
 
 /** The latest run in words; also as attributes, for those who read the page by program. */
-function describe({ number, firstTokenMs, tokens }, previous) {
+function describe({ number, firstTokenMs, tokens, verdict }, previous) {
   const source = byId("kv-source");
-  source.textContent = `${inWords(tokens)}.${comparison(firstTokenMs, previous)}`;
+  const told = verdict && ` The answer is ${verdict}.`;
+  source.textContent = `${inWords(tokens)}.${comparison(firstTokenMs, previous)}${told}`;
   for (const [name, value] of Object.entries(tokens)) source.dataset[name] = value;
   source.dataset.firstTokenMs = Math.round(firstTokenMs ?? 0);
+  source.dataset.verdict = verdict;
   source.dataset.run = number;
 }
 
@@ -65,11 +69,13 @@ function drawRuns() {
     runs,
     ({ number }) => number,
     createRow,
-    (row, { number, tokens, firstTokenMs }) => {
+    (row, { number, tokens, firstTokenMs, verdict }) => {
       setText(row.cells[0], String(number));
       drawSources(row.querySelector(".sources"), tokens);
       row.querySelector(".time i").style.width = `${((firstTokenMs ?? 0) / slowestMs) * 100}%`;
       setText(row.querySelector(".time b"), firstTokenMs === null ? "" : duration(firstTokenMs));
+      row.cells[3].className = `verdict ${verdict}`;
+      setText(row.cells[3], verdict);
     },
   );
 }
@@ -78,5 +84,5 @@ function createRow() {
   const bar = element("div", "sources");
   bar.setAttribute("role", "img");
   const time = element("div", "time", element("span", "", element("i")), element("b"));
-  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time));
+  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time), element("td"));
 }

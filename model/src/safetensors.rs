@@ -29,9 +29,7 @@ struct Header {
 }
 
 /// The tensors that a file has, and where the numbers begin; or what is wrong with it.
-pub(crate) fn read_header(
-    bytes: &[u8],
-) -> Result<(BTreeMap<String, TensorHeader>, usize), String> {
+pub(crate) fn read_header(bytes: &[u8]) -> Result<(BTreeMap<String, TensorHeader>, usize), String> {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
         return Err(format!("{} bytes are no safetensors file", bytes.len()));
     };

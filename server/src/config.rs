@@ -277,11 +277,13 @@ impl Config {
         }
         self.check_canary()?;
         if self.plant_wrong_pages && self.device != DeviceChoice::Cpu {
-            let advice = "it is for models on a CPU: leave it out, or use cpu for device (--device)";
+            let advice =
+                "it is for models on a CPU: leave it out, or use cpu for device (--device)";
             return Err(ConfigError::new("plant_wrong_pages", true, advice));
         }
         if self.random_model && self.model.is_some() {
-            let advice = "a model's folder has weights of its own: leave out this or model (--model)";
+            let advice =
+                "a model's folder has weights of its own: leave out this or model (--model)";
             return Err(ConfigError::new("random_model", true, advice));
         }
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {

@@ -57,7 +57,9 @@ impl<F> Plantable<F> {
         let elsewhere = pages.read(row[other as usize]).to_vec();
         pages.write(row[page as usize]).copy_from_slice(&elsewhere);
         *wanted = None;
-        tracing::warn!("page {page} of a sequence was made wrong on the device, as the operator wanted");
+        tracing::warn!(
+            "page {page} of a sequence was made wrong on the device, as the operator wanted"
+        );
     }
 }
 

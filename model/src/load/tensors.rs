@@ -156,9 +156,9 @@ impl TensorFile {
             return Err(LoadError::Mismatch { path: self.path.clone(), problem });
         }
         let data = self.bytes.len() - self.start;
-        let len = header.len_within(name, dtype.bytes(), data).map_err(|problem| {
-            LoadError::Malformed { path: self.path.clone(), problem }
-        })?;
+        let len = header
+            .len_within(name, dtype.bytes(), data)
+            .map_err(|problem| LoadError::Malformed { path: self.path.clone(), problem })?;
         let start = self.start + header.data_offsets.0;
         Ok(Tensor { file, start, len, dtype })
     }

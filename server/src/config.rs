@@ -281,11 +281,6 @@ impl Config {
                 "it is for models on a CPU: leave it out, or use cpu for device (--device)";
             return Err(ConfigError::new("plant_wrong_pages", true, advice));
         }
-        if self.random_model && self.model.is_some() {
-            let advice =
-                "a model's folder has weights of its own: leave out this or model (--model)";
-            return Err(ConfigError::new("random_model", true, advice));
-        }
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));

@@ -23,7 +23,7 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// TTFT of a long prompt with its KV computed, on device, on host and in L3 (built-in model)
+    /// TTFT of a long prompt with its KV computed, on device, on host and in L3 (random weights)
     Ttft {
         /// Prompt length in tokens
         #[arg(long, default_value_t = 4000)]

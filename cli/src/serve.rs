@@ -74,7 +74,7 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     let launched = launched?;
     let example = example(&launched.model, !config.keys.is_empty());
     let server = Server::bind(config, launched.engine, launched.model).await?;
-    let server = server.with_gpu(launched.gpu);
+    let server = server.with_gpu(launched.gpu).with_planting(launched.planting);
     let address = server.address();
     let (summary, signals) = (launched.summary, Signals::listen());
     let events = server.kv_events_place();
@@ -138,10 +138,10 @@ pub(crate) fn say(text: &str) {
 fn example(model: &ServedModel, has_keys: bool) -> String {
     let key = if has_keys { "-H 'Authorization: Bearer KEY' " } else { "" };
     let (path, body) = if model.chat.exists() {
-        let messages = json!([{ "role": "user", "content": "Hello" }]);
+        let messages = json!([{ "role": "user", "content": "What is 20 + 22?" }]);
         ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 64 }))
     } else {
-        ("/v1/completions", json!({ "prompt": "Hello" }))
+        ("/v1/completions", json!({ "prompt": "What is 20 + 22?\n" }))
     };
     format!("{path} {key}\\\n  -H 'Content-Type: application/json' -d '{body}'")
 }

@@ -1,21 +1,23 @@
-//! A model that comes with the program: its weights are generated, so there is nothing to download. It
-//! says nothing sensible, but it computes like any other model, and greedy answers are readable text.
+//! The model that comes with the program. It was trained on books of fields, to answer questions about their rows; how
+//! is in `docs/answering-model.md`. Its weights are part of the program, so there is nothing to download.
 
-use terrace_cache::Token;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use safetensors::tensor::{Dtype, SafeTensors};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::byte_tokenizer::{self, ByteTokenizer};
-use crate::llama::Llama;
 use crate::rope::{Rope, Scaling};
 use crate::shape::Shape;
-use crate::weights::{LayerPart, Part, WeightSource, collect};
+use crate::tensor_names::name_of;
+use crate::weights::{Part, WeightSource};
 use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
 /// The name under which the model is known.
 const NAME: &str = "terrace-built-in";
-/// Changes with everything that changes what the model computes.
-const VERSION: u32 = 1;
-/// Where the generator begins.
-const SEED: u64 = 0x7465_7272_6163_6500 + VERSION as u64;
+/// What `model/answers/train.py` has written.
+const WEIGHTS: &[u8] = include_bytes!("../answers/model.safetensors");
 
 /// The model that comes with the program, on so many threads of the CPU.
 #[must_use]
@@ -23,12 +25,12 @@ pub fn built_in(threads: usize) -> Loaded {
     unloaded_built_in().on_cpu(threads)
 }
 
-/// The model that comes with the program, before its weights are generated.
+/// The model that comes with the program, before its weights are unpacked.
 #[must_use]
 pub fn unloaded_built_in() -> Unloaded {
     let shape = shape();
     Unloaded {
-        weights: Box::new(Generated::of(&shape, format!("{NAME}-{VERSION}"))),
+        weights: Box::new(Trained::of(&shape)),
         shape,
         tokenizer: Tokenizer::bytes(),
         chat: ChatTemplate::built_in(),
@@ -37,131 +39,66 @@ pub fn unloaded_built_in() -> Unloaded {
     }
 }
 
-/// The model that comes with the program with fewer layers: for tests, which have no time for all of them.
-#[must_use]
-pub fn shallow(layers: usize, threads: usize) -> Llama {
-    let shape = Shape { layers, ..shape() };
-    let weights = Generated::of(&shape, format!("{NAME}-{VERSION}-of-{layers}"));
-    Llama::new(shape, weights.identity.clone(), threads, |shape| collect(shape, &weights))
-}
-
-/// Sizes that take a second or two for a prompt of some thousand tokens: long enough that one sees
-/// what a cache is good for, and short enough to wait for.
+/// The sizes that it was trained with.
 fn shape() -> Shape {
     Shape {
         vocabulary: ByteTokenizer::VOCABULARY,
         dim: 256,
-        layers: 8,
-        heads: 8,
-        kv_heads: 4,
-        head_dim: 32,
-        hidden: 1280,
+        layers: 6,
+        heads: 6,
+        kv_heads: 3,
+        head_dim: 64,
+        hidden: 448,
         norm_epsilon: 1e-5,
+        // It has seen 4,096 at the most. Longer prompts are computed like any others, but what it says about
+        // them is less often right.
         positions_max: 16_384,
-        rope: Rope { theta: 10_000.0, scaling: Scaling::None },
+        rope: Rope { theta: 500_000.0, scaling: Scaling::None },
         qkv_bias: false,
-        tied: false,
+        tied: true,
     }
 }
 
-/// Weights from a generator that can be asked for any of them in any order.
+/// Weights in the program, all of them in bf16.
 #[derive(Debug)]
-struct Generated {
-    layers: usize,
-    identity: String,
+struct Trained {
+    /// Where in `WEIGHTS` each part lies.
+    parts: BTreeMap<Part, Range<usize>>,
 }
 
-impl Generated {
-    fn of(shape: &Shape, identity: String) -> Self {
-        Self { layers: shape.layers, identity }
+impl Trained {
+    fn of(shape: &Shape) -> Self {
+        let fits = "the weights in the program fit its model";
+        let (length, header) = SafeTensors::read_metadata(WEIGHTS).expect(fits);
+        let start = size_of::<u64>() + length;
+        let parts = Part::all(shape).map(|part| {
+            let name = name_of(part);
+            let tensor = header.info(&name).expect(fits);
+            let (rows, columns) = part.size(shape);
+            let expected: Vec<usize> = rows.into_iter().chain([columns]).collect();
+            assert_eq!((tensor.dtype, &tensor.shape), (Dtype::BF16, &expected), "{name}");
+            let (first, end) = tensor.data_offsets;
+            (part, start + first..start + end)
+        });
+        Self { parts: parts.collect() }
     }
 }
 
-impl WeightSource for Generated {
-    fn fingerprint(&self, _shape: &Shape) -> String {
-        self.identity.clone()
+impl WeightSource for Trained {
+    fn fingerprint(&self, shape: &Shape) -> String {
+        let sizes = format!("{shape:?}");
+        format!("{NAME}-{:016x}{:032x}", xxh3_128(sizes.as_bytes()) as u64, xxh3_128(WEIGHTS))
     }
 
     fn row(&self, part: Part, row: usize, out: &mut [f32]) {
-        let inputs = (out.len() as f32).sqrt();
-        let deep = (2.0 * self.layers as f32).sqrt();
-        let scale = match part {
-            Part::Embeddings => 1.0,
-            // Readable text only: the logits of everything else are zero, which is less than the
-            // highest of the others.
-            Part::Head if is_readable(row as Token) => 4.0 / inputs,
-            Part::Head => 0.0,
-            Part::FinalNorm => return out.fill(1.0),
-            Part::OfLayer(_, part) => match part {
-                LayerPart::AttentionNorm | LayerPart::FeedForwardNorm => return out.fill(1.0),
-                LayerPart::QueryBias | LayerPart::KeyBias | LayerPart::ValueBias => {
-                    return out.fill(0.0);
-                }
-                // Scores that differ enough for heads to choose.
-                LayerPart::Queries | LayerPart::Keys => 1.5 / inputs,
-                LayerPart::Values | LayerPart::Gate | LayerPart::Up => 1.0 / inputs,
-                // What is added to a token stays about as large as the token, however many add.
-                LayerPart::AttentionOut => 4.0 / inputs / deep,
-                LayerPart::Down => 2.0 / inputs / deep,
-            },
-        };
-        let start = mix(SEED ^ (number(part) << 32 | row as u64));
-        for (counter, out) in (0..).zip(out) {
-            *out = scale * normal(mix(start.wrapping_add(counter)));
+        let bytes = &WEIGHTS[self.parts[&part].clone()][2 * row * out.len()..];
+        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            // A bf16 is the upper half of an f32.
+            *out = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
         }
     }
-}
 
-fn is_readable(token: Token) -> bool {
-    (32..=126).contains(&token)
-}
-
-/// A number for each part of a model.
-fn number(part: Part) -> u64 {
-    match part {
-        Part::Embeddings => 0,
-        Part::FinalNorm => 1,
-        Part::Head => 2,
-        Part::OfLayer(layer, part) => (layer as u64 + 1) << 8 | part as u64,
-    }
-}
-
-/// SplitMix64 at a place of its sequence.
-fn mix(place: u64) -> u64 {
-    let x = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// A number of mean zero and variance one: the sum of four uniform ones is near enough to normal.
-fn normal(bits: u64) -> f32 {
-    let sum: u64 = (0..4).map(|part| bits >> (16 * part) & 0xffff).sum();
-    (sum as f32 / 65_535.0 - 2.0) * 3_f32.sqrt()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn generated_numbers_are_about_normal() {
-        let numbers: Vec<f32> = (0..100_000).map(|i| normal(mix(i))).collect();
-        let mean = numbers.iter().sum::<f32>() / 1e5;
-        let variance = numbers.iter().map(|x| x * x).sum::<f32>() / 1e5;
-        assert!(mean.abs() < 0.02 && (variance - 1.0).abs() < 0.02, "{mean} {variance}");
-    }
-
-    #[test]
-    fn the_built_in_model_is_always_the_same() {
-        let shape = shape();
-        let mut row = vec![0.0; shape.dim];
-        Generated::of(&shape, String::new()).row(Part::OfLayer(3, LayerPart::Keys), 17, &mut row);
-        let digest = xxhash_rust::xxh3::xxh3_64(
-            &row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>(),
-        );
-        // Whoever changes this changes `VERSION` with it, or cached KV would be taken for another
-        // model's.
-        assert_eq!(digest, 0x0fa4_0a18_134d_d9db);
+    fn as_bf16(&self, part: Part) -> Option<&[u8]> {
+        Some(&WEIGHTS[self.parts[&part].clone()])
     }
 }

@@ -1,5 +1,5 @@
-//! Models of the Llama family on the CPU: the forward pass over paged KV, weights from a folder or
-//! built in, tokenizers and chat templates.
+//! Models of the Llama family on the CPU: the forward pass over paged KV, weights from a folder, from the program or
+//! generated, tokenizers and chat templates.
 //!
 //! The result for a token depends on the tokens up to it and on nothing else, to the bit. No code
 //! in this crate may let the order of a sum depend on the batch, on where a span begins, on the
@@ -26,17 +26,20 @@ mod loaded;
 mod math;
 mod matrix;
 mod product;
+mod random;
 mod rope;
 mod shape;
+mod tensor_names;
 mod tokenizer;
 mod weights;
 
-pub use built_in::{built_in, shallow, unloaded_built_in};
+pub use built_in::{built_in, unloaded_built_in};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;
 pub use load::{LoadError, load, load_prompting, load_tokenizer, open};
 pub use loaded::{Loaded, Unloaded};
+pub use random::{random, shallow, unloaded_random};
 pub use rope::{Rope, Scaling};
 pub use shape::Shape;
 pub use tokenizer::{Decoder, EncodeError, TokenBytes, Tokenizer};

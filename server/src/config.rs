@@ -57,6 +57,9 @@ settings! {
             /// The model folder, in Hugging Face layout. Needs a program built with `--features models`.
             model: Option<PathBuf> = None, "FOLDER"
                 { default_in_words: Some("the model that comes with the program") };
+            /// Serve a model with random weights instead of the built-in one. Its outputs are gibberish and do not end
+            /// early: for tests and benchmarks.
+            random_model: bool = false, "SWITCH";
             /// The model name that clients use.
             name: Option<String> = None, "NAME" { default_in_words: Some("the folder's name") };
             /// The format in which the model writes tool calls: hermes, llama or mistral.
@@ -142,6 +145,9 @@ settings! {
             /// On a GPU, verify one in this many pages that are copied between GPU and host. A damaged copy is
             /// detected, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("no page is verified") };
+            /// Allow the operator to plant a wrong page on the device (POST /plant_wrong_page?token=POSITION), to show its
+            /// effect on outputs. CPU only. Other servers never use the pages of this one.
+            plant_wrong_pages: bool = false, "SWITCH";
         }
         "Batching" {
             /// Maximum number of tokens in one step (vLLM: max_num_batched_tokens).
@@ -263,6 +269,11 @@ impl Config {
             return Err(ConfigError::new("step_tokens", steps.step_tokens, advice));
         }
         self.check_canary()?;
+        if self.plant_wrong_pages && self.device != DeviceChoice::Cpu {
+            let advice =
+                "it is for models on a CPU: leave it out, or use cpu for device (--device)";
+            return Err(ConfigError::new("plant_wrong_pages", true, advice));
+        }
         if let WritePolicy::SelectiveWriteThrough { hits: 0 } = self.write_policy {
             let advice = "use at least 1 for HITS, or write-through";
             return Err(ConfigError::new("write_policy", self.write_policy, advice));

@@ -24,6 +24,7 @@ use crate::cluster::ClusterError;
 use crate::config::{Config, ConfigError, DeviceChoice};
 use crate::gpu::GpuWatch;
 use crate::l3_tier::open_l3;
+use crate::planting::Planting;
 use crate::recordings::Recordings;
 use crate::served_model::ServedModel;
 use crate::summary::Summary;
@@ -40,6 +41,8 @@ pub struct Launched {
     pub summary: Summary,
     /// What its GPU tells of itself, if it has one.
     pub gpu: Option<GpuWatch>,
+    /// Where wrong pages are asked for, if the model plants them.
+    pub planting: Option<Planting>,
 }
 
 /// Why an engine could not be started.
@@ -234,6 +237,7 @@ pub fn launch_telling(
 fn open_model(config: &Config) -> Result<Unloaded, LaunchError> {
     Ok(match &config.model {
         Some(folder) => terrace_model::open(folder)?,
+        None if config.random_model => terrace_model::unloaded_random(),
         None => terrace_model::unloaded_built_in(),
     })
 }
@@ -289,7 +293,7 @@ where
     let recordings = Recordings::begin(config)?;
     let summary = Summary {
         name: model_served.name.clone(),
-        is_built_in: config.model.is_none(),
+        about: about(config),
         place: place.in_words,
         gpu: place.gpu_notes,
         tokens_max,
@@ -302,7 +306,16 @@ where
     let store = opened.map(|opened| opened.store);
     let scheduler = scheduler_config(config, sizes.page_bytes);
     let engine = Engine::start_watched(scheduler, model, device, store, recordings.witnesses)?;
-    Ok(Launched { engine, model: model_served, summary, gpu: place.gpu })
+    Ok(Launched { engine, model: model_served, summary, gpu: place.gpu, planting: None })
+}
+
+/// What is to be said about the model, if it comes with the program.
+fn about(config: &Config) -> Option<&'static str> {
+    match (&config.model, config.random_model) {
+        (Some(_), _) => None,
+        (None, false) => Some("built in: it answers questions about books like the page's"),
+        (None, true) => Some("of random weights: it says nothing sensible"),
+    }
 }
 
 /// When the latest of a folder's files was written.

@@ -28,6 +28,7 @@ mod messages;
 mod metrics;
 mod page;
 mod parameters;
+mod planting;
 mod recordings;
 mod refused;
 mod reply;
@@ -56,6 +57,7 @@ pub use config::{
 pub use gpu::{GpuFigures, GpuWatch, LinkFigures};
 pub use launch::{LaunchError, Launched, launch, launch_telling, wait_for_gpus};
 pub use metrics::serve_node_figures;
+pub use planting::Planting;
 pub use route::{RouteError, RouterServer};
 pub use served_model::ServedModel;
 pub use server::{BindError, Server};

@@ -29,6 +29,7 @@ use crate::kv_events::KvTeller;
 use crate::metrics::{self, Moment};
 use crate::page;
 use crate::parameters::Kind;
+use crate::planting::{self, Planting};
 use crate::request_id;
 use crate::served_model::ServedModel;
 use crate::state::State;
@@ -123,6 +124,13 @@ impl Server {
         self
     }
 
+    /// Lets the operator plant wrong pages, if the engine's model does that.
+    #[must_use]
+    pub fn with_planting(mut self, planting: Option<Planting>) -> Self {
+        self.state.planting = planting;
+        self
+    }
+
     /// The address, with the port that the system chose if none was asked for.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -174,6 +182,7 @@ fn router(state: Arc<State>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/plant_wrong_page", get(tell_planting).post(plant_wrong_page))
         .fallback(async |uri: Uri| ApiError::no_such_path(uri.path()))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(middleware::from_fn_with_state(state.local_names_only, check_host))
@@ -206,6 +215,19 @@ async fn reset_prefix_cache(
 ) -> Result<Response, ApiError> {
     let Query(wish) = wish.map_err(|error| ApiError::invalid(error.body_text()))?;
     cache_reset::reset(state, &headers, wish).await
+}
+
+async fn tell_planting(Shared(state): AppState, headers: HeaderMap) -> Result<Response, ApiError> {
+    planting::tell(&state, &headers)
+}
+
+async fn plant_wrong_page(
+    Shared(state): AppState,
+    headers: HeaderMap,
+    wish: Result<Query<planting::Wish>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(wish) = wish.map_err(|error| ApiError::invalid(error.body_text()))?;
+    planting::plant(&state, &headers, wish)
 }
 
 async fn health(Shared(state): AppState) -> Result<Response, ApiError> {

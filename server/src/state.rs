@@ -13,6 +13,7 @@ use crate::config::{Config, Limits};
 use crate::error::ApiError;
 use crate::gpu::GpuWatch;
 use crate::metrics::Metrics;
+use crate::planting::Planting;
 use crate::salts::RecentSalts;
 use crate::served_model::ServedModel;
 use crate::share::Shares;
@@ -23,6 +24,8 @@ use crate::structured::Grammars;
 pub(crate) struct State {
     pub(crate) engine: Engine,
     pub(crate) gpu: Option<GpuWatch>,
+    /// Where wrong pages are asked for, on a server that plants them.
+    pub(crate) planting: Option<Planting>,
     /// Who tells routers what the cache holds.
     pub(crate) kv_events: Option<Arc<Publisher>>,
     pub(crate) model: ServedModel,
@@ -56,6 +59,7 @@ impl State {
             metrics: Metrics::new(&model.name, config.metrics_vllm_names),
             engine,
             gpu: None,
+            planting: None,
             kv_events: None,
             model,
             grammars: Grammars::default(),

@@ -11,7 +11,8 @@ use terrace_replay::Size;
 #[derive(Clone, Debug)]
 pub struct Summary {
     pub(crate) name: String,
-    pub(crate) is_built_in: bool,
+    /// What is to be said about a model that comes with the program.
+    pub(crate) about: Option<&'static str>,
     /// Where it computes: so many threads, or a GPU.
     pub(crate) place: String,
     /// What is to be said about the GPU, a line each.
@@ -39,9 +40,9 @@ pub(crate) struct Tier {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.is_built_in { ", built in: it says nothing sensible" } else { "" };
         let kv = Size(self.kv_bytes_per_token);
-        writeln!(f, "model   {}{kind}", self.name)?;
+        let about = self.about.map_or(String::new(), |about| format!(", {about}"));
+        writeln!(f, "model   {}{about}", self.name)?;
         writeln!(
             f,
             "        sequences of up to {} tokens, {kv} of KV per token, on {}",
@@ -94,7 +95,7 @@ mod tests {
         let tier = Tier { size, tokens: 1024, warm_tokens: 0, place: None, notes: Vec::new() };
         let mut summary = Summary {
             name: "m".to_owned(),
-            is_built_in: false,
+            about: None,
             place: "2 threads".to_owned(),
             gpu: Vec::new(),
             tokens_max: 1024,

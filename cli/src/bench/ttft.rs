@@ -155,7 +155,8 @@ impl Progress {
 }
 
 fn start(folder: &Path) -> Result<Engine, Box<dyn Error>> {
-    let config = Config { l3: Some(L3Choice::Disk(folder.to_owned())), ..Config::default() };
+    let l3 = Some(L3Choice::Disk(folder.to_owned()));
+    let config = Config { l3, random_model: true, ..Config::default() };
     Ok(launch(&config)?.engine)
 }
 

@@ -1,4 +1,4 @@
-//! Weights in safetensors files.
+//! Weights in the safetensors files of a folder.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +14,8 @@ use serde::Deserialize;
 
 use super::{LoadError, is_lfs_pointer, parse, read_if_any};
 use crate::shape::Shape;
-use crate::weights::{LayerPart, Part, WeightSource};
+use crate::tensor_names::name_of;
+use crate::weights::{Part, WeightSource};
 
 /// All tensors of a model, checked: each has the shape that it must have and lies in its file.
 #[derive(Debug)]
@@ -222,32 +223,6 @@ impl WeightSource for Tensors {
                     *out = bf16::from_le_bytes(*bytes).to_f32();
                 }
             }
-        }
-    }
-}
-
-/// The name of a part in files.
-fn name_of(part: Part) -> String {
-    match part {
-        Part::Embeddings => "model.embed_tokens.weight".to_owned(),
-        Part::FinalNorm => "model.norm.weight".to_owned(),
-        Part::Head => "lm_head.weight".to_owned(),
-        Part::OfLayer(layer, part) => {
-            let part = match part {
-                LayerPart::AttentionNorm => "input_layernorm.weight",
-                LayerPart::Queries => "self_attn.q_proj.weight",
-                LayerPart::Keys => "self_attn.k_proj.weight",
-                LayerPart::Values => "self_attn.v_proj.weight",
-                LayerPart::QueryBias => "self_attn.q_proj.bias",
-                LayerPart::KeyBias => "self_attn.k_proj.bias",
-                LayerPart::ValueBias => "self_attn.v_proj.bias",
-                LayerPart::AttentionOut => "self_attn.o_proj.weight",
-                LayerPart::FeedForwardNorm => "post_attention_layernorm.weight",
-                LayerPart::Gate => "mlp.gate_proj.weight",
-                LayerPart::Up => "mlp.up_proj.weight",
-                LayerPart::Down => "mlp.down_proj.weight",
-            };
-            format!("model.layers.{layer}.{part}")
         }
     }
 }

@@ -198,8 +198,8 @@ fn a_step_with_nonsense_in_it_is_refused() {
 }
 
 #[test]
-fn greedy_answers_of_the_built_in_model_are_readable_and_depend_on_the_prompt() {
-    let loaded = terrace_model::built_in(2);
+fn greedy_answers_of_the_random_model_are_readable_and_depend_on_the_prompt() {
+    let loaded = terrace_model::random(2);
     let mut model = loaded.model;
     let mut answers = Vec::new();
     for prompt in

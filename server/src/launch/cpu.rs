@@ -8,6 +8,7 @@ use terrace_model::Loaded;
 use super::sizes::Sizes;
 use super::{LaunchError, Launched, Place, Ready, Text, open_model, start};
 use crate::config::{Config, DEVICE_MEMORY_ON_CPU, cores};
+use crate::planting::{Plantable, Planting};
 
 pub(super) fn launch(config: &Config) -> Result<Launched, LaunchError> {
     let threads = config.threads.unwrap_or_else(cores);
@@ -24,5 +25,11 @@ pub(super) fn launch(config: &Config) -> Result<Launched, LaunchError> {
     let text = Text { tokenizer, chat, stop_tokens, name };
     let place = Place { in_words: format!("{threads} threads"), gpu: None, gpu_notes: Vec::new() };
     let device = Arc::new(device);
-    start(config, Ready { model: Threaded::new(model), device, sizes, text, place })
+    if !config.plant_wrong_pages {
+        return start(config, Ready { model: Threaded::new(model), device, sizes, text, place });
+    }
+    let planting = Planting::default();
+    let model = Threaded::new(Plantable { model, planting: planting.clone() });
+    let launched = start(config, Ready { model, device, sizes, text, place })?;
+    Ok(Launched { planting: Some(planting), ..launched })
 }

@@ -1,4 +1,4 @@
-//! From a configuration to a server, with the built-in model and a store on disk.
+//! From a configuration to a server, with the model of random weights and a store on disk.
 
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use crate::client::complete;
 fn small(folder: &std::path::Path) -> Config {
     Config {
         listen: "127.0.0.1:0".to_owned(),
+        random_model: true,
         threads: Some(1),
         device_memory: Some(Size::mib(16)),
         host_memory: Size::mib(16),

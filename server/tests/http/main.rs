@@ -1,6 +1,7 @@
 //! The server over real sockets, with a toy model.
 
 mod answers;
+mod book;
 mod chats;
 mod client;
 mod dashboard;

@@ -1,9 +1,10 @@
 // The box that sends prompts, and the answer.
 
+import { longExample, verdictOn } from "./book.js";
 import { byId } from "./dom.js";
-import { longExample } from "./example.js";
 import { keep, kept } from "./kept.js";
 import { askForKey, keyHeaders, wantsKey } from "./keys.js";
+import { offerPlanting } from "./planting.js";
 import { addRun, beginRun, drawRuns } from "./runs.js";
 import { bySource } from "./sources.js";
 import { eventsOf } from "./stream.js";
@@ -37,6 +38,7 @@ export function listenToForm() {
   restoreForm();
   drawRuns();
   learnModel();
+  offerPlanting();
 }
 
 function keepForm() {
@@ -118,7 +120,10 @@ async function showAnswer(response, run) {
     const text = chunk.choices?.[0]?.text ?? "";
     if (chunk.choices?.length > 0) run.heard();
     answer.append(text);
-    if (chunk.usage) addRun(run, tokensOf(chunk.usage));
+    if (chunk.usage) {
+      run.verdict = verdictOn(run.prompt, answer.textContent);
+      addRun(run, tokensOf(chunk.usage));
+    }
   }
 }
 

@@ -20,16 +20,16 @@ export class RunLog {
   }
 
   /**
-   * Adds what came of a prompt: its text, the model, tokens by source and the time to the first token. A run
-   * knows the latest one of the same prompt that had to be computed, however long ago that was.
+   * Adds what came of a prompt: its text, the model, tokens by source, the time to the first token, and whether the
+   * answer is right. A run knows the latest one of the same prompt that had to be computed, however long ago that was.
    */
-  add({ prompt, model, tokens, firstTokenMs }) {
+  add({ prompt, model, tokens, firstTokenMs, verdict = "" }) {
     const number = (this.latest?.number ?? 0) + 1;
     const isSame = (run) => run.prompt === prompt && run.model === model;
     const computing = isMostly(tokens, "computed")
       ? { number, firstTokenMs }
       : (this.#runs.find(isSame)?.computing ?? null);
-    this.#runs = [{ number, prompt, model, tokens, firstTokenMs, computing }, ...this.#runs].slice(0, RUNS_MAX);
+    this.#runs = [{ number, prompt, model, tokens, firstTokenMs, verdict, computing }, ...this.#runs].slice(0, RUNS_MAX);
     const step = STEPS.find((source) => isMostly(tokens, source));
     if (step) this.#steps = { [step]: number, ...this.#steps };
   }

@@ -16,6 +16,8 @@ export function beginRun(prompt, model) {
     prompt,
     model,
     firstTokenMs: null,
+    /** Whether its answer is right, where that can be told. */
+    verdict: "",
     /** Something of the answer has come. */
     heard() {
       this.firstTokenMs ??= performance.now() - begin;
@@ -43,11 +45,13 @@ export function drawRuns() {
     runs,
     ({ number }) => number,
     createRow,
-    (row, { number, tokens, firstTokenMs }) => {
+    (row, { number, tokens, firstTokenMs, verdict }) => {
       setText(row.cells[0], String(number));
       drawSources(row.querySelector(".sources"), tokens);
       row.querySelector(".time i").style.width = `${((firstTokenMs ?? 0) / slowestMs) * 100}%`;
       setText(row.querySelector(".time b"), firstTokenMs === null ? "" : duration(firstTokenMs));
+      row.cells[3].className = `verdict ${verdict}`;
+      setText(row.cells[3], verdict);
     },
   );
 }
@@ -55,9 +59,11 @@ export function drawRuns() {
 /** The latest run in words; also as attributes, for those who read the page by program. */
 function describe(run) {
   const source = byId("kv-source");
-  setText(source, `${inWords(run.tokens)}.${comparison(run)}`);
+  const verdict = run.verdict && ` The answer is ${run.verdict}.`;
+  setText(source, `${inWords(run.tokens)}.${comparison(run)}${verdict}`);
   for (const [name, value] of Object.entries(run.tokens)) source.dataset[name] = value;
   source.dataset.firstTokenMs = Math.round(run.firstTokenMs ?? 0);
+  source.dataset.verdict = run.verdict;
   source.dataset.run = run.number;
 }
 
@@ -89,5 +95,5 @@ function createRow() {
   const bar = element("div", "sources");
   bar.setAttribute("role", "img");
   const time = element("div", "time", element("span", "", element("i")), element("b"));
-  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time));
+  return element("tr", "", element("td"), element("td", "", bar), element("td", "", time), element("td"));
 }

@@ -1,0 +1,45 @@
+// A wrong page, planted on purpose where a server lets its operator do that: the next answer shows what it does.
+
+import { rightAnswer } from "./book.js";
+import { byId } from "./dom.js";
+import { keyHeaders } from "./keys.js";
+import { troubleOf } from "./trouble.js";
+
+/** Shows the buttons where they would work. */
+export async function offerPlanting() {
+  byId("plant").addEventListener("click", plant);
+  byId("forget").addEventListener("click", forget);
+  try {
+    const response = await fetch("/plant_wrong_page", { headers: keyHeaders("watch") });
+    byId("planting").hidden = !(response.ok && (await response.json()).plants_wrong_pages);
+  } catch (error) {
+    console.debug("whether wrong pages can be planted is not known:", error);
+  }
+}
+
+async function plant() {
+  const prompt = byId("prompt").value;
+  const right = rightAnswer(prompt);
+  if (!right) return say("Take the long example first: the page that holds the answer to its question is made wrong.");
+  // Tokens are bytes, behind one that begins the text.
+  const token = 1 + new TextEncoder().encode(prompt.slice(0, right.at)).length;
+  const told = `The next answer reads another page where “${right.text}” should be. Send the prompt again.`;
+  await post(`/plant_wrong_page?token=${token}`, told);
+}
+
+async function forget() {
+  await post("/reset_prefix_cache", "Device and host are empty. What comes from L3 is right: send the prompt again.");
+}
+
+async function post(path, told) {
+  try {
+    const response = await fetch(path, { method: "POST", headers: keyHeaders("watch") });
+    say(response.ok ? told : await troubleOf(response));
+  } catch (error) {
+    say(`The server cannot be reached: ${error.message}`);
+  }
+}
+
+function say(text) {
+  byId("planted").textContent = text;
+}

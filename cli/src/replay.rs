@@ -28,7 +28,7 @@ use settings::Settings;
 const EXAMPLES: &str = "\
 Examples:
   terrace replay conversation_trace.jsonl --report replay.html
-      One worker with Llama 3.1 8B on four H200, host memory of four times theirs, L3 without limit
+      One worker with Llama 3.1 8B on one H100, host memory of four times its own, L3 without limit
   terrace replay --synthetic agents --device 40GiB --host 0 --l3 0
       Requests that are made up, and only the device
   terrace replay trace.jsonl.gz --workers 4 --routing prefix-aware --l3-latency 2ms

@@ -119,8 +119,9 @@ fn busiest(links: &[LinkUse]) -> Option<&LinkUse> {
 /// How much of the device running requests and transfers hold while somebody waits.
 fn pinned(series: &Series) -> f64 {
     let while_waiting = series.device_pinned.iter().zip(&series.waiting);
-    let (sum, weight) = while_waiting
-        .fold((0.0, 0.0), |(sum, weight), (held, waiting)| (sum + held * waiting, weight + waiting));
+    let (sum, weight) = while_waiting.fold((0.0, 0.0), |(sum, weight), (held, waiting)| {
+        (sum + held * waiting, weight + waiting)
+    });
     if weight > 0.0 { sum / weight } else { 0.0 }
 }
 
@@ -185,21 +186,25 @@ fn found(report: &Report, limit: Limit) -> String {
 fn attempt(limit: Limit) -> &'static str {
     match limit {
         Limit::DeviceSize => "Try more or larger GPUs (--gpus, --gpu).",
-        Limit::Compute => "Try more workers (--workers), more GPUs (--gpus) or faster ones (--gpu).",
+        Limit::Compute => {
+            "Try more workers (--workers), more GPUs (--gpus) or faster ones (--gpu)."
+        }
         Limit::Link(LinkName::HostToDevice) => {
             "Try a device that holds more (--gpus, --gpu), or computing what is short (--load-threshold)."
         }
         Limit::Link(LinkName::DeviceToHost) => {
-            "Try copying only what is used again (--write-policy selective)."
+            "Try copying only what is used again (--write-policy selective-write-through:2)."
         }
         Limit::Link(LinkName::L3ToHost | LinkName::StoreRead) => {
             "Try a larger host tier (--host) or a faster L3 (--l3-bandwidth, --store-bandwidth)."
         }
         Limit::Link(LinkName::HostToL3 | LinkName::StoreWrite) => {
             "Try a faster L3 (--l3-bandwidth, --store-bandwidth), or copying only what is used again \
-             (--write-policy selective)."
+             (--write-policy selective-write-through:2)."
         }
-        Limit::DeviceMemory => "Try more or larger GPUs (--gpus, --gpu), or more workers (--workers).",
+        Limit::DeviceMemory => {
+            "Try more or larger GPUs (--gpus, --gpu), or more workers (--workers)."
+        }
         Limit::RunningMax => "Try more at once (--running-max), or more workers (--workers).",
         Limit::Fetching => {
             "Try a larger host tier (--host), a faster L3 (--l3-bandwidth, --l3-latency), or not waiting \
@@ -240,13 +245,17 @@ fn why_lost(report: &Report) -> String {
     let host_is_full = report.workers.iter().any(|worker| is_full(worker.host_pages_peak));
     let several = report.workers.len() > 1;
     match &report.store {
-        _ if !has_host(report) => "there is no host tier to keep them; try --host and --l3".to_owned(),
+        _ if !has_host(report) => {
+            "there is no host tier to keep them; try --host and --l3".to_owned()
+        }
         None if host_is_full => {
             "the host tier is full and there is no L3; try a larger --host, or --l3".to_owned()
         }
-        None if several => "without an L3, workers compute what others have; try --l3, or --routing \
+        None if several => {
+            "without an L3, workers compute what others have; try --l3, or --routing \
                             prefix-aware"
-            .to_owned(),
+                .to_owned()
+        }
         Some(store) if store.evicted_pages > 0 => {
             let tokens = store.evicted_pages as f64 * f64::from(cache.page_size);
             format!("L3 had to let go of {} tokens; try a larger --l3", count(tokens))
@@ -255,7 +264,8 @@ fn why_lost(report: &Report) -> String {
             format!("L3 failed {} times (--l3-failures)", whole(store.failures))
         }
         Some(_) | None if several => {
-            "workers compute at the same time what they have in common; try --routing prefix-aware".to_owned()
+            "workers compute at the same time what they have in common; try --routing prefix-aware"
+                .to_owned()
         }
         Some(_) | None => {
             "requests that share them come at the same time, or share too little to ask L3 for it \
@@ -293,7 +303,8 @@ mod tests {
     #[test]
     fn a_machine_that_has_more_than_enough_is_told_so() {
         let words = ["Nothing is short", "--find-rate", "device alone finds nearly all"];
-        assert_says(&[], Limit::Nothing, &words);
+        let large = [(Setting::Gpu, "h200"), (Setting::Gpus, "4")];
+        assert_says(&large, Limit::Nothing, &words);
     }
 
     #[test]

@@ -135,7 +135,9 @@ mod tests {
         let paragraph = wrapped(&sentences);
         let lines: Vec<&str> = paragraph.lines().collect();
         assert!(lines.len() > 3);
-        assert!(lines.iter().all(|line| line.starts_with("  ") && line.len() <= PARAGRAPH_CELLS + 2));
+        assert!(
+            lines.iter().all(|line| line.starts_with("  ") && line.len() <= PARAGRAPH_CELLS + 2)
+        );
         let words: Vec<&str> = paragraph.split_whitespace().collect();
         assert_eq!(words.join(" "), sentences);
     }

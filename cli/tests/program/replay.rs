@@ -246,5 +246,5 @@ fn measured_steps_take_the_place_of_model_and_gpu() {
     assert_eq!(calibration["preset"][1]["kind"], "mixed");
     assert!(calibration["fitted"][2]["error_mean"].as_f64().unwrap() < 0.01);
     let drawn = text(&terrace(&["replay", "--calibrate", file, "--gpus", "1"]));
-    assert!(drawn.contains("57 measured steps") && drawn.contains("llama-3.1-8b on 1 x h200"));
+    assert!(drawn.contains("57 measured steps") && drawn.contains("llama-3.1-8b on 1 x H200"));
 }

@@ -97,10 +97,13 @@ fn limit(report: &Report) -> Limit {
     let running_peak = report.workers.iter().map(|worker| worker.running_peak).max();
     if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY) {
         Limit::Link(link.link)
-    } else if before.waiting > MOST && pinned(&report.series) > FULL {
-        Limit::DeviceMemory
     } else if before.waiting > MOST && running_peak >= Some(running_max) {
         Limit::RunningMax
+    } else if before.waiting > MOST
+        && pinned(&report.series) > FULL
+        && computing_prompts(report) < MOST
+    {
+        Limit::DeviceMemory
     } else if is_loaded && report.busy() > OVERLOADED {
         Limit::Compute
     } else if before.waiting > MOST {
@@ -114,6 +117,15 @@ fn limit(report: &Report) -> Limit {
 
 fn busiest(links: &[LinkUse]) -> Option<&LinkUse> {
     links.iter().max_by(|one, other| one.busy.total_cmp(&other.busy))
+}
+
+/// How much of the time in which workers compute goes into prompts, about. Who waits beside a full device
+/// waits for prompts if that is most of it, and for room to decode more at once if it is not.
+fn computing_prompts(report: &Report) -> f64 {
+    let computing_s =
+        report.workers.iter().map(|worker| worker.busy).sum::<f64>() * report.virtual_s;
+    let prompts_s = report.computed_tokens as f64 * report.config.cost.prefill_token_ns / 1e9;
+    prompts_s / computing_s.max(f64::MIN_POSITIVE)
 }
 
 /// How much of the device running requests and transfers hold while somebody waits.
@@ -175,7 +187,7 @@ fn found(report: &Report, limit: Limit) -> String {
             percent(before.waiting)
         ),
         Limit::Nothing => format!(
-            "Nothing is short: requests begin at once, and {} of the time before first tokens is spent \
+            "Nothing is short: requests hardly wait, and {} of the time before first tokens is spent \
              loading and computing prompts.",
             percent(before.prefilling)
         ),
@@ -366,5 +378,10 @@ mod tests {
         let Verdict { limit, text } = Verdict::of(&report);
         assert_eq!(limit, Limit::DeviceMemory);
         assert!(text.contains("90.0 % of the time before first tokens"), "{text}");
+        // Whoever computes prompts all the time has a full device because of that.
+        report.computed_tokens *= 1_000;
+        report.workers.iter_mut().for_each(|worker| worker.busy = 1.0);
+        report.queue_ms.p50 = 10.0 * report.itl_ms.p50;
+        assert_eq!(Verdict::of(&report).limit, Limit::Compute);
     }
 }

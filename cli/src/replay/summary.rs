@@ -92,8 +92,8 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         bytes(moved.l3_to_host as f64),
         bytes(moved.host_to_l3 as f64)
     );
+    let _ = writeln!(text, "\n{}", wrapped(&report.verdict.text));
     text += &took(run);
-    let _ = write!(text, "\n{}", wrapped(&report.verdict.text));
     text
 }
 

@@ -29,7 +29,7 @@ use settings::Settings;
 const EXAMPLES: &str = "\
 Examples:
   terrace replay conversation_trace.jsonl --report replay.html
-      One worker: Llama 3.1 8B on four H200, a host tier four times the device tier, unlimited L3
+      One worker: Llama 3.1 8B on one H100, a host tier four times the device tier, unlimited L3
   terrace replay --synthetic agents --device 40GiB --host 0 --l3 0
       Synthetic requests and only the device tier
   terrace replay trace.jsonl.gz --workers 4 --routing prefix-aware --l3-latency 2ms

@@ -17,7 +17,7 @@ use crate::slo::Slo;
 /// Everything that can be set about a replay. The same trace and the same configuration give the
 /// same report, to the byte.
 ///
-/// The default is one worker with Llama 3.1 8B on four H200, a host tier of four times the device, and
+/// The default is one worker with Llama 3.1 8B on one H100, a host tier of four times the device, and
 /// an L3 without a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -201,8 +201,12 @@ pub struct StoreConfig {
 
 /// Tokens in a page where nothing else is said.
 const PAGE_SIZE: u32 = 16;
+/// The model where nothing else is said.
+pub const DEFAULT_MODEL: Model = Model::LLAMA_3_1_8B;
+/// The GPU where nothing else is said.
+pub const DEFAULT_GPU: Gpu = Gpu::H100;
 /// GPUs of a worker where nothing else is said.
-pub const DEFAULT_GPUS: u32 = 4;
+pub const DEFAULT_GPUS: u32 = 1;
 /// The most workers that are simulated.
 pub const WORKERS_MAX: u32 = 1024;
 /// The most tokens that a device or host tier may have.
@@ -210,7 +214,7 @@ pub const TIER_TOKENS_MAX: u64 = 1 << 36;
 
 impl Default for Config {
     fn default() -> Self {
-        Self::for_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS)
+        Self::for_machine(&DEFAULT_MODEL, &DEFAULT_GPU, DEFAULT_GPUS)
     }
 }
 
@@ -234,7 +238,7 @@ impl Default for Arrival {
 
 impl Default for LinksConfig {
     fn default() -> Self {
-        Self::of_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, DEFAULT_GPUS, &Copies::default())
+        Self::of_machine(&DEFAULT_MODEL, &DEFAULT_GPU, DEFAULT_GPUS, &Copies::default())
     }
 }
 

@@ -50,8 +50,8 @@ mod world;
 pub use calibrate::{Accuracy, Calibration, CheckedStep, StepKind};
 pub use cluster::{Outage, WorkerGroup};
 pub use config::{
-    Arrival, Config, Copies, DEFAULT_GPUS, LinkConfig, LinksConfig, RouterConfig, Routing,
-    Sessions, StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
+    Arrival, Config, Copies, DEFAULT_GPU, DEFAULT_GPUS, DEFAULT_MODEL, LinkConfig, LinksConfig,
+    RouterConfig, Routing, Sessions, StoreConfig, TIER_TOKENS_MAX, WORKERS_MAX, WarmUp,
 };
 pub use copies::CopyWay;
 pub use cost::{CostModel, StepShape};

@@ -9,7 +9,9 @@ use serde::Serialize;
 use terrace_cache::{EvictionKind, WritePolicy};
 use terrace_scheduler::AdmissionOrder;
 
-use crate::config::{Arrival, Config, Copies, DEFAULT_GPUS, LinksConfig, TIER_TOKENS_MAX};
+use crate::config::{
+    Arrival, Config, Copies, DEFAULT_GPU, DEFAULT_GPUS, DEFAULT_MODEL, LinksConfig, TIER_TOKENS_MAX,
+};
 use crate::cost::CostModel;
 use crate::error::ReplayError;
 use crate::machine::{Gpu, ModelSpec};
@@ -223,7 +225,7 @@ impl Options {
     pub fn config(&self) -> Result<Config, OptionError> {
         let model = self.parsed(Setting::Model, |name| Ok(ModelSpec::named(name)?))?;
         let gpu = self.parsed(Setting::Gpu, |name| Ok(Gpu::named(name)?))?;
-        let (model, gpu) = (model.unwrap_or(ModelSpec::LLAMA_3_1_8B), gpu.unwrap_or(Gpu::H200));
+        let (model, gpu) = (model.unwrap_or(DEFAULT_MODEL), gpu.unwrap_or(DEFAULT_GPU));
         let gpus = self.parsed(Setting::Gpus, |text| within(text, 1, 64))?.unwrap_or(DEFAULT_GPUS);
         let mut config = Config::for_machine(&model, &gpu, gpus);
         if let Some(cost) = self.cost {
@@ -497,6 +499,8 @@ mod tests {
     #[test]
     fn clusters_are_written_in_short() {
         let config = config(&[
+            ("gpu", "h200"),
+            ("gpus", "4"),
             ("also", "2xl40s:4+1xh100:2"),
             ("prefill-workers", "2"),
             ("outages", "1:10s-20s+0:500ms-1s"),
@@ -546,6 +550,8 @@ mod tests {
     #[test]
     fn other_choices_reach_their_setting() {
         let config = config(&[
+            ("gpu", "h200"),
+            ("gpus", "4"),
             ("policy", "s3fifo"),
             ("write_policy", "selective_write_through:3"),
             ("order", "tree_order"),

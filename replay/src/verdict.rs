@@ -97,10 +97,13 @@ fn limit(report: &Report) -> Limit {
     let running_peak = report.workers.iter().map(|worker| worker.running_peak).max();
     if let Some(link) = busiest(&report.links).filter(|link| link.busy > LINK_BUSY) {
         Limit::Link(link.link)
-    } else if before.waiting > MOST && pinned(&report.series) > FULL {
-        Limit::DeviceMemory
     } else if before.waiting > MOST && running_peak >= Some(running_max) {
         Limit::RunningMax
+    } else if before.waiting > MOST
+        && pinned(&report.series) > FULL
+        && computing_prompts(report) < MOST
+    {
+        Limit::DeviceMemory
     } else if is_loaded && report.busy() > OVERLOADED {
         Limit::Compute
     } else if before.waiting > MOST {
@@ -116,11 +119,21 @@ fn busiest(links: &[LinkUse]) -> Option<&LinkUse> {
     links.iter().max_by(|one, other| one.busy.total_cmp(&other.busy))
 }
 
+/// How much of the time in which workers compute goes into prompts, about. Who waits beside a full device
+/// waits for prompts if that is most of it, and for room to decode more at once if it is not.
+fn computing_prompts(report: &Report) -> f64 {
+    let computing_s =
+        report.workers.iter().map(|worker| worker.busy).sum::<f64>() * report.virtual_s;
+    let prompts_s = report.computed_tokens as f64 * report.config.cost.prefill_token_ns / 1e9;
+    prompts_s / computing_s.max(f64::MIN_POSITIVE)
+}
+
 /// How much of the device running requests and transfers hold while somebody waits.
 fn pinned(series: &Series) -> f64 {
     let while_waiting = series.device_pinned.iter().zip(&series.waiting);
-    let (sum, weight) = while_waiting
-        .fold((0.0, 0.0), |(sum, weight), (held, waiting)| (sum + held * waiting, weight + waiting));
+    let (sum, weight) = while_waiting.fold((0.0, 0.0), |(sum, weight), (held, waiting)| {
+        (sum + held * waiting, weight + waiting)
+    });
     if weight > 0.0 { sum / weight } else { 0.0 }
 }
 
@@ -174,7 +187,7 @@ fn found(report: &Report, limit: Limit) -> String {
             percent(before.waiting)
         ),
         Limit::Nothing => format!(
-            "Nothing is short: requests begin at once, and {} of the time before first tokens is spent \
+            "Nothing is short: requests hardly wait, and {} of the time before first tokens is spent \
              loading and computing prompts.",
             percent(before.prefilling)
         ),
@@ -185,21 +198,25 @@ fn found(report: &Report, limit: Limit) -> String {
 fn attempt(limit: Limit) -> &'static str {
     match limit {
         Limit::DeviceSize => "Try more or larger GPUs (--gpus, --gpu).",
-        Limit::Compute => "Try more workers (--workers), more GPUs (--gpus) or faster ones (--gpu).",
+        Limit::Compute => {
+            "Try more workers (--workers), more GPUs (--gpus) or faster ones (--gpu)."
+        }
         Limit::Link(LinkName::HostToDevice) => {
             "Try a device that holds more (--gpus, --gpu), or computing what is short (--load-threshold)."
         }
         Limit::Link(LinkName::DeviceToHost) => {
-            "Try copying only what is used again (--write-policy selective)."
+            "Try copying only what is used again (--write-policy selective-write-through:2)."
         }
         Limit::Link(LinkName::L3ToHost | LinkName::StoreRead) => {
             "Try a larger host tier (--host) or a faster L3 (--l3-bandwidth, --store-bandwidth)."
         }
         Limit::Link(LinkName::HostToL3 | LinkName::StoreWrite) => {
             "Try a faster L3 (--l3-bandwidth, --store-bandwidth), or copying only what is used again \
-             (--write-policy selective)."
+             (--write-policy selective-write-through:2)."
         }
-        Limit::DeviceMemory => "Try more or larger GPUs (--gpus, --gpu), or more workers (--workers).",
+        Limit::DeviceMemory => {
+            "Try more or larger GPUs (--gpus, --gpu), or more workers (--workers)."
+        }
         Limit::RunningMax => "Try more at once (--running-max), or more workers (--workers).",
         Limit::Fetching => {
             "Try a larger host tier (--host), a faster L3 (--l3-bandwidth, --l3-latency), or not waiting \
@@ -240,13 +257,17 @@ fn why_lost(report: &Report) -> String {
     let host_is_full = report.workers.iter().any(|worker| is_full(worker.host_pages_peak));
     let several = report.workers.len() > 1;
     match &report.store {
-        _ if !has_host(report) => "there is no host tier to keep them; try --host and --l3".to_owned(),
+        _ if !has_host(report) => {
+            "there is no host tier to keep them; try --host and --l3".to_owned()
+        }
         None if host_is_full => {
             "the host tier is full and there is no L3; try a larger --host, or --l3".to_owned()
         }
-        None if several => "without an L3, workers compute what others have; try --l3, or --routing \
+        None if several => {
+            "without an L3, workers compute what others have; try --l3, or --routing \
                             prefix-aware"
-            .to_owned(),
+                .to_owned()
+        }
         Some(store) if store.evicted_pages > 0 => {
             let tokens = store.evicted_pages as f64 * f64::from(cache.page_size);
             format!("L3 had to let go of {} tokens; try a larger --l3", count(tokens))
@@ -255,7 +276,8 @@ fn why_lost(report: &Report) -> String {
             format!("L3 failed {} times (--l3-failures)", whole(store.failures))
         }
         Some(_) | None if several => {
-            "workers compute at the same time what they have in common; try --routing prefix-aware".to_owned()
+            "workers compute at the same time what they have in common; try --routing prefix-aware"
+                .to_owned()
         }
         Some(_) | None => {
             "requests that share them come at the same time, or share too little to ask L3 for it \
@@ -293,7 +315,8 @@ mod tests {
     #[test]
     fn a_machine_that_has_more_than_enough_is_told_so() {
         let words = ["Nothing is short", "--find-rate", "device alone finds nearly all"];
-        assert_says(&[], Limit::Nothing, &words);
+        let large = [(Setting::Gpu, "h200"), (Setting::Gpus, "4")];
+        assert_says(&large, Limit::Nothing, &words);
     }
 
     #[test]
@@ -355,5 +378,10 @@ mod tests {
         let Verdict { limit, text } = Verdict::of(&report);
         assert_eq!(limit, Limit::DeviceMemory);
         assert!(text.contains("90.0 % of the time before first tokens"), "{text}");
+        // Whoever computes prompts all the time has a full device because of that.
+        report.computed_tokens *= 1_000;
+        report.workers.iter_mut().for_each(|worker| worker.busy = 1.0);
+        report.queue_ms.p50 = 10.0 * report.itl_ms.p50;
+        assert_eq!(Verdict::of(&report).limit, Limit::Compute);
     }
 }

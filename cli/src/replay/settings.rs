@@ -50,9 +50,9 @@ flags! {
         /// The model: llama-3.1-8b, llama-3.1-70b, qwen2.5-7b, qwen2.5-32b, qwen2.5-72b, mistral-7b or
         /// deepseek-v3 [default: llama-3.1-8b]
         model: "model" "NAME" => Model;
-        /// The GPU: a100, h100, h200, b200 or l40s [default: h200]
+        /// The GPU: a100, h100, h200, b200 or l40s [default: h100]
         gpu: "gpu" "NAME" => Gpu;
-        /// GPUs per worker (tensor parallelism) [default: 4]
+        /// GPUs per worker (tensor parallelism) [default: 1]
         gpus: "gpus" "NUMBER" => Gpus;
         /// Number of workers, each with its own device and host tier; they share L3 [default: 1]
         workers: "workers" "NUMBER" => Workers;

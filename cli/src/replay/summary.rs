@@ -92,8 +92,8 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
         bytes(moved.l3_to_host as f64),
         bytes(moved.host_to_l3 as f64)
     );
+    let _ = writeln!(text, "\n{}", wrapped(&report.verdict.text));
     text += &took(run);
-    let _ = write!(text, "\n{}", wrapped(&report.verdict.text));
     text
 }
 
@@ -135,7 +135,9 @@ mod tests {
         let paragraph = wrapped(&sentences);
         let lines: Vec<&str> = paragraph.lines().collect();
         assert!(lines.len() > 3);
-        assert!(lines.iter().all(|line| line.starts_with("  ") && line.len() <= PARAGRAPH_CELLS + 2));
+        assert!(
+            lines.iter().all(|line| line.starts_with("  ") && line.len() <= PARAGRAPH_CELLS + 2)
+        );
         let words: Vec<&str> = paragraph.split_whitespace().collect();
         assert_eq!(words.join(" "), sentences);
     }

@@ -241,10 +241,10 @@ fn measured_steps_take_the_place_of_model_and_gpu() {
     let token_ns = report["config"]["cost"]["prefill_token_ns"].as_f64().unwrap();
     assert!((39_000.0..41_000.0).contains(&token_ns), "{token_ns}");
 
-    let calibration = json(&["replay", "--calibrate", file, "--gpus", "1", "--json"]);
+    let calibration = json(&["replay", "--calibrate", file, "--gpu", "h200", "--json"]);
     assert_eq!(calibration["steps"].as_array().unwrap().len(), 57);
     assert_eq!(calibration["preset"][1]["kind"], "mixed");
     assert!(calibration["fitted"][2]["error_mean"].as_f64().unwrap() < 0.01);
-    let drawn = text(&terrace(&["replay", "--calibrate", file, "--gpus", "1"]));
-    assert!(drawn.contains("57 measured steps") && drawn.contains("llama-3.1-8b on 1 x h200"));
+    let drawn = text(&terrace(&["replay", "--calibrate", file, "--gpu", "h200"]));
+    assert!(drawn.contains("57 measured steps") && drawn.contains("llama-3.1-8b on 1 x H200"));
 }

@@ -80,7 +80,7 @@ fn header(trace: &str, report: &Report) -> String {
         html,
         "<p class=\"quiet\">{}</p><p class=\"answer\">{}</p>",
         escape(&report.tiers()),
-        escape(&report.verdict.text)
+        with_flags(&escape(&report.verdict.text))
     );
     html.push_str("<dl class=\"figures\">");
     html += &figure(
@@ -151,6 +151,20 @@ fn header(trace: &str, report: &Report) -> String {
     html
 }
 
+/// Flags of the program look like such, and are not broken at the end of a line.
+fn with_flags(escaped: &str) -> String {
+    let is_part = |character: char| character == '-' || character.is_ascii_alphanumeric();
+    let mut html = String::new();
+    let mut rest = escaped;
+    while let Some(start) = rest.find("--") {
+        let (before, flag) = rest.split_at(start);
+        let (flag, after) = flag.split_at(flag.find(|c| !is_part(c)).unwrap_or(flag.len()));
+        let _ = write!(html, "{before}<code>{flag}</code>");
+        rest = after;
+    }
+    html + rest
+}
+
 fn links(report: &Report) -> String {
     let name = |link: &LinkUse| {
         let name = link.link.in_words();
@@ -207,4 +221,17 @@ fn workers(report: &Report) -> String {
         "failed fetches",
     ];
     format!("<section><h2>Workers</h2>{}</section>\n", table(&names, &rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_stand_out() {
+        let text = "Try more (--gpus, --gpu). Nothing - else--";
+        let marked =
+            "Try more (<code>--gpus</code>, <code>--gpu</code>). Nothing - else<code>--</code>";
+        assert_eq!(with_flags(text), marked);
+    }
 }

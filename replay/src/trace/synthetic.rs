@@ -15,6 +15,11 @@ const PROMPT_TOKENS_MAX: u32 = 131_072;
 /// More requests than this are not made up: they are held in memory.
 const REQUESTS_MAX: u32 = 1_000_000;
 
+/// Of the turns of a mix, so many come after a break.
+const BREAKS_PERCENT: u64 = 15;
+/// How long a break is: half of them are shorter.
+const BREAK_MEDIAN_S: f64 = 300.0;
+
 /// What users do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
@@ -27,7 +32,8 @@ pub enum Workload {
     Documents,
     /// Chat that comes in bursts: of every five minutes, half a minute has most of the traffic.
     Bursts,
-    /// Chat, agents and documents together.
+    /// Chat, agents and documents together, with users who take breaks: what they come back to has
+    /// left the device, and some of it the host.
     Mix,
 }
 
@@ -273,8 +279,10 @@ impl Users {
         self.sessions += 1;
     }
 
-    /// Draws how long a user thinks before the next turn.
+    /// Draws how long a user thinks, or takes a break, before the next turn.
     fn think(&mut self, prompt: &mut Prompt, median_s: f64, spread: f64) -> u64 {
+        let is_break = self.workload == Workload::Mix && self.dice.percent(BREAKS_PERCENT);
+        let (median_s, spread) = if is_break { (BREAK_MEDIAN_S, 0.8) } else { (median_s, spread) };
         let think_us = seconds(self.dice.skewed(median_s, spread));
         prompt.think_us = Some(think_us);
         think_us

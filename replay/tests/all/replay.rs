@@ -1,10 +1,10 @@
 //! Whole replays: what must hold whatever the trace and the configuration.
 
 use proptest::prelude::*;
-use terrace_replay::trace::{TraceBuilder, Turn};
+use terrace_replay::trace::{Synthetic, TraceBuilder, Turn};
 use terrace_replay::{
-    Arrival, Config, Distribution, LinkName, Outage, Phase, ReplayError, Report, Routing, Sessions,
-    Trace, WarmUp, WorkerGroup, WorkerUse, replay,
+    Arrival, Config, Distribution, Gpu, LinkName, Model, Outage, Phase, ReplayError, Report,
+    Routing, Sessions, Trace, WarmUp, WorkerGroup, WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
 
@@ -39,8 +39,14 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
     builder.finish()
 }
 
+/// Where a step takes little time beside what is moved, and all is measured.
+fn fast_machine() -> Config {
+    let machine = Config::for_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, 4);
+    Config { warm_up: WarmUp::Share(0.0), ..machine }
+}
+
 fn small(device_pages: u32, host_pages: u32) -> Config {
-    let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
+    let mut config = fast_machine();
     config.scheduler.cache.device_pages = device_pages;
     config.scheduler.cache.host_pages = host_pages;
     config.scheduler.batch.running_max = 16;
@@ -485,6 +491,16 @@ fn what_cannot_be_is_refused_with_its_limits() {
     assert_eq!(replay(&empty, &Config::default()), Err(ReplayError::EmptyTrace));
 }
 
+/// Whoever replays the usual traffic on the usual machine sees what each tier is for.
+#[test]
+fn the_usual_traffic_uses_every_tier_of_the_usual_machine() {
+    let trace = Synthetic::default().trace().expect("a trace");
+    let report = replay(&trace, &Config::default()).expect("a replay that ends");
+    let reuse = report.reuse;
+    assert!(reuse.device > 0.5 && reuse.host > 0.05 && reuse.l3 > 0.02, "{reuse:?}");
+    assert!(reuse.ceiling - reuse.total < 0.02, "{reuse:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
@@ -606,7 +622,7 @@ fn short_prompts(with_a_long_one: bool) -> Trace {
 #[test]
 fn a_long_prompt_makes_short_ones_wait_no_more_than_three_times_as_long() {
     for step_tokens_max in [512, 8192] {
-        let mut config = Config { warm_up: WarmUp::Share(0.0), ..Config::default() };
+        let mut config = fast_machine();
         config.scheduler.batch.step_tokens_max = step_tokens_max;
         let alone = run(&short_prompts(false), &config).ttft_ms.p99;
         let beside = run(&short_prompts(true), &config).ttft_ms.p99;

@@ -66,6 +66,8 @@ def main() -> int:
     date = time.strftime("%Y-%m-%d", time.gmtime())
     best_of = "one round" if bench.rounds == 1 else f"best of {bench.rounds} rounds in turns"
     measured_on = f"Measured on {date}, {best_of}: {machine()}."
+    if os.getloadavg()[0] > (os.cpu_count() or 1) / 2:
+        print("This machine has other things to do: figures of this run are not worth much.", file=sys.stderr)
     failed = []
     for name in options.peers or COMPARISONS:
         try:

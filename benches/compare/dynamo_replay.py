@@ -2,7 +2,7 @@
 
     python dynamo_replay.py TRACE --backend vllm --page-size 16 --device-tokens 1048576
 
-Timed is the call that replays, not the import of the package.
+Timed is the call that replays, by CPU time; not the import of the package.
 """
 
 from __future__ import annotations
@@ -31,18 +31,16 @@ def main() -> None:
         "max_num_batched_tokens": 8192,
         "max_num_seqs": 256,
     }
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began = time.process_time()
     replayed = run_mocker_trace_replay(
         [str(options.trace)], extra_engine_args={"engine": engine}, trace_block_size=512
     )
-    took, took_cpu = time.perf_counter() - began, time.process_time() - began_cpu
+    took = time.process_time() - began
     summary = dict(replayed.summary)
     print(
         json.dumps(
             {
-                "requests": summary["completed_requests"],
-                "seconds": took,
-                "cpu_seconds": took_cpu,
+                "cpu_seconds": took,
                 "resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                 "hit_ratio": summary["first_admission_prefix_cache_reused_ratio"],
             }

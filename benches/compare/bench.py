@@ -54,7 +54,8 @@ class Bench:
         """A program that a variable names, or that is built."""
         if variable not in os.environ:
             command = ["cargo", "build", "--release", "--locked", *what]
-            subprocess.run(command, cwd=REPOSITORY, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(self.target)})
+            environment = {**os.environ, "CARGO_TARGET_DIR": str(self.target)}
+            subprocess.run(command, cwd=REPOSITORY, check=True, env=environment)
         return os.environ.get(variable, str(self.target / "release" / name))
 
     def traces(self) -> list[tuple[str, Path]]:
@@ -65,7 +66,8 @@ class Bench:
         subprocess.run([*command, "--requests", str(requests_max)], check=True, stdout=subprocess.DEVNULL)
         traces = [("made-up mix", self._plain(made, None))]
         if self.trace:
-            traces.append((self.trace.stem.replace("_", " "), self._plain(self.trace, requests_max if self.quick else None)))
+            given = self._plain(self.trace, requests_max if self.quick else None)
+            traces.append((self.trace.stem.replace("_", " "), given))
         return traces
 
     def _plain(self, trace: Path, requests_max: int | None) -> Path:
@@ -86,9 +88,9 @@ def describe(trace: Path) -> str:
     return f"{len(lengths):,} requests with {sum(lengths) / 1e6:.1f} M tokens, SHA-256 {digest}…"
 
 
-def output_of(command: list[str], **options: Any) -> Any:
+def output_of(command: list[str]) -> Any:
     """What a program prints as JSON."""
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if ended.returncode:
         raise RuntimeError(f"`{' '.join(command)}` ended with {ended.returncode}:\n{ended.stderr[-2000:]}")
     return json.loads(ended.stdout)

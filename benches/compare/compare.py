@@ -75,8 +75,8 @@ def main() -> int:
         except NotInstalled as error:
             failed.append(f"{name} cannot be compared with, because it cannot be installed. {error}")
             continue
-        except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-            failed.append(f"{name} could not be measured. {error}")
+        except (OSError, RuntimeError, ValueError, KeyError, subprocess.CalledProcessError) as error:
+            failed.append(f"{name} could not be measured. {type(error).__name__}: {error}")
             continue
         print(f"## {report.title}\n\n{report.markdown()}\n\n{measured_on}\n", flush=True)
         if options.quick:

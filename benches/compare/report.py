@@ -61,7 +61,7 @@ WIDTH, LABEL, BAR, LINE, MARGIN = 860, 250, 480, 22, 16
 
 
 def svg(report: Report) -> str:
-    """Horizontal bars, in groups. Colours are readable on light and on dark pages."""
+    """Horizontal bars, in groups. The background is its own, so that it is readable on dark pages too."""
     lines = [f'<text x="{MARGIN}" y="{MARGIN + 14}" class="title">{escape(report.title)}</text>']
     y = MARGIN + 30
     for group in report.groups:
@@ -81,7 +81,9 @@ def svg(report: Report) -> str:
         "text{font:12px system-ui,sans-serif;fill:#222}.title{font-size:15px;font-weight:600}.group{font-weight:600}"
         ".ours{fill:#1f7a5c}.theirs{fill:#9aa5b1}"
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">\n'
-        f'<style>{style}</style>\n<rect width="{WIDTH}" height="{height}" fill="#fff"/>\n' + "\n".join(lines) + "\n</svg>\n"
-    )
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
+        f"<style>{style}</style>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
+    ]
+    return "\n".join([*head, *lines, "</svg>", ""])

@@ -1,7 +1,7 @@
 """SGLang's prefix cache under traces, one request at a time: match, lock, evict, insert, unlock.
 
-Reads orders from standard input, one JSON object a line with `trace`, `page_size`, `device_pages` (or null for as many as
-the trace can need), and answers each with a line of figures: importing SGLang takes longer than most of them.
+Reads orders from standard input, one JSON object a line with `trace`, `page_size`, `device_pages` (or null for as many
+as the trace can need), and answers each with a line of figures: importing SGLang takes longer than most of them.
 
 It is SGLang's own UnifiedRadixCache over its core in Rust, called as its scheduler calls it. Only its calls are timed:
 making prompts and handing out pages is this program's work.

@@ -3,8 +3,8 @@
     python tokenspeed_steps.py --running 256 --context 1024 --page-size 16 --device-pages 16384
 
 Requests with a common beginning are admitted, and then all of them decode, step by step. Timed are the two calls that
-an engine makes in each step: asking for the plan, and reporting what was computed. The plan is read as an engine reads it,
-but that is not timed.
+an engine makes in each step: asking for the plan, and reporting what was computed. The plan is read as an engine reads
+it, but that is not timed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Bench:
 
     @property
     def work(self) -> Path:
-        return self.target / "compare"
+        """Files of this run: a short try leaves those of a whole run alone."""
+        return self.target / "compare" / ("quick" if self.quick else "whole")
 
     def terrace(self) -> str:
         return self._built("TERRACE", "terrace", ["--bin", "terrace"])

@@ -202,7 +202,7 @@ pub struct StoreConfig {
 /// Tokens in a page where nothing else is said.
 const PAGE_SIZE: u32 = 16;
 /// The model where nothing else is said.
-pub const DEFAULT_MODEL: Model = Model::LLAMA_3_1_8B;
+pub const DEFAULT_MODEL: ModelSpec = ModelSpec::LLAMA_3_1_8B;
 /// The GPU where nothing else is said.
 pub const DEFAULT_GPU: Gpu = Gpu::H100;
 /// GPUs of a worker where nothing else is said.

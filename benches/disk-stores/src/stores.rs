@@ -1,5 +1,7 @@
 //! The candidates behind one small trait.
 
+mod terrace;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use foyer::{
@@ -16,6 +18,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
+use terrace::Terrace;
 
 /// Requests in flight while reading, and threads of the direct IO.
 pub const DEPTH: usize = 16;
@@ -34,6 +37,8 @@ pub enum Kind {
     Foyer,
     FoyerUring,
     FoyerNowait,
+    Terrace,
+    TerraceDurable,
 }
 
 impl Kind {
@@ -46,6 +51,8 @@ impl Kind {
             Self::Foyer => "wait() returned: queues are written out, no sync, losses unreported",
             Self::FoyerUring => "as foyer, with the io_uring engine in place of pread and pwrite",
             Self::FoyerNowait => "insert() returned: it is in memory and perhaps in a queue",
+            Self::Terrace => "it is in its slot and readable; one flush after the last object",
+            Self::TerraceDurable => "it and its index entry survive a crash, for every 64 objects",
         }
     }
 
@@ -57,6 +64,8 @@ impl Kind {
             Self::Foyer | Self::FoyerUring | Self::FoyerNowait => {
                 Box::new(Foyer::open(dir, pages, self)?)
             }
+            Self::Terrace => Box::new(Terrace::open(dir, pages, false)?),
+            Self::TerraceDurable => Box::new(Terrace::open(dir, pages, true)?),
         })
     }
 }

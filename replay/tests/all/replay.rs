@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use terrace_replay::trace::{Synthetic, TraceBuilder, Turn};
 use terrace_replay::{
-    Arrival, Config, Distribution, Gpu, LinkName, Model, Outage, Phase, ReplayError, Report,
+    Arrival, Config, Distribution, Gpu, LinkName, ModelSpec, Outage, Phase, ReplayError, Report,
     Routing, Sessions, Trace, WarmUp, WorkerGroup, WorkerUse, replay,
 };
 use terrace_scheduler::{EvictionKind, WritePolicy};
@@ -41,7 +41,7 @@ fn conversations(seed: u64, requests: u64, gap_us: u64) -> Trace {
 
 /// Where a step takes little time beside what is moved, and all is measured.
 fn fast_machine() -> Config {
-    let machine = Config::for_machine(&Model::LLAMA_3_1_8B, &Gpu::H200, 4);
+    let machine = Config::for_machine(&ModelSpec::LLAMA_3_1_8B, &Gpu::H200, 4);
     Config { warm_up: WarmUp::Share(0.0), ..machine }
 }
 

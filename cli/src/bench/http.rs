@@ -131,7 +131,7 @@ mod tests {
     async fn lines_are_whole_however_the_answer_is_cut() {
         let (server, told) = asked(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n\
-             3\r\none\r\n7\r\n\r\ntwo\n\nr\r\n4\r\nest!\r\n0\r\n\r\n",
+             3\r\none\r\n8\r\n\r\ntwo\n\nr\r\n4\r\nest!\r\n0\r\n\r\n",
         )
         .await;
         let mut lines = server.post("/path", "{}".to_owned()).await.unwrap();

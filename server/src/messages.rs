@@ -210,8 +210,7 @@ fn tool_calls(place: usize, value: Option<Value>) -> Result<Vec<ToolCall>, ApiEr
         if !kind.is_null() && *kind != "function" {
             return wrong(
                 format!("[{number}].type"),
-                "only calls of type \"function\" are \
-                                                      supported",
+                "only calls of type \"function\" are supported",
             );
         }
         let Some(Value::String(name)) = item.pointer("/function/name") else {

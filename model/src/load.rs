@@ -79,8 +79,7 @@ pub enum LoadError {
     },
     /// Files that do not belong together.
     #[error(
-        "{path}: {problem}; the files in the folder belong to different models, download them \
-             again"
+        "{path}: {problem}; the files in the folder belong to different models, download them again"
     )]
     Mismatch {
         /// The file that does not fit.

@@ -22,8 +22,7 @@ create_exception!(
     terrace_kv,
     EventError,
     TerraceError,
-    "An event that is not possible in this \
-                                                         state."
+    "An event that is not possible in this state."
 );
 create_exception!(
     terrace_kv,

@@ -40,7 +40,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Cleared:
-    """Device and host hold nothing any more but what is told to be stored from here on."""
+    """Device and host hold nothing except what is reported as stored from here on."""
 
 
 @dataclass(frozen=True)

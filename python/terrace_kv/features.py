@@ -82,7 +82,7 @@ class FeatureRef:
 class FeatureStore:
     """Samples of tensors in a :class:`Store`.
 
-    A producer puts a sample, a few tensors that belong together, and hands the ref to whoever needs it, by any queue;
+    A producer puts a sample, a few tensors that belong together, and sends the ref to a consumer, by any queue;
     the consumer gets the tensors and releases the ref, which frees their memory at once. ``docs/feature-store.md`` has
     the contract. Producers have a number of their own, ``owner``, and the same one when they are started again; who
     only consumes has none. ``max_resident`` bounds what waits to be consumed, ``when_full`` says for how many seconds
@@ -121,7 +121,7 @@ class FeatureStore:
 
     def put(self, sample: str, tensors: Mapping[str, Any]) -> FeatureRef:
         """Puts a sample of NumPy arrays and tensors of PyTorch's; those on a GPU come by way of pinned memory. Earlier
-        generations of it cannot be had any more when this returns. Leave the tensors alone until it does.
+        generations of it can no longer be read when this returns. Do not change the tensors until it does.
 
         :raises OverBudget: if too much is waiting to be consumed.
         """
@@ -198,7 +198,7 @@ class FeatureStore:
         return _on_device(found, device)
 
     def release(self, ref: FeatureRef) -> str:
-        """Says that the sample is used up: it cannot be had any more, in any process, and its memory is freed at once.
+        """Consumes the sample: no process can read it from now on, and its memory is freed at once.
         Answers ``freed``, ``lingering`` if some of its bytes could not be removed yet, ``already-gone`` or
         ``retained``."""
         return str(json.loads(self._native.release(ref.text, None)))
@@ -208,7 +208,7 @@ class FeatureStore:
         return str(json.loads(await awaited(lambda then: self._native.release(ref.text, then))))
 
     def abort(self, sample: str) -> int:
-        """Calls a sample off, whoever has put it: how many generations of it there were."""
+        """Aborts a sample of any producer. Returns how many generations of it there were."""
         return int(json.loads(self._native.abort(sample, None)))
 
     async def abort_async(self, sample: str) -> int:
@@ -227,7 +227,7 @@ class FeatureStore:
         return report
 
     def consumed(self) -> None:
-        """Waits until nobody can want any sample of this producer any more."""
+        """Waits until all samples of this producer are consumed or expired."""
         self._native.consumed(None)
 
     async def consumed_async(self) -> None:

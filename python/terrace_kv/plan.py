@@ -137,7 +137,7 @@ class Plan:
     l3_keys = _Array(11, KEY, "The keys of :attr:`l3`, 16 bytes each.")
     l3_host_pages = _Array(12, _U32, "The host pages of :attr:`l3`; probes have none.")
     cancelled = _Array(
-        13, _U64, "Operations that nobody waits for any more: they may be stopped, and owe an outcome all the same."
+        13, _U64, "Operations that no request waits for any more: they may be stopped, but must still report an outcome."
     )
     completed = _Array(14, _U64, "Requests whose last token is known since the last plan.")
     _ended = _Array(15, _ENDED, "Requests whose life has ended since the last plan.")

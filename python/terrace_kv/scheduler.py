@@ -197,7 +197,7 @@ class Scheduler:
         return self._native.cached(_tokens(prompt), adapter, salt)
 
     def adapter(self, number: int) -> str | None:
-        """The name of an adapter that a plan tells by number; 0 is none."""
+        """The name of the adapter that has this number in plans; 0 is none."""
         return self._native.adapter(number)
 
     def namespace(self, *, adapter: str = "", salt: str = "") -> bytes:
@@ -205,7 +205,7 @@ class Scheduler:
         return self._native.namespace(adapter, salt)
 
     def replace_weights(self, fingerprint: str, *, now: int | None = None) -> None:
-        """The model computes with other weights from here on: nothing computed before is matched any more.
+        """The model uses other weights from here on: KV of the previous weights is no longer matched.
 
         :raises StepsInFlight: report them first.
         """

@@ -90,7 +90,7 @@ class Memory:
         return self._native.page_bytes
 
     def is_lent(self, page: int) -> bool:
-        """Whether a transfer uses the page, even one that nobody waits for any more."""
+        """Whether a transfer uses the page, including abandoned transfers."""
         return self._native.is_lent(page)
 
     def _before_put(self, pages: npt.NDArray[np.uint32]) -> None:
@@ -187,7 +187,7 @@ class Store:
         pin: str | None = None,
         durable: bool = False,
     ) -> Batch:
-        """Stores pages. What is ``ok`` can be had from now on; with ``durable`` even after a crash. ``pin`` is
+        """Stores pages. Objects that are ``ok`` can be read from now on; with ``durable`` even after a crash. ``pin`` is
         ``soft``, or ``hard:OWNER`` for what must not be evicted until it is unpinned."""
         objects, places = _objects(namespace, keys, generations), _pages(pages)
         memory._before_put(places)
@@ -257,7 +257,7 @@ class Store:
         lease: bool = False,
         prefetch_to_memory: bool = False,
     ) -> Batch:
-        """Which objects could be had, and from where: 0 if not at all, 1 from memory, 2 from disk. ``lease`` protects
+        """Which objects exist, and where: 0 if not at all, 1 in memory, 2 on disk. ``lease`` protects
         what is found from eviction for a while."""
         objects = _objects(namespace, keys, generations)
         return _batch(self._native.exists(objects, lease, prefetch_to_memory, None))

@@ -165,7 +165,7 @@ class Transfers:
         return number
 
     def submit_exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> int:
-        """Asks which objects could be had."""
+        """Looks up which objects exist."""
         number: int = self._native.exists(keys, lease, prefetch_to_memory, False)
         return number
 
@@ -203,7 +203,7 @@ class Transfers:
         return Completed(*self._native.remove(keys, True))
 
     def drain(self) -> list[Completed]:
-        """The submitted jobs that have ended and were not told yet, in that order."""
+        """The submitted jobs that have ended and were not returned yet, in order of their end."""
         return [Completed(*told) for told in self._native.drain()]
 
     def event_fd(self) -> int:
@@ -218,7 +218,7 @@ class Transfers:
         return self._native.pending()
 
     def wait_idle(self, seconds: float | None = None) -> bool:
-        """Waits until no job is under way, or for so long; and whether none is. Their ends are told by :meth:`drain`."""
+        """Waits until no job is running, or for this time. Returns whether none is; :meth:`drain` returns ended jobs."""
         return self._native.wait_idle(seconds)
 
     def close(self) -> None:

@@ -431,8 +431,7 @@ impl Config {
             return refuse(
                 "scheduler.model.ranks",
                 value,
-                "use 1: the cost model includes the \
-                                                           ranks",
+                "use 1: the cost model includes the ranks",
             );
         }
         if self.scheduler.batch.decode_tokens != 1 {

@@ -69,8 +69,7 @@ pub fn find_rate(
     if !matches!(config.arrival, Arrival::Trace { .. }) {
         return refuse(
             "arrival",
-            "a rate can only be found for requests that arrive at the times \
-                                  of the trace",
+            "a rate can only be found for requests that arrive at the times of the trace",
         );
     }
     let span_s = trace.requests().last().map_or(0, |last| last.arrival_us) as f64 / 1e6;

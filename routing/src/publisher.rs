@@ -305,8 +305,7 @@ async fn answer(mut reader: Reader, mut writer: Writer, shared: &Shared) -> io::
         else {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the replay request has no \
-                                                                   number",
+                "the replay request has no number",
             ));
         };
         shared.replays.fetch_add(1, Relaxed);

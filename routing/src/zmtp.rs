@@ -100,8 +100,7 @@ async fn introduce(stream: TcpStream, role: Role) -> io::Result<(Reader, Writer)
     }
     if theirs[12..32] != greeting()[12..32] {
         return Err(malformed(
-            "the other side requires encryption, which is not supported for \
-                              events",
+            "the other side requires encryption, which is not supported for events",
         ));
     }
     writer.send(&ready(role)).await?;

@@ -76,7 +76,7 @@ pub enum SubmitError {
     /// Too many requests are alive.
     #[error(
         "the maximum of {requests_max} requests is reached: submit again later or raise \
-             queue.requests_max"
+         queue.requests_max"
     )]
     QueueFull {
         /// The limit.

@@ -75,8 +75,7 @@ impl Connection {
         ready!(late.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            "the client does not read its \
-                                                                 response",
+            "the client does not read its response",
         )))
     }
 }

@@ -110,9 +110,7 @@ fn open_bucket(url: &str, config: &Config, sizes: &Sizes) -> Result<Opened, Laun
 #[cfg(not(feature = "buckets"))]
 fn open_bucket(_: &str, _: &Config, _: &Sizes) -> Result<Opened, LaunchError> {
     Err(LaunchError::L3Bucket(
-        "this build does not support buckets: build it with `--features \
-                               buckets`"
-            .to_owned(),
+        "this build does not support buckets: build it with `--features buckets`".to_owned(),
     ))
 }
 

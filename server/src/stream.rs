@@ -71,10 +71,7 @@ impl Chunks {
                 }
                 Some((_, Piece::Unfinished(reason))) => {
                     answers.span.in_scope(|| {
-                        tracing::warn!(
-                            "a completion ended without a result: \
-                                                     {reason:?}"
-                        )
+                        tracing::warn!("a completion ended without a result: {reason:?}")
                     });
                     self.answers = None;
                     let error = ApiError::unfinished(reason).json();

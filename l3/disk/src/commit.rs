@@ -200,8 +200,7 @@ impl Core {
                     self.disk_full.fetch_add(1, Ordering::Relaxed);
                     let (path, objects) = (self.config.path.display(), usable);
                     tracing::warn!(
-                        "the store in {path} cannot grow beyond {objects} objects: \
-                                    {error}"
+                        "the store in {path} cannot grow beyond {objects} objects: {error}"
                     );
                     return;
                 }

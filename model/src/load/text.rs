@@ -158,10 +158,8 @@ fn read_stop_tokens(
     let vocabulary = config.shape.vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
         Some(token) => {
-            let problem = format!(
-                "eos_token_id is {token}, but the model has only {vocabulary} \
-                                   tokens"
-            );
+            let problem =
+                format!("eos_token_id is {token}, but the model has only {vocabulary} tokens");
             Err(LoadError::Mismatch { path, problem })
         }
         None => Ok(tokens),

@@ -61,8 +61,7 @@ impl TraceBuilder {
         for (what, tokens) in [("a prompt", input_tokens), ("an output", output_tokens)] {
             if tokens > TOKENS_MAX {
                 return Err(format!(
-                    "{what} of {tokens} tokens is too long; the maximum is \
-                                    {TOKENS_MAX}"
+                    "{what} of {tokens} tokens is too long; the maximum is {TOKENS_MAX}"
                 ));
             }
         }

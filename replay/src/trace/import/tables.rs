@@ -188,7 +188,7 @@ mod tests {
         let missing = refused("TIMESTAMP,ContextTokens,Tokens\n1,2,3\n");
         assert!(missing.contains("no column \"GeneratedTokens\", only TIMESTAMP"), "{missing}");
         let huge = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,6,99999999\n");
-        assert!(huge.starts_with("traffic, line 3: an answer of 99999999 tokens"), "{huge}");
+        assert!(huge.starts_with("traffic, line 3: an output of 99999999 tokens"), "{huge}");
         let bad = refused("TIMESTAMP,ContextTokens,GeneratedTokens\n5,6,7\n5,six,7\n");
         assert!(bad.starts_with("traffic, line 3: ContextTokens \"six\" is not a count"), "{bad}");
     }

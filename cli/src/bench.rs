@@ -31,7 +31,7 @@ enum Workload {
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
     },
-    /// Many streaming clients on a server that runs (`terrace serve`)
+    /// Many streaming clients on a server that runs (`terrace serve --random-model`, whose answers are as long as asked)
     Clients {
         /// The server's address
         #[arg(long, default_value = "127.0.0.1:8000")]

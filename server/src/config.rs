@@ -146,7 +146,7 @@ settings! {
             /// copy that was damaged is found, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("none is compared") };
             /// Let the operator put a wrong page on the device on purpose (POST /plant_wrong_page?token=POSITION), to see
-            /// what it does to answers; on a CPU. No other server uses what this one has computed.
+            /// what it does to answers; on a CPU. Servers without this setting use nothing that one with it has computed.
             plant_wrong_pages: bool = false, "SWITCH";
         }
         "Batching" {

@@ -32,7 +32,7 @@ enum Workload {
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
     },
-    /// Load from many streaming clients on a running server (`terrace serve`)
+    /// Load from many streaming clients on a running server (`terrace serve --random-model`)
     Clients {
         /// The server's address
         #[arg(long, default_value = "127.0.0.1:8000")]

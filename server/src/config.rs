@@ -146,7 +146,7 @@ settings! {
             /// detected, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("no page is verified") };
             /// Allow the operator to plant a wrong page on the device (POST /plant_wrong_page?token=POSITION), to show its
-            /// effect on outputs. CPU only. Other servers never use the pages of this one.
+            /// effect on outputs. CPU only. Servers without this setting never use the pages of one with it.
             plant_wrong_pages: bool = false, "SWITCH";
         }
         "Batching" {

@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 const load = (name) => import(pathToFileURL(join(process.env.PAGE, name)).href);
+const { longExample, rightAnswer, verdictOn } = await load("book.js");
 const { tokensAsText, bytes, percent } = await load("format.js");
 const { GpuFigures } = await load("gpu.js");
 const { Rate } = await load("rates.js");
@@ -36,6 +37,33 @@ function fan(branches, pinned = []) {
 function request(id, state, ...moments) {
   return { id, state, timeline: moments.map(([at_us, state]) => ({ at_us, state })) };
 }
+
+test("the book says what the right answer is", () => {
+  const prompt = longExample();
+  assert.ok(prompt.length > 3500 && prompt.length < 4000, "it fits into what the model was trained on");
+  const { text, at } = rightAnswer(prompt);
+  assert.ok(prompt.includes(`Row 17: `) && prompt.slice(at).startsWith(`${text}.\n`));
+  assert.match(prompt.slice(0, at), /\nRow 17: [a-z]+, kept by $/);
+  assert.equal(verdictOn(prompt, `${text}\n`), "right");
+  assert.equal(verdictOn(prompt, `${text}e`), "wrong");
+  assert.equal(verdictOn(prompt, ""), "wrong");
+});
+
+test("other questions have other answers, or none that the book knows", () => {
+  const book = "Row 7: figs, kept by Ada Finch.\nRow 17: flax, kept by Otto Reed.\n";
+  const answers = {
+    "What grows in row 7?": "figs",
+    "Which row does Otto Reed keep?": "17",
+    "Where does Ada Finch work?": "7",
+    "By whom is row 17 kept?": "Otto Reed",
+  };
+  for (const [question, answer] of Object.entries(answers)) {
+    assert.equal(rightAnswer(`${book}${question}\n`)?.text, answer, question);
+  }
+  assert.equal(verdictOn(`${book}Who keeps row 8?`, "Ada Finch"), "", "there is no such row");
+  assert.equal(verdictOn(`${book}${book}Who keeps row 7?`, "Ada Finch"), "", "there are two such rows");
+  assert.equal(verdictOn("Once upon a time", "there was"), "");
+});
 
 test("a run is as tall as what continues it and stands to its left", () => {
   const { boxes, rows } = layOut(fan(3), PAGE_SIZE, 10);

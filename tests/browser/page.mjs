@@ -68,6 +68,7 @@ async function send(page) {
   const answer = await page.locator("#answer").textContent();
   assert.notEqual(answer, "", "there is an answer");
   saw(`run ${runs}: ${await source.textContent()}`);
+  assert.equal(await source.getAttribute("data-verdict"), "right", answer);
   const tokens = {};
   for (const name of ["device", "host", "l3", "computed", "first-token-ms"]) {
     tokens[name] = Number(await source.getAttribute(`data-${name}`));

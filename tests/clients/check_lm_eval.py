@@ -18,7 +18,7 @@ def evaluate(address, work, name):
     """Runs both tasks. Returns the results, and the samples of each task."""
     out = work / name
     arguments = {
-        "model": "terrace-built-in",
+        "model": "terrace-random",
         "base_url": f"{address}/v1/completions",
         "tokenizer_backend": "huggingface",
         "tokenizer": work / "tokenizer",

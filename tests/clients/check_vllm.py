@@ -25,7 +25,7 @@ def bench(address, work, backend, endpoint):
     def arguments(run):
         return (
             *("--backend", backend, "--base-url", address, "--endpoint", endpoint),
-            *("--model", "terrace-built-in", "--tokenizer", work),
+            *("--model", "terrace-random", "--tokenizer", work),
             *("--dataset-name", "random", "--seed", 7, "--temperature", 0, "--max-concurrency", 1),
             *("--num-prompts", PROMPTS, "--random-input-len", INPUT, "--random-output-len", OUTPUT),
             *("--save-result", "--save-detailed", "--result-dir", work, "--result-filename", run),

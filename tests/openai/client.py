@@ -18,7 +18,8 @@ TEXT = "The three tiers of a cache are device, host and store. " * 12
 def server(program, *arguments):
     """A server on a free port, and its address."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
+        # Its answers are as long as they are asked for.
+        command = [program, "serve", "--random-model", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
         process = subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

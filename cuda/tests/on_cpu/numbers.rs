@@ -11,10 +11,6 @@ impl Noise {
         Self(Dice::new(seed))
     }
 
-    pub(crate) fn bits(&mut self) -> u64 {
-        self.0.word()
-    }
-
     /// Below a bound.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0.place(bound)

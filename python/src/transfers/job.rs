@@ -126,9 +126,7 @@ pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Wor
             let ids = keys.ids(namespace);
             transfer(store, ids, batch, ask, |served| place_code(served.place), |_| true).await
         }
-        Work::Exists { keys, options } => {
-            exists(&*store, namespace, &keys, options).await
-        }
+        Work::Exists { keys, options } => exists(&*store, namespace, &keys, options).await,
         Work::Remove { keys } => {
             let ids = keys.ids(namespace);
             answered(store.remove(&ids, Removal::Forced).await, |()| 1)

@@ -268,11 +268,12 @@ async fn promises_are_kept_by_who_made_them_and_never_after_a_later_put() {
     let producer = open(&store, FeatureConfig::producer("f", 3)).await;
     let stranger = open(&store, FeatureConfig::producer("f", 4)).await;
     // Many at once are numbered as if they came in the milliseconds to come: a put is later nevertheless.
-    let late = (0..50).map(|_| promise(3, "a")).last().unwrap();
-    let refused = keep(&stranger, &late).await;
+    let promises: Vec<_> = (0..50).map(|_| promise(3, "a")).collect();
+    let late = promises.last().unwrap();
+    let refused = keep(&stranger, late).await;
     assert!(matches!(refused, Err(FeatureError::Config(_))), "{refused:?}");
     let current = put(&producer, "a").await.unwrap();
-    let superseded = keep(&producer, &late).await;
+    let superseded = keep(&producer, late).await;
     assert!(matches!(superseded, Err(FeatureError::Superseded { .. })), "{superseded:?}");
     assert_eq!(producer.get(&current).await.unwrap()[0][..], [7; BYTES]);
     // Whoever keeps the ref in the same process says so before it is put.

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use terrace_engine::{CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, Step};
-use terrace_kit::mixed;
 use terrace_scheduler::Token;
 
 /// Ends an answer; comes only after a prompt that ends with an exclamation mark.
@@ -82,7 +81,7 @@ impl Forward for Toy {
             };
             let mut hash = 7;
             for position in 0..span.end() {
-                hash = mixed(hash ^ read(position));
+                hash = mix(hash ^ read(position));
                 if (span.end() - position) as usize <= span.logits {
                     let ends = read(position) == u64::from(b'!');
                     let said = self.speech.as_ref().map(|speech| speech.next(read, position + 1));
@@ -105,7 +104,13 @@ fn logit(hash: u64, token: usize, ends: bool) -> f32 {
     match token {
         END if ends => 100.0,
         // Readable text without exclamation marks.
-        34..=126 => mixed(hash ^ token as u64) as f32 / u64::MAX as f32 * 8.0,
+        34..=126 => mix(hash ^ token as u64) as f32 / u64::MAX as f32 * 8.0,
         _ => -100.0,
     }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
 }

@@ -4,7 +4,6 @@
 use terrace_engine::{
     CpuMemory, Forward, KvLayout, KvShape, Logits, ModelError, NewWeights, Step, WeightsError,
 };
-use terrace_kit::mixed;
 use terrace_scheduler::Token;
 
 /// Tokens in a page.
@@ -42,7 +41,9 @@ pub fn toy_answer(prompt: &[Token], tokens: usize) -> Vec<Token> {
 }
 
 fn extend(digest: u64, token: Token) -> u64 {
-    mixed(digest ^ u64::from(token))
+    let mixed = (digest ^ u64::from(token)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
 }
 
 fn next_token(digest: u64) -> Token {

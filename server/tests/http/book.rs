@@ -13,10 +13,10 @@ use tokio::task::JoinHandle;
 use crate::client::{complete, post, send};
 
 const ROWS: usize = 29;
-/// None of these names and crops is in the lists that the model was trained with.
-const FIRST_NAMES: [&str; 7] = ["Bruno", "Milda", "Pavel", "Tomas", "Gerda", "Silke", "Roland"];
-const LAST_NAMES: [&str; 6] = ["Kestrel", "Tarn", "Boulder", "Sedge", "Meadow", "Poplar"];
-const CROPS: [&str; 5] = ["melons", "sesame", "lupins", "cotton", "sorghum"];
+/// Names of the kind that the model was trained on, none of which is in its lists.
+const FIRST_NAMES: [&str; 7] = ["Belor", "Kimas", "Tovel", "Paren", "Sidol", "Lomak", "Revin"];
+const LAST_NAMES: [&str; 6] = ["Doran", "Falis", "Gaven", "Nokim", "Pozar", "Zavel"];
+const CROPS: [&str; 5] = ["barley", "lentils", "flax", "mint", "hops"];
 
 struct Row {
     number: usize,

@@ -180,7 +180,8 @@ async fn a_wrong_page_makes_a_wrong_answer_until_it_is_forgotten() {
 async fn chats_are_answered_too() {
     let folder = tempfile::tempdir().unwrap();
     let server = Answering::start(&config(folder.path())).await;
-    let request = json!({ "messages": [{ "role": "user", "content": "What is 20 + 22?" }] });
+    let messages = json!([{ "role": "user", "content": "What is 20 + 22?" }]);
+    let request = json!({ "messages": messages, "temperature": 0 });
     let answer = post(server.address, "/v1/chat/completions", &request).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], "42", "{answer}");
     server.stop().await;

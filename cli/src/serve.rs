@@ -139,7 +139,10 @@ fn example(model: &ServedModel, has_keys: bool) -> String {
     let key = if has_keys { "-H 'Authorization: Bearer KEY' " } else { "" };
     let (path, body) = if model.chat.exists() {
         let messages = json!([{ "role": "user", "content": "What is 20 + 22?" }]);
-        ("/v1/chat/completions", json!({ "messages": messages, "max_tokens": 64 }))
+        (
+            "/v1/chat/completions",
+            json!({ "messages": messages, "max_tokens": 64, "temperature": 0 }),
+        )
     } else {
         ("/v1/completions", json!({ "prompt": "What is 20 + 22?\n" }))
     };

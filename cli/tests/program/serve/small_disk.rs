@@ -46,7 +46,8 @@ fn a_small_disk_is_told_and_not_filled() {
     command.args(["--device-memory", "24MiB", "--host-memory", "16MiB"]);
     let server = Server::spawn(command);
     let summary = &server.summary;
-    for told in ["warning: the store cannot grow to --l3-size 192.0 MiB", "6.0 MiB must stay free"] {
+    for told in ["warning: the store cannot grow to --l3-size 192.0 MiB", "6.0 MiB must stay free"]
+    {
         assert!(summary.contains(told), "{told} is missing:\n{summary}");
     }
     let said = summary.lines().find_map(|line| line.strip_prefix("l3 ")).unwrap();

@@ -173,7 +173,7 @@ fn pages_of_every_portion_are_compared() {
         scene.copy(direction).unwrap();
         scene.device.corrupt_next_copy(direction);
         let Err(CopyError::Failed(why)) = scene.copy(direction) else { panic!("not noticed") };
-        assert!(why.contains("1 of 30 pages"), "{why}");
+        assert!(why.contains("1 of 30 verified pages"), "{why}");
         scene.copy(direction).unwrap();
         let stats = scene.device.stats();
         let link = if direction == LOAD { stats.to_device } else { stats.to_host };

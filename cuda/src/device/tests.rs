@@ -476,7 +476,7 @@ fn a_page_that_comes_out_wrong_fails_its_copy() {
         scene.copy(direction, &[0, 1, 2, 3]).unwrap();
         scene.fake.change_faults(|faults| faults.corrupt_next = true);
         let wrong = failure(&scene.start(direction, &[4, 5], None).1);
-        assert!(wrong.contains("1 of 1 pages"), "{wrong}");
+        assert!(wrong.contains("1 of 1 verified pages"), "{wrong}");
         scene.device.corrupt_next_copy(direction);
         let wrong = failure(&scene.start(direction, &[6, 7], None).1);
         assert!(wrong.contains("not the same on both sides"), "{wrong}");

@@ -7,7 +7,9 @@ use crate::process::{PATIENT, Server, ask, request, terrace};
 /// The program as a terminal starts it, whoever runs this test, and with whatever signals ignored.
 fn in_a_terminal() -> Command {
     let mut command = Command::new("env");
-    command.args(["--default-signal=HUP", "NO_COLOR=1"]).arg(terrace().get_program());
+    command
+        .args(["--default-signal=HUP", "NO_COLOR=1", "TERRACE_RANDOM_MODEL=true"])
+        .arg(terrace().get_program());
     command
 }
 

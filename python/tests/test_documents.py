@@ -38,7 +38,7 @@ def test_the_notebook_runs_and_answers_its_question() -> None:
     assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not kept: they are old one day"
     NotebookClient(notebook, timeout=120).execute()
     told = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
-    assert "% of the prompt tokens could be reused" in told and "Take host 128GiB: " in told
+    assert "% of the prompt tokens could be reused" in told and "Take host 256GiB: " in told
 
 
 @pytest.mark.parametrize("name", terrace_kv.__all__)

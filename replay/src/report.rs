@@ -99,7 +99,7 @@ impl Report {
         let l3 = match (self.store, config.store.pages_max) {
             (None, _) => "no L3".to_owned(),
             (Some(_), Some(pages)) => format!("L3 {}", size(pages)),
-            (Some(store), None) => format!("L3 without limit, up to {}", size(store.pages_peak)),
+            (Some(store), None) => format!("unlimited L3, peak {}", size(store.pages_peak)),
         };
         let device = size(cache.device_pages.into());
         format!("{workers}, pages of {} tokens: device {device}, {host}, {l3}", cache.page_size)

@@ -76,8 +76,8 @@ pub(super) fn hits(series: &Series) -> Chart {
     let columns: [(&str, &[f64]); 4] =
         [("ceiling", &ceiling), ("L3", &l3), ("host", &host), ("device", &device)];
     Chart {
-        title: "Prompt tokens found, by tier".to_owned(),
-        note: "The broken line is what a cache without limits would have found.".to_owned(),
+        title: "Hit rate by tier".to_owned(),
+        note: "The broken line is what an unlimited cache would have found.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top.max(most(&ceiling)), "share of prompt tokens", percent_tick),
         layers,
@@ -101,8 +101,8 @@ pub(super) fn reuse_total(series: &Series) -> Chart {
     let columns: [(&str, &[f64]); 4] =
         [("ceiling", &ceiling), ("L3", &l3), ("host", &host), ("device", &device)];
     Chart {
-        title: "Tokens reused so far".to_owned(),
-        note: "The gap to the broken line was computed again.".to_owned(),
+        title: "Reused tokens, cumulative".to_owned(),
+        note: "The gap to the broken line was recomputed.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(top.max(most(&ceiling)), "tokens", short_count),
         layers,
@@ -132,10 +132,10 @@ pub(super) fn prompts(series: &Series) -> Chart {
         columns.iter().map(|(name, _, values)| (*name, *values)).collect();
     told.reverse();
     Chart {
-        title: "Prompt tokens taken".to_owned(),
-        note: "When their requests got the first token.".to_owned(),
+        title: "Prompt tokens".to_owned(),
+        note: "At the time of their request's first token.".to_owned(),
         x: time_scale(series),
-        y: Scale::linear(top, "tokens in a second", short_count),
+        y: Scale::linear(top, "tokens/s", short_count),
         layers,
         tips: tips(series, &told, count),
     }
@@ -175,8 +175,8 @@ pub(super) fn distribution(
         y: Scale::linear(1.0, &format!("share of {what}"), percent_tick),
         layers: vec![
             Layer::new(what, "accent", Mark::Line(points)),
-            Layer::new(&format!("half: {}", milliseconds(short.p50)), "host", at(short.p50)),
-            Layer::new(&format!("99 %: {}", milliseconds(short.p99)), "alarm", at(short.p99)),
+            Layer::new(&format!("p50: {}", milliseconds(short.p50)), "host", at(short.p50)),
+            Layer::new(&format!("p99: {}", milliseconds(short.p99)), "alarm", at(short.p99)),
         ],
         tips: curve.iter().map(tip).collect(),
     }
@@ -193,8 +193,8 @@ pub(super) fn ttft_over_time(series: &Series) -> Chart {
     let columns: [(&str, &[f64]); 2] =
         [("longest", &series.ttft_ms_max), ("mean", &series.ttft_ms_mean)];
     Chart {
-        title: "Time to first token over time".to_owned(),
-        note: "Of the requests whose first token came then.".to_owned(),
+        title: "TTFT over time".to_owned(),
+        note: "Of requests whose first token came at that time.".to_owned(),
         x: time_scale(series),
         y: Scale::logarithmic(
             smallest,
@@ -226,7 +226,7 @@ pub(super) fn tier(
     let columns: [(&str, &[f64]); 2] = [("cached", &cached), ("in use", &in_use)];
     Chart {
         title: format!("{name}: pages"),
-        note: "In use: held by requests and transfers; the rest can go at any time.".to_owned(),
+        note: "In use: held by requests and transfers. The rest can be evicted.".to_owned(),
         x: time_scale(&series),
         y: Scale::linear(1.0, "share of its pages", percent_tick),
         layers,
@@ -244,7 +244,7 @@ pub(super) fn l3(report: &Report, series: &Series) -> Chart {
         layers.push(Layer::new("limit", "text", Mark::Limit(vec![(0.0, limit), (end, limit)])));
     }
     Chart {
-        title: "L3: what it holds".to_owned(),
+        title: "L3".to_owned(),
         note: "All workers share it.".to_owned(),
         x: time_scale(series),
         y: Scale::bytes(top.max(limit.unwrap_or(0.0)), "bytes of KV"),
@@ -274,14 +274,14 @@ fn by_link(series: &Series, value: impl Fn(&[u64]) -> Vec<f64>) -> [Vec<f64>; 4]
 
 pub(super) fn moved(series: &Series) -> Chart {
     let rates = by_link(series, |bytes| per_second(series, bytes));
-    let y = |top| Scale::linear(top, "bytes in a second", short_bandwidth);
-    lines(series, "Bytes moved", "All workers together.", &rates, y, bandwidth)
+    let y = |top| Scale::linear(top, "bytes/s", short_bandwidth);
+    lines(series, "Bytes transferred", "All workers together.", &rates, y, bandwidth)
 }
 
 pub(super) fn moved_so_far(series: &Series) -> Chart {
     let sums = by_link(series, so_far);
     let y = |top| Scale::bytes(top, "bytes");
-    lines(series, "Bytes moved so far", "All workers together.", &sums, y, bytes)
+    lines(series, "Bytes transferred, cumulative", "All workers together.", &sums, y, bytes)
 }
 
 pub(super) fn busy(series: &Series) -> Chart {
@@ -291,7 +291,7 @@ pub(super) fn busy(series: &Series) -> Chart {
         series.l3_to_host_busy.clone(),
         series.host_to_l3_busy.clone(),
     ];
-    let note = "The share of the time in which a link carries something.";
+    let note = "Share of the time in which a link transfers.";
     lines(
         series,
         "Links in use",
@@ -361,10 +361,10 @@ pub(super) fn load(series: &Series) -> Chart {
     }
     // Two units on one plot would have to share an axis: arrivals are drawn against their peak.
     let relative: Vec<f64> = rate.iter().map(|rate| rate / top.max(1e-12)).collect();
-    let name = format!("arrivals (100 % are {top:.1} in a second)");
+    let name = format!("arrivals (100 % is {top:.1} per second)");
     Chart {
         title: "Load".to_owned(),
-        note: "How much of the time workers compute.".to_owned(),
+        note: "Share of the time in which workers compute.".to_owned(),
         x: time_scale(series),
         y: Scale::linear(1.0, "share", percent_tick),
         layers: vec![
@@ -377,15 +377,15 @@ pub(super) fn load(series: &Series) -> Chart {
 
 pub(super) fn output(series: &Series) -> Chart {
     let rate = per_second(series, &series.output_tokens);
-    let mut told = tips(series, &[("tokens in a second", &rate)], count);
+    let mut told = tips(series, &[("tokens/s", &rate)], count);
     for ((_, text), ms) in told.iter_mut().zip(&series.itl_ms_mean) {
         let _ = write!(text, "\nbetween tokens: {}", milliseconds(*ms));
     }
     Chart {
-        title: "Tokens produced".to_owned(),
+        title: "Output tokens".to_owned(),
         note: "All workers together.".to_owned(),
         x: time_scale(series),
-        y: Scale::linear(most(&rate), "tokens in a second", short_count),
+        y: Scale::linear(most(&rate), "tokens/s", short_count),
         layers: vec![Layer::new("tokens", "decoding", Mark::Line(over_time(series, &rate)))],
         tips: told,
     }

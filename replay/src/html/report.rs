@@ -16,24 +16,24 @@ pub(super) fn body(trace: &str, report: &Report) -> String {
     };
     let series = &coarse(&report.series, report.virtual_s);
     html += &section(
-        "What was found where",
+        "Hit rate by tier",
         vec![plots::hits(series), plots::reuse_total(series), plots::prompts(series)],
     );
     let ttft = plots::distribution(
-        "Time to first token",
-        "The share of requests that had their first token in this time.",
+        "Time to first token (TTFT)",
+        "Share of requests whose first token came within this time.",
         "requests",
         &report.ttft_curve,
         &report.ttft_ms,
     );
     let itl = plots::distribution(
-        "Between tokens",
-        "The share of tokens that came this soon after the one before.",
+        "Inter-token latency (ITL)",
+        "Share of tokens that came within this time after the previous one.",
         "tokens",
         &report.itl_curve,
         &report.itl_ms,
     );
-    html += &section("How long users wait", vec![ttft, itl, plots::ttft_over_time(series)]);
+    html += &section("Latency", vec![ttft, itl, plots::ttft_over_time(series)]);
     let mut occupancy = vec![
         plots::tier(
             "Device",
@@ -47,13 +47,13 @@ pub(super) fn body(trace: &str, report: &Report) -> String {
     if report.store.is_some() {
         occupancy.push(plots::l3(report, series));
     }
-    html += &section("How full the tiers are", occupancy);
+    html += &section("Tier occupancy", occupancy);
     html += &section(
-        "What moves",
+        "Transfers",
         vec![plots::moved(series), plots::moved_so_far(series), plots::busy(series)],
     );
     html += &section(
-        "What requests and workers do",
+        "Requests and workers",
         vec![plots::states(series), plots::load(series), plots::output(series)],
     );
     html += &slowest::section(&report.slowest);
@@ -84,41 +84,31 @@ fn header(trace: &str, report: &Report) -> String {
     );
     html.push_str("<dl class=\"figures\">");
     html += &figure(
-        "prompt tokens reused",
+        "hit rate",
         &percent(reuse.total),
-        &format!("a cache without limits: {}", percent(reuse.ceiling)),
+        &format!("unlimited cache: {}", percent(reuse.ceiling)),
     );
-    html += &figure(
-        "time to first token, mean",
-        &milliseconds(report.ttft_ms.mean),
-        &distribution(&report.ttft_ms),
-    );
-    html += &figure(
-        "between tokens, mean",
-        &milliseconds(report.itl_ms.mean),
-        &distribution(&report.itl_ms),
-    );
-    html += &figure(
-        "between tokens, by answer",
-        &milliseconds(report.tpot_ms.mean),
-        &distribution(&report.tpot_ms),
-    );
+    html +=
+        &figure("TTFT, mean", &milliseconds(report.ttft_ms.mean), &distribution(&report.ttft_ms));
+    html += &figure("ITL, mean", &milliseconds(report.itl_ms.mean), &distribution(&report.itl_ms));
+    html +=
+        &figure("TPOT, mean", &milliseconds(report.tpot_ms.mean), &distribution(&report.tpot_ms));
     if let Some(goods) = &report.goodput {
-        let kept = if goods.is_kept { "the promise is kept" } else { "the promise is not kept" };
+        let kept = if goods.is_kept { "the SLO is met" } else { "the SLO is not met" };
         let rate = format!("{:.2} in a second; {kept}", goods.requests_per_s);
         html += &figure("good requests", &percent(goods.share), &rate);
     }
     html += &figure(
-        "cost of a million tokens",
+        "cost per million tokens",
         &format!("{:.3}", report.spend.per_million_tokens),
-        &format!("{:.2} an hour", report.spend.per_hour),
+        &format!("{:.2} per hour", report.spend.per_hour),
     );
     html +=
         &figure("requests", &whole(report.requests), &format!("in {}", seconds(report.virtual_s)));
     html += &figure(
-        "tokens produced in a second",
+        "output tokens/s",
         &count(report.output_tokens_per_s),
-        &format!("{} prompt tokens taken", count(report.prompt_tokens_per_s)),
+        &format!("{} prompt tokens/s", count(report.prompt_tokens_per_s)),
     );
     html.push_str("</dl>");
     if report.failed + report.refused > 0 {
@@ -214,7 +204,7 @@ fn workers(report: &Report) -> String {
         "requests",
         "steps",
         "computing",
-        "decodes a step",
+        "decodes per step",
         "most running",
         "most waiting",
         "retractions",

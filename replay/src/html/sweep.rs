@@ -202,7 +202,7 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
         time("Time to first token, 90th percentile", first, |point| point.ttft_ms.p90),
         Measure {
             title: "Prompt tokens reused",
-            note: "The broken line is what a cache without limits would have found.",
+            note: "The broken line is what an unlimited cache would have found.",
             y: Scale::linear(ceiling, "share of prompt tokens", percent_tick),
             limit: Some(ceiling),
             value: |point| point.reuse.total,
@@ -214,13 +214,9 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
         }),
         time("Between tokens, 99th percentile", "between tokens", |point| point.itl_ms.p99),
         Measure {
-            title: "Tokens produced",
+            title: "Output tokens",
             note: "All workers together.",
-            y: Scale::linear(
-                most(|point| point.output_tokens_per_s),
-                "tokens in a second",
-                short_count,
-            ),
+            y: Scale::linear(most(|point| point.output_tokens_per_s), "tokens/s", short_count),
             limit: None,
             value: |point| point.output_tokens_per_s,
             shown: count,
@@ -229,7 +225,7 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
     if sweep.points.iter().any(|point| point.goodput.is_some()) {
         measures.push(Measure {
             title: "Good requests",
-            note: "Those that get what was promised.",
+            note: "Requests within the SLO.",
             y: Scale::linear(1.0, "share of requests", percent_tick),
             limit: None,
             value: |point| point.goodput.map_or(0.0, |goods| goods.share),
@@ -290,7 +286,7 @@ fn cost_chart(sweep: &Sweep, title: &str, label: &str, time: fn(&SweepPoint) -> 
     Chart {
         title: title.to_owned(),
         note: "Below and to the left is better.".to_owned(),
-        x: Scale::linear(most(&cost), "cost of a million tokens", short_count),
+        x: Scale::linear(most(&cost), "cost per million tokens", short_count),
         y,
         layers,
         tips: sweep.points.iter().map(tip).collect(),

@@ -7,12 +7,12 @@ use std::ops::Range;
 use safetensors::tensor::{Dtype, SafeTensors};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::byte_tokenizer::{self, ByteTokenizer};
+use crate::byte_tokenizer::ByteTokenizer;
 use crate::rope::{Rope, Scaling};
 use crate::shape::Shape;
 use crate::tensor_names::name_of;
 use crate::weights::{Part, WeightSource};
-use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
+use crate::{Loaded, Unloaded};
 
 /// The name under which the model is known.
 const NAME: &str = "terrace-built-in";
@@ -29,14 +29,8 @@ pub fn built_in(threads: usize) -> Loaded {
 #[must_use]
 pub fn unloaded_built_in() -> Unloaded {
     let shape = shape();
-    Unloaded {
-        weights: Box::new(Trained::of(&shape)),
-        shape,
-        tokenizer: Tokenizer::bytes(),
-        chat: ChatTemplate::built_in(),
-        stop_tokens: vec![byte_tokenizer::END, byte_tokenizer::END_OF_MESSAGE],
-        name: NAME.to_owned(),
-    }
+    let weights = Trained::of(&shape);
+    Unloaded::of_bytes(NAME, shape, weights)
 }
 
 /// The sizes that it was trained with.

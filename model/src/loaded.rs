@@ -2,6 +2,7 @@
 
 use terrace_cache::Token;
 
+use crate::byte_tokenizer;
 use crate::shape::Shape;
 use crate::weights::{WeightSource, collect};
 use crate::{ChatTemplate, Llama, Tokenizer};
@@ -24,6 +25,18 @@ pub struct Unloaded {
 }
 
 impl Unloaded {
+    /// A model whose tokens are bytes, as those that come with the program.
+    pub(crate) fn of_bytes(name: &str, shape: Shape, weights: impl WeightSource + 'static) -> Self {
+        Self {
+            shape,
+            weights: Box::new(weights),
+            tokenizer: Tokenizer::bytes(),
+            chat: ChatTemplate::built_in(),
+            stop_tokens: vec![byte_tokenizer::END, byte_tokenizer::END_OF_MESSAGE],
+            name: name.to_owned(),
+        }
+    }
+
     /// Gets the weights, to compute on so many threads of the CPU.
     #[must_use]
     pub fn on_cpu(self, threads: usize) -> Loaded {

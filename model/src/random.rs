@@ -3,12 +3,12 @@
 
 use terrace_cache::Token;
 
-use crate::byte_tokenizer::{self, ByteTokenizer};
+use crate::byte_tokenizer::ByteTokenizer;
 use crate::llama::Llama;
 use crate::rope::{Rope, Scaling};
 use crate::shape::Shape;
 use crate::weights::{LayerPart, Part, WeightSource, collect};
-use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
+use crate::{Loaded, Unloaded};
 
 /// The name under which the model is known.
 const NAME: &str = "terrace-random";
@@ -27,14 +27,8 @@ pub fn random(threads: usize) -> Loaded {
 #[must_use]
 pub fn unloaded_random() -> Unloaded {
     let shape = shape();
-    Unloaded {
-        weights: Box::new(Generated::of(&shape, format!("{NAME}-{VERSION}"))),
-        shape,
-        tokenizer: Tokenizer::bytes(),
-        chat: ChatTemplate::built_in(),
-        stop_tokens: vec![byte_tokenizer::END, byte_tokenizer::END_OF_MESSAGE],
-        name: NAME.to_owned(),
-    }
+    let weights = Generated::of(&shape, format!("{NAME}-{VERSION}"));
+    Unloaded::of_bytes(NAME, shape, weights)
 }
 
 /// The model with random weights and fewer layers: for tests that have no time for all of them.

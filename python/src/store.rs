@@ -57,6 +57,13 @@ struct Common {
     others: Map<String, Value>,
 }
 
+/// What can be said about a folder for engines.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct FolderSettings {
+    reserve_bytes: Option<u64>,
+}
+
 /// What can be said about nodes.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -326,7 +333,8 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
     }
     if let Some(folder) = place.strip_prefix("disk:") {
         let disk = if for_engines {
-            open_folder(folder, capacity_bytes, object_bytes_max)?
+            let settings = serde_json::from_value(others.into()).map_err(bad_setting)?;
+            open_folder(folder, capacity_bytes, object_bytes_max, settings)?
         } else {
             let config = with(DiskConfig::new(folder, capacity_bytes, object_bytes_max), others)?;
             DiskStore::open(config).map_err(bad_setting)?
@@ -363,10 +371,16 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
 }
 
 /// Opens the store of a folder that has objects of just this size.
-fn open_folder(folder: &str, limit_bytes: u64, object_bytes_max: usize) -> PyResult<DiskStore> {
+fn open_folder(
+    folder: &str,
+    limit_bytes: u64,
+    object_bytes_max: usize,
+    settings: FolderSettings,
+) -> PyResult<DiskStore> {
     let path = PathBuf::from(folder);
     // Where the system does not tell how large it is, it does not tell what is free either.
-    let reserve_bytes = usual_reserve_bytes(&path).unwrap_or(0);
+    let usual = || usual_reserve_bytes(&path).unwrap_or(0);
+    let reserve_bytes = settings.reserve_bytes.unwrap_or_else(usual);
     let folder = StoreFolder { path, limit_bytes, reserve_bytes };
     folder.open(object_bytes_max).map(|opened| opened.store).map_err(|error| match error {
         OpenError::InUse { path, owner } => ConfigError::new_err(format!(
@@ -376,6 +390,9 @@ fn open_folder(folder: &str, limit_bytes: u64, object_bytes_max: usize) -> PyRes
              folder",
             path.display(),
             folder.path.display(),
+        )),
+        error @ OpenError::LittleFree { .. } => ConfigError::new_err(format!(
+            "{error}. Free some space, use another folder, or set a smaller \"reserve\""
         )),
         other => bad_setting(other),
     })

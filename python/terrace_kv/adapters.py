@@ -34,7 +34,12 @@ _SIZES = {
 }
 _SETTINGS: dict[str, dict[str, str]] = {
     "memory": _EVERY | _SIZES,
-    "disk": _EVERY | _SIZES | {"memory": "memory cache on top of the disk, like 8GiB"},
+    "disk": _EVERY
+    | _SIZES
+    | {
+        "memory": "memory cache on top of the disk, like 8GiB",
+        "reserve": "free space that the store leaves on its file system, like 10GiB; default: 5 %, at most 16GiB",
+    },
     "nodes": _EVERY
     | {
         "secret_file": "the file with the secret of the nodes",
@@ -78,6 +83,8 @@ def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[
     if kind != "nodes":
         told["object_max"] = max(size(told.get("object_max", 0)), object_bytes)
         told.setdefault("capacity", MEMORY_CAPACITY if kind == "memory" else DISK_CAPACITY)
+    if "reserve" in told:
+        told["reserve_bytes"] = size(told.pop("reserve"))
     told["for_engines"] = True
     guard = GUARD | dict(settings.get("guard", {}))
     return SharedStore.open(place, told, guard)

@@ -24,7 +24,7 @@ Told = tuple[int, bool, str, list[bool]]
 
 
 def client(folder: Path, **others: Any) -> TerraceClient:
-    return TerraceClient(store=f"disk:{folder}/kv", object_max="16KiB", capacity="16MiB", **{**MODEL, **others})
+    return TerraceClient(store=f"disk:{folder}/kv", object_max="16KiB", capacity="16MiB", reserve=0, **{**MODEL, **others})
 
 
 def ended(one: TerraceClient, number: int) -> Told:
@@ -73,9 +73,9 @@ def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
     for missing in MODEL:
         others = {name: value for name, value in MODEL.items() if name != missing}
         with pytest.raises(terrace.ConfigError, match=missing):
-            TerraceClient(store=f"disk:{tmp_path}/kv", object_max="16KiB", **others)
+            TerraceClient(store=f"disk:{tmp_path}/kv", object_max="16KiB", reserve=0, **others)
     with pytest.raises(terrace.ConfigError, match="object_max"):
-        TerraceClient(store=f"disk:{tmp_path}/kv", **MODEL)
+        TerraceClient(store=f"disk:{tmp_path}/kv", reserve=0, **MODEL)
     with pytest.raises(terrace.ConfigError, match="parallelism"):
         client(tmp_path, parallelism=2)
     client(tmp_path).close()

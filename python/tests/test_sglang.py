@@ -79,7 +79,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def config(folder: Path, **more: Any) -> Any:
     """How SGLang describes a rank, with settings of the backend."""
     settings = more.pop("settings", {})
-    told = {"interface_v1": 1, "store": f"disk:{folder}", "capacity": "64MiB", **settings}
+    told = {"interface_v1": 1, "store": f"disk:{folder}", "capacity": "64MiB", "reserve": 0, **settings}
     ranks = {"tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1, "dp_rank": 0}
     kind = {"is_mla_model": False, "should_split_heads": False, "enable_storage_metrics": False, "model_name": "m"}
     return SimpleNamespace(**{**ranks, **kind, "extra_config": told, **more})

@@ -43,7 +43,7 @@ def memory() -> np.ndarray:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[tuple[Transfers, terrace.Store]]:
-    shared = open_store({"store": f"disk:{tmp_path}", "capacity": "16MiB"}, object_bytes=PAGE)
+    shared = open_store({"store": f"disk:{tmp_path}", "capacity": "16MiB", "reserve": 0}, object_bytes=PAGE)
     made = Transfers(shared.store, NAMESPACE)
     yield made, shared.store
     made.close()
@@ -184,13 +184,14 @@ def test_settings_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
         ({"store": place, "capasity": 1}, "Did you mean 'capacity'"),
         ({"store": place, "secret_file": "x"}, "setting of nodes stores"),
         ({"store": "nodes://127.0.0.1:1"}, "secret"),
+        ({"store": place, "reserve": "1000000TiB"}, "set a smaller \"reserve\""),
     ):
         with pytest.raises(terrace.ConfigError, match=words):
             open_store(config, object_bytes=PAGE)
 
 
 def test_one_process_opens_a_folder_once(tmp_path: Path) -> None:
-    config = {"store": f"disk:{tmp_path}", "capacity": "16MiB"}
+    config = {"store": f"disk:{tmp_path}", "capacity": "16MiB", "reserve": 0}
     one, two = open_store(config, object_bytes=PAGE), open_store(config, object_bytes=PAGE)
     assert one.store is two.store
     one.close()

@@ -26,7 +26,7 @@ KEYS = [number.to_bytes(36, "big") for number in range(1000)]
 
 @pytest.fixture
 def transfers(tmp_path: Path) -> Iterator[Transfers]:
-    shared = open_store({"store": f"disk:{tmp_path}", "capacity": "16MiB"}, object_bytes=PAGE)
+    shared = open_store({"store": f"disk:{tmp_path}", "capacity": "16MiB", "reserve": 0}, object_bytes=PAGE)
     made = Transfers(shared.store, b"n" * 16)
     yield made
     made.close()

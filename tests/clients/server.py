@@ -20,7 +20,7 @@ def server(*arguments, l3="none", sizes=SIZES):
     """A server on a free port, once it is well, and its address. $TERRACE names the program."""
     program = os.environ["TERRACE"]
     # Without a model of their own, clients get answers as long as they ask for.
-    command = [program, "serve", "--listen", "127.0.0.1:0", "--random-model", "--l3", l3, *sizes, *arguments]
+    command = [program, "serve", "--listen", "127.0.0.1:0", "--random-model", "--l3", l3, "--l3-reserve", "0", *sizes, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         address = address_in(process)

@@ -31,7 +31,7 @@ def address_of(server):
 
 def serves(program):
     with tempfile.TemporaryDirectory() as folder:
-        command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
+        command = [program, "serve", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}", "--l3-reserve", "0"]
         server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
             address = address_of(server)

@@ -19,7 +19,7 @@ def server(program, *arguments):
     """A server on a free port, and its address."""
     with tempfile.TemporaryDirectory() as folder:
         # Its answers are as long as they are asked for.
-        command = [program, "serve", "--random-model", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}"]
+        command = [program, "serve", "--random-model", "--listen", "127.0.0.1:0", "--l3", f"disk:{folder}", "--l3-reserve", "0"]
         process = subprocess.Popen(
             [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

@@ -85,7 +85,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Peer, Peer
 
 
 def on_disk(folder: Path, **others: Any) -> dict[str, Any]:
-    return {"store": f"disk:{folder}/kv", "object_max": CHUNK_BYTES, "capacity": "64MiB", **MODEL, **others}
+    return {"store": f"disk:{folder}/kv", "object_max": CHUNK_BYTES, "capacity": "64MiB", "reserve": 0, **MODEL, **others}
 
 
 @pytest.mark.parametrize("kind", ["disk", "nodes"])

@@ -27,7 +27,7 @@ def two(pair: Pair) -> Iterator[Sglang]:
 
 
 def disk(folder: Path, **settings: Any) -> dict[str, Any]:
-    return {"store": f"disk:{folder}", "capacity": "256MiB", **settings}
+    return {"store": f"disk:{folder}", "capacity": "256MiB", "reserve": 0, **settings}
 
 
 def stored_by(server: Sglang, settings: dict[str, Any], **start: Any) -> dict[str, Any]:

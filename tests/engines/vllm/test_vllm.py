@@ -21,7 +21,7 @@ def synchronous(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def on_disk(folder: Path) -> dict[str, Any]:
-    return {"store": f"disk:{folder}", "capacity": "1GiB"}
+    return {"store": f"disk:{folder}", "capacity": "1GiB", "reserve": 0}
 
 
 DOORS = {"tier": (tier, FOUND_BY_TIER), "connector": (connector, FOUND_BY_CONNECTOR), "sync": (synchronous, FOUND_BY_CONNECTOR)}

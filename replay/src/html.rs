@@ -1,18 +1,16 @@
 //! Reports as pages: one file that needs nothing else, drawn here, for light and dark, large and small
 //! screens. The only script shows values at the pointer.
 
-mod chart;
 mod coarse;
 mod plots;
 mod report;
-mod scale;
 mod slowest;
 mod sweep;
 
-use std::fmt::Write;
-
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde::Serialize;
 
+use crate::chart::{self, Chart};
 use crate::report::Report;
 use crate::sweep::Sweep;
 
@@ -32,63 +30,59 @@ pub fn sweep_page(trace: &str, sweep: &Sweep) -> String {
 }
 
 /// A page, with the figures behind it as JSON, so that they can be drawn again in other ways.
-fn document(title: &str, body: &str, data: &impl Serialize) -> String {
-    // A script ends where it is closed, and nothing in the figures may do that.
-    let data = serde_json::to_string(data).unwrap_or_default().replace("</", "<\\/");
-    let mut page = String::with_capacity(body.len() + data.len() + 16_384);
-    let _ = write!(
-        page,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <title>{}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n{body}\
-         <div id=\"tip\" role=\"status\" hidden=\"\"></div>\n\
-         <script type=\"application/json\" id=\"data\">{data}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
-        escape(title)
-    );
-    page
-}
-
-/// How a page begins: what was done with which trace, and on what.
-fn heading(what: &str, trace: &str, machine: &str) -> String {
-    format!(
-        "<header><h1>{what} {} <span class=\"quiet\">{}</span></h1>",
-        escape(trace),
-        escape(machine)
-    )
-}
-
-/// Text as it may stand in a page, attributes included.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            other => escaped.push(other),
+fn document(title: &str, body: &Markup, data: &impl Serialize) -> String {
+    // A script has no escapes, and ends at a tag. JSON needs this sign only in strings, where it can be written so.
+    let data = serde_json::to_string(data).unwrap_or_default().replace('<', "\\u003c");
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) }
+                style { (PreEscaped(chart::PALETTE)) (PreEscaped(STYLE)) (PreEscaped(chart::STYLE)) }
+            }
+            body {
+                (body)
+                div #tip role="status" hidden {}
+                script #data type="application/json" { (PreEscaped(data)) }
+                script { (PreEscaped(SCRIPT)) }
+            }
         }
-    }
-    escaped
+    };
+    page.into_string()
+}
+
+/// What was done with which trace, and on what.
+fn heading(what: &str, trace: &str, machine: &str) -> Markup {
+    html! { h1 { (what) " " (trace) " " span.quiet { (machine) } } }
+}
+
+/// A part of a page.
+fn section(title: &str, content: &Markup) -> Markup {
+    html! { section { h2 { (title) } (content) } }
+}
+
+/// Plots side by side.
+fn chart_section(title: &str, charts: &[Chart]) -> Markup {
+    section(title, &html! { div.plots { @for chart in charts { (chart.figure()) } } })
+}
+
+/// A name in a legend, and the colour that stands for it.
+fn key(colour: &str, name: &str) -> Markup {
+    html! { li { span.key style={ "--c:var(--" (colour) ")" } {} (name) } }
 }
 
 /// A table whose first row names the columns.
-fn table(names: &[&str], rows: &[Vec<String>]) -> String {
-    let mut html = String::from("<div class=\"table\"><table><thead><tr>");
-    for name in names {
-        let _ = write!(html, "<th>{}</th>", escape(name));
-    }
-    html.push_str("</tr></thead><tbody>");
-    for row in rows {
-        html.push_str("<tr>");
-        for cell in row {
-            let _ = write!(html, "<td>{}</td>", escape(cell));
+fn table(names: &[&str], rows: &[Vec<String>]) -> Markup {
+    html! {
+        div.table {
+            table {
+                thead { tr { @for name in names { th { (name) } } } }
+                tbody { @for row in rows { tr { @for cell in row { td { (cell) } } } } }
+            }
         }
-        html.push_str("</tr>");
     }
-    html.push_str("</tbody></table></div>\n");
-    html
 }
 
 /// What a cell of a table that can be ordered says, and the number that it is ordered by.
@@ -98,49 +92,45 @@ struct Cell {
 }
 
 /// A table that is ordered by the column whose name is pressed.
-fn sortable_table(names: &[&str], rows: &[Vec<Cell>], best: Option<usize>) -> String {
-    let mut html = String::from("<div class=\"table\"><table class=\"sortable\"><thead><tr>");
-    for name in names {
-        let _ = write!(html, "<th><button type=\"button\">{}</button></th>", escape(name));
-    }
-    html.push_str("</tr></thead><tbody>");
-    for (place, row) in rows.iter().enumerate() {
-        html.push_str(if best == Some(place) { "<tr class=\"best\">" } else { "<tr>" });
-        for cell in row {
-            let value = cell.value.filter(|value| value.is_finite());
-            let value = value.map_or(String::new(), |value| format!(" data-value=\"{value}\""));
-            let _ = write!(html, "<td{value}>{}</td>", escape(&cell.text));
+fn sortable_table(names: &[&str], rows: &[Vec<Cell>], best: usize) -> Markup {
+    html! {
+        div.table {
+            table.sortable {
+                thead { tr { @for name in names { th { button type="button" { (name) } } } } }
+                tbody {
+                    @for (place, row) in rows.iter().enumerate() {
+                        tr.best[place == best] {
+                            @for Cell { text, value } in row {
+                                td data-value=[value.filter(|value| value.is_finite())] { (text) }
+                            }
+                        }
+                    }
+                }
+            }
         }
-        html.push_str("</tr>");
     }
-    html.push_str("</tbody></table></div>\n");
-    html
 }
 
 /// A figure at the top of a page.
-fn figure(name: &str, value: &str, more: &str) -> String {
-    format!(
-        "<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>",
-        escape(name),
-        escape(value),
-        escape(more)
-    )
+fn figure(name: &str, value: &str, more: &str) -> Markup {
+    html! { div { dt { (name) } dd { (value) small { (more) } } } }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::options::{Options, Setting};
     use crate::sweep::Axis;
     use crate::trace::{Synthetic, Trace, TraceBuilder};
 
-    const HOSTILE: &str = "<script>alert(1)</script>\"'&.jsonl";
+    /// Closes what it may stand in, and opens what would take the rest of the page with it.
+    const HOSTILE: &str = "</title></style><!--<script>alert(1)</script>\"' onload=x &.jsonl";
 
-    /// Every element is closed in order, and every attribute quoted. What is in `script` and `style` is
-    /// not looked at.
-    fn assert_well_formed(page: &str) {
+    /// Every element that has content is closed in order, and every value quoted. What is in `script` and `style`
+    /// is not looked at.
+    pub(crate) fn assert_well_formed(markup: &str) {
         let mut open: Vec<&str> = Vec::new();
-        let mut rest = page.strip_prefix("<!doctype html>").expect("a page");
+        let mut rest = markup.strip_prefix("<!DOCTYPE html>").unwrap_or(markup);
         while let Some(start) = rest.find('<') {
             assert!(!rest[..start].contains('>'), "a stray > before {}", &rest[start..start + 20]);
             let end = start + rest[start..].find('>').expect("a tag ends");
@@ -152,10 +142,11 @@ mod tests {
             }
             assert_eq!(tag.matches('"').count() % 2, 0, "unbalanced quotes in <{tag}>");
             let outside: String = tag.split('"').step_by(2).collect();
-            let attributes = outside.trim_end_matches('/').split_whitespace().skip(1);
-            attributes.for_each(|name| assert!(name.ends_with('='), "{name} in <{tag}>"));
-            let name = tag.split([' ', '/']).next().unwrap_or_default();
-            if !tag.ends_with('/') {
+            let mut attributes = outside.split_whitespace().skip(1);
+            let is_sound = |name: &str| name == "hidden" || name.ends_with('=');
+            assert!(attributes.all(is_sound), "<{tag}>");
+            let name = tag.split(' ').next().unwrap_or_default();
+            if name != "meta" {
                 open.push(name);
             }
             if matches!(name, "script" | "style") {
@@ -165,13 +156,34 @@ mod tests {
         assert_eq!(open, [""; 0]);
     }
 
-    fn assert_self_contained(page: &str) {
+    /// Nothing is loaded, and a hostile text is `shown` as often as it should be and is nowhere part of the markup.
+    fn assert_self_contained(page: &str, shown: usize) {
         for reference in ["http:", "https:", "src=", "href=", "url(", "@import", "fetch("] {
             assert!(!page.contains(reference), "{reference}");
         }
         assert!(!page.contains("NaN") && !page.contains("inf\""), "a number that is none");
-        assert!(!page.contains("alert(1)</script>"), "a name that became part of the page");
-        assert!(page.contains("&lt;script&gt;alert(1)"));
+        let own = [
+            ("<script", 2),
+            ("</script", 2),
+            ("<style", 1),
+            ("</style", 1),
+            ("</title", 1),
+            ("<!--", 0),
+        ];
+        for (tag, count) in own {
+            assert_eq!(page.matches(tag).count(), count, "{tag}");
+        }
+        let found = page.matches("&lt;script&gt;alert(1)&lt;/script&gt;").count();
+        assert!(found >= shown, "{found} of {shown}");
+        assert!(page.contains("&quot;' onload=x &amp;.jsonl"));
+    }
+
+    /// The figures, as a reader of the page gets them.
+    fn data(page: &str) -> serde_json::Value {
+        let start = page.find("<script id=\"data\"").expect("figures");
+        let start = start + page[start..].find('>').unwrap() + 1;
+        let end = start + page[start..].find("</script>").unwrap();
+        serde_json::from_str(&page[start..end]).unwrap()
     }
 
     fn small_options() -> Options {
@@ -191,10 +203,15 @@ mod tests {
     #[test]
     fn the_page_of_a_replay_is_well_formed_and_needs_nothing_else() {
         for trace in traces() {
-            let report = crate::replay(&trace, &small_options().config().unwrap()).unwrap();
+            let mut report = crate::replay(&trace, &small_options().config().unwrap()).unwrap();
+            report.config.model = HOSTILE.to_owned();
+            report.verdict.text = HOSTILE.to_owned();
             let page = report_page(HOSTILE, &report);
             assert_well_formed(&page);
-            assert_self_contained(&page);
+            // The title, the heading, the machine, the verdict and the configuration.
+            assert_self_contained(&page, 5);
+            assert_eq!(data(&page)["config"]["model"], HOSTILE);
+            assert_eq!(data(&page)["verdict"]["text"], HOSTILE);
         }
     }
 
@@ -206,26 +223,34 @@ mod tests {
         for count in [1, 2, 4] {
             let sweep =
                 Sweep::run(&traces()[0], &small_options(), axes[..count].to_vec(), 2, &|| {});
-            let page = sweep_page(HOSTILE, &sweep.unwrap());
+            let mut sweep = sweep.unwrap();
+            sweep.answer = HOSTILE.to_owned();
+            sweep.machines = vec![HOSTILE.to_owned()];
+            for axis in &mut sweep.axes {
+                axis.values[0] = HOSTILE.to_owned();
+            }
+            for point in &mut sweep.points {
+                point.values[count - 1] = HOSTILE.to_owned();
+            }
+            let page = sweep_page(HOSTILE, &sweep);
             assert_well_formed(&page);
-            assert_self_contained(&page);
+            // The title, the heading, the machine, the answer, the axes, and a cell for each configuration.
+            assert_self_contained(&page, 4 + count + sweep.points.len());
             assert!(page.contains("Cost and time to first token"));
+            assert_eq!(data(&page)["answer"], HOSTILE);
         }
         let days = [&traces()[1], &traces()[1].another_day(1)].map(Clone::clone);
         let stop = std::sync::atomic::AtomicBool::new(false);
         let sweep = Sweep::run_days(&stop, &days, &small_options(), Vec::new(), 1, &|| {});
         let page = sweep_page(HOSTILE, &sweep.unwrap());
         assert_well_formed(&page);
-        assert_self_contained(&page);
+        assert_self_contained(&page, 2);
     }
 
     #[test]
     fn the_figures_are_in_the_page() {
         let report = crate::replay(&traces()[1], &small_options().config().unwrap()).unwrap();
-        let page = report_page("trace", &report);
-        let start = page.find("id=\"data\">").unwrap() + "id=\"data\">".len();
-        let end = start + page[start..].find("</script>").unwrap();
-        let data: serde_json::Value = serde_json::from_str(&page[start..end]).unwrap();
+        let data = data(&report_page("trace", &report));
         assert_eq!(data["finished"], report.finished);
         assert_eq!(
             data["series"]["arrivals"].as_array().unwrap().len(),

@@ -15,6 +15,7 @@
 mod agenda;
 mod arrivals;
 mod calibrate;
+pub mod chart;
 mod cluster;
 mod config;
 mod copies;

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use super::chart::{Chart, Layer, Mark};
-use super::scale::{Scale, plain};
+use crate::chart::{
+    Chart, Layer, Mark, Scale, milliseconds_tick, percent_tick, short_bandwidth, short_count,
+};
 use crate::human::{bandwidth, bytes, count, milliseconds, percent, seconds};
 use crate::report::{CurvePoint, Distribution, Report, Series};
 
@@ -389,40 +390,4 @@ pub(super) fn output(series: &Series) -> Chart {
         layers: vec![Layer::new("tokens", "decoding", Mark::Line(over_time(series, &rate)))],
         tips: told,
     }
-}
-
-pub(super) fn percent_tick(share: f64) -> String {
-    format!("{} %", plain(share * 100.0))
-}
-
-pub(super) fn milliseconds_tick(ms: f64) -> String {
-    match ms {
-        ms if ms >= 3.6e6 => format!("{} h", plain(ms / 3.6e6)),
-        ms if ms >= 1000.0 => format!("{} s", plain(ms / 1000.0)),
-        ms if ms >= 1.0 => format!("{} ms", plain(ms)),
-        ms => format!("{} µs", plain(ms * 1000.0)),
-    }
-}
-
-/// A round number with its unit and no digits that say nothing.
-fn trimmed(text: String) -> String {
-    let Some((number, unit)) =
-        text.find(|c: char| c != '.' && !c.is_ascii_digit()).map(|end| text.split_at(end))
-    else {
-        return text;
-    };
-    let number = if number.contains('.') {
-        number.trim_end_matches('0').trim_end_matches('.')
-    } else {
-        number
-    };
-    format!("{number}{unit}")
-}
-
-pub(super) fn short_count(value: f64) -> String {
-    if value < 1000.0 { plain(value) } else { trimmed(count(value)) }
-}
-
-fn short_bandwidth(value: f64) -> String {
-    trimmed(bandwidth(value))
 }

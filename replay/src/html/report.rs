@@ -1,24 +1,15 @@
 //! The page of one replay.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
-use super::chart::Chart;
 use super::coarse::coarse;
-use super::{escape, figure, heading, plots, slowest, table};
+use super::{chart_section, figure, heading, key, plots, section, slowest, table};
 use crate::human::{bytes, count, milliseconds, percent, seconds, whole};
 use crate::report::{Distribution, LinkUse, Report};
 
-pub(super) fn body(trace: &str, report: &Report) -> String {
-    let mut html = header(trace, report);
-    let section = |title: &str, charts: Vec<Chart>| {
-        let charts: String = charts.iter().map(Chart::html).collect();
-        format!("<section><h2>{title}</h2><div class=\"plots\">{charts}</div></section>\n")
-    };
+pub(super) fn body(trace: &str, report: &Report) -> Markup {
     let series = &coarse(&report.series, report.virtual_s);
-    html += &section(
-        "Hit rate by tier",
-        vec![plots::hits(series), plots::reuse_total(series), plots::prompts(series)],
-    );
+    let hits = [plots::hits(series), plots::reuse_total(series), plots::prompts(series)];
     let ttft = plots::distribution(
         "Time to first token (TTFT)",
         "Share of requests whose first token came within this time.",
@@ -33,7 +24,6 @@ pub(super) fn body(trace: &str, report: &Report) -> String {
         &report.itl_curve,
         &report.itl_ms,
     );
-    html += &section("Latency", vec![ttft, itl, plots::ttft_over_time(series)]);
     let mut occupancy = vec![
         plots::tier(
             "Device",
@@ -47,115 +37,92 @@ pub(super) fn body(trace: &str, report: &Report) -> String {
     if report.store.is_some() {
         occupancy.push(plots::l3(report, series));
     }
-    html += &section("Tier occupancy", occupancy);
-    html += &section(
-        "Transfers",
-        vec![plots::moved(series), plots::moved_so_far(series), plots::busy(series)],
-    );
-    html += &section(
-        "Requests and workers",
-        vec![plots::states(series), plots::load(series), plots::output(series)],
-    );
-    html += &slowest::section(&report.slowest);
-    html += &links(report);
-    html += &workers(report);
+    let transfers = [plots::moved(series), plots::moved_so_far(series), plots::busy(series)];
+    let work = [plots::states(series), plots::load(series), plots::output(series)];
     let config = serde_json::to_string_pretty(&report.config).unwrap_or_default();
-    let _ = writeln!(
-        html,
-        "<section><details><summary>The configuration that was replayed</summary><pre>{}</pre>\
-         </details></section>",
-        escape(&config)
-    );
-    html
+    html! {
+        (header(trace, report))
+        (chart_section("Hit rate by tier", &hits))
+        (chart_section("Latency", &[ttft, itl, plots::ttft_over_time(series)]))
+        (chart_section("Tier occupancy", &occupancy))
+        (chart_section("Transfers", &transfers))
+        (chart_section("Requests and workers", &work))
+        (slowest::section(&report.slowest))
+        (links(report))
+        (workers(report))
+        section { details { summary { "The configuration that was replayed" } pre { (config) } } }
+    }
 }
 
-fn header(trace: &str, report: &Report) -> String {
+fn header(trace: &str, report: &Report) -> Markup {
     let reuse = &report.reuse;
-    let distribution = |of: &Distribution| {
+    let tiers =
+        [("device", "device", reuse.device), ("host", "host", reuse.host), ("L3", "l3", reuse.l3)];
+    html! {
+        header {
+            (heading("Replay of", trace, &report.config.machine()))
+            p.quiet { (report.tiers()) }
+            p.answer { (with_flags(&report.verdict.text)) }
+            (figures(report))
+            @if report.failed + report.refused > 0 {
+                p.alarm {
+                    (whole(report.failed)) " requests failed, and " (whole(report.refused))
+                    " were too long for the device."
+                }
+            }
+            div.reuse {
+                @for (_, colour, share) in tiers {
+                    span style=(format!("--c:var(--{colour});width:{:.3}%", share * 100.0)) {}
+                }
+                i style=(format!("left:{:.3}%", reuse.ceiling * 100.0)) {}
+            }
+            ul.legend {
+                @for (name, colour, share) in tiers {
+                    (key(colour, &format!("{name} {}", percent(share))))
+                }
+                li { "ceiling " (percent(reuse.ceiling)) }
+            }
+        }
+    }
+}
+
+fn figures(report: &Report) -> Markup {
+    let time = |name: &str, of: &Distribution| {
         let [p50, p90, p99] = [of.p50, of.p90, of.p99].map(milliseconds);
-        format!("p50 {p50}, p90 {p90}, p99 {p99}")
+        figure(name, &milliseconds(of.mean), &format!("p50 {p50}, p90 {p90}, p99 {p99}"))
     };
-    let mut html = heading("Replay of", trace, &report.config.machine());
-    let _ = write!(
-        html,
-        "<p class=\"quiet\">{}</p><p class=\"answer\">{}</p>",
-        escape(&report.tiers()),
-        with_flags(&escape(&report.verdict.text))
-    );
-    html.push_str("<dl class=\"figures\">");
-    html += &figure(
-        "hit rate",
-        &percent(reuse.total),
-        &format!("unlimited cache: {}", percent(reuse.ceiling)),
-    );
-    html +=
-        &figure("TTFT, mean", &milliseconds(report.ttft_ms.mean), &distribution(&report.ttft_ms));
-    html += &figure("ITL, mean", &milliseconds(report.itl_ms.mean), &distribution(&report.itl_ms));
-    html +=
-        &figure("TPOT, mean", &milliseconds(report.tpot_ms.mean), &distribution(&report.tpot_ms));
-    if let Some(goods) = &report.goodput {
-        let kept = if goods.is_kept { "the SLO is met" } else { "the SLO is not met" };
-        let rate = format!("{:.2} in a second; {kept}", goods.requests_per_s);
-        html += &figure("good requests", &percent(goods.share), &rate);
+    let ceiling = format!("unlimited cache: {}", percent(report.reuse.ceiling));
+    let cost = format!("{:.3}", report.spend.per_million_tokens);
+    let cost_per_hour = format!("{:.2} per hour", report.spend.per_hour);
+    let prompts = format!("{} prompt tokens/s", count(report.prompt_tokens_per_s));
+    html! {
+        dl.figures {
+            (figure("hit rate", &percent(report.reuse.total), &ceiling))
+            (time("TTFT, mean", &report.ttft_ms))
+            (time("ITL, mean", &report.itl_ms))
+            (time("TPOT, mean", &report.tpot_ms))
+            @if let Some(goods) = &report.goodput {
+                @let kept = if goods.is_kept { "the SLO is met" } else { "the SLO is not met" };
+                @let rate = format!("{:.2} in a second; {kept}", goods.requests_per_s);
+                (figure("good requests", &percent(goods.share), &rate))
+            }
+            (figure("cost per million tokens", &cost, &cost_per_hour))
+            (figure("requests", &whole(report.requests), &format!("in {}", seconds(report.virtual_s))))
+            (figure("output tokens/s", &count(report.output_tokens_per_s), &prompts))
+        }
     }
-    html += &figure(
-        "cost per million tokens",
-        &format!("{:.3}", report.spend.per_million_tokens),
-        &format!("{:.2} per hour", report.spend.per_hour),
-    );
-    html +=
-        &figure("requests", &whole(report.requests), &format!("in {}", seconds(report.virtual_s)));
-    html += &figure(
-        "output tokens/s",
-        &count(report.output_tokens_per_s),
-        &format!("{} prompt tokens/s", count(report.prompt_tokens_per_s)),
-    );
-    html.push_str("</dl>");
-    if report.failed + report.refused > 0 {
-        let _ = write!(
-            html,
-            "<p class=\"alarm\">{} requests failed, and {} were too long for the device.</p>",
-            whole(report.failed),
-            whole(report.refused)
-        );
-    }
-    html.push_str("<div class=\"reuse\">");
-    let tiers = [("device", reuse.device), ("host", reuse.host), ("l3", reuse.l3)];
-    for (tier, share) in tiers {
-        let _ =
-            write!(html, "<span style=\"--c:var(--{tier});width:{:.3}%\"></span>", share * 100.0);
-    }
-    let _ = write!(
-        html,
-        "<i style=\"left:{:.3}%\"></i></div><ul class=\"legend\">",
-        reuse.ceiling * 100.0
-    );
-    for ((tier, share), name) in tiers.into_iter().zip(["device", "host", "L3"]) {
-        let _ = write!(
-            html,
-            "<li><span class=\"key\" style=\"--c:var(--{tier})\"></span>{name} {}</li>",
-            percent(share)
-        );
-    }
-    let _ = writeln!(html, "<li>ceiling {}</li></ul></header>", percent(reuse.ceiling));
-    html
 }
 
 /// Flags of the program look like such, and are not broken at the end of a line.
-fn with_flags(escaped: &str) -> String {
+fn with_flags(text: &str) -> Markup {
     let is_part = |character: char| character == '-' || character.is_ascii_alphanumeric();
-    let mut html = String::new();
-    let mut rest = escaped;
-    while let Some(start) = rest.find("--") {
-        let (before, flag) = rest.split_at(start);
-        let (flag, after) = flag.split_at(flag.find(|c| !is_part(c)).unwrap_or(flag.len()));
-        let _ = write!(html, "{before}<code>{flag}</code>");
-        rest = after;
-    }
-    html + rest
+    let Some(start) = text.find("--") else { return html! { (text) } };
+    let (before, flag) = text.split_at(start);
+    let (flag, after) = flag.split_at(flag.find(|c| !is_part(c)).unwrap_or(flag.len()));
+    html! { (before) code { (flag) } (with_flags(after)) }
 }
 
-fn links(report: &Report) -> String {
+fn links(report: &Report) -> Markup {
     let name = |link: &LinkUse| {
         let name = link.link.in_words();
         match link.worker {
@@ -177,10 +144,10 @@ fn links(report: &Report) -> String {
         })
         .collect();
     let names = ["link", "transfers", "moved", "in use", "mean wait"];
-    format!("<section><h2>Links</h2>{}</section>\n", table(&names, &rows))
+    section("Links", &table(&names, &rows))
 }
 
-fn workers(report: &Report) -> String {
+fn workers(report: &Report) -> Markup {
     let rows: Vec<Vec<String>> = report
         .workers
         .iter()
@@ -210,7 +177,7 @@ fn workers(report: &Report) -> String {
         "retractions",
         "failed fetches",
     ];
-    format!("<section><h2>Workers</h2>{}</section>\n", table(&names, &rows))
+    section("Workers", &table(&names, &rows))
 }
 
 #[cfg(test)]
@@ -219,9 +186,8 @@ mod tests {
 
     #[test]
     fn flags_stand_out() {
-        let text = "Try more (--gpus, --gpu). Nothing - else--";
-        let marked =
-            "Try more (<code>--gpus</code>, <code>--gpu</code>). Nothing - else<code>--</code>";
-        assert_eq!(with_flags(text), marked);
+        let text = "Try <more> (--gpus, --gpu). Nothing - else--";
+        let marked = "Try &lt;more&gt; (<code>--gpus</code>, <code>--gpu</code>). Nothing - else<code>--</code>";
+        assert_eq!(with_flags(text).into_string(), marked);
     }
 }

@@ -1,6 +1,6 @@
 //! The slowest requests: where their time went.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
 use crate::human::{milliseconds, seconds, whole};
 use crate::report::{Phase, SlowRequest};
@@ -30,56 +30,51 @@ const PHASES: [Phase; 8] = [
     Phase::Moving,
 ];
 
-pub(super) fn section(slowest: &[SlowRequest]) -> String {
-    let mut html = String::from(
-        "<section><h2>The slowest first tokens</h2><p class=\"quiet\">Each bar is a request from its \
-         arrival to its last token, all on one scale; the dark mark is the first token.</p>\
-         <ul class=\"legend\">",
-    );
-    for (name, colour) in PHASES.map(shown) {
-        let _ = write!(
-            html,
-            "<li><span class=\"key\" style=\"--c:var(--{colour})\"></span>{name}</li>"
-        );
-    }
-    html.push_str("</ul><div class=\"slow\">");
-    let longest = slowest.iter().map(|request| request.e2e_ms).fold(1e-9, f64::max);
-    for request in slowest {
-        row(&mut html, request, longest);
-    }
-    html.push_str("</div></section>\n");
-    html
+pub(super) fn section(slowest: &[SlowRequest]) -> Markup {
+    let longest_ms = slowest.iter().map(|request| request.e2e_ms).fold(1e-9, f64::max);
+    let content = html! {
+        p.quiet {
+            "Each bar is a request from its arrival to its last token, all on one scale; the dark mark is the first "
+            "token."
+        }
+        ul.legend {
+            @for (name, colour) in PHASES.map(shown) { (super::key(colour, name)) }
+        }
+        div.slow { @for request in slowest { (row(request, longest_ms)) } }
+    };
+    super::section("The slowest first tokens", &content)
 }
 
-fn row(html: &mut String, request: &SlowRequest, longest_ms: f64) {
+fn row(request: &SlowRequest, longest_ms: f64) -> Markup {
     let at = |ms: f64| (ms / longest_ms * 100.0).clamp(0.0, 100.0);
-    let reused = request.device_hit_tokens + request.host_hit_tokens + request.l3_hit_tokens;
-    let _ = write!(
-        html,
-        "<div><div class=\"what\"><b>{}</b><span>request {} at {}, worker {}</span>\
-         <span>{} tokens in, {} out</span><span class=\"quiet\">{} reused: device {}, host {}, L3 {}; \
-         could be {}</span></div><div class=\"bar\">",
-        milliseconds(request.ttft_ms),
-        whole(request.request),
-        seconds(request.arrival_s),
-        request.worker,
-        whole(request.input_tokens.into()),
-        whole(request.output_tokens.into()),
-        whole(reused.into()),
-        whole(request.device_hit_tokens.into()),
-        whole(request.host_hit_tokens.into()),
-        whole(request.l3_hit_tokens.into()),
-        whole(request.ceiling_tokens.into()),
-    );
-    for span in &request.spans {
-        let (name, colour) = shown(span.phase);
-        let _ = write!(
-            html,
-            "<span style=\"--c:var(--{colour});left:{:.2}%;width:{:.2}%\" title=\"{name}: {}\"></span>",
-            at(span.from_ms),
-            at(span.to_ms) - at(span.from_ms),
-            milliseconds(span.to_ms - span.from_ms)
-        );
+    let hits = [request.device_hit_tokens, request.host_hit_tokens, request.l3_hit_tokens];
+    let reused = whole(hits.iter().sum::<u32>().into());
+    let [device, host, l3] = hits.map(|tokens| whole(tokens.into()));
+    let [input, output, ceiling] =
+        [request.input_tokens, request.output_tokens, request.ceiling_tokens]
+            .map(|tokens| whole(tokens.into()));
+    html! {
+        div {
+            div.what {
+                b { (milliseconds(request.ttft_ms)) }
+                span {
+                    "request " (whole(request.request)) " at " (seconds(request.arrival_s)) ", worker "
+                    (request.worker)
+                }
+                span { (input) " tokens in, " (output) " out" }
+                span.quiet {
+                    (reused) " reused: device " (device) ", host " (host) ", L3 " (l3) "; could be " (ceiling)
+                }
+            }
+            div.bar {
+                @for span in &request.spans {
+                    @let (name, colour) = shown(span.phase);
+                    @let (from, to) = (at(span.from_ms), at(span.to_ms));
+                    span style=(format!("--c:var(--{colour});left:{from:.2}%;width:{:.2}%", to - from))
+                        title={ (name) ": " (milliseconds(span.to_ms - span.from_ms)) } {}
+                }
+                i style=(format!("left:{:.2}%", at(request.ttft_ms))) {}
+            }
+        }
     }
-    let _ = write!(html, "<i style=\"left:{:.2}%\"></i></div></div>", at(request.ttft_ms));
 }

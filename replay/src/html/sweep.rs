@@ -3,33 +3,26 @@
 use std::cmp::Ordering;
 use std::fmt::Write;
 
-use super::chart::{Chart, Layer, Mark};
-use super::plots::{milliseconds_tick, percent_tick, short_count};
-use super::scale::Scale;
-use super::{Cell, escape, heading, sortable_table};
+use maud::{Markup, html};
+
+use super::{Cell, chart_section, heading, section, sortable_table};
+use crate::chart::{Chart, HUES, Layer, Mark, Scale, milliseconds_tick, percent_tick, short_count};
 use crate::human::{bytes, count, milliseconds, percent};
 use crate::options::Setting;
 use crate::sweep::{Axis, Sweep, SweepPoint, describe};
 
-/// Lines that can be told apart.
-const HUES: [&str; 8] = ["hue0", "hue1", "hue2", "hue3", "hue4", "hue5", "hue6", "hue7"];
-
-pub(super) fn body(trace: &str, sweep: &Sweep) -> String {
-    let mut html = heading("Sweep over", trace, &sweep.machines.join(", "));
-    let _ = writeln!(
-        html,
-        "<p class=\"quiet\">{} configurations: {}</p><p class=\"answer\">{}</p></header>",
-        sweep.points.len(),
-        escape(&varied(&sweep.axes)),
-        escape(&sweep.answer)
-    );
+pub(super) fn body(trace: &str, sweep: &Sweep) -> Markup {
     let layout = Layout::new(&sweep.axes);
-    html += &front(sweep);
-    for facet in layout.facets(sweep) {
-        html += &layout.section(sweep, &facet);
+    html! {
+        header {
+            (heading("Sweep over", trace, &sweep.machines.join(", ")))
+            p.quiet { (sweep.points.len()) " configurations: " (varied(&sweep.axes)) }
+            p.answer { (sweep.answer) }
+        }
+        (front(sweep))
+        @for facet in layout.facets(sweep) { (layout.section(sweep, &facet)) }
+        (points(sweep))
     }
-    html += &points(sweep);
-    html
 }
 
 fn varied(axes: &[Axis]) -> String {
@@ -85,7 +78,7 @@ impl Layout {
         Self::distinct(&self.facets, &sweep.points.iter().collect::<Vec<_>>())
     }
 
-    fn section(&self, sweep: &Sweep, facet: &[String]) -> String {
+    fn section(&self, sweep: &Sweep, facet: &[String]) -> Markup {
         let in_facet = |point: &&SweepPoint| Self::part(&self.facets, point) == facet;
         let points: Vec<&SweepPoint> = sweep.points.iter().filter(in_facet).collect();
         let charts: Vec<Chart> = measures(sweep)
@@ -96,11 +89,7 @@ impl Layout {
             true => "Comparison".to_owned(),
             false => Self::name(&self.facets, &sweep.axes, facet),
         };
-        let charts: String = charts.iter().map(Chart::html).collect();
-        format!(
-            "<section><h2>{}</h2><div class=\"plots\">{charts}</div></section>\n",
-            escape(&title)
-        )
+        chart_section(&title, &charts)
     }
 
     /// The values from left to right: by size, where they have one.
@@ -236,7 +225,7 @@ fn measures(sweep: &Sweep) -> Vec<Measure> {
 }
 
 /// Cost against both times: what nothing beats, and the rest.
-fn front(sweep: &Sweep) -> String {
+fn front(sweep: &Sweep) -> Markup {
     let charts = [
         cost_chart(sweep, "Cost and time to first token", "first token, p90", |point| {
             point.ttft_ms.p90
@@ -245,8 +234,7 @@ fn front(sweep: &Sweep) -> String {
             point.tpot_ms.p90
         }),
     ];
-    let charts: String = charts.iter().map(Chart::html).collect();
-    format!("<section><h2>What it costs</h2><div class=\"plots\">{charts}</div></section>\n")
+    chart_section("What it costs", &charts)
 }
 
 fn cost_chart(sweep: &Sweep, title: &str, label: &str, time: fn(&SweepPoint) -> f64) -> Chart {
@@ -339,7 +327,7 @@ fn kv_bytes(point: &SweepPoint, tokens: u64) -> f64 {
     (tokens * point.kv_bytes_per_token) as f64
 }
 
-fn points(sweep: &Sweep) -> String {
+fn points(sweep: &Sweep) -> Markup {
     let mut names: Vec<&str> = sweep.axes.iter().map(|axis| axis.setting.name()).collect();
     names.extend(COLUMNS.map(|(name, _, _)| name));
     let row = |point: &SweepPoint| {
@@ -354,8 +342,5 @@ fn points(sweep: &Sweep) -> String {
         own.chain(figures).collect()
     };
     let rows: Vec<Vec<Cell>> = sweep.points.iter().map(row).collect();
-    format!(
-        "<section><h2>All configurations</h2>{}</section>\n",
-        sortable_table(&names, &rows, Some(sweep.recommended))
-    )
+    section("All configurations", &sortable_table(&names, &rows, sweep.recommended))
 }

@@ -1,8 +1,10 @@
 //! Axes: where values lie and which of them are named.
 
+use super::names::plain;
+
 /// An axis of a plot.
 #[derive(Clone, Debug)]
-pub(super) struct Scale {
+pub struct Scale {
     logarithmic: bool,
     from: f64,
     to: f64,
@@ -14,7 +16,7 @@ pub(super) struct Scale {
 
 impl Scale {
     /// From 0 to the largest value or a little more.
-    pub(super) fn linear(most: f64, label: &str, name: impl Fn(f64) -> String) -> Self {
+    pub(crate) fn linear(most: f64, label: &str, name: impl Fn(f64) -> String) -> Self {
         let most = if most > 0.0 && most.is_finite() { most } else { 1.0 };
         let step = nice_step(most / 5.0);
         let steps = (most / step - 1e-9).ceil().max(1.0);
@@ -29,7 +31,7 @@ impl Scale {
     }
 
     /// The same for bytes, all in the unit that fits the largest.
-    pub(super) fn bytes(most: f64, label: &str) -> Self {
+    pub(crate) fn bytes(most: f64, label: &str) -> Self {
         let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
         let most = if most.is_finite() { most.max(1.0) } else { 1.0 };
         let power = (most.log2() / 10.0).floor().min(names.len() as f64 - 1.0) as usize;
@@ -40,7 +42,7 @@ impl Scale {
     }
 
     /// The same for milliseconds; the label names the unit.
-    pub(super) fn milliseconds(most: f64, label: &str) -> Self {
+    pub(crate) fn milliseconds(most: f64, label: &str) -> Self {
         let (unit, name) = match most {
             ms if ms < 2.0 => (0.001, "µs"),
             ms if ms < 2000.0 => (1.0, "ms"),
@@ -63,7 +65,7 @@ impl Scale {
     }
 
     /// From 0 to the end of some seconds, and no further.
-    pub(super) fn time(seconds: f64) -> Self {
+    pub(crate) fn time(seconds: f64) -> Self {
         let seconds = if seconds > 0.0 && seconds.is_finite() { seconds } else { 1.0 };
         let (unit, name) = match seconds {
             s if s < 180.0 => (1.0, "s"),
@@ -87,7 +89,7 @@ impl Scale {
     }
 
     /// Values that have names and no distances, each in the middle of its place.
-    pub(super) fn named(names: &[String], label: &str) -> Self {
+    pub(crate) fn named(names: &[String], label: &str) -> Self {
         let ticks = names.iter().enumerate();
         Self {
             logarithmic: false,
@@ -99,12 +101,8 @@ impl Scale {
     }
 
     /// Values of all magnitudes; 0 lies at the left end.
-    pub(super) fn logarithmic(
-        from: f64,
-        to: f64,
-        label: &str,
-        name: impl Fn(f64) -> String,
-    ) -> Self {
+    #[must_use]
+    pub fn logarithmic(from: f64, to: f64, label: &str, name: impl Fn(f64) -> String) -> Self {
         let from = if from > 0.0 && from.is_finite() { from } else { 1.0 };
         let to = if to.is_finite() { to.max(from * 10.0) } else { from * 10.0 };
         let decades = (to / from).log10();
@@ -128,6 +126,16 @@ impl Scale {
         }
     }
 
+    /// Sizes of all magnitudes from the first to the last, each with its name.
+    #[must_use]
+    pub fn logarithmic_sizes(sizes: Vec<(f64, String)>, label: &str) -> Self {
+        let from = sizes.first().map_or(1.0, |size| size.0);
+        let last = sizes.last().map_or(from, |size| size.0);
+        // A single size has an axis all the same.
+        let to = if last > from { last } else { from * 10.0 };
+        Self { logarithmic: true, from, to, ticks: sizes, label: label.to_owned() }
+    }
+
     /// Where a value lies, from 0 to 1.
     pub(super) fn place(&self, value: f64) -> f64 {
         let place = if self.logarithmic {
@@ -144,11 +152,6 @@ fn nice_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
     steps.into_iter().find(|&step| step >= least * 0.999).unwrap_or(power * 10.0)
-}
-
-/// A number without more digits than it has.
-pub(super) fn plain(value: f64) -> String {
-    format!("{}", (value * 1000.0).round() / 1000.0)
 }
 
 #[cfg(test)]
@@ -175,6 +178,9 @@ mod tests {
             (vec!["0", "10", "20", "30", "40"], "wait in min")
         );
         assert_eq!(scale.place(2.4e6), 1.0);
+        let sizes = [32.0, 64.0, 128.0].map(|size| (size, plain(size)));
+        let scale = Scale::logarithmic_sizes(sizes.to_vec(), "");
+        assert_eq!([32.0, 64.0, 128.0].map(|size| scale.place(size)), [0.0, 0.5, 1.0]);
     }
 
     #[test]
@@ -184,6 +190,7 @@ mod tests {
             Scale::linear(f64::NAN, "", plain),
             Scale::time(0.0),
             Scale::logarithmic(0.0, 0.0, "", plain),
+            Scale::logarithmic_sizes(vec![(4.0, String::new())], ""),
         ] {
             assert!(!scale.ticks.is_empty());
             assert!((0.0..=1.0).contains(&scale.place(7.0)));

@@ -77,7 +77,7 @@ fn draw_sweep(svg: &mut String, sweep: &Sweep) {
     let factor = (last / first).min(top / bottom);
     let end = (x(first * factor), y(bottom * factor));
     rule(svg, "guide", (LEFT, BOTTOM), end);
-    label(svg, "faint end", end.0 - 4.0, end.1 - 6.0, "as fast as the size");
+    label(svg, "faint end", end.0 - 4.0, end.1 - 6.0, "linear growth");
 
     label(svg, "faint", LEGEND_LEFT, LEGEND_TOP, "growth for ten times the size:");
     label(svg, "faint end", TIME_RIGHT, LEGEND_TOP, "time");

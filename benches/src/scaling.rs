@@ -84,14 +84,14 @@ impl ScalingWorkload {
         let running = sizes(&[32, 128], &[32, 128, 512, 1024, 4096]);
         let contexts = sizes(&[1 << 10, 1 << 14], &[1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18]);
         let trees = sizes(&[10_000, 100_000], &[10_000, 100_000, 1_000_000, 10_000_000]);
-        let by_running = self.sweep("requests running", running, |running| {
+        let by_running = self.sweep("running requests", running, |running| {
             Batch { running: running as u32, context: 1024, rounds }.by_request()
         })?;
         let by_context = self.sweep("tokens of context", contexts.clone(), |context| {
             Batch { running: 32, context: context as u32, rounds }.by_context()
         })?;
         let mut full_pool = Vec::new();
-        let by_victim = self.sweep("tokens of each prompt evicted", contexts, |victim_tokens| {
+        let by_victim = self.sweep("tokens per evicted prompt", contexts, |victim_tokens| {
             let figures = self.full_pools(victim_tokens as u32)?;
             let FullPoolFigures { median, nodes_median, nodes_max, .. } = figures[0];
             let most_added = figures[0].most_added_by_eviction;
@@ -104,11 +104,11 @@ impl ScalingWorkload {
             };
             Ok(vec![
                 step("decode step of 64 that evicts 4 pages", median, nodes_median),
-                step("the most that eviction adds to a step", most_added, nodes_max),
+                step("most time that eviction adds to a step", most_added, nodes_max),
             ])
         })?;
         // The largest comes last: the heap that it leaves behind would slow the others.
-        let by_pages = self.sweep("pages cached", trees, |pages| {
+        let by_pages = self.sweep("cached pages", trees, |pages| {
             let (quick, allocated_bytes) = (self.quick, self.allocated_bytes);
             Trees { pages: pages as u32, quick, allocated_bytes }.readings()
         })?;
@@ -234,7 +234,7 @@ mod tests {
                 assert!(times.iter().all(|&time| time > 0.0), "{name}: {times:?}");
                 // Fewer prompts come to their end while they are evicted when they are longer.
                 let is_fine = |&count: &f64| match *dimension {
-                    "tokens of each prompt evicted" => count <= nodes[0],
+                    "tokens per evicted prompt" => count <= nodes[0],
                     _ => count == nodes[0],
                 };
                 assert!(

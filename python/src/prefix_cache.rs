@@ -62,8 +62,8 @@ impl Shared {
     }
 }
 
-/// A prefix cache over the pages of a device, for engines that have a scheduler of their own. It knows pages by
-/// their numbers, below `device_pages`; what is in them is the engine's.
+/// A prefix cache for the pages of a device, for engines with their own scheduler. It manages page numbers below
+/// `device_pages`; the engine owns the memory of the pages.
 #[pyclass(frozen, module = "terrace_kv._native")]
 pub(crate) struct PrefixCache {
     shared: Shared,
@@ -112,8 +112,8 @@ impl PrefixCache {
         Ok(Self { shared, digest: namespace.digest(), namespace })
     }
 
-    /// Finds the pages of a prompt, all but that of its last token, and holds them; with `room`, further pages
-    /// too, so that there is room for so many tokens in all. Others that nobody holds are evicted for that.
+    /// Finds the cached pages of a prompt, without its last token, and holds them. With `room`, allocates further pages, so
+    /// that there is space for this number of tokens in total. Pages that no request holds are evicted if needed.
     #[pyo3(signature = (prompt, room = 0, *, adapter = "", salt = "", priority = 0))]
     fn hold(
         &self,
@@ -140,37 +140,37 @@ impl PrefixCache {
         Ok(HeldPages { shared: self.shared.clone(), found_pages, holding: Mutex::new(Some(held)) })
     }
 
-    /// How many pages of a prompt would be found. Changes nothing.
+    /// The number of cached pages of a prompt. Changes nothing.
     #[pyo3(signature = (prompt, *, adapter = "", salt = ""))]
     fn cached(&self, prompt: &Bound<'_, PyAny>, adapter: &str, salt: &str) -> PyResult<u32> {
         let sequence = self.sequence(prompt, adapter, salt)?;
         self.shared.with(|cache| Ok(cache.lookup(&sequence, u32::MAX).device.depth))
     }
 
-    /// Forgets every page that nobody holds: how many there were.
+    /// Removes all pages that no request holds from the cache. Returns their number.
     fn clear(&self) -> PyResult<usize> {
         self.shared.with(|cache| Ok(cache.clear().device_pages))
     }
 
-    /// All pages.
+    /// The total number of pages.
     #[getter]
     fn device_pages(&self) -> PyResult<usize> {
         Ok(self.usage()?.total_pages)
     }
 
-    /// Pages that are neither held nor cached.
+    /// The number of pages that are neither held nor cached.
     #[getter]
     fn free_pages(&self) -> PyResult<usize> {
         Ok(self.usage()?.free_pages)
     }
 
-    /// Cached pages that nobody holds: they go when room is needed.
+    /// The number of cached pages that no request holds, so they can be evicted.
     #[getter]
     fn evictable_pages(&self) -> PyResult<usize> {
         Ok(self.usage()?.evictable_pages)
     }
 
-    /// Pages that had to go so far.
+    /// The number of pages evicted so far.
     #[getter]
     fn evicted_pages(&self) -> PyResult<u64> {
         Ok(self.usage()?.evicted_pages)
@@ -240,11 +240,11 @@ impl Holding {
     }
 }
 
-/// The pages that a request holds: nobody else gets them, and none of them is evicted, until this is closed.
+/// The pages that a request holds. They are not evicted or given to other requests until this is closed.
 #[pyclass(frozen, module = "terrace_kv._native")]
 pub(crate) struct HeldPages {
     shared: Shared,
-    /// How many pages were found.
+    /// The number of pages that were found in the cache.
     #[pyo3(get)]
     found_pages: u32,
     /// Nothing once it is closed.
@@ -263,19 +263,19 @@ impl HeldPages {
 
 #[pymethods]
 impl HeldPages {
-    /// The numbers of all pages that are held, by their place in the request: a copy.
+    /// A copy of the page numbers of all held pages, in the order of the request's tokens.
     #[getter]
     fn pages<'py>(&self, python: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
         let pages = self.with(|cache, holding| Ok(holding.pages(cache)))?;
         Ok(PyArray1::from_iter(python, pages.into_iter().map(DevicePage::slot)))
     }
 
-    /// Holds further pages, so that there is room for so many tokens in all.
+    /// Allocates further pages, so that there is space for this number of tokens in total.
     fn reserve(&self, tokens: usize) -> PyResult<()> {
         self.with(|cache, holding| holding.reserve(cache, tokens))
     }
 
-    /// Further tokens of the request: what the model produced.
+    /// Appends tokens to the request, such as those that the model has produced.
     fn append(&self, tokens: &Bound<'_, PyAny>) -> PyResult<()> {
         let tokens = tokens_of(tokens)?;
         self.with(|_, holding| {
@@ -284,14 +284,14 @@ impl HeldPages {
         })
     }
 
-    /// The KV of the first `tokens` tokens is written: others find their whole pages from here on. Tells the
-    /// place of the first page that others had published meanwhile, if there is one: from there on, `pages` has
-    /// theirs, and those that they replace are free.
+    /// Reports that the KV of the first `tokens` tokens is written, so that other requests can find their whole pages. If
+    /// another request has published some of these pages in the meantime, returns the index of the first one. From that
+    /// index on, `pages` has the other request's pages, and the replaced pages are free.
     fn publish(&self, tokens: usize) -> PyResult<Option<u32>> {
         self.with(|cache, holding| holding.publish(cache, tokens))
     }
 
-    /// Gives all pages back: those that were published stay cached, the others are free.
+    /// Releases all pages. Published pages stay cached, the others become free.
     fn close(&self) -> PyResult<()> {
         let holding = self.holding.lock().take();
         holding.map_or(Ok(()), |holding| {

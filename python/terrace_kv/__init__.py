@@ -1,10 +1,10 @@
 """Terrace: a radix-tree scheduler for LLM inference with a KV cache on device, host and L3.
 
-An engine tells a :class:`Scheduler` what has happened and asks it for a :class:`Plan`: what to compute in the
-next step, and which KV pages to move. ``examples/engine.py`` is a whole engine. A :class:`Store` keeps pages beyond
-requests and processes; a :class:`FeatureStore` passes tensors from producers to consumers through one.
+An engine reports events to a :class:`Scheduler` and requests a :class:`Plan`: what to compute in the next step, and which
+KV pages to copy. ``examples/engine.py`` is a complete engine. A :class:`Store` is an L3 store for KV pages; other requests
+and processes can read them. A :class:`FeatureStore` uses a store to pass tensors from producers to consumers.
 
-:func:`replay` and :func:`sweep` tell what a :class:`Trace` of requests would do on a configuration, in virtual time.
+:func:`replay` and :func:`sweep` simulate a :class:`Trace` of requests on one or many configurations, in virtual time.
 """
 
 from ._native import (

@@ -54,28 +54,28 @@ PLAN_HEAD_BYTES: int
 TRANSFER_BUCKETS: list[float]
 
 class TerraceError(Exception):
-    """Whatever Terrace refuses to do."""
+    """Base class of all errors of Terrace."""
 
 class ConfigError(TerraceError):
     """Settings that cannot work."""
 
 class SubmitError(TerraceError):
-    """A request that cannot be taken."""
+    """A request that cannot be accepted."""
 
 class QueueFull(SubmitError):
-    """Too many requests are alive: submit again later."""
+    """The maximum number of requests is reached: submit again later."""
 
 class UnknownRequest(TerraceError):
-    """A request that is not there."""
+    """An unknown request."""
 
 class EventError(TerraceError):
-    """Something that cannot have happened."""
+    """An event that is not possible in this state."""
 
 class StepsInFlight(TerraceError):
-    """Weights cannot be replaced under a step."""
+    """Weights cannot be replaced while a step is in flight."""
 
 class Broken(TerraceError):
-    """Terrace has broken one of its own rules. The object is of no use any more; please report it."""
+    """A bug in Terrace. The object can no longer be used; please report it."""
 
 @final
 class Scheduler:
@@ -125,7 +125,7 @@ class StoreError(TerraceError):
     """Why an object could not be stored, read or removed."""
 
 class MissingObject(StoreError):
-    """There is no such object, or it was removed."""
+    """The object does not exist, or it was removed."""
 
 class DamagedObject(StoreError):
     """The object did not verify; it counts as missing from now on."""
@@ -146,13 +146,13 @@ class Superseded(FeatureError):
     """A later put of the same sample won, or it was aborted while it was put."""
 
 class OverBudget(FeatureError):
-    """Too much is waiting to be consumed."""
+    """Too many samples are not consumed yet."""
 
 class Damaged(FeatureError):
-    """A tensor is short or damaged, and with it the sample."""
+    """A tensor of the sample is truncated or damaged."""
 
 class Forged(FeatureError):
-    """A ref, a tensor or a note was not made by somebody who knows the secret."""
+    """A ref, a tensor or a record was not created with the secret."""
 
 _Objects = tuple[bytes, npt.NDArray[np.uint8], npt.NDArray[np.uint64] | None]
 
@@ -238,7 +238,7 @@ def promise_feature(store: str, owner: int, sample: str, specs: str, retain: boo
 def namespace_digest(fields: str) -> bytes: ...
 def page_keys(namespace: bytes, tokens: npt.NDArray[np.uint32], page_size: int) -> bytes: ...
 class TraceError(TerraceError):
-    """A trace that cannot be read or made up."""
+    """A trace that cannot be read or generated."""
 
 @final
 class Trace:
@@ -285,8 +285,8 @@ class OutOfPages(TerraceError):
 
 @final
 class PrefixCache:
-    """A prefix cache over the pages of a device, for engines that have a scheduler of their own. It knows pages by
-    their numbers, below `device_pages`; what is in them is the engine's."""
+    """A prefix cache for the pages of a device, for engines with their own scheduler. It manages page numbers below
+    `device_pages`; the engine owns the memory of the pages."""
 
     def __new__(cls, device_pages: int, *, page_size: int = 16, eviction: str = "lru") -> PrefixCache: ...
     def hold(
@@ -298,56 +298,56 @@ class PrefixCache:
         salt: str = "",
         priority: int = 0,
     ) -> HeldPages:
-        """Finds the pages of a prompt, all but that of its last token, and holds them; with `room`, further pages
-        too, so that there is room for so many tokens in all. Others that nobody holds are evicted for that."""
+        """Finds the cached pages of a prompt, without its last token, and holds them. With `room`, allocates further pages, so
+        that there is space for this number of tokens in total. Pages that no request holds are evicted if needed."""
 
     def cached(self, prompt: npt.NDArray[np.uint32] | Sequence[int], *, adapter: str = "", salt: str = "") -> int:
-        """How many pages of a prompt would be found. Changes nothing."""
+        """The number of cached pages of a prompt. Changes nothing."""
 
     def clear(self) -> int:
-        """Forgets every page that nobody holds: how many there were."""
+        """Removes all pages that no request holds from the cache. Returns their number."""
 
     @property
     def device_pages(self) -> int:
-        """All pages."""
+        """The total number of pages."""
 
     @property
     def free_pages(self) -> int:
-        """Pages that are neither held nor cached."""
+        """The number of pages that are neither held nor cached."""
 
     @property
     def evictable_pages(self) -> int:
-        """Cached pages that nobody holds: they go when room is needed."""
+        """The number of cached pages that no request holds, so they can be evicted."""
 
     @property
     def evicted_pages(self) -> int:
-        """Pages that had to go so far."""
+        """The number of pages evicted so far."""
 
 @final
 class HeldPages:
-    """The pages that a request holds: nobody else gets them, and none of them is evicted, until this is closed."""
+    """The pages that a request holds. They are not evicted or given to other requests until this is closed."""
 
     @property
     def found_pages(self) -> int:
-        """How many pages were found."""
+        """The number of pages that were found in the cache."""
 
     @property
     def pages(self) -> npt.NDArray[np.uint32]:
-        """The numbers of all pages that are held, by their place in the request: a copy."""
+        """A copy of the page numbers of all held pages, in the order of the request's tokens."""
 
     def reserve(self, tokens: int) -> None:
-        """Holds further pages, so that there is room for so many tokens in all."""
+        """Allocates further pages, so that there is space for this number of tokens in total."""
 
     def append(self, tokens: npt.NDArray[np.uint32] | Sequence[int]) -> None:
-        """Further tokens of the request: what the model produced."""
+        """Appends tokens to the request, such as those that the model has produced."""
 
     def publish(self, tokens: int) -> int | None:
-        """The KV of the first `tokens` tokens is written: others find their whole pages from here on. Tells the
-        place of the first page that others had published meanwhile, if there is one: from there on, `pages` has
-        theirs, and those that they replace are free."""
+        """Reports that the KV of the first `tokens` tokens is written, so that other requests can find their whole pages. If
+        another request has published some of these pages in the meantime, returns the index of the first one. From that
+        index on, `pages` has the other request's pages, and the replaced pages are free."""
 
     def close(self) -> None:
-        """Gives all pages back: those that were published stay cached, the others are free."""
+        """Releases all pages. Published pages stay cached, the others become free."""
 
     def __enter__(self) -> HeldPages: ...
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None: ...

@@ -1,4 +1,4 @@
-"""What all adapters to engines share: a store as an engine's configuration describes it."""
+"""Common code of the adapters to engines: opens the store that an engine's configuration describes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._native import ConfigError
 from .arrays import size
 from .store import Store
 
-# What stores on disk and in memory may take, where nothing is said.
+# Default capacities of stores on disk and in memory.
 DISK_CAPACITY = "64GiB"
 MEMORY_CAPACITY = "4GiB"
 
@@ -66,12 +66,13 @@ _SETTINGS: dict[str, dict[str, str]] = {
 
 
 def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[str] = ()) -> SharedStore:
-    """The store that an engine's configuration describes, guarded against its own failures.
+    """Opens the store that an engine's configuration describes, with a guard (deadlines, circuit breaker,
+    negative cache).
 
-    ``object_bytes`` is what the engine stores at a time, and ``known`` are settings that the adapter itself reads. In
-    one process the same store is opened once, however many adapters ask for it, and closed with the last of them.
+    ``object_bytes`` is the size of the objects that the engine stores, and ``known`` are settings that the adapter itself
+    reads. Several adapters in one process share one open store; the last one closes it.
 
-    :raises ConfigError: with what to change.
+    :raises ConfigError: if the settings are invalid; the message says what to change.
     """
     place = config.get("store")
     if not isinstance(place, str) or not place:
@@ -91,7 +92,7 @@ def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[
 
 
 class SharedStore:
-    """A store that several adapters of a process have open. Each closes it once."""
+    """A store that several adapters of a process share. Each adapter must close it once."""
 
     _opened: dict[str, SharedStore] = {}
     _turn = threading.Lock()
@@ -104,7 +105,7 @@ class SharedStore:
 
     @classmethod
     def open(cls, place: str, settings: Mapping[str, Any], guard: Mapping[str, int]) -> SharedStore:
-        """The one that is open already, or a new one."""
+        """Returns the store if it is already open, or opens it."""
         # A fork has none of the threads that a store needs, so it opens its own.
         name = repr((os.getpid(), place, sorted(settings.items()), sorted(guard.items())))
         with cls._turn:
@@ -115,7 +116,7 @@ class SharedStore:
             return shared
 
     def close(self) -> None:
-        """Closes the store if nobody else has it open. What was stored is durable then. Transfers are closed before."""
+        """Closes the store if no other adapter uses it, and makes stored objects durable. Close all transfers before."""
         with self._turn:
             self._users -= 1
             if self._users > 0:

@@ -1,4 +1,4 @@
-"""Arrays of others as bytes: NumPy's, PyTorch's, and whatever has the buffer protocol or DLPack."""
+"""Bytes of NumPy arrays, PyTorch tensors, and objects with the buffer protocol or DLPack."""
 
 from __future__ import annotations
 

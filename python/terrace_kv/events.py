@@ -1,4 +1,4 @@
-"""KV events: which pages came and went, for routers."""
+"""KV events for routers: which pages were stored in a tier or removed from it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .plan import KEY
 
 @dataclass(frozen=True)
 class Stored:
-    """Pages became available in a tier."""
+    """Pages were stored in a tier."""
 
     tier: str
     """``device``, ``host`` or ``l3``."""
     namespace: bytes
-    """The digest of model, adapter and tenant."""
+    """The namespace digest: model, LoRA adapter, tenant and everything else that KV depends on."""
     parent: bytes
-    """The key of the page before the first of them; the namespace's digest if there is none."""
+    """The key of the page before the first one; the namespace digest if there is none."""
     keys: npt.NDArray[np.void]
-    """The pages' keys, 16 bytes each."""
+    """The page keys, 16 bytes each."""
     tokens: npt.NDArray[np.uint32]
-    """Their tokens, as many for each page as a page has."""
+    """The tokens of the pages, ``page_size`` for each."""
     contents: list[tuple[int, bytes]]
-    """What stands on some of the pages besides tokens: the page's place among these, and a digest."""
+    """Multimodal content of some pages: the index of the page in this event, and a digest."""
 
 
 @dataclass(frozen=True)
 class Removed:
-    """Pages are gone from a tier."""
+    """Pages were removed from a tier."""
 
     tier: str
     namespace: bytes
@@ -40,19 +40,19 @@ class Removed:
 
 @dataclass(frozen=True)
 class Cleared:
-    """Device and host hold nothing except what is reported as stored from here on."""
+    """Device and host were cleared. They contain only pages of later :class:`Stored` events."""
 
 
 @dataclass(frozen=True)
 class KvEvents:
-    """Events in their order, or everything that is held."""
+    """Events in order, or a snapshot of everything in the cache."""
 
     is_snapshot: bool
-    """Whether it is the latter: what was heard before is to be forgotten."""
+    """Whether this is a snapshot: a reader must then discard what it knew before."""
     first: int
     """The number of the first event."""
     next: int
-    """The number of the event that follows the last."""
+    """The number of the next event after the last one."""
     events: list[Stored | Removed | Cleared]
 
 

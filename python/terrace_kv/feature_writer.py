@@ -1,9 +1,9 @@
-"""Puts samples that were promised into a feature store, from threads of its own.
+"""Puts promised samples into a feature store, on background threads.
 
-An engine has its answer ready before hidden states have left its memory, and must not wait for a store. So it promises
-the sample (:meth:`FeatureRef.promise`), and a :class:`FeatureWriter` keeps the promise: one thread copies out of the
-engine's memory, which never waits for the store; others put. What waits between them is bounded in bytes, and every
-sample has a time after which it does not come any more.
+The response of an engine is ready before the hidden states have been copied out of its memory, and it must not wait for a
+store. So the engine promises the sample (:meth:`FeatureRef.promise`), and a :class:`FeatureWriter` puts it: one thread copies
+out of the engine's memory and never waits for the store; other threads put. The queue between them is limited in bytes, and each
+sample has a deadline after which it is not put any more.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """How a writer is. It pickles, so that another process can decide by it."""
+    """The status of a writer. It can be pickled and sent to another process."""
 
     backlog_bytes: int = 0
-    """What was taken and is not in the store yet."""
+    """Bytes that were submitted and are not in the store yet."""
     resident_bytes: int = 0
-    """What is in the store, or about to be, and was not consumed yet."""
+    """Bytes that are in the store, or being put, and were not consumed yet."""
     error: str | None = None
-    """Why the store is unwell, if it is."""
+    """Why the store fails, or None."""
 
 
 @dataclass
 class WriterCounts:
-    """What has happened since it was last asked."""
+    """Counts since the last call of :meth:`FeatureWriter.take_counts`."""
 
     samples: int = 0
     bytes: int = 0
     failures: int = 0
     put_seconds: list[float] = field(default_factory=list)
-    """How long each sample took from the promise to the store."""
+    """For each sample, the seconds from the promise to the end of the put."""
 
 
 @dataclass
@@ -61,12 +61,11 @@ class _Job:
 
 
 class FeatureWriter:
-    """Keeps promises of samples.
+    """Puts promised samples.
 
-    ``features`` is the producer's feature store. ``backlog_max`` bytes may be taken and not yet stored; what comes
-    beyond is dropped, so callers look at :attr:`status` before they promise anything. After a failure the store counts
-    as unwell for ``retry_s`` seconds, or until a put succeeds. Every ``gc_s`` seconds what others have consumed is
-    looked for.
+    ``features`` is the producer's feature store. At most ``backlog_max`` bytes may be submitted and not yet stored; further
+    samples are dropped, so callers check :attr:`status` before they promise a sample. After a failure, :attr:`status` has an
+    error for ``retry_s`` seconds, or until a put succeeds. :meth:`FeatureStore.gc` is called every ``gc_s`` seconds.
     """
 
     def __init__(
@@ -101,9 +100,9 @@ class FeatureWriter:
     def submit(
         self, key: Hashable, promise: FeatureRef, copy: Callable[[], Tensors], nbytes: int, within_s: float
     ) -> bool:
-        """Takes a promise to keep within so many seconds. ``copy`` is called once, on a thread of the writer's, and
-        gives the tensors in memory that is theirs; :meth:`take_copied` then tells ``key``. False if it was dropped
-        because too much waits already: then ``key`` is not told."""
+        """Submits a promised sample that must be put within ``within_s`` seconds. ``copy`` is called once, on a thread of the
+        writer, and returns the tensors in memory of their own. After that, :meth:`take_copied` returns ``key``. Returns False if
+        the sample was dropped because the backlog is full; then ``key`` is not returned later."""
         now = time.monotonic()
         job = _Job(key, promise, copy, nbytes, now, now + within_s)
         with self._lock:
@@ -116,14 +115,14 @@ class FeatureWriter:
         return True
 
     def take_copied(self) -> set[Hashable]:
-        """The keys whose memory is not read any more, each once."""
+        """The keys of samples that were copied since the last call, so their memory may be reused."""
         with self._lock:
             copied, self._copied = self._copied, set()
             return copied
 
     @property
     def status(self) -> WriterStatus:
-        """How it is."""
+        """The current status."""
         now = time.monotonic()
         resident = self._features.stats()["resident_bytes"]
         with self._lock:
@@ -136,13 +135,13 @@ class FeatureWriter:
             return WriterStatus(self._backlog_bytes, resident, error)
 
     def take_counts(self) -> WriterCounts:
-        """What has happened since this was last called."""
+        """Counts since the last call."""
         with self._lock:
             counts, self._counts = self._counts, WriterCounts()
             return counts
 
     def close(self, timeout: float) -> bool:
-        """Takes nothing any more, and waits for what was taken; False if that takes longer than so many seconds."""
+        """Rejects new samples and waits for submitted ones. Returns False if that takes longer than ``timeout`` seconds."""
         self._closing.set()
         deadline = time.monotonic() + timeout
         with self._drained:

@@ -1,4 +1,4 @@
-"""The feature store: samples of tensors, from those who produce them to those who consume them."""
+"""The feature store: passes samples of tensors from producers to consumers."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class TensorSpec(NamedTuple):
-    """What a tensor is."""
+    """Name, type and shape of a tensor."""
 
     name: str
-    """Different from those of the sample's other tensors."""
+    """The name of the tensor, unique in its sample."""
     dtype: str
     """As in safetensors files: ``F32``, ``BF16``, ``F8_E4M3`` and so on."""
     shape: list[int]
-    """The slowest dimension first."""
+    """The slowest-varying dimension first (row-major)."""
 
 
 class FeatureRef:
-    """Names a sample in a store and says what its tensors are.
+    """Names one generation of a sample in a feature store and describes its tensors.
 
-    It is small, pickles, and can be copied and sent anywhere, as :attr:`text` too; having it does not keep the sample.
+    A ref is small, can be pickled, and can be sent to other processes, also as :attr:`text`. It does not keep the sample alive.
     """
 
     __slots__ = ("text", "sample", "generation", "tensors", "is_promised")
@@ -45,22 +45,22 @@ class FeatureRef:
         self.sample: str = told["sample"]
         """The sample's name."""
         self.generation: int = told["generation"]
-        """Which put of the sample it is."""
+        """The generation of the sample: each put of the same name has a new one."""
         self.tensors = [TensorSpec(**tensor) for tensor in told["tensors"]]
         """The tensors, in the order in which they were put."""
         self.is_promised: bool = told.get("promised", False)
-        """Whether it was given out before the sample was put, so that a reader may have to wait."""
+        """Whether the ref was created before the sample was put, so that a reader may have to wait."""
 
     @staticmethod
     def promise(
         name: str, owner: int, sample: str, tensors: Sequence[TensorSpec], *, retain: bool = False
     ) -> FeatureRef:
-        """The ref of a sample that the producer of that number is about to put in the feature store of that name, by
-        :meth:`FeatureStore.keep`: for those who must answer before the bytes are where they belong. Until it is put,
-        and if it never is, the sample is :class:`Gone`. Feature stores with a secret refuse such refs, since they
-        cannot be bound to the bytes.
+        """Creates the ref of a sample that will be put later with :meth:`FeatureStore.keep`. Use it if a response must be
+        sent before the bytes are stored. ``name`` is the name of the feature store, ``owner`` the number of the producer. Until the
+        sample is put, reading it raises :class:`Gone`. Feature stores with a secret reject such refs, because they cannot be
+        authenticated before the bytes are known.
 
-        :raises FeatureError: if no such sample can be put.
+        :raises FeatureError: if such a sample cannot be put.
         """
         specs = json.dumps([tensor._asdict() for tensor in tensors])
         return FeatureRef(_native.promise_feature(name, owner, sample, specs, retain))
@@ -82,13 +82,14 @@ class FeatureRef:
 class FeatureStore:
     """Samples of tensors in a :class:`Store`.
 
-    A producer puts a sample, a few tensors that belong together, and sends the ref to a consumer, by any queue;
-    the consumer gets the tensors and releases the ref, which frees their memory at once. ``docs/feature-store.md`` has
-    the contract. Producers have a number of their own, ``owner``, and the same one when they are started again; who
-    only consumes has none. ``max_resident`` bounds what waits to be consumed, ``when_full`` says for how many seconds
-    a put waits then (0: it fails at once), and after ``max_hold`` seconds :meth:`gc` frees what nobody has released.
+    A producer puts a sample (tensors that belong together) and sends its ref to a consumer, by any queue. The consumer gets
+    the tensors and releases the ref, which frees their memory at once. ``docs/feature-store.md`` describes the guarantees.
 
-    :raises ConfigError: if it cannot be opened so.
+    Each producer has a unique number, ``owner``, and must use the same number after a restart; a process that only consumes
+    needs none. ``max_resident`` limits the bytes that wait to be consumed. If the limit is reached, a put waits up to ``when_full``
+    seconds (0: it fails at once). :meth:`gc` frees samples that were not released within ``max_hold`` seconds.
+
+    :raises ConfigError: if the feature store cannot be opened with these settings.
     """
 
     def __init__(
@@ -117,41 +118,41 @@ class FeatureStore:
         }
         self._native = _native.FeatureStore.open(store._native, json.dumps(settings), secret, None)
         self.store = store
-        """The store that it is in."""
+        """The underlying store."""
 
     def put(self, sample: str, tensors: Mapping[str, Any]) -> FeatureRef:
-        """Puts a sample of NumPy arrays and tensors of PyTorch's; those on a GPU come by way of pinned memory. Earlier
-        generations of it can no longer be read when this returns. Do not change the tensors until it does.
+        """Puts a sample of NumPy arrays and PyTorch tensors. Tensors on a GPU are copied through pinned host memory. When the call
+        returns, earlier generations of the sample can no longer be read. Do not change the tensors before it returns.
 
-        :raises OverBudget: if too much is waiting to be consumed.
+        :raises OverBudget: if too many bytes wait to be consumed.
         """
         specs, arrays = _given(tensors)
         return FeatureRef(self._native.put(sample, specs, arrays, None))
 
     async def put_async(self, sample: str, tensors: Mapping[str, Any]) -> FeatureRef:
-        """As :meth:`put`."""
+        """Like :meth:`put`, for ``asyncio``."""
         specs, arrays = _given(tensors)
         return FeatureRef(await awaited(lambda then: self._native.put(sample, specs, arrays, then)))
 
     def keep(self, promise: FeatureRef, tensors: Mapping[str, Any]) -> None:
-        """Puts the sample whose ref was promised, as :meth:`put` would.
+        """Puts the sample of a promised ref (:meth:`FeatureRef.promise`), like :meth:`put`.
 
-        :raises ConfigError: if the promise is another's, or one of other tensors.
+        :raises ConfigError: if another producer made the promise, or its tensors differ.
         """
         specs, arrays = _given(tensors)
         self._native.keep(promise.text, specs, arrays, None)
 
     async def keep_async(self, promise: FeatureRef, tensors: Mapping[str, Any]) -> None:
-        """As :meth:`keep`."""
+        """Like :meth:`keep`, for ``asyncio``."""
         specs, arrays = _given(tensors)
         await awaited(lambda then: self._native.keep(promise.text, specs, arrays, then))
 
     def get(self, ref: FeatureRef, into: Mapping[str, Any] | None = None, *, wait: float = 0) -> dict[str, Any]:
-        """Reads a sample: into memory of the caller's, or into new arrays of NumPy's. One that was promised is waited
-        for so many seconds.
+        """Reads a sample into ``into``, or into new NumPy arrays. If the ref was promised, waits up to ``wait`` seconds for the
+        sample.
 
-        :raises Gone: after a release, an abort, a supersession, or when it was held for too long.
-        :raises Damaged: if any tensor is; nothing half-written is ever read.
+        :raises Gone: if the sample was released, aborted, replaced by a later generation, or freed after ``max_hold``.
+        :raises Damaged: if a tensor is incomplete or corrupt. Partly written samples are never returned.
         """
         found = _targets(ref, into)
         for pause in _pauses(ref, wait):
@@ -167,7 +168,7 @@ class FeatureStore:
     async def get_async(
         self, ref: FeatureRef, into: Mapping[str, Any] | None = None, *, wait: float = 0
     ) -> dict[str, Any]:
-        """As :meth:`get`."""
+        """Like :meth:`get`, for ``asyncio``."""
         import asyncio
 
         found = _targets(ref, into)
@@ -184,7 +185,7 @@ class FeatureStore:
     def get_torch(
         self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False, wait: float = 0
     ) -> dict[str, torch.Tensor]:
-        """As :meth:`get`, into new tensors of PyTorch's, on a device if one is named."""
+        """Like :meth:`get`, into new PyTorch tensors, on ``device`` if given."""
         found = _torch_targets(ref, pin=pin or _is_cuda(device))
         self.get(ref, found, wait=wait)
         return _on_device(found, device)
@@ -192,37 +193,37 @@ class FeatureStore:
     async def get_torch_async(
         self, ref: FeatureRef, *, device: str | torch.device | None = None, pin: bool = False, wait: float = 0
     ) -> dict[str, torch.Tensor]:
-        """As :meth:`get_torch`."""
+        """Like :meth:`get_torch`, for ``asyncio``."""
         found = _torch_targets(ref, pin=pin or _is_cuda(device))
         await self.get_async(ref, found, wait=wait)
         return _on_device(found, device)
 
     def release(self, ref: FeatureRef) -> str:
-        """Consumes the sample: no process can read it from now on, and its memory is freed at once.
-        Answers ``freed``, ``lingering`` if some of its bytes could not be removed yet, ``already-gone`` or
+        """Consumes the sample: no process can read it any more, and its memory is freed at once.
+        Returns ``freed``, ``lingering`` if some of its bytes could not be removed yet, ``already-gone`` or
         ``retained``."""
         return str(json.loads(self._native.release(ref.text, None)))
 
     async def release_async(self, ref: FeatureRef) -> str:
-        """As :meth:`release`."""
+        """Like :meth:`release`, for ``asyncio``."""
         return str(json.loads(await awaited(lambda then: self._native.release(ref.text, then))))
 
     def abort(self, sample: str) -> int:
-        """Aborts a sample of any producer. Returns how many generations of it there were."""
+        """Aborts a sample of any producer. Returns the number of generations that were aborted."""
         return int(json.loads(self._native.abort(sample, None)))
 
     async def abort_async(self, sample: str) -> int:
-        """As :meth:`abort`."""
+        """Like :meth:`abort`, for ``asyncio``."""
         return int(json.loads(await awaited(lambda then: self._native.abort(sample, then))))
 
     def gc(self) -> dict[str, int]:
-        """Frees what others have consumed, what nobody has released in time, and what could not be freed before. To be
-        called every second or so."""
+        """Frees samples that were consumed by other processes, that were not released in time, or that could not be freed
+        before. Call it about once per second."""
         report: dict[str, int] = json.loads(self._native.gc(None))
         return report
 
     async def gc_async(self) -> dict[str, int]:
-        """As :meth:`gc`."""
+        """Like :meth:`gc`, for ``asyncio``."""
         report: dict[str, int] = json.loads(await awaited(self._native.gc))
         return report
 
@@ -231,7 +232,7 @@ class FeatureStore:
         self._native.consumed(None)
 
     async def consumed_async(self) -> None:
-        """As :meth:`consumed`."""
+        """Like :meth:`consumed`, for ``asyncio``."""
         await awaited(self._native.consumed)
 
     def stats(self) -> dict[str, Any]:
@@ -247,9 +248,9 @@ class FeatureStore:
         as_torch: bool = False,
         wait: float = 0,
     ) -> AsyncIterator[tuple[FeatureRef, dict[str, Any]]]:
-        """Each sample with its ref, in the order of the refs; those that are gone are left out, and those that were
-        promised are waited for. ``ahead`` further ones are read meanwhile, and each is released when the next one is
-        asked for."""
+        """Yields each ref with its sample, in the order of the refs. Samples that are gone are skipped. For promised samples it
+        waits up to ``wait`` seconds. It reads ``ahead`` samples in advance, and releases each sample when the next one is
+        requested."""
         import asyncio
 
         reading: deque[tuple[FeatureRef, asyncio.Task[dict[str, Any]]]] = deque()

@@ -1,8 +1,8 @@
-"""Samples of hidden states: what they are made of, how they are read, and what a producer of them can be told.
+"""Samples of hidden states: their tensors, how to read them, and the settings of their producer.
 
-A sample has ``hidden_states``, one row for each token with the states of the chosen layers, and ``token_ids``. Where
-a store's objects are smaller than that, the rows are in several tensors, ``hidden_states.000`` and so on;
-:func:`read_hidden_states` puts them together again without a copy.
+A sample has the tensors ``hidden_states``, with one row per token and the states of the chosen layers, and ``token_ids``. If
+``hidden_states`` is larger than the maximum object size of the store, it is split into ``hidden_states.000`` and so on;
+:func:`read_hidden_states` joins the parts without a copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_BYTES = 8
 
 @dataclass(frozen=True)
 class Shape:
-    """The hidden states of one token."""
+    """Shape and type of the hidden states of one token."""
 
     layers: int
     hidden_size: int
@@ -37,18 +37,18 @@ class Shape:
 
     @property
     def token_bytes(self) -> int:
-        """What those of a token take."""
+        """Bytes per token."""
         return self.layers * self.hidden_size * self.itemsize
 
     def sample_bytes(self, tokens: int) -> int:
-        """What a sample takes, with its token ids."""
+        """Bytes of a sample, including its token ids."""
         return tokens * (self.token_bytes + _TOKEN_BYTES)
 
 
 def parts_of(shape: Shape, tokens: int, object_max: int) -> list[TensorSpec]:
-    """The tensors of a sample, the token ids last.
+    """The tensors of a sample, with the token ids last.
 
-    :raises ValueError: if it takes more of them than a sample has.
+    :raises ValueError: if a sample cannot have that many tensors.
     """
     rows = min(max(tokens, 1), object_max // shape.token_bytes)
     parts = -(-tokens // rows) if rows else _TENSORS_MAX
@@ -66,9 +66,9 @@ def parts_of(shape: Shape, tokens: int, object_max: int) -> list[TensorSpec]:
 def read_hidden_states(
     features: FeatureStore, ref: FeatureRef, *, wait: float = 0, pin: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The hidden states ``(tokens, layers, size)`` of a sample, and its token ids.
+    """Reads the hidden states ``(tokens, layers, size)`` of a sample, and its token ids.
 
-    :raises Gone: if it is gone, or has not come in the seconds to wait.
+    :raises Gone: if the sample is gone, or was not put within ``wait`` seconds.
     """
     into: dict[str, Any] = {}
     parts = [tensor for tensor in ref.tensors if tensor.name.partition(".")[0] == HIDDEN_STATES]
@@ -90,8 +90,8 @@ def hidden_states_of(
     stream: torch.cuda.Stream | None = None,
     ready: torch.cuda.Event | None = None,
 ) -> torch.Tensor:
-    """The hidden states in blocks of vLLM's cache, ``(blocks, layers, tokens of a block, size)``, as a tensor on the
-    host, ``(tokens, layers, size)``. Those on a GPU are copied by ``stream``, after ``ready``."""
+    """Copies hidden states from blocks of vLLM's cache, ``(blocks, layers, tokens per block, size)``, to a tensor on the host,
+    ``(tokens, layers, size)``. From a GPU they are copied on ``stream``, after ``ready``."""
     import torch
 
     by_token = cache.transpose(1, 2)
@@ -111,42 +111,43 @@ def hidden_states_of(
 
 @dataclass(frozen=True)
 class HiddenStatesSettings:
-    """How an engine's hidden states get into a feature store."""
+    """Settings of a producer that stores the hidden states of an engine in a feature store."""
 
     store: str
-    """Where: as ``place`` of a :class:`Store`."""
+    """The store, as ``place`` of a :class:`Store`."""
     object_max: int
-    """The largest object; of nodes, what they were started with."""
+    """Maximum size of an object. For nodes, the value that the nodes were started with."""
     store_settings: Mapping[str, Any]
     """Other settings of the :class:`Store`, like ``capacity`` or ``secret_file``."""
     name: str
-    """The feature store's name, the same for all who use it."""
+    """Name of the feature store, the same for all producers and consumers."""
     owner: int
-    """The producer's number. Engines at the same store have different ones, and each the same when it comes back."""
+    """Number of the producer. Each engine at the same store needs a different one, and the same one after a restart."""
     max_resident: int
-    """How many bytes may wait to be consumed."""
+    """Maximum number of bytes that wait to be consumed."""
     samples_max: int
-    """How many samples may."""
+    """Maximum number of samples that wait to be consumed."""
     max_hold_s: float | None
-    """What nobody has released after so many seconds is freed."""
+    """A sample that was not released after this time is freed."""
     retain: bool
-    """Samples stay when they are released, for further epochs."""
+    """Keep samples after they are released, for further epochs."""
     durable: bool
-    """A sample is there only when it would survive a crash of the store."""
+    """Make a sample readable only when it is durable, so that it survives a crash of the store."""
     within_s: float
-    """A promised sample comes within so many seconds, or never."""
+    """A promised sample is put within this time, or never."""
     hold_s: float
-    """Requests wait for so many seconds for room in the store before they begin."""
+    """How long a request waits for free space in the store before it starts."""
     backlog: int
-    """How many bytes may wait in memory for the store."""
+    """Maximum number of bytes that wait in memory to be put."""
     threads: int
-    """How many samples are put at a time."""
+    """Number of samples that are put concurrently."""
 
     @staticmethod
     def of(told: Mapping[str, Any], *, engine: int = 0) -> HiddenStatesSettings:
-        """Settings as JSON has them; of several engines that share the work each gets another producer's number.
+        """Settings from parsed JSON. ``engine`` is added to the producer number, so that several engines with the same settings
+        have different ones.
 
-        :raises ValueError: if one is missing or unknown.
+        :raises ValueError: if a setting is missing or unknown.
         """
         known = {field.name for field in fields(HiddenStatesSettings)}
         if unknown := sorted(set(told) - known):
@@ -176,9 +177,9 @@ class HiddenStatesSettings:
         )
 
     def open_store(self) -> Store:
-        """The store that it is in, for producers and consumers.
+        """Opens the underlying store, for producers and consumers.
 
-        :raises ConfigError: if it cannot be opened so.
+        :raises ConfigError: if it cannot be opened with these settings.
         """
         settings = dict(self.store_settings)
         # Nodes have theirs already.
@@ -189,9 +190,9 @@ class HiddenStatesSettings:
         return Store(self.store, **settings)
 
     def open(self) -> FeatureStore:
-        """The feature store, for the producer.
+        """Opens the feature store, for the producer.
 
-        :raises ConfigError: if it cannot be opened so.
+        :raises ConfigError: if it cannot be opened with these settings.
         """
         return FeatureStore(
             self.open_store(),

@@ -1,14 +1,14 @@
-"""Terrace's stores for LMCache: a client for its adapter ``native_plugin``.
+"""LMCache storage plug-in: a client for its adapter ``native_plugin``.
 
 ::
 
     --l2-adapter '{"type": "native_plugin", "module_path": "terrace_kv.lmcache", "class_name": "TerraceClient",
                    "adapter_params": {"store": "disk:/var/cache/kv", "object_max": "32MiB", "weights": "...", ...}}'
 
-LMCache's keys name the model, the size of its world and the rank in it, the group of layers, the chunk's tokens and the
-salt. They do not name the weights, the type and layout of the KV, the tokens of a chunk, or how the world is divided
-between tensor and pipeline parallelism; so these must be told, and all of them go into the namespace that every object
-is verified by. ``docs/lmcache.md`` has the settings.
+LMCache's keys contain the model, the world size, the rank, the group of layers, a hash of the chunk's tokens and the
+salt. They do not contain the weights, the data type and layout of the KV, the number of tokens per chunk, or the degrees of tensor
+and pipeline parallelism. So these are settings of the plug-in. All of them are part of the namespace, which is verified for every
+object. ``docs/lmcache.md`` has the settings.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _CLOSE_S = 10.0
 
 
 class TerraceClient:
-    """A store as LMCache's native connectors are: batches that are submitted, and a descriptor that tells of their end.
+    """A store with the interface of LMCache's native connectors: batches are submitted, and a file descriptor signals their end.
 
-    No call blocks but :meth:`close`. What cannot be had is told key by key, and is a miss for LMCache: a store that is
-    slow, full or away makes no request fail.
+    Only :meth:`close` blocks. Failures are reported for each key and are misses for LMCache, so no request fails because the
+    store is slow, full or unreachable.
 
-    :raises ConfigError: if anything is missing that keeps KV of one model apart from that of another.
+    :raises ConfigError: if a setting is missing that distinguishes the KV of one model from that of another.
     """
 
     def __init__(self, **adapter_params: Any) -> None:
@@ -58,11 +58,11 @@ class TerraceClient:
         return self._opened
 
     def event_fd(self) -> int:
-        """Readable while there is something to drain."""
+        """A file descriptor that is readable while there are completions to drain."""
         return self._transfers.event_fd()
 
     def submit_batch_get(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
-        """Reads objects, each exactly as long as its buffer."""
+        """Reads objects. Each object must have exactly the length of its buffer."""
         return self._transfers.submit_get(_encoded(keys), Buffers(buffers))
 
     def submit_batch_set(self, keys: Sequence[str], buffers: Sequence[memoryview]) -> int:
@@ -70,7 +70,7 @@ class TerraceClient:
         return self._transfers.submit_put(_encoded(keys), Buffers(buffers))
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
-        """Asks which objects there are. What is found is kept for a while, since LMCache is about to read it."""
+        """Looks up which objects exist. Objects that are found get a lease, because LMCache is about to read them."""
         return self._transfers.submit_exists(_encoded(keys), lease=True)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
@@ -78,7 +78,7 @@ class TerraceClient:
         return self._transfers.submit_remove(_encoded(keys))
 
     def drain_completions(self) -> list[tuple[int, bool, str, list[bool]]]:
-        """What has ended: its number, whether it did for every key, why not, and which keys it did for."""
+        """The batches that have ended: number, whether all keys succeeded, error message, and success of each key."""
         told = []
         for done in self._transfers.drain():
             # Looking up what is not there is no failure.
@@ -87,11 +87,11 @@ class TerraceClient:
         return told
 
     def stats(self) -> Mapping[str, Any]:
-        """Hits, misses, failures, bytes and times, by what was done."""
+        """Hits, misses, failures, bytes and times, by operation."""
         return self._transfers.stats()
 
     def close(self) -> None:
-        """Waits for what is under way, and makes what was stored durable."""
+        """Waits for batches in flight, and makes stored objects durable."""
         if self._opened is None:
             return
         is_idle = self._opened.wait_idle(_CLOSE_S)

@@ -1,7 +1,7 @@
-"""What KV of an engine depends on besides its tokens, as the name of a namespace.
+"""Namespaces for adapters to other engines: everything that KV depends on besides the tokens.
 
-Engines name blocks by hashes of tokens. The same tokens have other KV under another model, other weights, another type
-or layout; so all of that goes into the namespace, which is in the header of every object that is read.
+Engines name blocks by hashes of tokens. The KV of the same tokens is different for another model, other weights, another
+data type or layout. So all of these are part of the namespace, which is verified in the header of every object that is read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def engine_namespace(
     salt: str = "",
     **more: str | int | bool,
 ) -> bytes:
-    """The 16 bytes that name everything an engine stores.
+    """The namespace (16 bytes) of the objects of an engine.
 
-    ``engine`` says whose keys they are, and ``hash_algorithm`` how it makes them. ``weights`` is a revision or a
-    fingerprint (:func:`weights_of`). ``layout`` says everything of how bytes lie in an object: shape, order, strides.
-    ``parallelism`` has every degree (tensor, pipeline, context), and ``rank`` whose part an object is; both are None
-    only where an object is the same under any of them. Whatever else KV depends on is given by a name of its own.
+    ``engine`` and ``hash_algorithm`` say which engine computes the block hashes, and how. ``weights`` is a revision or a
+    fingerprint (:func:`weights_of`). ``layout`` describes the bytes of an object completely: shape, order, strides.
+    ``parallelism`` has the degree of each kind (tensor, pipeline, context), and ``rank`` is the rank that an object belongs
+    to. Both are None only if objects do not depend on them. Pass everything else that KV depends on as further keyword
+    arguments.
     """
     fields: dict[str, Any] = {
         "engine": engine,
@@ -59,7 +60,7 @@ def engine_namespace(
     fields |= {f"parallel {name}": size for name, size in degrees.items()}
     clashes = fields.keys() & more.keys()
     if clashes:
-        raise TypeError(f"{sorted(clashes)} are said twice")
+        raise TypeError(f"{sorted(clashes)} are given twice")
     fields |= more
     parts: list[str | int] = [_VERSION]
     for name in sorted(fields):
@@ -76,12 +77,11 @@ _STRIDE = 1 << 20
 
 
 def weights_of(model: str, revision: str | None = None) -> str:
-    """What names the weights of a model: the commit that Hugging Face's cache has of it, or a fingerprint of its
-    folder.
+    """An identifier of the weights of a model: the commit in Hugging Face's cache, or a fingerprint of the model folder.
 
-    The fingerprint is of names and lengths of all files with weights, and of some kilobytes in the middle of every
-    tensor of safetensors files, or of every megabyte of others: training a tensor changes all of it. Give a revision
-    of your own where somebody changes single numbers.
+    The fingerprint covers the names and lengths of all weight files, and some kilobytes in the middle of every tensor of
+    safetensors files, or of every megabyte of other files. Training changes a whole tensor, so it changes the fingerprint. If
+    you edit single numbers of a tensor, give a revision of your own.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -132,5 +132,5 @@ def _commit_of(model: str, revision: str | None) -> str | None:
 
 
 def canonical(value: Any) -> str:
-    """A value of plain types as text that is the same for equal values, for fields that have an inside."""
+    """Canonical text of a nested value of plain types: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)

@@ -1,4 +1,4 @@
-"""Plans: what to compute next, and which pages move, as arrays that lie in one piece of memory."""
+"""Plans: what to compute next, and which pages to copy. All arrays of a plan are views of one buffer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PREFILL: Final = _entry(
     ("produces_token", "u4"),
     ("_", "u4"),
 )
-"""A part of a prompt to compute. ``waits_for`` is -1 without a load-back to wait for."""
+"""A prefill chunk. ``waits_for`` is the load-back that must finish first, or -1."""
 DECODE: Final = _entry(
     ("request", "u8"),
     ("slot", "u4"),
@@ -40,21 +40,21 @@ DECODE: Final = _entry(
     ("adapter", "u4"),
     ("_", "u4"),
 )
-"""A request that produces its next token. ``input`` is -1 where the token to start from is known; else the row
-of the step that the plan is behind that is yet to produce it."""
+"""A decode: a request that produces its next token. ``input`` is -1 if the input token is known. Otherwise it is the row of
+the previous step (:attr:`Plan.behind`), still in flight, that produces the input token."""
 ROW: Final = _entry(("slot", "u4"), ("first_entry", "u4"), ("first_page", "u4"), ("pages", "u4"))
-"""Entries of a row of the page table that change: ``pages`` of them from ``first_entry`` on, which are
+"""Changed entries in a row of the page table: ``pages`` entries from ``first_entry`` on, with the values
 ``row_pages[first_page:first_page + pages]``."""
 COPY: Final = _entry(("op", "u8"), ("direction", "u4"), ("first_page", "u4"), ("pages", "u4"), ("_", "u4"))
-"""A copy between device and host: ``direction`` is 0 for a load-back, to the device, and 1 for a write-back."""
+"""A copy between device and host: ``direction`` is 0 for a load-back (to the device) and 1 for a write-back (to the host)."""
 L3: Final = _entry(
     ("op", "u8"), ("kind", "u4"), ("first_key", "u4"), ("keys", "u4"), ("first_page", "u4"), ("pages", "u4"), ("_", "u4")
 )
-"""Something for L3: ``kind`` is 0 for a probe, 1 for a prefetch and 2 for a backup."""
+"""An L3 operation: ``kind`` is 0 for a probe, 1 for a prefetch and 2 for a backup."""
 _ENDED: Final = _entry(("request", "u8"), ("state", "u4"), ("reason", "u4"))
 
 KEY: Final = np.dtype("V16")
-"""Page keys are 16 bytes each."""
+"""The type of a page key: 16 bytes."""
 _U32: Final[np.dtype[np.uint32]] = np.dtype("<u4")
 _U64: Final[np.dtype[np.uint64]] = np.dtype("<u8")
 
@@ -69,11 +69,11 @@ _Entry = TypeVar("_Entry", bound=np.generic)
 
 
 class PlanError(TerraceError):
-    """Bytes that are not a plan."""
+    """The bytes are not a plan."""
 
 
 class Ended(NamedTuple):
-    """A request whose life has ended."""
+    """A request that has ended."""
 
     request: int
     state: str
@@ -109,41 +109,41 @@ class _Array(Generic[_Entry]):
 
 
 class Plan:
-    """What to do next.
+    """What the engine does next: a step, changes of the page table, copies and L3 operations.
 
-    The engine keeps a page table with one row for each slot. It applies :attr:`rows` first, then may start all
-    else at once: nothing in a plan depends on something else in it, except for prefills that say so.
+    The engine has a page table with one row for each slot. It applies :attr:`rows` first, and may then start everything
+    else concurrently. Parts of a plan do not depend on each other, except prefills with ``waits_for``.
 
-    All arrays are views of :attr:`data`, little-endian and made when they are first asked for. The same bytes
-    make the same plan on another rank: ``Plan(received)``.
+    All arrays are little-endian views of :attr:`data`, created on first access. To send a plan to another rank, send
+    its bytes and call ``Plan(received)`` there.
     """
 
-    prefills = _Array(0, PREFILL, "Parts of prompts to compute (:data:`PREFILL`).")
+    prefills = _Array(0, PREFILL, "Prefill chunks (:data:`PREFILL`).")
     decodes = _Array(1, DECODE, "Requests that produce their next tokens (:data:`DECODE`).")
-    producers = _Array(2, _U64, "Who produces tokens in the step, in the order of its rows.")
+    producers = _Array(2, _U64, "Requests that produce tokens in the step, in the order of its rows.")
     tokens = _Array(
         3,
         _U32,
-        "The tokens that the step computes: those of the prefills, then one of each decode; 0 where that is yet to be"
-        " produced.",
+        "The input tokens of the step: those of the prefills, then one per decode; 0 if the token is not known yet"
+        " (see ``input`` in :data:`DECODE`).",
     )
     positions = _Array(4, _U32, "The positions of :attr:`tokens`.")
-    rows = _Array(5, ROW, "Entries of the page table that change (:data:`ROW`).")
-    row_pages = _Array(6, _U32, "The device pages that :attr:`rows` are about.")
+    rows = _Array(5, ROW, "Changed entries of the page table (:data:`ROW`).")
+    row_pages = _Array(6, _U32, "The device pages of :attr:`rows`.")
     copies = _Array(7, COPY, "Copies between device and host (:data:`COPY`).")
     copy_device_pages = _Array(8, _U32, "The device pages of :attr:`copies`.")
-    copy_host_pages = _Array(9, _U32, "Their host pages: the n-th belongs to the n-th device page.")
-    l3 = _Array(10, L3, "Questions and transfers for L3 (:data:`L3`).")
+    copy_host_pages = _Array(9, _U32, "The host pages of :attr:`copies`: the n-th belongs to the n-th device page.")
+    l3 = _Array(10, L3, "L3 operations (:data:`L3`).")
     l3_keys = _Array(11, KEY, "The keys of :attr:`l3`, 16 bytes each.")
     l3_host_pages = _Array(12, _U32, "The host pages of :attr:`l3`; probes have none.")
     cancelled = _Array(
-        13, _U64, "Operations that no request waits for any more: they may be stopped, but must still report an outcome."
+        13, _U64, "Operations that no request waits for any more. They may be cancelled, but must still report an outcome."
     )
-    completed = _Array(14, _U64, "Requests whose last token is known since the last plan.")
-    _ended = _Array(15, _ENDED, "Requests whose life has ended since the last plan.")
+    completed = _Array(14, _U64, "Requests that have produced their last token since the last plan.")
+    _ended = _Array(15, _ENDED, "Requests that have ended since the last plan.")
 
     def __init__(self, data: bytearray | bytes | memoryview) -> None:
-        #: The plan's bytes.
+        #: The bytes of the plan.
         self.data = data
         self._head: tuple[Any, ...] = _HEAD.unpack_from(data) if len(data) >= PLAN_HEAD_BYTES else (None,)
         if self._head[0] != _FORMAT:
@@ -151,46 +151,46 @@ class Plan:
 
     @property
     def step(self) -> int | None:
-        """The forward step; none if there is nothing to compute, or as many as may are in flight."""
+        """The number of the step; None if there is nothing to compute, or if the maximum number of steps is in flight."""
         return None if self._head[1] == _NONE else self._head[1]
 
     @property
     def behind(self) -> int | None:
-        """The step in flight that it follows."""
+        """The step in flight that this step follows, or None."""
         return None if self._head[2] == _NONE else self._head[2]
 
     @property
     def repeats_max(self) -> int:
-        """How often the step may be repeated before its results are reported, all at once."""
+        """How many times the step may be repeated, each decode one token further, before all results are reported at once."""
         return int(self._head[3])
 
     def apply_rows(self, table: npt.NDArray[Any]) -> None:
-        """Writes the changes to a page table: an array of ``running_max`` rows, as wide as the longest request
-        has pages."""
+        """Applies :attr:`rows` to a page table: an array with ``running_max`` rows and one column per page of the longest
+        request."""
         for slot, entry, first, pages in self.rows.tolist():
             table[slot, entry : entry + pages] = self.row_pages[first : first + pages]
 
     def each_copy(self) -> Iterator[tuple[int, int, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]]:
-        """Each copy: its operation, its direction, its device pages and its host pages."""
+        """For each copy: operation id, direction, device pages and host pages."""
         for op, direction, first, pages, _ in self.copies.tolist():
             end = first + pages
             yield op, direction, self.copy_device_pages[first:end], self.copy_host_pages[first:end]
 
     def each_l3(self) -> Iterator[tuple[int, int, _Records, npt.NDArray[np.uint32]]]:
-        """Each operation of L3: its name, its kind, its keys and its host pages."""
+        """For each L3 operation: operation id, kind, keys and host pages."""
         for op, kind, first_key, keys, first_page, pages, _ in self.l3.tolist():
             host_pages = self.l3_host_pages[first_page : first_page + pages]
             yield op, kind, self.l3_keys[first_key : first_key + keys], host_pages
 
     @property
     def ended(self) -> list[Ended]:
-        """Requests whose life has ended since the last plan."""
+        """Requests that have ended since the last plan."""
         states, reasons = ("finished", "aborted", "failed"), (None, "timed_out", "step_failed")
         return [Ended(request, states[state], reasons[reason]) for request, state, reason in self._ended.tolist()]
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the plan is empty."""
         if self.step is not None:
             return False
         return not any(map(len, (self.copies, self.l3, self.cancelled, self.completed, self._ended)))

@@ -1,4 +1,4 @@
-"""The scheduler: what an engine computes next, and which KV pages move."""
+"""The scheduler: decides what an engine computes next, and which KV pages it copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tokens = npt.NDArray[np.uint32] | Sequence[int]
 
 
 class Hits(NamedTuple):
-    """Tokens of a prompt whose KV did not have to be computed."""
+    """Cache hits of a prompt by tier: tokens whose KV was not computed."""
 
     device_tokens: int
     host_tokens: int
@@ -28,14 +28,14 @@ class Hits(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Tokens ``start`` up to ``end`` of a prompt that say more than they are, as those of an image."""
+    """Positions ``start`` up to ``end`` of a prompt with extra information, for example placeholder tokens of an image."""
 
     start: int
     end: int
     content: bytes | None = None
-    """16 bytes that name what they stand for: a strong hash of the image. None if they stand for themselves."""
+    """A strong hash (16 bytes) of the content that the tokens stand for, such as an image. None if there is none."""
     is_whole: bool = False
-    """Whether no step may end inside."""
+    """Whether no step may end inside the passage."""
 
 
 def _tokens(tokens: Tokens) -> npt.NDArray[np.uint32]:
@@ -43,14 +43,14 @@ def _tokens(tokens: Tokens) -> npt.NDArray[np.uint32]:
 
 
 class Scheduler:
-    """Decides what an engine computes next and which KV pages move.
+    """Decides what an engine computes next, and which KV pages it copies.
 
     ``settings`` are those of ``docs/configuration.md``, by section: ``{"cache": {"page_size": 16,
-    "device_pages": 1024}}``; whatever is left out has its default. Times are microseconds since the scheduler was
-    made; whoever replays something gives its own with ``now``.
+    "device_pages": 1024}}``. Missing settings have their defaults. Times are microseconds since the scheduler was
+    created; pass ``now`` to use your own clock, for example in a replay.
 
-    It has no threads and no files, so it is the same after :func:`os.fork`, in both processes. Threads may share
-    it: they take turns.
+    The scheduler has no threads and no files, so after :func:`os.fork` both processes can use their copy. Several threads may
+    share a scheduler; calls are serialised.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that are in force, all of them."""
+        """All settings, with defaults filled in."""
         settings: dict[str, Any] = json.loads(self._native.config())
         return settings
 
@@ -83,10 +83,9 @@ class Scheduler:
         siblings: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        """Takes a request, with its siblings: further answers to the same prompt. They are considered from the
-        next plan on.
+        """Submits a request and its siblings (further outputs for the same prompt). The next plan may include them.
 
-        :raises SubmitError: if it cannot be taken; nothing has changed then.
+        :raises SubmitError: if the request is rejected; then nothing has changed.
         """
         wishes: dict[str, Any] = {}
         if computes_prompt:
@@ -112,21 +111,21 @@ class Scheduler:
         )
 
     def abort(self, request: int, *, now: int | None = None) -> None:
-        """Calls a request off, whatever it is doing.
+        """Aborts a request in any state.
 
         :raises UnknownRequest: if there is no such request, or it has ended.
         """
         self._native.abort(self._now(now), request)
 
     def set_priority(self, request: int, priority: int) -> None:
-        """From now on the request is as urgent as this.
+        """Changes the priority of a request.
 
         :raises UnknownRequest: if there is no such request, or it has ended.
         """
         self._native.set_priority(request, priority)
 
     def plan(self, *, now: int | None = None) -> Plan:
-        """What to do next. Ask after every event, and when :meth:`deadline` has come."""
+        """The next plan. Call it after every event, and when the :meth:`deadline` has passed."""
         return Plan(self._native.plan(self._now(now)))
 
     def step_done(
@@ -140,36 +139,36 @@ class Scheduler:
         failed: Sequence[int] = (),
         now: int | None = None,
     ) -> None:
-        """A step is over, and its KV is written.
+        """Reports that a step is done and its KV is written.
 
-        ``requests`` are those who were to produce tokens (:attr:`Plan.producers`), ``tokens`` what they produced:
-        one each, or as many as ``counts`` says. ``finished`` says whose are the last. Requests in ``failed`` try
-        again.
+        ``requests`` are those that produce tokens in the step (:attr:`Plan.producers`), ``tokens`` their new tokens: one
+        per request, or as many as given in ``counts``. ``finished`` marks requests whose output ends here. Requests in
+        ``failed`` are computed again.
 
-        :raises EventError: if that is not what was planned; nothing has changed then.
+        :raises EventError: if this does not match the plan; then nothing has changed.
         """
         self._native.step_done(self._now(now), step, requests, tokens, counts, finished, list(failed))
 
     def step_failed(self, step: int, *, now: int | None = None) -> None:
-        """A step came to nothing: what it wrote is not trusted, and all of it will be planned again."""
+        """Reports that a step failed. Its results are discarded, and all of it is planned again."""
         self._native.step_failed(self._now(now), step)
 
     def operation(
         self, op: int, outcome: Outcome, pages: int = 0, *, rank: int = 0, now: int | None = None
     ) -> None:
-        """A copy, or something for L3, has an outcome on a rank. ``pages`` says how far it came, where it is
-        ``partial``, ``corrupt_after`` or ``called_off``.
+        """Reports the outcome of a copy or an L3 operation on one rank. ``pages`` is the number of leading pages that were
+        transferred, for the outcomes ``partial``, ``corrupt_after`` and ``called_off``.
 
-        :raises EventError: if no plan held it, or it has not so many pages.
+        :raises EventError: if no plan contained the operation, or it has fewer pages.
         """
         self._native.operation(self._now(now), op, rank, outcome, pages)
 
     def deadline(self) -> int | None:
-        """When a plan is to be asked for even if nothing happens."""
+        """The time at which :meth:`plan` must be called even if no event occurs."""
         return self._native.deadline()
 
     def now(self) -> int:
-        """The present, as this scheduler counts it."""
+        """The current time of this scheduler, in microseconds."""
         return self._now(None)
 
     def stats(self) -> dict[str, Any]:
@@ -178,7 +177,7 @@ class Scheduler:
         return stats
 
     def tokens(self, request: int) -> npt.NDArray[np.uint32] | None:
-        """All tokens of a live request, a copy."""
+        """A copy of all tokens of a live request."""
         tokens = self._native.tokens(request)
         return None if tokens is None else np.frombuffer(tokens, "<u4")
 
@@ -188,40 +187,40 @@ class Scheduler:
         return None if state is None else str(json.loads(state))
 
     def hits(self, request: int) -> Hits | None:
-        """What of a live request's prompt the cache held."""
+        """The cache hits of a live request."""
         hits = self._native.hits(request)
         return None if hits is None else Hits(*hits)
 
     def cached(self, prompt: Tokens, *, adapter: str = "", salt: str = "") -> tuple[int, int]:
-        """Pages of a prompt that are on device, and behind those on host."""
+        """The number of leading pages of a prompt on the device, and of those that follow on the host."""
         return self._native.cached(_tokens(prompt), adapter, salt)
 
     def adapter(self, number: int) -> str | None:
-        """The name of the adapter that has this number in plans; 0 is none."""
+        """The name of the LoRA adapter with this number in plans; 0 means no adapter."""
         return self._native.adapter(number)
 
     def namespace(self, *, adapter: str = "", salt: str = "") -> bytes:
-        """The digest that the keys of such requests begin with."""
+        """The namespace digest of requests with this LoRA adapter and salt."""
         return self._native.namespace(adapter, salt)
 
     def replace_weights(self, fingerprint: str, *, now: int | None = None) -> None:
-        """The model uses other weights from here on: KV of the previous weights is no longer matched.
+        """Tells the scheduler that the model has new weights. KV of the previous weights is no longer matched.
 
-        :raises StepsInFlight: report them first.
+        :raises StepsInFlight: if steps are in flight; report them first.
         """
         self._native.replace_weights(self._now(now), fingerprint)
 
     def clear_cache(self) -> tuple[int, int]:
-        """Forgets every page that nothing holds: how many on device and on host."""
+        """Removes all unused pages from the cache. Returns the number of pages removed on device and on host."""
         return self._native.clear_cache()
 
     def kv_events(self) -> KvEvents:
-        """What has changed since the last call. They are kept if ``cache.kv_event_keys_max`` is above 0."""
+        """KV events since the last call. They are recorded only if ``cache.kv_event_keys_max`` is above 0."""
         is_snapshot, first, following, events = self._native.kv_events(False)
         return KvEvents(is_snapshot, first, following, [_event(event) for event in events])
 
     def kv_snapshot(self) -> KvEvents:
-        """Everything that is held."""
+        """A snapshot of everything in the cache, as KV events."""
         is_snapshot, first, following, events = self._native.kv_events(True)
         return KvEvents(is_snapshot, first, following, [_event(event) for event in events])
 

@@ -1,4 +1,4 @@
-"""The stores of L3: in memory, on disk, on nodes, in a Mooncake cluster, in a bucket."""
+"""L3 stores: in memory, on disk, on nodes, in a Mooncake cluster, in a bucket."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from . import _native
 from .arrays import Bytes, Staging, as_bytes, is_torch, size
 from .calls import Then, awaited
 
-# What :attr:`Batch.codes` says of an object that could not be had.
+# The value in :attr:`Batch.codes` of an object that failed.
 FAILED = 255
-# Where an object is, as :meth:`Store.exists` and :meth:`Store.get` say it.
+# Where an object is, as :meth:`Store.exists` and :meth:`Store.get` return it.
 ABSENT, IN_MEMORY, ON_DISK = 0, 1, 2
 
 Keys = npt.NDArray[Any] | bytes | Sequence[bytes]
@@ -25,41 +25,41 @@ Pages = npt.NDArray[Any] | Sequence[int]
 
 
 def namespace(model: str, page_size: int, **fields: Any) -> bytes:
-    """The digest that everything computed by a model begins with: 16 bytes. Change ``model`` whenever the weights
-    change. Other fields are ``layout``, ``dtype``, ``tensor_ranks``, ``adapter``, ``salt`` and
+    """The 16-byte digest of a namespace, which is part of every page key. Change ``model`` whenever the weights
+    change. The other fields are ``layout``, ``dtype``, ``tensor_ranks``, ``adapter``, ``salt`` and
     ``secret``.
 
-    :raises ConfigError: if there is no such field.
+    :raises ConfigError: if a field is unknown.
     """
     return _native.namespace_digest(json.dumps({"model": model, "page_size": page_size, **fields}))
 
 
 def page_keys(namespace: bytes, tokens: npt.NDArray[np.uint32] | Sequence[int], page_size: int) -> Bytes:
-    """The keys of the whole pages of a prompt, one in each row: what the scheduler calls them too."""
+    """The page keys of the whole pages of a prompt, one per row. They are the same keys that the scheduler uses."""
     prompt = np.ascontiguousarray(tokens, dtype=np.uint32)
     return np.frombuffer(_native.page_keys(namespace, prompt, page_size), np.uint8).reshape(-1, 16)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a call came to, object by object."""
+    """The results of a call, one per object."""
 
     codes: npt.NDArray[np.uint8]
-    """A number for each object: 255 if it failed; else where it is (``exists``, ``get``), whether it was there already
-    (``put``), or 1."""
+    """A number for each object: 255 if it failed. Otherwise: where it is (``exists``, ``get``), whether it was already
+    stored (``put``), or 1 (other calls)."""
     errors: dict[int, _native.StoreError]
-    """Why objects failed, by their place in the batch."""
+    """The errors of objects that failed, by their index in the batch."""
 
     @property
     def ok(self) -> npt.NDArray[np.bool_]:
-        """Which objects did not fail."""
+        """For each object, whether it succeeded."""
         ok: npt.NDArray[np.bool_] = self.codes != FAILED
         return ok
 
     def check(self) -> Batch:
-        """Itself, if nothing failed.
+        """Returns the batch itself if no object failed.
 
-        :raises StoreError: the first that did.
+        :raises StoreError: the first error.
         """
         for error in self.errors.values():
             raise error
@@ -67,26 +67,26 @@ class Batch:
 
 
 class Memory:
-    """Memory that a store may use, as pages of one size.
+    """Registered memory that a store may access, divided into pages of one size.
 
-    It is kept as long as it is registered or a transfer uses it. Until a call has ended, leave the pages alone that it
-    reads, and neither read nor write those that it fills; pages that are in use are refused to other calls.
+    The memory is kept alive while it is registered or a transfer uses it. Until a call has returned, do not change the pages
+    that it reads, and neither read nor change the pages that it writes. Other calls with pages in use are rejected.
     """
 
     def __init__(self, native: _native.Memory, array: Any, staging: Staging | None = None) -> None:
         self._native = native
         self._staging = staging
         self.array = array
-        """What was registered."""
+        """The array or tensor that was registered."""
 
     @property
     def pages(self) -> int:
-        """How many there are."""
+        """The number of pages."""
         return self._native.pages
 
     @property
     def page_bytes(self) -> int:
-        """The size of one."""
+        """The size of a page in bytes."""
         return self._native.page_bytes
 
     def is_lent(self, page: int) -> bool:
@@ -108,7 +108,7 @@ class Memory:
         return got
 
     def close(self) -> None:
-        """Takes it back from the store. Transfers that have begun end as they would have."""
+        """Ends the registration. Transfers in flight are not affected."""
         self._native.close()
 
     def __enter__(self) -> Memory:
@@ -119,21 +119,21 @@ class Memory:
 
 
 class Store:
-    """A store of objects of up to some megabytes each, named by a namespace and a key of 16 bytes.
+    """A store of objects of up to some megabytes each. Each has a namespace and a key of 16 bytes.
 
     ``place`` is ``memory``, ``disk:FOLDER``, ``nodes://HOST:PORT,HOST:PORT``, ``mooncake://HOST:PORT``,
-    ``s3://BUCKET/PREFIX`` (or ``gs://``, ``az://``) or ``bucket:file:///FOLDER``. ``capacity`` and ``object_max``, the
-    largest object, are bytes or text like ``64MiB``; nodes have theirs already. A store on disk may have ``memory``
-    over it. ``guard`` bounds what an unwell store may cost: True, or settings of
-    ``GuardConfig``. Other settings are those of the crate's configuration, such as ``lease_ttl_ms``; ``library`` for
-    Mooncake, ``secret_file``, ``client``, ``copies`` for nodes. A Mooncake cluster that a feature store is to be in
-    wants ``for_features=True``.
+    ``s3://BUCKET/PREFIX`` (or ``gs://``, ``az://``) or ``bucket:file:///FOLDER``. ``capacity`` and ``object_max`` (the
+    maximum size of an object) are bytes or text like ``64MiB``; for nodes they are set on the nodes. ``memory`` is the size of
+    a memory cache on top of a disk store. ``guard`` adds deadlines, a circuit breaker and a negative cache, so that a slow or
+    failing store does not block the caller: True, or settings of ``GuardConfig``. Other settings are those of the crate's
+    configuration, such as ``lease_ttl_ms``; ``library`` for Mooncake; ``secret_file``, ``client`` and ``copies`` for nodes. For
+    a feature store in a Mooncake cluster, set ``for_features=True``.
 
-    What is read is exactly what was stored under that name: every object is verified, and what does not verify is
-    missing. Each call is for a batch, and each object has a result of its own. All calls that end in ``_async`` are
-    for ``asyncio``; the others wait without the interpreter's lock. After :func:`os.fork` open another one.
+    Every object is verified when it is read. An object that does not verify is missing, so wrong bytes are never
+    returned. Each call is for a batch of objects and returns one result per object. Methods that end in ``_async`` are for
+    ``asyncio``; the others block and release the GIL. After :func:`os.fork`, open a new store.
 
-    :raises ConfigError: if it cannot be opened so.
+    :raises ConfigError: if the store cannot be opened with these settings.
     """
 
     def __init__(
@@ -158,16 +158,17 @@ class Store:
             told["guard"] = {} if guard is True else dict(guard)
         self._native = _native.Store(place, json.dumps(told))
         self.place = place
-        """Where it is."""
+        """Where the store is."""
 
     def register(self, memory: Any, pages: int | None = None) -> Memory:
-        """Lets the store use memory: a NumPy array, a tensor of PyTorch's on the host (pinned or not), or whatever has
-        DLPack or the buffer protocol. It is so many pages of one size; as many as it is long if that is not said.
+        """Registers memory with the store: a NumPy array, a PyTorch tensor on the host (pinned or not), or any object with
+        DLPack or the buffer protocol. The memory is divided into ``pages`` pages of one size; by default, as many as
+        ``len(memory)``.
 
-        The pages of a tensor on a GPU pass through as much pinned memory of the host: they are copied there when they
-        are put, after what the current stream has begun, and from there when they were read.
+        A tensor on a GPU gets a pinned staging buffer of the same size on the host. A put copies its pages there first,
+        after the work that is queued on the current stream. A get copies them to the GPU at the end.
 
-        :raises ValueError: if its bytes do not lie side by side, or are not so many pages.
+        :raises ValueError: if the memory is not contiguous, or cannot be divided into this number of pages.
         """
         pages = len(memory) if pages is None else pages
         if is_torch(memory) and memory.is_cuda:
@@ -187,8 +188,8 @@ class Store:
         pin: str | None = None,
         durable: bool = False,
     ) -> Batch:
-        """Stores pages. Objects that are ``ok`` can be read from now on; with ``durable`` even after a crash. ``pin`` is
-        ``soft``, or ``hard:OWNER`` for what must not be evicted until it is unpinned."""
+        """Stores pages. Objects that are ``ok`` can be read when the call returns; with ``durable`` they also survive a crash.
+        ``pin`` is ``soft`` (evicted last) or ``hard:OWNER`` (not evicted until it is unpinned)."""
         objects, places = _objects(namespace, keys, generations), _pages(pages)
         memory._before_put(places)
         return _batch(self._native.put(objects, memory._native, places, _lengths(lengths), pin, durable, None))
@@ -205,7 +206,7 @@ class Store:
         pin: str | None = None,
         durable: bool = False,
     ) -> Batch:
-        """As :meth:`put`."""
+        """Like :meth:`put`, for ``asyncio``."""
         objects, places = _objects(namespace, keys, generations), _pages(pages)
         memory._before_put(places)
 
@@ -224,8 +225,8 @@ class Store:
         lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
     ) -> Batch:
-        """Reads objects into pages, each exactly as long as its page, or as ``lengths`` says. What is ``ok`` is there,
-        verified; all else of those pages is undefined."""
+        """Reads objects into pages. The length of each object must be the page size, or as given in ``lengths``. Objects that are
+        ``ok`` are complete and verified; the content of the other pages is undefined."""
         objects, places = _objects(namespace, keys, generations), _pages(pages)
         got = self._native.get(objects, memory._native, places, _lengths(lengths), None)
         return memory._after_get(places, _batch(got))
@@ -240,7 +241,7 @@ class Store:
         lengths: Sequence[int] | None = None,
         generations: Sequence[int] | None = None,
     ) -> Batch:
-        """As :meth:`get`."""
+        """Like :meth:`get`, for ``asyncio``."""
         objects, places = _objects(namespace, keys, generations), _pages(pages)
 
         def start(then: Then) -> None:
@@ -257,8 +258,8 @@ class Store:
         lease: bool = False,
         prefetch_to_memory: bool = False,
     ) -> Batch:
-        """Which objects exist, and where: 0 if not at all, 1 in memory, 2 on disk. ``lease`` protects
-        what is found from eviction for a while."""
+        """Looks up which objects exist, and where: 0 absent, 1 in memory, 2 on disk. ``lease`` protects the objects that are
+        found from eviction for a fixed time. ``prefetch_to_memory`` starts to copy objects from disk to memory."""
         objects = _objects(namespace, keys, generations)
         return _batch(self._native.exists(objects, lease, prefetch_to_memory, None))
 
@@ -271,7 +272,7 @@ class Store:
         lease: bool = False,
         prefetch_to_memory: bool = False,
     ) -> Batch:
-        """As :meth:`exists`."""
+        """Like :meth:`exists`, for ``asyncio``."""
         objects = _objects(namespace, keys, generations)
         return _batch(await awaited(lambda then: self._native.exists(objects, lease, prefetch_to_memory, then)))
 
@@ -283,7 +284,7 @@ class Store:
         generations: Sequence[int] | None = None,
         removal: Literal["plain", "forced", "final"] = "plain",
     ) -> Batch:
-        """Removes objects; ``forced`` ignores leases, ``final`` pins as well."""
+        """Removes objects. ``forced`` ignores leases, ``final`` ignores leases and pins."""
         return _batch(self._native.remove(_objects(namespace, keys, generations), removal, None))
 
     async def remove_async(
@@ -294,7 +295,7 @@ class Store:
         generations: Sequence[int] | None = None,
         removal: Literal["plain", "forced", "final"] = "plain",
     ) -> Batch:
-        """As :meth:`remove`."""
+        """Like :meth:`remove`, for ``asyncio``."""
         objects = _objects(namespace, keys, generations)
         return _batch(await awaited(lambda then: self._native.remove(objects, removal, then)))
 
@@ -307,23 +308,23 @@ class Store:
     def unpin(
         self, namespace: bytes, keys: Keys, pin: str = "soft", *, generations: Sequence[int] | None = None
     ) -> Batch:
-        """Takes back pins."""
+        """Removes pins."""
         return _batch(self._native.pin(_objects(namespace, keys, generations), pin, False, None))
 
     def flush(self) -> None:
-        """Waits until everything that was put, pinned or removed before would survive a crash."""
+        """Waits until all earlier puts, pins and removals are durable."""
         self._native.flush(None)
 
     async def flush_async(self) -> None:
-        """As :meth:`flush`."""
+        """Like :meth:`flush`, for ``asyncio``."""
         await awaited(self._native.flush)
 
     def close(self) -> None:
-        """Refuses new calls, waits for those in flight, and makes everything durable."""
+        """Rejects new calls, waits for calls in flight, and makes everything durable."""
         self._native.shutdown(None)
 
     async def close_async(self) -> None:
-        """As :meth:`close`."""
+        """Like :meth:`close`, for ``asyncio``."""
         await awaited(self._native.shutdown)
 
     def stats(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""For trainers in PyTorch: a dataset of samples that others produce."""
+"""A PyTorch dataset of samples from a feature store."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from .features import FeatureRef, FeatureStore
 
 
 class FeatureDataset(IterableDataset[dict[str, torch.Tensor]]):
-    """The samples of refs, each released when the next one is asked for; those that are gone are left out.
+    """Reads the samples of refs. Each sample is released when the next one is requested; samples that are gone are skipped.
 
-    ``open_features`` opens the feature store: each worker of a ``DataLoader`` opens its own, so both must be such as
-    other processes can call (a function of a module). ``refs`` says where the refs come from: it is called with the
-    number of the worker and how many there are, and each ref must come to one worker alone. A queue that all workers
-    read does that by itself; of a list, worker ``w`` of ``n`` takes ``refs[w::n]``. Samples that were promised are
-    waited for, ``wait`` seconds each.
+    ``open_features`` opens the feature store; each worker of a ``DataLoader`` opens its own. ``refs`` returns the refs; it is
+    called with the number of the worker and the number of workers, and each ref must go to exactly one worker. A queue that all
+    workers read from ensures this; with a list, worker ``w`` of ``n`` takes ``refs[w::n]``. Both must be functions that other
+    processes can call (functions of a module). For a promised sample, the dataset waits up to ``wait`` seconds.
     """
 
     def __init__(

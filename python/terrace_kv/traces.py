@@ -1,4 +1,4 @@
-"""Replay: what a trace of requests would do on a configuration, in virtual time."""
+"""Replay: simulate a trace of requests on a configuration, in virtual time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _STEP_COLUMNS: Final = ("prefill_tokens", "prefill_pairs", "decode_rows", "decod
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a cache without limits could reuse that has kept every earlier prompt."""
+    """The hit rate of an unlimited cache, which keeps every earlier prompt."""
 
     prompt_tokens: int
-    """Tokens of all prompts."""
+    """Total number of prompt tokens."""
     reusable_tokens: int
-    """Of those, tokens that could be reused if one request came after the other."""
+    """Prompt tokens that could be reused if requests ran one after the other."""
     any_order_tokens: int
-    """The same where the order may change, as it does when requests overlap. No replay reuses more."""
+    """The same if the order of requests may change, as it does when requests overlap. No replay reuses more."""
     by_request: npt.NDArray[np.int64]
-    """What could be reused of each request, in the order of arrival."""
+    """Reusable tokens of each request, in order of arrival."""
 
     @property
     def ratio(self) -> float:
@@ -44,10 +44,10 @@ class Ceiling:
 
 
 class Trace:
-    """Requests in the order of their arrival: when they come, how long they are, what their prompts share.
+    """Requests in order of arrival: their arrival times, their lengths, and which blocks their prompts share.
 
-    It is read or made once, with :meth:`read`, :meth:`synthetic`, :meth:`of_blocks` or :meth:`of_prompts`, and
-    replayed as often as wanted, by several threads at once if need be.
+    Create a trace with :meth:`read`, :meth:`synthetic`, :meth:`of_blocks` or :meth:`of_prompts`. It can be replayed any
+    number of times, also by several threads at once.
     """
 
     def __init__(self, native: _native.Trace) -> None:
@@ -67,16 +67,17 @@ class Trace:
         seed: int = 0,
         tokenise: Callable[[str], Sequence[int]] | None = None,
     ) -> Trace:
-        """Reads a file with one request a line, plain or gzip, or a folder of such files; or traffic in another
-        format, which is found out from the file's beginning unless ``format`` says it.
+        """Reads a file with one request per line, plain or gzip, or a folder of such files. The format is detected from the
+        beginning of the file, unless ``format`` is given.
 
-        Blocks have ``block_tokens`` tokens where lines do not say it; if it is not given, 512, or 16 in other formats
-        than Mooncake's. Lines that are not understood are refused, or skipped and counted in :attr:`skipped_lines`.
+        ``block_tokens`` is the number of tokens per block for lines without that information; the default is 512, or 16
+        for formats other than Mooncake's. Lines that cannot be parsed are an error, or with ``bad_lines="skip"`` they are
+        skipped and counted in :attr:`skipped_lines`.
 
-        Of text, ``tokenise`` makes tokens, such as the ``encode`` of a tokenizer; without it, four letters are one.
-        Where the traffic does not say when requests come, ``rate`` of them do in a second, drawn by ``seed``.
+        ``tokenise`` converts text to tokens, such as the ``encode`` method of a tokenizer; without it, four letters count as
+        one token. If the file has no arrival times, they are random: ``rate`` requests per second, drawn with ``seed``.
 
-        :raises TraceError: what cannot be read, by file and line.
+        :raises TraceError: if something cannot be read; it names the file and the line.
         """
         return cls(_native.Trace.read(path, block_tokens, bad_lines == "skip", format, (rate, seed), tokenise))
 
@@ -84,10 +85,10 @@ class Trace:
     def synthetic(
         cls, kind: Kind = "mix", *, requests: int = 5000, rate: float = 4.0, seed: int = 0, block_tokens: int = 512
     ) -> Trace:
-        """Makes requests up, of which about ``rate`` come in a second. The same seed gives the same trace on every
-        machine; another is another day of the same kind.
+        """Generates requests, about ``rate`` per second. The same seed gives the same trace on every machine. Another seed
+        gives other requests with the same distribution.
 
-        :raises TraceError: what cannot be, and the limit.
+        :raises TraceError: if a value is out of range; it names the limit.
         """
         return cls(_native.Trace.synthetic(kind, requests, rate, seed, block_tokens))
 
@@ -101,10 +102,10 @@ class Trace:
         *,
         block_tokens: int = 512,
     ) -> Trace:
-        """Requests whose prompts are told by blocks: for each request its arrival, the lengths of prompt and
-        answer, and an id for each block of the prompt. Equal ids mean equal tokens.
+        """Creates a trace from block ids: for each request its arrival time, the lengths of prompt and output, and an id
+        for each block of the prompt. Equal ids mean equal tokens.
 
-        :raises TraceError: the first request that cannot be.
+        :raises TraceError: if a request is invalid; it names the first one.
         """
         ids = [np.asarray(of_request, np.uint64) for of_request in block_ids]
         arrival = np.asarray(arrival_s, np.float64)
@@ -130,10 +131,10 @@ class Trace:
         *,
         block_tokens: int = 16,
     ) -> Trace:
-        """Requests whose prompts are told token by token. What prompts share is counted in whole blocks: give
-        ``block_tokens`` no more tokens than pages have.
+        """Creates a trace from the tokens of prompts. Common prefixes are found in whole blocks, so ``block_tokens`` should
+        not be larger than the page size.
 
-        :raises TraceError: the first request that cannot be.
+        :raises TraceError: if a request is invalid; it names the first one.
         """
         if block_tokens < 1:
             raise TraceError(f"blocks of {block_tokens} tokens: use at least 1 token per block")
@@ -147,8 +148,8 @@ class Trace:
         return cls.of_blocks(arrival_s, lengths, output_tokens, block_ids, block_tokens=block_tokens)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace, one request a line, compressed if the name ends in ``.gz``. Reading it again gives the
-        same trace."""
+        """Writes the trace to a file, one request per line, compressed if the name ends in ``.gz``. Reading it gives the same
+        trace."""
         lines = self._native.lines()
         Path(path).write_bytes(gzip.compress(lines, mtime=0) if Path(path).suffix == ".gz" else lines)
 
@@ -157,40 +158,40 @@ class Trace:
 
     @property
     def arrival_s(self) -> npt.NDArray[np.float64]:
-        """When requests come, counted from the first."""
+        """Arrival times in seconds, relative to the first request."""
         return self._arrival_s
 
     @property
     def input_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of their prompts."""
+        """Prompt tokens of each request."""
         return self._input_tokens
 
     @property
     def output_tokens(self) -> npt.NDArray[np.int64]:
-        """Tokens of their answers."""
+        """Output tokens of each request."""
         return self._output_tokens
 
     @property
     def block_tokens(self) -> int:
-        """Tokens in a block."""
+        """Tokens per block."""
         return self._native.block_tokens()
 
     @property
     def skipped_lines(self) -> int:
-        """Lines that were not understood, and left out."""
+        """Number of lines that could not be parsed and were skipped."""
         return self._native.skipped()[0]
 
     @property
     def skipped(self) -> list[str]:
-        """What is wrong with the first few of those."""
+        """Error messages for the first few skipped lines."""
         return self._native.skipped()[1]
 
     def ceiling(self, page_size: int = 16) -> Ceiling:
-        """What a cache without limits could reuse, in pages of so many tokens."""
+        """The tokens that an unlimited cache with this page size could reuse."""
         return Ceiling(*self._native.ceiling(page_size))
 
     def describe(self, page_size: int = 16) -> dict[str, Any]:
-        """Lengths, sharing, working sets, and what caches of any size could reuse."""
+        """Statistics of the trace: lengths, common prefixes, working sets, and the possible hit rate by cache size."""
         described: dict[str, Any] = json.loads(self._native.describe(page_size))
         return described
 
@@ -200,16 +201,16 @@ class Trace:
 
 
 class Sweep(list[dict[str, Any]]):
-    """A row for each combination: its settings, and the figures of its replay. The last setting changes fastest.
+    """One row for each combination: its settings and the results of its replay. The last setting changes fastest.
 
-    Figures have the names that they have in a report, with those of its parts behind them: ``reuse_total``,
+    Results have the names that they have in a report; for nested ones the names are joined by ``_``: ``reuse_total``,
     ``ttft_ms_p99``, ``bytes_moved_host_to_device``. ``pandas.DataFrame(rows)`` makes a table of them.
     """
 
     answer: str
-    """What to take from it, in a sentence."""
+    """The conclusion, in one sentence."""
     recommended: dict[str, Any]
-    """The row of the smallest configuration whose time to first token is nearly the best."""
+    """The row of the smallest configuration whose TTFT is close to the best."""
 
     def __init__(self, rows: Iterable[dict[str, Any]], answer: str, recommended: int) -> None:
         super().__init__(rows)
@@ -218,12 +219,12 @@ class Sweep(list[dict[str, Any]]):
 
 
 def fit_costs(costs: Costs) -> dict[str, Any]:
-    """Fits the model of what steps cost to measured steps: the ``cost``, and how well it fits.
+    """Fits the cost model of a step to measured steps. Returns the ``cost`` and the error of the fit.
 
-    Measured steps are a file, CSV or JSON lines, or an array, with ``prefill_tokens``, ``prefill_pairs``,
-    ``decode_rows``, ``decode_context`` and ``step_us``. An array has them by name, or as five columns in this order.
+    Measured steps are a file (CSV or JSON lines) or an array with ``prefill_tokens``, ``prefill_pairs``, ``decode_rows``,
+    ``decode_context`` and ``step_us``. An array has named columns, or these five columns in this order.
 
-    :raises ConfigError: what is not understood, or that there are too few.
+    :raises ConfigError: if the measurements are invalid or too few.
     """
     fit: dict[str, Any] = json.loads(_native.fit_costs(_measurements(costs)))
     return fit
@@ -232,19 +233,19 @@ def fit_costs(costs: Costs) -> dict[str, Any]:
 def replay(
     trace: Trace | str | os.PathLike[str], /, *, costs: Costs | None = None, **settings: object
 ) -> dict[str, Any]:
-    """Replays a trace in virtual time, on the real scheduler, and answers the report.
+    """Replays a trace in virtual time with the real scheduler. Returns the report.
 
     ``settings`` are those of the program ``terrace replay``, with underscores: ``device="40GiB"``, ``host=0``,
     ``policy="slru"``, ``workers=4``. Sizes are tokens (``1000000``, ``"2M"``) or bytes of the model's KV
-    (``"64GiB"``). ``costs`` are measured steps (:func:`fit_costs`) to derive the costs of steps from, instead of
-    model and GPU.
+    (``"64GiB"``). ``costs`` are measured steps (:func:`fit_costs`); the cost model is then fitted to them instead of
+    derived from model and GPU.
 
-    The report is what the program prints as JSON. ``ttft_curve``, ``itl_curve`` and ``series`` have arrays by
-    name. The same trace, settings and seed give the same report. The interpreter's lock is free meanwhile, and
-    :exc:`KeyboardInterrupt` ends it.
+    The report has the same content as the JSON output of the program. ``ttft_curve``, ``itl_curve`` and ``series`` are
+    dictionaries of arrays. The same trace, settings and seed give the same report. The call releases the GIL, and
+    :exc:`KeyboardInterrupt` stops it.
 
-    :raises ConfigError: a setting that cannot be, and what could.
-    :raises TraceError: a trace that cannot be read, or has no requests.
+    :raises ConfigError: if a setting is invalid; it lists the valid ones.
+    :raises TraceError: if the trace cannot be read, or has no requests.
     """
     steps = None if costs is None else _measurements(costs)
     report: dict[str, Any] = json.loads(_native.replay(_trace(trace), _texts(settings), steps))
@@ -268,14 +269,14 @@ def sweep(
     costs: Costs | None = None,
     **settings: object,
 ) -> Sweep:
-    """Replays a trace on every combination of the values in ``grid``, a replay on each thread.
+    """Replays a trace on every combination of the values in ``grid``, one replay per thread.
 
-    All combinations are checked before the first begins. ``threads`` are as many as there are cores if not given;
-    the result does not depend on them. ``progress`` is told now and then how many replays are done, and of how
-    many, by the thread that called. What it raises ends the sweep.
+    All combinations are checked before the first replay starts. ``threads`` is the number of cores by default; it does not
+    affect the results. ``progress`` is called repeatedly on the calling thread with the number of finished replays and the
+    total. An exception in it ends the sweep.
 
-    :raises ConfigError: a setting that cannot be, and what could.
-    :raises TraceError: a trace that cannot be read, or has no requests.
+    :raises ConfigError: if a setting is invalid; it lists the valid ones.
+    :raises TraceError: if the trace cannot be read, or has no requests.
     """
     axes = {name: [values] if isinstance(values, str) else list(values) for name, values in grid.items()}
     told = [(name, [str(value) for value in values]) for name, values in axes.items()]

@@ -1,7 +1,7 @@
-"""Transfers for engines that a store is plugged into: jobs that never block who submits them.
+"""Asynchronous transfers for adapters to other engines. Submitting a job never blocks.
 
-An adapter gives the engine's own keys, of any length, and memory that was registered once; it is told of jobs that
-have ended by :meth:`Transfers.drain`, by a descriptor for its event loop, or by calls that wait.
+An adapter passes the engine's own keys, of any length, and memory that it has registered. It learns which jobs have ended
+from :meth:`Transfers.drain`, from a file descriptor for its event loop, or from blocking calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ EngineKeys = Collection[bytes]
 
 
 def key_of(*parts: bytes | str | int) -> bytes:
-    """One key of several parts, such that other parts never give the same: each goes with its type and length."""
+    """Combines several parts into one key. Different parts never give the same key, because each is encoded with its type and
+    length."""
     joined = bytearray()
     for part in parts:
         if isinstance(part, int):
@@ -35,60 +36,60 @@ def key_of(*parts: bytes | str | int) -> bytes:
 
 
 class Completed(NamedTuple):
-    """What came of a job. The memory that it was about is the engine's again."""
+    """The result of a job. The engine may use the memory of the job again."""
 
     job: int
-    """Its number."""
+    """The number of the job."""
     kind: str
-    """What it did: ``put``, ``get``, ``exists`` or ``remove``."""
+    """The operation: ``put``, ``get``, ``exists`` or ``remove``."""
     codes: bytes
-    """A number for each key: 255 if it failed; else where the object is (``exists``: 0 if nowhere; ``get``), whether it
-    was there already (``put``), or 1."""
+    """A number for each key: 255 if it failed. Otherwise: where the object is (``exists``, with 0 for absent, and ``get``),
+    whether it was already stored (``put``), or 1 (``remove``)."""
     bytes: int
-    """What was moved."""
+    """Bytes that were transferred."""
     seconds: float
-    """From its submission to its end."""
+    """Time from submission to end."""
     error: str | None
-    """What the first error says; that objects are not there is none."""
+    """The first error message, or None. A missing object is not an error."""
 
     @property
     def ok(self) -> list[bool]:
-        """For each key, whether it was stored, read or removed; for ``exists``, whether it is there."""
+        """For each key, whether it was stored, read or removed; for ``exists``, whether the object exists."""
         if self.kind == "exists":
             return [code not in (0, FAILED) for code in self.codes]
         return [code != FAILED for code in self.codes]
 
     @property
     def all_ok(self) -> bool:
-        """Whether that is so for every key."""
+        """Whether :attr:`ok` is true for every key."""
         return FAILED not in self.codes and not (self.kind == "exists" and 0 in self.codes)
 
 
 class Region:
-    """Memory that was registered, as pages of one size."""
+    """Registered memory, divided into pages of one size."""
 
     def __init__(self, number: int, address: int, size: int, page_bytes: int) -> None:
         self.number = number
-        """What native calls know it by."""
+        """The number of the region in native calls."""
         self.address = address
-        """Where it begins."""
+        """The start address."""
         self.bytes = size
-        """Its size."""
+        """The size in bytes."""
         self.page_bytes = page_bytes
-        """The size of a page."""
+        """The size of a page in bytes."""
 
     def pages(self, pages: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | None = None) -> Places:
-        """Some of its pages, of each all or as much as ``lengths`` says."""
+        """The given pages of this region; with ``lengths``, only the first bytes of each."""
         told = None if lengths is None else np.ascontiguousarray(lengths, dtype=np.uint64)
         return _Told((self.number, np.ascontiguousarray(pages, dtype=np.uint32), told))
 
 
 class Places(Protocol):
-    """Memory that a job reads or fills, a place for each key: :meth:`Region.pages`, :class:`Buffers` or
+    """Memory that a job reads or writes, one place per key: :meth:`Region.pages`, :class:`Buffers` or
     :func:`addresses`."""
 
     def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
-        """As native calls take it; ``writable`` if it is to be filled."""
+        """The arguments for native calls; ``writable`` if the job writes to the memory."""
 
 
 class _Told(NamedTuple):
@@ -99,16 +100,16 @@ class _Told(NamedTuple):
 
 
 class Buffers:
-    """Any memory. What is a page of a registered region, or its beginning, is used as such; all else is registered for
-    the job, which takes time on RDMA."""
+    """Any memory. A buffer that starts at a page of a registered region and fits into it uses that registration. Other buffers
+    are registered for the job, which takes time with RDMA."""
 
     def __init__(self, buffers: Iterable[Any]) -> None:
         self._buffers = list(buffers)
 
     def told(self, *, writable: bool) -> tuple[Any, Any, Any]:
-        """As native calls take it.
+        """The arguments for native calls.
 
-        :raises ValueError: if it is to be filled and can only be read.
+        :raises ValueError: if the job writes to memory that is read-only.
         """
         flat = [as_bytes(buffer, writable=writable) for buffer in self._buffers]
         places = addresses([view.ctypes.data for view in flat], [view.nbytes for view in flat], flat)
@@ -118,88 +119,88 @@ class Buffers:
 def addresses(
     starts: Sequence[int] | npt.NDArray[Any], lengths: Sequence[int] | npt.NDArray[Any], owner: Any
 ) -> Places:
-    """As :class:`Buffers`, for memory that is known by its address and kept by ``owner``."""
+    """Like :class:`Buffers`, for memory given by its addresses. ``owner`` is an object that keeps the memory alive."""
     return _Told((np.array(starts, dtype=np.uint64), np.array(lengths, dtype=np.uint64), owner))
 
 
 class Transfers:
     """Jobs of an adapter in one namespace of a store.
 
-    Until a job has ended, the engine must leave the memory alone that it reads, and neither read nor write what it
-    fills. A job ends only when the store has let go of that memory, even if it has failed long before; so its memory
-    may be used again as soon as its end is told. Failures never raise: they are told key by key.
+    Until a job has ended, the engine must not change the memory that the job reads, and must neither read nor change the memory
+    that it writes. A job ends only when the store no longer uses that memory, even if it has failed long before. So the memory
+    may be reused as soon as the end of the job is reported. Failures do not raise exceptions; they are reported for each key.
     """
 
     def __init__(self, store: Store, namespace: bytes) -> None:
         # Without the store itself, which closes its files when nobody has it any more.
         self._native = _native.Transfers(store._native, namespace)
         self.namespace = namespace
-        """What they are named in."""
+        """The namespace of all objects."""
 
     def register(self, memory: Any, page_bytes: int) -> Region:
-        """Lets the store use memory, as pages: an array, a tensor on the host, or whatever has the buffer protocol.
+        """Registers memory, divided into pages: an array, a tensor on the host, or any object with the buffer protocol.
 
-        :raises ValueError: if its bytes do not lie side by side, or are not whole pages.
+        :raises ValueError: if the memory is not contiguous, or its size is not a multiple of the page size.
         """
         flat = as_bytes(memory, writable=True)
         return self.register_address(flat.ctypes.data, flat.nbytes, page_bytes, memory)
 
     def register_address(self, address: int, size: int, page_bytes: int, owner: Any) -> Region:
-        """Lets the store use ``size`` bytes at an address; ``owner`` keeps them, and is kept as long as they may be
-        touched."""
+        """Registers ``size`` bytes at an address. ``owner`` is an object that keeps the memory alive; it is referenced as long as
+        the store may access the memory."""
         number = self._native.register(address, size, page_bytes, owner)
         return Region(number, address, size, page_bytes)
 
     def unregister(self, region: Region) -> None:
-        """Takes memory back from the store. Jobs that have begun end as they would have."""
+        """Ends the registration of a region. Jobs in flight are not affected."""
         self._native.unregister(region.number)
 
     def submit_put(self, keys: EngineKeys, places: Places) -> int:
-        """Stores what is at places, each under its key, and gives the job's number."""
+        """Stores the content of each place under its key. Returns the number of the job."""
         number: int = self._native.put(keys, places.told(writable=False), False, False)
         return number
 
     def submit_get(self, keys: EngineKeys, places: Places) -> int:
-        """Reads objects into places, each exactly as long as its place."""
+        """Reads objects into places. Each object must have exactly the length of its place. Returns the number of the job."""
         number: int = self._native.get(keys, places.told(writable=True), False)
         return number
 
     def submit_exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> int:
-        """Looks up which objects exist."""
+        """Looks up which objects exist. Returns the number of the job."""
         number: int = self._native.exists(keys, lease, prefetch_to_memory, False)
         return number
 
     def lookups(self, *, hit: Any, miss: Any, retry: Any, seconds: float = 5.0) -> _native.Lookups:
-        """Lookups for a scheduler that asks key by key and waits for nothing.
+        """Non-blocking lookups for a scheduler that looks up one key at a time.
 
-        ``lookup(key, context)`` gives ``hit``, ``miss``, or ``retry`` as long as the store has not answered; the context
-        is the engine's and not looked at. Keys that are new are asked about by the next ``flush()``, so that there is
-        one question a step, and answers come without another call, ``pending()`` tells whether all have. ``forget(keys)``
-        has keys asked about again after they were stored; ``missed(keys)`` takes keys that could not be read for misses.
+        ``lookup(key, context)`` returns ``hit``, ``miss``, or ``retry`` while the result is not known. ``context`` is ignored.
+        New keys are looked up by the next ``flush()``, in one batch per step. Results arrive without another call;
+        ``pending()`` says whether some are still missing. ``forget(keys)`` makes keys be looked up again, for example after
+        they were stored. ``missed(keys)`` marks keys as misses, for example because they could not be read.
 
-        :param seconds: how long an answer is believed.
+        :param seconds: how long a result stays valid.
         """
         return _native.Lookups(self._native, hit, miss, retry, seconds)
 
     def submit_remove(self, keys: EngineKeys) -> int:
-        """Removes objects."""
+        """Removes objects. Returns the number of the job."""
         number: int = self._native.remove(keys, False)
         return number
 
     def put(self, keys: EngineKeys, places: Places, *, durable: bool = False) -> Completed:
-        """As :meth:`submit_put`, and waits without the interpreter's lock."""
+        """Like :meth:`submit_put`, but blocks until the job has ended. Releases the GIL."""
         return Completed(*self._native.put(keys, places.told(writable=False), durable, True))
 
     def get(self, keys: EngineKeys, places: Places) -> Completed:
-        """As :meth:`submit_get`, and waits."""
+        """Like :meth:`submit_get`, but blocks until the job has ended. Releases the GIL."""
         return Completed(*self._native.get(keys, places.told(writable=True), True))
 
     def exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> Completed:
-        """As :meth:`submit_exists`, and waits."""
+        """Like :meth:`submit_exists`, but blocks until the job has ended. Releases the GIL."""
         return Completed(*self._native.exists(keys, lease, prefetch_to_memory, True))
 
     def remove(self, keys: EngineKeys) -> Completed:
-        """As :meth:`submit_remove`, and waits."""
+        """Like :meth:`submit_remove`, but blocks until the job has ended. Releases the GIL."""
         return Completed(*self._native.remove(keys, True))
 
     def drain(self) -> list[Completed]:
@@ -214,24 +215,25 @@ class Transfers:
         return self._native.event_fd()
 
     def pending(self) -> int:
-        """How many jobs are under way, waited for or not."""
+        """The number of jobs in flight, including those of blocking calls."""
         return self._native.pending()
 
     def wait_idle(self, seconds: float | None = None) -> bool:
-        """Waits until no job is running, or for this time. Returns whether none is; :meth:`drain` returns ended jobs."""
+        """Waits until no job is in flight, or until this time has passed. Returns whether no job is in flight. :meth:`drain`
+        returns the ended jobs."""
         return self._native.wait_idle(seconds)
 
     def close(self) -> None:
-        """Lets go of the store, and of all memory that no job uses. Nothing can be submitted after that."""
+        """Releases the store, and all memory that no job uses. After that, no job can be submitted."""
         self._native.close()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """For ``put``, ``get``, ``exists`` and ``remove``: jobs, objects, hits, misses, failures by kind, bytes,
-        seconds, and how many jobs took at most as long as :data:`BUCKETS` says."""
+        seconds, and the number of jobs in each bucket of the latency histogram (:data:`BUCKETS`)."""
         stats: dict[str, dict[str, Any]] = json.loads(self._native.stats())
         return stats
 
 
 BUCKETS: tuple[float, ...] = tuple(_native.TRANSFER_BUCKETS)
-"""Upper ends of the buckets of times, in seconds; one more bucket has no limit."""
+"""Upper bounds of the buckets of the latency histogram, in seconds. One more bucket has no bound."""
 

@@ -45,14 +45,14 @@ impl Batch {
         let running = f64::from(self.running);
         let mut readings: Vec<Reading> = [
             ("plan a step between page boundaries", &plan.between),
-            ("take in its results", &advance.between),
+            ("process its results", &advance.between),
             ("plan a step, each takes a page", &plan.at_boundary),
-            ("take in results, each publishes a page", &advance.at_boundary),
+            ("process results, each publishes a page", &advance.at_boundary),
         ]
         .into_iter()
         .map(|(name, part)| Reading {
             name,
-            unit: "ns a request",
+            unit: "ns per request",
             time: part.time.best / running,
             nodes: part.nodes() / running,
         })
@@ -170,13 +170,13 @@ impl Batch {
         [
             Reading {
                 name: "submit a prompt",
-                unit: "ns a page",
+                unit: "ns per page",
                 time: submit.best / pages,
                 nodes: each(submit_nodes),
             },
             Reading {
-                name: "admit it, all of its pages are cached",
-                unit: "ns a page",
+                name: "admit it with all pages cached",
+                unit: "ns per page",
                 time: admission.best / pages,
                 nodes: each(visits - submit_nodes),
             },

@@ -124,22 +124,22 @@ impl Costs {
             |name, unit, time, nodes: &Mean| Reading { name, unit, time, nodes: nodes.get() };
         vec![
             reading(
-                "look up 100 pages, the same again",
-                "ns a page",
+                "look up 100 pages, always the same",
+                "ns per page",
                 per(&self.lookup_same, PROMPT_PAGES),
                 &self.looked_up,
             ),
             reading(
-                "look up 100 pages, others each time",
-                "ns a page",
+                "look up 100 pages, different each time",
+                "ns per page",
                 per(&self.lookup_other, PROMPT_PAGES),
                 &self.looked_up,
             ),
             reading("pin and unpin a path", "ns", per(&self.pin, PINS as u64), &self.pinned),
-            reading("insert 50 pages", "ns a page", per(&self.insert, PART_PAGES), &self.inserted),
+            reading("insert 50 pages", "ns per page", per(&self.insert, PART_PAGES), &self.inserted),
             reading(
                 "evict 50 pages and insert 50",
-                "ns a page",
+                "ns per page",
                 per(&self.evict_and_insert, PART_PAGES),
                 &self.replaced,
             ),

@@ -1,4 +1,4 @@
-"""SGLang's hierarchical cache on a store of Terrace's: ``--hicache-storage-backend dynamic`` with this module."""
+"""HiCache storage backend for SGLang: ``--hicache-storage-backend dynamic`` with this module."""
 
 from .storage import TerraceStorage
 

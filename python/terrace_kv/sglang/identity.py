@@ -1,7 +1,7 @@
-"""What pages of an SGLang server depend on besides their tokens.
+"""The namespace of an SGLang server: everything that its pages depend on besides the tokens.
 
-SGLang names a page by a hash of its tokens and all before them, of the adapter and of the salt of its request. Whatever
-else makes KV differ is said here.
+SGLang names a page by a hash of all tokens up to its end, of the LoRA adapter and of the salt of its request. This module adds
+everything else that KV depends on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DRAFTS = ("speculative_algorithm", "speculative_draft_model_path", "speculative_
 
 
 class Identity:
-    """Who stores pages. ``revision`` names the weights, where neither their files nor the server's ``--revision`` tell
-    them apart; ``salt`` keeps this server's pages apart from those of others for whatever other reason."""
+    """Identifies the server that stores pages. ``revision`` names the weights, if neither their files nor the server's ``--revision``
+    identify them. ``salt`` separates the pages of this server from those of others for any other reason."""
 
     def __init__(self, storage_config: Any, revision: str | None = None, salt: str | None = None) -> None:
         self._config = storage_config

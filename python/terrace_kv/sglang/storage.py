@@ -1,4 +1,4 @@
-"""SGLang's hierarchical cache on a store of Terrace's."""
+"""HiCache storage backend for SGLang."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ IDENTITYS = ("revision", "salt")
 
 
 class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
-    """A backend for ``--hicache-storage-backend dynamic``: pages go between SGLang's host pools and a store, verified,
-    without a copy where they lie in one or two runs of memory.
+    """A backend for ``--hicache-storage-backend dynamic``. It transfers pages between SGLang's host pools and a store, and
+    verifies them. Pages that lie in one or two contiguous pieces of memory are transferred without a copy.
 
-    SGLang makes one for each rank and calls it from threads of its own, so calls wait. Settings are those of
-    :func:`terrace_kv.adapters.open_store`, and ``revision`` and ``salt``, which :class:`Identity` explains.
+    SGLang creates one backend per rank and calls it from background threads, so its methods block. The settings are those of
+    :func:`terrace_kv.adapters.open_store`, and ``revision`` and ``salt`` (see :class:`Identity`).
 
-    :raises ConfigError: if the store cannot be opened so, or pages of this server cannot be told apart from others.
+    :raises ConfigError: if the store cannot be opened with these settings, or if the pages of this server cannot be distinguished
+        from those of other servers.
     """
 
     def __init__(self, storage_config: Any, kwargs: dict[str, Any] | None = None) -> None:
@@ -60,19 +61,19 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
     # Pools
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """SGLang's word that this is the pool of KV."""
+        """Called by SGLang to register the KV pool."""
         super().register_mem_pool_host(mem_pool_host)
         self._forms[KV] = mem_pool_host, form_of(KV, mem_pool_host)
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """SGLang's word that there is this pool besides. KV's comes once more among them."""
+        """Called by SGLang to register each further pool, and the KV pool once more."""
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
         if name not in self._forms or self._forms[name][0] is not host_pool:
             self._forms[name] = host_pool, form_of(name, host_pool)
 
     def on_host_pools_registered(self) -> None:
-        """SGLang's word that all pools are told. What is wrong with the store ends the start of the server here."""
+        """Called by SGLang after all pools are registered. A problem with the store stops the start of the server here."""
         for name in list(self._forms):
             self._of(name)
 
@@ -95,15 +96,15 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
     # What SGLang calls with interface_v1
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of the pages are there before the first that is not."""
+        """The number of leading pages that exist."""
         return leading(self._of(KV).exists(keys))
 
     def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        """Reads pages into the pool of KV."""
+        """Reads pages into the KV pool."""
         return self._load(KV, keys, host_indices)
 
     def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info: Any = None) -> list[bool]:
-        """Stores pages of the pool of KV."""
+        """Stores pages of the KV pool."""
         return self._save(KV, keys, host_indices)
 
     # What it calls where there are pools beside KV
@@ -111,7 +112,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_exists_v2(
         self, keys: list[str], pool_transfers: Sequence[Any] | None = None, extra_info: Any = None
     ) -> PoolTransferResult:
-        """How much of the prefix that the keys are of can be restored with all that belongs to it."""
+        """How much of the prefix can be restored, including the data that other pools have for it."""
         kv_pages = leading(self._of(KV).exists(keys))
         beside = [
             Beside(
@@ -151,7 +152,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
     # What it calls without interface_v1
 
     def exists(self, key: str) -> bool:
-        """Whether a page is there."""
+        """Whether a page exists."""
         return self._of(KV).exists([key])[0]
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
@@ -166,28 +167,28 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         return [page if is_there else None for page, is_there in zip(target_locations, got)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
-        """Stores a page that is a tensor."""
+        """Stores a page from a tensor."""
         return self.batch_set([key], [value])
 
     def batch_set(
         self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
     ) -> bool:
-        """Stores pages that are tensors; whether all are stored."""
+        """Stores pages from tensors. Returns whether all are stored."""
         return all(self._of(KV).put_tensors(keys, values))
 
     # Around them
 
     def clear(self) -> None:
-        """Lets this server see nothing any more of what was stored so far. Others that share the store keep it, and so
-        does this one when it is started again."""
+        """Makes everything that was stored so far invisible to this server until it restarts. Other servers that share the store
+        still see it."""
         self._identity.begin_anew()
 
     def get_stats(self) -> Any:
-        """What SGLang shows in its own metrics, since it was last asked."""
+        """Values for SGLang's own metrics, since the last call."""
         return self._metrics.told({name: pages.transfers.stats for name, pages in list(self._pages.items())})
 
     def close(self) -> None:
-        """Ends what is under way, and makes everything durable."""
+        """Waits for calls in flight, and makes everything durable."""
         with self._lock:
             pages, self._pages = list(self._pages.values()), {}
             store, self._store = self._store, None

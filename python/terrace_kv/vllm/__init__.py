@@ -1,7 +1,7 @@
-"""Terrace's store in vLLM: a secondary tier of its offloading connector, and a connector of its own.
+"""KV offloading for vLLM: a secondary tier for vLLM's offloading connector, and a separate KV connector.
 
-``TerraceTier`` goes where vLLM keeps KV in host memory anyway (CUDA, XPU); ``TerraceConnector`` everywhere. Both take
-settings only: see docs/vllm.md.
+``TerraceTier`` works where vLLM can offload KV to host memory (CUDA, XPU); ``TerraceConnector`` works everywhere. Both are used
+by configuration only: see docs/vllm.md.
 """
 
 from __future__ import annotations

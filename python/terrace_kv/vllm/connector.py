@@ -1,4 +1,4 @@
-"""Terrace's store as a connector of vLLM's own: on CPUs and on engines of several nodes too, where there are no tiers."""
+"""Terrace's store as a KV connector of vLLM. It also works on CPUs and on engines with several nodes, where vLLM has no tiers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 class TerraceConnector(KVConnectorBase_V1):
-    """One object for each block of each rank. The scheduler asks the store and says what is to be moved; each worker
-    moves its own part, and the engine's blocks are never lent: they are copied to and from memory of the worker's.
+    """A KV connector that stores one object per block and rank. The scheduler side looks up blocks in the store and decides what
+    to transfer; each worker transfers its own part. The store never accesses the engine's blocks: they are copied to and
+    from staging memory of the worker.
 
-    It does not say that it supports the hybrid allocator, so vLLM gives it one group of layers with one block size.
+    The connector does not declare support for the hybrid allocator, so vLLM gives it one group of layers with one block size.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:

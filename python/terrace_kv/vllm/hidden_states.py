@@ -1,13 +1,13 @@
-"""vLLM's hidden states in a feature store, for those who train on them.
+"""A vLLM connector that puts hidden states into a feature store, for training.
 
-vLLM's speculative method ``extract_hidden_states`` keeps the hidden states of chosen layers beside the KV cache. This
-connector puts those of each request that ends well into a :class:`~terrace_kv.FeatureStore`, with the request's token
-ids, and the answer says where they are::
+vLLM's speculative method ``extract_hidden_states`` keeps the hidden states of chosen layers beside the KV cache. For each
+request that finishes normally, this connector puts them into a :class:`~terrace_kv.FeatureStore`, with the request's token ids.
+The response contains a ref::
 
     "kv_transfer_params": {"hidden_states_ref": "{...}", "hidden_states_within_s": 30.0}
 
-The ref is promised: the sample comes within that time, or never. When it is known that it cannot come (the store is
-full, away, or hangs), the answer has ``hidden_states_error`` instead; the request itself never fails because of it.
+The ref is a promise: the sample is put within that time, or never. If it is already known that it cannot be put (the store is
+full, unreachable, or hangs), the response has ``hidden_states_error`` instead. The request itself never fails because of it.
 ``docs/vllm-hidden-states.md`` has the settings.
 """
 
@@ -91,7 +91,7 @@ class News(KVConnectorWorkerMetadata):
 
 
 class HiddenStatesConnector(KVConnectorBase_V1, SupportsHMA):
-    """Puts hidden states of requests that end into a feature store."""
+    """Puts the hidden states of finished requests into a feature store."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -42,11 +42,11 @@ class _Job(NamedTuple):
 
 
 class TerraceTier(SecondaryTierManager):
-    """Everything here runs on the scheduler's thread and waits for nothing: transfers and questions are jobs of threads
-    that do not need the interpreter.
+    """A secondary tier. All methods run on the scheduler's thread and do not block: transfers and lookups run on native threads
+    that do not need the GIL.
 
-    A row of the host cache is one object. What the store does not have, does not tell in time or cannot read is a miss,
-    and the engine computes it; no request fails.
+    One row of the host cache is one object. If the store does not have it, does not answer in time or cannot read it, that is a
+    miss, and the engine computes the KV; no request fails.
     """
 
     medium = Medium.STORAGE

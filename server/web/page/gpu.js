@@ -26,7 +26,7 @@ export class GpuFigures {
 
   #waiting() {
     const share = this.#work.growth > 0 ? this.#waited.growth / this.#work.growth : 0;
-    const hint = "The share of the latest busy time in which a step could have run on the GPU and none did";
+    const hint = "Share of the latest busy time in which the GPU was idle although a step could have run";
     return { name: "GPU waits", value: percent(share), hint };
   }
 }
@@ -54,12 +54,12 @@ function checks({ to_device: toDevice, to_host: toHost }) {
   const failed = toDevice.failed + toHost.failed;
   const found = [];
   if (compared > 0) {
-    const hint = "Pages that were compared on both sides after they had been copied";
+    const hint = "Copied pages whose bytes were compared on both sides";
     const value = `${count(compared)}, ${count(corrupt)} corrupt`;
     found.push({ name: "pages compared", value, hint, isTrouble: corrupt > 0 });
   }
   if (failed > 0) {
-    const hint = "Copies between GPU and host that failed: their pages were not used";
+    const hint = "Failed copies between GPU and host; their pages were not used";
     found.push({ name: "copies failed", value: count(failed), hint, isTrouble: true });
   }
   return found;

@@ -15,11 +15,11 @@ let hasViews = false;
 
 /** Why the panels are empty before there is anything to draw, by the state of the connection. */
 const WHY_EMPTY = {
-  connecting: "Nothing is known yet: the server is being asked.",
+  connecting: "Waiting for the first update from the server.",
   locked:
-    "This is shown only to the operator of the server, since it tells what everybody sends. " +
-    "Give the operator's key under Ask, and it appears here.",
-  lost: "The server does not answer. As soon as it does, this is filled.",
+    "This is shown only to the operator of the server, because it contains the prompts of all clients. " +
+    "To see it, enter the operator's key under Ask.",
+  lost: "The server does not respond. This panel is filled when it responds again.",
 };
 
 /** Calls `draw` with every view that the server sends, for ever. A lost connection is said and made anew. */

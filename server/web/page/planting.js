@@ -20,7 +20,7 @@ export async function offerPlanting() {
 async function plant() {
   const prompt = byId("prompt").value;
   const right = rightAnswer(prompt);
-  if (!right) return say("Take the long example first: the page that holds the answer to its question is made wrong.");
+  if (!right) return say("Choose the long example first: the page that contains its answer will be made wrong.");
   // Tokens are bytes, behind one that begins the text.
   const token = 1 + new TextEncoder().encode(prompt.slice(0, right.at)).length;
   const told = `The next answer reads another page where “${right.text}” should be. Send the prompt again.`;

@@ -13,7 +13,7 @@ export async function* eventsOf(response) {
       const { value, done } = await reader.read();
       if (done) return;
       rest += value.replaceAll("\r", "");
-      if (rest.length > EVENT_CHARS_MAX) throw new Error("the server sent an event that does not end");
+      if (rest.length > EVENT_CHARS_MAX) throw new Error("the server sent an event that is too long");
       const blocks = rest.split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {

@@ -75,9 +75,9 @@ function storeTier({ store, page_size: pageSize, page_bytes: pageBytes }) {
 function troubleOf(store) {
   switch (store?.guard?.breaker) {
     case "open":
-      return "the store fails: it is left alone for a while";
+      return "the store fails: its circuit breaker is open";
     case "half-open":
-      return "the store failed: it is being tried again";
+      return "the store failed: checking whether it works again";
     default:
       return "";
   }
@@ -107,7 +107,7 @@ function drawTier(column, { name, hint, absent, pages, pageSize, pageBytes, note
     fill.querySelector(`.${part}`).style.flexGrow = total > 0 ? pages[part] / total : 0;
   }
   const inWords = absent
-    ? "there is none"
+    ? "none"
     : `${several(pages["in-use"], "page")} in use, ${count(pages.evictable)} cached and evictable, ` +
       `${count(pages.free)} free`;
   setAttribute(fill, "role", "img");
@@ -118,7 +118,7 @@ function drawTier(column, { name, hint, absent, pages, pageSize, pageBytes, note
   setText(column.querySelector(".hint"), hint);
   setText(
     column.querySelector(".tokens"),
-    absent ? "there is none" : `${short(held * pageSize)} of ${short(total * pageSize)} tokens`,
+    absent ? "none" : `${short(held * pageSize)} of ${short(total * pageSize)} tokens`,
   );
   setText(
     column.querySelector(".bytes"),
@@ -149,8 +149,8 @@ function drawGap(gap, key, scheduler) {
     setAttribute(
       flow,
       "title",
-      `${several(stats.sound_pages, "page")} moved, ${count(stats.unsound_pages)} did not arrive sound, ` +
-        `${count(stats.in_flight_pages)} under way`,
+      `${several(stats.sound_pages, "page")} transferred, ${count(stats.unsound_pages)} failed or corrupt, ` +
+        `${count(stats.in_flight_pages)} in flight`,
     );
   }
 }
@@ -164,6 +164,6 @@ function speedOf(pagesPerSecond, pagesInFlight) {
 
 function rateInWords(perSecond, stats) {
   if (perSecond > 0) return `${several(Math.max(1, Math.round(perSecond)), "page")}/s`;
-  if (stats.in_flight_pages > 0) return `${several(stats.in_flight_pages, "page")} under way`;
+  if (stats.in_flight_pages > 0) return `${several(stats.in_flight_pages, "page")} in flight`;
   return stats.sound_pages > 0 ? `${short(stats.sound_pages)} so far` : "none yet";
 }

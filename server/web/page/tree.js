@@ -84,7 +84,7 @@ function drawFolded(box, { nodes, pages, isOpen }) {
   setText(box.querySelector(".size"), several(pages, "page"));
   setAttribute(box.querySelector("button"), "aria-expanded", isOpen);
   const what = `${several(nodes, "node")} with ${several(pages, "page")}`;
-  setAttribute(box, "title", isOpen ? `fold ${what} again` : `${what}, not shown for want of room: press to open`);
+  setAttribute(box, "title", isOpen ? `hide ${what} again` : `${what}, hidden because there is no space: click to show`);
 }
 
 function drawNode(box, view, pageSize) {

@@ -1,4 +1,4 @@
-//! Lives through simulated worlds and looks for anything that must never happen.
+//! Runs the scheduler in simulated worlds with faults and checks its invariants.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -15,29 +15,29 @@ use serde::Serialize;
 use terrace_cache::planted::{Bug, plant};
 use terrace_tests::sim::{Fate, FaultCounts, FaultKind, Life, live, shrink, tell, write_story};
 
-/// Live through simulated worlds and look for anything that must never happen.
+/// Run the scheduler in random simulated worlds with faults, and check its invariants
 #[derive(Parser)]
 #[command(name = "simulate", version)]
 struct Arguments {
-    /// Seeds to live, from the first up to, not including, the last
+    /// Range of seeds, one world per seed; the end is not included
     #[arg(long, default_value = "0..500", value_parser = range)]
     seeds: Range<u64>,
-    /// A single seed
+    /// Run a single seed
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Steps of each world before its faults end
+    /// Steps of each world with faults; after them, the world must recover and finish
     #[arg(long, default_value_t = 4000)]
     steps: u64,
-    /// Tell the whole story of a single seed
+    /// Print everything that happens in the world of a single seed
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Worlds at once; as many as there are cores if not given
+    /// Worlds that run in parallel (default: number of cores)
     #[arg(long)]
     threads: Option<usize>,
-    /// Plant a bug and see how long it takes to be caught: its name, or `all`
+    /// Plant a known bug, given by name, or each one in turn (`all`), and count the steps until it is detected
     #[arg(long, conflicts_with_all = ["seed", "trace"])]
     planted: Option<String>,
-    /// Write the shortest story of each violation to this folder
+    /// Write a minimised list of actions for each violation to this folder
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
     /// Print JSON
@@ -49,7 +49,7 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     let bounds = text.split_once("..").ok_or("write it like 0..500")?;
     let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
     let range = number(bounds.0)?..number(bounds.1)?;
-    if range.is_empty() { Err("there is no seed in it".to_owned()) } else { Ok(range) }
+    if range.is_empty() { Err("the range is empty".to_owned()) } else { Ok(range) }
 }
 
 #[derive(Serialize)]
@@ -196,10 +196,10 @@ fn progress(seeds: u64) -> ProgressBar {
 
 fn print_summary(summary: &Summary, seconds: f64) {
     println!(
-        "{} seeds, {} steps in {seconds:.1} s ({} steps a second)",
+        "{} seeds, {} steps in {seconds:.1} s ({} steps per second)",
         summary.seeds, summary.steps, summary.steps_per_second
     );
-    println!("faults that happened:");
+    println!("injected faults:");
     for (kind, count) in &summary.faults {
         println!("  {kind:18} {count:>10}");
     }
@@ -216,16 +216,16 @@ fn report(life: &Life, arguments: &Arguments) {
     let (seed, steps) = (life.seed, arguments.steps);
     eprintln!("\nseed {seed} after {} steps: {violation}", life.steps);
     eprintln!(
-        "  again: cargo run --release -p terrace-tests --bin simulate -- --seed {seed} --steps {steps}"
+        "  reproduce: cargo run --release -p terrace-tests --bin simulate -- --seed {seed} --steps {steps}"
     );
     match shrink(&life.swarm.config, &life.actions) {
         Some(actions) => {
             let story = write_story(&life.swarm.config, &actions);
-            eprintln!("  shrunk to {} actions; as a file in tests/regressions:", actions.len());
+            eprintln!("  minimised to {} actions; the file for tests/regressions:", actions.len());
             eprintln!("{story}");
             save(arguments, &format!("seed-{seed}"), &story);
         }
-        None => eprintln!("  (it shows only once the world has calmed down: see it with --trace)"),
+        None => eprintln!("  (the violation appears only after the faults have ended, so it is not minimised: see --trace)"),
     }
 }
 
@@ -262,7 +262,7 @@ fn catch_planted(name: &str, arguments: &Arguments) -> ExitCode {
         Bug::ALL.into_iter().filter(|bug| name == "all" || name == bug.to_string()).collect();
     if bugs.is_empty() {
         let names: Vec<String> = Bug::ALL.iter().map(Bug::to_string).collect();
-        eprintln!("simulate: no bug is called {name}; there are: {}", names.join(", "));
+        eprintln!("simulate: unknown bug {name}; known bugs: {}", names.join(", "));
         return ExitCode::FAILURE;
     }
     let progress = progress(bugs.len() as u64);

@@ -1,5 +1,5 @@
-//! `terrace-bench`: measures the cache, the scheduler and the stores on this machine. What is measured on a
-//! server is part of the `terrace` program.
+//! `terrace-bench`: measures the cache, the scheduler and the stores on this machine. Benchmarks of a server are
+//! part of the `terrace` program (`terrace bench`).
 
 mod allocations;
 mod plot;
@@ -29,7 +29,7 @@ use crate::text::{
     nodes_text, steps_text,
 };
 
-/// Measures Terrace on this machine.
+/// Measure the cache, the scheduler and the stores of Terrace on this machine
 #[derive(Parser)]
 #[command(name = "terrace-bench", version)]
 struct Arguments {
@@ -42,184 +42,184 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Workload {
-    /// The cache alone, one request at a time
+    /// Prefix cache: look up, evict and insert the prompts of a trace, one request at a time
     Cache {
-        /// A trace, as `terrace replay` takes it
+        /// A trace file, in a format of `terrace replay`
         #[arg(long, conflicts_with = "synthetic", required_unless_present = "synthetic")]
         trace: Option<PathBuf>,
-        /// Conversations made up here instead of a trace
+        /// Use generated conversations instead of a trace
         #[arg(long)]
         synthetic: bool,
-        /// Tokens in a page
+        /// Tokens per page
         #[arg(long, default_value_t = 16, value_parser = terrace_replay::page_size)]
         page_size: u32,
-        /// Pages of the device; as many as the trace can need if not given
+        /// Pages on the device (default: enough for the whole trace, so that nothing is evicted)
         #[arg(long)]
         device_pages: Option<u32>,
-        /// Which pages go first
+        /// Eviction policy: lru, lfu, slru, fifo, priority or s3-fifo
         #[arg(long, default_value = "lru", value_parser = policy)]
         policy: EvictionKind,
     },
-    /// Page keys alone, with pages of several sizes
+    /// Page keys: hash a prompt with several page sizes
     Keys {
-        /// Tokens of the prompt
+        /// Tokens in the prompt
         #[arg(long, default_value_t = 12_288, value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
         tokens: u32,
-        /// How often each size is measured: the quickest counts
+        /// Measurements per page size; the fastest is reported
         #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
         rounds: u32,
     },
-    /// A whole scheduler under decode-heavy load
+    /// Scheduler: time to plan decode steps, process their results, and admit requests
     Steps {
-        /// Requests that run at once
+        /// Running requests
         #[arg(long, default_value_t = 256)]
         running: u32,
-        /// Tokens of each prompt
+        /// Tokens in each prompt
         #[arg(long, default_value_t = 1024)]
         context: u32,
-        /// Tokens in a page
+        /// Tokens per page
         #[arg(long, default_value_t = 16, value_parser = terrace_replay::page_size)]
         page_size: u32,
-        /// Pages of the device
+        /// Pages on the device
         #[arg(long, default_value_t = 16384)]
         device_pages: u32,
-        /// How much of each prompt all have in common, in percent
+        /// Length of the common prefix, in percent of each prompt
         #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(0..=100))]
         shared: u32,
-        /// Decode steps to measure
+        /// Measured decode steps
         #[arg(long, default_value_t = 64)]
         decode_steps: u32,
-        /// Steps that may be in flight: with 2, decoding is measured with one and with two, in turns
+        /// Steps in flight (async scheduling). With 2, decoding is measured with one and with two, alternately
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
         in_flight: u32,
     },
-    /// How long a device waits between steps of an engine, with a model that only takes time
+    /// Engine: idle time of the device between two steps, with a simulated model
     Gap {
-        /// Requests that run at once
+        /// Running requests
         #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=4096))]
         running: u32,
-        /// Steps that may be in flight: with 2 they are planned ahead
+        /// Steps in flight (async scheduling). With 2, the next step is planned while one runs
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=2))]
         in_flight: u32,
-        /// Tokens of each answer
+        /// Output tokens per request, which is the number of decode steps
         #[arg(long, default_value_t = 300)]
         steps: u32,
-        /// How long a step takes
+        /// Simulated duration of a step
         #[arg(long, default_value = "10ms", value_parser = humantime::parse_duration)]
         step: Duration,
-        /// How long launching a step takes
+        /// Simulated time to launch a step
         #[arg(long, default_value = "50us", value_parser = humantime::parse_duration)]
         launch: Duration,
     },
-    /// How costs grow with the tree, the batch and the context
+    /// How the cost of operations grows with cached pages, running requests and context length
     Scaling {
-        /// Smaller sizes: counts are as good, times are not
+        /// Use smaller sizes and few repetitions; counts stay exact, times become inaccurate
         #[arg(long)]
         quick: bool,
-        /// Draw what was measured into this file
+        /// Also write a plot to this SVG file
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
-    /// A store, against plain direct IO or copying memory in the same run
+    /// L3 store on disk or in memory, compared with plain direct IO or memory copies
     L3 {
-        /// Which store
+        /// The store to measure
         #[arg(long, value_enum, default_value_t = Backend::Disk)]
         backend: Backend,
-        /// A directory on the disk to measure; what is written there is deleted again
+        /// A folder on the disk to measure; the benchmark deletes its files at the end
         #[arg(long, default_value = ".")]
         path: PathBuf,
-        /// The size of an object
+        /// Size of an object
         #[arg(long, default_value = "64KiB")]
         object: Size,
-        /// How much to store and read in each round
+        /// Bytes to write and read per round
         #[arg(long, default_value = "1GiB")]
         total: Size,
-        /// Objects in flight at a time, on disk
+        /// Objects in flight (queue depth), on disk
         #[arg(long, default_value_t = 64)]
         depth: usize,
-        /// How transfers with the disk are done
+        /// IO engine for the disk
         #[arg(long, value_enum, default_value_t = Io::Auto)]
         io: Io,
-        /// Time the opening of a store with so many objects, 8 KiB of disk each, rather than of the
-        /// one that was measured
+        /// Measure the time to open a store with this number of objects (8 KiB of disk space each) instead
+        /// of opening the measured store
         #[arg(long, default_value_t = 0)]
         open_objects: u32,
     },
-    /// A store in a Mooncake cluster, against the bare calls of its library in the same run
+    /// L3 store in a Mooncake cluster, compared with direct calls of Mooncake's library
     Mooncake {
-        /// The libmooncake_store.so of the installation
+        /// Path of libmooncake_store.so
         #[arg(long, value_name = "PATH", env = "TERRACE_MOONCAKE_LIBRARY")]
         library: PathBuf,
-        /// HOST:PORT of the master
+        /// Address of the Mooncake master, as HOST:PORT
         #[arg(long, default_value = "127.0.0.1:50051")]
         master: String,
-        /// The size of an object; one run for each
+        /// Object sizes, separated by commas; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
         object: Vec<Size>,
-        /// Objects in a batch
+        /// Objects per batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
-        /// Batches of each kind
+        /// Batches of each operation
         #[arg(long, default_value_t = 100)]
         rounds: u32,
     },
-    /// Nodes over the loopback interface, against a plain stream of bytes in the same run
+    /// L3 store on nodes over the loopback interface, compared with a plain TCP stream
     Nodes {
-        /// The size of an object; one run for each
+        /// Object sizes, separated by commas; one run for each
         #[arg(long, value_delimiter = ',', default_value = "64KiB,1MiB")]
         object: Vec<Size>,
-        /// Objects in a batch
+        /// Objects per batch
         #[arg(long, default_value_t = 32)]
         batch: u32,
-        /// How much to move, each way, in each round
+        /// Bytes to transfer in each direction per round
         #[arg(long, default_value = "512MiB")]
         total: Size,
-        /// Rounds
+        /// Number of rounds
         #[arg(long, default_value_t = 9)]
         rounds: u32,
-        /// How many objects to ask about at a time
+        /// Objects per `exists` call
         #[arg(long, default_value_t = 1024)]
         exists: u32,
-        /// Over how many nodes these are spread
+        /// Number of nodes for the `exists` calls
         #[arg(long, default_value_t = 3)]
         nodes: u32,
     },
-    /// How much memory a store holds while objects are produced and consumed
+    /// Memory use of a store while objects are stored, leased, read and released
     Lifetimes {
-        /// How long leases last, in seconds; one run for each
+        /// Lease durations in seconds, separated by commas; one run for each
         #[arg(long, value_delimiter = ',', default_value = "5,300")]
         lease_ttl_s: Vec<u64>,
-        /// How long each run lasts
+        /// Duration of each run in seconds
         #[arg(long, default_value_t = 10)]
         run_s: u64,
-        /// Objects under way at a time
+        /// Concurrent objects
         #[arg(long, default_value_t = 16)]
         concurrency: u32,
-        /// The size of an object
+        /// Size of an object
         #[arg(long, default_value = "1MiB")]
         object: Size,
-        /// The store's size
+        /// Capacity of the store
         #[arg(long, default_value = "1GiB")]
         capacity: Size,
     },
-    /// The feature store: large tensors against copying memory, and residency whatever the leases
+    /// Feature store: speed compared with memory copies, and memory use with different lease durations
     Features {
-        /// The size of a tensor
+        /// Size of a tensor
         #[arg(long, default_value = "64MiB")]
         tensor: Size,
-        /// Tensors of a sample
+        /// Tensors per sample
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=128))]
         tensors: u32,
-        /// How often speeds are measured; the best counts
+        /// Rounds of the speed measurement; the best is reported
         #[arg(long, default_value_t = 8)]
         rounds: u32,
-        /// How long leases last, in seconds; one run for each
+        /// Lease durations in seconds, separated by commas; one run for each
         #[arg(long, value_delimiter = ',', default_value = "5,300")]
         lease_ttl_s: Vec<u64>,
-        /// How long each of these runs lasts
+        /// Duration of each lease run in seconds
         #[arg(long, default_value_t = 10)]
         run_s: u64,
-        /// Samples under way at a time in these runs
+        /// Concurrent samples in the lease runs
         #[arg(long, default_value_t = 16)]
         concurrency: u32,
     },
@@ -299,8 +299,8 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             let tokens = u64::from(workload.tokens_max());
             let own_pages = tokens * u64::from(100 - shared) / 100 / u64::from(*page_size) + 2;
             if own_pages * u64::from(*running) > u64::from(*device_pages) {
-                return Err("the prompts do not fit the device: raise --device-pages or \
-                            --shared, or lower --running, --context or --decode-steps"
+                return Err("the prompts do not fit on the device: increase --device-pages or \
+                            --shared, or decrease --running, --context or --decode-steps"
                     .into());
             }
             print(arguments.json, &workload.run()?, steps_text)
@@ -329,7 +329,7 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
         }
         Workload::L3 { backend, path, object, total, depth, io, open_objects } => {
             if object.as_u64() == 0 || !object.as_u64().is_multiple_of(4096) {
-                return Err("--object: plain direct IO wants a multiple of 4 KiB".into());
+                return Err("--object: direct IO needs a multiple of 4 KiB".into());
             }
             let io = match io {
                 Io::Auto => IoEngine::Auto,

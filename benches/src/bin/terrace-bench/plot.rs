@@ -47,7 +47,7 @@ fn proportional(sizes: &[u64], least_ms: f64, most_ms: f64) -> Option<Layer> {
     let (first, last) = (*sizes.first()? as f64, *sizes.last()? as f64);
     let factor = (last / first).min(most_ms / least_ms);
     let line = vec![(first, least_ms), (first * factor, least_ms * factor)];
-    Some(Layer::new("as fast as the size", "quiet", Mark::Limit(line)))
+    Some(Layer::new("linear growth", "quiet", Mark::Limit(line)))
 }
 
 /// Times are in a unit, or in a unit a page.

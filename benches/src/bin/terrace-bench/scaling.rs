@@ -14,8 +14,8 @@ pub(super) fn text(figures: &ScalingFigures) -> String {
     for sweep in &figures.sweeps {
         sweep_text(sweep, &mut text);
     }
-    text += "x10: by which factor a figure grows when the size grows tenfold\n\n";
-    text += "64 requests decode in a full pool, so that each page they take is evicted first\n";
+    text += "x10: the factor by which a value grows when the size grows tenfold (1: constant, 10: linear)\n\n";
+    text += "64 requests decode in a full pool, so each page that they take must be evicted first\n";
     for pool in &figures.full_pool {
         pool_text(pool, &mut text);
     }
@@ -45,12 +45,12 @@ fn pool_text(pool: &FullPoolFigures, text: &mut String) {
     let FullPoolFigures { victim_tokens, page_ends, median, slowest, .. } = pool;
     let page_ends = match page_ends {
         PageEnds::Spread => "4 requests end a page in every step",
-        PageEnds::Drawn => "requests have come one after the other",
+        PageEnds::Drawn => "requests arrived one after the other",
         PageEnds::Together => "all requests end a page in the same step",
     };
     let _ = writeln!(
         text,
-        "  from prompts of {} tokens; {page_ends}",
+        "  evicted prompts of {} tokens; {page_ends}",
         short(u64::from(*victim_tokens))
     );
     let mut line = |name: &str, StepCost { us, work }: &StepCost, factor: &str| {

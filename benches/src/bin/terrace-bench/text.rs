@@ -17,10 +17,10 @@ pub(crate) fn cache_text(figures: &CacheFigures) -> String {
     let CacheFigures { requests, tokens, hit_tokens, hit_ratio, .. } = figures;
     let page = &figures.ns_per_page;
     format!(
-        "{requests} requests, {tokens} tokens, {hit_tokens} found in the cache ({hit_ratio:.5})\n\
-         a request: {}\n\
-         a page: hash {:.1}, match {:.1}, evict {:.1}, insert {:.1} ns\n\
-         memory: {:.1} bytes of bookkeeping and {:.1} bytes of tokens a page\n",
+        "{requests} requests, {tokens} tokens, {hit_tokens} cache hits (hit rate {hit_ratio:.5})\n\
+         time per request: {}\n\
+         time per page: hash {:.1}, match {:.1}, evict {:.1}, insert {:.1} ns\n\
+         memory per page: {:.1} bytes of tree and {:.1} bytes of tokens\n",
         spread(&figures.us_per_request),
         page.hash,
         page.r#match,
@@ -35,7 +35,7 @@ pub(crate) fn keys_text(figures: &KeysFigures) -> String {
     let line = |cost: &KeyCost| {
         let KeyCost { page_size, ns_per_page, ns_per_token } = cost;
         format!(
-            "pages of {page_size:>3} tokens: {ns_per_page:6.2} ns a page, {ns_per_token:.3} ns a token\n"
+            "pages of {page_size:>3} tokens: {ns_per_page:6.2} ns per page, {ns_per_token:.3} ns per token\n"
         )
     };
     figures.page_sizes.iter().map(line).collect()
@@ -72,7 +72,7 @@ pub(crate) fn steps_text(figures: &StepFigures) -> String {
 }
 
 pub(crate) fn gap_text(figures: &GapFigures) -> String {
-    format!("between {} steps the device waits {}\n", figures.steps, spread(&figures.gap_us))
+    format!("idle time of the device between {} steps: {}\n", figures.steps, spread(&figures.gap_us))
 }
 
 pub(crate) fn l3_text(figures: &L3Figures) -> String {
@@ -82,10 +82,10 @@ pub(crate) fn l3_text(figures: &L3Figures) -> String {
         None => String::new(),
     };
     format!(
-        "put {put_gb_s:.2} GB/s, {:.0} % of plain {raw_write_gb_s:.2}\n\
-         get {get_gb_s:.2} GB/s, {:.0} % of plain {raw_read_gb_s:.2}\n\
+        "put {put_gb_s:.2} GB/s, {:.0} % of the baseline {raw_write_gb_s:.2} GB/s\n\
+         get {get_gb_s:.2} GB/s, {:.0} % of the baseline {raw_read_gb_s:.2} GB/s\n\
          exists of 1,024 objects: {:.1} us\n\
-         index: {:.1} bytes an object\n{opening}",
+         index: {:.1} bytes per object\n{opening}",
         100.0 * figures.put_share,
         100.0 * figures.get_share,
         figures.exists_us,
@@ -115,7 +115,7 @@ pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
         let size = Size(run.object_bytes as u64);
         for (way, of) in [("put", &run.put), ("get", &run.get)] {
             text += &format!(
-                "{} x {size}: {way} {:.2} GB/s, {:.0} % of the {:.2} GB/s of plain bytes\n",
+                "{} x {size}: {way} {:.2} GB/s, {:.0} % of the {:.2} GB/s of a plain TCP stream\n",
                 run.batch,
                 of.bytes_per_s / 1e9,
                 100.0 * of.ratio,
@@ -134,7 +134,7 @@ pub(crate) fn nodes_text(figures: &NodesFigures) -> String {
 pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
     let size = |bytes: u64| Size(bytes);
     let mut text = format!(
-        "put {:.2} GB/s, {:.0} % of copying; get {:.2} GB/s, {:.0} % of copying; copying {:.2} GB/s\n",
+        "put {:.2} GB/s, {:.0} % of a memory copy; get {:.2} GB/s, {:.0} % of a memory copy; memory copy {:.2} GB/s\n",
         figures.put_gb_s,
         100.0 * figures.put_share,
         figures.get_gb_s,
@@ -143,7 +143,7 @@ pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
     );
     for run in &figures.residency {
         text += &format!(
-            "leases of {} s: {} samples; held {} on average, {} at most, {} at the end; {} evicted\n",
+            "leases of {} s: {} samples; memory in use {} on average, {} at most, {} at the end; {} evicted\n",
             run.lease_ttl_s,
             run.samples,
             size(run.mean_bytes),
@@ -152,13 +152,13 @@ pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
             run.evicted
         );
     }
-    text + &format!("residency differs by {:.1} %\n", 100.0 * figures.residency_spread)
+    text + &format!("memory use differs by {:.1} % between lease durations\n", 100.0 * figures.residency_spread)
 }
 
 pub(crate) fn lifetimes_text(run: &LifetimesFigures) -> String {
     let size = |bytes: u64| Size(bytes);
     format!(
-        "leases of {} s: {} passed on in {} objects; held {} on average, {} at most, {} at the end; \
+        "leases of {} s: {} transferred in {} objects; memory in use {} on average, {} at most, {} at the end; \
          {} evicted\n",
         run.lease_ttl_s,
         size(run.bytes),

@@ -10,6 +10,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
+
 use super::blocking::write_index;
 use super::io::{BLOCK_BYTES, Blocks, DiskFile, Parts};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, write_entry};
@@ -54,6 +56,10 @@ impl Core {
                 }
                 if !state.is_dirty() {
                     since = None;
+                    if let Some(slots) = self.growth_wanted(&state, self.config.grow_slots() - 1) {
+                        MutexGuard::unlocked(&mut state, || self.grow(slots));
+                        continue;
+                    }
                     state.committer_sleeps = true;
                     self.round_wanted.wait(&mut state);
                     state.committer_sleeps = false;
@@ -67,7 +73,7 @@ impl Core {
             }
             // What is replaced leaves the index one round later than what is removed.
             let closing = state.closing && !state.is_dirty();
-            let growth = self.growth_wanted(&state);
+            let growth = self.growth_wanted(&state, self.config.grow_slots() / 2);
             drop(state);
             if let Some(slots) = growth {
                 self.grow(slots);
@@ -175,11 +181,12 @@ impl Core {
         }
     }
 
-    /// How many slots the data file should have, if more than it has.
-    fn growth_wanted(&self, state: &State) -> Option<Slot> {
+    /// How many slots the data file should have so that more than `ahead` are free, if it has fewer. A file system has
+    /// all writes wait while the file grows, so more are wanted ahead when there is nothing else to do.
+    fn growth_wanted(&self, state: &State, ahead: Slot) -> Option<Slot> {
         let usable = state.catalogue.usable();
         let step = self.config.grow_slots();
-        let short = state.catalogue.used().saturating_add(step / 2) >= usable;
+        let short = state.catalogue.used().saturating_add(ahead) >= usable;
         (short && usable < state.slots_max)
             .then(|| usable.saturating_add(step).min(state.slots_max))
     }

@@ -18,6 +18,7 @@ mod layout;
 mod open;
 mod plain;
 mod promotion;
+mod run;
 mod shrink;
 mod space;
 mod store;

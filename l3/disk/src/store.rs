@@ -17,7 +17,9 @@ use super::files::FileDisk;
 use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, Opening, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
-use terrace_l3::backend::{Catalogue, InFlight, Registry, Reserved, Slot, Traffic, leases_max};
+use terrace_l3::backend::{
+    Catalogue, InFlight, Registry, Reserved, Slot, Ticket, Traffic, leases_max,
+};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, Header, ObjectId, Owner, Pin, Place, Presence,
     Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
@@ -110,15 +112,24 @@ impl State {
     }
 }
 
-/// An object that is to be stored.
-enum Prepared {
-    Transfer(Transfer),
-    /// It is there already.
+/// What a slot was asked for.
+enum Taken {
+    Slot(Writing),
+    /// The object is there already.
     Nothing,
     NoRoom(Put),
 }
 
-/// Transfers are started when so many bytes are ready: the disk works while the next are prepared.
+/// An object that has a slot and is to be written.
+struct Writing {
+    put: Put,
+    slot: Slot,
+    /// Its place in the batch.
+    number: usize,
+    ticket: Ticket,
+}
+
+/// Objects are written when so many bytes have slots: the disk works while the next are prepared.
 const START_BYTES: usize = 1 << 20;
 
 impl DiskStore {
@@ -288,35 +299,46 @@ impl DiskStore {
         Ok(Transfer::new(Direction::Read, DiskFile::Data, offset, parts, done))
     }
 
-    fn start_put(
+    /// Takes a slot for an object.
+    fn reserve(
         &self,
         put: Put,
         pin: Option<Pin>,
         number: usize,
-        batch: &Arc<Batch<Stored>>,
-    ) -> Result<Prepared, StoreError> {
-        let core = self.core().clone();
+        batch: &Batch<Stored>,
+    ) -> Result<Taken, StoreError> {
+        let core = self.core();
         let ticket = self.handle.in_flight.begin();
         core.registry.check_put(&put)?;
-        let length = put.source.len();
-        let max = core.config.object_bytes_max;
-        if length > max {
-            return Err(StoreError::TooLarge { bytes: length, max });
+        let (bytes, max) = (put.source.len(), core.config.object_bytes_max);
+        if bytes > max {
+            return Err(StoreError::TooLarge { bytes, max });
         }
-        let slot = match core.try_reserve(&put.id, length as u32, pin)? {
-            Reserved::Slot(slot) => slot,
+        Ok(match core.try_reserve(&put.id, bytes as u32, pin)? {
+            Reserved::Slot(slot) => Taken::Slot(Writing { put, slot, number, ticket }),
             Reserved::AlreadyThere(_) => {
-                core.traffic.put(&Ok(Stored::AlreadyThere), length);
+                core.traffic.put(&Ok(Stored::AlreadyThere), bytes);
                 batch.set(number, Ok(Stored::AlreadyThere));
-                return Ok(Prepared::Nothing);
+                Taken::Nothing
             }
-            Reserved::NoSlot => return Ok(Prepared::NoRoom(put)),
-        };
+            Reserved::NoSlot => Taken::NoRoom(put),
+        })
+    }
+
+    /// Starts to write objects whose slots were taken together, and so lie side by side more often than not.
+    fn start_puts(&self, writings: Vec<Writing>, batch: &Arc<Batch<Stored>>) {
+        let transfer = |writing| self.put_transfer(writing, batch.clone());
+        self.core().disk.start(writings.into_iter().map(transfer).collect());
+    }
+
+    fn put_transfer(&self, writing: Writing, batch: Arc<Batch<Stored>>) -> Transfer {
+        let core = self.core().clone();
+        let Writing { put, slot, number, ticket } = writing;
+        let length = put.source.len();
         let header = Header::new(put.id, &put.source);
         let (parts, copied) = write_parts(&header, put.source);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);
-        let batch = batch.clone();
         let done = move |result: io::Result<()>, parts: Parts| {
             drop(parts);
             let result = match result {
@@ -329,8 +351,7 @@ impl DiskStore {
             drop(core);
             drop(ticket);
         };
-        let transfer = Transfer::new(Direction::Write, DiskFile::Data, offset, parts, done);
-        Ok(Prepared::Transfer(transfer))
+        Transfer::new(Direction::Write, DiskFile::Data, offset, parts, done)
     }
 
     fn core(&self) -> &Arc<Core> {
@@ -514,14 +535,15 @@ impl Store for DiskStore {
             let (batch, results) = Batch::new(puts.len());
             let wait = Duration::from_millis(core.config.full_wait_ms);
             let mut deadline = None;
-            let mut transfers = Vec::new();
+            // Empty whenever something is waited for: nobody would give the slots back if the caller left then.
+            let mut writings = Vec::new();
             let mut ready_bytes = 0;
             for (number, mut put) in puts.into_iter().enumerate() {
-                let prepared = loop {
-                    match self.start_put(put, options.pin, number, &batch) {
-                        Ok(Prepared::NoRoom(waiting)) => {
+                let taken = loop {
+                    match self.reserve(put, options.pin, number, &batch) {
+                        Ok(Taken::NoRoom(waiting)) => {
                             // Those before it may be what it waits for.
-                            core.disk.start(std::mem::take(&mut transfers));
+                            self.start_puts(std::mem::take(&mut writings), &batch);
                             // Those that find no room in time are not followed by more waiting.
                             let until = *deadline.get_or_insert_with(|| Instant::now() + wait);
                             match core.room(until).await {
@@ -529,16 +551,16 @@ impl Store for DiskStore {
                                 Err(error) => break Err(error),
                             }
                         }
-                        prepared => break prepared,
+                        taken => break taken,
                     }
                 };
-                match prepared {
-                    Ok(Prepared::Transfer(transfer)) => {
+                match taken {
+                    Ok(Taken::Slot(writing)) => {
                         deadline = None;
-                        ready_bytes += transfer.bytes();
-                        transfers.push(transfer);
+                        ready_bytes += writing.put.source.len();
+                        writings.push(writing);
                     }
-                    Ok(Prepared::Nothing | Prepared::NoRoom(_)) => {}
+                    Ok(Taken::Nothing | Taken::NoRoom(_)) => {}
                     Err(error) => {
                         let failed = Err(error);
                         core.traffic.put(&failed, 0);
@@ -547,11 +569,11 @@ impl Store for DiskStore {
                 }
                 if ready_bytes >= START_BYTES {
                     ready_bytes = 0;
-                    core.disk.start(std::mem::take(&mut transfers));
+                    self.start_puts(std::mem::take(&mut writings), &batch);
                     tokio::task::yield_now().await;
                 }
             }
-            core.disk.start(transfers);
+            self.start_puts(writings, &batch);
             batch.seal();
             let mut results = results.await.expect("every transfer ends");
             if options.durable

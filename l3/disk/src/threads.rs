@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::retry_on_intr;
 
-use super::engine::{Engine, finish, join};
+use super::engine::{Engine, join};
 use super::io::{Direction, DiskFile, Transfer};
+use super::run::Run;
 
 #[derive(Debug)]
 pub(super) struct Threads {
@@ -30,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    transfers: VecDeque<Transfer>,
+    runs: VecDeque<Run>,
     closed: bool,
 }
 
@@ -55,7 +56,7 @@ impl Threads {
 
 impl Engine for Threads {
     fn start(&self, transfers: Vec<Transfer>) {
-        self.queue.waiting.lock().transfers.extend(transfers);
+        self.queue.waiting.lock().runs.extend(Run::joined(transfers));
         self.queue.changed.notify_all();
     }
 }
@@ -72,9 +73,9 @@ impl Queue {
     fn work(&self) {
         loop {
             let mut waiting = self.waiting.lock();
-            let transfer = loop {
-                if let Some(transfer) = waiting.transfers.pop_front() {
-                    break transfer;
+            let run = loop {
+                if let Some(run) = waiting.runs.pop_front() {
+                    break run;
                 }
                 if waiting.closed {
                     return;
@@ -82,30 +83,33 @@ impl Queue {
                 self.changed.wait(&mut waiting);
             };
             drop(waiting);
-            let moved = self.perform(&transfer);
-            finish(transfer, moved);
+            let moved = self.perform(&run);
+            for alone in run.finish(moved) {
+                let moved = self.perform(&alone);
+                assert!(alone.finish(moved).is_empty(), "one transfer ends at the first attempt");
+            }
         }
     }
 
-    fn perform(&self, transfer: &Transfer) -> io::Result<usize> {
-        let file = match transfer.file() {
+    fn perform(&self, run: &Run) -> io::Result<usize> {
+        let file = match run.file() {
             DiskFile::Data => &self.data,
             DiskFile::Index => &self.index,
         };
-        let mut vectors = transfer.vectors();
+        let mut vectors = run.vectors();
         // SAFETY: an `IoVector` has the layout of the slices that rustix wants, which have that of
-        // the kernel's `iovec`. The memory is the transfer's until it is finished, and it is written
-        // to in reads only.
+        // the kernel's `iovec`. The memory is the transfers' until they are finished, and it is
+        // written to in reads only.
         let moved = retry_on_intr(|| unsafe {
             let (start, count) = (vectors.as_mut_ptr(), vectors.len());
-            match transfer.direction() {
+            match run.direction() {
                 Direction::Read => {
                     let slices = std::slice::from_raw_parts_mut(start.cast(), count);
-                    rustix::io::preadv(file, slices, transfer.offset())
+                    rustix::io::preadv(file, slices, run.offset())
                 }
                 Direction::Write => {
                     let slices = std::slice::from_raw_parts(start.cast(), count);
-                    rustix::io::pwritev(file, slices, transfer.offset())
+                    rustix::io::pwritev(file, slices, run.offset())
                 }
             }
         });

@@ -14,8 +14,9 @@ use io_uring::{IoUring, opcode, types};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::engine::{Engine, finish, join};
+use super::engine::{Engine, join};
 use super::io::{Direction, DiskFile, IoVector, Transfer};
+use super::run::Run;
 
 #[derive(Debug)]
 pub(super) struct Uring {
@@ -33,23 +34,23 @@ struct Ring {
 /// What only one thread at a time may do: fill the submission queue.
 #[derive(Default)]
 struct Submission {
-    /// Transfers that the kernel has, by the number that it will answer with.
+    /// Runs that the kernel has, by the number that it will answer with.
     in_flight: Vec<Option<InFlight>>,
     unused: Vec<usize>,
-    waiting: VecDeque<Transfer>,
+    waiting: VecDeque<Run>,
 }
 
-/// A transfer, and the vectors that tell the kernel where its memory is.
+/// A run, and the vectors that tell the kernel where its memory is.
 struct InFlight {
-    transfer: Transfer,
-    vectors: Box<SmallVec<[IoVector; 3]>>,
+    run: Run,
+    vectors: Vec<IoVector>,
 }
 
 /// The answer to the call that ends a ring's thread.
 const CLOSE: u64 = u64::MAX;
 
 impl Uring {
-    /// Rings with `depth` transfers in flight each, or what the kernel has against it.
+    /// Rings with `depth` runs in flight each, or what the kernel has against it.
     pub(super) fn new(data: &File, index: &File, rings: usize, depth: usize) -> io::Result<Self> {
         let ring = |number: usize| -> io::Result<_> {
             let ring = Arc::new(Ring {
@@ -81,11 +82,11 @@ impl Uring {
 
 impl Engine for Uring {
     fn start(&self, transfers: Vec<Transfer>) {
-        let first = self.next.fetch_add(transfers.len(), Ordering::Relaxed);
-        let mut shares: SmallVec<[Vec<Transfer>; 4]> =
-            self.rings.iter().map(|_| Vec::new()).collect();
-        for (number, transfer) in transfers.into_iter().enumerate() {
-            shares[(first + number) % self.rings.len()].push(transfer);
+        let runs = Run::joined(transfers);
+        let first = self.next.fetch_add(runs.len(), Ordering::Relaxed);
+        let mut shares: SmallVec<[Vec<Run>; 4]> = self.rings.iter().map(|_| Vec::new()).collect();
+        for (number, run) in runs.into_iter().enumerate() {
+            shares[(first + number) % self.rings.len()].push(run);
         }
         for ((ring, _), share) in self.rings.iter().zip(shares) {
             if !share.is_empty() {
@@ -107,31 +108,31 @@ impl Drop for Uring {
 }
 
 impl Ring {
-    /// Hands waiting transfers to the kernel, as many as it may have.
+    /// Hands waiting runs to the kernel, as many as it may have.
     fn submit(&self, submission: &mut Submission) {
         // SAFETY: the lock that `submission` came from makes this the only use of the queue.
         let mut queue = unsafe { self.kernel.submission_shared() };
         let mut any = false;
         while !submission.waiting.is_empty() {
             let Some(number) = submission.unused.pop() else { break };
-            let transfer = submission.waiting.pop_front().expect("not empty");
-            let vectors = Box::new(transfer.vectors());
-            let file = types::Fd(match transfer.file() {
+            let run = submission.waiting.pop_front().expect("not empty");
+            let vectors = run.vectors();
+            let file = types::Fd(match run.file() {
                 DiskFile::Data => self.data.as_raw_fd(),
                 DiskFile::Index => self.index.as_raw_fd(),
             });
             let (start, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
-            let call = match transfer.direction() {
+            let call = match run.direction() {
                 Direction::Read => {
-                    opcode::Readv::new(file, start, count).offset(transfer.offset()).build()
+                    opcode::Readv::new(file, start, count).offset(run.offset()).build()
                 }
                 Direction::Write => {
-                    opcode::Writev::new(file, start, count).offset(transfer.offset()).build()
+                    opcode::Writev::new(file, start, count).offset(run.offset()).build()
                 }
             };
-            submission.in_flight[number] = Some(InFlight { transfer, vectors });
-            // SAFETY: the transfer and its vectors stay where they are, in `in_flight`, until the
-            // kernel has answered; the transfer owns the memory that the vectors name.
+            submission.in_flight[number] = Some(InFlight { run, vectors });
+            // SAFETY: the vectors and the run stay where they are, on the heap and in `in_flight`, until the
+            // kernel has answered; the run's transfers own the memory that the vectors name.
             let pushed = unsafe { queue.push(&call.user_data(number as u64)) };
             pushed.expect("the queue has room for all that may be in flight");
             any = true;
@@ -168,7 +169,8 @@ impl Ring {
 
     fn reap(&self) {
         let mut answers: Vec<(u64, i32)> = Vec::new();
-        let mut ended: Vec<(Transfer, i32)> = Vec::new();
+        let mut ended: Vec<(Run, i32)> = Vec::new();
+        let mut again: Vec<Run> = Vec::new();
         let mut closing = false;
         loop {
             // SAFETY: only this thread looks at completions.
@@ -194,18 +196,24 @@ impl Ring {
                     continue;
                 }
                 let in_flight = submission.in_flight[number as usize].take();
-                let InFlight { transfer, vectors } = in_flight.expect("the kernel answers once");
+                let InFlight { run, vectors } = in_flight.expect("the kernel answers once");
                 drop(vectors);
                 submission.unused.push(number as usize);
-                ended.push((transfer, result));
+                ended.push((run, result));
             }
             self.submit(&mut submission);
             // Memory that the kernel still writes to must not go away with this thread.
             let idle = submission.unused.len() == submission.in_flight.len();
             drop(submission);
-            for (transfer, result) in ended.drain(..) {
+            for (run, result) in ended.drain(..) {
                 let moved = usize::try_from(result);
-                finish(transfer, moved.map_err(|_| io::Error::from_raw_os_error(-result)));
+                again.extend(run.finish(moved.map_err(|_| io::Error::from_raw_os_error(-result))));
+            }
+            if !again.is_empty() {
+                let mut submission = self.submission.lock();
+                submission.waiting.extend(again.drain(..));
+                self.submit(&mut submission);
+                continue;
             }
             if closing && idle {
                 return;

@@ -1,0 +1,162 @@
+//! Transfers of adjacent ranges of a file, joined for one call of the kernel: slots that are taken together lie side by
+//! side, and a disk moves small objects faster in one large request.
+
+use std::io;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::engine::finish;
+use super::io::{Direction, DiskFile, IoVector, Transfer};
+
+/// Transfers are joined up to so many bytes. A disk is at its best with that, and several runs of this size keep it
+/// busy. The kernel takes 1024 pieces of memory in a call, which these cannot have: none is shorter than a block.
+const BYTES_MAX: usize = 2 << 20;
+
+/// Transfers in one direction whose ranges follow each other in a file.
+#[derive(Debug)]
+pub(super) struct Run {
+    /// At least one, in order.
+    transfers: SmallVec<[Transfer; 1]>,
+    bytes: usize,
+}
+
+impl Run {
+    /// Joins what can be joined. The order of transfers means nothing, so they are sorted first: slots that were freed
+    /// one after the other are taken in the opposite order.
+    pub(super) fn joined(mut transfers: Vec<Transfer>) -> Vec<Self> {
+        let place = |transfer: &Transfer| {
+            (transfer.file() as u8, transfer.direction() as u8, transfer.offset())
+        };
+        transfers.sort_by_key(place);
+        let mut runs: Vec<Self> = Vec::new();
+        for transfer in transfers {
+            match runs.last_mut() {
+                Some(run) if run.is_followed_by(&transfer) => run.push(transfer),
+                Some(_) | None => runs.push(Self::of(transfer)),
+            }
+        }
+        runs
+    }
+
+    /// Ends it: the disk has moved that many bytes, or failed. If that is not all, and there are several transfers,
+    /// nobody knows whose fault it is: each is answered as a run of its own, to be tried again.
+    #[must_use]
+    pub(super) fn finish(mut self, moved: io::Result<usize>) -> SmallVec<[Self; 1]> {
+        if self.transfers.len() == 1 {
+            let transfer = self.transfers.pop().expect("there is one");
+            finish(transfer, moved);
+            return SmallVec::new();
+        }
+        if moved.is_ok_and(|moved| moved == self.bytes) {
+            for transfer in self.transfers {
+                let bytes = transfer.bytes();
+                finish(transfer, Ok(bytes));
+            }
+            return SmallVec::new();
+        }
+        self.transfers.into_iter().map(Self::of).collect()
+    }
+
+    pub(super) fn file(&self) -> DiskFile {
+        self.transfers[0].file()
+    }
+
+    pub(super) fn direction(&self) -> Direction {
+        self.transfers[0].direction()
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.transfers[0].offset()
+    }
+
+    /// Where the memory of all transfers is, which they own until they are finished.
+    pub(super) fn vectors(&self) -> Vec<IoVector> {
+        self.transfers.iter().flat_map(Transfer::vectors).collect()
+    }
+
+    fn of(transfer: Transfer) -> Self {
+        Self { bytes: transfer.bytes(), transfers: smallvec![transfer] }
+    }
+
+    fn is_followed_by(&self, transfer: &Transfer) -> bool {
+        self.file() == transfer.file()
+            && self.direction() == transfer.direction()
+            && self.offset() + self.bytes as u64 == transfer.offset()
+            && self.bytes + transfer.bytes() <= BYTES_MAX
+    }
+
+    fn push(&mut self, transfer: Transfer) {
+        self.bytes += transfer.bytes();
+        self.transfers.push(transfer);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::super::io::{BLOCK_BYTES, Blocks, Part, Parts};
+    use super::*;
+
+    type Told = (u64, io::Result<()>);
+
+    fn transfer(
+        answer: &Sender<Told>,
+        direction: Direction,
+        block: u64,
+        blocks: usize,
+    ) -> Transfer {
+        let answer = answer.clone();
+        let parts = Parts::from_iter([Part::blocks(Blocks::for_bytes(blocks * BLOCK_BYTES))]);
+        let done = move |result: io::Result<()>, _: Parts| answer.send((block, result)).unwrap();
+        Transfer::new(direction, DiskFile::Data, block * BLOCK_BYTES as u64, parts, done)
+    }
+
+    fn ranges(runs: &[Run]) -> Vec<(u64, usize)> {
+        let range = |run: &Run| (run.offset() / BLOCK_BYTES as u64, run.bytes / BLOCK_BYTES);
+        runs.iter().map(range).collect()
+    }
+
+    fn told(answered: &Receiver<Told>) -> Vec<(u64, bool)> {
+        let mut told: Vec<_> =
+            answered.try_iter().map(|(block, result)| (block, result.is_ok())).collect();
+        told.sort_unstable();
+        told
+    }
+
+    #[test]
+    fn adjacent_transfers_of_one_direction_are_joined_in_whatever_order_they_come() {
+        let (answer, _answered) = channel();
+        let write = |block, blocks| transfer(&answer, Direction::Write, block, blocks);
+        let read = transfer(&answer, Direction::Read, 6, 2);
+        let runs = Run::joined(vec![write(4, 2), write(2, 2), write(0, 2), write(9, 1), read]);
+        assert_eq!(ranges(&runs), [(6, 2), (0, 6), (9, 1)]);
+        assert_eq!(runs[1].vectors().len(), 3);
+    }
+
+    #[test]
+    fn a_run_is_no_longer_than_it_may_be() {
+        let (answer, _answered) = channel();
+        let most = BYTES_MAX / BLOCK_BYTES;
+        let write = |block: usize| transfer(&answer, Direction::Write, block as u64, 1);
+        let runs = Run::joined((0..most + 3).map(write).collect());
+        assert_eq!(ranges(&runs), [(0, most), (most as u64, 3)]);
+    }
+
+    #[test]
+    fn what_fails_together_is_tried_again_one_by_one() {
+        let (answer, answered) = channel();
+        let write = |block| transfer(&answer, Direction::Write, block, 1);
+        for moved in [Err(io::Error::other("a bad sector")), Ok(BLOCK_BYTES)] {
+            let mut runs = Run::joined(vec![write(0), write(1), write(2)]);
+            let again = runs.pop().unwrap().finish(moved);
+            assert_eq!(ranges(&again), [(0, 1), (1, 1), (2, 1)]);
+            assert_eq!(told(&answered), [], "nobody is told before it is known whose fault it is");
+            for (number, run) in again.into_iter().enumerate() {
+                let moved = if number == 1 { 0 } else { BLOCK_BYTES };
+                assert!(run.finish(Ok(moved)).is_empty());
+            }
+            assert_eq!(told(&answered), [(0, true), (1, false), (2, true)]);
+        }
+    }
+}

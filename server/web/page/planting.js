@@ -23,18 +23,27 @@ async function plant() {
   if (!right) return say("Choose the long example first: the page that contains its answer will be made wrong.");
   // Tokens are bytes, behind one that begins the text.
   const token = 1 + new TextEncoder().encode(prompt.slice(0, right.at)).length;
-  const told = `The next answer reads another page where “${right.text}” should be. Send the prompt again.`;
-  await post(`/plant_wrong_page?token=${token}`, told);
+  await post(
+    `/plant_wrong_page?token=${token}`,
+    () => `The next answer reads another page where “${right.text}” should be. Send the prompt again.`,
+  );
 }
 
 async function forget() {
-  await post("/reset_prefix_cache", "Device and host are empty. What comes from L3 is right: send the prompt again.");
+  // Pages that a request or a backup still uses stay where they are.
+  await post(
+    "/reset_prefix_cache",
+    (dropped) =>
+      `Dropped ${dropped.device_pages} pages on the device and ${dropped.host_pages} on the host; pages in use stay. ` +
+      "What comes from L3 is right: send the prompt again.",
+  );
 }
 
+/** Sends a request, and says what `told` makes of the answer. */
 async function post(path, told) {
   try {
     const response = await fetch(path, { method: "POST", headers: keyHeaders("watch") });
-    say(response.ok ? told : await troubleOf(response));
+    say(response.ok ? told(await response.json()) : await troubleOf(response));
   } catch (error) {
     say(`The server cannot be reached: ${error.message}`);
   }

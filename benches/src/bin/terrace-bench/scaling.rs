@@ -5,7 +5,7 @@ use std::fmt::Write;
 use terrace_bench::{Cost, FullPoolFigures, PageEnds, ScalingFigures, StepCost, StepWork, Sweep};
 use terrace_replay::Size;
 
-const NAME_WIDTH: usize = 54;
+const NAME_WIDTH: usize = 58;
 const FIGURE_WIDTH: usize = 8;
 
 /// The figures as tables, one for each thing that grows and one for the full pool.

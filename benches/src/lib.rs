@@ -1,8 +1,8 @@
-//! Workloads that measure Terrace. `terrace-bench` runs them and prints what they return; `cargo bench`
-//! measures the [hot paths](hot_paths) alone.
+//! Benchmarks of Terrace. `terrace-bench` runs them and prints their results; `cargo bench` measures only
+//! the [hot paths](hot_paths).
 //!
-//! They measure time, so figures depend on the machine and on what else it does: only ratios within
-//! one run travel.
+//! They measure time, so the results depend on the machine and on its load. Only ratios within one run
+//! can be compared between machines.
 
 mod cache;
 #[cfg(feature = "program")]

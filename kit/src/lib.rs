@@ -1,7 +1,8 @@
-//! What measurements, replays and tests have in common and no crate of theirs is the home of: numbers that look
-//! random and follow from a seed, the middle of figures, and what the system tells of a process.
+//! Small tools that benchmarks, replays and tests share: seeded random numbers, medians, and the memory and threads
+//! of a process as Linux reports them.
 //!
-//! It depends on nothing, so that everybody can depend on it; what only one crate needs does not belong here.
+//! This crate has no dependencies, so that every crate can depend on it. Code that only one crate needs does not
+//! belong here.
 #![forbid(unsafe_code)]
 
 mod dice;

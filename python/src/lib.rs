@@ -1,7 +1,7 @@
-//! The native part of the Python module `terrace_kv`. Python sees it through the classes of
-//! `python/terrace_kv`, which say what everything means.
+//! The native part of the Python module `terrace_kv`. Users call it through the classes in
+//! `python/terrace_kv`, which document everything.
 //!
-//! A call crosses once for a step, however many rows it has: what goes in and out is flat memory.
+//! A step needs one call into native code, however many rows it has: inputs and outputs are flat arrays.
 
 mod calls;
 mod errors;

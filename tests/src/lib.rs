@@ -1,5 +1,5 @@
 //! What the tests across crates share: a [`World`] in which pages have bytes, and [`run`], which
-//! plays scripts in it and writes down what happened.
+//! executes scripts in it and returns a trace of what happened.
 
 pub mod engine;
 pub mod l3;

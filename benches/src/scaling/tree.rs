@@ -136,7 +136,12 @@ impl Costs {
                 &self.looked_up,
             ),
             reading("pin and unpin a path", "ns", per(&self.pin, PINS as u64), &self.pinned),
-            reading("insert 50 pages", "ns per page", per(&self.insert, PART_PAGES), &self.inserted),
+            reading(
+                "insert 50 pages",
+                "ns per page",
+                per(&self.insert, PART_PAGES),
+                &self.inserted,
+            ),
             reading(
                 "evict 50 pages and insert 50",
                 "ns per page",

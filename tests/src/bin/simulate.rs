@@ -225,7 +225,9 @@ fn report(life: &Life, arguments: &Arguments) {
             eprintln!("{story}");
             save(arguments, &format!("seed-{seed}"), &story);
         }
-        None => eprintln!("  (the violation appears only after the faults have ended, so it is not minimised: see --trace)"),
+        None => eprintln!(
+            "  (the violation appears only after the faults have ended, so it is not minimised: see --trace)"
+        ),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use terrace_bench::{Cost, FullPoolFigures, PageEnds, ScalingFigures, StepCost, StepWork, Sweep};
 use terrace_replay::Size;
 
-const NAME_WIDTH: usize = 54;
+const NAME_WIDTH: usize = 58;
 const FIGURE_WIDTH: usize = 8;
 
 /// The figures as tables, one for each thing that grows and one for the full pool.
@@ -15,7 +15,8 @@ pub(super) fn text(figures: &ScalingFigures) -> String {
         sweep_text(sweep, &mut text);
     }
     text += "x10: the factor by which a value grows when the size grows tenfold (1: constant, 10: linear)\n\n";
-    text += "64 requests decode in a full pool, so each page that they take must be evicted first\n";
+    text +=
+        "64 requests decode in a full pool, so each page that they take must be evicted first\n";
     for pool in &figures.full_pool {
         pool_text(pool, &mut text);
     }

@@ -72,7 +72,11 @@ pub(crate) fn steps_text(figures: &StepFigures) -> String {
 }
 
 pub(crate) fn gap_text(figures: &GapFigures) -> String {
-    format!("idle time of the device between {} steps: {}\n", figures.steps, spread(&figures.gap_us))
+    format!(
+        "idle time of the device between {} steps: {}\n",
+        figures.steps,
+        spread(&figures.gap_us)
+    )
 }
 
 pub(crate) fn l3_text(figures: &L3Figures) -> String {
@@ -152,7 +156,10 @@ pub(crate) fn features_text(figures: &FeaturesFigures) -> String {
             run.evicted
         );
     }
-    text + &format!("memory use differs by {:.1} % between lease durations\n", 100.0 * figures.residency_spread)
+    text + &format!(
+        "memory use differs by {:.1} % between lease durations\n",
+        100.0 * figures.residency_spread
+    )
 }
 
 pub(crate) fn lifetimes_text(run: &LifetimesFigures) -> String {

@@ -170,6 +170,7 @@ def train(arguments: argparse.Namespace) -> None:
             states, token_ids = read_hidden_states(features, ref, wait=arguments.wait)
         except terrace.Gone:
             gone += 1
+            print(json.dumps({"is gone": ref.sample}), flush=True)
             file.unlink()
             continue
         given = states[:-1].flatten(1).float()
@@ -186,9 +187,10 @@ def train(arguments: argparse.Namespace) -> None:
         # process's own the sample might be back otherwise, and nobody would have its ref.
         features.release(ref)
         features.store.flush()
-        file.unlink()
         trained += 1
+        # Told before the ref goes: whoever counts the lines of trainers that were killed misses no sample.
         print(json.dumps({"trained": ref.sample, "loss": round(losses[-1], 4)}), flush=True)
+        file.unlink()
     first, last = losses[:10], losses[-10:]
     mean = [round(sum(part) / len(part), 4) if part else None for part in (first, last)]
     print(json.dumps({"samples": trained, "gone": gone, "first loss": mean[0], "last loss": mean[1]}), flush=True)

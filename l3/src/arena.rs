@@ -100,12 +100,7 @@ impl Arena {
         let bytes = bytes.and_then(|bytes| bytes.checked_mul(pages as usize));
         let bytes = bytes.filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| io::Error::other("an arena needs at least one byte"))?;
-        let mapping = MmapMut::map_anon(bytes)?;
-        // The first touch of each page costs more than copying into it does. A kernel without huge pages refuses, and is
-        // slower then.
-        #[cfg(target_os = "linux")]
-        let _ = mapping.advise(memmap2::Advice::HugePage);
-        let mapping = MmapRaw::from(mapping);
+        let mapping = MmapRaw::from(MmapMut::map_anon(bytes)?);
         let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
         // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,
         // and it lives as long as the owner.

@@ -2,7 +2,10 @@
 
     python vllm_tier.py [--chunks 512] [--chunk-kib 512] [--rounds 5] [--folder FOLDER]
 
-Needs vLLM. It prints bytes a second of stores and loads, and how long the scheduler's thread was kept.
+Needs vLLM. It prints bytes a second of stores and loads, and how long the scheduler's thread was kept. Both tiers use
+direct IO where the file system has it, so what is loaded comes from the disk. The tier with memory over the disk
+(setting ``memory``) is a row of its own: it has stored everything on disk too, but loads from memory, which has room for
+what was stored last.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from terrace_kv.vllm import TerraceTier
 
 STEP_END = ScheduleEndContext(new_req_ids=(), preempted_req_ids=())
+FILES, DISK, MEMORY = "vllm fs", "terrace", "terrace, memory over disk"
 
 
 def specification(chunk_bytes: int) -> Any:
@@ -147,7 +151,7 @@ def main() -> None:
     parser.add_argument("--chunk-kib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--only", choices=["vllm fs", "terrace"])
+    parser.add_argument("--only", choices=[FILES, DISK, MEMORY])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chunk_bytes = options.chunk_kib << 10
@@ -157,21 +161,29 @@ def main() -> None:
     rows[: options.chunks] = np.random.default_rng(1).integers(0, 256, (options.chunks, chunk_bytes), np.uint8)
     spec = specification(chunk_bytes)
     view = memoryview(memory).cast("B", (2 * options.chunks, chunk_bytes))
-    files = FileSystemTierManager(spec, view, "fs", root_dir=str(folder / "fs"))
-    ours = TerraceTier(
-        spec, view, "TerraceTier", store=f"disk:{folder / 'terrace'}", capacity="16GiB", weights="bench"
-    )
-    figures: dict[str, list[dict[str, float]]] = {"vllm fs": [], "terrace": []}
+
+    def terrace(name: str, **settings: str) -> TerraceTier:
+        place = f"disk:{folder / name}"
+        return TerraceTier(spec, view, "TerraceTier", store=place, capacity="16GiB", weights="bench", **settings)
+
+    # Room for two rounds: as much as a round stores is still there when it loads.
+    memory_bytes = 2 * options.chunks * (chunk_bytes + 4096)
+    tiers: dict[str, SecondaryTierManager] = {
+        FILES: FileSystemTierManager(spec, view, "fs", root_dir=str(folder / "fs")),
+        DISK: terrace("disk"),
+        MEMORY: terrace("memory", memory=str(memory_bytes)),
+    }
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in tiers}
     try:
-        # In turns, so that whatever else the machine does meets both.
+        # In turns, so that whatever else the machine does meets all of them.
         for round_ in range(options.rounds):
-            for name, tier in (("vllm fs", files), ("terrace", ours)):
+            for name, tier in tiers.items():
                 if options.only in (None, name):
                     figures[name].append(run(tier, rows, options.chunks, round_))
-        asked = ours._transfers.stats()["exists"]
+        asked = tiers[DISK]._transfers.stats()["exists"]
     finally:
-        files.shutdown()
-        ours.shutdown()
+        for tier in tiers.values():
+            tier.shutdown()
         shutil.rmtree(folder)
     medians = {
         name: {figure: statistics.median(row[figure] for row in rows_) for figure in rows_[0]}
@@ -181,9 +193,12 @@ def main() -> None:
     if options.json or options.only:
         print(json.dumps(medians, indent=1))
         return
-    for figure in medians["terrace"]:
-        theirs, its = medians["vllm fs"][figure], medians["terrace"][figure]
-        print(f"{figure:24} vLLM's files {theirs:10.3f}   Terrace {its:10.3f}   {its / theirs:.2f} times")
+    for figure, theirs in medians[FILES].items():
+        line = f"{figure:24} {FILES} {theirs:9.3f}"
+        for name in (DISK, MEMORY):
+            its = medians[name][figure]
+            line += f"   {name} {its:9.3f}, {its / theirs:.2f} times"
+        print(line)
     print(f"Off the scheduler's thread, Terrace looks up 1,000 chunks in {asked['seconds'] / asked['objects'] * 1e6:.3f} ms.")
 
 

@@ -13,7 +13,7 @@ use rustix::io::retry_on_intr;
 
 use super::engine::{Engine, join};
 use super::io::{Direction, DiskFile, Transfer};
-use super::run::Run;
+use super::joined::Joined;
 
 #[derive(Debug)]
 pub(super) struct Threads {
@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    runs: VecDeque<Run>,
+    joined: VecDeque<Joined>,
     closed: bool,
 }
 
@@ -56,7 +56,7 @@ impl Threads {
 
 impl Engine for Threads {
     fn start(&self, transfers: Vec<Transfer>) {
-        self.queue.waiting.lock().runs.extend(Run::joined(transfers));
+        self.queue.waiting.lock().joined.extend(Joined::all(transfers));
         self.queue.changed.notify_all();
     }
 }
@@ -73,9 +73,9 @@ impl Queue {
     fn work(&self) {
         loop {
             let mut waiting = self.waiting.lock();
-            let run = loop {
-                if let Some(run) = waiting.runs.pop_front() {
-                    break run;
+            let joined = loop {
+                if let Some(joined) = waiting.joined.pop_front() {
+                    break joined;
                 }
                 if waiting.closed {
                     return;
@@ -83,33 +83,33 @@ impl Queue {
                 self.changed.wait(&mut waiting);
             };
             drop(waiting);
-            let moved = self.perform(&run);
-            for alone in run.finish(moved) {
+            let moved = self.perform(&joined);
+            for alone in joined.finish(moved) {
                 let moved = self.perform(&alone);
                 assert!(alone.finish(moved).is_empty(), "one transfer ends at the first attempt");
             }
         }
     }
 
-    fn perform(&self, run: &Run) -> io::Result<usize> {
-        let file = match run.file() {
+    fn perform(&self, joined: &Joined) -> io::Result<usize> {
+        let file = match joined.file() {
             DiskFile::Data => &self.data,
             DiskFile::Index => &self.index,
         };
-        let mut vectors = run.vectors();
+        let mut vectors = joined.vectors();
         // SAFETY: an `IoVector` has the layout of the slices that rustix wants, which have that of
         // the kernel's `iovec`. The memory is the transfers' until they are finished, and it is
         // written to in reads only.
         let moved = retry_on_intr(|| unsafe {
             let (start, count) = (vectors.as_mut_ptr(), vectors.len());
-            match run.direction() {
+            match joined.direction() {
                 Direction::Read => {
                     let slices = std::slice::from_raw_parts_mut(start.cast(), count);
-                    rustix::io::preadv(file, slices, run.offset())
+                    rustix::io::preadv(file, slices, joined.offset())
                 }
                 Direction::Write => {
                     let slices = std::slice::from_raw_parts(start.cast(), count);
-                    rustix::io::pwritev(file, slices, run.offset())
+                    rustix::io::pwritev(file, slices, joined.offset())
                 }
             }
         });

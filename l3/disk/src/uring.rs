@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::engine::{Engine, join};
 use super::io::{Direction, DiskFile, IoVector, Transfer};
-use super::run::Run;
+use super::joined::Joined;
 
 #[derive(Debug)]
 pub(super) struct Uring {
@@ -34,15 +34,15 @@ struct Ring {
 /// What only one thread at a time may do: fill the submission queue.
 #[derive(Default)]
 struct Submission {
-    /// Runs that the kernel has, by the number that it will answer with.
+    /// What the kernel has, by the number that it will answer with.
     in_flight: Vec<Option<InFlight>>,
     unused: Vec<usize>,
-    waiting: VecDeque<Run>,
+    waiting: VecDeque<Joined>,
 }
 
-/// A run, and the vectors that tell the kernel where its memory is.
+/// Joined transfers, and the vectors that tell the kernel where its memory is.
 struct InFlight {
-    run: Run,
+    joined: Joined,
     vectors: Vec<IoVector>,
 }
 
@@ -50,7 +50,7 @@ struct InFlight {
 const CLOSE: u64 = u64::MAX;
 
 impl Uring {
-    /// Rings with `depth` runs in flight each, or what the kernel has against it.
+    /// Rings with `depth` calls in flight each, or what the kernel has against it.
     pub(super) fn new(data: &File, index: &File, rings: usize, depth: usize) -> io::Result<Self> {
         let ring = |number: usize| -> io::Result<_> {
             let ring = Arc::new(Ring {
@@ -82,11 +82,12 @@ impl Uring {
 
 impl Engine for Uring {
     fn start(&self, transfers: Vec<Transfer>) {
-        let runs = Run::joined(transfers);
-        let first = self.next.fetch_add(runs.len(), Ordering::Relaxed);
-        let mut shares: SmallVec<[Vec<Run>; 4]> = self.rings.iter().map(|_| Vec::new()).collect();
-        for (number, run) in runs.into_iter().enumerate() {
-            shares[(first + number) % self.rings.len()].push(run);
+        let all = Joined::all(transfers);
+        let first = self.next.fetch_add(all.len(), Ordering::Relaxed);
+        let mut shares: SmallVec<[Vec<Joined>; 4]> =
+            self.rings.iter().map(|_| Vec::new()).collect();
+        for (number, joined) in all.into_iter().enumerate() {
+            shares[(first + number) % self.rings.len()].push(joined);
         }
         for ((ring, _), share) in self.rings.iter().zip(shares) {
             if !share.is_empty() {
@@ -108,31 +109,31 @@ impl Drop for Uring {
 }
 
 impl Ring {
-    /// Hands waiting runs to the kernel, as many as it may have.
+    /// Hands what waits to the kernel, as many as it may have.
     fn submit(&self, submission: &mut Submission) {
         // SAFETY: the lock that `submission` came from makes this the only use of the queue.
         let mut queue = unsafe { self.kernel.submission_shared() };
         let mut any = false;
         while !submission.waiting.is_empty() {
             let Some(number) = submission.unused.pop() else { break };
-            let run = submission.waiting.pop_front().expect("not empty");
-            let vectors = run.vectors();
-            let file = types::Fd(match run.file() {
+            let joined = submission.waiting.pop_front().expect("not empty");
+            let vectors = joined.vectors();
+            let file = types::Fd(match joined.file() {
                 DiskFile::Data => self.data.as_raw_fd(),
                 DiskFile::Index => self.index.as_raw_fd(),
             });
             let (start, count) = (vectors.as_ptr().cast(), vectors.len() as u32);
-            let call = match run.direction() {
+            let call = match joined.direction() {
                 Direction::Read => {
-                    opcode::Readv::new(file, start, count).offset(run.offset()).build()
+                    opcode::Readv::new(file, start, count).offset(joined.offset()).build()
                 }
                 Direction::Write => {
-                    opcode::Writev::new(file, start, count).offset(run.offset()).build()
+                    opcode::Writev::new(file, start, count).offset(joined.offset()).build()
                 }
             };
-            submission.in_flight[number] = Some(InFlight { run, vectors });
-            // SAFETY: the vectors and the run stay where they are, on the heap and in `in_flight`, until the
-            // kernel has answered; the run's transfers own the memory that the vectors name.
+            submission.in_flight[number] = Some(InFlight { joined, vectors });
+            // SAFETY: the vectors and the transfers stay where they are, on the heap and in `in_flight`, until the
+            // kernel has answered; the transfers own the memory that the vectors name.
             let pushed = unsafe { queue.push(&call.user_data(number as u64)) };
             pushed.expect("the queue has room for all that may be in flight");
             any = true;
@@ -169,8 +170,8 @@ impl Ring {
 
     fn reap(&self) {
         let mut answers: Vec<(u64, i32)> = Vec::new();
-        let mut ended: Vec<(Run, i32)> = Vec::new();
-        let mut again: Vec<Run> = Vec::new();
+        let mut ended: Vec<(Joined, i32)> = Vec::new();
+        let mut again: Vec<Joined> = Vec::new();
         let mut closing = false;
         loop {
             // SAFETY: only this thread looks at completions.
@@ -196,18 +197,20 @@ impl Ring {
                     continue;
                 }
                 let in_flight = submission.in_flight[number as usize].take();
-                let InFlight { run, vectors } = in_flight.expect("the kernel answers once");
+                let InFlight { joined, vectors } = in_flight.expect("the kernel answers once");
                 drop(vectors);
                 submission.unused.push(number as usize);
-                ended.push((run, result));
+                ended.push((joined, result));
             }
             self.submit(&mut submission);
             // Memory that the kernel still writes to must not go away with this thread.
             let idle = submission.unused.len() == submission.in_flight.len();
             drop(submission);
-            for (run, result) in ended.drain(..) {
+            for (joined, result) in ended.drain(..) {
                 let moved = usize::try_from(result);
-                again.extend(run.finish(moved.map_err(|_| io::Error::from_raw_os_error(-result))));
+                again.extend(
+                    joined.finish(moved.map_err(|_| io::Error::from_raw_os_error(-result))),
+                );
             }
             if !again.is_empty() {
                 let mut submission = self.submission.lock();

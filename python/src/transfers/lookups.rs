@@ -14,7 +14,6 @@ use hashbrown::hash_table::Entry;
 use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use smallvec::SmallVec;
 use terrace_l3::ExistsOptions;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -83,7 +82,8 @@ impl NativeLookups {
         let keys = Keys::of(keys)?;
         let mut known = self.known.lock();
         for key in keys.iter() {
-            if let Some(answer) = known.answer_mut(key) {
+            let hash = known.hash(key);
+            if let Some(answer) = known.answer_mut(hash) {
                 *answer = Answer::Miss;
             }
         }
@@ -95,8 +95,9 @@ impl NativeLookups {
         let keys = Keys::of(keys)?;
         let mut known = self.known.lock();
         for key in keys.iter() {
-            match known.answer_mut(key) {
-                Some(Answer::Hit | Answer::Miss) => known.remove(key),
+            let hash = known.hash(key);
+            match known.answer_mut(hash) {
+                Some(Answer::Hit | Answer::Miss) => known.remove(hash),
                 Some(answer @ Answer::Asked) => *answer = Answer::AskedTooEarly,
                 Some(Answer::AskedTooEarly) | None => {}
             }
@@ -120,19 +121,22 @@ enum Answer {
     Miss,
 }
 
-/// Engines' keys are rarely longer.
-type Key = SmallVec<[u8; 40]>;
+/// Stands for a key. Two keys of one hash, which nobody is likely to see, share an answer; whoever believes it has a
+/// chunk computed that the store has, or reads one that it has not, which is then computed too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct KeyHash(u64);
 
 /// Each key of the table is new, in a question under way, or among the answers that grow old.
 struct Known {
-    answers: HashTable<(Key, Answer)>,
+    /// Without the keys themselves: the fewer bytes a lookup touches, the sooner it has them.
+    answers: HashTable<(KeyHash, Answer)>,
     /// Tenants may have a say in keys, and must not be able to crowd them.
     seed: u64,
     fresh: Keys,
     questions: usize,
     keep: Duration,
     /// When which answers are too old to be believed.
-    ages: VecDeque<(Instant, Keys)>,
+    ages: VecDeque<(Instant, Vec<KeyHash>)>,
 }
 
 impl Known {
@@ -147,41 +151,37 @@ impl Known {
         }
     }
 
+    fn hash(&self, key: &[u8]) -> KeyHash {
+        KeyHash(xxh3_64_with_seed(key, self.seed))
+    }
+
     fn lookup(&mut self, key: &[u8]) -> Answer {
-        let seed = self.seed;
-        let hash = |(key, _): &(Key, Answer)| xxh3_64_with_seed(key, seed);
-        let entry = self.answers.entry(
-            xxh3_64_with_seed(key, seed),
-            |(known, _)| known.as_slice() == key,
-            hash,
-        );
-        match entry {
+        let hash = self.hash(key);
+        match self.answers.entry(hash.0, |(known, _)| *known == hash, |(known, _)| known.0) {
             Entry::Occupied(known) => known.get().1,
             Entry::Vacant(place) => {
-                place.insert((Key::from_slice(key), Answer::Asked));
+                place.insert((hash, Answer::Asked));
                 self.fresh.push(key);
                 Answer::Asked
             }
         }
     }
 
-    fn answer_mut(&mut self, key: &[u8]) -> Option<&mut Answer> {
-        let hash = xxh3_64_with_seed(key, self.seed);
-        let found = self.answers.find_mut(hash, |(known, _)| known.as_slice() == key);
+    fn answer_mut(&mut self, hash: KeyHash) -> Option<&mut Answer> {
+        let found = self.answers.find_mut(hash.0, |(known, _)| *known == hash);
         found.map(|(_, answer)| answer)
     }
 
-    fn remove(&mut self, key: &[u8]) {
-        let hash = xxh3_64_with_seed(key, self.seed);
-        if let Ok(known) = self.answers.find_entry(hash, |(known, _)| known.as_slice() == key) {
+    fn remove(&mut self, hash: KeyHash) {
+        if let Ok(known) = self.answers.find_entry(hash.0, |(known, _)| *known == hash) {
             known.remove();
         }
     }
 
-    fn settle(&mut self, key: &[u8], verdict: Answer) {
-        match self.answer_mut(key) {
+    fn settle(&mut self, hash: KeyHash, verdict: Answer) {
+        match self.answer_mut(hash) {
             Some(answer @ Answer::Asked) => *answer = verdict,
-            Some(Answer::AskedTooEarly) => self.remove(key),
+            Some(Answer::AskedTooEarly) => self.remove(hash),
             // It could not be read meanwhile.
             Some(Answer::Hit | Answer::Miss) | None => {}
         }
@@ -189,10 +189,10 @@ impl Known {
 
     fn expire(&mut self, now: Instant) {
         while self.ages.front().is_some_and(|(until, _)| *until <= now) {
-            let (_, keys) = self.ages.pop_front().expect("there is one");
-            for key in keys.iter() {
-                if let Some(Answer::Hit | Answer::Miss) = self.answer_mut(key) {
-                    self.remove(key);
+            let (_, hashes) = self.ages.pop_front().expect("there is one");
+            for hash in hashes {
+                if let Some(Answer::Hit | Answer::Miss) = self.answer_mut(hash) {
+                    self.remove(hash);
                 }
             }
         }
@@ -217,18 +217,20 @@ impl Question {
 
     fn settle(&mut self, mut verdicts: impl Iterator<Item = Answer>) {
         let keys = std::mem::take(&mut self.keys);
+        let mut hashes = Vec::with_capacity(keys.len());
         let mut left = keys.iter().peekable();
         while left.peek().is_some() {
             let mut known = self.known.lock();
             for key in left.by_ref().take(ANSWERS_AT_A_TIME) {
-                known.settle(key, verdicts.next().unwrap_or(Answer::Miss));
+                let hash = known.hash(key);
+                known.settle(hash, verdicts.next().unwrap_or(Answer::Miss));
+                hashes.push(hash);
             }
         }
-        drop(left);
         let mut known = self.known.lock();
         known.questions -= 1;
         let until = Instant::now() + known.keep;
-        known.ages.push_back((until, keys));
+        known.ages.push_back((until, hashes));
     }
 }
 

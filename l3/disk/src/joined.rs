@@ -8,38 +8,39 @@ use smallvec::{SmallVec, smallvec};
 use super::engine::finish;
 use super::io::{Direction, DiskFile, IoVector, Transfer};
 
-/// Transfers are joined up to so many bytes. A disk is at its best with that, and several runs of this size keep it
-/// busy. The kernel takes 1024 pieces of memory in a call, which these cannot have: none is shorter than a block.
-const BYTES_MAX: usize = 2 << 20;
+/// Transfers are joined up to so many bytes, a MiB of objects with their headers: a disk gains nothing from more, and
+/// several of this size keep it busy. The kernel takes 1024 pieces of memory in a call, which these cannot have:
+/// none is shorter than a block.
+const BYTES_MAX: usize = 9 << 17;
 
 /// Transfers in one direction whose ranges follow each other in a file.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct Joined {
     /// At least one, in order.
     transfers: SmallVec<[Transfer; 1]>,
     bytes: usize,
 }
 
-impl Run {
+impl Joined {
     /// Joins what can be joined. The order of transfers means nothing, so they are sorted first: slots that were freed
     /// one after the other are taken in the opposite order.
-    pub(super) fn joined(mut transfers: Vec<Transfer>) -> Vec<Self> {
+    pub(super) fn all(mut transfers: Vec<Transfer>) -> Vec<Self> {
         let place = |transfer: &Transfer| {
             (transfer.file() as u8, transfer.direction() as u8, transfer.offset())
         };
         transfers.sort_by_key(place);
-        let mut runs: Vec<Self> = Vec::new();
+        let mut all: Vec<Self> = Vec::new();
         for transfer in transfers {
-            match runs.last_mut() {
-                Some(run) if run.is_followed_by(&transfer) => run.push(transfer),
-                Some(_) | None => runs.push(Self::of(transfer)),
+            match all.last_mut() {
+                Some(joined) if joined.is_followed_by(&transfer) => joined.push(transfer),
+                Some(_) | None => all.push(Self::alone(transfer)),
             }
         }
-        runs
+        all
     }
 
     /// Ends it: the disk has moved that many bytes, or failed. If that is not all, and there are several transfers,
-    /// nobody knows whose fault it is: each is answered as a run of its own, to be tried again.
+    /// nobody knows whose fault it is: each is answered alone, to be tried again.
     #[must_use]
     pub(super) fn finish(mut self, moved: io::Result<usize>) -> SmallVec<[Self; 1]> {
         if self.transfers.len() == 1 {
@@ -54,7 +55,7 @@ impl Run {
             }
             return SmallVec::new();
         }
-        self.transfers.into_iter().map(Self::of).collect()
+        self.transfers.into_iter().map(Self::alone).collect()
     }
 
     pub(super) fn file(&self) -> DiskFile {
@@ -74,7 +75,7 @@ impl Run {
         self.transfers.iter().flat_map(Transfer::vectors).collect()
     }
 
-    fn of(transfer: Transfer) -> Self {
+    fn alone(transfer: Transfer) -> Self {
         Self { bytes: transfer.bytes(), transfers: smallvec![transfer] }
     }
 
@@ -112,9 +113,10 @@ mod tests {
         Transfer::new(direction, DiskFile::Data, block * BLOCK_BYTES as u64, parts, done)
     }
 
-    fn ranges(runs: &[Run]) -> Vec<(u64, usize)> {
-        let range = |run: &Run| (run.offset() / BLOCK_BYTES as u64, run.bytes / BLOCK_BYTES);
-        runs.iter().map(range).collect()
+    fn ranges(all: &[Joined]) -> Vec<(u64, usize)> {
+        let range =
+            |joined: &Joined| (joined.offset() / BLOCK_BYTES as u64, joined.bytes / BLOCK_BYTES);
+        all.iter().map(range).collect()
     }
 
     fn told(answered: &Receiver<Told>) -> Vec<(u64, bool)> {
@@ -129,18 +131,18 @@ mod tests {
         let (answer, _answered) = channel();
         let write = |block, blocks| transfer(&answer, Direction::Write, block, blocks);
         let read = transfer(&answer, Direction::Read, 6, 2);
-        let runs = Run::joined(vec![write(4, 2), write(2, 2), write(0, 2), write(9, 1), read]);
-        assert_eq!(ranges(&runs), [(6, 2), (0, 6), (9, 1)]);
-        assert_eq!(runs[1].vectors().len(), 3);
+        let all = Joined::all(vec![write(4, 2), write(2, 2), write(0, 2), write(9, 1), read]);
+        assert_eq!(ranges(&all), [(6, 2), (0, 6), (9, 1)]);
+        assert_eq!(all[1].vectors().len(), 3);
     }
 
     #[test]
-    fn a_run_is_no_longer_than_it_may_be() {
+    fn no_more_is_joined_than_may_be() {
         let (answer, _answered) = channel();
         let most = BYTES_MAX / BLOCK_BYTES;
         let write = |block: usize| transfer(&answer, Direction::Write, block as u64, 1);
-        let runs = Run::joined((0..most + 3).map(write).collect());
-        assert_eq!(ranges(&runs), [(0, most), (most as u64, 3)]);
+        let all = Joined::all((0..most + 3).map(write).collect());
+        assert_eq!(ranges(&all), [(0, most), (most as u64, 3)]);
     }
 
     #[test]
@@ -148,13 +150,13 @@ mod tests {
         let (answer, answered) = channel();
         let write = |block| transfer(&answer, Direction::Write, block, 1);
         for moved in [Err(io::Error::other("a bad sector")), Ok(BLOCK_BYTES)] {
-            let mut runs = Run::joined(vec![write(0), write(1), write(2)]);
-            let again = runs.pop().unwrap().finish(moved);
+            let mut all = Joined::all(vec![write(0), write(1), write(2)]);
+            let again = all.pop().unwrap().finish(moved);
             assert_eq!(ranges(&again), [(0, 1), (1, 1), (2, 1)]);
             assert_eq!(told(&answered), [], "nobody is told before it is known whose fault it is");
-            for (number, run) in again.into_iter().enumerate() {
+            for (number, joined) in again.into_iter().enumerate() {
                 let moved = if number == 1 { 0 } else { BLOCK_BYTES };
-                assert!(run.finish(Ok(moved)).is_empty());
+                assert!(joined.finish(Ok(moved)).is_empty());
             }
             assert_eq!(told(&answered), [(0, true), (1, false), (2, true)]);
         }

@@ -121,6 +121,7 @@ fn owned_once<'a, T: Tier, I: Iterator<Item = &'a Page<T>>>(
 fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
     let tree = &cache.tree;
     let first = if node.is_root() { node.namespace } else { node.keys()[0] };
+    ensure!(node.first_key == first, "node {index} has another first key than its first page");
     ensure!(tree.by_key.get(&first) == Some(&index), "node {index} cannot be found by its key");
     ensure!(
         node.excerpt.tokens().len() == node.len() * tree.page_size,

@@ -55,6 +55,9 @@ pub(crate) struct Node {
     pub(crate) start_page: u32,
     /// The digest of the namespace.
     pub(crate) namespace: PageKey,
+    /// What the tree finds it by: the key of its first page; a root's, that of the namespace. It is among the keys of
+    /// the excerpt too, but those are far away in memory.
+    pub(crate) first_key: PageKey,
     /// The keys and tokens of the pages.
     pub(crate) excerpt: Excerpt,
     pub(crate) device: Holding<Device>,
@@ -73,7 +76,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(namespace: PageKey, start_page: u32, usage: Usage) -> Self {
+    pub(crate) fn new(
+        namespace: PageKey,
+        first_key: PageKey,
+        start_page: u32,
+        usage: Usage,
+    ) -> Self {
         Self {
             generation: 0,
             parent: NONE,
@@ -82,6 +90,7 @@ impl Node {
             next_sibling: NONE,
             start_page,
             namespace,
+            first_key,
             excerpt: Excerpt::default(),
             device: Holding::default(),
             host: Holding::default(),

@@ -209,6 +209,11 @@ impl Tree {
     }
 
     fn child(&self, above: u32, key: PageKey) -> Option<u32> {
+        // Mostly the latest child goes on from here, and it is in one place in memory where the map is in two more.
+        let latest = self.nodes[above as usize].first_child;
+        if self.nodes.get(latest as usize).is_some_and(|child| child.first_key == key) {
+            return Some(latest);
+        }
         let &index = self.by_key.get(&key)?;
         // The keys chain from the namespace on, so another parent means a collision of keys.
         (self.nodes[index as usize].parent == above).then_some(index)

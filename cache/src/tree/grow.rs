@@ -132,7 +132,7 @@ impl Tree {
             reach: run.reach,
         };
         self.some_are_limited |= !run.reach.is_all();
-        let mut node = Node::new(above.namespace, run.start_page, usage);
+        let mut node = Node::new(above.namespace, run.first_key(), run.start_page, usage);
         self.furnish(&mut node, run);
         node.l3_round = self.l3_round;
         let index = self.place(node);
@@ -153,7 +153,7 @@ impl Tree {
             fingerprint: 0,
             reach: Reach::L3,
         };
-        let root = self.place(Node::new(namespace, 0, usage));
+        let root = self.place(Node::new(namespace, namespace, 0, usage));
         self.by_key.insert(namespace, root);
         root
     }

@@ -122,14 +122,22 @@ impl Tree {
         if !planted(Bug::ForgetRemovedEvent) {
             self.tell_gone::<T>(index, kept);
         }
-        self.withdraw(index);
         let node = &mut self.nodes[index as usize];
         node.excerpt.truncate(kept);
         pool.give_all(T::of_mut(node).pages.drain(kept..));
         // A victim goes on shrinking until it is gone: copying what is left would be for nothing, and
         // the copy of a long one would hold up the step that needs the room.
         node.is_untrimmed = true;
-        self.refresh(index);
+        // It may go as before: of what that depends on, nothing has changed.
+        let (evictable, offered) = (T::of(node).evictable, T::of(node).offered);
+        let usage = node.usage;
+        let state = T::state_mut(self);
+        if evictable {
+            state.evictable_pages -= pages;
+        }
+        if offered {
+            state.policy.shortened(index, &usage);
+        }
         true
     }
 
@@ -184,7 +192,7 @@ impl Tree {
     pub(super) fn unlink_and_vacate(&mut self, index: u32) {
         debug_assert_eq!(self.nodes[index as usize].first_child, NONE);
         self.unlink(index);
-        let first = self.nodes[index as usize].keys()[0];
+        let first = self.nodes[index as usize].first_key;
         if !planted(Bug::KeepKeyOfRemovedNode) {
             self.by_key.remove(&first);
         }

@@ -41,7 +41,7 @@ impl Tree {
         let node = &mut self.nodes[index as usize];
         let parent = node.parent;
         let lower = node.excerpt.split_off(pages);
-        let mut upper = Node::new(node.namespace, node.start_page, node.usage);
+        let mut upper = Node::new(node.namespace, node.first_key, node.start_page, node.usage);
         upper.excerpt = std::mem::replace(&mut node.excerpt, lower);
         upper.device = split_holding(&mut node.device, pages);
         upper.host = split_holding(&mut node.host, pages);
@@ -51,7 +51,8 @@ impl Tree {
         node.start_page += pages as u32;
         self.tick += 1;
         node.usage.created = self.tick;
-        let (first, lower_first) = (upper.keys()[0], node.keys()[0]);
+        let (first, lower_first) = (upper.first_key, node.keys()[0]);
+        node.first_key = lower_first;
         node.usage.fingerprint = lower_first.0 as u64;
         self.unlink(index);
         let upper = self.place(upper);
@@ -100,8 +101,9 @@ impl Tree {
         self.withdraw(index);
         self.withdraw(child_index);
         let [node, child] = both(&mut self.nodes, index, child_index);
-        self.by_key.remove(&child.keys()[0]);
-        self.by_key.insert(node.keys()[0], child_index);
+        self.by_key.remove(&child.first_key);
+        self.by_key.insert(node.first_key, child_index);
+        child.first_key = node.first_key;
         let parent = node.parent;
         child.start_page = node.start_page;
         child.usage.created = node.usage.created;
@@ -137,13 +139,14 @@ impl Tree {
         self.withdraw(child_index);
         self.withdraw(index);
         let [node, child] = both(&mut self.nodes, index, child_index);
-        self.by_key.remove(&child.keys()[0]);
+        self.by_key.remove(&child.first_key);
         device.give_all(node.device.pages.drain(kept..));
         child.excerpt.prepend(&mut node.excerpt.split_off(kept));
         child.host.pages.splice(..0, node.host.pages.drain(kept..));
         child.start_page = node.end_page();
-        child.usage.fingerprint = child.keys()[0].0 as u64;
-        self.by_key.insert(child.keys()[0], child_index);
+        child.first_key = child.keys()[0];
+        child.usage.fingerprint = child.first_key.0 as u64;
+        self.by_key.insert(child.first_key, child_index);
         node.is_untrimmed = true;
         self.refresh(child_index);
         self.refresh(index);

@@ -66,7 +66,8 @@ impl Panel {
     fn drawing(&self) -> Markup {
         html! {
             text.title x="0" y="22" {
-                (self.chart.title) " " tspan.quiet dx="6" { (self.chart.note) }
+                (self.chart.title)
+                @if !self.chart.note.is_empty() { " " tspan.quiet dx="6" { (self.chart.note) } }
             }
             (moved(0.0, PLOT_TOP, &self.chart.drawing()))
             text.quiet x="0" y=(LEGEND_TOP) { (self.heading) }

@@ -59,12 +59,6 @@ pub(crate) trait EvictionPolicy: Debug + Send + Sync {
     /// The node may not be evicted any more, or is gone.
     fn withdraw(&mut self, node: u32);
 
-    /// A node on offer lost its last pages, and is used as before.
-    fn shortened(&mut self, node: u32, usage: &Usage) {
-        self.withdraw(node);
-        self.offer(node, usage);
-    }
-
     /// The node to evict next. It stays on offer until withdrawn.
     fn victim(&mut self) -> Option<u32>;
 

@@ -25,10 +25,6 @@ impl EvictionPolicy for Ranked {
         self.nodes.remove(node);
     }
 
-    fn shortened(&mut self, _node: u32, _usage: &Usage) {
-        // Its rank follows from its usage, and its place from its rank.
-    }
-
     fn victim(&mut self) -> Option<u32> {
         self.nodes.first()
     }

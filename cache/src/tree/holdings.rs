@@ -128,15 +128,9 @@ impl Tree {
         // A victim goes on shrinking until it is gone: copying what is left would be for nothing, and
         // the copy of a long one would hold up the step that needs the room.
         node.is_untrimmed = true;
-        // It may go as before: of what that depends on, nothing has changed.
-        let (evictable, offered) = (T::of(node).evictable, T::of(node).offered);
-        let usage = node.usage;
-        let state = T::state_mut(self);
-        if evictable {
-            state.evictable_pages -= pages;
-        }
-        if offered {
-            state.policy.shortened(index, &usage);
+        // Whether and when it goes does not depend on its length: it stays where it is in the order.
+        if T::of(node).evictable {
+            T::state_mut(self).evictable_pages -= pages;
         }
         true
     }

@@ -65,6 +65,23 @@ fn only_as_many_pages_go_as_are_wanted() {
 }
 
 #[test]
+fn a_victim_that_lost_pages_keeps_its_place_in_the_order() {
+    let mut cache = cache_that_evicts(EvictionKind::Slru, 32, 0);
+    for text in ["aaaa", "bbbb", "cccc", "dddd", "eeee"] {
+        let pin = publish_and_pin(&mut cache, text);
+        cache.touch(&pin, true, 1);
+        cache.unpin_device(pin);
+    }
+    // All were hit. The protected segment is too small for all, so the first of them is not protected any more.
+    evict_device(&mut cache, 1);
+    publish(&mut cache, "yyyy");
+    publish(&mut cache, "zzzz");
+    evict_device(&mut cache, 1);
+    assert_eq!((depths(&cache, "aaaa").0, depths(&cache, "yyyy").0), (2, 4));
+    end(cache);
+}
+
+#[test]
 fn a_host_copy_of_what_the_device_has_can_go() {
     let mut cache = cache(4, 4);
     publish(&mut cache, "abcd");

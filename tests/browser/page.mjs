@@ -94,6 +94,17 @@ async function tiersAndTreeAppear(page) {
   assert.ok((await page.locator("#requests .life .Decoding").count()) >= 2, "both lives are drawn");
 }
 
+/** Where a wide window is low, panels scroll; nothing in them is squeezed into what is next to it. */
+async function fitsInLowWindows(page) {
+  await page.setViewportSize({ width: 1280, height: 660 });
+  const squeezed = await page.evaluate(() =>
+    [...document.querySelectorAll("#ask > *")].filter((it) => it.scrollHeight > it.clientHeight + 1).map((it) => it.id),
+  );
+  assert.deepEqual(squeezed.filter((id) => id !== "answer"), [], "what does not fit is scrolled to");
+  await page.setViewportSize({ width: 1280, height: 800 });
+  saw("it fits in a low window");
+}
+
 async function fitsOnPhones(page) {
   await page.setViewportSize({ width: 390, height: 844 });
   const tooWide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
@@ -263,6 +274,7 @@ async function story(page, world) {
   await page.waitForSelector('#tree .node.in-l3');
   await tiersAndTreeAppear(page);
   await showsTimes(page);
+  await fitsInLowWindows(page);
   await fitsOnPhones(page);
   await survivesReload(page);
   await opensFolded(page.context().browser(), page.url());

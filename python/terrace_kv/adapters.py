@@ -84,8 +84,6 @@ def open_store(config: Mapping[str, Any], *, object_bytes: int, known: Iterable[
     if kind != "nodes":
         told["object_max"] = max(size(told.get("object_max", 0)), object_bytes)
         told.setdefault("capacity", MEMORY_CAPACITY if kind == "memory" else DISK_CAPACITY)
-    if "reserve" in told:
-        told["reserve_bytes"] = size(told.pop("reserve"))
     told["for_engines"] = True
     guard = GUARD | dict(settings.get("guard", {}))
     return SharedStore.open(place, told, guard)

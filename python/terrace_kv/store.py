@@ -123,11 +123,12 @@ class Store:
 
     ``place`` is ``memory``, ``disk:FOLDER``, ``nodes://HOST:PORT,HOST:PORT``, ``mooncake://HOST:PORT``,
     ``s3://BUCKET/PREFIX`` (or ``gs://``, ``az://``) or ``bucket:file:///FOLDER``. ``capacity`` and ``object_max`` (the
-    maximum size of an object) are bytes or text like ``64MiB``; for nodes they are set on the nodes. ``memory`` is the size of
-    a memory cache on top of a disk store. ``guard`` adds deadlines, a circuit breaker and a negative cache, so that a slow or
-    failing store does not block the caller: True, or settings of ``GuardConfig``. Other settings are those of the crate's
-    configuration, such as ``lease_ttl_ms``; ``library`` for Mooncake; ``secret_file``, ``client`` and ``copies`` for nodes. For
-    a feature store in a Mooncake cluster, set ``for_features=True``.
+    maximum size of an object) are bytes or text like ``64MiB``; for nodes they are set on the nodes. ``memory`` is the
+    size of a memory cache on top of a disk store, and ``reserve`` the free space that it leaves on its file system.
+    ``guard`` adds deadlines, a circuit breaker and a negative cache, so that a slow or failing store does not block the
+    caller: True, or settings of ``GuardConfig``. Other settings are those of the crate's configuration, such as
+    ``lease_ttl_ms``; ``library`` for Mooncake; ``secret_file``, ``client`` and ``copies`` for nodes. For a feature
+    store in a Mooncake cluster, set ``for_features=True``.
 
     Every object is verified when it is read. An object that does not verify is missing, so wrong bytes are never
     returned. Each call is for a batch of objects and returns one result per object. Methods that end in ``_async`` are for
@@ -143,6 +144,7 @@ class Store:
         capacity: int | str = 0,
         object_max: int | str = 0,
         memory: int | str = 0,
+        reserve: int | str | None = None,
         guard: bool | Mapping[str, int] = False,
         for_features: bool = False,
         **settings: Any,
@@ -154,6 +156,8 @@ class Store:
             "for_features": for_features,
             **settings,
         }
+        if reserve is not None:
+            told["reserve_bytes"] = size(reserve)
         if guard is not False:
             told["guard"] = {} if guard is True else dict(guard)
         self._native = _native.Store(place, json.dumps(told))

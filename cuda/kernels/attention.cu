@@ -532,23 +532,43 @@ struct Segments {
     u32 unused[3];
 };
 
-extern "C" __global__ void __launch_bounds__(DEPTH)
+#define JOIN_THREADS 256
+// Segments whose results are on their way at once.
+#define JOIN_AHEAD 8
+
+extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
 join(const float *partials, const Segments *all, const u32 *counts, u16 *found_out) {
-    follow();
-    // How many there are, and how many units the largest takes.
-    u32 rows = counts[1] * FEW_ROWS, jobs = counts[0] * KV_HEADS * rows;
-    for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) {
+    let_the_next_kernel_begin();
+    // A thread has two elements of a row.
+    const u32 PAIRS = HEAD_DIM / 2, ROWS_AT_ONCE = JOIN_THREADS / PAIRS;
+    u32 element = threadIdx.x % PAIRS * 2, slot = threadIdx.x / PAIRS;
+    // How many there are, and how many rows the largest has.
+    u32 rows = counts[1], jobs = slot < ROWS_AT_ONCE ? counts[0] * KV_HEADS * rows : 0;
+    after_the_kernel_before();
+    for (u32 job = blockIdx.x * ROWS_AT_ONCE + slot; job < jobs; job += gridDim.x * ROWS_AT_ONCE) {
         Segments segments = all[job / (KV_HEADS * rows)];
-        u32 kv_head = job / rows % KV_HEADS, row = job % rows, token = row / GROUP, element = threadIdx.x;
-        if (row >= segments.units * FEW_ROWS || token >= segments.tokens || element >= HEAD_DIM) continue;
+        u32 kv_head = job / rows % KV_HEADS, row = job % rows, token = row / GROUP;
+        if (token >= segments.tokens) continue;
         Joined joined = {-INFINITE, 0.0f};
-        float found = 0.0f;
-        for (u32 segment = 0; segment < segments.count; segment++) {
-            u32 at = segments.first_partial + segment * segments.units;
-            const float *partial = left_by((float *)partials, at, segments.units, kv_head, row);
-            found = join_found(found, partial[2 + element], join_weights(joined, partial[0], partial[1]));
+        float2 found = make_float2(0.0f, 0.0f);
+        for (u32 first = 0; first < segments.count; first += JOIN_AHEAD) {
+            float2 tops[JOIN_AHEAD], founds[JOIN_AHEAD];
+#pragma unroll
+            for (u32 at = 0; at < JOIN_AHEAD; at++) {
+                if (first + at >= segments.count) break;
+                u32 partial = segments.first_partial + (first + at) * segments.units;
+                const float *from = left_by((float *)partials, partial, segments.units, kv_head, row);
+                tops[at] = *(const float2 *)from, founds[at] = *(const float2 *)(from + 2 + element);
+            }
+#pragma unroll
+            for (u32 at = 0; at < JOIN_AHEAD; at++) {
+                if (first + at >= segments.count) break;
+                float2 weights = join_weights(joined, tops[at].x, tops[at].y);
+                found.x = join_found(found.x, founds[at].x, weights), found.y = join_found(found.y, founds[at].y, weights);
+            }
         }
+        float share = 1.0f / joined.sum;
         u64 to = (u64)(segments.first_token + token) * QUERIES_WIDTH + (kv_head * GROUP + row % GROUP) * HEAD_DIM;
-        found_out[to + element] = narrow(in_the_end(found, 1.0f / joined.sum));
+        *(u32 *)(found_out + to + element) = pair_of(in_the_end(found.x, share), in_the_end(found.y, share));
     }
 }

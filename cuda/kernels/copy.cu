@@ -44,16 +44,18 @@ __device__ __forceinline__ void copy_chunk(u64 to, u64 from, unsigned bytes, uns
   }
 }
 
-// Copies `bytes` bytes from `offset` on of every piece of a list. Warps take chunks in turn, whatever piece they are of.
-extern "C" __global__ void __launch_bounds__(1024)
+// Copies `bytes` bytes from `offset` on of every piece of a list. Warps take chunks in turn, whatever piece they are of; their
+// number fits in 32 bits, or eight terabytes would be copied at once. Blocks are small, with few registers: they have room
+// beside those of steps.
+extern "C" __global__ void __launch_bounds__(256, 8)
     copy_parts(const Pair *list, unsigned pairs, u64 offset, u64 bytes) {
   unsigned lane = threadIdx.x % WARP_LANES;
-  u64 warp = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP_LANES;
-  u64 warps = static_cast<u64>(gridDim.x) * blockDim.x / WARP_LANES;
-  u64 chunks = (bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
-  for (u64 work = warp; work < pairs * chunks; work += warps) {
+  unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES;
+  unsigned warps = gridDim.x * blockDim.x / WARP_LANES;
+  unsigned chunks = static_cast<unsigned>((bytes + CHUNK_BYTES - 1) / CHUNK_BYTES);
+  for (unsigned work = warp; work < pairs * chunks; work += warps) {
     Pair pair = list[work / chunks];
-    u64 at = work % chunks * CHUNK_BYTES;
+    u64 at = static_cast<u64>(work % chunks) * CHUNK_BYTES;
     u64 left = bytes - at;
     unsigned here = left < CHUNK_BYTES ? static_cast<unsigned>(left) : CHUNK_BYTES;
     copy_chunk(pair.to + offset + at, pair.from + offset + at, here, lane);

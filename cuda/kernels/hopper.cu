@@ -117,11 +117,25 @@ struct Copies {
     u32 sent;
 };
 
-// Has the tiles of an item copied, as places become free.
+// Has the tiles of an item copied, as places become free. With WAITS, keys and values of the step itself are copied when
+// the kernel before this one has ended.
+template <bool WAITS>
 __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_head) {
-    u32 lane = threadIdx.x % 32;
+    static_assert(COPIES <= 32, "a lane has one copy");
+    u32 lane = threadIdx.x % 32, half = lane % 2, offset = lane / 2 * BOX;
     const u32 *table = copies.table + (u64)item.row * copies.row_entries;
+    // What is outside of the map is zero.
+    auto block_of = [&](u32 tile_start) -> u32 {
+        u32 position = tile_start + offset;
+        if (lane >= COPIES || position >= item.keys_end) return 0x7ffffffe;
+        return table[position / PAGE_SIZE] * (LAYERS * KV_HEADS * 2) + copies.layer_block + kv_head * 2;
+    };
+    u32 next = block_of(item.keys_from);
     for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
+        // Looked up ahead, so that a place that becomes free is not kept waiting.
+        u32 block = next;
+        next = block_of(tile_start + TILE);
+        if (WAITS && tile_start + TILE > item.position) after_the_kernel_before();
 #pragma unroll
         for (u32 is_value = 0; is_value < 2; is_value++, copies.sent++) {
             u32 place = copies.sent % copies.places, turn = copies.sent / copies.places;
@@ -129,15 +143,8 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
             u32 barrier = copies.full + place * 8;
             if (lane == 0) arrive_and_expect(barrier, TILE_BYTES);
             __syncwarp();
-            for (u32 copy = lane; copy < COPIES; copy += 32) {
-                u32 half = copy % 2, box = copy / 2, position = tile_start + box * BOX;
-                // What is outside of the map is zero.
-                u32 block = 0x7fffffff;
-                if (position < item.keys_end)
-                    block = table[position / PAGE_SIZE] * (LAYERS * KV_HEADS * 2) + copies.layer_block + kv_head * 2 + is_value;
-                u32 to = copies.tiles_at + place * TILE_BYTES + half * HALF_BYTES + box * BOX * 128;
-                copy_page(to, copies.map, position % PAGE_SIZE, half, block, barrier);
-            }
+            u32 to = copies.tiles_at + place * TILE_BYTES + half * HALF_BYTES + offset * 128;
+            if (lane < COPIES) copy_page(to, copies.map, (tile_start + offset) % PAGE_SIZE, half, block + is_value, barrier);
         }
     }
 }
@@ -169,7 +176,7 @@ attend_on_hopper(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x < 32) {
             Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, PLACES, 0};
-            send(copies, item, kv_head);
+            send<false>(copies, item, kv_head);
         }
         return;
     }
@@ -324,12 +331,11 @@ __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
     return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
 
-// With registers for one block more than there are, so that copies have room beside them.
-extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS + 1)
+// Queries are loaded again for every tile: what that saves of registers leaves room for a block of copies.
+extern "C" __global__ void __launch_bounds__(FEW_HOPPER_THREADS, FEW_BLOCKS)
 attend_few_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, const u32 *item_count, float *partials,
     const __grid_constant__ Map map, u32 layer) {
-    follow();
     extern __shared__ __align__(1024) u8 memory[];
     __shared__ u64 barriers[2 * FEW_PLACES];
     __shared__ float highest_of[4][FEW_ROWS], sum_of[4][FEW_ROWS];
@@ -342,12 +348,14 @@ attend_few_on_hopper(
             prepare(empty + place * 8, 4);
         }
     __syncthreads();
+    let_the_next_kernel_begin();
     u32 jobs = *item_count * KV_HEADS;
     if (threadIdx.x >= 128) {
         Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, FEW_PLACES, 0};
-        for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send(copies, items[job / KV_HEADS], job % KV_HEADS);
+        for (u32 job = blockIdx.x; job < jobs; job += gridDim.x) send<true>(copies, items[job / KV_HEADS], job % KV_HEADS);
         return;
     }
+    after_the_kernel_before();
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, taken = 0;
     float scale = score_scale();
     const int BLOCKS = DEPTH / 8 / 4;
@@ -358,10 +366,6 @@ attend_few_on_hopper(
         end_group();
         wait_for_groups<0>();
         meet();
-        u32 queries[DEPTH / 16][4];
-#pragma unroll
-        for (int step = 0; step < DEPTH / 16; step++)
-            load_four(queries[step], queries_at + spot(lane % 16, step * 2 + lane / 16));
         Few<BLOCKS> few(item);
         for (u32 tile_start = item.keys_from; tile_start < item.keys_end; tile_start += TILE) {
             u32 place = taken % FEW_PLACES, keys_at = tiles_at + place * TILE_BYTES;
@@ -369,10 +373,11 @@ attend_few_on_hopper(
             float scores[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
 #pragma unroll
             for (int step = 0; step < DEPTH / 16; step++) {
-                u32 keys[4];
+                u32 queries[4], keys[4];
+                load_four(queries, queries_at + spot(lane % 16, step * 2 + lane / 16));
                 load_four(keys, keys_at + spot_in_tile(warp * PART + lane % 8 + lane / 16 * 8, step * 2 + lane / 8 % 2));
-                multiply(scores[0], queries[step], keys[0], keys[1]);
-                multiply(scores[1], queries[step], keys[2], keys[3]);
+                multiply(scores[0], queries, keys[0], keys[1]);
+                multiply(scores[1], queries, keys[2], keys[3]);
             }
             if (lane == 0) arrive(empty + place * 8);
             few.mask(scores, tile_start, highest_of);

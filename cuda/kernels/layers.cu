@@ -24,12 +24,13 @@ extern "C" __global__ void take_in(
         tokens[awaited[at].token].token = chosen_before[awaited[at].output];
 }
 
-// x[token] = the token's embedding.
-extern "C" __global__ void embed(const u16 *embeddings, const Token *tokens, u16 *x, u32 dim) {
-    follow();
-    const uint4 *from = (const uint4 *)(embeddings + (u64)tokens[blockIdx.x].token * dim);
-    uint4 *to = (uint4 *)(x + (u64)blockIdx.x * dim);
-    for (u32 at = threadIdx.x; at < dim / 8; at += blockDim.x) to[at] = from[at];
+// x[token] = the token's embedding. The first kernel of a step that others follow, and the only one that lets none of them
+// begin before it has ended: what was there before it, be it lists or pages of earlier steps, needs no waiting for after it.
+extern "C" __global__ void embed(const u16 *embeddings, const Token *tokens, u16 *x) {
+    after_the_kernel_before();
+    const uint4 *from = (const uint4 *)(embeddings + (u64)tokens[blockIdx.x].token * DIM);
+    uint4 *to = (uint4 *)(x + (u64)blockIdx.x * DIM);
+    for (u32 at = threadIdx.x; at < DIM / 8; at += blockDim.x) to[at] = from[at];
 }
 
 // Eight numbers times what their norm says, and times their weights.
@@ -44,35 +45,49 @@ __device__ __forceinline__ uint4 normed(uint4 numbers, uint4 weights, float fact
     return numbers;
 }
 
+#define NORM_THREADS 256
+// Eights of a token's numbers that a thread has.
+#define EIGHTS ((DIM / 8 + NORM_THREADS - 1) / NORM_THREADS)
+
+template <class Each>
+__device__ __forceinline__ void for_eights(Each each) {
+#pragma unroll
+    for (u32 n = 0; n < EIGHTS; n++)
+        if (n * NORM_THREADS + threadIdx.x < DIM / 8) each(n, n * NORM_THREADS + threadIdx.x);
+}
+
 // x[token] += y[token], if there is a y; out[row] = norm(x[token]). Row and token are the same, unless `rows`
 // says which tokens are meant.
-extern "C" __global__ void __launch_bounds__(256)
-add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, u32 dim, float epsilon) {
-    follow();
-    __shared__ float sums[8];
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
+add_norm(u16 *x, const u16 *y, const u16 *weights, u16 *out, const u32 *rows, float epsilon) {
+    let_the_next_kernel_begin();
+    __shared__ float sums[NORM_THREADS / 32];
+    uint4 by[EIGHTS], numbers[EIGHTS], added[EIGHTS];
+    for_eights([&](u32 n, u32 at) { by[n] = ((const uint4 *)weights)[at]; });
+    after_the_kernel_before();
     u64 token = rows ? rows[blockIdx.x] : blockIdx.x;
-    uint4 *numbers = (uint4 *)(x + token * dim);
-    const uint4 *added = (const uint4 *)(y + token * dim);
+    uint4 *place = (uint4 *)(x + token * DIM);
+    for_eights([&](u32 n, u32 at) {
+        numbers[n] = place[at];
+        if (y) added[n] = ((const uint4 *)(y + token * DIM))[at];
+    });
     float squares = 0.0f;
-    for (u32 at = threadIdx.x; at < dim / 8; at += 256) {
-        uint4 eight = numbers[at];
-        u32 *pairs = (u32 *)&eight;
+    for_eights([&](u32 n, u32 at) {
+        u32 *pairs = (u32 *)&numbers[n];
         if (y) {
-            uint4 more = added[at];
-            const u32 *others = (const u32 *)&more;
+            const u32 *others = (const u32 *)&added[n];
             for (int pair = 0; pair < 4; pair++)
                 pairs[pair] = pair_of(low(pairs[pair]) + low(others[pair]), high(pairs[pair]) + high(others[pair]));
-            numbers[at] = eight;
+            place[at] = numbers[n];
         }
         for (int pair = 0; pair < 4; pair++) {
             squares = fmaf(low(pairs[pair]), low(pairs[pair]), squares);
             squares = fmaf(high(pairs[pair]), high(pairs[pair]), squares);
         }
-    }
-    float factor = rsqrtf(block_sum<8>(squares, sums) / (float)dim + epsilon);
-    uint4 *to = (uint4 *)(out + (u64)blockIdx.x * dim);
-    const uint4 *eights = (const uint4 *)weights;
-    for (u32 at = threadIdx.x; at < dim / 8; at += 256) to[at] = normed(numbers[at], eights[at], factor);
+    });
+    float factor = rsqrtf(block_sum<NORM_THREADS / 32>(squares, sums) / (float)DIM + epsilon);
+    uint4 *to = (uint4 *)(out + (u64)blockIdx.x * DIM);
+    for_eights([&](u32 n, u32 at) { to[at] = normed(numbers[n], by[n], factor); });
 }
 
 #ifdef HEAD_DIM

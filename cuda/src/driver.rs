@@ -7,6 +7,8 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use terrace_scheduler::CopyDirection;
+
 /// An address that the device understands: of its own memory, or of pinned host memory as it sees that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
@@ -219,7 +221,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
         bytes: usize,
     ) -> Result<(), CallError>;
 
-    /// Copies a part of every piece of a list by the copy kernel.
+    /// Copies a part of every piece of a list by the copy kernel; all go in one direction.
     ///
     /// # Errors
     /// When it cannot be launched.
@@ -229,6 +231,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     unsafe fn copy_by_kernel(
         &self,
         stream: Stream,
+        direction: CopyDirection,
         list: PairList,
         part: Part,
     ) -> Result<(), CallError>;

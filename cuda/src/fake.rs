@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use terrace_scheduler::CopyDirection;
 
 use crate::canary::checksum;
 use crate::driver::{
@@ -566,6 +567,7 @@ impl Driver for FakeDriver {
     unsafe fn copy_by_kernel(
         &self,
         stream: Stream,
+        _direction: CopyDirection,
         list: PairList,
         part: Part,
     ) -> Result<(), CallError> {

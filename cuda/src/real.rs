@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
+use terrace_scheduler::CopyDirection;
 
 use crate::context::{Context, call};
 use crate::driver::{
@@ -20,8 +21,10 @@ use crate::nvrtc;
 /// The kernels of copies and checksums.
 const KERNELS: &str = include_str!("../kernels/copy.cu");
 /// Together, as many threads as saturate the link; in small blocks, which have room on a multiprocessor beside those of
-/// steps.
-const COPY_BLOCKS: u32 = 16;
+/// steps. What is read from host waits behind what is written there: with more on its way, both directions together are
+/// faster.
+const TO_DEVICE_BLOCKS: u32 = 64;
+const TO_HOST_BLOCKS: u32 = 16;
 const COPY_THREADS: u32 = 256;
 /// The most that a block can have.
 const BLOCK_THREADS: u32 = 1024;
@@ -221,6 +224,7 @@ impl Driver for RealDriver {
     unsafe fn copy_by_kernel(
         &self,
         stream: Stream,
+        direction: CopyDirection,
         list: PairList,
         part: Part,
     ) -> Result<(), CallError> {
@@ -232,7 +236,11 @@ impl Driver for RealDriver {
             parameter(&mut offset),
             parameter(&mut bytes),
         ];
-        let shape = (COPY_BLOCKS, COPY_THREADS);
+        let blocks = match direction {
+            CopyDirection::LoadBack => TO_DEVICE_BLOCKS,
+            CopyDirection::WriteBack => TO_HOST_BLOCKS,
+        };
+        let shape = (blocks, COPY_THREADS);
         // SAFETY: `copy_parts` has the list, its length and two numbers; the memory is the caller's promise.
         unsafe { self.launch(self.copy_parts, shape, stream, &mut parameters) }
     }

@@ -263,7 +263,7 @@ impl Copier {
             let list = self.lists.on_device(places.clone());
             // SAFETY: the stream comes to this when the list is there. It names pages that the caller keeps until the
             // stream has passed them, and the part lies in a page.
-            unsafe { self.driver.copy_by_kernel(self.stream, list, part)? };
+            unsafe { self.driver.copy_by_kernel(self.stream, self.direction, list, part)? };
             self.counts.by_kernel();
             return Ok(());
         }

@@ -69,7 +69,7 @@ pub(crate) fn measure(
         // From the largest down, as long as the engines are as fast.
         for bytes in sizes.iter().rev() {
             let pieces = pieces(memory, &host, *bytes, sample / bytes, direction);
-            if !bench.is_batch_as_fast(&pieces, *bytes)? {
+            if !bench.is_batch_as_fast(direction, &pieces, *bytes)? {
                 break;
             }
             from = Some(*bytes);
@@ -122,7 +122,12 @@ impl Bench {
     }
 
     /// Whether copy engines move such pieces about as fast as the kernel does: they cost no multiprocessors.
-    fn is_batch_as_fast(&mut self, pieces: &[Pair], bytes: usize) -> Result<bool, CudaError> {
+    fn is_batch_as_fast(
+        &mut self,
+        direction: CopyDirection,
+        pieces: &[Pair],
+        bytes: usize,
+    ) -> Result<bool, CudaError> {
         for (place, (to, from)) in pieces.iter().enumerate() {
             self.lists.write(place, *to, *from);
         }
@@ -132,7 +137,7 @@ impl Bench {
         let part = Part { offset: 0, bytes };
         let by_kernel = self.time(|driver, stream| {
             // SAFETY: the list is there, and it names pieces of pages that exist and that nobody uses.
-            unsafe { driver.copy_by_kernel(stream, list, part) }
+            unsafe { driver.copy_by_kernel(stream, direction, list, part) }
         })?;
         let (mut to, mut from): (Vec<_>, Vec<_>) = pieces.iter().copied().unzip();
         let mut sizes = vec![bytes; pieces.len()];

@@ -10,7 +10,7 @@ use terrace_engine::{CopyProgress, StepLimits};
 use terrace_model::Shape;
 
 use super::few_rows::{FEW_ROWS_MAX, FewRows, Places};
-use super::kernels::{FEW_HOPPER_BLOCKS, Kernel, Kernels, Map, Parameters};
+use super::kernels::{FEW_HOPPER_BLOCKS, JOIN_BLOCKS, Kernel, Kernels, Map, Parameters};
 use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
@@ -47,8 +47,7 @@ pub(super) struct Forward {
     map: Option<Map>,
     buffers: Buffers,
     graphs: BTreeMap<usize, sys::CUgraphExec>,
-    /// Blocks of kernels that stay as long as there is work.
-    resident_blocks: usize,
+    multiprocessors: usize,
     context: Arc<Context>,
 }
 
@@ -246,11 +245,15 @@ impl Forward {
             map,
             buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
             graphs: BTreeMap::new(),
-            resident_blocks: FEW_HOPPER_BLOCKS * context.multiprocessors()? as usize,
+            multiprocessors: context.multiprocessors()? as usize,
             context: context.clone(),
         };
         forward.tune(&**driver, limits)?;
         Ok(forward)
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.shape.group()
     }
 
     pub(super) fn buffers(&self) -> &Buffers {
@@ -264,13 +267,13 @@ impl Forward {
         lists: &Lists,
         arriving: &[CopyProgress],
     ) -> Result<(), CudaError> {
-        let (tokens, dim) = (extent.tokens, self.shape.dim as u32);
+        let tokens = extent.tokens;
         let (x, added) = (self.buffers.x.at(), self.buffers.added.at());
         let embeddings = self.weights.embeddings.at();
         let words = Parameters::default().wide(embeddings.0).wide(lists.tokens.0).wide(x.0);
         // SAFETY, here and below: buffers are as large as the largest step, lists are what was sent before, and all of
         // them live as long as `self`, which is kept until the stream has ended.
-        unsafe { self.kernels.embed.launch(self.stream, tokens, words.narrow(dim)) }?;
+        unsafe { self.kernels.embed.launch(self.stream, tokens, words) }?;
         for layer in 0..self.shape.layers {
             let weights = &self.weights.layers[layer];
             let norms = [&weights.attention_norm, &weights.feed_forward_norm].map(Allocation::at);
@@ -351,7 +354,6 @@ impl Forward {
             .wide(weights.0)
             .wide(normed.at().0)
             .wide(list.map_or(0, |list| list.0))
-            .narrow(self.shape.dim as u32)
             .float(self.shape.norm_epsilon);
         // SAFETY: as above.
         unsafe { self.kernels.add_norm.launch(self.stream, rows, parameters) }
@@ -476,7 +478,8 @@ impl Forward {
         if extent.has_few {
             let parameters =
                 common().wide(lists.few.0).wide(lists.few_count.0).wide(partials.at().0);
-            launch(&self.kernels.attend_few, self.resident_blocks, mapped(parameters))?;
+            let blocks = FEW_HOPPER_BLOCKS * self.multiprocessors;
+            launch(&self.kernels.attend_few, blocks, mapped(parameters))?;
         }
         if extent.has_segments {
             let parameters = Parameters::default()
@@ -484,7 +487,7 @@ impl Forward {
                 .wide(lists.segments.0)
                 .wide(lists.segments_counts.0)
                 .wide(found.at().0);
-            launch(&self.kernels.join, self.resident_blocks, parameters)?;
+            launch(&self.kernels.join, JOIN_BLOCKS * self.multiprocessors, parameters)?;
         }
         Ok(())
     }

@@ -39,9 +39,12 @@ const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
 /// The same on Hopper, keys or values.
 const HOPPER_PLACES: usize = 8;
-const FEW_HOPPER_PLACES: usize = 4;
+const FEW_HOPPER_PLACES: usize = 3;
 /// Blocks of it that a multiprocessor has at once: while some compute, tiles of others come.
-pub(super) const FEW_HOPPER_BLOCKS: usize = 3;
+pub(super) const FEW_HOPPER_BLOCKS: usize = 4;
+/// The threads of `join`, and its blocks for each multiprocessor: rows of many sequences are joined at once.
+const JOIN_THREADS: usize = 256;
+pub(super) const JOIN_BLOCKS: usize = 4;
 /// The threads of a product of few rows, and the shared memory of its block.
 const FEW_ROWS_THREADS: usize = 160;
 const FEW_ROWS_BYTES: usize = 216 << 10;
@@ -57,6 +60,7 @@ pub fn source() -> String {
 pub fn definitions(shape: &Shape, page_size: u32, multiprocessors: u32) -> Vec<String> {
     let tiles = Tiles::new(shape, multiprocessors);
     let all = [
+        ("DIM", shape.dim),
         ("HEAD_DIM", shape.head_dim),
         ("KV_HEADS", shape.kv_heads),
         ("GROUP", shape.group()),
@@ -230,7 +234,7 @@ impl Kernels {
             turn_and_keep: following(c"turn_and_keep", 256, 0)?,
             attend,
             attend_few,
-            join: following(c"join", depth, 0)?,
+            join: following(c"join", JOIN_THREADS, 0)?,
             gate: following(c"gate", 256, 0)?,
             shape: kernel(c"shape", 256, 0)?,
             sample: kernel(c"sample", 1024, SELECTION_BYTES)?,

@@ -196,8 +196,9 @@ impl Running {
     fn send(&mut self, fence: &CudaFence) -> Result<Lists, CudaError> {
         let (header, sections, work) = (&mut self.header, &self.sections, &self.work);
         header.begin(&*self.driver, self.forward.stream)?;
-        let units = work.segments.iter().map(|it| it.units).max().unwrap_or(0);
-        let counts = [work.few.len() as u32, work.segments.len() as u32, units];
+        let tokens = work.segments.iter().map(|it| it.tokens).max().unwrap_or(0);
+        let rows = tokens * self.forward.group() as u32;
+        let counts = [work.few.len() as u32, work.segments.len() as u32, rows];
         header.write(sections.counts, &counts)?;
         header.write(sections.segments, &work.segments)?;
         header.write(sections.awaited, &work.awaited)?;

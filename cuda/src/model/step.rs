@@ -154,6 +154,10 @@ impl Work {
             self.add_tokens(span, batch, table);
             self.add_items(shape, limits.partials_max, span);
         }
+        // Those that take longest begin first.
+        self.few.sort_unstable_by_key(|item| {
+            (std::cmp::Reverse(item.keys_end - item.keys_from), item.first_token, item.keys_from)
+        });
         self.split_many(shape, limits);
         self.many.sort_by_key(|item| std::cmp::Reverse(item.keys_end - item.keys_from));
         let mut expected = Vec::with_capacity(batch.wanted.len());

@@ -7,6 +7,7 @@ use crate::{with_all_sizes, with_sizes};
 // As kernels have them, and the model launches them.
 const TILE: usize = 64;
 const SEGMENT: usize = 1024;
+const JOIN_THREADS: usize = 256;
 const ROWS: usize = 128;
 const FEW_ROWS: usize = 16;
 const STAGES: usize = 2;
@@ -159,7 +160,8 @@ impl<'a> Scene<'a> {
 
     /// What `attend` finds in segments by themselves, and `join` makes of that.
     fn attend_apart(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
-        let apart = Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32);
+        let apart =
+            Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32, self.sizes.group);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         self.launch_attend(&apart.items, &mut found, &mut partials);
         self.join(&apart, &partials, &mut found, 7);
@@ -168,7 +170,7 @@ impl<'a> Scene<'a> {
 
     /// What `attend_few` and `join` find.
     fn attend_few(&self, spans: &[Span], blocks: usize) -> Vec<u16> {
-        let apart = Apart::new(spans, 1);
+        let apart = Apart::new(spans, 1, self.sizes.group);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         let depth = self.depth();
         let shared_bytes =
@@ -197,7 +199,7 @@ impl<'a> Scene<'a> {
     fn join(&self, apart: &Apart, partials: &[f32], found: &mut [u16], blocks: usize) {
         let arguments = Arguments::default().list(partials).list(&apart.segments);
         let arguments = arguments.list(&apart.counts).out(found);
-        self.kernels.launch("join", blocks, Block::of(self.depth()), arguments);
+        self.kernels.launch("join", blocks, Block::of(JOIN_THREADS), arguments);
     }
 
     /// What a query should find.
@@ -288,7 +290,7 @@ struct Apart {
 
 impl Apart {
     /// Each segment takes so many units of room.
-    fn new(spans: &[Span], units_each: u32) -> Self {
+    fn new(spans: &[Span], units_each: u32, group: usize) -> Self {
         let (mut items, mut segments, mut units) = (Vec::new(), Vec::new(), 0);
         for span in spans {
             let count = span.end().div_ceil(SEGMENT);
@@ -306,7 +308,8 @@ impl Apart {
         }
         // Who comes last need not be computed last.
         items.reverse();
-        let counts = [segments.len() as u32, units_each];
+        let tokens_most = segments.iter().map(|it| it[1]).max().unwrap_or(0);
+        let counts = [segments.len() as u32, tokens_most * group as u32];
         Self { items, segments, counts, units }
     }
 }

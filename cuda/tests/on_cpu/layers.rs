@@ -26,20 +26,14 @@ fn token(token: u32) -> Token {
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
 fn tokens_get_their_embeddings() {
-    with_some_sizes(|kernels| {
-        // More than a block has threads for at once.
-        let (dim, vocabulary) = (8 * 200, 7);
+    with_all_sizes(|kernels| {
+        let (dim, vocabulary) = (kernels.sizes.dim, 7);
         let embeddings = Noise::new(1).narrow(vocabulary * dim, 1.0);
         let tokens = [3, 0, 6, 3, 1];
         let mut x = vec![0; tokens.len() * dim];
         let arguments = Arguments::default().list(&embeddings);
         let listed = tokens.map(token);
-        kernels.launch(
-            "embed",
-            tokens.len(),
-            Block::of(128),
-            arguments.list(&listed).out(&mut x).number(dim),
-        );
+        kernels.launch("embed", tokens.len(), Block::of(128), arguments.list(&listed).out(&mut x));
         for (row, token) in x.chunks(dim).zip(tokens) {
             assert!(row == &embeddings[token as usize * dim..][..dim], "token {token}");
         }
@@ -53,8 +47,9 @@ fn norm(numbers: &[f32], weights: &[u16], epsilon: f32) -> Vec<f32> {
     numbers.iter().zip(weights).map(|(&it, &weight)| rounded(it * factor) * wide(weight)).collect()
 }
 
-fn check_norm(kernels: &Kernels<'_>, dim: usize, has_added: bool, rows: Option<&[u32]>) {
+fn check_norm(kernels: &Kernels<'_>, has_added: bool, rows: Option<&[u32]>) {
     const TOKENS: usize = 5;
+    let dim = kernels.sizes.dim;
     let mut noise = Noise::new(dim as u64);
     let before = noise.narrow(TOKENS * dim, 3.0);
     let added = has_added.then(|| noise.narrow(TOKENS * dim, 2.0));
@@ -63,12 +58,7 @@ fn check_norm(kernels: &Kernels<'_>, dim: usize, has_added: bool, rows: Option<&
     let (mut out, epsilon) = (vec![0; out_rows * dim], 0.01);
     let arguments =
         Arguments::default().out(&mut x).list_if(added.as_deref()).list(&weights).out(&mut out);
-    kernels.launch(
-        "add_norm",
-        out_rows,
-        Block::of(256),
-        arguments.list_if(rows).number(dim).float(epsilon),
-    );
+    kernels.launch("add_norm", out_rows, Block::of(256), arguments.list_if(rows).float(epsilon));
 
     let all: Vec<u32> = (0..TOKENS as u32).collect();
     let rows = rows.unwrap_or(&all);
@@ -94,12 +84,10 @@ fn check_norm(kernels: &Kernels<'_>, dim: usize, has_added: bool, rows: Option<&
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
 fn norms_are_of_what_was_added() {
-    with_some_sizes(|kernels| {
-        for dim in [8, 64, 2048 + 8] {
-            for has_added in [false, true] {
-                check_norm(kernels, dim, has_added, None);
-                check_norm(kernels, dim, has_added, Some(&[4, 0, 2]));
-            }
+    with_all_sizes(|kernels| {
+        for has_added in [false, true] {
+            check_norm(kernels, has_added, None);
+            check_norm(kernels, has_added, Some(&[4, 0, 2]));
         }
     });
 }

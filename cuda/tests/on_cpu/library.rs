@@ -34,6 +34,8 @@ const KERNELS: [&str; 13] = [
 /// What kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
+    /// Numbers of a token between layers.
+    pub(crate) dim: usize,
     pub(crate) head_dim: usize,
     pub(crate) kv_heads: usize,
     /// Query heads that share keys.
@@ -108,6 +110,7 @@ impl Compiled {
         std::fs::write(&from, source).unwrap();
         std::fs::write(header, SHIM).unwrap();
         let definitions = [
+            ("DIM", sizes.dim),
             ("HEAD_DIM", sizes.head_dim),
             ("KV_HEADS", sizes.kv_heads),
             ("GROUP", sizes.group),

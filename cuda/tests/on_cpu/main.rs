@@ -14,14 +14,14 @@ use std::sync::OnceLock;
 
 use library::{Compiled, Kernels, SCHEDULES, Sizes};
 
-/// Sizes of heads and pages, the usual ones and odd ones.
+/// Sizes of tokens, heads and pages, the usual ones and odd ones; a block has threads for 2,048 numbers of a token.
 const SIZES: [Sizes; 6] = [
-    Sizes { head_dim: 16, kv_heads: 2, group: 1, page_size: 1 },
-    Sizes { head_dim: 64, kv_heads: 1, group: 7, page_size: 16 },
-    Sizes { head_dim: 128, kv_heads: 2, group: 4, page_size: 64 },
-    Sizes { head_dim: 128, kv_heads: 1, group: 2, page_size: 4 },
-    Sizes { head_dim: 96, kv_heads: 1, group: 1, page_size: 16 },
-    Sizes { head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
+    Sizes { dim: 8, head_dim: 16, kv_heads: 2, group: 1, page_size: 1 },
+    Sizes { dim: 64, head_dim: 64, kv_heads: 1, group: 7, page_size: 16 },
+    Sizes { dim: 2056, head_dim: 128, kv_heads: 2, group: 4, page_size: 64 },
+    Sizes { dim: 1600, head_dim: 128, kv_heads: 1, group: 2, page_size: 4 },
+    Sizes { dim: 64, head_dim: 96, kv_heads: 1, group: 1, page_size: 16 },
+    Sizes { dim: 120, head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
 ];
 
 /// Kernels of each of these sizes, which all tests share.

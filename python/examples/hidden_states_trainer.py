@@ -1,8 +1,9 @@
 """Training on a model's hidden states: vLLM computes them, PyTorch trains a small head on them, and a feature store
 passes them from one to the other.
 
-    python hidden_states_trainer.py produce --model MODEL --store nodes://10.0.0.1:7450 --refs refs --samples 1000
-    python hidden_states_trainer.py train   --store nodes://10.0.0.1:7450 --refs refs --samples 1000
+    nodes='--store nodes://10.0.0.1:7450 --settings {"store_settings":{"secret_file":"secret"}}'
+    python hidden_states_trainer.py produce --model MODEL $nodes --refs refs --samples 1000
+    python hidden_states_trainer.py train   $nodes --refs refs --samples 1000
 
 Both may be killed at any time and started again: each goes on where it was, and nothing is left in the store in the
 end. Refs travel by a folder that both see, a file each. What a trainer has read it releases, which frees its memory at

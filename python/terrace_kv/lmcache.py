@@ -23,7 +23,8 @@ from .namespaces import canonical, engine_namespace, weights_of
 from .transfers import Buffers, Transfers
 
 _NEEDED = {
-    "weights": "the revision of the model's weights, or anything that changes with them",
+    "weights": "the revision of the model's weights, or anything that changes with them. If the model is in a folder of this "
+    "machine, model_folder will do instead",
     "kv_dtype": "the data type of the KV, like bfloat16 or fp8_e4m3",
     "layout": "the engine's KV layout: its name and version, and the attention backend if layouts differ",
     "chunk_tokens": "LMCache's --chunk-size",
@@ -107,8 +108,9 @@ def _encoded(keys: Sequence[str]) -> list[bytes]:
 
 
 def _object_bytes(params: Mapping[str, Any]) -> int:
-    if str(params.get("store", "")).startswith("nodes://"):
-        # Theirs is what they were started with.
+    place = str(params.get("store", ""))
+    if not place or place.startswith("nodes://"):
+        # Nodes have what they were started with, and without a store there is nothing to size: that is told when it is opened.
         return 0
     if "object_max" not in params:
         raise ConfigError(
@@ -125,8 +127,7 @@ def _namespace(params: Mapping[str, Any]) -> bytes:
     missing = [f"{name} ({what})" for name, what in _NEEDED.items() if name not in told]
     if missing:
         raise ConfigError(
-            f"LMCache's keys do not cover all that KV depends on. Add to adapter_params: {'; '.join(missing)}; or "
-            "model_folder instead of weights, if the model is in a folder of this machine"
+            f"LMCache's keys do not cover all that KV depends on. Add to adapter_params: {'; '.join(missing)}"
         )
     degrees = told["parallelism"]
     if not isinstance(degrees, Mapping) or not all(isinstance(degree, int) for degree in degrees.values()):

@@ -76,6 +76,8 @@ def test_it_does_not_start_without_what_keeps_kv_apart(tmp_path: Path) -> None:
             TerraceClient(store=f"disk:{tmp_path}/kv", object_max="16KiB", reserve=0, **others)
     with pytest.raises(terrace.ConfigError, match="object_max"):
         TerraceClient(store=f"disk:{tmp_path}/kv", reserve=0, **MODEL)
+    with pytest.raises(terrace.ConfigError, match='"store" is missing'):
+        TerraceClient(**MODEL)
     with pytest.raises(terrace.ConfigError, match="parallelism"):
         client(tmp_path, parallelism=2)
     client(tmp_path).close()

@@ -64,6 +64,10 @@ class Blocks:
         self.staging_pages = max(2, size(settings.get("staging", _STAGING)) // self.bytes)
         """How many blocks fit into the memory that they pass through."""
 
+    def __str__(self) -> str:
+        """Where they are stored; nodes have to be started for objects of that size."""
+        return f"{self._settings.get('store')}: objects of {self.bytes} bytes, namespace {self.namespace.hex()}"
+
     def open(self) -> SharedStore:
         """The store; the same one for both sides if they are in one process."""
         return open_store(self._settings, object_bytes=self.bytes, known=_KNOWN)

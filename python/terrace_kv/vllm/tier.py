@@ -82,7 +82,7 @@ class TerraceTier(SecondaryTierManager):
         is_local = settings["store"].startswith(("disk:", "memory"))
         self.locality = Locality(settings["locality"]) if "locality" in settings else _locality(is_local)
         self._events: list[OffloadingEvent] | None = [] if offloading.enable_kv_cache_events else None
-        logger.info("Terrace stores KV in %s, namespace %s", settings["store"], namespace.hex())
+        logger.info("Terrace stores KV in %s: objects of %d bytes, namespace %s", settings["store"], row_bytes, namespace.hex())
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the store has a chunk; not known before the step after the one that asks first."""

@@ -68,6 +68,7 @@ class WorkerSide:
         self._failed_blocks: set[int] = set()
         self._layers: list[tuple[torch.Tensor, int, int]] = []
         self._is_on_gpu = False
+        logger.info("Terrace stores KV in %s", blocks)
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Takes note of where the engine's blocks are."""
@@ -155,10 +156,15 @@ class WorkerSide:
             self._figures.note(completed)
             moving = self._moving.pop(completed.job)
             if moving.request is None:
-                self._for_saves.free += moving.pages
+                self._saved(moving, completed)
             else:
                 self._loaded(moving.request, moving, completed)
         self._begin_loads()
+
+    def _saved(self, moving: _Moving, completed: Completed) -> None:
+        self._for_saves.free += moving.pages
+        if not completed.all_ok:
+            logger.warning("%d of %d blocks were not saved: %s", completed.ok.count(False), len(moving.pages), completed.error)
 
     def _loaded(self, name: str, moving: _Moving, completed: Completed) -> None:
         came = [at for at, ok in enumerate(completed.ok) if ok]

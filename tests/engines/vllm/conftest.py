@@ -108,8 +108,8 @@ class Host:
 class Node:
     """A real `terrace node`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, object_max: str = "1MiB") -> None:
+        self.folder, self.object_max = folder, object_max
         folder.mkdir(parents=True, exist_ok=True)
         self.secret = folder / "secret"
         self.secret.write_text(base64.b64encode(os.urandom(32)).decode() + "\n")
@@ -123,7 +123,7 @@ class Node:
     def start(self) -> None:
         terrace = os.environ.get("TERRACE", "terrace")
         command = [terrace, "node", "--listen", self.address, "--secret-file", str(self.secret)]
-        command += ["--memory", "256MiB", "--object-max", "1MiB"]
+        command += ["--memory", "256MiB", "--object-max", self.object_max]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         host, port = self.address.split(":")
         for _ in range(200):

@@ -114,6 +114,20 @@ def test_a_folder_that_somebody_else_has_is_refused_with_what_to_do(
     assert "capacity" in second.fails(model, transfer({"store": f"disk:{tmp_path}", "capcity": "1GiB"}))
 
 
+def test_a_node_for_smaller_objects_is_told_in_the_log_with_the_size_that_it_needs(
+    first: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    node, (transfer, _) = Node(tmp_path, object_max="64KiB"), door
+    before = len(first.log.read_text())
+    try:
+        answer = first.run(model, transfer(node.settings))
+    finally:
+        node.kill()
+    assert answer.tokens == plain.tokens and answer.counted("vllm:terrace_failures", operation="put") >= 9
+    log = first.log.read_text()[before:]
+    assert "objects of 131072 bytes" in log and "an object of 131072 bytes is too large" in log
+
+
 def test_both_at_once_share_nodes(
     first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], node: Node
 ) -> None:

@@ -85,7 +85,8 @@ impl Excerpt {
 
     pub(crate) fn append(&mut self, run: PageRun<'_>) {
         if !self.continues(run) {
-            run.append_to(self.make_own());
+            // What grows bit by bit has room for as much again.
+            run.append_to(self.make_own(self.len.max(run.len())));
         }
         self.len += run.len();
     }
@@ -97,7 +98,7 @@ impl Excerpt {
             self.len += front.len;
             return;
         }
-        front.make_own().append(self.part());
+        front.make_own(self.len).append(self.part());
         front.len += self.len;
         *self = std::mem::take(front);
     }
@@ -158,19 +159,23 @@ impl Excerpt {
         })
     }
 
-    /// Its pages, and nothing else, in an allocation of its own.
-    fn make_own(&mut self) -> &mut Text {
+    /// Its pages, and nothing else, in an allocation of its own. A copy has room for so many more.
+    fn make_own(&mut self, more: usize) -> &mut Text {
         if !self.is_own() {
-            self.copy();
+            // Without that room, appending would copy all of it once more.
+            self.copy(more);
         }
         let own = self.all.as_mut().and_then(Arc::get_mut).expect("an allocation of its own");
         own.truncate(self.len);
         own
     }
 
-    fn copy(&mut self) {
+    /// Copies its pages to an allocation of its own, with room for so many more.
+    fn copy(&mut self, more: usize) {
         if let Some(all) = &self.all {
-            *self = Self::own(Text::copy(self.part(), all.page_size()));
+            let mut own = Text::with_capacity(self.len + more, all.page_size());
+            own.append(self.part());
+            *self = Self::own(own);
         }
     }
 
@@ -183,7 +188,7 @@ impl Excerpt {
     /// Gives memory back once less than half of it is in use.
     pub(crate) fn trim(&mut self) {
         if self.is_wasteful() {
-            self.copy();
+            self.copy(0);
         }
     }
 }
@@ -313,5 +318,6 @@ mod tests {
         assert_eq!((tail.len(), tail.tokens()[3999], tail.tokens()[4000]), (1001, 3999, 9));
         assert_eq!(tail.keys()[..1000], *sequence.keys().prompt);
         assert_eq!(tail.keys()[1000], PageKey(9));
+        assert_eq!(tail.capacity(), 4004, "it was copied once, to where all of it fits");
     }
 }

@@ -1,7 +1,7 @@
 //! Pages of a store with a limit: the least recently used goes first.
 
 use terrace_cache::HashedMap;
-use terrace_scheduler::L3Path;
+use terrace_scheduler::{L3Path, PageKey};
 
 use crate::page_set::digest;
 
@@ -75,12 +75,15 @@ impl LruPages {
     pub(crate) fn insert(&mut self, path: &L3Path<'_>) {
         let mut before = None;
         for piece in path.pieces() {
-            for digest in piece.keys.iter().copied().map(digest) {
+            let mut keys = piece.keys;
+            while let Some((&key, rest)) = keys.split_first() {
+                let digest = digest(key);
                 before = match self.place(before, digest) {
                     Some(place) if piece.is_asked => Some(self.use_page(before, place)),
-                    None if piece.is_asked => Some(self.append(before, digest)),
+                    None if piece.is_asked => Some(self.append_all(before, digest, rest)),
                     place => place,
                 };
+                (before, keys) = self.go_along(before, rest);
             }
             self.leave(before);
         }
@@ -96,11 +99,13 @@ impl LruPages {
         let mut before = None;
         for piece in path.pieces() {
             let count = if piece.is_asked { piece.keys.len().min(pages) } else { piece.keys.len() };
-            for digest in piece.keys[..count].iter().copied().map(digest) {
-                before = match self.place(before, digest) {
+            let mut keys = &piece.keys[..count];
+            while let Some((&key, rest)) = keys.split_first() {
+                before = match self.place(before, digest(key)) {
                     Some(place) if piece.is_asked => Some(self.use_page(before, place)),
                     place => place,
                 };
+                (before, keys) = self.go_along(before, rest);
             }
             self.leave(before);
             pages -= if piece.is_asked { count } else { 0 };
@@ -112,12 +117,15 @@ impl LruPages {
     pub(crate) fn held(&self, path: &L3Path<'_>) -> usize {
         let (mut before, mut held) = (None, 0);
         for piece in path.pieces() {
-            for digest in piece.keys.iter().copied().map(digest) {
-                before = self.place(before, digest);
+            let mut keys = piece.keys;
+            while let Some((&key, rest)) = keys.split_first() {
+                before = self.place(before, digest(key));
                 if piece.is_asked && before.is_none() {
                     return held;
                 }
-                held += usize::from(piece.is_asked);
+                let from = keys.len();
+                (before, keys) = self.go_along(before, rest);
+                held += if piece.is_asked { from - keys.len() } else { 0 };
             }
         }
         held
@@ -144,6 +152,20 @@ impl LruPages {
         self.starts.get(&digest).map(|&run| Place { run, offset: 0 })
     }
 
+    /// Goes along the run that `before` is in, as far as these pages are the next in it: where it gets to, and what is
+    /// left of them. Of a run, all pages that are gone along are used or none.
+    #[inline]
+    fn go_along<'k>(
+        &self,
+        before: Option<Place>,
+        keys: &'k [PageKey],
+    ) -> (Option<Place>, &'k [PageKey]) {
+        let Some(Place { run, offset }) = before else { return (None, keys) };
+        let next = &self.log[self.runs[run as usize].at + offset as usize + 1..self.end(run)];
+        let same = next.iter().zip(keys).take_while(|&(&next, &key)| next == digest(key)).count();
+        (Some(Place { run, offset: offset + same as u32 }), &keys[same..])
+    }
+
     /// A page is used after `before`: tells where it is then. Pages of its run that come before it and are not used
     /// stay behind.
     fn use_page(&mut self, before: Option<Place>, place: Place) -> Place {
@@ -154,6 +176,24 @@ impl LruPages {
         let run = self.split(place.run, place.offset);
         self.used.push(Used { run, follows });
         Place { run, offset: 0 }
+    }
+
+    /// Puts in a page behind `before`, and those of the following ones that are missing as well, up to the first that
+    /// is not. Uses them, and tells where the first is.
+    fn append_all(
+        &mut self,
+        before: Option<Place>,
+        digest_of_first: u64,
+        following: &[PageKey],
+    ) -> Place {
+        let Place { run, offset } = self.append(before, digest_of_first);
+        let missing = following.iter().map(|&key| digest(key));
+        let missing = missing.take_while(|digest| !self.starts.contains_key(digest));
+        self.log.extend(missing);
+        let appended = self.log.len() - self.end(run);
+        self.runs[run as usize].len += appended as u32;
+        self.len += appended as u64;
+        Place { run, offset }
     }
 
     /// Puts in a page behind `before`, and uses it.

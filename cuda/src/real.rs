@@ -21,8 +21,8 @@ use crate::nvrtc;
 /// The kernels of copies and checksums.
 const KERNELS: &str = include_str!("../kernels/copy.cu");
 /// Together, as many threads as saturate the link; in small blocks, which have room on a multiprocessor beside those of
-/// steps. What is read from host waits behind what is written there: with more on its way, both directions together are
-/// faster.
+/// steps. While both directions are in use, reads from host get less of the link than writes do: with more of them on their
+/// way, both together are faster.
 const TO_DEVICE_BLOCKS: u32 = 64;
 const TO_HOST_BLOCKS: u32 = 16;
 const COPY_THREADS: u32 = 256;

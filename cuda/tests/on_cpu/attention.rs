@@ -2,7 +2,7 @@
 
 use crate::library::{Arguments, Block, Kernels, Sizes};
 use crate::numbers::{Noise, narrow, wide};
-use crate::{with_all_sizes, with_sizes};
+use crate::{with_all_sizes, with_sizes, with_some_sizes};
 
 // As kernels have them, and the model launches them.
 const TILE: usize = 64;
@@ -374,6 +374,18 @@ fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
         for span in &scene.spans {
             scene.check(&few, span, span.tokens - 1..span.tokens);
         }
+    });
+}
+
+/// `join` has the results of eight segments on their way at once.
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn many_segments_come_to_the_same() {
+    with_some_sizes(|kernels| {
+        let scene =
+            Scene::new(kernels, &[(8 * SEGMENT - 1, 1), (8 * SEGMENT, 1), (17 * SEGMENT, 2)]);
+        let (few, many) = (scene.attend_few(&scene.spans, 5), scene.attend(&scene.spans, 16));
+        scene.assert_same(&few, &many, &scene.spans);
     });
 }
 

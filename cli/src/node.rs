@@ -133,7 +133,7 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
     let place = format!("{place} over {}", told_of(settings, &disk, folder));
-    let tiers = TieredConfig { promotion: settings.promotion() };
+    let tiers = TieredConfig { promotion: settings.promotion(), ..TieredConfig::default() };
     Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))
 }
 

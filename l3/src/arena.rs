@@ -442,6 +442,15 @@ impl DerefMut for Target {
     }
 }
 
+impl Source {
+    /// The same bytes, lent once more.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        let again = self.arena().source(self.page());
+        again.expect("a page with a reader takes another").first(self.len())
+    }
+}
+
 impl Drop for Source {
     fn drop(&mut self) {
         self.0.give_back(Lending::unshare);

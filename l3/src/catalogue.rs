@@ -505,6 +505,11 @@ impl Catalogue {
             + self.owners.bytes()
     }
 
+    /// Whether any generation of an object is there, or being written.
+    pub fn knows(&self, id: &ObjectId) -> bool {
+        !self.generations(id).is_empty()
+    }
+
     /// The slots of all generations of an object, being written or present.
     fn generations(&self, id: &ObjectId) -> SmallVec<[Slot; 2]> {
         let mut slots = SmallVec::new();

@@ -87,6 +87,15 @@ struct State {
     abandoned: Vec<Slot>,
 }
 
+impl State {
+    fn publish(&mut self, slot: Slot, header: &Header) {
+        self.headers[slot as usize] = header.encode();
+        for replaced in self.catalogue.publish(slot) {
+            self.catalogue.release(replaced);
+        }
+    }
+}
+
 /// How many objects a put evicts, at most, while room is made.
 const EVICTIONS_PER_PUT: usize = 4;
 
@@ -174,9 +183,14 @@ impl MemoryStore {
             return Err(StoreError::Length { expected: length, found: found as usize });
         }
         drop(state);
+        Ok(self.loan(slot, length, header))
+    }
+
+    /// Of a slot that is being read.
+    fn loan(&self, slot: Slot, length: usize, header: [u8; HEADER_BYTES]) -> SlotLoan {
         let source = self.shared.arena.source(slot);
         let source = Some(source.expect("a present slot is not written").first(length));
-        Ok(SlotLoan { store: self.clone(), slot, source, header })
+        SlotLoan { store: self.clone(), slot, source, header }
     }
 
     /// Looks at an object that somebody could not verify, and removes it if it is damaged.
@@ -244,17 +258,40 @@ impl MemoryStore {
         state.catalogue.check_removal(id, removal, self.now_ms()).map(drop)
     }
 
+    /// Stores an object and lends its slot, which keeps it from being evicted; `None` if it was there already.
+    pub fn put_and_lend(&self, put: &Put) -> Result<Option<SlotLoan>, StoreError> {
+        let lent = match self.copy_in(put, None) {
+            Ok(Some((slot, header))) => slot.publish_and_lend(&header).map(Some),
+            Ok(None) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let stored = lent.as_ref().map(|lent| stored(lent.is_some())).map_err(Clone::clone);
+        self.shared.traffic.put(&stored, put.source.len());
+        lent
+    }
+
     fn put(&self, put: &Put, pin: Option<Pin>) -> Result<Stored, StoreError> {
+        let copied = self.copy_in(put, pin)?;
+        let is_new = copied.is_some();
+        if let Some((slot, header)) = copied {
+            slot.publish(&header, false);
+        }
+        Ok(stored(is_new))
+    }
+
+    /// Copies an object to a slot that nobody can find yet; `None` if it is there already.
+    fn copy_in(
+        &self,
+        put: &Put,
+        pin: Option<Pin>,
+    ) -> Result<Option<(Reservation, Header)>, StoreError> {
         self.shared.registry.check_put(put)?;
         let Some(mut slot) = self.reserve(put.id, put.source.len(), pin)? else {
-            return Ok(Stored::AlreadyThere);
+            return Ok(None);
         };
-        let mut target = slot.target();
-        let checksum = copy_with_checksum(&put.source, &mut target);
+        let checksum = copy_with_checksum(&put.source, &mut slot.target());
         let header = Header { id: put.id, length: put.source.len() as u64, checksum };
-        drop(target);
-        slot.publish(&header, false);
-        Ok(Stored::New)
+        Ok(Some((slot, header)))
     }
 
     fn get(&self, get: &mut Get) -> Result<Served, StoreError> {
@@ -438,6 +475,10 @@ impl Store for MemoryStore {
     }
 }
 
+fn stored(is_new: bool) -> Stored {
+    if is_new { Stored::New } else { Stored::AlreadyThere }
+}
+
 /// Lets other tasks run now and then while much is copied.
 async fn take_turns(copied_bytes: &mut usize, more_bytes: usize) {
     *copied_bytes += more_bytes;
@@ -470,16 +511,24 @@ impl Reservation {
 
     /// The bytes are there and are those that `header` describes.
     pub fn publish(mut self, header: &Header, lease: bool) {
-        self.published = true;
         let mut state = self.store.shared.state.lock();
-        let slot = self.slot;
-        state.headers[slot as usize] = header.encode();
-        for replaced in state.catalogue.publish(slot) {
-            state.catalogue.release(replaced);
+        self.published = true;
+        state.publish(self.slot, header);
+        if lease && state.catalogue.is_present(self.slot) {
+            self.store.lease(&mut state, self.slot);
         }
-        if lease && state.catalogue.is_present(slot) {
-            self.store.lease(&mut state, slot);
-        }
+    }
+
+    /// The same, and lends it before anybody could evict it.
+    fn publish_and_lend(mut self, header: &Header) -> Result<SlotLoan, StoreError> {
+        let mut state = self.store.shared.state.lock();
+        self.published = true;
+        state.publish(self.slot, header);
+        let read = state.catalogue.begin_read(&header.id);
+        drop(state);
+        // A higher generation has come meanwhile, or somebody has removed it.
+        let (slot, length) = read.ok_or(StoreError::Missing)?;
+        Ok(self.store.loan(slot, length as usize, header.encode()))
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::arena::{Arena, Source, Target};
-use crate::object::{Mismatch, ObjectId, payload_checksum};
+use crate::object::{Header, Mismatch, ObjectId, payload_checksum};
 use crate::registry::Registration;
 use crate::stats::StoreStats;
 
@@ -80,20 +80,33 @@ pub struct Put {
     pub id: ObjectId,
     /// Its bytes.
     pub source: Source,
+    /// What they came to when somebody looked at them before.
+    checksum: Option<u64>,
 }
 
 impl Put {
     /// Stores the bytes of `source` as `id`.
     #[must_use]
     pub fn new(id: ObjectId, source: Source) -> Self {
-        Self { id, source }
+        Self { id, source, checksum: None }
+    }
+
+    /// Stores the bytes of `source`, which `header` describes. Should they have changed since it was made, whoever
+    /// reads the object is told so.
+    #[must_use]
+    pub fn described(header: &Header, source: Source) -> Self {
+        Self { id: header.id, source, checksum: Some(header.checksum) }
     }
 
     /// The same put once more: sources are shared.
     pub fn share(&self) -> Self {
-        let source = self.source.arena().source(self.source.page());
-        let source = source.expect("a page with a reader takes another");
-        Self::new(self.id, source.first(self.source.len()))
+        Self { source: self.source.share(), ..*self }
+    }
+
+    /// What the object is verified by.
+    pub fn header(&self) -> Header {
+        let checksum = self.checksum.unwrap_or_else(|| payload_checksum(&self.source));
+        Header::with_checksum(self.id, &self.source, checksum)
     }
 }
 

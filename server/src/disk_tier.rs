@@ -64,7 +64,7 @@ fn under_memory(
 ) -> Result<TieredStore, LaunchError> {
     let memory = MemoryConfig::new(config.l3_memory.as_u64(), page_bytes);
     let memory = MemoryStore::new(memory).map_err(LaunchError::L3Memory)?;
-    let tiers = TieredConfig { promotion: config.promotion() };
+    let tiers = TieredConfig { promotion: config.promotion(), ..TieredConfig::default() };
     Ok(TieredStore::new(memory, disk, tiers).expect("they are new"))
 }
 

@@ -227,6 +227,11 @@ impl DiskStore {
         state.catalogue.find(id).map(|slot| state.catalogue.length(slot) as usize)
     }
 
+    /// Whether any generation of the object is there, or being written.
+    pub(crate) fn knows(&self, id: &ObjectId) -> bool {
+        self.core().state.lock().catalogue.knows(id)
+    }
+
     /// Whether a removal would be refused, and why.
     pub(crate) fn check_removal(&self, id: &ObjectId, removal: Removal) -> Result<(), StoreError> {
         let now_ms = self.core().now_ms();
@@ -335,7 +340,7 @@ impl DiskStore {
         let core = self.core().clone();
         let Writing { put, slot, number, ticket } = writing;
         let length = put.source.len();
-        let header = Header::new(put.id, &put.source);
+        let header = put.header();
         let (parts, copied) = write_parts(&header, put.source);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);

@@ -2,10 +2,12 @@
 //!
 //! The disk has the say about what there is, and memory is a copy of a part of it. Everything that
 //! changes both changes the disk first, then revokes promotions under way, then changes memory: so no
-//! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]).
+//! promotion brings back what was removed or replaced meanwhile (see [`Board::revoke`]). Only new objects may be in memory
+//! first, if that is wanted, and what changes them waits until they are on disk (`write_behind.rs`).
 
 pub mod holding;
 mod walk;
+mod write_behind;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use self::walk::{FromDisk, Numbered, Reading};
+use self::write_behind::WriteBehind;
 use crate::DiskStore;
 use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
 use terrace_l3::backend::{either, merge, split};
@@ -30,6 +33,9 @@ use terrace_l3::{
 pub struct TieredConfig {
     /// Moves from disk to memory.
     pub promotion: PromotionConfig,
+    /// Whether new objects count as stored as soon as memory has them, and are written to disk later. Those that have not
+    /// been written are lost with the process. Puts that are durable or pin wait for the disk all the same.
+    pub write_behind: bool,
 }
 
 /// A store in memory over one on disk. Clones are the same store.
@@ -45,6 +51,7 @@ struct Shared {
     config: TieredConfig,
     board: Board,
     crew: Crew,
+    behind: WriteBehind,
     gets_from_memory: AtomicU64,
     gets_after_waiting: AtomicU64,
     gets_from_disk: AtomicU64,
@@ -69,6 +76,7 @@ impl TieredStore {
             move |ticket| promote(memory.clone(), disk.clone(), ticket)
         });
         let shared = Shared {
+            behind: WriteBehind::new(config.write_behind, memory.clone(), disk.clone()),
             memory,
             disk,
             board: Board::new(&config.promotion),
@@ -139,6 +147,7 @@ impl Store for TieredStore {
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         Box::pin(async move {
+            let _claim = self.shared.behind.claim(ids.iter()).await;
             let on_disk = self.shared.disk.pin(ids, pin).await;
             // Memory need not know of a pin that is in the way.
             let mut refused = on_disk.iter().map(|pinned| *pinned == Err(StoreError::Pinned));
@@ -150,6 +159,7 @@ impl Store for TieredStore {
 
     fn unpin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
         Box::pin(async move {
+            let _claim = self.shared.behind.claim(ids.iter()).await;
             let on_disk = self.shared.disk.unpin(ids, pin).await;
             both(on_disk, self.shared.memory.unpin(ids, pin).await)
         })
@@ -160,14 +170,19 @@ impl Store for TieredStore {
     }
 
     fn flush(&self) -> Answer<'_, Result<(), StoreError>> {
-        self.shared.disk.flush()
+        Box::pin(async {
+            self.shared.behind.settled().await;
+            self.shared.disk.flush().await
+        })
     }
 
     fn stats(&self) -> StoreStats {
+        let mut figures = self.promotion_stats().figures();
+        figures.extend(self.shared.behind.figures());
         StoreStats {
             memory: self.shared.memory.stats().memory,
             disk: self.shared.disk.stats().disk,
-            figures: self.promotion_stats().figures(),
+            figures,
             ..StoreStats::default()
         }
     }
@@ -175,6 +190,7 @@ impl Store for TieredStore {
     fn shutdown(&self) -> Answer<'_, Result<(), StoreError>> {
         Box::pin(async {
             self.shared.crew.stop().await;
+            self.shared.behind.settled().await;
             let disk = self.shared.disk.shutdown().await;
             let memory = self.shared.memory.shutdown().await;
             disk.and(memory)
@@ -223,6 +239,33 @@ impl Shared {
     }
 
     async fn put(&self, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
+        if !self.behind.allows(options) {
+            return self.put_through(puts, options).await;
+        }
+        let (mut results, mut unwritten) = (Vec::with_capacity(puts.len()), Vec::new());
+        let (mut numbers, mut left) = (Vec::new(), Vec::new());
+        for (number, put) in puts.into_iter().enumerate() {
+            let taken = self.behind.take(&put, &mut unwritten);
+            // What is not taken is answered below.
+            results.push(Ok(taken.unwrap_or(Stored::New)));
+            if taken.is_none() {
+                numbers.push(number);
+                left.push(put);
+            }
+            // Copying takes a while, and others want their turn.
+            tokio::task::yield_now().await;
+        }
+        self.behind.write(unwritten);
+        if !left.is_empty() {
+            let stored = self.put_through(left, options).await;
+            numbers.into_iter().zip(stored).for_each(|(number, stored)| results[number] = stored);
+        }
+        results
+    }
+
+    /// Stores on disk, then in memory.
+    async fn put_through(&self, puts: Vec<Put>, options: PutOptions) -> Results<Stored> {
+        let _claim = self.behind.claim(puts.iter().map(|put| &put.id)).await;
         // The pages stay lent until they are in memory, too.
         let copies: Vec<Put> = puts.iter().map(Put::share).collect();
         let mut results = self.disk.put_from(puts, options).await;
@@ -281,6 +324,7 @@ impl Shared {
     }
 
     async fn remove(&self, ids: &[ObjectId], removal: Removal) -> Results<()> {
+        let _claim = self.behind.claim(ids.iter()).await;
         // What either tier refuses stays in both.
         let mut results: Results<()> = ids.iter().map(|id| self.check(id, removal)).collect();
         let numbers: Vec<usize> = (0..ids.len()).filter(|it| results[*it].is_ok()).collect();

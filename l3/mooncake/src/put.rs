@@ -325,7 +325,7 @@ impl Batch<'_> {
             }
         };
         for (copy, Writing { put, .. }) in copies.iter_mut().zip(&round) {
-            copy[..HEADER_BYTES].copy_from_slice(&Header::new(put.id, &put.source).encode());
+            copy[..HEADER_BYTES].copy_from_slice(&put.header().encode());
             copy[HEADER_BYTES..].copy_from_slice(&put.source);
             self.shared.bounced(put.source.len());
         }

@@ -64,16 +64,17 @@ fn disk(io: IoEngine) -> Backend {
     }
 }
 
-fn tiered_store() -> (TieredStore, TempDir) {
+fn tiered_store(write_behind: bool) -> (TieredStore, TempDir) {
     let (disk, directory) = disk_store(IoEngine::Auto, SLOTS);
     let promotion =
         PromotionConfig { remember_ms: 5, cooldown_ms: 5, ..PromotionConfig::default() };
-    let tiers = TieredStore::new(memory_store(), disk, TieredConfig { promotion }).unwrap();
+    let tiers =
+        TieredStore::new(memory_store(), disk, TieredConfig { promotion, write_behind }).unwrap();
     (tiers, directory)
 }
 
-fn tiered() -> Backend {
-    let (tiers, directory) = tiered_store();
+fn tiered(write_behind: bool) -> Backend {
+    let (tiers, directory) = tiered_store(write_behind);
     Backend {
         store: Arc::new(tiers),
         objects_max: 2 * SLOTS,
@@ -113,7 +114,7 @@ fn nodes_with_copies() -> Backend {
 fn nodes_with_tiers() -> Backend {
     let directories = Mutex::new(Vec::new());
     let nodes = LocalNodes::start(2, || {
-        let (tiers, directory) = tiered_store();
+        let (tiers, directory) = tiered_store(false);
         directories.lock().unwrap().push(directory);
         Holding::Tiers(tiers)
     });
@@ -153,7 +154,12 @@ async fn a_disk_with_threads_keeps_its_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tiers_keep_their_promises() {
-    all(tiered).await;
+    all(|| tiered(false)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiers_that_write_behind_keep_their_promises() {
+    all(|| tiered(true)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,7 +174,7 @@ async fn a_store_with_releases_keeps_its_promises() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_of_it_together_keeps_its_promises() {
-    all(|| releases(tiered().guarded())).await;
+    all(|| releases(tiered(false).guarded())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

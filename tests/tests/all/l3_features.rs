@@ -46,7 +46,12 @@ fn disk(io: IoEngine) -> FeatureBackend {
 fn tiered() -> FeatureBackend {
     let (disk, directory) = disk_store(IoEngine::Auto);
     let promotion = PromotionConfig::default();
-    let tiers = TieredStore::new(memory_store(), disk, TieredConfig { promotion }).unwrap();
+    let tiers = TieredStore::new(
+        memory_store(),
+        disk,
+        TieredConfig { promotion, ..TieredConfig::default() },
+    )
+    .unwrap();
     backend(tiers, directory)
 }
 

@@ -426,12 +426,12 @@ fn disk(slots: usize) -> Kind {
 }
 
 /// A memory that is too small over a disk with room for everything.
-fn tiered(slots: usize) -> Kind {
+fn tiered(slots: usize, write_behind: bool) -> Kind {
     let directory = tempfile::tempdir().unwrap();
     let open = move || -> Arc<dyn Store> {
         let disk = DiskStore::open(disk_config(&directory, slots)).unwrap();
         let promotion = PromotionConfig { remember_ms: 0, cooldown_ms: 0, ..Default::default() };
-        let config = TieredConfig { promotion };
+        let config = TieredConfig { promotion, write_behind };
         Arc::new(TieredStore::new(memory_store(3), disk, config).unwrap())
     };
     Kind { open: Box::new(open), reopening: Reopening::AfterShutdown, slots: None }
@@ -507,6 +507,13 @@ proptest! {
     fn tiers_over_a_disk_with_room_for_all_agree_with_a_map(
         ops in proptest::collection::vec(op(), 1..80),
     ) {
-        play(tiered(PLENTY), &ops);
+        play(tiered(PLENTY, false), &ops);
+    }
+
+    #[test]
+    fn tiers_that_write_behind_agree_with_a_map(
+        ops in proptest::collection::vec(op(), 1..80),
+    ) {
+        play(tiered(PLENTY, true), &ops);
     }
 }

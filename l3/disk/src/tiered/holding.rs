@@ -292,7 +292,9 @@ impl TieredStore {
 
     /// Stores objects whose bytes have come. It must not be given up half-way.
     pub async fn keep(&self, filled: Vec<Filled>, options: PutOptions) -> Results<Stored> {
-        let put = |it: &Filled| Put::new(it.header.id, it.room.source(it.header.length as usize));
+        let _claim = self.shared.behind.claim(filled.iter().map(|it| &it.header.id)).await;
+        let put =
+            |it: &Filled| Put::described(&it.header, it.room.source(it.header.length as usize));
         let puts = filled.iter().map(put).collect();
         let mut results = self.shared.disk.put_from(puts, options).await;
         for (Filled { header, room }, result) in filled.into_iter().zip(&mut results) {

@@ -7,7 +7,10 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use terrace_cache::PageKey;
+use tokio::task::JoinHandle;
 use tokio::time::{advance, sleep};
+
+mod write_behind;
 
 use super::*;
 use crate::{Direction, Disk, DiskConfig, DiskFile, FileDisk, IoEngine, Transfer};
@@ -23,6 +26,8 @@ struct Gate {
     disk: FileDisk,
     /// Those that wait while the gate is shut.
     held: Mutex<Option<Vec<Transfer>>>,
+    /// The same for writes.
+    held_writes: Mutex<Option<Vec<Transfer>>>,
     writes_fail: AtomicBool,
 }
 
@@ -36,6 +41,15 @@ impl Gate {
         self.disk.start(held);
     }
 
+    fn shut_for_writes(&self) {
+        *self.held_writes.lock() = Some(Vec::new());
+    }
+
+    fn open_for_writes(&self) {
+        let held = self.held_writes.lock().take().unwrap();
+        self.start(held);
+    }
+
     fn held(&self) -> usize {
         self.held.lock().as_ref().map_or(0, Vec::len)
     }
@@ -46,9 +60,13 @@ impl Disk for Gate {
         let mut through = Vec::new();
         for transfer in transfers {
             let failing = self.writes_fail.load(Ordering::Relaxed);
-            match (transfer.file(), transfer.direction(), &mut *self.held.lock()) {
-                (DiskFile::Data, Direction::Read, Some(held)) => held.push(transfer),
-                (DiskFile::Data, Direction::Write, _) if failing => {
+            let gate = match transfer.direction() {
+                Direction::Read => &self.held,
+                Direction::Write => &self.held_writes,
+            };
+            match (transfer.file(), transfer.direction(), &mut *gate.lock()) {
+                (DiskFile::Data, _, Some(held)) => held.push(transfer),
+                (DiskFile::Data, Direction::Write, None) if failing => {
                     transfer.finish(Err(io::Error::other("worn out")));
                 }
                 (DiskFile::Data | DiskFile::Index, Direction::Read | Direction::Write, _) => {
@@ -86,15 +104,30 @@ struct Bench {
 
 impl Bench {
     fn new(memory_slots: u64, promotion: PromotionConfig) -> Self {
+        Self::with(memory_slots, TieredConfig { promotion, ..TieredConfig::default() })
+    }
+
+    fn writing_behind(memory_slots: u64) -> Self {
+        let promotion =
+            PromotionConfig { remember_ms: 0, cooldown_ms: 0, ..PromotionConfig::default() };
+        Self::with(memory_slots, TieredConfig { promotion, write_behind: true })
+    }
+
+    fn with(memory_slots: u64, config: TieredConfig) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let disk = FileDisk::open(directory.path(), IoEngine::Threads, 4).unwrap();
-        let gate = Gate { disk, held: Mutex::default(), writes_fail: AtomicBool::new(false) };
+        let gate = Gate {
+            disk,
+            held: Mutex::default(),
+            held_writes: Mutex::default(),
+            writes_fail: AtomicBool::new(false),
+        };
         let gate = Arc::new(gate);
-        let config = DiskConfig::new(directory.path(), 4 << 20, BYTES);
-        let disk = DiskStore::open_on(gate.clone(), config).unwrap();
-        let config = MemoryConfig::new(memory_slots * BYTES as u64, BYTES);
-        let memory = MemoryStore::new(MemoryConfig { leased_share_max: 1.0, ..config }).unwrap();
-        let store = TieredStore::new(memory, disk, TieredConfig { promotion }).unwrap();
+        let disk = DiskConfig::new(directory.path(), 4 << 20, BYTES);
+        let disk = DiskStore::open_on(gate.clone(), disk).unwrap();
+        let memory = MemoryConfig::new(memory_slots * BYTES as u64, BYTES);
+        let memory = MemoryStore::new(MemoryConfig { leased_share_max: 1.0, ..memory }).unwrap();
+        let store = TieredStore::new(memory, disk, config).unwrap();
         let arena = Arena::new(64, BYTES).unwrap();
         let registration = store.register(&arena).unwrap();
         Self { store, gate, arena, _registration: registration, _directory: directory }
@@ -104,6 +137,18 @@ impl Bench {
         self.arena.target(0).unwrap().fill(byte(&id));
         let put = Put::new(id, self.arena.source(0).unwrap());
         self.store.put_from(vec![put], options).await.remove(0)
+    }
+
+    /// A put that others may have under way at the same time.
+    fn put_of(&self, id: ObjectId) -> Put {
+        let page = 32 + id.key.0 as u32;
+        self.arena.target(page).unwrap().fill(byte(&id));
+        Put::new(id, self.arena.source(page).unwrap())
+    }
+
+    fn spawn_put(&self, puts: Vec<Put>) -> JoinHandle<Results<Stored>> {
+        let store = self.store.clone();
+        tokio::spawn(async move { store.put_from(puts, PutOptions::default()).await })
     }
 
     async fn put(&self, id: ObjectId) -> Result<Stored, StoreError> {
@@ -481,12 +526,15 @@ async fn shutdown_waits_for_promotions_under_way() {
     assert_eq!(bench.store.exists(&[id(1)], PREFETCH).await, [Err(StoreError::Closed)]);
 }
 
-/// Everything at once, over a memory that is always too small: no get ever sees wrong bytes, and in
-/// the end nothing is left under way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn tiers_agree_under_load() {
     let config = PromotionConfig { remember_ms: 0, cooldown_ms: 0, ..PromotionConfig::default() };
-    let bench = Bench::new(5, config);
+    agree_under_load(Bench::new(5, config)).await;
+}
+
+/// Everything at once, over a memory that is always too small: no get ever sees wrong bytes, what is removed stays so, and in
+/// the end nothing is left under way.
+async fn agree_under_load(bench: Bench) {
     let work = |task: u32| {
         let (store, arena) = (bench.store.clone(), bench.arena.clone());
         async move {

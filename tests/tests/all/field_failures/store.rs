@@ -105,7 +105,7 @@ fn tiers(promotion: PromotionConfig) -> (Bench<TieredStore>, Keeper) {
     let directory = tempfile::tempdir().unwrap();
     let gates = Arc::new(GatedDisk::new(directory.path()));
     let disk = DiskStore::open_on(gates.clone(), disk_config(directory.path())).unwrap();
-    let config = TieredConfig { promotion };
+    let config = TieredConfig { promotion, ..TieredConfig::default() };
     // What is promoted is leased, which would get in the way of removals here.
     let tiers = TieredStore::new(memory_store(16, 0), disk, config).unwrap();
     (Bench::new(tiers, Some(directory)), gates.keeper())

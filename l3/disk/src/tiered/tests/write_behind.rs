@@ -1,0 +1,98 @@
+//! Objects that memory takes before the disk has them.
+
+use super::*;
+use terrace_l3::Header;
+
+#[tokio::test]
+async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
+    let bench = Bench::writing_behind(2);
+    bench.gate.shut_for_writes();
+    assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
+    assert_eq!(bench.put(id(1)).await, Ok(Stored::AlreadyThere));
+    assert_eq!(bench.get(id(1)).await, Ok(Place::Memory));
+    let put = bench.put_of(id(2));
+    let twice = bench.spawn_put(vec![put.share(), put]).await.unwrap();
+    assert_eq!(twice, [Ok(Stored::New), Ok(Stored::AlreadyThere)]);
+    assert_eq!(unwritten(&bench), 2);
+    // There is no slot that is not on its way to the disk.
+    let third = bench.spawn_put(vec![bench.put_of(id(3))]);
+    let flush = tokio::spawn({
+        let store = bench.store.clone();
+        async move { store.flush().await }
+    });
+    sleep(Duration::from_millis(5)).await;
+    assert!(!third.is_finished() && !flush.is_finished());
+    bench.gate.open_for_writes();
+    assert_eq!(third.await.unwrap(), [Ok(Stored::New)]);
+    assert_eq!(flush.await.unwrap(), Ok(()));
+    bench.store.flush().await.unwrap();
+    for key in 1..4 {
+        assert!(bench.disk().length(&id(key)).is_some(), "{key}");
+        assert!(bench.get(id(key)).await.is_ok());
+    }
+    assert_eq!(unwritten(&bench), 0);
+}
+
+#[tokio::test]
+async fn who_changes_what_is_being_written_behind_waits_for_the_disk() {
+    let bench = Bench::writing_behind(8);
+    bench.gate.shut_for_writes();
+    for key in 1..5 {
+        assert_eq!(bench.put(id(key)).await, Ok(Stored::New));
+    }
+    let store = bench.store.clone();
+    let removal = tokio::spawn(async move { store.remove(&[id(1)], Removal::Plain).await });
+    let store = bench.store.clone();
+    let pin = tokio::spawn(async move { store.pin(&[id(2)], HARD).await });
+    let replaced = bench.spawn_put(vec![bench.put_of(id(3).with_generation(1))]);
+    sleep(Duration::from_millis(5)).await;
+    assert!(!removal.is_finished() && !pin.is_finished() && !replaced.is_finished());
+    assert_eq!(bench.get(id(1)).await, Ok(Place::Memory));
+    bench.gate.open_for_writes();
+    assert_eq!(removal.await.unwrap(), [Ok(())]);
+    assert_eq!(pin.await.unwrap(), [Ok(())]);
+    assert_eq!(replaced.await.unwrap(), [Ok(Stored::New)]);
+    assert_eq!(bench.get(id(1)).await, Err(StoreError::Missing));
+    assert_eq!(bench.disk().length(&id(1)), None);
+    assert_eq!(bench.get(id(3)).await, Err(StoreError::Missing));
+    assert_eq!(bench.get(id(3).with_generation(1)).await, Ok(Place::Memory));
+    let refused = bench.disk().remove(&[id(2)], Removal::Forced).await;
+    assert_eq!(refused, [Err(StoreError::Pinned)]);
+    assert_eq!(bench.store.shutdown().await, Ok(()));
+}
+
+#[tokio::test]
+async fn what_the_disk_does_not_take_stays_in_memory() {
+    let bench = Bench::writing_behind(8);
+    bench.gate.writes_fail.store(true, Ordering::Relaxed);
+    assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
+    bench.store.flush().await.unwrap();
+    assert_eq!((bench.disk().length(&id(1)), unwritten(&bench)), (None, 0));
+    assert_eq!(bench.get(id(1)).await, Ok(Place::Memory));
+    let durable = PutOptions { pin: None, durable: true };
+    assert!(bench.put_with(id(2), durable).await.unwrap_err().is_unwell(), "it is not put off");
+}
+
+/// The disk gets the checksum of what was put, not of what memory has by then.
+#[tokio::test]
+async fn bytes_that_change_on_their_way_to_the_disk_are_not_served() {
+    let bench = Bench::writing_behind(8);
+    bench.arena.target(0).unwrap().fill(byte(&id(1)));
+    let header = Header::new(id(1), &bench.arena.source(0).unwrap());
+    bench.arena.target(0).unwrap()[100] ^= 1;
+    let put = Put::described(&header, bench.arena.source(0).unwrap());
+    assert_eq!(bench.disk().put_from(vec![put], PutOptions::default()).await, [Ok(Stored::New)]);
+    let damaged = bench.get(id(1)).await;
+    assert!(matches!(damaged, Err(StoreError::Corrupt(_))), "{damaged:?}");
+}
+
+fn unwritten(bench: &Bench) -> u64 {
+    let figures = bench.store.stats().figures;
+    let figure = figures.iter().find(|it| it.name == "terrace_l3_unwritten_objects").unwrap();
+    figure.values[0].1
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tiers_agree_under_load_when_written_behind() {
+    agree_under_load(Bench::writing_behind(5)).await;
+}

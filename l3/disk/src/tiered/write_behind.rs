@@ -1,0 +1,216 @@
+//! Writing behind: objects that memory has taken, and that are still on their way to the disk.
+//!
+//! Their slots are lent to whoever writes them, so memory keeps them until the disk has them too. Until then they are
+//! claimed, and so is whatever else is being changed: who wants to change an object waits for the claim of another, and
+//! so finds what was on its way on disk, like any other.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use tokio::sync::{Notify, Semaphore};
+
+use super::{memory_may_stand_in, take_back};
+use crate::DiskStore;
+use terrace_l3::backend::SlotLoan;
+use terrace_l3::{Figure, Header, MemoryStore, ObjectId, Put, PutOptions, Store, Stored};
+
+/// Batches that are written at a time; the disk itself has several transfers of each under way.
+const WRITERS: usize = 4;
+
+/// Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct WriteBehind {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// If not, everything goes to the disk first, and there is nothing to claim.
+    is_on: bool,
+    memory: MemoryStore,
+    disk: DiskStore,
+    /// Generation 0 stands for all of an object.
+    claimed: Mutex<HashSet<ObjectId>>,
+    fewer_claimed: Notify,
+    writers: Semaphore,
+    taken: AtomicU64,
+    written: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Objects that nobody else changes until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    behind: WriteBehind,
+    objects: SmallVec<[ObjectId; 1]>,
+}
+
+/// An object that memory has taken.
+#[derive(Debug)]
+pub(super) struct Unwritten {
+    loan: SlotLoan,
+    id: ObjectId,
+    // The last to go: the slot is given back before anybody else may change the object.
+    _claim: Claim,
+}
+
+impl WriteBehind {
+    pub(super) fn new(is_on: bool, memory: MemoryStore, disk: DiskStore) -> Self {
+        let shared = Shared {
+            is_on,
+            memory,
+            disk,
+            claimed: Mutex::default(),
+            fewer_claimed: Notify::new(),
+            writers: Semaphore::new(WRITERS),
+            taken: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Whether such puts may be in memory before they are on disk.
+    pub(super) fn allows(&self, options: PutOptions) -> bool {
+        self.shared.is_on && !options.durable && options.pin.is_none()
+    }
+
+    /// Has memory take an object, which is then to be [written](Self::write); `None` if it must go to the disk
+    /// first.
+    pub(super) fn take(&self, put: &Put, unwritten: &mut Vec<Unwritten>) -> Option<Stored> {
+        let Shared { memory, disk, .. } = &*self.shared;
+        let id = put.id;
+        // Only the disk knows what a generation replaces.
+        if id.generation > 0 {
+            return None;
+        }
+        let Some(claim) = self.try_claim(&[id]) else {
+            // Mostly it is on its way to the disk.
+            return memory.contains(&id).then_some(Stored::AlreadyThere);
+        };
+        // The disk has the say about what it knows.
+        if disk.knows(&id) {
+            return None;
+        }
+        match memory.put_and_lend(put) {
+            Ok(Some(loan)) => {
+                self.shared.taken.fetch_add(1, Ordering::Relaxed);
+                unwritten.push(Unwritten { loan, id, _claim: claim });
+                Some(Stored::New)
+            }
+            Ok(None) => Some(Stored::AlreadyThere),
+            // All slots are on their way to the disk, or somebody else is writing this object.
+            Err(_) => None,
+        }
+    }
+
+    /// Writes objects to the disk, without anybody waiting for it.
+    pub(super) fn write(&self, unwritten: Vec<Unwritten>) {
+        if !unwritten.is_empty() {
+            let behind = self.clone();
+            tokio::spawn(async move { behind.write_all(unwritten).await });
+        }
+    }
+
+    async fn write_all(&self, unwritten: Vec<Unwritten>) {
+        let Shared { memory, disk, writers, written, failed, .. } = &*self.shared;
+        let _turn = writers.acquire().await.expect("it is never closed");
+        let puts: Vec<Put> = unwritten.iter().filter_map(Unwritten::put).collect();
+        let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
+        failed.fetch_add((unwritten.len() - puts.len()) as u64, Ordering::Relaxed);
+        let results = disk.put_from(puts, PutOptions::default()).await;
+        for (id, result) in ids.iter().zip(results) {
+            match result {
+                Ok(Stored::New | Stored::AlreadyThere) => written.fetch_add(1, Ordering::Relaxed),
+                Err(error) => {
+                    if !memory_may_stand_in(id, PutOptions::default(), &error) {
+                        take_back(memory, id).await;
+                    }
+                    failed.fetch_add(1, Ordering::Relaxed)
+                }
+            };
+        }
+        drop(unwritten);
+    }
+
+    /// Claims objects as soon as nobody else has a claim to any of them.
+    pub(super) async fn claim(&self, ids: impl Iterator<Item = &ObjectId>) -> Claim {
+        let mut objects = Vec::new();
+        if self.shared.is_on {
+            objects.extend(ids.map(|id| id.with_generation(0)));
+            objects.sort_unstable();
+            objects.dedup();
+        }
+        loop {
+            let mut fewer = std::pin::pin!(self.shared.fewer_claimed.notified());
+            fewer.as_mut().enable();
+            if let Some(claim) = self.try_claim(&objects) {
+                return claim;
+            }
+            fewer.await;
+        }
+    }
+
+    fn try_claim(&self, objects: &[ObjectId]) -> Option<Claim> {
+        let mut claimed = self.shared.claimed.lock();
+        if objects.iter().any(|id| claimed.contains(id)) {
+            return None;
+        }
+        claimed.extend(objects.iter().copied());
+        Some(Claim { behind: self.clone(), objects: objects.into() })
+    }
+
+    /// Waits until all that is on its way to the disk now has got there.
+    pub(super) async fn settled(&self) {
+        let now: Vec<ObjectId> = self.shared.claimed.lock().iter().copied().collect();
+        drop(self.claim(now.iter()).await);
+    }
+
+    pub(super) fn figures(&self) -> Vec<Figure> {
+        if !self.shared.is_on {
+            return Vec::new();
+        }
+        let [written, failed, taken] =
+            [&self.shared.written, &self.shared.failed, &self.shared.taken]
+                .map(|counter| counter.load(Ordering::Relaxed));
+        vec![
+            Figure::counters(
+                "terrace_l3_written_behind_total",
+                "Objects that memory took before the disk, by what became of their way to the disk.",
+                "outcome",
+                [("written", written), ("failed", failed)],
+            ),
+            Figure::gauge(
+                "terrace_l3_unwritten_objects",
+                "Objects in memory that are still on their way to the disk.",
+                taken.saturating_sub(written + failed),
+            ),
+        ]
+    }
+}
+
+impl Unwritten {
+    /// With the header under which memory took it: should its bytes have changed since, nobody takes them for sound.
+    /// `None` if the header itself is damaged.
+    fn put(&self) -> Option<Put> {
+        let source = self.loan.source();
+        let header = Header::verify(self.loan.header(), &self.id, source.len() as u64).ok()?;
+        Some(Put::described(&header, source.share()))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.objects.is_empty() {
+            let mut claimed = self.behind.shared.claimed.lock();
+            for id in &self.objects {
+                claimed.remove(id);
+            }
+            drop(claimed);
+            self.behind.shared.fewer_claimed.notify_waiters();
+        }
+    }
+}

@@ -37,6 +37,7 @@ def terrace(folder: Path, arguments: argparse.Namespace) -> Any:
         object_max=arguments.chunk,
         capacity=2 * arguments.chunk * arguments.chunks + (64 << 20),
         memory=arguments.memory,
+        write_behind=arguments.write_behind,
         weights="a revision",
         kv_dtype="bfloat16",
         layout="bench",
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=4, help="calls at a time")
     parser.add_argument("--workers", type=int, default=4, help="threads of LMCache's, its default")
     parser.add_argument("--memory", default="0", help="memory over Terrace's disk, beside what the system caches of files")
+    parser.add_argument("--write-behind", action="store_true", help="write to Terrace's disk in the background; needs memory")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -47,6 +47,9 @@ struct Common {
     /// Memory over a store on disk.
     #[serde(default)]
     memory_bytes: u64,
+    /// Whether that memory takes objects before the disk has them.
+    #[serde(default)]
+    write_behind: bool,
     #[serde(default)]
     for_features: bool,
     /// The folder of a store on disk has one store for each size of objects, which keep to `capacity_bytes` together.
@@ -322,11 +325,18 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         capacity_bytes,
         object_bytes_max,
         memory_bytes,
+        write_behind,
         for_features,
         for_engines,
         others,
         guard: _,
     } = settings;
+    if write_behind && (memory_bytes == 0 || !place.starts_with("disk:")) {
+        return Err(ConfigError::new_err(
+            "write_behind needs a memory cache on top of a disk: use disk:FOLDER and set memory, \
+             like 8GiB",
+        ));
+    }
     if place == "memory" {
         let config = with(MemoryConfig::new(capacity_bytes, object_bytes_max), others)?;
         return Ok(Arc::new(MemoryStore::new(config).map_err(bad_setting)?));
@@ -344,7 +354,8 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         }
         let memory = MemoryConfig::new(memory_bytes, object_bytes_max);
         let memory = MemoryStore::new(memory).map_err(bad_setting)?;
-        let tiered = TieredStore::new(memory, disk, TieredConfig::default());
+        let tiers = TieredConfig { write_behind, ..TieredConfig::default() };
+        let tiered = TieredStore::new(memory, disk, tiers);
         return Ok(Arc::new(tiered.map_err(IntoPython::into_python)?));
     }
     if let Some(master) = place.strip_prefix("mooncake://") {

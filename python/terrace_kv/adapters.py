@@ -38,6 +38,7 @@ _SETTINGS: dict[str, dict[str, str]] = {
     | _SIZES
     | {
         "memory": "memory cache on top of the disk, like 8GiB",
+        "write_behind": "true: store into the memory cache, and write to the disk in the background",
         "reserve": "free space that the store leaves on its file system, like 10GiB; default: 5 %, at most 16GiB",
     },
     "nodes": _EVERY

@@ -124,7 +124,9 @@ class Store:
     ``place`` is ``memory``, ``disk:FOLDER``, ``nodes://HOST:PORT,HOST:PORT``, ``mooncake://HOST:PORT``,
     ``s3://BUCKET/PREFIX`` (or ``gs://``, ``az://``) or ``bucket:file:///FOLDER``. ``capacity`` and ``object_max`` (the
     maximum size of an object) are bytes or text like ``64MiB``; for nodes they are set on the nodes. ``memory`` is the
-    size of a memory cache on top of a disk store, and ``reserve`` the free space that it leaves on its file system.
+    size of a memory cache on top of a disk store, and ``reserve`` the free space that it leaves on its file system. With
+    ``write_behind``, objects count as stored once the memory cache has them, and are written to disk in the background:
+    those that have not been written are lost if the process dies; :meth:`flush` and :meth:`close` wait for them.
     ``guard`` adds deadlines, a circuit breaker and a negative cache, so that a slow or failing store does not block the
     caller: True, or settings of ``GuardConfig``. Other settings are those of the crate's configuration, such as
     ``lease_ttl_ms``; ``library`` for Mooncake; ``secret_file``, ``client`` and ``copies`` for nodes. For a feature
@@ -144,6 +146,7 @@ class Store:
         capacity: int | str = 0,
         object_max: int | str = 0,
         memory: int | str = 0,
+        write_behind: bool = False,
         reserve: int | str | None = None,
         guard: bool | Mapping[str, int] = False,
         for_features: bool = False,
@@ -153,6 +156,7 @@ class Store:
             "capacity_bytes": size(capacity),
             "object_bytes_max": size(object_max),
             "memory_bytes": size(memory),
+            "write_behind": write_behind,
             "for_features": for_features,
             **settings,
         }

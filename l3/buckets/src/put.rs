@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::ledger::{Departure, Room};
 use terrace_l3::backend::{Reserved, Slot};
-use terrace_l3::{Header, ObjectId, Pin, Put, PutOptions, Results, Source, StoreError, Stored};
+use terrace_l3::{ObjectId, Pin, Put, PutOptions, Results, Source, StoreError, Stored};
 
 /// What came of the wish to put an object.
 pub(crate) enum Claim {
@@ -147,16 +147,15 @@ impl Shared {
         claim: Claim,
         pin: Option<Pin>,
     ) -> Result<Stored, StoreError> {
-        let Put { id, source } = put;
         let claim = match claim {
             // Another client may have removed it.
-            Claim::There(slot) if !self.is_still_there(&id, slot).await? => {
-                self.claim(&id, source.len(), pin, 1, false).await?
+            Claim::There(slot) if !self.is_still_there(&put.id, slot).await? => {
+                self.claim(&put.id, put.source.len(), pin, 1, false).await?
             }
             claim => claim,
         };
         match claim {
-            Claim::Mine(slot) => self.write(id, source, slot, pin).await,
+            Claim::Mine(slot) => self.write(put, slot, pin).await,
             Claim::There(slot) => {
                 self.ledger.lock().catalogue.end_read(slot);
                 Ok(Stored::AlreadyThere)
@@ -183,11 +182,11 @@ impl Shared {
 
     async fn write(
         self: &Arc<Self>,
-        id: ObjectId,
-        source: Source,
+        put: Put,
         slot: Slot,
         pin: Option<Pin>,
     ) -> Result<Stored, StoreError> {
+        let id = put.id;
         let lower = match self.lower_generations(&id).await {
             Ok(lower) => lower,
             Err(error) => {
@@ -196,7 +195,7 @@ impl Shared {
                 return Err(error);
             }
         };
-        let written = self.send(&id, source, pin).await;
+        let written = self.send(put, pin).await;
         let departures: Vec<Departure> = {
             let mut state = self.ledger.lock();
             match &written {
@@ -249,15 +248,11 @@ impl Shared {
     }
 
     /// Puts header and payload into the bucket. What is there already and gets a pin must be sound.
-    async fn send(
-        &self,
-        id: &ObjectId,
-        source: Source,
-        pin: Option<Pin>,
-    ) -> Result<Stored, StoreError> {
+    async fn send(&self, put: Put, pin: Option<Pin>) -> Result<Stored, StoreError> {
         let (_ended, ended) = oneshot::channel();
-        let header = Bytes::copy_from_slice(&Header::new(*id, &source).encode());
-        let page = Bytes::from_owner(Page { source, _ended });
+        let header = Bytes::copy_from_slice(&put.header().encode());
+        let id = &put.id;
+        let page = Bytes::from_owner(Page { source: put.source, _ended });
         let mut stored = Err(StoreError::BeingWritten);
         for _ in 0..2 {
             stored = match self.bucket.create(id, [header.clone(), page.clone()]).await {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::{memory_may_stand_in, take_back};
 use crate::DiskStore;
@@ -35,6 +35,9 @@ struct Shared {
     /// Generation 0 stands for all of an object.
     claimed: Mutex<HashSet<ObjectId>>,
     fewer_claimed: Notify,
+    /// Slots that may be on their way to the disk: half of them, so that there are others to evict than those which
+    /// are read again and again.
+    room: Arc<Semaphore>,
     writers: Semaphore,
     taken: AtomicU64,
     written: AtomicU64,
@@ -53,18 +56,21 @@ pub(super) struct Claim {
 pub(super) struct Unwritten {
     loan: SlotLoan,
     id: ObjectId,
+    _room: OwnedSemaphorePermit,
     // The last to go: the slot is given back before anybody else may change the object.
     _claim: Claim,
 }
 
 impl WriteBehind {
     pub(super) fn new(is_on: bool, memory: MemoryStore, disk: DiskStore) -> Self {
+        let slots = memory.arena().pages() as usize;
         let shared = Shared {
             is_on,
             memory,
             disk,
             claimed: Mutex::default(),
             fewer_claimed: Notify::new(),
+            room: Arc::new(Semaphore::new(slots / 2)),
             writers: Semaphore::new(WRITERS),
             taken: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -81,7 +87,7 @@ impl WriteBehind {
     /// Has memory take an object, which is then to be [written](Self::write); `None` if it must go to the disk
     /// first.
     pub(super) fn take(&self, put: &Put, unwritten: &mut Vec<Unwritten>) -> Option<Stored> {
-        let Shared { memory, disk, .. } = &*self.shared;
+        let Shared { memory, disk, room, .. } = &*self.shared;
         let id = put.id;
         // Only the disk knows what a generation replaces.
         if id.generation > 0 {
@@ -95,14 +101,15 @@ impl WriteBehind {
         if disk.knows(&id) {
             return None;
         }
+        let room = room.clone().try_acquire_owned().ok()?;
         match memory.put_and_lend(put) {
             Ok(Some(loan)) => {
                 self.shared.taken.fetch_add(1, Ordering::Relaxed);
-                unwritten.push(Unwritten { loan, id, _claim: claim });
+                unwritten.push(Unwritten { loan, id, _room: room, _claim: claim });
                 Some(Stored::New)
             }
             Ok(None) => Some(Stored::AlreadyThere),
-            // All slots are on their way to the disk, or somebody else is writing this object.
+            // There is no slot, or somebody else is writing this object.
             Err(_) => None,
         }
     }

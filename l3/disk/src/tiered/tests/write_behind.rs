@@ -5,7 +5,7 @@ use terrace_l3::Header;
 
 #[tokio::test]
 async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
-    let bench = Bench::writing_behind(2);
+    let bench = Bench::writing_behind(4);
     bench.gate.shut_for_writes();
     assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
     assert_eq!(bench.put(id(1)).await, Ok(Stored::AlreadyThere));
@@ -14,7 +14,7 @@ async fn what_is_written_behind_is_stored_before_the_disk_has_it() {
     let twice = bench.spawn_put(vec![put.share(), put]).await.unwrap();
     assert_eq!(twice, [Ok(Stored::New), Ok(Stored::AlreadyThere)]);
     assert_eq!(unwritten(&bench), 2);
-    // There is no slot that is not on its way to the disk.
+    // Half of the slots are on their way to the disk.
     let third = bench.spawn_put(vec![bench.put_of(id(3))]);
     let flush = tokio::spawn({
         let store = bench.store.clone();

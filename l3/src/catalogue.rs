@@ -296,11 +296,18 @@ impl Catalogue {
     /// Begins to read an object: its slot is not reused before [`Catalogue::end_read`].
     pub fn begin_read(&mut self, id: &ObjectId) -> Option<(Slot, u32)> {
         let slot = self.find(id)?;
+        self.begin_moving(slot)?;
+        let entry = &mut self.entries[slot as usize];
+        entry.visited = true;
+        Some((slot, entry.length))
+    }
+
+    /// A present object is read until [`Catalogue::end_read`], without being of any more use to anybody for that.
+    pub fn begin_moving(&mut self, slot: Slot) -> Option<()> {
         let entry = &mut self.entries[slot as usize];
         entry.readers = entry.readers.checked_add(1)?;
-        entry.visited = true;
         self.reads += 1;
-        Some((slot, entry.length))
+        Some(())
     }
 
     /// The reading is over.

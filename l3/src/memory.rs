@@ -524,11 +524,12 @@ impl Reservation {
         let mut state = self.store.shared.state.lock();
         self.published = true;
         state.publish(self.slot, header);
-        let read = state.catalogue.begin_read(&header.id);
+        // A higher generation may have come meanwhile.
+        let is_present = state.catalogue.is_present(self.slot);
+        let lent = is_present.then(|| state.catalogue.begin_moving(self.slot)).flatten();
         drop(state);
-        // A higher generation has come meanwhile, or somebody has removed it.
-        let (slot, length) = read.ok_or(StoreError::Missing)?;
-        Ok(self.store.loan(slot, length as usize, header.encode()))
+        lent.ok_or(StoreError::Missing)?;
+        Ok(self.store.loan(self.slot, header.length as usize, header.encode()))
     }
 }
 

@@ -24,7 +24,7 @@ use crate::traffic::Traffic;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryConfig {
-    /// Memory for payloads. It is taken from the system as it is first used.
+    /// Memory for payloads. It is taken from the system as it is first used, in huge pages where there are any.
     pub capacity_bytes: u64,
     /// The largest object; every object takes a slot of this size.
     pub object_bytes_max: usize,
@@ -110,7 +110,7 @@ impl MemoryStore {
     pub fn new(config: MemoryConfig) -> io::Result<Self> {
         let slots = config.slots()?;
         let shared = Shared {
-            arena: Arena::new(slots, config.object_bytes_max)?,
+            arena: Arena::in_huge_pages(slots, config.object_bytes_max)?,
             registry: Registry::default(),
             state: Mutex::new(State {
                 catalogue: Catalogue::new(slots, slots),

@@ -2,8 +2,8 @@
 
     python lmcache_disk.py --folder /var/tmp
 
-Each stores the same chunks in batches, and reads them back. They take turns, each in a folder of its own that is new in
-every round; reads are measured with what the system has cached, and after the cache was dropped if that is allowed.
+Each stores the same chunks in batches, and reads them back. They take turns, each in a folder of its own, under new names
+in every round; reads are measured with what the system has cached, and after the cache was dropped if that is allowed.
 Prints bytes a second of each, and ratios of the medians. Terrace's are verified by a checksum and a namespace, and
 LMCache's are not.
 """
@@ -35,7 +35,7 @@ def terrace(folder: Path, arguments: argparse.Namespace) -> Any:
     return TerraceClient(
         store=f"disk:{folder}",
         object_max=arguments.chunk,
-        capacity=2 * arguments.chunk * arguments.chunks + (64 << 20),
+        capacity=(arguments.rounds + 1) * arguments.chunk * arguments.chunks + (64 << 20),
         memory=arguments.memory,
         write_behind=arguments.write_behind,
         weights="a revision",
@@ -95,28 +95,23 @@ def drop_caches() -> bool:
 
 
 def measure(
-    make: Callable[[Path, argparse.Namespace], Any],
+    client: Any,
+    round_: int,
     memory: npt.NDArray[np.uint8],
     target: npt.NDArray[np.uint8],
     arguments: argparse.Namespace,
 ) -> dict[str, float]:
-    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
-    try:
-        client = make(folder / "kv", arguments)
-        clock = Clock(client, arguments)
-        keys = [f"a/model@01000100@0@{number:064x}" for number in range(arguments.chunks)]
-        views, into = [memoryview(row) for row in memory], [memoryview(row) for row in target]
-        seconds = {"store": clock.seconds(client.submit_batch_set, keys, views)}
+    clock = Clock(client, arguments)
+    keys = [f"a/model@01000100@{round_}@{number:064x}" for number in range(arguments.chunks)]
+    views, into = [memoryview(row) for row in memory], [memoryview(row) for row in target]
+    seconds = {"store": clock.seconds(client.submit_batch_set, keys, views)}
+    target[:] = 0
+    seconds["load"] = clock.seconds(client.submit_batch_get, keys, into)
+    assert (target == memory).all(), "what was loaded is not what was stored"
+    if drop_caches():
         target[:] = 0
-        seconds["load"] = clock.seconds(client.submit_batch_get, keys, into)
+        seconds["load from disk"] = clock.seconds(client.submit_batch_get, keys, into)
         assert (target == memory).all(), "what was loaded is not what was stored"
-        if drop_caches():
-            target[:] = 0
-            seconds["load from disk"] = clock.seconds(client.submit_batch_get, keys, into)
-            assert (target == memory).all(), "what was loaded is not what was stored"
-        client.close()
-    finally:
-        shutil.rmtree(folder)
     return {kind: memory.nbytes / took for kind, took in seconds.items()}
 
 
@@ -136,10 +131,17 @@ def main() -> None:
     memory, target = aligned(arguments), aligned(arguments)
     memory[:] = np.random.default_rng(0).integers(0, 256, memory.shape, np.uint8)
     rates: dict[str, dict[str, list[float]]] = {"terrace": {}, "lmcache": {}}
-    for _ in range(arguments.rounds):
-        for name, make in (("lmcache", lmcache), ("terrace", terrace)):
-            for kind, rate in measure(make, memory, target, arguments).items():
-                rates[name].setdefault(kind, []).append(rate)
+    folder = Path(tempfile.mkdtemp(dir=arguments.folder))
+    try:
+        clients = {"lmcache": lmcache(folder / "lmcache", arguments), "terrace": terrace(folder / "terrace", arguments)}
+        for round_ in range(arguments.rounds):
+            for name, client in clients.items():
+                for kind, rate in measure(client, round_, memory, target, arguments).items():
+                    rates[name].setdefault(kind, []).append(rate)
+        for client in clients.values():
+            client.close()
+    finally:
+        shutil.rmtree(folder)
     medians = {name: {kind: statistics.median(found) for kind, found in its.items()} for name, its in rates.items()}
     ratios = {kind: medians["terrace"][kind] / medians["lmcache"][kind] for kind in medians["terrace"]}
     if arguments.json:

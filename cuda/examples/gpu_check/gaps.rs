@@ -89,8 +89,7 @@ async fn through_engine(
 }
 
 /// From the end of one decode step to that of the next in milliseconds, where the very steps of an engine are launched as
-/// soon as there is room for them. They are all computed, prompts too: how long a step takes also depends on what numbers
-/// it reads, since zeros need less power.
+/// soon as there is room for them. Prompts are computed too: decodes read the same numbers, and so take as much power.
 fn by_hand(
     context: &Arc<Context>,
     batches: &[Arc<Batch>],

@@ -113,7 +113,8 @@ impl World {
         Ok(Self { context, device, model, pages, row_pages, came, changes })
     }
 
-    /// Fills all pages with numbers of about one, as if their tokens had been computed.
+    /// Fills all pages with numbers of about one, as if their tokens had been computed: reading zeros takes less power,
+    /// and a GPU that reaches the most it may take computes slower.
     pub(crate) fn fill(&self) -> Result<(), Box<dyn std::error::Error>> {
         let memory = self.device.memory();
         let (base, page_bytes) = (memory.base().0, memory.page_bytes());

@@ -62,8 +62,17 @@ extern "C" __global__ void __launch_bounds__(256, 8)
   }
 }
 
-// Copies one piece: lists come to the device so.
-extern "C" __global__ void __launch_bounds__(1024) fetch(u64 to, u64 from, u64 bytes) {
+// Pieces, each with its length.
+constexpr unsigned FETCHED_MAX = 8;
+struct Fetched {
+  struct {
+    u64 to, from, bytes;
+  } pieces[FETCHED_MAX];
+};
+
+// Copies a few pieces, a block for each: lists come to the device so.
+extern "C" __global__ void __launch_bounds__(1024) fetch(const __grid_constant__ Fetched fetched) {
+  u64 to = fetched.pieces[blockIdx.x].to, from = fetched.pieces[blockIdx.x].from, bytes = fetched.pieces[blockIdx.x].bytes;
   unsigned lane = threadIdx.x % WARP_LANES;
   unsigned warps = blockDim.x / WARP_LANES;
   for (u64 at = threadIdx.x / WARP_LANES * CHUNK_BYTES; at < bytes; at += warps * CHUNK_BYTES) {

@@ -77,6 +77,17 @@ pub struct Part {
     pub bytes: usize,
 }
 
+/// A piece of memory to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where it goes.
+    pub to: DeviceAddress,
+    /// Where it comes from.
+    pub from: DeviceAddress,
+    /// How long it is.
+    pub bytes: usize,
+}
+
 /// A call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{call}: {text}")]
@@ -206,7 +217,17 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// When they are not.
     fn elapsed(&self, from: Event, to: Event) -> Result<Duration, CallError>;
 
-    /// Copies one piece by a small kernel, which needs no copy engine.
+    /// Copies a few pieces at once by a small kernel, which needs no copy engine.
+    ///
+    /// # Errors
+    /// When it cannot be launched.
+    ///
+    /// # Safety
+    /// Both sides of each are memory that the device can reach, and stay so until it has been done; no piece goes where
+    /// another one goes or comes from.
+    unsafe fn fetch_all(&self, stream: Stream, pieces: &[Piece]) -> Result<(), CallError>;
+
+    /// Copies one piece like that.
     ///
     /// # Errors
     /// When it cannot be launched.
@@ -219,7 +240,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
         to: DeviceAddress,
         from: DeviceAddress,
         bytes: usize,
-    ) -> Result<(), CallError>;
+    ) -> Result<(), CallError> {
+        // SAFETY: as the caller says.
+        unsafe { self.fetch_all(stream, &[Piece { to, from, bytes }]) }
+    }
 
     /// Copies a part of every piece of a list by the copy kernel; all go in one direction.
     ///

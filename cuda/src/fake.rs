@@ -15,7 +15,7 @@ use terrace_scheduler::CopyDirection;
 use crate::canary::checksum;
 use crate::driver::{
     CallError, CallErrorKind, DeviceAddress, DeviceMemory, Driver, Event, EventKind, PairList,
-    Part, Priority, Stream,
+    Part, Piece, Priority, Stream,
 };
 use crate::lists::PAIR_BYTES;
 
@@ -551,15 +551,12 @@ impl Driver for FakeDriver {
         Ok(Duration::from_nanos(to.saturating_sub(from)))
     }
 
-    unsafe fn fetch(
-        &self,
-        stream: Stream,
-        to: DeviceAddress,
-        from: DeviceAddress,
-        bytes: usize,
-    ) -> Result<(), CallError> {
+    unsafe fn fetch_all(&self, stream: Stream, pieces: &[Piece]) -> Result<(), CallError> {
+        let pieces = pieces.to_vec();
         self.touch("fetch", stream, move |state| {
-            state.copy(to.0, from.0, bytes, "a fetch");
+            for Piece { to, from, bytes } in &pieces {
+                state.copy(to.0, from.0, *bytes, "a fetch");
+            }
             0
         })
     }

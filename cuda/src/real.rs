@@ -13,7 +13,7 @@ use terrace_scheduler::CopyDirection;
 use crate::context::{Context, call};
 use crate::driver::{
     CallError, CallErrorKind, DeviceAddress, DeviceMemory, Driver, Event, EventKind, PairList,
-    Part, Priority, Stream,
+    Part, Piece, Priority, Stream,
 };
 use crate::error::CudaError;
 use crate::nvrtc;
@@ -26,6 +26,8 @@ const KERNELS: &str = include_str!("../kernels/copy.cu");
 const TO_DEVICE_BLOCKS: u32 = 64;
 const TO_HOST_BLOCKS: u32 = 16;
 const COPY_THREADS: u32 = 256;
+/// Pieces that `fetch` copies at once; must be what the kernel's list is made for.
+const FETCHED_MAX: usize = 8;
 /// The most that a block can have.
 const BLOCK_THREADS: u32 = 1024;
 /// Enough to read memory at a good speed; must be what the kernel's shared memory is made for.
@@ -208,17 +210,17 @@ impl Driver for RealDriver {
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
     }
 
-    unsafe fn fetch(
-        &self,
-        stream: Stream,
-        to: DeviceAddress,
-        from: DeviceAddress,
-        bytes: usize,
-    ) -> Result<(), CallError> {
-        let (mut to, mut from, mut bytes) = (to.0, from.0, bytes as u64);
-        let mut parameters = [parameter(&mut to), parameter(&mut from), parameter(&mut bytes)];
-        // SAFETY: `fetch` has two addresses and a number; the memory is the caller's promise.
-        unsafe { self.launch(self.fetch, (1, BLOCK_THREADS), stream, &mut parameters) }
+    unsafe fn fetch_all(&self, stream: Stream, pieces: &[Piece]) -> Result<(), CallError> {
+        for some in pieces.chunks(FETCHED_MAX) {
+            let mut list = [[0_u64; 3]; FETCHED_MAX];
+            for (entry, Piece { to, from, bytes }) in list.iter_mut().zip(some) {
+                *entry = [to.0, from.0, *bytes as u64];
+            }
+            let shape = (some.len() as u32, BLOCK_THREADS);
+            // SAFETY: `fetch` has one list of that length, and a block for each entry; the memory is the caller's promise.
+            unsafe { self.launch(self.fetch, shape, stream, &mut [parameter(&mut list)])? };
+        }
+        Ok(())
     }
 
     unsafe fn copy_by_kernel(

@@ -66,6 +66,7 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
         let limits = StepLimits { page_size: 16, rows, tokens_max: 512 };
         let tokens = context_tokens + STEPS + 16;
         let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, tokens)?;
+        world.fill()?;
         for row in 0..rows {
             world.come(row, greedy(), &[]);
         }
@@ -115,10 +116,10 @@ pub(crate) fn behind(context: &Arc<Context>, table: &mut Table) -> Done {
     let limits = StepLimits { page_size: 16, rows: 2, tokens_max: 1024 };
     let row_tokens = PREFIX + 1024;
     let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, row_tokens)?;
+    world.fill()?;
     world.come(0, greedy(), &[]);
     let prompt = Dice::new(1).tokens(1024, shape.vocabulary);
     for (tokens, goal) in [(128_usize, 12.0), (1024, 70.0)] {
-        // What the prefix holds does not matter for how long it takes.
         let after_nothing = time_of(&mut world, &[Part::new(0, 0, &prompt[..tokens])])?;
         let time = time_of(&mut world, &[Part::new(0, PREFIX, &prompt[..tokens])])?;
         let what = format!("{tokens} tokens behind 32,000 on the device");
@@ -153,6 +154,7 @@ pub(crate) fn steps(context: &Arc<Context>) -> Done {
 fn prompts_of(context: &Arc<Context>, shape: &Shape) -> Done {
     let limits = StepLimits { page_size: 16, rows: 2, tokens_max: 8192 };
     let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 40_960)?;
+    world.fill()?;
     world.come(0, greedy(), &[]);
     let prompt = Dice::new(1).tokens(8192, shape.vocabulary);
     for tokens in [128, 256, 512, 1024, 2048, 4096, 8192] {
@@ -168,6 +170,7 @@ fn decodes_of(context: &Arc<Context>, shape: &Shape) -> Done {
     const PROMPT_ROW: u32 = 256;
     let limits = StepLimits { page_size: 16, rows: PROMPT_ROW + 1, tokens_max: 4096 };
     let mut world = World::new(context, CudaLlama::random(context, shape)?, limits, 2304)?;
+    world.fill()?;
     for row in 0..=PROMPT_ROW {
         world.come(row, greedy(), &[]);
     }

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,38 +10,39 @@ use cudarc::driver::{result, sys};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use terrace_cuda::driver::{Priority, Stream};
-use terrace_cuda::{Context, CudaError, CudaFence, CudaLlama, CudaMemory, CudaTicket};
+use terrace_cuda::{
+    Context, CudaConfig, CudaDevice, CudaError, CudaFence, CudaLlama, CudaMemory, CudaTicket,
+};
 use terrace_engine::{
-    Batch, Engine, KvLayout, Model, ModelError, StepFigures, StepLimits, StepTicket,
+    Batch, Device, Engine, KvLayout, Model, ModelError, StepFigures, StepLimits, StepTicket,
 };
 use terrace_kit::Dice;
 use terrace_scheduler::Token;
 
 use crate::Done;
 use crate::engine::{PAGE_SIZE, Server, Sizes, runtime};
-use crate::figures::decode_ahead;
 use crate::table::Table;
-use crate::world::{World, eight_billion, greedy};
+use crate::world::eight_billion;
 
 const ROWS: u32 = 64;
 const PROMPT: u32 = 1024;
 const NEW_TOKENS: u32 = 300;
+const STEP_TOKENS: u32 = 8192;
+const DEVICE_TOKENS: u32 = ROWS * (PROMPT + NEW_TOKENS + PAGE_SIZE);
 /// Steps of this many are measured, when all rows decode.
-const MEASURED: u32 = 200;
+const MEASURED: usize = 200;
+/// So many of those before them are not: there, what is made on first use is made.
+const SKIPPED: usize = 40;
 
 /// The share of time in which the GPU waits while 64 requests decode, with two steps in flight.
 pub(crate) fn gaps(context: &Arc<Context>, table: &mut Table) -> Done {
-    let ends = Arc::new(Ends::new(context)?);
-    let model =
-        Watched { model: CudaLlama::random(context, &eight_billion())?, ends: ends.clone() };
-    let (told, interval) = runtime()?.block_on(through_engine(context, model, &ends))?;
-    drop(ends);
-    // The same steps by hand, which are launched as soon as there is room for them.
-    let limits = StepLimits { page_size: PAGE_SIZE, rows: ROWS, tokens_max: 512 };
-    let model = CudaLlama::random(context, &eight_billion())?;
-    let mut world = World::new(context, model, limits, PROMPT + NEW_TOKENS)?;
-    (0..ROWS).for_each(|row| world.come(row, greedy(), &[]));
-    let (alone, _) = decode_ahead(&mut world, ROWS, PROMPT + 40, MEASURED)?;
+    let model = Watched::new(context)?;
+    let seen = model.seen.clone();
+    let told = runtime()?.block_on(through_engine(context, model))?;
+    let interval = seen.interval()?;
+    let batches = std::mem::take(&mut *seen.batches.lock());
+    drop(seen);
+    let alone = by_hand(context, &batches)?;
     let by_events = 1.0 - alone / interval;
     let what = "GPU waits between decode steps, 64 rows, as it is told";
     table.figure(what, &format!("{:.1} %", 100.0 * told), "1 %", told <= 0.01);
@@ -50,18 +52,18 @@ pub(crate) fn gaps(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// The share that the engine tells, and from the end of one decode step to that of the next in milliseconds.
+/// The share that the engine tells. What it launches is seen.
 async fn through_engine(
     context: &Arc<Context>,
     model: Watched,
-    ends: &Ends,
-) -> Result<(f64, f64), Box<dyn std::error::Error>> {
+) -> Result<f64, Box<dyn std::error::Error>> {
     let sizes = Sizes {
-        device_tokens: ROWS * (PROMPT + NEW_TOKENS + PAGE_SIZE),
+        device_tokens: DEVICE_TOKENS,
         host_tokens: 0,
-        step_tokens: 8192,
+        step_tokens: STEP_TOKENS,
         canary: None,
     };
+    let seen = model.seen.clone();
     let server = Server::start_with(context, model, sizes, None)?;
     let mut dice = Dice::new(9);
     let vocabulary = eight_billion().vocabulary;
@@ -69,9 +71,9 @@ async fn through_engine(
         (0..ROWS).map(|_| dice.tokens(PROMPT as usize, vocabulary)).collect();
     let answers = join_all(prompts.iter().map(|prompt| server.ask_only(prompt, NEW_TOKENS)));
     let watch = async {
-        wait_for_steps(&server.engine, ends, 40).await?;
+        wait_for_steps(&server.engine, &seen, SKIPPED).await?;
         let before = figures(&server.engine).await?;
-        wait_for_steps(&server.engine, ends, 40 + MEASURED as usize).await?;
+        wait_for_steps(&server.engine, &seen, SKIPPED + MEASURED).await?;
         let after = figures(&server.engine).await?;
         let of_these = StepFigures {
             busy_us: after.busy_us - before.busy_us,
@@ -83,7 +85,31 @@ async fn through_engine(
     let (answers, told) = tokio::join!(answers, watch);
     answers.into_iter().collect::<Result<Vec<()>, _>>()?;
     server.engine.shutdown(Duration::from_secs(10)).await;
-    Ok((told?, ends.interval()?))
+    told
+}
+
+/// From the end of one decode step to that of the next in milliseconds, where the very steps of an engine are launched as
+/// soon as there is room for them. Prompts are computed too: decodes read the same numbers, and so take as much power.
+fn by_hand(
+    context: &Arc<Context>,
+    batches: &[Arc<Batch>],
+) -> Result<f64, Box<dyn std::error::Error>> {
+    let mut model = Watched::new(context)?;
+    let layout = model.kv_layout().pages(PAGE_SIZE)?;
+    let device_pages = DEVICE_TOKENS / PAGE_SIZE;
+    let config = CudaConfig { device_pages, host_pages: 0, layout, canary: None, ways: None };
+    let device = CudaDevice::new(context, config)?;
+    let limits = StepLimits { page_size: PAGE_SIZE, rows: ROWS, tokens_max: STEP_TOKENS };
+    model.begin(device.memory(), limits)?;
+    let mut in_flight = VecDeque::new();
+    for batch in batches {
+        in_flight.push_back(model.launch(batch)?);
+        if in_flight.len() == 2 {
+            in_flight.pop_front().expect("there are two").finish().result?;
+        }
+    }
+    in_flight.into_iter().try_for_each(|ticket| ticket.finish().result.map(drop))?;
+    model.seen.interval()
 }
 
 async fn figures(engine: &Engine) -> Result<StepFigures, &'static str> {
@@ -91,9 +117,9 @@ async fn figures(engine: &Engine) -> Result<StepFigures, &'static str> {
 }
 
 /// Waits until so many steps have been launched in which all rows decode.
-async fn wait_for_steps(engine: &Engine, ends: &Ends, steps: usize) -> Result<(), &'static str> {
+async fn wait_for_steps(engine: &Engine, seen: &Seen, steps: usize) -> Result<(), &'static str> {
     let began = Instant::now();
-    while ends.points.lock().len() < steps {
+    while seen.ends.lock().len() < steps {
         if figures(engine).await?.failed > 0 {
             return Err("a step has failed");
         }
@@ -105,10 +131,17 @@ async fn wait_for_steps(engine: &Engine, ends: &Ends, steps: usize) -> Result<()
     Ok(())
 }
 
-/// A model of whose steps the times on the GPU are known.
+/// A model whose steps are seen.
 struct Watched {
     model: CudaLlama,
-    ends: Arc<Ends>,
+    seen: Arc<Seen>,
+}
+
+impl Watched {
+    fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
+        let model = CudaLlama::random(context, &eight_billion())?;
+        Ok(Self { model, seen: Arc::new(Seen::new(context)?) })
+    }
 }
 
 impl Model for Watched {
@@ -142,19 +175,22 @@ impl Model for Watched {
 
     fn launch(&mut self, batch: &Arc<Batch>) -> Result<CudaTicket, ModelError> {
         let ticket = self.model.launch(batch)?;
+        self.seen.batches.lock().push(batch.clone());
         if batch.spans.len() == ROWS as usize && batch.tokens.len() == ROWS as usize {
-            let noted = self.ends.note(&ticket.fence());
+            let noted = self.seen.note_end(&ticket.fence());
             noted.map_err(|error| ModelError(error.to_string()))?;
         }
         Ok(ticket)
     }
 }
 
-/// When steps have ended, by events of a stream that does nothing else.
-struct Ends {
+/// What a model was given, and when steps in which all rows decode have ended, by events of a stream that does nothing
+/// else.
+struct Seen {
     context: Arc<Context>,
     stream: Stream,
-    points: Mutex<Vec<Point>>,
+    batches: Mutex<Vec<Arc<Batch>>>,
+    ends: Mutex<Vec<Point>>,
 }
 
 struct Point(sys::CUevent);
@@ -162,17 +198,18 @@ struct Point(sys::CUevent);
 // SAFETY: it is a handle, which any thread may use.
 unsafe impl Send for Point {}
 
-impl Ends {
+impl Seen {
     fn new(context: &Arc<Context>) -> Result<Self, CudaError> {
         let stream = context.create_stream(Priority::High)?;
-        Ok(Self { context: context.clone(), stream, points: Mutex::default() })
+        let (batches, ends) = (Mutex::default(), Mutex::default());
+        Ok(Self { context: context.clone(), stream, batches, ends })
     }
 
     /// Notes the moment at which a fence is passed.
-    fn note(&self, fence: &CudaFence) -> Result<(), Box<dyn std::error::Error>> {
+    fn note_end(&self, fence: &CudaFence) -> Result<(), Box<dyn std::error::Error>> {
         fence.wait_on(self.stream)?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
-        self.points.lock().push(Point(event));
+        self.ends.lock().push(Point(event));
         // SAFETY: both exist until this is dropped.
         unsafe { result::event::record(event, self.stream.raw())? };
         Ok(())
@@ -183,18 +220,18 @@ impl Ends {
         self.context.bind()?;
         // SAFETY: the stream exists until this is dropped.
         unsafe { result::stream::synchronize(self.stream.raw())? };
-        let points = self.points.lock();
-        let (first, last) = (&points[40], &points[40 + MEASURED as usize - 1]);
+        let ends = self.ends.lock();
+        let (first, last) = (&ends[SKIPPED], &ends[SKIPPED + MEASURED - 1]);
         // SAFETY: both were recorded, and the stream has passed them.
         let milliseconds = unsafe { result::event::elapsed(first.0, last.0)? };
-        Ok(f64::from(milliseconds) / f64::from(MEASURED - 1))
+        Ok(f64::from(milliseconds) / (MEASURED - 1) as f64)
     }
 }
 
-impl Drop for Ends {
+impl Drop for Seen {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            for point in self.points.get_mut().drain(..) {
+            for point in self.ends.get_mut().drain(..) {
                 // SAFETY: nobody uses it any more.
                 let _ = unsafe { result::event::destroy(point.0) };
             }

@@ -30,7 +30,7 @@ const MODES: [(&str, &[CopyDirection]); 4] = [
     ("write-backs", &[WRITE]),
     ("copies both ways", &[LOAD, WRITE]),
 ];
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 /// Decode steps and prefill chunks, with and without copies.
 pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
@@ -43,6 +43,7 @@ pub(crate) fn slowed(context: &Arc<Context>, table: &mut Table) -> Done {
 
     let limits = StepLimits { page_size: PAGE_SIZE, rows: ROWS, tokens_max: 512 };
     let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, 1040)?;
+    world.fill()?;
     (0..ROWS).for_each(|row| world.come(row, greedy(), &[]));
     let parts: Vec<Part> = (0..ROWS).map(|row| Part::new(row, 1023, &[1])).collect();
     compare(table, &background, &mut world, "decode step of 64 rows", &parts, 40)?;

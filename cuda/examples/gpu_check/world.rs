@@ -1,7 +1,10 @@
 //! A model on a GPU without an engine: pages, rows and steps by hand.
 
+#![allow(unsafe_code)]
+
 use std::sync::Arc;
 
+use cudarc::driver::result;
 use terrace_cache::{Cache, CacheConfig};
 use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaError, CudaLlama, CudaTicket};
 use terrace_engine::{
@@ -108,6 +111,28 @@ impl World {
         let (came, changes) = (Vec::new(), (0..limits.rows).collect());
         let context = context.clone();
         Ok(Self { context, device, model, pages, row_pages, came, changes })
+    }
+
+    /// Fills all pages with numbers of about one, as if their tokens had been computed: reading zeros takes less power,
+    /// and a GPU that reaches the most it may take computes slower.
+    pub(crate) fn fill(&self) -> Result<(), Box<dyn std::error::Error>> {
+        let memory = self.device.memory();
+        let (base, page_bytes) = (memory.base().0, memory.page_bytes());
+        let bytes = memory.pages() as usize * page_bytes;
+        // Of bf16: any sign and fraction, and exponents of one half and one.
+        let drawn = Dice::new(6).tokens(page_bytes / 2, 1 << 16);
+        let page: Vec<u16> = drawn.iter().map(|bits| 0x3f00 | (*bits as u16 & 0x80ff)).collect();
+        self.context.bind()?;
+        // SAFETY: a page is as large, and no step is under way.
+        unsafe { result::memcpy_htod_sync(base, &page)? };
+        let mut filled = page_bytes;
+        while filled < bytes {
+            let more = filled.min(bytes - filled);
+            // SAFETY: both lie within the pages, and do not overlap.
+            unsafe { result::memcpy_dtod_sync(base + filled as u64, base, more)? };
+            filled += more;
+        }
+        Ok(())
     }
 
     /// Somebody comes to a row.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::result;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use terrace_engine::{Logprobs, StepLimits};
 use terrace_model::Shape;
 
@@ -16,7 +17,7 @@ use super::kernels::Parameters;
 use super::plain::{self, Bias, Draw, Likelihood, Score, Seen};
 use super::step::Work;
 use crate::context::call;
-use crate::driver::{DeviceAddress, Driver};
+use crate::driver::{DeviceAddress, Driver, Piece};
 use crate::error::CudaError;
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
@@ -272,17 +273,18 @@ impl Choosing {
         let likelihoods = work.scores.len() * results.stride as usize * size_of::<Likelihood>();
         let memory = results.memory.as_ref().expect("it is kept until the end");
         let outputs = work.draws.iter().map(|draw| draw.output as usize + 1).max().unwrap_or(0);
+        let mut pieces = SmallVec::<[Piece; 2]>::new();
         for (to, from, bytes) in [
             (memory.address(0), self.chosen.at(), outputs * 4),
             (memory.address(likelihoods_at), self.likelihoods.at(), likelihoods),
         ] {
             if bytes > 0 {
-                // By a kernel: copy engines may be busy with pages for a long time.
-                // SAFETY: there is as much on both sides, and the host reads it only when the step has ended.
-                unsafe { self.driver.fetch(forward.stream, to, from, bytes) }?;
+                pieces.push(Piece { to, from, bytes });
             }
         }
-        Ok(())
+        // By a kernel: copy engines may be busy with pages for a long time.
+        // SAFETY: there is as much on both sides, and the host reads it only when the step has ended.
+        Ok(unsafe { self.driver.fetch_all(forward.stream, &pieces) }?)
     }
 }
 

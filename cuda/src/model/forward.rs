@@ -22,6 +22,10 @@ use crate::memory::{Allocation, CudaMemory};
 /// Steps of at most so many tokens, each of another sequence, are computed by graphs.
 pub(super) const GRAPH_TOKENS_MAX: usize = 256;
 
+/// Up to so many rows, the fastest algorithm is looked for, and not taken to be what cuBLASLt expects: with few rows, and no
+/// sums split, that can take more than twice as long.
+const TUNED_ROWS_MAX: usize = 1024;
+
 /// Rows of logits that are computed at once.
 pub(super) const LOGITS_ROWS: usize = 256;
 
@@ -508,8 +512,10 @@ impl Forward {
     fn tune(&mut self, driver: &dyn Driver, limits: StepLimits) -> Result<(), CudaError> {
         let most = rounded(limits.tokens_max as usize);
         let few = std::iter::successors(Some(1), |rows| Some(rows * 2));
-        let sizes: Vec<usize> =
-            few.take_while(|rows| *rows <= GRAPH_TOKENS_MAX).chain([1024, most]).collect();
+        let few = few.take_while(|rows| *rows <= GRAPH_TOKENS_MAX);
+        let usual = (GRAPH_TOKENS_MAX + 64..=TUNED_ROWS_MAX).step_by(64);
+        let mut sizes: Vec<usize> = few.chain(usual).filter(|rows| *rows < most).collect();
+        sizes.push(most);
         if let Some(kernels) = &self.kernels.few_rows {
             let multiprocessors = self.context.multiprocessors()?;
             let places = |matrix, layer| self.places(matrix, layer);

@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::plain::{Plain, bytes_of};
-use crate::driver::{DeviceAddress, Driver, Stream};
+use crate::driver::{DeviceAddress, Driver, Piece, Stream};
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::memory::Allocation;
@@ -107,13 +109,56 @@ impl Header {
         taken_in: &CudaFence,
     ) -> Result<(), CudaError> {
         let (pinned, waits_for) = &mut self.slots[self.turn];
-        for &(start, end) in &self.written {
-            let to = self.device.at().offset(start);
-            // By a kernel: copy engines may be busy with pages for a long time.
-            // SAFETY: the device's memory is as large, and the pinned one is not written to before it has arrived.
-            unsafe { driver.fetch(stream, to, pinned.address(start), end - start) }?;
-        }
+        let piece = |&(start, end): &(usize, usize)| Piece {
+            to: self.device.at().offset(start),
+            from: pinned.address(start),
+            bytes: end - start,
+        };
+        let pieces: SmallVec<[Piece; 8]> = self.written.iter().map(piece).collect();
+        // By a kernel: copy engines may be busy with pages for a long time.
+        // SAFETY: the device's memory is as large, pieces do not overlap, and the pinned memory is not written to before
+        // they have arrived.
+        unsafe { driver.fetch_all(stream, &pieces) }?;
         *waits_for = Some(taken_in.clone());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Priority;
+    use crate::fake::FakeDriver;
+    use crate::fence::EventPool;
+
+    #[test]
+    fn lists_that_lie_far_apart_travel_by_one_call_and_what_is_between_stays() {
+        let fake = FakeDriver::new(1 << 20, 1);
+        let driver: Arc<dyn Driver> = Arc::new(fake.clone());
+        let mut plan = Plan::default();
+        let near = [plan.add::<u32>(4), plan.add::<u32>(GAP_BYTES)];
+        let far = [plan.add::<u32>(GAP_BYTES), plan.add::<u32>(2)];
+        let mut header = Header::new(&driver, &plan).unwrap();
+        let untouched = vec![0xee; plan.bytes];
+        fake.write(header.device.at(), &untouched);
+        let stream = driver.create_stream(Priority::High).unwrap();
+        let taken_in = EventPool::new(&driver).fence().unwrap();
+        header.begin(&*driver, stream).unwrap();
+        header.write(near[0], &[1, 2]).unwrap();
+        header.write(near[1], &[3]).unwrap();
+        header.write::<u32>(far[0], &[]).unwrap();
+        header.write(far[1], &[4, 5]).unwrap();
+        assert!(header.write(far[1], &[4, 5, 6]).is_err(), "there is no room for a third");
+        fake.fail("fetch", 1);
+        header.send(&*driver, stream, &taken_in).expect("one call is enough");
+        driver.drain(stream).unwrap();
+        let found = |section, count| fake.read(header.at(section), count * 4);
+        assert_eq!(found(near[0], 2), bytes_of(&[1_u32, 2]));
+        assert_eq!(found(near[1], 1), bytes_of(&[3_u32]));
+        assert_eq!(found(far[0], GAP_BYTES), untouched[..4 * GAP_BYTES]);
+        assert_eq!(found(far[1], 2), bytes_of(&[4_u32, 5]));
+        driver.destroy_stream(stream);
+        drop(header);
+        assert_eq!(fake.violations(), Vec::<String>::new());
     }
 }

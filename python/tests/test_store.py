@@ -100,13 +100,16 @@ def test_the_event_loop_goes_on_meanwhile(place: Place) -> None:
     assert (target == memory).all()
 
 
-def test_what_survives_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_survives_a_restart(tmp_path: Path, behind: bool) -> None:
     memory = filled(2)
     for life in range(2):
-        with terrace.Store(f"disk:{tmp_path}/store", capacity="16MiB", object_max="64KiB") as store:
+        settings = {"memory": "1MiB", "write_behind": True} if behind else {}
+        with terrace.Store(f"disk:{tmp_path}/store", capacity="16MiB", object_max="64KiB", **settings) as store:
             with store.register(memory) as pages:
                 if life == 0:
-                    store.put(NAMESPACE, KEYS[:1], pages, [0], durable=True).check()
+                    # What is written behind is on disk when the store is closed.
+                    store.put(NAMESPACE, KEYS[:1], pages, [0], durable=not behind).check()
                 else:
                     store.get(NAMESPACE, KEYS[:1], pages, [1]).check()
         with pytest.raises(terrace.StoreError, match="shut down"):
@@ -224,6 +227,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         ("nodes://127.0.0.1:1", {}, "secret_file"),
         ("mooncake://127.0.0.1:1", {"capacity": MIB, "object_max": 4096}, "library"),
         (f"disk:{tmp_path}/x", {"capacity": 0, "object_max": 4096}, "."),
+        (f"disk:{tmp_path}/x", {"capacity": MIB, "object_max": 4096, "write_behind": True}, "set memory, like 8GiB"),
+        ("memory", {"capacity": MIB, "object_max": 4096, "memory": MIB, "write_behind": True}, "use disk:FOLDER"),
     ]:
         with pytest.raises(terrace.ConfigError, match=why):
             terrace.Store(place, **settings)  # type: ignore[arg-type]

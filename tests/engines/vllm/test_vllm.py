@@ -56,6 +56,16 @@ def test_the_second_process_finds_what_the_first_has_stored(
     assert hit.counted("vllm:terrace_failures") == 0
 
 
+def test_what_was_written_behind_is_there_for_the_next_process(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings = on_disk(tmp_path) | {"memory": "64MiB", "write_behind": True}
+    transfer, found = door
+    first.run(model, transfer(settings))
+    hit = second.run(model, transfer(settings))
+    assert hit.cached == found and hit.tokens == plain.tokens
+
+
 @pytest.mark.parametrize("kind", ["tier", "connector"])
 def test_what_is_loaded_is_what_answers_are_made_of(
     first: Host, second: Host, model: Path, plain: Answer, kind: str, tmp_path: Path

@@ -532,7 +532,7 @@ async fn tiers_agree_under_load() {
     agree_under_load(Bench::new(5, config)).await;
 }
 
-/// Everything at once, over a memory that is always too small: no get ever sees wrong bytes, what is removed stays so, and in
+/// Everything at once, over a memory that is always too small: no get ever sees wrong bytes, and in
 /// the end nothing is left under way.
 async fn agree_under_load(bench: Bench) {
     let work = |task: u32| {

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_the_event_loop_goes_on_meanwhile(place: Place) -> None:
 def test_what_survives_a_restart(tmp_path: Path, behind: bool) -> None:
     memory = filled(2)
     for life in range(2):
-        settings = {"memory": "1MiB", "write_behind": True} if behind else {}
+        settings: dict[str, Any] = {"memory": "1MiB", "write_behind": True} if behind else {}
         with terrace.Store(f"disk:{tmp_path}/store", capacity="16MiB", object_max="64KiB", **settings) as store:
             with store.register(memory) as pages:
                 if life == 0:

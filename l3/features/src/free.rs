@@ -191,6 +191,10 @@ impl Shared {
         for notes_of in [Self::notes_of, Self::record_of] {
             done.retain(|(_, freed)| freed.complete);
             let notes: Vec<_> = done.iter().map(|(burial, _)| notes_of(self, burial)).collect();
+            // Once its claim may be gone, another's may be in its place: whoever has to try again looks first.
+            for (burial, _) in &done {
+                self.ledger.lock().doubt_cell(burial.generation);
+            }
             let mut results = self.remove(&notes.concat()).await.into_iter();
             for ((_, freed), notes) in done.iter_mut().zip(notes) {
                 for result in results.by_ref().take(notes.len()) {

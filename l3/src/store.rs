@@ -91,8 +91,8 @@ impl Put {
         Self { id, source, checksum: None }
     }
 
-    /// Stores the bytes of `source`, which `header` describes. Should they have changed since it was made, whoever
-    /// reads the object is told so.
+    /// Stores the bytes of `source`, which `header` describes. A store that writes a [`Put::header`] beside them, like
+    /// one on disk, need not look at them again; should they have changed since, whoever reads the object is told so.
     #[must_use]
     pub fn described(header: &Header, source: Source) -> Self {
         Self { id: header.id, source, checksum: Some(header.checksum) }

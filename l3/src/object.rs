@@ -191,16 +191,38 @@ pub(crate) fn copy_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
     copied.into_iter().reduce(append).expect("there are shares").0
 }
 
-/// Goes piece by piece, so that memory is read once.
+/// Goes piece by piece, so that memory is read once, and fetches the next piece while it computes.
 fn copy_share_with_checksum(from: &[u8], to: &mut [u8]) -> u64 {
-    const PIECE_BYTES: usize = 16 << 10;
+    const PIECE_BYTES: usize = 2 << 10;
     let mut digest = Digest::new(CHECKSUM);
-    for (from, to) in from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)) {
+    let mut pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES)).peekable();
+    while let Some((from, to)) = pieces.next() {
         to.copy_from_slice(from);
+        if let Some((next_from, next_to)) = pieces.peek() {
+            fetch(next_from, next_to);
+        }
         digest.update(to);
     }
     digest.finalize()
 }
+
+/// Has memory come closer that is about to be read, and other memory that is about to be written.
+#[cfg(target_arch = "x86_64")]
+fn fetch(read: &[u8], written: &[u8]) {
+    use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch};
+    const LINE_BYTES: usize = 64;
+    for (read, written) in read.chunks(LINE_BYTES).zip(written.chunks(LINE_BYTES)) {
+        #[expect(unsafe_code, reason = "it is told addresses")]
+        // SAFETY: it changes nothing, whatever the addresses are.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(read.as_ptr().cast());
+            _mm_prefetch::<_MM_HINT_ET0>(written.as_ptr().cast());
+        }
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn fetch(_: &[u8], _: &[u8]) {}
 
 #[cfg(test)]
 mod tests {

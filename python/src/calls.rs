@@ -26,7 +26,8 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
         return Ok(runtime);
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let made = builder.worker_threads(2).thread_name("terrace").enable_all().build()?;
+    // One or two cannot copy as fast as memory gives.
+    let made = builder.worker_threads(4).thread_name("terrace").enable_all().build()?;
     // One that a fork has inherited is left as it is: its threads are not there, and cannot be waited for.
     let made: &'static Runtime = Box::leak(Box::new(made));
     *kept = Some((process, made));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
 import time
 from collections.abc import Iterator
@@ -102,15 +103,67 @@ def test_answers_grow_old(transfers: Transfers) -> None:
     assert step(lookups, transfers, KEYS[:2]) == ["retry"] * 2
 
 
+def test_old_answers_of_many_keys_make_room(transfers: Transfers) -> None:
+    """So many that the places of old ones are given up."""
+    lookups = lookups_of(transfers, seconds=0)
+    stored(transfers, KEYS[::2])
+    for round_ in range(12):
+        of_round = [round_.to_bytes(4, "big") + bytes(32 + number % 3) + number.to_bytes(2, "big") for number in range(500)]
+        keys = KEYS[round_:] + of_round
+        assert set(step(lookups, transfers, keys)) == {"retry"}
+        truth = ["hit" if key in KEYS[::2] else "miss" for key in keys]
+        assert step(lookups, transfers, keys) == truth
+
+
+def test_lookups_in_any_order_agree_with_a_plain_map(transfers: Transfers) -> None:
+    dice = random.Random(7)
+    for _ in range(30):
+        transfers.remove(KEYS)
+        lookups = lookups_of(transfers)
+        in_store: set[bytes] = set()
+        answers: dict[bytes, str] = {}
+        for _ in range(20):
+            start = dice.randrange(40)
+            some = KEYS[start : start + dice.randrange(1, 20)]
+            match dice.randrange(6):
+                case 0:
+                    stored(transfers, some)
+                    in_store.update(some)
+                    lookups.forget(some)
+                    answers = {key: answer for key, answer in answers.items() if key not in some}
+                case 1:
+                    lookups.missed(some)
+                    answers.update((key, "miss") for key in some if key in answers)
+                case 2:
+                    dice.shuffle(some)
+                case _:
+                    pass
+            wanted = some + KEYS[: dice.randrange(30)]
+            assert step(lookups, transfers, wanted) == [answers.get(key, "retry") for key in wanted]
+            for key in wanted:
+                answers.setdefault(key, "hit" if key in in_store else "miss")
+
+
+def test_a_lookup_of_something_else_is_refused(transfers: Transfers) -> None:
+    lookup = lookups_of(transfers).lookup
+    for wrong in (("text", None), (None, None), (KEYS[0],), (KEYS[0], None, None), ()):
+        with pytest.raises(TypeError):
+            lookup(*wrong)
+    with pytest.raises(TypeError):
+        lookup(key=KEYS[0], context=None)
+    assert lookup(b"", None) == "retry"
+
+
 def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
     lookups = lookups_of(transfers)
     step(lookups, transfers, KEYS)
     step(lookups, transfers, KEYS)
     best = float("inf")
+    lookup = lookups.lookup
     for _ in range(50):
         since = time.perf_counter()
         for key in KEYS:
-            lookups.lookup(key, None)
+            lookup(key, None)
         best = min(best, time.perf_counter() - since)
     # Asking the store itself would take longer even on a quiet machine.
     assert best < 500e-6

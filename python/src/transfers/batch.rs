@@ -39,6 +39,15 @@ impl Keys {
         self.ends.push(self.bytes.len());
     }
 
+    /// Takes all keys; there is room for as many again.
+    pub(super) fn take(&mut self) -> Self {
+        let room = Self {
+            bytes: Vec::with_capacity(self.bytes.len()),
+            ends: Vec::with_capacity(self.ends.len()),
+        };
+        std::mem::replace(self, room)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         let mut start = 0;
         self.ends.iter().map(move |&end| {

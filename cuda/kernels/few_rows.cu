@@ -11,7 +11,9 @@
 #define PART_ROW_BYTES 128
 // Blocks that share rows: each brings half of them for both. With four, not all multiprocessors would have a block.
 #define SHARERS 2
-#define PRODUCT_THREADS 160
+// Four warps compute, one has weights copied, and one rows.
+#define COMPUTING_THREADS 128
+#define PRODUCT_THREADS 192
 #define PRODUCT_BYTES_MAX (216 << 10)
 
 __device__ __forceinline__ u64 described_part(u32 address) {
@@ -106,36 +108,57 @@ struct Product {
     __device__ __forceinline__ u32 turns() const { return (outputs + TILE_OUTPUTS * gridDim.x - 1) / (TILE_OUTPUTS * gridDim.x); }
     __device__ __forceinline__ u32 first_output(u32 turn) const { return (turn * gridDim.x + blockIdx.x) * TILE_OUTPUTS; }
 
-    __device__ __forceinline__ void send_weights(u32 sent) const {
-        u32 place = sent % PLACE_COUNT, step = sent % steps(), first = first_output(sent / steps()), barrier = full + place * 8;
-        arrive_and_expect(barrier, PARTS * (WEIGHT_BYTES + SHARERS * rows_each * PART_ROW_BYTES));
-        for (u32 part = 0; part < PARTS; part++)
-            for (u32 tile = 0; tile < TILES; tile++)
-                copy_part(
-                    weights_at(place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES, weights, (step * PARTS + part) * PART_INPUTS,
-                    first + tile * outputs, barrier);
+    // The copies of weights, or of rows, in their order: where the next one goes, and what it is of.
+    struct Next {
+        u32 place, use, input, first_output;
+
+        __device__ __forceinline__ void advance(u32 inputs) {
+            if (++place == PLACE_COUNT) place = 0, use++;
+            input += PARTS * PART_INPUTS;
+            if (input == inputs) input = 0, first_output += TILE_OUTPUTS * gridDim.x;
+        }
+    };
+
+    __device__ __forceinline__ void wait_for_place(const Next &next) const {
+        if (next.use > 0) wait(empty + next.place * 8, (next.use - 1) % 2);
     }
 
-    __device__ __forceinline__ void send_rows(u32 sent, u32 sharer) const {
-        u32 place = sent % PLACE_COUNT, step = sent % steps(), row = sharer * rows_each;
-        for (u32 part = 0; part < PARTS; part++)
-            copy_part_to_all(
-                rows_at(place, part) + row * PART_ROW_BYTES, rows, (step * PARTS + part) * PART_INPUTS, row, full + place * 8);
+    // Has all weights copied, as places become free: the first ones before the kernel before this one has ended.
+    __device__ __forceinline__ void send_weights() const {
+        u32 all = steps() * turns(), bytes = PARTS * (WEIGHT_BYTES + SHARERS * rows_each * PART_ROW_BYTES);
+        Next next = {0, 0, 0, first_output(0)};
+        for (u32 sent = 0; sent < all; sent++, next.advance(inputs)) {
+            wait_for_place(next);
+            u32 barrier = full + next.place * 8;
+            arrive_and_expect(barrier, bytes);
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+                for (u32 tile = 0; tile < TILES; tile++)
+                    copy_part(
+                        weights_at(next.place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES, weights,
+                        next.input + part * PART_INPUTS, next.first_output + tile * outputs, barrier);
+        }
     }
 
-    // Has all parts copied, as places become free. Weights are there before what the kernel before this one computes.
-    __device__ __forceinline__ void send(u32 sharer) const {
-        u32 all = steps() * turns(), ahead = all < PLACE_COUNT ? all : PLACE_COUNT;
-        for (u32 sent = 0; sent < ahead; sent++) send_weights(sent);
+    // The same with rows: this block's share of them, to all who share them.
+    __device__ __forceinline__ void send_rows(u32 sharer) const {
+        u32 all = steps() * turns(), row = sharer * rows_each;
+        Next next = {0, 0, 0, 0};
         after_the_kernel_before();
-        for (u32 sent = 0; sent < ahead; sent++) send_rows(sent, sharer);
-        for (u32 sent = ahead; sent < all; sent++) {
-            wait(empty + sent % PLACE_COUNT * 8, (sent / PLACE_COUNT - 1) % 2);
-            send_weights(sent);
-            send_rows(sent, sharer);
+        for (u32 sent = 0; sent < all; sent++, next.advance(inputs)) {
+            wait_for_place(next);
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++)
+                copy_part_to_all(
+                    rows_at(next.place, part) + row * PART_ROW_BYTES, rows, next.input + part * PART_INPUTS, row,
+                    full + next.place * 8);
         }
         // Whoever shares these rows tells this block that they are no longer needed: it has to be there until then.
-        for (u32 sent = all - ahead; sent < all; sent++) wait(empty + sent % PLACE_COUNT * 8, sent / PLACE_COUNT % 2);
+        for (u32 place = 0; place < PLACE_COUNT && place < all; place++) {
+            u32 uses = (all - place + PLACE_COUNT - 1) / PLACE_COUNT;
+            wait(empty + place * 8, (uses - 1) % 2);
+        }
     }
 
     __device__ __forceinline__ void release(u32 place) const {
@@ -160,13 +183,10 @@ struct Product {
                                 described_part(rows_at(place, part) + at),
                                 weights_at(place, part) + tile * TILE_OUTPUTS * PART_ROW_BYTES + at, step + part + at > 0);
                 end_products();
-                if (step > 0) {
-                    wait_for_products<1>();
-                    release((taken - 1) % PLACE_COUNT);
-                }
+                // Weights for its place are worth more than products that follow each other closely.
+                wait_for_products<0>();
+                release(place);
             }
-            wait_for_products<0>();
-            release((taken - 1) % PLACE_COUNT);
             u32 first = first_output(turn);
 #pragma unroll
             for (int at = 0; at < TILE_OUTPUTS / 8; at++) {
@@ -203,21 +223,26 @@ struct Product {
         }
         wait_for_sharers();
         let_the_next_kernel_begin();
-        if (threadIdx.x < 128)
+        u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, senders = COMPUTING_THREADS / 32;
+        if (warp < senders) {
             compute(out, row_count);
-        else if (threadIdx.x == 128)
-            send(sharer);
+        } else if (lane == 0) {
+            if (warp == senders)
+                send_weights();
+            else
+                send_rows(sharer);
+        }
     }
 };
 
 // `outputs` are those of the outcome; there are as many rows as `rows_each` times those who share them.
 #define PRODUCT(NAME, TILE_OUTPUTS, OUTCOME)                                                                            \
     extern "C" __global__ void __cluster_dims__(SHARERS) __launch_bounds__(PRODUCT_THREADS, 1) NAME(                    \
-        const __grid_constant__ Map weights, const __grid_constant__ Map rows, void *out, u32 inputs,       \
+        const __grid_constant__ Map weights, const __grid_constant__ Map rows, void *out, u32 inputs,                   \
         u32 outputs, u32 rows_each, u32 row_count) {                                                                    \
         extern __shared__ __align__(1024) u8 memory[];                                                                  \
         typedef Product<TILE_OUTPUTS, OUTCOME> Here;                                                                    \
-        __shared__ u64 barriers[2 * Here::PLACE_COUNT];                                                                      \
+        __shared__ u64 barriers[2 * Here::PLACE_COUNT];                                                                 \
         Here product = {&weights, &rows, inputs, outputs, rows_each, shared_address(memory), 0, 0};                     \
         product.run(out, row_count, barriers);                                                                          \
     }

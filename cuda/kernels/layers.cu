@@ -104,13 +104,21 @@ extern "C" __global__ void __launch_bounds__(256)
 turn_and_keep(
     u16 *qkv, const u16 *bias, const Token *tokens, const float *cosines, const float *sines,
     u8 *kv, u64 page_bytes, u64 layer_offset, u32 token_count) {
-    follow();
+    let_the_next_kernel_begin();
     const u32 HALF = HEAD_DIM / 2, PAIRS = HALF / 2, HEADS = KV_HEADS * (GROUP + 2);
+    const u32 KEYS_FROM = KV_HEADS * GROUP, VALUES_FROM = KEYS_FROM + KV_HEADS;
     u64 index = (u64)blockIdx.x * 256 + threadIdx.x;
     u32 token = (u32)(index / (HEADS * PAIRS)), rest = (u32)(index % (HEADS * PAIRS));
     if (token >= token_count) return;
     u32 head = rest / PAIRS, at = rest % PAIRS * 2;
+    // Lists and tables were there before the step: only what the kernel before this one computes is waited for.
     u32 place = tokens[token].place, position = tokens[token].position;
+    float2 cosine = make_float2(1.0f, 1.0f), sine = make_float2(0.0f, 0.0f);
+    if (head < VALUES_FROM) {
+        cosine = *(const float2 *)(cosines + (u64)position * HALF + at);
+        sine = *(const float2 *)(sines + (u64)position * HALF + at);
+    }
+    after_the_kernel_before();
     u16 *numbers = qkv + ((u64)token * HEADS + head) * HEAD_DIM;
     u32 first = *(u32 *)(numbers + at), second = *(u32 *)(numbers + at + HALF);
     float a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
@@ -120,10 +128,7 @@ turn_and_keep(
         a0 = rounded(a0 + low(first_bias)), a1 = rounded(a1 + high(first_bias));
         b0 = rounded(b0 + low(second_bias)), b1 = rounded(b1 + high(second_bias));
     }
-    const u32 KEYS_FROM = KV_HEADS * GROUP, VALUES_FROM = KEYS_FROM + KV_HEADS;
     if (head < VALUES_FROM) {
-        float2 cosine = *(const float2 *)(cosines + (u64)position * HALF + at);
-        float2 sine = *(const float2 *)(sines + (u64)position * HALF + at);
         float c0 = a0 * cosine.x - b0 * sine.x, c1 = a1 * cosine.y - b1 * sine.y;
         b0 = b0 * cosine.x + a0 * sine.x, b1 = b1 * cosine.y + a1 * sine.y;
         a0 = c0, a1 = c1;

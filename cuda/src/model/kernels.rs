@@ -46,7 +46,7 @@ pub(super) const FEW_HOPPER_BLOCKS: usize = 4;
 const JOIN_THREADS: usize = 256;
 pub(super) const JOIN_BLOCKS: usize = 4;
 /// The threads of a product of few rows, and the shared memory of its block.
-const FEW_ROWS_THREADS: usize = 160;
+const FEW_ROWS_THREADS: usize = 192;
 const FEW_ROWS_BYTES: usize = 216 << 10;
 /// What the kernel that samples keeps: bins and a list of candidates.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;

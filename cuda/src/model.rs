@@ -11,6 +11,7 @@ mod few_rows;
 mod forward;
 mod header;
 pub mod kernels;
+mod matrix;
 mod plain;
 mod products;
 mod running;

@@ -5,8 +5,8 @@
 
 use terrace_model::Shape;
 
-use super::forward::Matrix;
 use super::kernels::{FewRowsKernels, Kernel, Map, Parameters, Tiles};
+use super::matrix::Matrix;
 use crate::driver::{CallError, DeviceAddress, Stream};
 
 /// So many rows are few.

@@ -11,6 +11,7 @@ use terrace_model::Shape;
 
 use super::few_rows::{FEW_ROWS_MAX, FewRows, Places};
 use super::kernels::{FEW_HOPPER_BLOCKS, JOIN_BLOCKS, Kernel, Kernels, Map, Parameters};
+use super::matrix::Matrix;
 use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
@@ -57,32 +58,6 @@ pub(super) struct Forward {
 
 // SAFETY: graphs are handles, which any thread may use.
 unsafe impl Send for Forward {}
-
-/// The matrices of a layer, and the one behind them all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Matrix {
-    Qkv,
-    Out,
-    GateUp,
-    Down,
-    /// To logits.
-    Head,
-}
-
-impl Matrix {
-    const ALL: [Self; 5] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down, Self::Head];
-
-    /// Inputs and outputs.
-    pub(super) fn size(self, shape: &Shape) -> (usize, usize) {
-        match self {
-            Self::Qkv => (shape.dim, shape.qkv()),
-            Self::Out => (shape.queries(), shape.dim),
-            Self::GateUp => (shape.dim, 2 * shape.hidden),
-            Self::Down => (shape.hidden, shape.dim),
-            Self::Head => (shape.dim, shape.vocabulary),
-        }
-    }
-}
 
 /// What is between kernels. All of bf16 and `[token][element]`, unless said otherwise.
 #[derive(Debug)]

@@ -8,11 +8,14 @@ use terrace_replay::trace::{Trace, TraceBuilder};
 const VOCABULARY: u64 = 128_000;
 
 /// The prompts of a trace, one after the other. Every token follows from its block and its place there, without
-/// a pattern, so that prompts take as long to hash and to compare as those of users.
+/// a pattern, so that prompts take as long to hash and to compare as those of users. They have no more room than
+/// they need: giving back what is left of it is not for the cache to do, and would count as its time.
 pub fn prompts(trace: &Trace) -> impl Iterator<Item = Vec<Token>> {
     trace.requests().iter().map(|request| {
+        let mut prompt = Vec::with_capacity(request.input_tokens as usize);
         let places = trace.token_blocks(request).flatten();
-        places.map(|place| (mixed(place.into()) % VOCABULARY) as Token).collect()
+        prompt.extend(places.map(|place| (mixed(place.into()) % VOCABULARY) as Token));
+        prompt
     })
 }
 

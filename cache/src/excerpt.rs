@@ -77,10 +77,24 @@ impl Excerpt {
     /// Whether appending this run costs no more than it is worth: the pages that it has stay where
     /// they are, or are few, or few beside the new ones.
     pub(crate) fn grows_cheaply(&self, run: PageRun<'_>) -> bool {
-        let page_size = run.page_size();
-        let has_room = (self.len + run.len()) * page_size <= self.capacity();
-        let are_few = self.len * page_size < MOVED_MAX || self.len <= 4 * run.len();
+        let has_room = self.has_room_for(run.len(), run.page_size());
+        let are_few = self.are_few_beside(run.len(), run.page_size());
         self.continues(run) || self.is_own() && (has_room || are_few)
+    }
+
+    /// Whether putting these pages in front of its own costs no more than it is worth.
+    pub(crate) fn takes_in_front_cheaply(&self, front: &Excerpt, page_size: usize) -> bool {
+        let has_room = front.is_own() && front.has_room_for(self.len, page_size);
+        self.follows(front) || has_room || front.are_few_beside(self.len, page_size)
+    }
+
+    fn has_room_for(&self, pages: usize, page_size: usize) -> bool {
+        (self.len + pages) * page_size <= self.capacity()
+    }
+
+    /// Whether its pages are few, or few beside so many others.
+    fn are_few_beside(&self, pages: usize, page_size: usize) -> bool {
+        self.len * page_size < MOVED_MAX || self.len <= 4 * pages
     }
 
     pub(crate) fn append(&mut self, run: PageRun<'_>) {
@@ -300,6 +314,23 @@ mod tests {
         upper.trim();
         assert_eq!((upper.len(), upper.is_own()), (225, true));
         assert_eq!(upper.keys(), sequence.run(0, 225).keys().prompt);
+    }
+
+    #[test]
+    fn a_long_prompt_is_not_copied_to_stand_before_a_few_pages() {
+        let sequence = sequence(4000);
+        let whole = Excerpt::new(sequence.run(0, 1000));
+        let few = with_run(20, 9, Excerpt::new);
+        assert!(!few.takes_in_front_cheaply(&whole, 4));
+        let many = with_run(250, 9, Excerpt::new);
+        assert!(many.takes_in_front_cheaply(&whole, 4), "they are a fourth of it");
+        assert!(few.takes_in_front_cheaply(&Excerpt::new(sequence.run(0, 200)), 4), "it is short");
+        let mut roomy = Excerpt::with_capacity(1020, 4);
+        roomy.append(sequence.run(0, 1000));
+        assert!(few.takes_in_front_cheaply(&roomy, 4), "it stays where it is");
+        let mut upper = whole;
+        let lower = upper.split_off(980);
+        assert!(lower.takes_in_front_cheaply(&upper, 4), "they adjoin");
     }
 
     #[test]

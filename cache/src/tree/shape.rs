@@ -86,7 +86,8 @@ impl Tree {
         child.is_some_and(|child| child.next_sibling == NONE && node.usage.is_like(&child.usage))
     }
 
-    /// Merges a node with its only child, if nothing tells them apart and the child is small.
+    /// Merges a node with its only child, if nothing tells them apart, the child is small, and it costs no long copy:
+    /// a prompt and its answer stay two nodes, which the next prompt, if it goes another way, has to part anyway.
     pub(super) fn merge_with_only_child(&mut self, index: u32) {
         let node = &self.nodes[index as usize];
         let child_index = node.first_child;
@@ -95,7 +96,11 @@ impl Tree {
         }
         let child = &self.nodes[child_index as usize];
         let is_held_alike = node.device.pages.is_empty() == child.device.pages.is_empty();
-        if !is_held_alike || child.len() > MERGE_PAGES_MAX || !is_like_only_child(node, child) {
+        if !is_held_alike
+            || child.len() > MERGE_PAGES_MAX
+            || !is_like_only_child(node, child)
+            || !child.excerpt.takes_in_front_cheaply(&node.excerpt, self.page_size)
+        {
             return;
         }
         self.withdraw(index);

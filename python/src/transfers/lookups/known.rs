@@ -135,11 +135,13 @@ impl Known {
         let Some(&(_, place)) = self.places.find(hash.0, |(known, _)| *known == hash) else {
             return;
         };
-        let index = self.questions.index(place);
-        if self.questions.hash_at(place) == Some(hash)
-            && let Some(asked) = self.questions.asked.get_mut(index)
-        {
-            asked.hashes[place.key as usize] = KeyHash::NONE;
+        if self.questions.hash_at(place) != Some(hash) {
+            return;
+        }
+        let (index, key) = (self.questions.index(place), place.key as usize);
+        match self.questions.asked.get_mut(index) {
+            Some(asked) => asked.hashes[key] = KeyHash::NONE,
+            None => self.questions.fresh.missed.retain(|&missed| missed != key),
         }
     }
 

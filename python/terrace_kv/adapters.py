@@ -115,7 +115,8 @@ class SharedStore:
             return shared
 
     def close(self) -> None:
-        """Closes the store if no other adapter uses it, and makes stored objects durable. Close all transfers before."""
+        """Closes the store if no other adapter uses it. A store on disk makes stored objects durable first; nodes do so by
+        themselves a moment after they are stored. Close all transfers before."""
         with self._turn:
             self._users -= 1
             if self._users > 0:

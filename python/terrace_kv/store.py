@@ -328,7 +328,8 @@ class Store:
         await awaited(self._native.flush)
 
     def close(self) -> None:
-        """Rejects new calls, waits for calls in flight, and makes everything durable."""
+        """Rejects new calls, waits for calls in flight, and makes everything durable. Nodes do the latter by themselves, a
+        moment after a put; :meth:`flush` waits for them."""
         self._native.shutdown(None)
 
     async def close_async(self) -> None:

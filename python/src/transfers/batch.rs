@@ -39,13 +39,12 @@ impl Keys {
         self.ends.push(self.bytes.len());
     }
 
-    /// Takes all keys; there is room for as many again.
-    pub(super) fn take(&mut self) -> Self {
-        let room = Self {
+    /// None, with room for as many.
+    pub(super) fn room_for_as_many(&self) -> Self {
+        Self {
             bytes: Vec::with_capacity(self.bytes.len()),
             ends: Vec::with_capacity(self.ends.len()),
-        };
-        std::mem::replace(self, room)
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {

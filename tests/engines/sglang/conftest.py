@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from terrace_kv import Store
+
 HERE = Path(__file__).parent
 
 
@@ -110,6 +112,12 @@ class Node:
     def settings(self) -> dict[str, Any]:
         """What a server is told of it."""
         return {"store": f"nodes://127.0.0.1:{self.port}", "secret_file": str(self.secret)}
+
+    def make_durable(self) -> None:
+        """Waits until what was stored is still there after the node has died."""
+        store = Store(f"nodes://127.0.0.1:{self.port}", secret_file=str(self.secret))
+        store.flush()
+        store.close()
 
     def hang(self, is_hanging: bool) -> None:
         self.process.send_signal(signal.SIGSTOP if is_hanging else signal.SIGCONT)

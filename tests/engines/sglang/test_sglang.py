@@ -195,6 +195,7 @@ def test_a_store_that_hangs_costs_a_bounded_time(one: Sglang, two: Sglang, node:
 
 def test_a_store_that_dies(one: Sglang, two: Sglang, node: Node) -> None:
     stored = stored_by(one, node.settings)
+    node.make_durable()
     two.tell("start", settings=node.settings)
     node.die()
     dead = two.tell("restore", first=FIRST, pages=PAGES)

@@ -188,7 +188,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
         return self._metrics.told({name: pages.transfers.stats for name, pages in list(self._pages.items())})
 
     def close(self) -> None:
-        """Waits for calls in flight, and makes everything durable."""
+        """Waits for calls in flight, and closes the store, which makes what is on disk durable."""
         with self._lock:
             pages, self._pages = list(self._pages.values()), {}
             store, self._store = self._store, None

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+use terrace_l3::backend::cores;
 use tokio::runtime::Runtime;
 
 use crate::errors::{TerraceError, broken};
@@ -26,8 +27,10 @@ pub(crate) fn runtime() -> PyResult<&'static Runtime> {
         return Ok(runtime);
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // One or two cannot copy as fast as memory gives while others of them write in the background.
-    let made = builder.worker_threads(4).thread_name("terrace").enable_all().build()?;
+    // One or two cannot copy as fast as the memory of a large machine gives, and more than there are cores would be in
+    // each other's way.
+    let threads = cores().clamp(2, 4);
+    let made = builder.worker_threads(threads).thread_name("terrace").enable_all().build()?;
     // One that a fork has inherited is left as it is: its threads are not there, and cannot be waited for.
     let made: &'static Runtime = Box::leak(Box::new(made));
     *kept = Some((process, made));

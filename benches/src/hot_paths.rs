@@ -41,6 +41,7 @@ pub fn visit_all(visitor: &mut impl Visitor) {
     visitor.visit::<DecodeStepInPage>("scheduler_decode_step");
     visitor.visit::<DecodeStepAtFirstPageEnd>("scheduler_decode_step_at_first_page_end");
     visitor.visit::<DecodeStepAtPageEnd>("scheduler_decode_step_at_page_end");
+    visitor.visit::<StepShortOfMemory>("scheduler_step_short_of_memory");
     visitor.visit::<Admission>("scheduler_admission");
     visitor.visit::<Stats>("scheduler_stats");
     visitor.visit::<Exists>("l3_exists");
@@ -237,6 +238,29 @@ impl<const PLACE: u32> HotPath for DecodeStep<PLACE> {
     }
 }
 
+/// A decode step of two requests while a third waits for memory: half of its 2,048 pages are cached, and for the
+/// others there is no room.
+#[derive(Debug)]
+pub struct StepShortOfMemory(Decodes);
+
+impl HotPath for StepShortOfMemory {
+    fn prepare() -> Self {
+        let mut bench = Bench::new(PAGE_SIZE, 2560, 3, 1).expect("it can work");
+        bench.wave(&[prompt(0, 1024), prompt(1, 1024)], 64);
+        let waits = [prompt(0, 1024), prompt(2, 1024)].concat();
+        let request = Request::new(1000, waits, 64);
+        bench.scheduler.submit(bench.now, request).expect("it fits when the others have ended");
+        bench.next_plan();
+        let mut decodes = Decodes { bench, results: Vec::with_capacity(2) };
+        decodes.note_results();
+        Self(decodes)
+    }
+
+    fn run(&mut self) {
+        self.0.next_step();
+    }
+}
+
 /// Reading the counters of a busy scheduler a thousand times.
 #[derive(Debug)]
 pub struct Stats(Decodes);
@@ -342,6 +366,13 @@ mod tests {
         assert_eq!(taken_pages::<{ PAGE_SIZE - 1 }>(), 256);
         assert_eq!(taken_pages::<{ PAGE_SIZE }>(), 0);
         assert_eq!(taken_pages::<{ 2 * PAGE_SIZE - 1 }>(), 256);
+    }
+
+    #[test]
+    fn who_is_short_of_memory_waits() {
+        let StepShortOfMemory(Decodes { bench, .. }) = done();
+        let stats = bench.scheduler.stats();
+        assert_eq!((stats.waiting, stats.running, bench.plan.decodes.len()), (1, 2, 2));
     }
 
     fn taken_pages<const PLACE: u32>() -> usize {

@@ -16,7 +16,7 @@ use crate::reach::Reach;
 use crate::run::PageRun;
 use crate::sequence::Sequence;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Pages, Tier};
-use crate::tree::{Cursor, Match, NodeId, Segment, Tree};
+use crate::tree::{Cursor, Depths, Match, NodeId, Segment, Tree};
 use crate::write_policy::WritePolicy;
 
 /// How large the cache is and what it evicts first.
@@ -197,6 +197,13 @@ impl Cache {
     #[must_use]
     pub fn lookup(&self, sequence: &Sequence, pages_max: u32) -> Match {
         self.tree.lookup(sequence, pages_max)
+    }
+
+    /// How far down that goes, by keys alone: for decisions that are taken again and again, and that nothing is read
+    /// by. Changes nothing.
+    #[must_use]
+    pub fn depths(&self, sequence: &Sequence, pages_max: u32) -> Depths {
+        self.tree.depths(sequence, pages_max)
     }
 
     /// Writes the device pages of a pinned path, from page `start_page` on, to the end of `into`.

@@ -67,6 +67,6 @@ pub use sequence::{InParts, Keys, Sequence, Token, Tokens};
 pub use tier::{
     Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Pages, Tier, TierName,
 };
-pub use tree::{Cursor, Match, NodeId};
+pub use tree::{Cursor, Depths, Match, NodeId};
 pub use view::NodeView;
 pub use write_policy::WritePolicy;

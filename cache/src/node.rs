@@ -1,16 +1,21 @@
 //! A node of the tree: a run of pages, and what each tier holds of it.
 
+use std::ops::Range;
+
 use crate::events::Pages;
 use crate::evict::Usage;
 use crate::excerpt::Excerpt;
 use crate::key::PageKey;
 use crate::planted::{Bug, planted};
 use crate::run::PageRun;
-use crate::sequence::Token;
+use crate::sequence::{Keys, Token};
 use crate::tier::{Device, Host, Page, Tier};
 
 /// No node.
 pub(crate) const NONE: u32 = u32::MAX;
+
+/// So many pages are compared at a time.
+const PAGES_COMPARED: usize = 128;
 
 /// What one tier holds of a node: all of its pages or none.
 pub(crate) struct Holding<T> {
@@ -195,6 +200,23 @@ impl Node {
         }
     }
 
+    /// How many pages of the sequence with these keys, from the first of `pages` on, have the keys of this node.
+    pub(crate) fn common_keys(&self, keys: Keys<'_>, pages: Range<u32>) -> usize {
+        let is_common =
+            |page: usize| keys.get(pages.start as usize + page) == Some(self.keys()[page]);
+        // A key has all keys before it in it, so those in common come first; mostly all are.
+        let (mut common, mut end) = (0, self.len().min(pages.len()));
+        let mut middle = end;
+        while common < end {
+            match is_common(middle - 1) {
+                true => common = middle,
+                false => end = middle - 1,
+            }
+            middle = (common + end).div_ceil(2);
+        }
+        common
+    }
+
     /// How many of these pages, whose tokens are the same, have the same content too.
     #[cold]
     fn pages_of_the_same_content(&self, wanted: PageRun<'_>, pages: usize) -> usize {
@@ -209,13 +231,28 @@ impl Node {
 /// How many whole pages the two have in common, from the first on.
 fn common_pages(ours: &[Token], theirs: &[Token], page_size: usize) -> usize {
     let pages = ours.len().min(theirs.len()) / page_size;
-    let (ours, theirs) = (&ours[..pages * page_size], &theirs[..pages * page_size]);
-    // Mostly it is all of them, and one long comparison is faster than many short ones.
-    if ours == theirs || planted(Bug::SkipTokenCompare) {
+    if planted(Bug::SkipTokenCompare) {
         return pages;
     }
-    let pairs = ours.chunks_exact(page_size).zip(theirs.chunks_exact(page_size));
-    pairs.take_while(|(ours, theirs)| ours == theirs).count()
+    let (ours, theirs) = (&ours[..pages * page_size], &theirs[..pages * page_size]);
+    let mut common = 0;
+    for (ours, theirs) in pieces(ours, theirs, PAGES_COMPARED * page_size) {
+        // Mostly all are the same, and one long comparison is faster than many short ones.
+        if ours != theirs {
+            let pages = pieces(ours, theirs, page_size);
+            return common + pages.take_while(|(ours, theirs)| ours == theirs).count();
+        }
+        common += ours.len() / page_size;
+    }
+    common
+}
+
+fn pieces<'a>(
+    ours: &'a [Token],
+    theirs: &'a [Token],
+    length: usize,
+) -> impl Iterator<Item = (&'a [Token], &'a [Token])> {
+    ours.chunks(length).zip(theirs.chunks(length))
 }
 
 /// Gives memory back once less than half of it is in use.

@@ -15,6 +15,8 @@ mod shape;
 mod spares;
 mod transfers;
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 pub(crate) use self::evictable::is_evictable;
@@ -63,6 +65,27 @@ pub struct Match {
     pub host: Cursor,
     /// Whether pages between `device` and `host` are being brought to the device already.
     pub arriving: bool,
+}
+
+/// How far down a sequence the cache holds it: what a [`Match`] comes to when nothing is to be read. From keys
+/// alone it is known within a fraction of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depths {
+    /// Pages that the device holds.
+    pub device: u32,
+    /// Pages that device and host together hold.
+    pub host: u32,
+    /// Whether pages between the two are being brought to the device already.
+    pub arriving: bool,
+}
+
+impl Match {
+    /// How far down it goes.
+    #[must_use]
+    pub fn depths(&self) -> Depths {
+        let Self { device, host, arriving } = *self;
+        Depths { device: device.depth, host: host.depth, arriving }
+    }
 }
 
 /// What the tree keeps about one tier.
@@ -157,6 +180,26 @@ impl Tree {
 
     /// Follows the sequence from the root as far as its bytes can be had, at most `pages_max`.
     pub(crate) fn lookup(&self, sequence: &Sequence, pages_max: u32) -> Match {
+        let common = |node: &Node, pages: Range<u32>| {
+            node.common_pages(sequence.run(pages.start, pages.end), self.page_size)
+        };
+        self.walk(sequence, pages_max, common)
+    }
+
+    /// The same without a look at the tokens: two prefixes with one key pass for one.
+    pub(crate) fn depths(&self, sequence: &Sequence, pages_max: u32) -> Depths {
+        let common = |node: &Node, pages: Range<u32>| node.common_keys(sequence.keys(), pages);
+        self.walk(sequence, pages_max, common).depths()
+    }
+
+    /// Follows the sequence from the root. `common` tells how many of the first pages of a node are those of the
+    /// sequence at these places.
+    fn walk(
+        &self,
+        sequence: &Sequence,
+        pages_max: u32,
+        common: impl Fn(&Node, Range<u32>) -> usize,
+    ) -> Match {
         let mut found = Match { device: Cursor::START, host: Cursor::START, arriving: false };
         let keys = sequence.keys();
         let pages_max = (pages_max as usize).min(keys.len());
@@ -168,8 +211,7 @@ impl Tree {
             if !node.readable() {
                 break;
             }
-            let wanted = sequence.run(depth as u32, pages_max as u32);
-            let common = node.common_pages(wanted, self.page_size);
+            let common = common(node, depth as u32..pages_max as u32);
             if common == 0 {
                 break;
             }

@@ -1,7 +1,7 @@
 //! Admission: who gets a slot and memory.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePin, HostPin, Match, Reach};
+use terrace_cache::{Depths, DevicePin, HostPin, Match, Reach};
 use terrace_fsm::{Computing, Event as LifeEvent, Handover, StateName};
 
 use crate::config::{Config, ms};
@@ -85,23 +85,27 @@ impl Scheduler {
         if self.waits_for_adapter(handle) {
             return Tried::Deferred;
         }
+        let seen = self.glance(handle);
+        self.note_uncached(handle, seen.host);
+        if self.waits_for_another(handle, seen)
+            || self.ask_l3_now(handle, seen.host, plan)
+            || self.waits_for_share(handle, seen)
+        {
+            return Tried::Deferred;
+        }
+        let spare_pages = spare_pages + self.reserved_pages();
+        if !self.may_fit(self.new_pages(handle, seen) + spare_pages) {
+            // Whoever waits for memory is here at every step: its tokens are not compared each time.
+            self.wake_when_room_is_late(handle);
+            return Tried::Blocked;
+        }
         let found = self.find(handle);
-        self.note_uncached(handle, found.host.depth);
-        if self.waits_for_another(handle, &found) {
-            return Tried::Deferred;
-        }
-        if self.ask_l3_now(handle, found.host.depth, plan) {
-            return Tried::Deferred;
-        }
         let namespace = self.requests[handle].sequence.root();
         let page_size = self.config.cache.page_size;
-        if self.waits_for_share(handle, &found) {
-            return Tried::Deferred;
-        }
-        let loadable_pages = self.loadable_pages(handle, &found);
+        let loadable_pages = self.loadable_pages(handle, found.depths());
         let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
         let load_pages = if pays { loadable_pages } else { 0 };
-        let new_pages = self.prefill_pages(handle) - found.device.depth as usize;
+        let new_pages = self.new_pages(handle, found.depths());
 
         // Pins first: making room must not evict what was just found.
         let source = (load_pages > 0).then(|| {
@@ -113,10 +117,8 @@ impl Scheduler {
             self.cache.pin_host(namespace, at)
         });
         let path = self.cache.pin_device(namespace, found.device);
-        let reserve = self.batch.running().len() * self.config.batch.decode_reserve_pages as usize;
-        let available = self.cache.usage().device.available_pages();
-        if new_pages + reserve + spare_pages > available || !self.make_room(handle, new_pages, plan)
-        {
+        // What was just pinned is not available any more.
+        if !self.may_fit(new_pages + spare_pages) || !self.make_room(handle, new_pages, plan) {
             self.cache.unpin_device(path);
             if let Some(source) = source {
                 self.cache.unpin_host(source);
@@ -209,6 +211,30 @@ impl Scheduler {
             true => found,
             false => Match { host: found.device, arriving: false, ..found },
         }
+    }
+
+    /// How much of the request can be had from the tiers that it reads, by keys alone: enough to decide by.
+    pub(crate) fn glance(&self, handle: Handle) -> Depths {
+        let entry = &self.requests[handle];
+        let seen = self.cache.depths(&entry.sequence, self.cacheable_pages(handle));
+        match entry.may_read(Reach::Host) {
+            true => seen,
+            false => Depths { host: seen.device, arriving: false, ..seen },
+        }
+    }
+
+    /// Device pages that the request needs besides those found.
+    pub(crate) fn new_pages(&self, handle: Handle, found: Depths) -> usize {
+        self.prefill_pages(handle) - found.device as usize
+    }
+
+    /// Device pages that are kept for what runs already.
+    pub(crate) fn reserved_pages(&self) -> usize {
+        self.batch.running().len() * self.config.batch.decode_reserve_pages as usize
+    }
+
+    fn may_fit(&self, pages: usize) -> bool {
+        pages <= self.cache.usage().device.available_pages()
     }
 
     /// Pages of the request that may come from the cache. At least one token is computed, for there

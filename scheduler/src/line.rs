@@ -114,7 +114,7 @@ impl Line {
 fn cached_pages(requests: &Requests, cache: &Cache, handle: Handle) -> u32 {
     let entry = &requests[handle];
     let pages_max = if entry.takes_hits() { u32::MAX } else { 0 };
-    cache.lookup(&entry.sequence, pages_max).host.depth
+    cache.depths(&entry.sequence, pages_max).host
 }
 
 /// Orders requests along the tree: where paths part, the branch that more of them take goes first,

@@ -1,7 +1,7 @@
 //! Load-backs: pages of a request that is admitted come from host instead of being computed again.
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{DevicePages, HostPin, Match};
+use terrace_cache::{Depths, DevicePages, HostPin};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State};
 
 use crate::config::ms;
@@ -14,14 +14,14 @@ use crate::waiting::{DelayReason, Waiting};
 
 impl Scheduler {
     /// How many pages could be loaded from host: as many as there are, or as the share has room for.
-    pub(crate) fn loadable_pages(&self, handle: Handle, found: &Match) -> u32 {
+    pub(crate) fn loadable_pages(&self, handle: Handle, found: Depths) -> u32 {
         let in_flight = self.operations.counts().load_backs.in_flight_pages;
         let share = self.config.copies.load_back_pages_max.saturating_sub(in_flight);
         self.loadable_within(share, handle, found)
     }
 
-    fn loadable_within(&self, share: u32, handle: Handle, found: &Match) -> u32 {
-        let pages = (found.host.depth - found.device.depth).min(share);
+    fn loadable_within(&self, share: u32, handle: Handle, found: Depths) -> u32 {
+        let pages = (found.host - found.device).min(share);
         let possible = pages >= self.config.copies.load_back_threshold_pages
             && !planted(Bug::NeverLoadBack)
             && !found.arriving
@@ -31,7 +31,7 @@ impl Scheduler {
 
     /// Whether the request waits for others to load less, so that it can load what it would have to
     /// compute. What comes late is not waited for, and nobody waits twice.
-    pub(crate) fn waits_for_share(&mut self, handle: Handle, found: &Match) -> bool {
+    pub(crate) fn waits_for_share(&mut self, handle: Handle, found: Depths) -> bool {
         let counts = self.operations.counts().load_backs;
         let others = counts.in_flight_pages - counts.quarantined_pages;
         if others == 0 || self.requests[handle].waited_for_share {
@@ -61,12 +61,12 @@ impl Scheduler {
         if !entry.loads_on || computing.load_back.is_some() || !is_between_pages || is_computed {
             return;
         }
-        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
-        let on_host = found.host.depth - found.device.depth;
-        let pages = self.loadable_pages(handle, &found).min(computing.tail.len() as u32);
+        let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle)).depths();
+        let on_host = found.host - found.device;
+        let pages = self.loadable_pages(handle, found).min(computing.tail.len() as u32);
         let pays = self.rates.load_back_pays(on_host, on_host * page_size);
         self.requests[handle].loads_on = pays && pages < on_host;
-        if !pays || pages == 0 || found.device.depth != start_page {
+        if !pays || pages == 0 || found.device != start_page {
             return;
         }
         let sequence = &self.requests[handle].sequence;

@@ -188,8 +188,8 @@ impl Scheduler {
         if let Some(tokens) = self.requests[handle].uncached_tokens {
             return tokens;
         }
-        let found = self.find(handle);
-        self.note_uncached(handle, found.host.depth)
+        let seen = self.glance(handle);
+        self.note_uncached(handle, seen.host)
     }
 
     pub(crate) fn note_uncached(&mut self, handle: Handle, cached_pages: u32) -> u32 {

@@ -64,7 +64,7 @@ impl Scheduler {
             return Decision::Skip;
         }
         let sequence = &self.requests[handle].sequence;
-        let start_page = self.cache.lookup(sequence, end).host.depth;
+        let start_page = self.cache.depths(sequence, end).host;
         if self.is_coming(handle, start_page) {
             // Another request computes or fetches it: L3 is asked for what lies behind that, later.
             return Decision::Skip;

@@ -170,17 +170,13 @@ impl Scheduler {
         if self.waits_for_adapter(handle) {
             return false;
         }
-        let found = self.find(handle);
-        if entry.waiting().is_delayed()
-            || found.arriving
-            || self.is_coming(handle, found.host.depth)
-        {
+        let seen = self.glance(handle);
+        if entry.waiting().is_delayed() || seen.arriving || self.is_coming(handle, seen.host) {
             return false;
         }
-        let new_pages = self.prefill_pages(handle) - found.device.depth as usize;
-        let reserve = self.batch.running().len() * self.config.batch.decode_reserve_pages as usize;
+        let wanted = self.new_pages(handle, seen) + self.reserved_pages();
         let available = self.cache.usage().device.available_pages() + self.pages_making_room();
-        self.batch.free_slots().is_empty() || new_pages + reserve > available
+        self.batch.free_slots().is_empty() || wanted > available
     }
 
     /// Device pages that copies in flight will make evictable, and those that cool; late copies are not

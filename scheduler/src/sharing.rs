@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry as Place;
 
 use terrace_cache::planted::{Bug, planted};
-use terrace_cache::{HashedMap, Match, PageKey};
+use terrace_cache::{Depths, HashedMap, PageKey};
 use terrace_fsm::{StateName, Time};
 
 use crate::config::ms;
@@ -62,9 +62,9 @@ impl Scheduler {
     /// Whether another request is computing or loading the next page of this one, and the wait for
     /// it is still within bounds: it goes on while more and more of the prefix is there, for one of the
     /// same submission however long that takes.
-    pub(crate) fn waits_for_another(&mut self, handle: Handle, found: &Match) -> bool {
-        let (now, pages) = (self.now, found.host.depth);
-        let sibling = self.sibling_that_brings(handle, found.device.depth);
+    pub(crate) fn waits_for_another(&mut self, handle: Handle, found: Depths) -> bool {
+        let (now, pages) = (self.now, found.host);
+        let sibling = self.sibling_that_brings(handle, found.device);
         let by = sibling.or_else(|| self.who_brings(handle, pages));
         if !found.arriving && by.is_none() {
             return false;

@@ -189,6 +189,23 @@ fn duplicates_go_back_to_the_pool_and_their_place_is_told() {
 }
 
 #[test]
+fn keys_tell_how_far_down_a_sequence_goes() {
+    let mut cache = cache(32, 0);
+    publish(&mut cache, "abcdefgh");
+    publish(&mut cache, "abcdexyz");
+    for other in
+        ["", "b", "abc", "abcdefgh", "abcdefghi", "abcdefxx", "abcdexyz", "abcdexyy", "abx"]
+    {
+        for pages_max in 0..10 {
+            let other = word(other);
+            let found = cache.lookup(&other, pages_max);
+            assert_eq!(cache.depths(&other, pages_max), found.depths());
+        }
+    }
+    end(cache);
+}
+
+#[test]
 fn a_key_alone_does_not_make_a_match() {
     let mut cache = cache(8, 0);
     let (honest, other) = (word("ab"), word("xy"));
@@ -199,6 +216,7 @@ fn a_key_alone_does_not_make_a_match() {
     let mut pages = cache.take_device_pages(2).unwrap();
     cache.publish_device(&mut pin, forged, &mut pages, 0);
     assert_eq!(depths(&cache, "ab"), (0, 0));
+    assert_eq!(cache.depths(&honest, 2).device, 2, "nothing is read by that");
     cache.unpin_device(pin);
 
     let mut pin = cache.pin_device(root(), Cursor::START);

@@ -123,6 +123,7 @@ impl World {
 
     pub(super) fn check_match(&self, sequence: &Sequence, found: Match) {
         let (device, host) = (found.device.depth as usize, found.host.depth as usize);
+        assert_eq!(self.cache.depths(sequence, u32::MAX), found.depths(), "keys tell another tale");
         assert!(device <= host && host <= sequence.keys().len());
         let prefix = (sequence.root(), sequence.run(0, host as u32).tokens().to_vec());
         assert!(host == 0 || self.published.contains(&prefix), "more was found than published");

@@ -138,6 +138,9 @@ def main() -> None:
             for name, client in clients.items():
                 for kind, rate in measure(client, round_, memory, target, arguments).items():
                     rates[name].setdefault(kind, []).append(rate)
+                # What either still has to write is not the other's to wait for.
+                os.sync()
+                time.sleep(1)
         for client in clients.values():
             client.close()
     finally:

@@ -59,6 +59,9 @@ class Place:
         """Stops whoever holds the objects, or lets it go on."""
         for process in self.processes:
             process.send_signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
+            if is_paused:
+                # Its threads answer until the last of them has heard.
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def free_port() -> int:

@@ -34,7 +34,8 @@ pub struct TieredConfig {
     /// Moves from disk to memory.
     pub promotion: PromotionConfig,
     /// Whether new objects count as stored as soon as memory has them, and are written to disk later. Those that have not
-    /// been written are lost with the process. Puts that are durable or pin wait for the disk all the same.
+    /// been written are lost with the process. They are written when nobody stores or loads, at the latest a quarter of a
+    /// second later. Puts that are durable or pin wait for the disk all the same.
     pub write_behind: bool,
 }
 
@@ -142,7 +143,10 @@ impl Store for TieredStore {
     }
 
     fn get_into(&self, gets: Vec<Get>, options: GetOptions) -> Answer<'_, Results<Served>> {
-        Box::pin(async move { self.shared.walk(&Gets(&self.shared), gets, options).await })
+        Box::pin(async move {
+            let _loads = self.shared.behind.transfers();
+            self.shared.walk(&Gets(&self.shared), gets, options).await
+        })
     }
 
     fn pin<'a>(&'a self, ids: &'a [ObjectId], pin: Pin) -> Answer<'a, Results<()>> {
@@ -242,6 +246,7 @@ impl Shared {
         if !self.behind.allows(options) {
             return self.put_through(puts, options).await;
         }
+        let stores = self.behind.transfers();
         let (mut results, mut unwritten) = (Vec::with_capacity(puts.len()), Vec::new());
         let (mut numbers, mut left) = (Vec::new(), Vec::new());
         for (number, put) in puts.into_iter().enumerate() {
@@ -255,6 +260,7 @@ impl Shared {
             // Copying takes a while, and others want their turn.
             tokio::task::yield_now().await;
         }
+        drop(stores);
         self.behind.write(unwritten);
         if !left.is_empty() {
             let stored = self.put_through(left, options).await;

@@ -53,6 +53,10 @@ impl Gate {
     fn held(&self) -> usize {
         self.held.lock().as_ref().map_or(0, Vec::len)
     }
+
+    fn held_writes(&self) -> usize {
+        self.held_writes.lock().as_ref().map_or(0, Vec::len)
+    }
 }
 
 impl Disk for Gate {

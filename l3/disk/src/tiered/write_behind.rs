@@ -6,11 +6,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::{memory_may_stand_in, take_back};
 use crate::DiskStore;
@@ -19,6 +21,16 @@ use terrace_l3::{Figure, Header, MemoryStore, ObjectId, Put, PutOptions, Store, 
 
 /// Batches that are written at a time; the disk itself has several transfers of each under way.
 const WRITERS: usize = 4;
+
+/// Nobody has stored or loaded for so long: more than there is between two steps of an engine.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// Whether somebody waits for what is to be written is looked at so often.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Batches wait so long for quiet. Whoever stores or loads waits for the processor and for memory, which writing would
+/// take from it.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// Clones are the same.
 #[derive(Clone, Debug)]
@@ -35,6 +47,11 @@ struct Shared {
     /// Generation 0 stands for all of an object.
     claimed: Mutex<HashSet<ObjectId>>,
     fewer_claimed: Notify,
+    /// Those who wait for somebody else's claim to end.
+    waiting: AtomicUsize,
+    calls: Mutex<Calls>,
+    /// The oldest batch waits for quiet, and the others for it.
+    oldest: tokio::sync::Mutex<()>,
     /// Slots that may be on their way to the disk: half of them, so that there are others to evict than those which
     /// are read again and again.
     room: Arc<Semaphore>,
@@ -43,6 +60,20 @@ struct Shared {
     written: AtomicU64,
     failed: AtomicU64,
 }
+
+/// Calls that store or load.
+#[derive(Clone, Copy, Debug)]
+struct Calls {
+    under_way: usize,
+    last_ended: Instant,
+}
+
+/// A call that stores or loads, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Transfers<'a>(&'a Mutex<Calls>);
+
+/// Somebody waits for a claim to end until this is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
 
 /// Objects that nobody else changes until this is dropped.
 #[derive(Debug)]
@@ -70,6 +101,9 @@ impl WriteBehind {
             disk,
             claimed: Mutex::default(),
             fewer_claimed: Notify::new(),
+            waiting: AtomicUsize::new(0),
+            calls: Mutex::new(Calls { under_way: 0, last_ended: Instant::now() }),
+            oldest: tokio::sync::Mutex::default(),
             room: Arc::new(Semaphore::new(slots / 2)),
             writers: Semaphore::new(WRITERS),
             taken: AtomicU64::new(0),
@@ -114,11 +148,36 @@ impl WriteBehind {
         }
     }
 
+    /// Somebody begins to store or to load.
+    pub(super) fn transfers(&self) -> Transfers<'_> {
+        self.shared.calls.lock().under_way += 1;
+        Transfers(&self.shared.calls)
+    }
+
     /// Writes objects to the disk, without anybody waiting for it.
     pub(super) fn write(&self, unwritten: Vec<Unwritten>) {
         if !unwritten.is_empty() {
-            let behind = self.clone();
-            tokio::spawn(async move { behind.write_all(unwritten).await });
+            let (behind, until) = (self.clone(), Instant::now() + PATIENCE);
+            tokio::spawn(async move {
+                behind.wait_for_quiet(until).await;
+                behind.write_all(unwritten).await;
+            });
+        }
+    }
+
+    async fn wait_for_quiet(&self, until: Instant) {
+        let Shared { memory, waiting, calls, oldest, room, .. } = &*self.shared;
+        let _oldest = oldest.lock().await;
+        loop {
+            let now = Instant::now();
+            let Calls { under_way, last_ended } = *calls.lock();
+            let is_quiet = under_way == 0 && now >= last_ended + QUIET;
+            let is_wanted = waiting.load(Ordering::Relaxed) > 0;
+            let is_room_short = room.available_permits() < memory.arena().pages() as usize / 4;
+            if is_quiet || is_wanted || is_room_short || now >= until {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
         }
     }
 
@@ -151,6 +210,10 @@ impl WriteBehind {
             objects.sort_unstable();
             objects.dedup();
         }
+        if let Some(claim) = self.try_claim(&objects) {
+            return claim;
+        }
+        let _waiting = Waiting::new(&self.shared.waiting);
         loop {
             let mut fewer = std::pin::pin!(self.shared.fewer_claimed.notified());
             fewer.as_mut().enable();
@@ -206,6 +269,27 @@ impl Unwritten {
         let source = self.loan.source();
         let header = Header::verify(self.loan.header(), &self.id, source.len() as u64).ok()?;
         Some(Put::described(&header, source.share()))
+    }
+}
+
+impl<'a> Waiting<'a> {
+    fn new(all: &'a AtomicUsize) -> Self {
+        all.fetch_add(1, Ordering::Relaxed);
+        Self(all)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Transfers<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.0.lock();
+        calls.under_way -= 1;
+        calls.last_ended = Instant::now();
     }
 }
 

@@ -61,6 +61,58 @@ async fn who_changes_what_is_being_written_behind_waits_for_the_disk() {
     assert_eq!(bench.store.shutdown().await, Ok(()));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_disk_waits_while_somebody_loads_and_not_for_long() {
+    let bench = Bench::writing_behind(16);
+    let load = held_load(&bench).await;
+    bench.gate.shut_for_writes();
+    assert_eq!(bench.put(id(1)).await, Ok(Stored::New));
+    assert_eq!(bench.put(id(2)).await, Ok(Stored::New));
+    advance(Duration::from_millis(200)).await;
+    assert_eq!(bench.gate.held_writes(), 0, "somebody loads");
+    sleep(Duration::from_millis(60)).await;
+    assert_eq!(bench.gate.held_writes(), 2, "the load takes too long");
+
+    assert_eq!(bench.put(id(3)).await, Ok(Stored::New));
+    advance(Duration::from_millis(100)).await;
+    assert_eq!(bench.gate.held_writes(), 2);
+    let store = bench.store.clone();
+    let removal = tokio::spawn(async move { store.remove(&[id(3)], Removal::Plain).await });
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(bench.gate.held_writes(), 3, "somebody waits for it");
+
+    bench.gate.open_for_writes();
+    assert_eq!(removal.await.unwrap(), [Ok(())]);
+    bench.gate.shut_for_writes();
+    assert_eq!(bench.put(id(4)).await, Ok(Stored::New));
+    bench.gate.open();
+    assert!(load.await.unwrap()[0].is_ok());
+    sleep(Duration::from_millis(60)).await;
+    assert_eq!(bench.gate.held_writes(), 1, "nobody loads any more");
+    bench.gate.open_for_writes();
+    bench.store.flush().await.unwrap();
+}
+
+/// A fourth of the slots is left for what is on its way to the disk: it is not kept waiting any more.
+#[tokio::test(start_paused = true)]
+async fn the_disk_does_not_wait_when_room_is_short() {
+    let bench = Bench::writing_behind(8);
+    let load = held_load(&bench).await;
+    bench.gate.shut_for_writes();
+    for key in 1..3 {
+        assert_eq!(bench.put(id(key)).await, Ok(Stored::New));
+    }
+    advance(Duration::from_millis(100)).await;
+    assert_eq!(bench.gate.held_writes(), 0);
+    assert_eq!(bench.put(id(3)).await, Ok(Stored::New));
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(bench.gate.held_writes(), 3);
+    bench.gate.open();
+    bench.gate.open_for_writes();
+    assert!(load.await.unwrap()[0].is_ok());
+    bench.store.flush().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_the_disk_does_not_take_stays_in_memory() {
     let bench = Bench::writing_behind(8);
@@ -84,6 +136,18 @@ async fn bytes_that_change_on_their_way_to_the_disk_are_not_served() {
     assert_eq!(bench.disk().put_from(vec![put], PutOptions::default()).await, [Ok(Stored::New)]);
     let damaged = bench.get(id(1)).await;
     assert!(matches!(damaged, Err(StoreError::Corrupt(_))), "{damaged:?}");
+}
+
+/// A load from disk that ends when the gate is opened.
+async fn held_load(bench: &Bench) -> JoinHandle<Results<Served>> {
+    bench.put_on_disk(&[id(9)]).await;
+    bench.store.flush().await.unwrap();
+    bench.gate.shut();
+    let store = bench.store.clone();
+    let get = Get::new(id(9), bench.arena.target(60).unwrap());
+    let load = tokio::spawn(async move { store.get_into(vec![get], GetOptions::default()).await });
+    bench.at_the_gate(1).await;
+    load
 }
 
 fn unwritten(bench: &Bench) -> u64 {

@@ -34,6 +34,7 @@ from terrace_kv.sglang import TerraceStorage
 
 PAGE_SIZE, HEADS, HEAD_DIM = 64, 8, 128
 MIB = 1 << 20
+MEMORY_GIB = 2
 
 
 class File:
@@ -70,7 +71,7 @@ class Terrace:
 
     name = "terrace"
 
-    def __init__(self, folder: Path, pool: Any, **settings: str) -> None:
+    def __init__(self, folder: Path, pool: Any, **settings: str | bool) -> None:
         self.backend = TerraceStorage(config(store=f"disk:{folder}", capacity="32GiB", interface_v1=1, **settings), {})
         self.backend.register_mem_pool_host(pool)
         self.backend.on_host_pools_registered()
@@ -93,8 +94,17 @@ class TerraceWithMemory(Terrace):
 
     name = "terrace, memory over disk"
 
+    def __init__(self, folder: Path, pool: Any, **settings: str | bool) -> None:
+        super().__init__(folder, pool, memory=f"{MEMORY_GIB}GiB", **settings)
+
+
+class TerraceWrittenBehind(TerraceWithMemory):
+    """Like the file backend, it has stored what is in memory; the disk takes it a moment later."""
+
+    name = "terrace, written behind"
+
     def __init__(self, folder: Path, pool: Any) -> None:
-        super().__init__(folder, pool, memory="4GiB")
+        super().__init__(folder, pool, write_behind=True)
 
 
 def config(**settings: Any) -> HiCacheStorageConfig:
@@ -127,6 +137,10 @@ def host_pool(pages: int, page_mib: int) -> Any:
     return pool
 
 
+def pool_bytes(pool: Any) -> int:
+    return int(pool.kv_buffer.numel() * pool.kv_buffer.element_size())
+
+
 def batches(pages: int) -> Iterator[tuple[int, int]]:
     """As many pages at a time as the controller hands over."""
     for start in range(0, pages, STORAGE_BATCH_SIZE):
@@ -152,7 +166,8 @@ def forget_files(folder: Path) -> None:
 
 
 def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> dict[str, tuple[float, float]]:
-    """What a backend takes for storing and loading all pages of the pool; nothing was stored before."""
+    """What a backend takes for storing and loading all pages of the pool. Others were stored before, so that it has its
+    memory from the system."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     keys = [f"{turn:032x}{number:032x}" for number in range(pages)]
@@ -163,6 +178,13 @@ def measure(kind: type[Any], folder: Path, pool: Any, pages: int, turn: int) -> 
     def part(start: int, end: int) -> tuple[list[str], torch.Tensor]:
         return keys[start:end], places[start * PAGE_SIZE : end * PAGE_SIZE]
 
+    for old in range(1, (MEMORY_GIB << 30) // pool_bytes(pool) + 1):
+        others = [f"{turn:032x}{old * pages + number:032x}" for number in range(pages)]
+        for start, end in batches(pages):
+            assert backend.store(others[start:end], part(start, end)[1]), "it failed"
+    # What is still to be written is nobody else's to wait for.
+    os.sync()
+    time.sleep(1)
     told = {"store": timed(pages, lambda start, end: backend.store(*part(start, end)))}
     told["exists"] = timed(pages, lambda start, end: backend.exists(keys[start:end]) == end - start)
     pool.kv_buffer.zero_()
@@ -190,9 +212,9 @@ def main() -> None:
     torch.set_num_threads(1)
     set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
     pool = host_pool(asked.pages, asked.page_mib)
-    size = pool.kv_buffer.numel() * 2
+    size = pool_bytes(pool)
     print(f"{asked.pages} pages of {size / asked.pages / MIB:.1f} MiB, {size / (1 << 30):.2f} GiB, in {asked.folder}")
-    kinds = (File, Terrace, TerraceWithMemory)
+    kinds = (File, Terrace, TerraceWithMemory, TerraceWrittenBehind)
     seconds: dict[str, list[dict[str, tuple[float, float]]]] = {kind.name: [] for kind in kinds}
     for turn in range(asked.rounds):
         for kind in kinds:

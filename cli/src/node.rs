@@ -123,7 +123,12 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
     let place = format!("{} of memory", settings.memory);
-    let Some(folder) = &settings.disk else { return Ok((Holding::Memory(memory), place)) };
+    let Some(folder) = &settings.disk else {
+        return match settings.write_behind {
+            true => Err("--write-behind: there is no disk to write to: set --disk".into()),
+            false => Ok((Holding::Memory(memory), place)),
+        };
+    };
     // Where the system does not tell how large it is, it does not tell what is free either.
     let usual = || usual_reserve_bytes(folder).unwrap_or(0);
     let disk = DiskConfig {
@@ -133,7 +138,8 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
     let place = format!("{place} over {}", told_of(settings, &disk, folder));
-    let tiers = TieredConfig { promotion: settings.promotion(), ..TieredConfig::default() };
+    let (promotion, write_behind) = (settings.promotion(), settings.write_behind);
+    let tiers = TieredConfig { promotion, write_behind };
     Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))
 }
 
@@ -213,6 +219,14 @@ mod tests {
         assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));
         assert_eq!(settings.clients[0].namespaces, Some(vec![PageKey(7)]));
+    }
+
+    #[test]
+    fn what_is_written_behind_needs_a_disk() {
+        let Err(error) = holding(&settings(&["--memory", "1MiB", "--write-behind"]).unwrap()) else {
+            panic!("there is no disk");
+        };
+        assert!(error.to_string().contains("--disk"), "{error}");
     }
 
     #[test]

@@ -97,6 +97,9 @@ settings! {
             /// Memory cache on top of L3 on disk. Pages that a request looks up are promoted to it before they are
             /// read. 0 turns it off.
             l3_memory: Size = Size(0), "SIZE";
+            /// Pages count as stored in L3 once its memory cache has them, and are written to disk in the background.
+            /// Pages that are not on disk yet are lost if the process dies.
+            l3_write_behind: bool = false, "SWITCH";
             /// Pages promoted from disk to memory in parallel.
             promotion_workers: u32 = 4, "NUMBER";
             /// Pages per lookup. Promotion of one chunk starts before the next chunk is looked up.
@@ -282,6 +285,10 @@ impl Config {
         if self.l3_memory != Size(0) && !is_on_disk {
             let advice = "it is a cache on top of L3 on disk: set l3 (--l3) to disk:FOLDER";
             return Err(ConfigError::new("l3_memory", self.l3_memory.written(), advice));
+        }
+        if self.l3_write_behind && self.l3_memory == Size(0) {
+            let advice = "pages wait for the disk in its memory cache: set l3_memory (--l3-memory)";
+            return Err(ConfigError::new("l3_write_behind", true, advice));
         }
         self.check_clusters()?;
         if let (None, Some(replay)) = (&self.kv_events, &self.kv_events_replay) {
@@ -610,6 +617,7 @@ mod tests {
             "canary = 64",
             "device = \"cuda\"\ncanary = 0",
             "l3 = \"memory:1GiB\"\nl3_memory = \"1GiB\"",
+            "l3_write_behind = true",
             "node_copies = 3",
             "shutdown_patience = \"9999years\"",
             "l3_doubt_after = \"9999years\"",

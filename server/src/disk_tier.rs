@@ -64,7 +64,8 @@ fn under_memory(
 ) -> Result<TieredStore, LaunchError> {
     let memory = MemoryConfig::new(config.l3_memory.as_u64(), page_bytes);
     let memory = MemoryStore::new(memory).map_err(LaunchError::L3Memory)?;
-    let tiers = TieredConfig { promotion: config.promotion(), ..TieredConfig::default() };
+    let (promotion, write_behind) = (config.promotion(), config.l3_write_behind);
+    let tiers = TieredConfig { promotion, write_behind };
     Ok(TieredStore::new(memory, disk, tiers).expect("they are new"))
 }
 

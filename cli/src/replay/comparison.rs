@@ -58,7 +58,10 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         let cells = cells.iter().zip(&widths).map(|(cell, &width)| format!("  {cell:>width$}"));
         format!("{mark}{}\n", cells.collect::<String>())
     };
-    let mut text = format!("{trace}: {} configurations\n\n", sweep.points.len());
+    let mut text = match sweep.points.len() {
+        1 => format!("{trace}: one configuration\n\n"),
+        many => format!("{trace}: {many} configurations\n\n"),
+    };
     text += &line(" ", &names);
     for (place, row) in rows.iter().enumerate() {
         let mark = match (place == sweep.recommended, sweep.points[place].is_on_front) {
@@ -69,8 +72,11 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         text += &line(mark, row);
     }
     text += &format!("\n* {}\n", sweep.answer);
-    text += "+ Pareto-optimal: no other configuration is better in cost, TTFT or TPOT without being worse \
-             in another.\n\n";
+    if sweep.points.len() > 1 {
+        text += "+ Pareto-optimal: no other configuration is better in cost, TTFT or TPOT without being worse \
+                 in another.\n";
+    }
+    text.push('\n');
     text += &took(run);
     text
 }

@@ -161,7 +161,7 @@ impl Source {
             for line in &reading.skipped {
                 eprintln!("skipped: {line}");
             }
-            eprintln!("{} lines were skipped", reading.skipped_lines);
+            eprintln!("lines skipped: {}", reading.skipped_lines);
         }
         Ok((name, reading.trace))
     }

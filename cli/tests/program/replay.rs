@@ -116,7 +116,7 @@ fn bad_lines_are_named_and_refused_or_skipped() {
     assert!(refused.contains("--bad-lines skip"), "{refused}");
     let skipped = terrace(&["replay", file, "--bad-lines", "skip", "--json"]);
     let said = String::from_utf8_lossy(&skipped.stderr).into_owned();
-    assert!(said.contains("line 2") && said.contains("1 lines were skipped"), "{said}");
+    assert!(said.contains("line 2") && said.contains("lines skipped: 1"), "{said}");
     assert!(text(&skipped).contains("\"finished\": 2"));
 }
 

@@ -139,6 +139,20 @@ fn memory_over_the_disk_is_filled_ahead_of_reads() {
 }
 
 #[test]
+fn what_is_written_behind_is_on_disk_when_the_server_has_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = "A long text about nothing in particular. ".repeat(40);
+    let server = Server::start(folder.path(), &["--l3-memory", "64MiB", "--l3-write-behind"]);
+    let (computed, _) = ask(&server.address, &prompt, "").unwrap();
+    server.stop();
+    let server = Server::start(folder.path(), &PATIENT);
+    let (fetched, l3) = ask(&server.address, &prompt, "").unwrap();
+    assert_eq!(fetched, computed);
+    assert!(l3 > 1500, "{l3} of {} tokens", prompt.len());
+    server.stop();
+}
+
+#[test]
 fn a_server_says_what_it_has() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), &["--device-memory", "64MiB"]);

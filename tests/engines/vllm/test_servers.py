@@ -46,9 +46,14 @@ def test_a_server_finds_what_it_had_before_it_was_restarted(model: Path, node: N
             answers.append(post(f"{address}/v1/completions", body)["choices"][0]["text"])
             if start == 1:
                 post(f"{address}/v1/completions", body | {"cache_salt": "another"})
-            time.sleep(2)
-            metrics = get(f"{address}/metrics")
-        stored = counted(metrics, "vllm:terrace_objects_total", 'operation="put",result="hit"')
+            for _ in range(30):
+                # What has ended is told with the next step. Less than a block is neither stored nor looked up.
+                post(f"{address}/v1/completions", body | {"prompt": "The", "max_tokens": 1})
+                metrics = get(f"{address}/metrics")
+                stored = counted(metrics, "vllm:terrace_objects_total", 'operation="put",result="hit"')
+                if stored >= 8:
+                    break
+                time.sleep(1)
         found = counted(metrics, "vllm:terrace_objects_total", 'operation="get",result="hit"')
         assert stored >= 8 and found == (8 if start else 0), "and nothing of another tenant's"
     assert answers[0] == answers[1]

@@ -223,7 +223,8 @@ mod tests {
 
     #[test]
     fn what_is_written_behind_needs_a_disk() {
-        let Err(error) = holding(&settings(&["--memory", "1MiB", "--write-behind"]).unwrap()) else {
+        let Err(error) = holding(&settings(&["--memory", "1MiB", "--write-behind"]).unwrap())
+        else {
             panic!("there is no disk");
         };
         assert!(error.to_string().contains("--disk"), "{error}");

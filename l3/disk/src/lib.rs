@@ -37,4 +37,4 @@ pub use promotion::{PromotionConfig, PromotionStats};
 pub use shrink::Dropped;
 pub use space::usual_reserve_bytes;
 pub use store::DiskStore;
-pub use tiered::{TieredConfig, TieredStore, holding};
+pub use tiered::{TieredConfig, TieredStore, WriteBehindStats, holding};

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use self::walk::{FromDisk, Numbered, Reading};
 use self::write_behind::WriteBehind;
+pub use self::write_behind::WriteBehindStats;
 use crate::DiskStore;
 use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
 use terrace_l3::backend::{either, merge, split};
@@ -182,7 +183,7 @@ impl Store for TieredStore {
 
     fn stats(&self) -> StoreStats {
         let mut figures = self.promotion_stats().figures();
-        figures.extend(self.shared.behind.figures());
+        figures.extend(self.shared.behind.stats().iter().flat_map(WriteBehindStats::figures));
         StoreStats {
             memory: self.shared.memory.stats().memory,
             disk: self.shared.disk.stats().disk,

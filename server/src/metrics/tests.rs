@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use terrace_engine::{StepFigures, TimeHistogram};
 use terrace_l3::{GuardStats, StoreStats, TierStats};
-use terrace_l3_disk::PromotionStats;
+use terrace_l3_disk::{PromotionStats, WriteBehindStats};
 use terrace_l3_mooncake::{MooncakeStats, OutcomeCount};
 use terrace_l3_nodes::{NodeStats, PeerStats};
 use terrace_scheduler::Stats;
@@ -27,7 +27,13 @@ fn store() -> StoreStats {
         memory: Some(TierStats { objects: 5, ..TierStats::default() }),
         disk: Some(TierStats::default()),
         remote: Some(TierStats::default()),
-        figures: [promotion.figures(), mooncake.figures(), PeerStats::figures(&[node])].concat(),
+        figures: [
+            promotion.figures(),
+            WriteBehindStats::default().figures(),
+            mooncake.figures(),
+            PeerStats::figures(&[node]),
+        ]
+        .concat(),
         guard: Some(GuardStats::default()),
         release: None,
     }

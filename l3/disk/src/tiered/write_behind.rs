@@ -32,6 +32,17 @@ const LOOK: Duration = Duration::from_millis(5);
 /// take from it.
 const PATIENCE: Duration = Duration::from_millis(250);
 
+/// How writing behind goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteBehindStats {
+    /// Objects that were written to the disk.
+    pub written: u64,
+    /// Objects that the disk did not take.
+    pub failed: u64,
+    /// Objects that are still on their way.
+    pub unwritten: u64,
+}
+
 /// Clones are the same.
 #[derive(Clone, Debug)]
 pub(super) struct WriteBehind {
@@ -239,24 +250,31 @@ impl WriteBehind {
         drop(self.claim(now.iter()).await);
     }
 
-    pub(super) fn figures(&self) -> Vec<Figure> {
-        if !self.shared.is_on {
-            return Vec::new();
-        }
+    /// How it goes, if it is on.
+    pub(super) fn stats(&self) -> Option<WriteBehindStats> {
+        let Shared { is_on, taken, written, failed, .. } = &*self.shared;
         let [written, failed, taken] =
-            [&self.shared.written, &self.shared.failed, &self.shared.taken]
-                .map(|counter| counter.load(Ordering::Relaxed));
+            [written, failed, taken].map(|counter| counter.load(Ordering::Relaxed));
+        let unwritten = taken.saturating_sub(written + failed);
+        is_on.then_some(WriteBehindStats { written, failed, unwritten })
+    }
+}
+
+impl WriteBehindStats {
+    /// The same for people who watch.
+    #[must_use]
+    pub fn figures(&self) -> Vec<Figure> {
         vec![
             Figure::counters(
                 "terrace_l3_written_behind_total",
-                "Objects that memory took before the disk, by what became of their way to the disk.",
+                "Objects that were in memory first, by outcome of writing them to disk.",
                 "outcome",
-                [("written", written), ("failed", failed)],
+                [("written", self.written), ("failed", self.failed)],
             ),
             Figure::gauge(
                 "terrace_l3_unwritten_objects",
-                "Objects in memory that are still on their way to the disk.",
-                taken.saturating_sub(written + failed),
+                "Objects in memory that are not on disk yet.",
+                self.unwritten,
             ),
         ]
     }

@@ -137,7 +137,8 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
         ..DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max)
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
-    let place = format!("{place} over {}", told_of(settings, &disk, folder));
+    let behind = if settings.write_behind { " that writes behind" } else { "" };
+    let place = format!("{place}{behind} over {}", told_of(settings, &disk, folder));
     let (promotion, write_behind) = (settings.promotion(), settings.write_behind);
     let tiers = TieredConfig { promotion, write_behind };
     Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))

@@ -50,7 +50,8 @@ impl DiskTier {
         let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
             Arc::new(opened.store)
         } else {
-            place = format!("{place}, with {} of memory on top", config.l3_memory);
+            let behind = if config.l3_write_behind { " that writes behind" } else { "" };
+            place = format!("{place}, with {} of memory on top{behind}", config.l3_memory);
             Arc::new(under_memory(opened.store, config, page_bytes)?)
         };
         Ok(Self { store, place, notes })

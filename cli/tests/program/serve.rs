@@ -143,6 +143,7 @@ fn what_is_written_behind_is_on_disk_when_the_server_has_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let prompt = "A long text about nothing in particular. ".repeat(40);
     let server = Server::start(folder.path(), &["--l3-memory", "64MiB", "--l3-write-behind"]);
+    assert!(server.summary.contains("that writes behind"), "{}", server.summary);
     let (computed, _) = ask(&server.address, &prompt, "").unwrap();
     server.stop();
     let server = Server::start(folder.path(), &PATIENT);

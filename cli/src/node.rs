@@ -119,16 +119,14 @@ fn pins_kept_ms(settings: &NodeSettings) -> u64 {
 
 /// What the node has to give, and the same in words.
 fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>> {
+    if settings.write_behind && settings.disk.is_none() {
+        return Err("--write-behind: there is no disk to write to: set --disk".into());
+    }
     let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
     let place = format!("{} of memory", settings.memory);
-    let Some(folder) = &settings.disk else {
-        return match settings.write_behind {
-            true => Err("--write-behind: there is no disk to write to: set --disk".into()),
-            false => Ok((Holding::Memory(memory), place)),
-        };
-    };
+    let Some(folder) = &settings.disk else { return Ok((Holding::Memory(memory), place)) };
     // Where the system does not tell how large it is, it does not tell what is free either.
     let usual = || usual_reserve_bytes(folder).unwrap_or(0);
     let disk = DiskConfig {

@@ -100,17 +100,18 @@ impl Scheduler {
             return Tried::Blocked;
         }
         let found = self.find(handle);
+        let depths = found.depths();
         let namespace = self.requests[handle].sequence.root();
         let page_size = self.config.cache.page_size;
-        let loadable_pages = self.loadable_pages(handle, found.depths());
+        let loadable_pages = self.loadable_pages(handle, depths);
         let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
         let load_pages = if pays { loadable_pages } else { 0 };
-        let new_pages = self.new_pages(handle, found.depths());
+        let new_pages = self.new_pages(handle, depths);
 
         // Pins first: making room must not evict what was just found.
         let source = (load_pages > 0).then(|| {
-            let end = found.device.depth + load_pages;
-            let at = match end < found.host.depth {
+            let end = depths.device + load_pages;
+            let at = match end < depths.host {
                 true => self.cache.lookup(&self.requests[handle].sequence, end).host,
                 false => found.host,
             };
@@ -129,7 +130,7 @@ impl Scheduler {
         if loadable_pages > load_pages {
             self.rates.forgive_load_back();
         }
-        let on_host = found.host.depth - found.device.depth;
+        let on_host = depths.host - depths.device;
         self.requests[handle].loads_on = pays && loadable_pages < on_host;
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted

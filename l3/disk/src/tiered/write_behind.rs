@@ -159,10 +159,12 @@ impl WriteBehind {
         }
     }
 
-    /// Somebody begins to store or to load.
-    pub(super) fn transfers(&self) -> Transfers<'_> {
-        self.shared.calls.lock().under_way += 1;
-        Transfers(&self.shared.calls)
+    /// Somebody begins to store or to load; nobody waits for the end of it if this is off.
+    pub(super) fn transfers(&self) -> Option<Transfers<'_>> {
+        self.shared.is_on.then(|| {
+            self.shared.calls.lock().under_way += 1;
+            Transfers(&self.shared.calls)
+        })
     }
 
     /// Writes objects to the disk, without anybody waiting for it.
@@ -176,7 +178,7 @@ impl WriteBehind {
         }
     }
 
-    async fn wait_for_quiet(&self, until: Instant) {
+    pub(super) async fn wait_for_quiet(&self, until: Instant) {
         let Shared { memory, waiting, calls, oldest, room, .. } = &*self.shared;
         let _oldest = oldest.lock().await;
         loop {
@@ -221,16 +223,14 @@ impl WriteBehind {
             objects.sort_unstable();
             objects.dedup();
         }
-        if let Some(claim) = self.try_claim(&objects) {
-            return claim;
-        }
-        let _waiting = Waiting::new(&self.shared.waiting);
+        let mut waiting = None;
         loop {
             let mut fewer = std::pin::pin!(self.shared.fewer_claimed.notified());
             fewer.as_mut().enable();
             if let Some(claim) = self.try_claim(&objects) {
                 return claim;
             }
+            waiting.get_or_insert_with(|| Waiting::new(&self.shared.waiting));
             fewer.await;
         }
     }

@@ -61,6 +61,23 @@ async fn who_changes_what_is_being_written_behind_waits_for_the_disk() {
     assert_eq!(bench.store.shutdown().await, Ok(()));
 }
 
+/// Without the disk, whose threads take their time while the paused clock runs ahead.
+#[tokio::test(start_paused = true)]
+async fn it_is_quiet_a_while_after_the_last_load() {
+    let bench = Bench::writing_behind(16);
+    let behind = &bench.store.shared.behind;
+    let began = Instant::now();
+    let load = behind.transfers();
+    let mut quiet = std::pin::pin!(behind.wait_for_quiet(began + Duration::from_secs(10)));
+    let waited = tokio::time::timeout(Duration::from_millis(200), &mut quiet).await;
+    assert!(waited.is_err(), "somebody loads");
+    drop(load);
+    quiet.await;
+    let waited = began.elapsed();
+    let wanted = Duration::from_millis(250)..Duration::from_millis(260);
+    assert!(wanted.contains(&waited), "{waited:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_disk_waits_while_somebody_loads_and_not_for_long() {
     let bench = Bench::writing_behind(16);

@@ -261,3 +261,22 @@ fn trim<E>(part: &mut Vec<E>) {
         part.shrink_to_fit();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_in_common_are_counted_across_the_pieces_that_are_compared() {
+        let page_size = 2;
+        let ours: Vec<Token> = (0..2 * 300 + 1).collect();
+        let end = (ours.len() - 1) as Token;
+        for differs_at in [0, 1, 2, 255, 256, 257, 258, 511, 512, 599, end] {
+            let mut theirs = ours.clone();
+            theirs[differs_at as usize] ^= 1;
+            let pages = differs_at as usize / page_size;
+            assert_eq!(common_pages(&ours, &theirs, page_size), pages, "{differs_at}");
+        }
+        assert_eq!(common_pages(&ours, &ours[..520], page_size), 260);
+    }
+}

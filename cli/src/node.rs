@@ -119,9 +119,6 @@ fn pins_kept_ms(settings: &NodeSettings) -> u64 {
 
 /// What the node has to give, and the same in words.
 fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>> {
-    if settings.write_behind && settings.disk.is_none() {
-        return Err("--write-behind: there is no disk to write to: set --disk".into());
-    }
     let object_bytes_max = usize::try_from(settings.object_max.as_u64())?;
     let memory = MemoryConfig::new(settings.memory.as_u64(), object_bytes_max);
     let memory = MemoryStore::new(memory).map_err(|error| format!("--memory: {error}"))?;
@@ -135,10 +132,8 @@ fn holding(settings: &NodeSettings) -> Result<(Holding, String), Box<dyn Error>>
         ..DiskConfig::new(folder, settings.disk_capacity.as_u64(), object_bytes_max)
     };
     let disk = DiskStore::open(disk).map_err(|error| format!("--disk: {}", advised(error)))?;
-    let behind = if settings.write_behind { " that writes behind" } else { "" };
-    let place = format!("{place}{behind} over {}", told_of(settings, &disk, folder));
-    let (promotion, write_behind) = (settings.promotion(), settings.write_behind);
-    let tiers = TieredConfig { promotion, write_behind };
+    let place = format!("{place} over {}", told_of(settings, &disk, folder));
+    let tiers = TieredConfig { promotion: settings.promotion(), ..TieredConfig::default() };
     Ok((Holding::Tiers(TieredStore::new(memory, disk, tiers)?), place))
 }
 
@@ -218,15 +213,6 @@ mod tests {
         assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));
         assert_eq!(settings.clients[0].namespaces, Some(vec![PageKey(7)]));
-    }
-
-    #[test]
-    fn what_is_written_behind_needs_a_disk() {
-        let Err(error) = holding(&settings(&["--memory", "1MiB", "--write-behind"]).unwrap())
-        else {
-            panic!("there is no disk");
-        };
-        assert!(error.to_string().contains("--disk"), "{error}");
     }
 
     #[test]

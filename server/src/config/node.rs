@@ -27,9 +27,6 @@ settings! {
             /// Space that the disk store leaves free on its file system.
             disk_reserve: Option<Size> = None, "SIZE" { default_in_words:
                 Some("1/20 of the file system, between 1GiB and 16GiB, at most 1/4") };
-            /// Objects count as stored once the memory has them, and are written to disk in the background. Objects
-            /// that are not on disk yet are lost if the node dies. Puts that ask for durability wait for the disk.
-            write_behind: bool = false, "SWITCH";
             /// Objects promoted from disk to memory in parallel.
             promotion_workers: u32 = 4, "NUMBER";
             /// Objects per lookup. Promotion of one chunk starts before the next chunk is looked up.

@@ -155,25 +155,6 @@ async fn a_node_with_a_disk_has_its_pages_again_after_it_was_killed_or_stopped()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs network namespaces: run scripts/test-nodes"]
-async fn a_node_that_writes_behind_has_what_is_durable_after_a_kill_and_all_after_a_stop() {
-    let disk = ["--disk", "{folder}/disk", "--disk-capacity", "64MiB", "--write-behind"];
-    let mut farm = Farm::start(&[&[MEMORY, &disk].concat()]);
-    let client = Client::new(farm.config());
-    let ids = pages(0, 300);
-    let (first, others) = ids.split_at(100);
-    let durable = PutOptions { durable: true, ..PutOptions::default() };
-    assert!(all_ok(&client.put_with(first, durable).await));
-    farm.kill(0);
-    farm.start_node(0);
-    client.hits_come_back(first).await;
-    assert!(all_ok(&client.put(others).await));
-    farm.stop(0);
-    farm.start_node(0);
-    client.hits_come_back(&ids).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs network namespaces: run scripts/test-nodes"]
 async fn links_that_lose_and_delay_cost_time_and_hits_but_no_byte() {
     let (farm, client, ids, _) = three().await;
     (0..3).for_each(|node| farm.spoil(node));

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
-    AdmissionOrder, Config, KvEvents, OpId, Outcome, PrefetchPolicy, Request, RequestId, StateName,
-    SubmitError, Token,
+    AdmissionOrder, Config, EvictionKind, KvEvents, OpId, Outcome, PrefetchPolicy, Request,
+    RequestId, StateName, SubmitError, Token, WritePolicy,
 };
 use terrace_tests::World;
 
@@ -585,4 +585,50 @@ fn f55_a_shared_prompt_is_computed_once() {
     };
     play(60_000);
     only_fails_with(&[Bug::NeverTakeOver], || play(20));
+}
+
+/// Nearly all pages could be evicted, and eviction made no progress: the request that needed them waited for ever.
+/// Whatever is not pinned can be had, by every policy, on the device at once and on host as far as it goes.
+#[test]
+fn f62_all_that_can_be_evicted_is_evicted() {
+    for eviction in EvictionKind::ALL {
+        for write_policy in [
+            WritePolicy::WriteThrough,
+            WritePolicy::SelectiveWriteThrough { hits: 2 },
+            WritePolicy::WriteBack,
+        ] {
+            let mut config = two_tiers(24, 24);
+            config.cache.eviction = eviction;
+            config.cache.write_policy = write_policy;
+            let mut stage = Stage::new(config);
+            // Branches of one, two and three levels, the first of them hot.
+            for round in 0..3 {
+                stage.run(10 + round, 1..=25);
+                stage.run(20 + round, (1..=12).chain(101..=109));
+                stage.run(30 + round, (1..=12).chain(101..=104).chain(201..=209));
+            }
+            stage.run(40, 301..=321);
+            // A request in the middle of it runs and holds four pages, and one to decode to.
+            stage.submit(2, (1..=12).chain(401..=403), 4);
+            stage.step();
+            let held = 5;
+            let tokens = (24 - held) * 4 - 1;
+            stage.submit(3, 501..501 + tokens, 1);
+            let mut plans = 0;
+            while stage.prefill_start(3).is_none() {
+                plans += 1;
+                assert!(plans < 8, "{eviction:?}, {write_policy:?}: it is not admitted");
+                stage.plan();
+                let copies: Vec<OpId> =
+                    stage.world.last_plan().copies.iter().map(|copy| copy.op).collect();
+                for op in copies {
+                    stage.report(op, Outcome::Done);
+                }
+                if stage.world.in_step() {
+                    stage.compute();
+                }
+            }
+            stage.finish();
+        }
+    }
 }

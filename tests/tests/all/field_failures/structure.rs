@@ -3,7 +3,8 @@
 
 use terrace_cache::planted::Bug;
 use terrace_scheduler::{
-    EvictionKind, L3Config, OpId, Outcome, RequestId, StateName, UnknownRequest, WritePolicy,
+    AdmissionOrder, EvictionKind, L3Config, OpId, Outcome, Request, RequestId, StateName,
+    UnknownRequest, WritePolicy,
 };
 
 use super::{Kind, Stage, only_fails_with, three_tiers, two_tiers, with_l3};
@@ -337,4 +338,38 @@ fn f19_leaves_go_first() {
             stage.finish();
         }
     });
+}
+
+/// A request id was used again after a preemption, and blocks of its first use leaked: their owner was found by
+/// name. Operations and pages belong to a request by its handle, which is never used twice.
+#[test]
+fn f71_an_id_is_used_again_after_a_preemption() {
+    for last_outcome in [Outcome::Done, Outcome::Failed, Outcome::TimedOut] {
+        let mut config = two_tiers(8, 8);
+        config.batch.running_max = 1;
+        config.queue.order = AdmissionOrder::Priority;
+        config.queue.preempts = true;
+        let mut stage = Stage::new(config);
+        stage.submit(1, 1..=9, 8);
+        stage.step();
+        stage.step();
+        stage.submit_request(Request { priority: 1, ..Request::new(2, (101..=109).collect(), 4) });
+        stage.plan();
+        assert_eq!(stage.state(1), Some(StateName::Retracted));
+        let write_back = stage.latest(Kind::WriteBack);
+        stage.abort(1);
+        stage.plan();
+        // The copy of the first use is still under way when its id means another prompt.
+        stage.submit(1, 201..=209, 1);
+        stage.report(write_back, last_outcome);
+        if last_outcome == Outcome::TimedOut {
+            stage.report(write_back, Outcome::Failed);
+        }
+        assert_eq!(stage.state(1), Some(StateName::Submitted), "the copy was of another request");
+        stage.compute();
+        stage.settle();
+        assert_eq!((stage.stats().finished, stage.stats().aborted), (2, 1));
+        assert_eq!(stage.cached(201..=209).0, 2);
+        stage.finish();
+    }
 }

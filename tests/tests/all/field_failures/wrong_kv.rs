@@ -433,3 +433,35 @@ fn f13_keys_are_the_same_in_every_process() {
     after.join().expect("it finds them");
     before.finish();
 }
+
+/// A hit on all of a prompt whose length is an exact multiple of the page size led to wrong context. The last token
+/// is always computed, so the last page is computed again behind the pages that were found, in each tier.
+#[test]
+fn f74_a_full_hit_of_whole_pages() {
+    for page_size in [1, 2, 4, 8] {
+        for pages in 1..=4 {
+            let mut config = three_tiers(16, 32);
+            config.cache.page_size = page_size;
+            // A single token is worth a prefetch.
+            config.rates.prefill_ns_per_token = 10_000_000;
+            let prompt = 1..=page_size * pages;
+            let hit_tokens = u64::from(page_size * (pages - 1));
+            let mut stage = Stage::new(config);
+            stage.run(1, prompt.clone());
+            stage.run(2, prompt.clone());
+            assert_eq!(stage.stats().device_hit_tokens, hit_tokens);
+            // Others need all of the device, and then host and device forget everything.
+            stage.run(3, 1_001..=1_001 + page_size * 15);
+            let first_hits = stage.stats().host_hit_tokens;
+            stage.run(4, prompt.clone());
+            assert_eq!(stage.stats().host_hit_tokens - first_hits, hit_tokens);
+            stage.clear();
+            stage.run(5, prompt.clone());
+            assert_eq!(stage.stats().l3_hit_tokens, hit_tokens);
+            // The answer goes on behind it: each of its pages is read with the right context.
+            stage.submit(6, prompt, page_size * 3);
+            stage.settle();
+            stage.finish();
+        }
+    }
+}

@@ -632,3 +632,43 @@ fn f62_all_that_can_be_evicted_is_evicted() {
         }
     }
 }
+
+/// Pages were promoted for every request that waited, until the host was full of pinned pages: what ran could write
+/// nothing back, and what was promoted first was promoted again. Pages that wait for their request have a share of
+/// the host, and each page is fetched once.
+#[test]
+fn f69_waiting_requests_leave_room_on_host() {
+    let mut config = three_tiers(24, 16);
+    config.batch.running_max = 1;
+    let mut stage = Stage::new(config);
+    let waiting = 2..=11_u64;
+    let prompt = |id: u64| id as Token * 100..=id as Token * 100 + 16;
+    for id in waiting.clone() {
+        stage.run(id, prompt(id));
+    }
+    stage.clear();
+    // While one request runs, L3 answers and delivers at once.
+    stage.submit(1, 1..=9, 8);
+    for id in waiting.clone() {
+        stage.submit(100 + id, prompt(id), 1);
+    }
+    let mut least_available = 16;
+    for _ in 0..8 {
+        stage.plan();
+        let ops: Vec<OpId> = stage.world.last_plan().l3.iter().map(|op| op.op).collect();
+        for op in ops {
+            stage.report(op, Outcome::Done);
+        }
+        if stage.world.in_step() {
+            stage.compute();
+        }
+        least_available = least_available.min(stage.stats().cache.host.available_pages());
+    }
+    assert!((1..=4).contains(&least_available), "{least_available} host pages are left");
+    stage.settle();
+    let stats = stage.stats();
+    assert_eq!(stats.l3_hit_tokens, 16 * 10, "every hit was used");
+    assert_eq!(stats.prefetches.sound_pages, 4 * 10, "and fetched once");
+    assert_eq!(stats.write_backs_skipped_pages, 0, "what ran found room on host");
+    stage.finish();
+}

@@ -217,7 +217,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_page_of_a_sweep_is_well_formed_and_needs_nothing_else() {
-        let axes = ["host=0,200k", "policy=lru,slru", "l3=0,unlimited", "order=arrival,tree-order"];
+        let axes = ["host=0,200k", "policy=lru,slru", "l3=0,unlimited", "order=arrival,priority"];
         let axes: Vec<Axis> = axes.iter().map(|text| Axis::parse(text).unwrap()).collect();
         // With one, two and four axes: plots of their own for what is too much for one.
         for count in [1, 2, 4] {

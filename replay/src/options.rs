@@ -554,7 +554,7 @@ mod tests {
             ("gpus", "4"),
             ("policy", "s3fifo"),
             ("write_policy", "selective_write_through:3"),
-            ("order", "tree_order"),
+            ("order", "longest_prefix"),
             ("routing", "prefix-aware:2"),
             ("decode-weight", "0.5"),
             ("event-delay", "2ms"),
@@ -576,7 +576,7 @@ mod tests {
         assert_eq!(config.scheduler.cache.eviction, EvictionKind::S3Fifo);
         let write_policy = WritePolicy::SelectiveWriteThrough { hits: 3 };
         assert_eq!(config.scheduler.cache.write_policy, write_policy);
-        assert_eq!(config.scheduler.queue.order, AdmissionOrder::TreeOrder);
+        assert_eq!(config.scheduler.queue.order, AdmissionOrder::LongestPrefix);
         assert_eq!(config.router.routing, Routing::PrefixAware { load_weight: 2.0 });
         assert_eq!((config.router.decode_weight, config.router.event_delay_us), (0.5, 2000));
         assert_eq!(config.warm_up, WarmUp::Until { time_us: 90_000_000 });

@@ -17,15 +17,11 @@ pub enum AdmissionOrder {
     Priority,
     /// Longest cached prefix first, after those that were retracted.
     LongestPrefix,
-    /// Along the tree, most wanted branches first, so that those who share go together; after those
-    /// that were retracted.
-    TreeOrder,
 }
 
 impl AdmissionOrder {
     /// Every order, for those who want to try them all.
-    pub const ALL: [AdmissionOrder; 4] =
-        [Self::Arrival, Self::Priority, Self::LongestPrefix, Self::TreeOrder];
+    pub const ALL: [AdmissionOrder; 3] = [Self::Arrival, Self::Priority, Self::LongestPrefix];
 
     /// What it is called in flags, files and logs.
     #[must_use]
@@ -34,7 +30,6 @@ impl AdmissionOrder {
             Self::Arrival => "arrival",
             Self::Priority => "priority",
             Self::LongestPrefix => "longest-prefix",
-            Self::TreeOrder => "tree-order",
         }
     }
 }
@@ -50,7 +45,7 @@ impl FromStr for AdmissionOrder {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|order| is_name_of(text, order.name()));
-        named.ok_or_else(|| "use arrival, priority, longest-prefix or tree-order".to_owned())
+        named.ok_or_else(|| "use arrival, priority or longest-prefix".to_owned())
     }
 }
 

@@ -44,7 +44,7 @@ impl Line {
     pub(crate) fn first(&self, order: AdmissionOrder) -> Option<Handle> {
         match order {
             AdmissionOrder::Priority => self.by_priority.first().map(|&(_, handle)| handle),
-            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
+            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix => {
                 self.by_arrival.first().copied()
             }
         }
@@ -102,11 +102,6 @@ impl Line {
                 scored.sort_unstable();
                 add(&mut scored.into_iter().map(|(_, handle)| handle), false);
             }
-            AdmissionOrder::TreeOrder => {
-                add(&mut arrivals().take(window).filter(is_retracted), true);
-                let handles: Vec<_> = arrivals().take(window).collect();
-                add(&mut tree_order(requests, cache, handles).into_iter(), false);
-            }
         }
     }
 }
@@ -115,38 +110,4 @@ fn cached_pages(requests: &Requests, cache: &Cache, handle: Handle) -> u32 {
     let entry = &requests[handle];
     let pages_max = if entry.takes_hits() { u32::MAX } else { 0 };
     cache.depths(&entry.sequence, pages_max).host
-}
-
-/// Orders requests along the tree: where paths part, the branch that more of them take goes first,
-/// and among equals the one with the earliest arrival.
-fn tree_order(requests: &Requests, cache: &Cache, handles: Vec<Handle>) -> Vec<Handle> {
-    let mut branch: Vec<(Vec<u32>, Handle)> = handles
-        .into_iter()
-        .map(|handle| {
-            let found = cache.lookup(&requests[handle].sequence, u32::MAX);
-            (cache.path(found.host).collect(), handle)
-        })
-        .collect();
-    let mut ordered = Vec::with_capacity(branch.len());
-    take_branch(&mut branch, 0, &mut ordered);
-    ordered
-}
-
-/// Takes the requests below one node, deepest sharing together; `depth` nodes are common to all.
-fn take_branch(branch: &mut [(Vec<u32>, Handle)], depth: usize, ordered: &mut Vec<Handle>) {
-    // Those who end here come after those who go on, and the sort keeps the branches together.
-    branch.sort_by_key(|(path, handle)| (path.get(depth).map_or(u32::MAX, |&node| node), *handle));
-    let mut groups: Vec<&mut [(Vec<u32>, Handle)]> =
-        branch.chunk_by_mut(|a, b| a.0.get(depth) == b.0.get(depth)).collect();
-    groups.sort_by_key(|group| {
-        let ends_here = group[0].0.get(depth).is_none();
-        (ends_here, Reverse(group.len()), group.iter().map(|(_, handle)| *handle).min())
-    });
-    for group in groups {
-        if group[0].0.get(depth).is_none() || group.len() == 1 {
-            ordered.extend(group.iter().map(|(_, handle)| *handle));
-        } else {
-            take_branch(group, depth + 1, ordered);
-        }
-    }
 }

@@ -166,7 +166,7 @@ settings! {
             /// instead of for the whole copy.
             load_back_overlaps: Option<bool> = None, "SWITCH"
                 { default_in_words: Some("false on a CPU, true on a GPU") };
-            /// Admission order: arrival, priority, longest-prefix or tree-order.
+            /// Admission order: arrival, priority or longest-prefix.
             admission: AdmissionOrder = AdmissionOrder::Priority, "ORDER";
             /// Let a waiting request with higher priority preempt the running request with the lowest priority.
             /// Needs admission by priority. What the preempted request has computed stays in the cache.

@@ -120,7 +120,7 @@ flags! {
         concurrency: "concurrency" "NUMBER" => Concurrency;
         /// Warm-up: the first requests are not measured. A share like 10%, or a time like 300s [default: 10%]
         warm_up: "warm-up" "SHARE" => WarmUp;
-        /// Admission order: arrival, priority, longest-prefix or tree-order [default: arrival]
+        /// Admission order: arrival, priority or longest-prefix [default: arrival]
         order: "order" "NAME" => Order;
         /// Maximum number of tokens in one step [default: 8192]
         step_tokens: "step-tokens" "TOKENS" => StepTokens;

@@ -130,14 +130,14 @@ fn a_file_says_only_what_differs() {
         host_pages = 64
         write_policy = { selective_write_through = { hits = 3 } }
         [queue]
-        order = \"tree-order\"
+        order = \"longest-prefix\"
         [l3]
         prefetch = { deadline = { base_ms = 20, per_page_us = 100 } }
         ",
     )
     .expect("sound TOML");
     config.check().expect("it can work");
-    assert_eq!(config.queue.order, AdmissionOrder::TreeOrder);
+    assert_eq!(config.queue.order, AdmissionOrder::LongestPrefix);
     assert_eq!(config.cache.device_pages, Config::default().cache.device_pages);
 }
 

@@ -100,7 +100,6 @@ fn draw_config(dice: &mut Dice) -> Config {
         AdmissionOrder::Arrival,
         AdmissionOrder::Priority,
         AdmissionOrder::LongestPrefix,
-        AdmissionOrder::TreeOrder,
     ]);
     let running_max = dice.pick(&[1, 2, 4, 8]);
     let mut builder = Config::builder()

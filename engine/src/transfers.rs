@@ -112,11 +112,10 @@ impl Lane {
         let found = self.store.exists(ids, options).await;
         let found = found.into_iter().map(|presence| match presence {
             Ok(presence) if presence.is_present() => Ok(()),
-            // What a node that is away may have is computed.
-            Ok(_) | Err(StoreError::HolderAway) => Err(StoreError::Missing),
+            Ok(_) => Err(StoreError::Missing),
             Err(error) => Err(error),
         });
-        outcome(&found.collect::<Results<()>>())
+        probe_outcome(&found.collect::<Results<()>>())
     }
 
     /// Reads the pages piece by piece, until one is not sound or nobody waits for the rest.
@@ -204,6 +203,19 @@ impl Lane {
     }
 }
 
+/// The outcome of a probe. A page whose holder does not answer may be there: it ends the answer, and is
+/// computed, but does not count as missing.
+fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
+    let present = found.iter().take_while(|result| result.is_ok()).count() as u32;
+    match found.get(present as usize) {
+        Some(Err(StoreError::HolderAway)) => Outcome::CalledOff(present),
+        Some(Err(error)) if present > 0 && *error != StoreError::Missing => {
+            Outcome::CalledOff(present)
+        }
+        Some(_) | None => outcome(found),
+    }
+}
+
 /// What the results of a batch come to: it counts as far as everything before is sound.
 fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
     let sound = results.iter().take_while(|result| result.is_ok()).count();
@@ -250,6 +262,18 @@ mod tests {
             };
             assert_eq!(outcome, expected);
         }
+    }
+
+    #[test]
+    fn a_probe_does_not_take_unknown_pages_for_missing() {
+        let (present, absent) = (|| Ok(()), || Err(StoreError::Missing));
+        let away = || Err(StoreError::HolderAway);
+        assert_eq!(probe_outcome(&[present(), absent()]), Outcome::Partial(1));
+        assert_eq!(probe_outcome(&[absent(), away()]), Outcome::Missing);
+        assert_eq!(probe_outcome(&[away(), present()]), Outcome::CalledOff(0));
+        assert_eq!(probe_outcome(&[present(), away(), absent()]), Outcome::CalledOff(1));
+        assert_eq!(probe_outcome(&[present(), Err(StoreError::Closed)]), Outcome::CalledOff(1));
+        assert_eq!(probe_outcome(&[Err(StoreError::Closed)]), Outcome::Failed);
     }
 
     #[test]

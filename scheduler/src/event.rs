@@ -76,9 +76,10 @@ pub enum Outcome {
     /// The first so many pages were moved and are sound; the bytes of the next were not what they should
     /// be, and neither it nor what follows is to be trusted.
     CorruptAfter(u32),
-    /// The first so many pages were moved and are sound, and the driver stopped there because nobody waits
-    /// for the operation any more ([`Plan::cancelled`](crate::Plan::cancelled)). It says nothing about the
-    /// others: they are not missing, and the store has not failed.
+    /// The first so many pages were moved and are sound, and the driver stopped there: no request waits
+    /// for the operation any more ([`Plan::cancelled`](crate::Plan::cancelled)), or the holder of the next
+    /// page does not answer. It says nothing about the others: they are not missing, and the store has not
+    /// failed.
     CalledOff(u32),
     /// The driver stopped waiting, but the transfer may still touch the pages: they stay
     /// quarantined until another outcome arrives.

@@ -156,7 +156,9 @@ impl Scheduler {
         let is_telling = operation.is_telling();
         let Work::Probe { start_page, first_key } = operation.work else { unreachable!("a probe") };
         let pages = operation.sound_pages;
-        let is_short = pages < operation.pages && !operation.called_off;
+        let failed = operation.failed || operation.corrupt;
+        // A probe that failed or was cut short says nothing about the pages behind those that it found.
+        let is_short = pages < operation.pages && !operation.called_off && !failed;
         let lacked = is_short.then_some(start_page + pages);
         let owner = operation.owner.filter(|&handle| self.waits_for(handle, op));
         // Without its owner no key but the first is known.
@@ -166,7 +168,6 @@ impl Scheduler {
             (None, _) => (is_short && pages == 0).then_some(first_key),
         };
         if let Some(reading) = &mut self.reading {
-            let failed = operation.failed || operation.corrupt;
             reading.note_probe(failed, is_telling, self.now);
             if let Some(key) = missing {
                 reading.is_missing(key, self.now);
@@ -175,6 +176,10 @@ impl Scheduler {
         let Some(handle) = owner else { return };
         if let Some(page) = lacked {
             self.requests[handle].l3_lacks(page);
+        }
+        if failed {
+            // It may be asked about again once the back-off is over.
+            self.requests[handle].asked = None;
         }
         self.happen(handle, &LifeEvent::ProbeEnded);
         let threshold = self.config.l3.as_ref().map_or(u32::MAX, |l3| l3.prefetch_threshold_pages);

@@ -344,6 +344,14 @@ impl Cache {
         self.tree.unpin(pin);
     }
 
+    /// Gives back a pin in a namespace that no request has any more, and evicts all pages of that namespace that
+    /// nothing else holds.
+    pub fn retire<T: Tier>(&mut self, pin: Pin<T>) {
+        let namespace = self.tree.node(pin.node).namespace;
+        self.tree.unpin(pin);
+        self.tree.evict_namespace(namespace, &mut self.device, &mut self.host);
+    }
+
     /// Notes a use of the pinned path: `found` if a request found it here, as opposed to made it.
     pub fn touch(&mut self, pin: &DevicePin, found: bool, priority: i32) {
         self.tree.touch(pin, found.into(), priority);

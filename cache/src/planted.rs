@@ -101,11 +101,29 @@ pub enum Bug {
     ForgetAwaitedLoadBack,
     /// A model waits for the first layer of a load-back, and reads the others before they came.
     WaitForFirstLayerOnly,
+    /// Pages that are on their way while the weights are replaced are kept.
+    KeepPagesOfOldWeights,
+    /// Host pages are made free only if there is room for all that were asked for.
+    HostRoomAllOrNothing,
+    /// A request that waits too long for a share of the prefetches loses what L3 has of it.
+    ForgetHitsAtTimeout,
+    /// A prefetch begins only when the share has room for all of it.
+    WaitForWholeShare,
+    /// A request fetches one piece of what L3 has of it, and computes the rest.
+    FetchOnePiece,
+    /// A request that once waited for copies preempts no other until their time is over.
+    LateRoomBlocksPreemption,
+    /// Deferred requests occupy the admission window.
+    DeferredFillWindow,
+    /// The time that a transfer waits behind others counts as its own.
+    PriceQueueing,
+    /// A shared load-back is not seen as progress.
+    StallDuringSharedLoad,
 }
 
 impl Bug {
     /// Every bug that can be planted.
-    pub const ALL: [Bug; 71] = [
+    pub const ALL: [Bug; 80] = [
         Self::SkipTokenCompare,
         Self::PublishFailedTransfer,
         Self::EvictParentFirst,
@@ -177,6 +195,15 @@ impl Bug {
         Self::PublishWhileLoading,
         Self::ForgetAwaitedLoadBack,
         Self::WaitForFirstLayerOnly,
+        Self::KeepPagesOfOldWeights,
+        Self::HostRoomAllOrNothing,
+        Self::ForgetHitsAtTimeout,
+        Self::WaitForWholeShare,
+        Self::FetchOnePiece,
+        Self::LateRoomBlocksPreemption,
+        Self::DeferredFillWindow,
+        Self::PriceQueueing,
+        Self::StallDuringSharedLoad,
     ];
 }
 

@@ -22,9 +22,9 @@ enum Tried {
 }
 
 impl Scheduler {
-    /// Admits waiting requests while there are slots, memory and tokens to compute.
-    /// Only those whose priority is above the given one: `i32::MIN` means all.
-    pub(crate) fn admit(&mut self, plan: &mut Plan, above: i32, mut tokens_left: u32) {
+    /// Admits waiting requests while there are slots, memory and tokens to compute; with `above`, only
+    /// those of a higher priority.
+    pub(crate) fn admit(&mut self, plan: &mut Plan, above: Option<i32>, mut tokens_left: u32) {
         if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
             return;
         }
@@ -34,7 +34,8 @@ impl Scheduler {
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
         requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
         for candidate in &candidates {
-            let is_above = above == i32::MIN || self.requests[candidate.handle].priority > above;
+            let priority = self.requests[candidate.handle].priority;
+            let is_above = above.is_none_or(|above| priority > above);
             if self.batch.free_slots().is_empty() || tokens_left == 0 || !is_above {
                 break;
             }

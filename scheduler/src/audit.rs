@@ -112,7 +112,7 @@ impl Scheduler {
         let waiting_pages = self.reading.as_ref().map_or(0, Reading::waiting_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
         ensure(draining == self.drains.draining(), || format!("{draining} requests drain"))?;
-        ensure(prefilling == self.batch.prefilling(), || format!("{prefilling} requests prefill"))?;
+        ensure(prefilling == self.batch.prefilling().len(), || format!("{prefilling} requests prefill"))?;
         ensure(in_line == self.requests.line().len(), || {
             format!("{in_line} requests are in line")
         })?;

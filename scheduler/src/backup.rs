@@ -164,7 +164,8 @@ impl Scheduler {
     }
 
     pub(crate) fn backup_ended(&mut self, operation: Operation) {
-        let Operation { work, pages, sound_pages, failed, corrupt, called_off, .. } = operation;
+        let Operation { work, pages, sound_pages, is_stale, .. } = operation;
+        let Operation { failed, corrupt, called_off, .. } = operation;
         let Work::Backup { source, arrival, round, may_have_more, failures } = work else {
             unreachable!("a backup")
         };
@@ -181,7 +182,9 @@ impl Scheduler {
         }
         self.backups.backoff.note(failed || corrupt, !called_off, self.now);
         let failures = if sound_pages < pages { failures + 1 } else { 0 };
-        if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
+        if is_stale {
+            self.cache.retire(source);
+        } else if !corrupt && (may_have_more || failures > 0) && failures < BACKUP_FAILURES_MAX {
             self.queue_backup_again(PendingBackup { path: source, round, failures });
         } else {
             self.cache.unpin_host(source);

@@ -13,8 +13,8 @@ pub(crate) struct Batch {
     running: Vec<Handle>,
     /// Whether some have.
     some_left: bool,
-    /// How many of them prefill.
-    prefilling: usize,
+    /// Those of them that prefill, by admission.
+    prefilling: Vec<Handle>,
     free_slots: Vec<Slot>,
     /// Who has a slot, or had it last.
     holders: Vec<Option<Handle>>,
@@ -25,7 +25,7 @@ impl Batch {
         Self {
             running: Vec::new(),
             some_left: false,
-            prefilling: 0,
+            prefilling: Vec::new(),
             free_slots: (0..running_max).rev().map(Slot).collect(),
             holders: vec![None; running_max as usize],
         }
@@ -39,17 +39,19 @@ impl Batch {
     pub(crate) fn join(&mut self, handle: Handle, slot: Slot) {
         self.holders[slot.0 as usize] = Some(handle);
         self.running.push(handle);
-        self.prefilling += 1;
+        self.prefilling.push(handle);
     }
 
-    /// One of those who prefilled decodes.
-    pub(crate) fn prefill_ended(&mut self) {
-        self.prefilling -= 1;
+    /// The request decodes from here on.
+    pub(crate) fn prefill_ended(&mut self, handle: Handle) {
+        self.prefilling.retain(|&other| other != handle);
     }
 
-    fn leave(&mut self, slot: Slot, prefills: bool) {
+    fn leave(&mut self, handle: Handle, slot: Slot, prefills: bool) {
         self.free_slots.push(slot);
-        self.prefilling -= usize::from(prefills);
+        if prefills {
+            self.prefill_ended(handle);
+        }
         self.some_left = true;
     }
 
@@ -66,8 +68,9 @@ impl Batch {
         &self.running
     }
 
-    pub(crate) fn prefilling(&self) -> usize {
-        self.prefilling
+    /// Requests that prefill, by admission.
+    pub(crate) fn prefilling(&self) -> &[Handle] {
+        &self.prefilling
     }
 
     pub(crate) fn free_slots(&self) -> &[Slot] {
@@ -95,7 +98,7 @@ impl Scheduler {
             if goes_ahead && let Some(step) = self.steps.last_with(entry) {
                 step.keep(self.cache.pin_again(&computing.path));
             }
-            self.batch.leave(computing.slot, state.name() == StateName::Prefilling);
+            self.batch.leave(handle, computing.slot, state.name() == StateName::Prefilling);
             self.adapters.stops(entry.adapter);
             // It has used its pages up to this moment: they are no older than those of whoever came
             // and went meanwhile.

@@ -16,7 +16,7 @@ use crate::plan::{Decode, Plan, Prefill, RowChange};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::step::{Member, Report, Step, next_of};
+use crate::step::{Member, Report, ResultReader, Step};
 
 impl Scheduler {
     /// Fills the plan with the next step, if there is something to compute.
@@ -64,7 +64,7 @@ impl Scheduler {
     }
 
     fn plan_prefills_alone(&mut self, plan: &mut Plan, tokens_left: &mut u32) -> Option<()> {
-        if self.batch.prefilling() > 0 {
+        if !self.batch.prefilling().is_empty() {
             self.make_room_for(plan, |state| matches!(state, State::Prefilling(_)))?;
         }
         self.plan_prefills(plan, tokens_left);
@@ -248,12 +248,11 @@ impl Scheduler {
                 self.stats.steps += repeated;
             }
             self.observe_rates(&step, took, repeated);
-            let mut in_order = results;
+            let mut reader = ResultReader::new(results, self.steps.take_index());
             for member in &step.members {
-                let ours = |result: &&StepResult<'_>| result.request == member.request;
                 let result = match member.produces_tokens() {
                     false => None,
-                    true => next_of(member, &mut in_order).or_else(|| results.iter().find(ours)),
+                    true => reader.next(member),
                 };
                 if !failed.is_empty() && failed.contains(&member.request) {
                     self.member_failed(member);
@@ -261,6 +260,7 @@ impl Scheduler {
                     self.member_done(member, result);
                 }
             }
+            self.steps.give_index(reader.into_index());
         }
         self.step_over(step);
     }
@@ -323,7 +323,7 @@ impl Scheduler {
             self.complete(handle);
         } else if prefilled {
             self.stop_sharing(handle);
-            self.batch.prefill_ended();
+            self.batch.prefill_ended(handle);
             self.happen(handle, &LifeEvent::PrefillEnded);
         } else if !member.is_decode {
             self.start_sharing(handle);

@@ -112,7 +112,8 @@ impl Scheduler {
 
     /// All that will be on device of a load-back is there.
     pub(crate) fn load_back_ended(&mut self, op: OpId, operation: Operation) {
-        let Operation { work, owner, started, pages: count, sound_pages, corrupt, .. } = operation;
+        let Operation { work, owner, started, pages: count, sound_pages, .. } = operation;
+        let Operation { corrupt, is_stale, .. } = operation;
         let Work::LoadBack { source, anchor, arrival, pages } = work else {
             unreachable!("a load-back")
         };
@@ -123,14 +124,15 @@ impl Scheduler {
         let told = owner.filter(is_told).map(|_| pages.as_slice().to_vec());
         let is_trusted = told.is_some() && planted(Bug::TrustStepOnFailedLoad);
         let sound_pages = if is_trusted { count } else { sound_pages };
-        self.overlaps = self.config.copies.load_back_overlaps && sound_pages == count;
+        if !is_stale {
+            self.overlaps = self.config.copies.load_back_overlaps && sound_pages == count;
+        }
         self.cache.end_load_back(&source, &arrival, pages, sound_pages as usize);
         if corrupt {
             self.cache.distrust_host(&source, start_page + sound_pages);
         }
-        if sound_pages == count && owner.is_some() {
-            self.rates.observe_load_back(count, self.now.since(started));
-        }
+        let measured = (sound_pages == count && owner.is_some()).then_some(count);
+        self.rates.load_back_ended(started, self.now, measured);
         if let Some(handle) = owner {
             let path = self.cache.pin_device_along(&source);
             let loaded = match planted(Bug::BelieveWholeLoadBack) {
@@ -159,7 +161,10 @@ impl Scheduler {
             step.keep(self.cache.pin_device_along(&source));
         }
         self.cache.unpin_device(anchor);
-        self.cache.unpin_host(source);
+        match is_stale {
+            true => self.cache.retire(source),
+            false => self.cache.unpin_host(source),
+        }
     }
 
     /// The device has not, or not where the engine was told, what steps in flight read for the request: what they

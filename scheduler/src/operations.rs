@@ -72,6 +72,8 @@ pub(crate) struct Operation {
     pub(crate) quarantined: bool,
     pub(crate) started: Time,
     pub(crate) pages: u32,
+    /// Whether its pages belong to weights that have been replaced: none of them is sound any more.
+    pub(crate) is_stale: bool,
     /// The pages that are sound on all ranks that have reported.
     pub(crate) sound_pages: u32,
     pub(crate) failed: bool,
@@ -152,6 +154,7 @@ impl Operations {
             quarantined: false,
             started: now,
             pages,
+            is_stale: false,
             sound_pages: pages,
             failed: false,
             corrupt: false,
@@ -231,7 +234,11 @@ impl Operations {
         if ended < self.ranks {
             return Ok(Reported::Pending);
         }
-        let operation = self.in_flight.remove(&op).expect("it was just there");
+        let mut operation = self.in_flight.remove(&op).expect("it was just there");
+        if operation.is_stale {
+            // That says nothing about the store.
+            (operation.sound_pages, operation.called_off) = (0, true);
+        }
         self.cancelled.retain(|&cancelled| cancelled != op);
         let counts = operation.work.counts(&mut self.counts);
         counts.in_flight -= 1;
@@ -272,6 +279,11 @@ impl Operations {
                 operation.work.counts(&mut self.counts).quarantined_pages += operation.pages;
             }
         }
+    }
+
+    /// The weights were replaced: no page that the operations in flight bring is kept.
+    pub(crate) fn make_all_stale(&mut self) {
+        self.in_flight.values_mut().for_each(|operation| operation.is_stale = true);
     }
 
     /// The driver may stop an operation: the next plan says so.

@@ -197,8 +197,8 @@ impl Scheduler {
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
     pub(crate) fn prefetch_ended(&mut self, op: OpId, operation: Operation) {
         let is_telling = operation.is_telling();
-        let Operation { work, owner, started, sound_pages, failed, corrupt, called_off, .. } =
-            operation;
+        let Operation { work, owner, started, sound_pages, is_stale, .. } = operation;
+        let Operation { failed, corrupt, called_off, .. } = operation;
         let Work::Prefetch { anchor, mut pages, run, priority } = work else {
             unreachable!("a prefetch")
         };
@@ -212,9 +212,8 @@ impl Scheduler {
                 reading.is_missing(undelivered, self.now);
             }
         }
-        if sound > 0 && owner.is_some() {
-            self.rates.observe_prefetch(sound_pages, self.now.since(started));
-        }
+        let measured = (sound > 0 && owner.is_some()).then_some(sound_pages);
+        self.rates.prefetch_ended(started, self.now, measured);
         self.cache.give_host_pages(pages.split_off(sound));
         let Some(mut anchor) = self.regain(anchor) else {
             // Nobody waited, and what these pages continue is gone.
@@ -241,6 +240,7 @@ impl Scheduler {
                     self.requests.wait(handle, Waiting::IN_LINE);
                 }
             }
+            None if is_stale => self.cache.retire(anchor),
             None => self.cache.unpin_host(anchor),
         }
     }

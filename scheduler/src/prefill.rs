@@ -49,15 +49,15 @@ struct Short {
 impl Scheduler {
     /// Shares the step's tokens out among prompts, admitting those that wait.
     pub(crate) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
-        if *tokens_left == 0 || (self.batch.prefilling() == 0 && self.requests.line().is_empty()) {
+        if *tokens_left == 0
+            || (self.batch.prefilling().is_empty() && self.requests.line().is_empty())
+        {
             return;
         }
-        if self.batch.prefilling() > 0 {
-            for place in 0..self.batch.running().len() {
-                let handle = self.batch.running()[place];
-                self.take_over(handle);
-                self.load_on(handle, plan);
-            }
+        for place in 0..self.batch.prefilling().len() {
+            let handle = self.batch.prefilling()[place];
+            self.take_over(handle);
+            self.load_on(handle, plan);
         }
         self.share_out.is_part_left = false;
         self.share_out.is_held_back = false;
@@ -83,9 +83,7 @@ impl Scheduler {
         if is_short || self.share_out.is_part_left {
             self.share_by_turn(plan, is_short, tokens_left);
         }
-        if self.batch.prefilling() > 0 {
-            self.plan_chunks(plan);
-        }
+        self.plan_chunks(plan);
     }
 
     // ---- by turn ----
@@ -94,16 +92,15 @@ impl Scheduler {
     /// admission.
     fn share_by_turn(&mut self, plan: &mut Plan, admits: bool, tokens_left: &mut u32) {
         match self.config.queue.order {
-            _ if self.batch.prefilling() == 0 => {}
             AdmissionOrder::Priority => self.share_by_priority(plan, admits, tokens_left),
-            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix | AdmissionOrder::TreeOrder => {
-                for place in 0..self.batch.running().len() {
-                    self.give(self.batch.running()[place], tokens_left);
+            AdmissionOrder::Arrival | AdmissionOrder::LongestPrefix => {
+                for place in 0..self.batch.prefilling().len() {
+                    self.give(self.batch.prefilling()[place], tokens_left);
                 }
             }
         }
         if admits {
-            self.admit_and_give(plan, i32::MIN, tokens_left);
+            self.admit_and_give(plan, None, tokens_left);
         }
     }
 
@@ -113,7 +110,7 @@ impl Scheduler {
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
         let mut by_turn = std::mem::take(&mut self.share_out.by_turn);
         by_turn.clear();
-        by_turn.extend(self.batch.running().iter().filter(|&&handle| self.can_compute(handle)));
+        by_turn.extend(self.batch.prefilling().iter().filter(|&&handle| self.can_compute(handle)));
         by_turn.sort_unstable_by_key(|&handle| {
             let entry = &self.requests[handle];
             let is_overdue = entry.submitted_at < overdue;
@@ -122,22 +119,23 @@ impl Scheduler {
         });
         for &handle in &by_turn {
             if admits && self.requests[handle].submitted_at >= overdue {
-                self.admit_and_give(plan, self.requests[handle].priority, tokens_left);
+                self.admit_and_give(plan, Some(self.requests[handle].priority), tokens_left);
             }
             self.give(handle, tokens_left);
         }
         self.share_out.by_turn = by_turn;
     }
 
-    /// Admits those whose priority is above this one while there are tokens, and gives them theirs.
-    fn admit_and_give(&mut self, plan: &mut Plan, above: i32, tokens_left: &mut u32) {
+    /// Admits waiting requests while there are tokens, and gives them theirs; with `above`, only those of
+    /// a higher priority.
+    fn admit_and_give(&mut self, plan: &mut Plan, above: Option<i32>, tokens_left: &mut u32) {
         if *tokens_left == 0 {
             return;
         }
-        let first_new = self.batch.running().len();
+        let first_new = self.batch.prefilling().len();
         self.admit(plan, above, *tokens_left);
-        for place in first_new..self.batch.running().len() {
-            self.give(self.batch.running()[place], tokens_left);
+        for place in first_new..self.batch.prefilling().len() {
+            self.give(self.batch.prefilling()[place], tokens_left);
         }
     }
 
@@ -151,8 +149,7 @@ impl Scheduler {
         }
         let mut shortest = std::mem::take(&mut self.share_out.shortest);
         shortest.clear();
-        for place in 0..self.batch.running().len() {
-            let handle = self.batch.running()[place];
+        for &handle in self.batch.prefilling() {
             if self.can_compute(handle) {
                 shortest.push(Short { tokens_left: self.ungiven_tokens(handle), handle });
             }
@@ -244,7 +241,8 @@ impl Scheduler {
         let (page_size, config) = (self.config.cache.page_size, &self.config.batch);
         let entry = &mut self.requests[handle];
         let start = entry.planned_tokens() + entry.chunk_tokens;
-        let mut end = entry.prefill_end.min(start + tokens_for(config, start, *tokens_left));
+        let in_budget = start.saturating_add(tokens_for(config, start, *tokens_left));
+        let mut end = entry.prefill_end.min(in_budget);
         if end < entry.prefill_end {
             let in_step = end;
             let for_long = tokens_for(config, start, self.share_out.left_for_long);
@@ -287,7 +285,7 @@ impl Scheduler {
     /// another was to compute it and is not there yet, this one does, and the other takes over.
     fn is_given_to_another(&mut self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
-        if self.batch.prefilling() < 2
+        if self.batch.prefilling().len() < 2
             || entry.chunk_tokens > 0
             || entry.flying.tokens > 0
             || !entry.takes_hits()
@@ -311,7 +309,7 @@ impl Scheduler {
 
     /// Writes what was given to the plan, by admission.
     fn plan_chunks(&mut self, plan: &mut Plan) {
-        for &handle in self.batch.running() {
+        for &handle in self.batch.prefilling() {
             let entry = &mut self.requests[handle];
             let tokens = std::mem::take(&mut entry.chunk_tokens);
             let State::Prefilling(computing) = entry.life.state() else { continue };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use terrace_cache::planted::{Bug, planted};
+use terrace_fsm::Time;
 
 use crate::config::RateConfig;
 
@@ -27,19 +28,62 @@ impl Mean {
     }
 
     fn observe(&mut self, ns: u64, count: u32) {
-        if std::mem::take(&mut self.is_assumed) {
+        if self.is_assumed {
             // What was assumed counts as eight samples like the first.
             self.ns = self.ns.saturating_mul(8 * u64::from(count));
             self.count = 8 * 1024 * u64::from(count);
+            self.is_assumed = false;
         }
-        self.ns = (self.ns / 8 * 7).saturating_add(ns);
-        self.count = (self.count / 8 * 7).saturating_add(u64::from(count) * 1024);
+        (self.ns, self.count) = (self.ns / 8 * 7, self.count / 8 * 7);
+        self.extend_sample(ns, count);
+    }
+
+    /// Adds to the latest sample: nothing is forgotten for it.
+    fn extend_sample(&mut self, ns: u64, count: u32) {
+        self.ns = self.ns.saturating_add(ns);
+        self.count = self.count.saturating_add(u64::from(count) * 1024);
     }
 
     fn drift_to(&mut self, assumed: u64) {
         let each = (self.each().saturating_mul(15).saturating_add(assumed)) / 16;
         self.ns =
             u64::try_from(u128::from(each) * u128::from(self.count) / 1024).unwrap_or(u64::MAX);
+    }
+}
+
+/// Transfers of one kind, which share a link: their price is the time in which the link is busy. The time that
+/// one waits behind others is theirs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    /// End of the latest transfer.
+    busy_until: Time,
+    /// First end among those of the latest sample. All that had started by then belong to it.
+    sample_began: Time,
+}
+
+/// The part of a lane's busy time that one transfer accounts for.
+#[derive(Clone, Copy, Debug)]
+struct Slice {
+    ns: u64,
+    /// Whether the lane was idle when the transfer started.
+    was_idle: bool,
+    /// Whether it begins a sample.
+    begins_sample: bool,
+}
+
+impl Lane {
+    fn transfer_ended(&mut self, started: Time, now: Time) -> Slice {
+        let was_idle = started >= self.busy_until;
+        let begins_sample = started >= self.sample_began;
+        let began = match was_idle || planted(Bug::PriceQueueing) {
+            true => started,
+            false => self.busy_until,
+        };
+        self.busy_until = now;
+        if begins_sample {
+            self.sample_began = now;
+        }
+        Slice { ns: nanos(now.since(began)), was_idle, begins_sample }
     }
 }
 
@@ -52,6 +96,8 @@ pub(crate) struct Rates {
     work_ns: Mean,
     load_back_ns_per_page: Mean,
     prefetch_ns_per_page: Mean,
+    load_backs: Lane,
+    prefetches: Lane,
     /// What a step takes in which nothing is computed but decodes.
     decode_step_ns: Mean,
 }
@@ -63,6 +109,8 @@ impl Rates {
             work_ns: Mean::new(assumed.prefill_ns_per_token),
             load_back_ns_per_page: Mean::new(assumed.load_back_ns_per_page),
             prefetch_ns_per_page: Mean::new(assumed.prefetch_ns_per_page),
+            load_backs: Lane::default(),
+            prefetches: Lane::default(),
             decode_step_ns: Mean::new(0),
             assumed: assumed.clone(),
         }
@@ -94,13 +142,18 @@ impl Rates {
         observe(&mut self.decode_step_ns, nanos(took), steps);
     }
 
-    pub(crate) fn observe_load_back(&mut self, pages: u32, took: Duration) {
-        observe(&mut self.load_back_ns_per_page, nanos(took), pages);
+    /// A load-back ended. `pages` counts what arrived, if that tells how fast the link is.
+    pub(crate) fn load_back_ended(&mut self, started: Time, now: Time, pages: Option<u32>) {
+        let slice = self.load_backs.transfer_ended(started, now);
+        observe_slice(&mut self.load_back_ns_per_page, slice, slice.ns, pages);
     }
 
-    pub(crate) fn observe_prefetch(&mut self, pages: u32, took: Duration) {
-        let latency = self.assumed.prefetch_latency_us * 1000;
-        observe(&mut self.prefetch_ns_per_page, nanos(took).saturating_sub(latency), pages);
+    /// A prefetch ended. `pages` counts what arrived, if that tells how fast L3 is.
+    pub(crate) fn prefetch_ended(&mut self, started: Time, now: Time, pages: Option<u32>) {
+        let slice = self.prefetches.transfer_ended(started, now);
+        let latency = if slice.was_idle { self.assumed.prefetch_latency_us * 1000 } else { 0 };
+        let ns = slice.ns.saturating_sub(latency);
+        observe_slice(&mut self.prefetch_ns_per_page, slice, ns, pages);
     }
 
     /// A prefetch was turned down. Unless the estimate drifts back, one slow hour would turn
@@ -151,6 +204,14 @@ fn observe(mean: &mut Mean, ns: u64, count: u32) {
     }
 }
 
+fn observe_slice(mean: &mut Mean, slice: Slice, ns: u64, pages: Option<u32>) {
+    match pages {
+        None | Some(0) => {}
+        Some(pages) if slice.begins_sample || mean.is_assumed => mean.observe(ns, pages),
+        Some(pages) => mean.extend_sample(ns, pages),
+    }
+}
+
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -168,8 +229,8 @@ mod tests {
             prefetch_latency_us: 1,
         });
         assert!(rates.prefetch_pays(10, 160));
-        for _ in 0..8 {
-            rates.observe_prefetch(10, Duration::from_millis(10));
+        for nth in 0..8 {
+            rates.prefetch_ended(Time(nth * 10_000), Time(nth * 10_000 + 10_000), Some(10));
         }
         assert!(!rates.prefetch_pays(10, 160));
         let declined = (0..1000)
@@ -189,12 +250,30 @@ mod tests {
             prefetch_ns_per_page: 20_000,
             prefetch_latency_us: 400,
         });
-        rates.observe_prefetch(1_000, Duration::from_millis(20));
-        rates.observe_load_back(1_000, Duration::from_millis(10));
-        rates.observe_prefetch(1, Duration::from_millis(20));
-        rates.observe_load_back(1, Duration::from_millis(10));
+        rates.prefetch_ended(Time(0), Time(20_000), Some(1_000));
+        rates.load_back_ended(Time(0), Time(10_000), Some(1_000));
+        rates.prefetch_ended(Time(20_000), Time(40_000), Some(1));
+        rates.load_back_ended(Time(10_000), Time(20_000), Some(1));
         assert!(rates.prefetch_pays(1_000, 16_000));
         assert!(rates.load_back_pays(1_000, 16_000));
+    }
+
+    #[test]
+    fn transfers_that_queue_are_priced_by_the_time_in_which_the_link_is_busy() {
+        let assumed = RateConfig { load_back_ns_per_page: 1_000_000, ..RateConfig::default() };
+        let mut rates = Rates::new(&assumed);
+        // 64 start together, and every millisecond one of ten pages ends.
+        for nth in 1..=64 {
+            rates.load_back_ended(Time(0), Time(nth * 1_000), Some(10));
+        }
+        let each = rates.load_back_ns(1);
+        assert!((90_000..250_000).contains(&each), "{each} ns a page, of which 100,000 are true");
+        // They start one after the other, and end at one moment: the link was busy once.
+        for nth in 0..64 {
+            rates.load_back_ended(Time(100_000 + nth), Time(164_000), Some(10));
+        }
+        let each = rates.load_back_ns(1);
+        assert!((90_000..150_000).contains(&each), "{each} ns a page, of which 100,000 are true");
     }
 
     #[test]

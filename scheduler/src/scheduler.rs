@@ -27,7 +27,7 @@ use crate::request::{Prompt, Request};
 use crate::requests::{Entry, Handle, Requests};
 use crate::sharing::Announced;
 use crate::stats::{Hits, Stats};
-use crate::step::{Report, Step, Steps};
+use crate::step::{Report, Steps};
 use crate::waiting::Waiting;
 use crate::write_back::Drains;
 
@@ -254,8 +254,8 @@ impl Scheduler {
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
             Event::StepDone { step, results, failed } => {
-                let check = |steps: &Steps, step: &Step, requests: &Requests| {
-                    steps.check(step, results, failed, requests)
+                let check = |steps: &mut Steps, requests: &Requests| {
+                    steps.check(results, failed, requests)
                 };
                 if self.step_reported(now, step, check)? {
                     if self.steps.next_may_wait() {
@@ -267,7 +267,7 @@ impl Scheduler {
                 }
             }
             Event::StepFailed { step } => {
-                if self.step_reported(now, step, |_, _, _| Ok(()))? {
+                if self.step_reported(now, step, |_, _| Ok(()))? {
                     if self.steps.some_are_held() {
                         self.steps.hold(Report::failed(self.now));
                     } else {
@@ -289,15 +289,13 @@ impl Scheduler {
         &mut self,
         now: Time,
         id: StepId,
-        check: impl FnOnce(&Steps, &Step, &Requests) -> Result<(), EventError>,
+        check: impl FnOnce(&mut Steps, &Requests) -> Result<(), EventError>,
     ) -> Result<bool, EventError> {
-        let Some(step) = self.steps.reported(id)? else {
+        if !self.steps.is_next(id)? {
             self.stats.ignored_steps += 1;
             return Ok(false);
-        };
-        if !step.is_doomed() {
-            check(&self.steps, step, &self.requests)?;
         }
+        check(&mut self.steps, &self.requests)?;
         self.now = self.now.max(now);
         Ok(true)
     }

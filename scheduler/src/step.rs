@@ -144,6 +144,65 @@ impl Done {
     }
 }
 
+/// Results of a step by request, for those that are not in the order of its members.
+#[derive(Debug, Default)]
+pub(crate) struct ResultIndex {
+    places: Vec<(RequestId, u32)>,
+}
+
+impl ResultIndex {
+    fn fill(&mut self, results: &[StepResult<'_>]) {
+        self.places.clear();
+        self.places.extend(results.iter().zip(0..).map(|(result, place)| (result.request, place)));
+        self.places.sort_unstable();
+    }
+
+    /// The result of a request.
+    fn find<'r, 't>(
+        &self,
+        results: &'r [StepResult<'t>],
+        request: RequestId,
+    ) -> Option<&'r StepResult<'t>> {
+        let found = self.places.binary_search_by_key(&request, |&(request, _)| request).ok()?;
+        results.get(self.places[found].1 as usize)
+    }
+}
+
+/// Reads the results of a step in the order of its members, which costs nothing where they have it.
+#[derive(Debug)]
+pub(crate) struct ResultReader<'r, 't> {
+    results: &'r [StepResult<'t>],
+    in_order: &'r [StepResult<'t>],
+    index: ResultIndex,
+    is_indexed: bool,
+}
+
+impl<'r, 't> ResultReader<'r, 't> {
+    /// The index comes back from [`Self::into_index`], with its memory.
+    pub(crate) fn new(results: &'r [StepResult<'t>], index: ResultIndex) -> Self {
+        Self { results, in_order: results, index, is_indexed: false }
+    }
+
+    /// The result of the next member that is to have one.
+    #[inline]
+    pub(crate) fn next(&mut self, member: &Member) -> Option<&'r StepResult<'t>> {
+        next_of(member, &mut self.in_order).or_else(|| self.search(member.request))
+    }
+
+    #[cold]
+    fn search(&mut self, request: RequestId) -> Option<&'r StepResult<'t>> {
+        if !self.is_indexed {
+            self.index.fill(self.results);
+            self.is_indexed = true;
+        }
+        self.index.find(self.results, request)
+    }
+
+    pub(crate) fn into_index(self) -> ResultIndex {
+        self.index
+    }
+}
+
 /// The steps in flight, in order.
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -157,6 +216,7 @@ pub(crate) struct Steps {
     next: u64,
     /// Their memory is used again.
     spare: Vec<Step>,
+    index: ResultIndex,
     /// When the last one ended.
     last_end: Time,
     /// Steps of prefills alone since the last of another kind.
@@ -172,6 +232,7 @@ impl Steps {
             held: VecDeque::new(),
             next: 0,
             spare: Vec::new(),
+            index: ResultIndex::default(),
             last_end: Time::default(),
             prefill_streak: 0,
         }
@@ -231,30 +292,42 @@ impl Steps {
         self.in_flight.push_back(step);
     }
 
-    /// The step that is reported, unless it was before.
-    pub(crate) fn reported(&self, id: StepId) -> Result<Option<&Step>, EventError> {
+    /// Whether this is the first step that has not been reported; if not, it was reported before.
+    pub(crate) fn is_next(&self, id: StepId) -> Result<bool, EventError> {
         if id.0 >= self.next {
             return Err(EventError::UnknownStep(id));
         }
         match self.in_flight.get(self.held.len()) {
-            Some(step) if step.id == id => Ok(Some(step)),
+            Some(step) if step.id == id => Ok(true),
             Some(first) if first.id < id => {
                 Err(EventError::StepOutOfTurn { step: id, first: first.id })
             }
-            Some(_) | None => Ok(None),
+            Some(_) | None => Ok(false),
         }
     }
 
-    /// Whether the results fit the step: one for each member that was to produce tokens and is still
-    /// there, and no others. Results in the order of the plan are checked without a search.
+    /// Lends the index of results, to be given back.
+    pub(crate) fn take_index(&mut self) -> ResultIndex {
+        std::mem::take(&mut self.index)
+    }
+
+    pub(crate) fn give_index(&mut self, index: ResultIndex) {
+        self.index = index;
+    }
+
+    /// Checks that results fit the first step that has not been reported: one for each member that was to produce
+    /// tokens and is still there, and no others. Results in the order of the plan are checked without a search.
     #[inline(never)]
     pub(crate) fn check(
-        &self,
-        step: &Step,
+        &mut self,
         results: &[StepResult<'_>],
         failed: &[RequestId],
         requests: &Requests,
     ) -> Result<(), EventError> {
+        let step = &self.in_flight[self.held.len()];
+        if step.is_doomed {
+            return Ok(());
+        }
         let is_no_member =
             |request: &&RequestId| step.members.iter().all(|it| it.request != **request);
         if let Some(&request) = failed.iter().find(is_no_member) {
@@ -271,12 +344,16 @@ impl Steps {
             if let Some(result) = next_of(member, &mut in_order) {
                 member.check(result)?;
             } else if owes_result(member) {
-                return step.check_unordered(results, owes_result);
+                self.index.fill(results);
+                return step.check_unordered(results, &self.index, owes_result);
             }
         }
         match in_order {
             [] => Ok(()),
-            [..] => step.check_unordered(results, owes_result),
+            [..] => {
+                self.index.fill(results);
+                step.check_unordered(results, &self.index, owes_result)
+            }
         }
     }
 
@@ -386,26 +463,33 @@ impl Step {
     fn check_unordered(
         &self,
         results: &[StepResult<'_>],
+        index: &ResultIndex,
         owes_result: impl Fn(&Member) -> bool,
     ) -> Result<(), EventError> {
         let producers = || self.members.iter().filter(|member| member.produces_tokens());
-        for (place, result) in results.iter().enumerate() {
-            let request = result.request;
-            let repeated = results[..place].iter().any(|earlier| earlier.request == request);
-            match producers().find(|member| member.request == request) {
-                Some(member) if !repeated => member.check(result)?,
-                Some(_) | None => {
-                    return Err(EventError::UnexpectedResult { step: self.id, request });
+        let (mut expected, mut missing) = (0, None);
+        for member in producers() {
+            match index.find(results, member.request) {
+                Some(result) => {
+                    member.check(result)?;
+                    expected += 1;
                 }
+                None if missing.is_none() && owes_result(member) => missing = Some(member.request),
+                None => {}
             }
         }
-        let lacks = |member: &&Member| {
-            owes_result(member) && results.iter().all(|result| result.request != member.request)
-        };
-        match producers().find(lacks) {
-            Some(Member { request, .. }) => {
-                Err(EventError::MissingResult { step: self.id, request: *request })
-            }
+        if expected < results.len() {
+            let is_unexpected = |&(place, result): &(usize, &StepResult<'_>)| {
+                producers().all(|member| member.request != result.request)
+                    || results[..place].iter().any(|earlier| earlier.request == result.request)
+            };
+            let (_, unexpected) =
+                results.iter().enumerate().find(is_unexpected).expect("there are too many");
+            let request = unexpected.request;
+            return Err(EventError::UnexpectedResult { step: self.id, request });
+        }
+        match missing {
+            Some(request) => Err(EventError::MissingResult { step: self.id, request }),
             None => Ok(()),
         }
     }
@@ -442,7 +526,7 @@ impl Member {
 }
 
 /// Takes the next result if it is the member's.
-pub(crate) fn next_of<'r, 't>(
+fn next_of<'r, 't>(
     member: &Member,
     results: &mut &'r [StepResult<'t>],
 ) -> Option<&'r StepResult<'t>> {

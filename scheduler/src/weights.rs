@@ -14,8 +14,8 @@ impl Scheduler {
     /// The model computes with other weights from here on; `fingerprint` names them as
     /// [`ModelConfig::fingerprint`](crate::ModelConfig::fingerprint) does. Whoever runs gives up its pages and computes
     /// its tokens again, prompt and answer, in its turn; nothing that was computed or fetched before is matched
-    /// any more, on any tier, and its pages leave as soon as nothing holds them. Those who have all their
-    /// tokens end as they would have.
+    /// any more, on any tier. Its pages leave as soon as no operation holds them, and are not stored in L3. Those
+    /// who have all their tokens end as they would have.
     ///
     /// # Errors
     /// When a step is in flight: report it first. Nothing has changed then.
@@ -36,6 +36,9 @@ impl Scheduler {
         self.batch.forget_who_left(&self.requests);
         self.skip_drains();
         while self.skip_oldest_backup() {}
+        if !planted(Bug::KeepPagesOfOldWeights) {
+            self.operations.make_all_stale();
+        }
         self.cache.clear();
         Ok(())
     }

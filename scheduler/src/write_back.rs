@@ -199,7 +199,7 @@ impl Scheduler {
 
     /// What arrived sound on host is published, and queued for L3.
     pub(crate) fn write_back_ended(&mut self, op: OpId, operation: Operation) {
-        let Operation { work, owner, sound_pages, .. } = operation;
+        let Operation { work, owner, sound_pages, is_stale, .. } = operation;
         let Work::WriteBack { source, arrival, pages } = work else { unreachable!("a write-back") };
         self.cache.end_write_back(&source, &arrival, pages, sound_pages as usize);
         self.cache.tidy(&source);
@@ -217,6 +217,9 @@ impl Scheduler {
                 other => unreachable!("{other:?} waits for no write-back"),
             }
         }
-        self.cache.unpin_device(source);
+        match is_stale {
+            true => self.cache.retire(source),
+            false => self.cache.unpin_device(source),
+        }
     }
 }

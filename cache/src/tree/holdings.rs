@@ -96,6 +96,31 @@ impl Tree {
         pages
     }
 
+    /// Evicts every page of a namespace that nothing holds, from the ends of its paths.
+    pub(crate) fn evict_namespace(
+        &mut self,
+        namespace: PageKey,
+        device: &mut Pool<Device>,
+        host: &mut Pool<Host>,
+    ) {
+        let Some(&root) = self.by_key.get(&namespace) else { return };
+        let mut parents_first = Vec::new();
+        let mut index = self.nodes[root as usize].first_child;
+        while index != NONE {
+            parents_first.push(self.id(index));
+            index = self.next_below(root, index);
+        }
+        for NodeId { index, generation } in parents_first.into_iter().rev() {
+            let is_there = |tree: &Self| tree.nodes[index as usize].generation == generation;
+            if is_there(self) && self.nodes[index as usize].device.offered {
+                self.evict_device(index, usize::MAX, device, host);
+            }
+            if is_there(self) && self.nodes[index as usize].host.offered {
+                self.evict_host(index, usize::MAX, host);
+            }
+        }
+    }
+
     /// Drops the host copy of a node; without a device copy the node goes with it.
     pub(super) fn drop_host_copy(&mut self, index: u32, host: &mut Pool<Host>) {
         self.detach::<Host>(index, host);

@@ -152,6 +152,12 @@ impl Arrival {
     pub fn start_page(&self) -> u32 {
         self.segments.first().map_or(0, |segment| segment.start_page)
     }
+
+    /// The place behind the last page.
+    #[must_use]
+    pub fn end_page(&self) -> u32 {
+        self.segments.last().map_or(0, |segment| segment.start_page + segment.pages)
+    }
 }
 
 /// The KV cache of one engine: what device and host hold, and what may go.
@@ -350,6 +356,19 @@ impl Cache {
         let namespace = self.tree.node(pin.node).namespace;
         self.tree.unpin(pin);
         self.tree.evict_namespace(namespace, &mut self.device, &mut self.host);
+    }
+
+    /// Shortens a pin to the first `depth` pages of its path, where a node ends.
+    pub fn shorten_pin<T: Tier>(&mut self, pin: Pin<T>, depth: u32) -> Pin<T> {
+        let shorter = self.tree.pin_above(&pin, depth);
+        self.tree.unpin(pin);
+        shorter
+    }
+
+    /// Pages of a pinned path in the pin's tier that nothing else keeps.
+    #[must_use]
+    pub fn pages_kept_by<T: Tier>(&self, pin: &Pin<T>) -> usize {
+        self.tree.pages_kept_by(pin)
     }
 
     /// Notes a use of the pinned path: `found` if a request found it here, as opposed to made it.

@@ -301,6 +301,23 @@ impl Tree {
         self.pin_node(index)
     }
 
+    /// Pins the part of a pinned path that ends with page `depth`, where a node ends.
+    pub(crate) fn pin_above<T: Tier>(&mut self, pin: &Pin<T>, depth: u32) -> Pin<T> {
+        let mut index = pin.node.index;
+        while self.nodes[index as usize].end_page() > depth {
+            index = self.nodes[index as usize].parent;
+        }
+        self.pin_node(index)
+    }
+
+    /// Pages of a pinned path in tier `T` that no other pin keeps. A pin counts on all nodes above its own, so a
+    /// node with one pin has no other below it.
+    pub(crate) fn pages_kept_by<T: Tier>(&self, pin: &Pin<T>) -> usize {
+        let path = self.path(pin.node.index, 0);
+        let nodes = path.iter().rev().map(|&index| &self.nodes[index as usize]);
+        nodes.take_while(|node| T::of(node).pins == 1).map(|node| T::of(node).pages.len()).sum()
+    }
+
     fn pin_node<T: Tier>(&mut self, bottom: u32) -> Pin<T> {
         self.count_pins::<T>(bottom, NONE, |pins| pins + 1);
         Pin::new(self.id(bottom), self.nodes[bottom as usize].end_page())

@@ -24,9 +24,9 @@ const ADVICE: &str = "use write-through, write-back or selective-write-through:H
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
-    /// When their request ends, all of them.
+    /// All of them: those of a prompt when it is computed, the others when their request ends or is aborted.
     WriteThrough,
-    /// When their request ends, those that at least `hits` requests have found in the cache.
+    /// When their request ends or is aborted, those that at least `hits` requests have found in the cache.
     SelectiveWriteThrough {
         /// How many hits make a page worth a host copy.
         hits: u32,
@@ -43,6 +43,15 @@ impl WritePolicy {
             Self::WriteThrough => true,
             Self::SelectiveWriteThrough { hits: wanted } => hits >= wanted,
             Self::WriteBack => false,
+        }
+    }
+
+    /// Whether the pages of a prompt are copied as soon as it is computed.
+    #[must_use]
+    pub fn writes_after_prefill(self) -> bool {
+        match self {
+            Self::WriteThrough => true,
+            Self::SelectiveWriteThrough { .. } | Self::WriteBack => false,
         }
     }
 

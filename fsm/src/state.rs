@@ -193,6 +193,25 @@ impl State {
         }
     }
 
+    /// The pages of a request that has all its tokens and whose copy to host has not begun.
+    #[must_use]
+    pub fn draining(&self) -> Option<&DevicePin> {
+        match self {
+            Self::Draining { path } => Some(path),
+            Self::Submitted { .. }
+            | Self::Prefetching { .. }
+            | Self::PrefetchDone { .. }
+            | Self::Prefilling(_)
+            | Self::Decoding(_)
+            | Self::Retracted { .. }
+            | Self::WritingBack { .. }
+            | Self::Finished
+            | Self::Aborted
+            | Self::Failed(_)
+            | Self::Left => None,
+        }
+    }
+
     /// The operation that the request waits for.
     #[must_use]
     pub fn operation(&self) -> Option<OpId> {

@@ -24,6 +24,7 @@ impl Scheduler {
             operation.work.claim(&mut claims);
         }
         self.backups.claim(&mut claims);
+        self.drains.claim(&mut claims);
         self.steps.claim(&mut claims);
         self.cache.audit(&claims)?;
         self.audit_budgets()?;

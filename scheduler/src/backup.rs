@@ -64,6 +64,8 @@ struct PendingBackup {
 
 /// A backup that fails so often in a row is given up.
 const BACKUP_FAILURES_MAX: u32 = 3;
+/// Backups without pages of their own that are passed over in the search for room.
+const BACKUPS_SPARED_MAX: usize = 16;
 
 impl Scheduler {
     pub(crate) fn backs_up(&self) -> bool {
@@ -90,10 +92,33 @@ impl Scheduler {
 
     /// Lets a backup that waits for its turn give way, if there is one.
     pub(crate) fn skip_oldest_backup(&mut self) -> bool {
-        let Some(oldest) = self.backups.waiting.pop_front() else { return false };
-        self.cache.unpin_host(oldest.path);
+        self.skip_backup(0)
+    }
+
+    fn skip_backup(&mut self, place: usize) -> bool {
+        let Some(backup) = self.backups.waiting.remove(place) else { return false };
+        self.cache.unpin_host(backup.path);
         self.stats.backups_skipped += 1;
         true
+    }
+
+    /// Lets backups that wait for their turn give way, oldest first, until so many host pages can be had. One that
+    /// keeps no page of its own would make no room and stays. Returns how many of the pages can be had.
+    pub(crate) fn backups_make_way(&mut self, pages: usize) -> usize {
+        let mut spared = 0;
+        loop {
+            let available = self.cache.usage().host.available_pages();
+            let Some(backup) = self.backups.waiting.get(spared) else {
+                return available.min(pages);
+            };
+            if available >= pages || spared == BACKUPS_SPARED_MAX {
+                return available.min(pages);
+            }
+            match self.cache.pages_kept_by(&backup.path) {
+                0 => spared += 1,
+                _ => _ = self.skip_backup(spared),
+            }
+        }
     }
 
     /// What L3 was last seen to have too long ago is no longer known.

@@ -145,7 +145,7 @@ impl Scheduler {
     /// Whether a plan may do something for a request without anything having happened before it.
     fn somebody_waits_for_a_plan(&self) -> bool {
         !self.requests.line().is_empty()
-            || !self.drains.nobody_waits()
+            || !self.drains.is_empty()
             || self.reading.as_ref().is_some_and(Reading::has_somebody_to_decide_about)
     }
 
@@ -325,6 +325,7 @@ impl Scheduler {
             self.stop_sharing(handle);
             self.batch.prefill_ended(handle);
             self.happen(handle, &LifeEvent::PrefillEnded);
+            self.drain_prompt(handle);
         } else if !member.is_decode {
             self.start_sharing(handle);
         }

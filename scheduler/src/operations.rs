@@ -1,7 +1,7 @@
 //! Operations in flight. Each owns the pins and pages that it reads and writes until every rank
 //! has reported, whatever happens to the request that asked for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{
@@ -80,6 +80,8 @@ pub(crate) struct Operation {
     pub(crate) corrupt: bool,
     /// Whether a rank has stopped because nobody waited: what did not arrive was not asked for.
     pub(crate) called_off: bool,
+    /// Device pages that are counted on to become evictable when it ends.
+    room: usize,
     /// Which ranks have let go of it.
     ended_ranks: u64,
     reports: u32,
@@ -115,6 +117,10 @@ pub(crate) struct Operations {
     counts: Counts,
     /// Those that nobody waits for any more, until that is told.
     cancelled: Vec<OpId>,
+    /// Device pages that write-backs make evictable, those that are late aside.
+    room: usize,
+    /// Write-backs that make room, by the time at which they are late. Some may have ended.
+    late_at: VecDeque<(Time, OpId)>,
     next: u64,
     ranks: u32,
 }
@@ -125,6 +131,8 @@ impl Operations {
             in_flight: BTreeMap::new(),
             counts: Counts::default(),
             cancelled: Vec::new(),
+            room: 0,
+            late_at: VecDeque::new(),
             next: 0,
             ranks,
         }
@@ -159,6 +167,7 @@ impl Operations {
             failed: false,
             corrupt: false,
             called_off: false,
+            room: 0,
             ended_ranks: 0,
             reports: 0,
         };
@@ -235,6 +244,7 @@ impl Operations {
             return Ok(Reported::Pending);
         }
         let mut operation = self.in_flight.remove(&op).expect("it was just there");
+        self.room -= operation.room;
         if operation.is_stale {
             // That says nothing about the store.
             (operation.sound_pages, operation.called_off) = (0, true);
@@ -279,6 +289,29 @@ impl Operations {
                 operation.work.counts(&mut self.counts).quarantined_pages += operation.pages;
             }
         }
+    }
+
+    /// A write-back makes so many device pages evictable, if it has ended by `late_at`. These times only go up.
+    pub(crate) fn makes_room(&mut self, op: OpId, pages: usize, late_at: Time) {
+        let Some(operation) = self.in_flight.get_mut(&op).filter(|_| pages > 0) else { return };
+        operation.room = pages;
+        self.room += pages;
+        self.late_at.push_back((late_at, op));
+    }
+
+    /// Stops counting on the room of write-backs that are late.
+    pub(crate) fn forget_late_room(&mut self, now: Time) {
+        while let Some(&(_, op)) = self.late_at.front().filter(|(late_at, _)| *late_at <= now) {
+            self.late_at.pop_front();
+            if let Some(operation) = self.in_flight.get_mut(&op) {
+                self.room -= std::mem::take(&mut operation.room);
+            }
+        }
+    }
+
+    /// Device pages that write-backs in flight will make evictable.
+    pub(crate) fn pages_making_room(&self) -> usize {
+        self.room
     }
 
     /// The weights were replaced: no page that the operations in flight bring is kept.

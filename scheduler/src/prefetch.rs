@@ -150,9 +150,7 @@ impl Scheduler {
             true => threshold,
             false => wanted.min(share),
         };
-        if !self.make_host_room(pages as usize) {
-            pages = pages.min(self.cache.usage().host.free_pages as u32);
-        }
+        pages = self.make_host_room(pages as usize) as u32;
         self.stats.prefetch_shortened_pages += u64::from(wanted - pages);
         if pages < threshold {
             self.cache.unpin_host(anchor);

@@ -5,7 +5,6 @@ use terrace_cache::{Cursor, Victim};
 use terrace_fsm::{Event as LifeEvent, Handover};
 
 use crate::config::ms;
-use crate::operations::{Operation, Work};
 use crate::plan::Plan;
 use crate::requests::{Handle, L3_ASKS_MAX};
 use crate::scheduler::Scheduler;
@@ -43,10 +42,11 @@ impl Scheduler {
         self.cache.write_policy().writes_at_eviction() && self.config.cache.host_pages > 0
     }
 
-    /// Starts to copy to host what would be evicted next; tells whether there was room for it.
+    /// Starts to copy to host what would be evicted next, as far as there is room; tells whether there was any.
     fn copy_victim(&mut self, victim: Victim, plan: &mut Plan) -> bool {
         let source = self.cache.pin_victim(victim);
-        match self.start_write_back(source, None, false, plan) {
+        let pages = self.room_for_write_back(&source, false, usize::MAX);
+        match self.start_write_back(source, None, false, pages, plan) {
             Ok(_) => true,
             Err(source) => {
                 self.cache.unpin_device(source);
@@ -70,20 +70,14 @@ impl Scheduler {
         }
     }
 
-    /// Makes so many host pages free; backups that wait for their turn give way.
-    pub(crate) fn make_host_room(&mut self, pages: usize) -> bool {
-        self.backups_make_way(pages) && self.cache.free_host_pages(pages)
-    }
-
-    /// Backups that wait for their turn give way until so many host pages can be had. Tells whether
-    /// they can.
-    pub(crate) fn backups_make_way(&mut self, pages: usize) -> bool {
-        while self.cache.usage().host.available_pages() < pages {
-            if !self.skip_oldest_backup() {
-                return false;
-            }
+    /// Makes host pages free, at most `pages`, and returns how many of them are; backups that wait for their turn
+    /// give way.
+    pub(crate) fn make_host_room(&mut self, pages: usize) -> usize {
+        let possible = self.backups_make_way(pages);
+        if possible == pages || !planted(Bug::HostRoomAllOrNothing) {
+            self.cache.free_host_pages(possible);
         }
-        true
+        self.cache.usage().host.free_pages.min(pages)
     }
 
     /// Those who do not compute give up what they keep on device or host, for the sake of one.
@@ -182,18 +176,7 @@ impl Scheduler {
     /// Device pages that copies in flight will make evictable, and those that cool; late copies are not
     /// counted on.
     pub(crate) fn pages_making_room(&self) -> usize {
-        let timeout = ms(self.config.copies.write_back_timeout_ms);
-        let in_time = |operation: &Operation| self.now < operation.started.after(timeout);
-        let room = |operation: &Operation| match &operation.work {
-            Work::WriteBack { source, arrival, .. } => self.cache.pages_freed_by(source, arrival),
-            Work::Probe { .. }
-            | Work::Prefetch { .. }
-            | Work::LoadBack { .. }
-            | Work::Backup { .. } => 0,
-        };
-        let operations = self.operations.iter().map(|(_, operation)| operation);
-        let copied: usize = operations.filter(|operation| in_time(operation)).map(room).sum();
-        copied + self.cache.cooling_pages()
+        self.operations.pages_making_room() + self.cache.cooling_pages()
     }
 
     /// Makes sure that a plan is made when the copies that make room are late.
@@ -204,8 +187,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request's device memory. What the host has no copy of is copied first, if the host
-    /// has room for all of it; else it stays cached as long as nobody needs its pages.
+    /// Takes a request's device memory. What the host has no copy of is copied first, as far as the host has
+    /// room; the rest stays cached as long as its pages are not needed.
     pub(crate) fn retract(&mut self, handle: Handle, plan: &mut Plan) {
         self.stats.retractions += 1;
         self.abandon_operation(handle);
@@ -223,16 +206,19 @@ impl Scheduler {
             false => self.cache.pin_host(entry.sequence.root(), Cursor::START),
         };
         let kept = Handover::of(kept);
-        let unwritten = self.cache.unwritten_pages(&computing.path, false);
-        let in_flight = self.operations.counts().write_backs.in_flight_pages as usize;
-        let copies = takes_hits
-            && unwritten > 0
-            && in_flight + unwritten <= self.config.copies.write_back_pages_max as usize
-            && self.backups_make_way(unwritten);
+        let source = takes_hits.then(|| self.cache.pin_again(&computing.path));
+        let pages = source.as_ref().map_or(0, |source| {
+            self.room_for_write_back(source, false, usize::MAX)
+        });
+        if let Some(source) = source {
+            self.cache.unpin_device(source);
+        }
         let path = Handover::empty();
-        let write_back = copies.then_some((next, &path));
+        let write_back = (pages > 0).then_some((next, &path));
         self.happen(handle, &LifeEvent::Retracted { kept, write_back });
-        if copies && let Err(path) = self.start_write_back(path.take(), Some(handle), false, plan) {
+        if pages > 0
+            && let Err(path) = self.start_write_back(path.take(), Some(handle), false, pages, plan)
+        {
             unreachable!("the host had room for what {path:?} holds");
         }
         let entry = &mut self.requests[handle];

@@ -224,13 +224,14 @@ impl Scheduler {
     }
 
     /// Calls a request off, whatever it is doing. Operations in flight settle by themselves, and
-    /// what they bring, if sound, is kept.
+    /// what they bring, if sound, is kept. What it has computed is copied to host as at any other end.
     ///
     /// # Errors
     /// If there is no such request, or it has ended.
     pub fn abort(&mut self, now: Time, id: RequestId) -> Result<(), UnknownRequest> {
         let handle = self.requests.find(id).ok_or(UnknownRequest(id))?;
         self.now = self.now.max(now);
+        self.drain_aborted(handle);
         self.end(handle, &LifeEvent::Abort);
         Ok(())
     }
@@ -352,6 +353,7 @@ impl Scheduler {
         }
         self.end_held_steps();
         self.batch.forget_who_left(&self.requests);
+        self.operations.forget_late_room(self.now);
         self.plan_probes(plan);
         // Those that have just ended come first: what is copied for them makes room.
         self.plan_drains(plan);

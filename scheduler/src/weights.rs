@@ -34,7 +34,7 @@ impl Scheduler {
             }
         }
         self.batch.forget_who_left(&self.requests);
-        self.skip_drains();
+        self.forget_drains();
         while self.skip_oldest_backup() {}
         if !planted(Bug::KeepPagesOfOldWeights) {
             self.operations.make_all_stale();

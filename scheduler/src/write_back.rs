@@ -1,49 +1,69 @@
-//! Write-backs: pages that exist on device alone are copied to host, when their request has ended, when
-//! it is retracted, or before they are evicted.
+//! Write-backs: pages that exist on device alone are copied to host, when their prompt is computed, when their
+//! request has ended, is aborted or retracted, or before they are evicted.
 
 use std::collections::VecDeque;
 
-use terrace_cache::DevicePin;
 use terrace_cache::planted::{Bug, planted};
+use terrace_cache::{Claims, DevicePin};
 use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName};
 
 use crate::config::ms;
 use crate::operations::{Operation, Work};
 use crate::plan::{Copy, CopyDirection, Plan};
-use crate::requests::{Handle, Requests};
+use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 use crate::waiting::Waiting;
 
-/// Requests that have all their tokens, and whose pages may be copied to host.
+/// No page was copied: there was no room.
+struct NothingWritten;
+
+/// Paths whose pages may be copied to host.
 #[derive(Debug, Default)]
 pub(crate) struct Drains {
-    /// Those whose copy has not begun, by their end; some may be gone.
-    waiting: VecDeque<Handle>,
-    /// How many there are, with those whose copy is under way.
+    /// Those that are not copied in full, in the order in which they came.
+    waiting: VecDeque<Drain>,
+    /// Requests that have all their tokens and wait for their copy, begun or not.
     draining: u32,
 }
 
-impl Drains {
-    fn prune(&mut self, requests: &Requests) {
-        requests.prune(&mut self.waiting);
-    }
+#[derive(Debug)]
+enum Drain {
+    /// A request that has all its tokens; it may be gone.
+    Request(Handle),
+    /// A path that no request waits for: that of a prompt, or of an aborted request.
+    Path(DevicePin),
+}
 
-    /// One of them has ended.
+/// Pages that one plan starts to copy for [`Drains`]. A plan must be ready within a step, so a large write-back is
+/// split over several.
+const DRAIN_PAGES_PER_PLAN: usize = 4096;
+
+impl Drains {
+    /// One of the requests has ended.
     pub(crate) fn one_ended(&mut self) {
         self.draining -= 1;
     }
 
-    pub(crate) fn nobody_waits(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
     pub(crate) fn draining(&self) -> u32 {
         self.draining
     }
+
+    pub(crate) fn claim(&self, claims: &mut Claims) {
+        for drain in &self.waiting {
+            match drain {
+                Drain::Request(_) => {}
+                Drain::Path(path) => claims.device_pin(path),
+            }
+        }
+    }
 }
 
 impl Scheduler {
-    // ---- at a request's end ----
+    // ---- what is copied without being evicted ----
 
     /// The request has all its tokens.
     pub(crate) fn complete(&mut self, handle: Handle) {
@@ -51,21 +71,51 @@ impl Scheduler {
         self.happen(handle, &LifeEvent::Completed);
         self.news.completed(self.requests[handle].id);
         self.drains.draining += 1;
-        self.drains.waiting.push_back(handle);
+        self.drains.waiting.push_back(Drain::Request(handle));
         let gives_up = ms(self.config.copies.write_back_timeout_ms);
         self.requests.wait(handle, Waiting::Draining { until: self.now.after(gives_up) });
     }
 
-    /// Copies the pages of ended requests to host, as the write policy wants.
+    /// The prompt is computed: it is copied now if the write policy says so, and not only with the answer.
+    pub(crate) fn drain_prompt(&mut self, handle: Handle) {
+        if self.cache.write_policy().writes_after_prefill() {
+            self.drain_path_of(handle);
+        }
+    }
+
+    /// Copies what an aborted request has computed as if it had ended by itself.
+    pub(crate) fn drain_aborted(&mut self, handle: Handle) {
+        if !planted(Bug::DropWriteBacks) {
+            self.drain_path_of(handle);
+        }
+    }
+
+    fn drain_path_of(&mut self, handle: Handle) {
+        if self.config.cache.host_pages == 0 {
+            return;
+        }
+        let state = self.requests[handle].life.state();
+        let path = state.computing().map(|computing| &computing.path);
+        let Some(path) = path.or_else(|| state.draining()) else { return };
+        if self.cache.unwritten_pages(path, true) > 0 {
+            let path = self.cache.pin_again(path);
+            self.drains.waiting.push_back(Drain::Path(path));
+        }
+    }
+
+    /// Copies to host what waits for that, as the write policy wants.
     pub(crate) fn plan_drains(&mut self, plan: &mut Plan) {
-        self.drains.prune(&self.requests);
-        while let Some(&handle) = self.drains.waiting.front() {
-            let Some(entry) = self.requests.get(handle) else {
-                self.drains.waiting.pop_front();
-                continue;
-            };
-            let State::Draining { path } = entry.life.state() else {
-                unreachable!("only those who drain are in this queue")
+        let mut pages_left = DRAIN_PAGES_PER_PLAN;
+        while let Some(drain) = self.drains.waiting.front() {
+            let path = match drain {
+                Drain::Path(path) => path,
+                Drain::Request(handle) => match self.requests.get(*handle) {
+                    Some(entry) => entry.life.state().draining().expect("it waits here to drain"),
+                    None => {
+                        self.drains.waiting.pop_front();
+                        continue;
+                    }
+                },
             };
             let wanted = match self.config.cache.host_pages {
                 0 => 0,
@@ -74,11 +124,27 @@ impl Scheduler {
             };
             let share = self.config.copies.write_back_pages_max as usize;
             let in_flight = self.operations.counts().write_backs.in_flight_pages as usize;
-            if wanted > 0 && in_flight > 0 && in_flight + wanted > share {
+            let lacks_share = in_flight > 0 && in_flight + wanted.min(pages_left) > share;
+            if wanted > 0 && (pages_left == 0 || lacks_share) {
                 return;
             }
-            self.drains.waiting.pop_front();
-            self.drain(handle, wanted, plan);
+            let mut wanted = wanted;
+            if wanted > pages_left {
+                let source = self.cache.pin_again(path);
+                if self.write_back_at_end(source, None, pages_left, plan).is_ok() {
+                    return;
+                }
+                // There is no room for the rest either.
+                self.stats.write_backs_skipped_pages += (wanted - pages_left) as u64;
+                wanted = 0;
+            }
+            pages_left -= wanted;
+            match self.drains.waiting.pop_front() {
+                Some(Drain::Request(handle)) => self.drain(handle, wanted, plan),
+                Some(Drain::Path(path)) if wanted == 0 => self.cache.unpin_device(path),
+                Some(Drain::Path(path)) => _ = self.write_back_at_end(path, None, wanted, plan),
+                None => unreachable!("it is the first"),
+            }
         }
     }
 
@@ -87,20 +153,12 @@ impl Scheduler {
             self.finish(handle);
             return;
         }
-        if self.cache.usage().host.available_pages() == 0 && self.backups.len() == 0 {
-            self.skip_drain(handle);
-            return;
-        }
         let path = Handover::empty();
         let next = self.operations.next_id();
         self.happen(handle, &LifeEvent::WriteBackStarted(next, &path));
-        match self.start_write_back(path.take(), Some(handle), true, plan) {
+        match self.write_back_at_end(path.take(), Some(handle), wanted, plan) {
             Ok(op) => assert_eq!(op, next, "the request waits for what was started"),
-            Err(path) => {
-                self.stats.write_backs_skipped_pages += wanted as u64;
-                self.cache.unpin_device(path);
-                self.end(handle, &LifeEvent::Drained);
-            }
+            Err(NothingWritten) => self.end(handle, &LifeEvent::Drained),
         }
     }
 
@@ -125,13 +183,37 @@ impl Scheduler {
         }
     }
 
-    /// Drains that wait for their turn give way: their pages may be evicted at once.
+    /// Copies that wait for their turn give way, so that their pages may be evicted at once. Those of pages that
+    /// something else keeps would make no room, and stay.
     pub(crate) fn skip_drains(&mut self) {
-        while let Some(handle) = self.drains.waiting.pop_front() {
-            if self.requests.get(handle).is_some() {
-                self.skip_drain(handle);
+        for _ in 0..self.drains.waiting.len() {
+            match self.drains.waiting.pop_front().expect("there were as many") {
+                Drain::Request(handle) if self.requests.get(handle).is_some() => {
+                    self.skip_drain(handle);
+                }
+                Drain::Request(_) => {}
+                Drain::Path(path) if self.cache.pages_kept_by(&path) == 0 => {
+                    self.drains.waiting.push_back(Drain::Path(path));
+                }
+                Drain::Path(path) => self.skip_path(path),
             }
         }
+    }
+
+    /// Forgets all copies that wait for their turn.
+    pub(crate) fn forget_drains(&mut self) {
+        self.skip_drains();
+        while let Some(drain) = self.drains.waiting.pop_front() {
+            match drain {
+                Drain::Path(path) => self.skip_path(path),
+                Drain::Request(_) => unreachable!("all of these were skipped"),
+            }
+        }
+    }
+
+    fn skip_path(&mut self, path: DevicePin) {
+        self.stats.write_backs_skipped_pages += self.cache.unwritten_pages(&path, true) as u64;
+        self.cache.unpin_device(path);
     }
 
     /// Lets a request end whose pages have not been copied to host.
@@ -145,56 +227,83 @@ impl Scheduler {
 
     // ---- any write-back ----
 
-    /// Starts to copy what the host lacks of the pinned path: at a request's end as much as there is
-    /// room for, else all or nothing. If nothing is copied, the pin comes back.
+    /// Starts to copy what the write policy wants of a path, at most `pages_max` pages. The pin is released if
+    /// nothing is copied.
+    fn write_back_at_end(
+        &mut self,
+        source: DevicePin,
+        owner: Option<Handle>,
+        pages_max: usize,
+        plan: &mut Plan,
+    ) -> Result<OpId, NothingWritten> {
+        let pages = self.room_for_write_back(&source, true, pages_max);
+        self.stats.write_backs_skipped_pages += (pages_max - pages) as u64;
+        self.start_write_back(source, owner, true, pages, plan).map_err(|source| {
+            self.cache.unpin_device(source);
+            NothingWritten
+        })
+    }
+
+    /// Makes host room for what the host lacks of a pinned path, at most `pages_max`, and returns for how many pages
+    /// there is room.
+    pub(crate) fn room_for_write_back(
+        &mut self,
+        source: &DevicePin,
+        at_end: bool,
+        pages_max: usize,
+    ) -> usize {
+        let share = self.config.copies.write_back_pages_max;
+        let in_flight = self.operations.counts().write_backs.in_flight_pages;
+        let in_share = share.saturating_sub(in_flight) as usize;
+        let unwritten = self.cache.unwritten_pages(source, at_end);
+        let wanted = unwritten.min(in_share).min(pages_max);
+        if wanted == 0 {
+            return 0;
+        }
+        // Room for the rest of a path must not be made by evicting its beginning.
+        let kept = self.cache.pin_host_along(source);
+        let room = self.make_host_room(wanted);
+        self.cache.unpin_host(kept);
+        room
+    }
+
+    /// Starts to copy so many pages of what the host lacks of the pinned path, from the top. If nothing is copied,
+    /// the pin comes back.
     pub(crate) fn start_write_back(
         &mut self,
         source: DevicePin,
         owner: Option<Handle>,
         at_end: bool,
+        pages: usize,
         plan: &mut Plan,
     ) -> Result<OpId, DevicePin> {
-        let unwritten = self.cache.unwritten_pages(&source, at_end);
-        // Room for the rest of a path must not be made by evicting its beginning.
-        let kept = self.cache.pin_host_along(&source);
-        let wanted = self.room_for_write_back(unwritten, at_end);
-        self.cache.unpin_host(kept);
-        if wanted == 0 {
+        if pages == 0 {
             return Err(source);
         }
         let first = plan.copy_device_pages.len() as u32;
         let arrival =
-            self.cache.begin_write_back(&source, at_end, wanted, &mut plan.copy_device_pages);
+            self.cache.begin_write_back(&source, at_end, pages, &mut plan.copy_device_pages);
         let count = arrival.pages();
         if count == 0 {
             // Making room has merged nodes, and together they are not hit often enough.
             return Err(source);
         }
-        self.stats.write_backs_skipped_pages += (unwritten - wanted) as u64;
+        // What is not copied is not kept for the sake of the rest.
+        let source = match self.cache.unwritten_pages(&source, at_end) {
+            0 => source,
+            _ => self.cache.shorten_pin(source, arrival.end_page()),
+        };
+        let room = self.cache.pages_freed_by(&source, &arrival);
         let pages = self.cache.take_host_pages(count).expect("room was made");
         plan.copy_host_pages.extend_from_slice(pages.as_slice());
         let work = Work::WriteBack { source, arrival, pages };
         let count = count as u32;
         let op = self.operations.start(work, owner, count, self.now);
+        let late_at = self.now.after(ms(self.config.copies.write_back_timeout_ms));
+        self.operations.makes_room(op, room, late_at);
         let pages = first..first + count;
         plan.copies.push(Copy { op, direction: CopyDirection::WriteBack, pages });
         Ok(op)
-    }
-
-    /// Makes host room for so many pages and tells for how many there is: at a request's end as many
-    /// as can be, else all or none, for a part of what must make room makes none.
-    fn room_for_write_back(&mut self, pages: usize, at_end: bool) -> usize {
-        let share = self.config.copies.write_back_pages_max;
-        let in_share =
-            (share - self.operations.counts().write_backs.in_flight_pages.min(share)) as usize;
-        if !at_end && (in_share < pages || !self.backups_make_way(pages)) {
-            return 0;
-        }
-        let wanted = pages.min(in_share);
-        if self.make_host_room(wanted) {
-            return wanted;
-        }
-        wanted.min(self.cache.usage().host.free_pages)
     }
 
     /// What arrived sound on host is published, and queued for L3.

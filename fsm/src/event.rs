@@ -64,7 +64,7 @@ pub enum Event<'a> {
         /// Keeps the path as far as it is there now; without it the former pin stays.
         path: Option<Handover<HostPin>>,
     },
-    /// The pins of one who waits are wanted elsewhere.
+    /// The pins on host are not needed any more, or wanted elsewhere.
     PinsYielded,
     /// The request has a slot and memory.
     Admitted(Handover<Computing>),
@@ -208,9 +208,12 @@ impl StateName {
             (Self::Submitted | Self::Retracted, E::ProbeStarted | E::ProbeEnded) => Some(self),
             (Self::Submitted | Self::Retracted, E::PrefetchStarted) => Some(Self::Prefetching),
             (Self::Prefetching, E::PrefetchEnded) => Some(Self::PrefetchDone),
-            (Self::Prefetching | Self::PrefetchDone | Self::Retracted, E::PinsYielded) => {
-                Some(self)
-            }
+            (Self::PrefetchDone, E::PrefetchStarted) => Some(Self::Prefetching),
+            (
+                Self::Prefetching | Self::PrefetchDone | Self::Prefilling | Self::Retracted,
+                E::PinsYielded,
+            ) => Some(self),
+            (Self::Prefilling, E::PrefetchStarted | E::PrefetchEnded) => Some(self),
             (Self::Submitted | Self::PrefetchDone | Self::Retracted, E::Admitted) => {
                 Some(Self::Prefilling)
             }

@@ -5,7 +5,7 @@ use statig::blocking::{self, IntoStateMachine, IntoStateMachineExt, StateMachine
 use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Cache, HostPin};
 
-use crate::event::Event;
+use crate::event::{Event, Handover};
 use crate::ids::OpId;
 use crate::state::{Computing, State, StateName};
 
@@ -207,6 +207,14 @@ fn in_prefetch_done(
     cache: &mut Cache,
 ) -> Outcome<State> {
     match event {
+        // The next piece of what L3 has: its own pin covers what the first one brought.
+        Event::PrefetchStarted { op, start_page, path } => {
+            Outcome::Transition(State::Prefetching {
+                op: *op,
+                start_page: *start_page,
+                path: Some(path.take()),
+            })
+        }
         Event::Admitted(computing) => Outcome::Transition(State::Prefilling(computing.take())),
         Event::PinsYielded => yield_pin(path, cache),
         _ => Outcome::Super,
@@ -242,22 +250,41 @@ impl State {
                 published.set(Some(cache.publish_device(path, *run, tail, *priority)));
                 Outcome::Handled
             }
+            Event::PrefetchStarted { op, start_page: _, path } => {
+                computing.transfer = Some(*op);
+                computing.keep_fetched(Some(path.take()), cache);
+                Outcome::Handled
+            }
+            Event::PrefetchEnded { path } => {
+                computing.transfer = None;
+                computing.keep_fetched(path.as_ref().map(Handover::take), cache);
+                Outcome::Handled
+            }
+            Event::PinsYielded => {
+                computing.keep_fetched(None, cache);
+                Outcome::Handled
+            }
             Event::LoadBackStarted { op, pages, destination } => {
-                computing.load_back = Some(*op);
+                computing.transfer = Some(*op);
+                computing.keep_fetched(None, cache);
                 let kept = computing.tail.len() - pages;
                 destination.put(computing.tail.split_off(kept));
                 Outcome::Handled
             }
             Event::LoadBackEnded { path } => {
-                computing.load_back = None;
+                computing.transfer = None;
                 if let Some(path) = path {
                     let shorter = std::mem::replace(&mut computing.path, path.take());
                     cache.unpin_device(shorter);
                 }
                 Outcome::Handled
             }
-            Event::PrefillEnded => Outcome::Transition(State::Decoding(self.leave_computing())),
+            Event::PrefillEnded => {
+                computing.keep_fetched(None, cache);
+                Outcome::Transition(State::Decoding(self.leave_computing()))
+            }
             Event::Completed => {
+                computing.keep_fetched(None, cache);
                 let Computing { path, tail, .. } = self.leave_computing();
                 if !planted(Bug::LosePagesOnCompletion) {
                     cache.give_device_pages(tail);
@@ -265,6 +292,7 @@ impl State {
                 Outcome::Transition(State::Draining { path })
             }
             Event::Retracted { kept, write_back } => {
+                computing.keep_fetched(None, cache);
                 let Computing { path, tail, .. } = self.leave_computing();
                 cache.give_device_pages(tail);
                 match write_back {

@@ -70,8 +70,10 @@ pub struct Computing {
     pub path: DevicePin,
     /// The pages behind those, its own alone.
     pub tail: DevicePages,
-    /// The load-back that it waits for.
-    pub load_back: Option<OpId>,
+    /// The load-back or the prefetch that it waits for.
+    pub transfer: Option<OpId>,
+    /// Keeps the pages that L3 brought for it on host until they are loaded.
+    pub fetched: Option<HostPin>,
 }
 
 impl Computing {
@@ -219,7 +221,7 @@ impl State {
             Self::Submitted { probe } => *probe,
             Self::Retracted { write_back, probe, .. } => write_back.or(*probe),
             Self::Prefetching { op, .. } | Self::WritingBack { op } => Some(*op),
-            Self::Prefilling(computing) => computing.load_back,
+            Self::Prefilling(computing) => computing.transfer,
             Self::PrefetchDone { .. }
             | Self::Decoding(_)
             | Self::Draining { .. }
@@ -254,14 +256,25 @@ impl State {
 
 impl Computing {
     /// Gives everything back.
-    pub fn release(self, cache: &mut Cache) {
+    pub fn release(mut self, cache: &mut Cache) {
+        self.keep_fetched(None, cache);
         cache.unpin_device(self.path);
         cache.give_device_pages(self.tail);
+    }
+
+    /// Keeps other pages on host from here on, or none.
+    pub(crate) fn keep_fetched(&mut self, fetched: Option<HostPin>, cache: &mut Cache) {
+        if let Some(before) = std::mem::replace(&mut self.fetched, fetched) {
+            cache.unpin_host(before);
+        }
     }
 
     /// Adds what is owned to the claims of an audit.
     pub fn claim(&self, claims: &mut Claims) {
         claims.device_pin(&self.path);
         claims.device_pages(&self.tail);
+        if let Some(fetched) = &self.fetched {
+            claims.host_pin(fetched);
+        }
     }
 }

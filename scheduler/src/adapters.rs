@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use terrace_cache::planted::{Bug, planted};
 
 use crate::config::ms;
+use crate::parked::Wake;
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 
@@ -75,12 +76,13 @@ impl Adapters {
         }
     }
 
-    /// A request with this adapter runs from now on.
-    pub(crate) fn starts(&mut self, adapter: AdapterId) {
-        if let Some(known) = self.known_mut(adapter) {
-            known.running += 1;
-            self.running += u32::from(self.known[adapter.0 as usize - 1].running == 1);
-        }
+    /// A request with this adapter runs from now on. Tells whether it is the first.
+    pub(crate) fn starts(&mut self, adapter: AdapterId) -> bool {
+        let Some(known) = self.known_mut(adapter) else { return false };
+        known.running += 1;
+        let is_first = known.running == 1;
+        self.running += u32::from(is_first);
+        is_first
     }
 
     /// It does not run any more.
@@ -122,26 +124,31 @@ impl Scheduler {
         self.adapters.known(adapter).filter(|known| known.live > 0).map(|known| &*known.name)
     }
 
-    /// Whether the request has to wait because as many adapters run as may. If somebody waits for a place
-    /// for an adapter for too long, nobody else with an adapter begins before: those that run come to their
-    /// end.
-    pub(crate) fn waits_for_adapter(&self, handle: Handle) -> bool {
+    /// The event that a request has to wait for because as many adapters run as may. If another has waited for a place
+    /// for its adapter for too long, no other with an adapter begins before it: those that run come to their end.
+    pub(crate) fn waits_for_adapter(&self, handle: Handle) -> Option<Wake> {
         let adapters_max = self.config.batch.adapters_max;
         let adapter = self.requests[handle].adapter;
         if adapters_max == 0 || adapter.is_none() || planted(Bug::TooManyAdapters) {
-            return false;
+            return None;
         }
         let lacks_place =
             |adapter| !self.adapters.runs(adapter) && self.adapters.running >= adapters_max;
         if lacks_place(adapter) {
-            return true;
+            return Some(Wake::Adapter(adapter));
         }
         let overdue = self.now.before(ms(self.config.queue.wait_max_ms));
-        let waits_too_long = |first: Handle| {
-            let entry = &self.requests[first];
-            first != handle && entry.submitted_at < overdue && lacks_place(entry.adapter)
+        let waits_too_long = |first: &Handle| {
+            let entry = &self.requests[*first];
+            *first < handle && entry.submitted_at < overdue && lacks_place(entry.adapter)
         };
-        let mut before = self.requests.line().arrivals().take_while(|&other| other < handle);
-        before.any(|first| !self.requests[first].adapter.is_none() && waits_too_long(first))
+        let first = self.requests.parked().first_for_adapter().filter(waits_too_long);
+        first.map(|provider| Wake::Provider { provider, page: 0 })
+    }
+
+    /// Lets requests that wait for a place for their adapter be tried, if there is one.
+    pub(crate) fn wake_for_adapters(&mut self) {
+        let adapters_max = self.config.batch.adapters_max;
+        self.requests.wake_for_adapters(adapters_max.saturating_sub(self.adapters.running));
     }
 }

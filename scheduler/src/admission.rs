@@ -25,7 +25,7 @@ impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute; with `above`, only
     /// those of a higher priority.
     pub(crate) fn admit(&mut self, plan: &mut Plan, above: Option<i32>, mut tokens_left: u32) {
-        if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
+        if self.batch.free_slots().is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
@@ -79,11 +79,8 @@ impl Scheduler {
     }
 
     fn try_admit(&mut self, handle: Handle, spare_pages: usize, plan: &mut Plan) -> Tried {
-        let is_delayed = self.requests[handle].waiting().is_delayed_by_fetch();
-        if is_delayed && !planted(Bug::CallOffBestEffort) {
-            return Tried::Deferred;
-        }
-        if self.waits_for_adapter(handle) {
+        if let Some(wake) = self.waits_for_adapter(handle) {
+            self.park(handle, None, wake);
             return Tried::Deferred;
         }
         let seen = self.glance(handle);
@@ -132,7 +129,13 @@ impl Scheduler {
             self.rates.forgive_load_back();
         }
         let on_host = depths.host - depths.device;
-        self.requests[handle].loads_on = pays && loadable_pages < on_host;
+        // What L3 has besides comes in further pieces, behind those that it has brought.
+        let fetches_on = load_pages > 0 && self.requests[handle].held_pages > 0;
+        if !fetches_on {
+            self.forget_found(handle);
+        }
+        let entry = &mut self.requests[handle];
+        entry.loads_on = pays && loadable_pages < on_host || entry.found.is_some();
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted
     }
@@ -191,10 +194,13 @@ impl Scheduler {
             self.start_load_back(handle, source, path.depth(), destination, plan)
         });
         let slot = self.batch.take_slot().expect("a slot is free");
-        let computing = Computing { slot, path, tail, load_back };
+        let computing = Computing { slot, path, tail, transfer: load_back, fetched: None };
         self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
         self.batch.join(handle, slot);
-        self.adapters.starts(self.requests[handle].adapter);
+        let adapter = self.requests[handle].adapter;
+        if self.adapters.starts(adapter) {
+            self.requests.wake_with_adapter(adapter);
+        }
         let loads_until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
         let waiting = match load_back {
             Some(_) => Waiting::Loading { until: loads_until },

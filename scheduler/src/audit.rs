@@ -72,7 +72,7 @@ impl Scheduler {
 
     fn audit_requests(&self) -> Result<(), Fault> {
         let (mut slots, mut draining, mut in_line, mut sharing) = (Vec::new(), 0, 0, 0);
-        let (mut fetched_pages, mut prefilling) = (0, 0);
+        let (mut fetched_pages, mut prefilling, mut parked) = (0, 0, 0);
         for entry in self.requests.iter() {
             let state = entry.state();
             ensure(!state.is_end(), || format!("{} has ended and is alive", entry.id))?;
@@ -83,9 +83,8 @@ impl Scheduler {
             ensure(entry.waiting().fits(state), || {
                 format!("{} is {state:?} and waits: {:?}", entry.id, entry.waiting())
             })?;
-            if state == StateName::PrefetchDone {
-                fetched_pages += entry.fetched.len() as u32;
-            }
+            fetched_pages += entry.held_pages;
+            parked += usize::from(entry.waiting().wake().is_some());
             sharing += usize::from(entry.computing_key.is_some());
             if let Some(op) = entry.life.state().operation() {
                 let owner = self.operations.owner(op);
@@ -117,6 +116,7 @@ impl Scheduler {
         ensure(in_line == self.requests.line().len(), || {
             format!("{in_line} requests are in line")
         })?;
+        ensure(parked == self.requests.parked().len(), || format!("{parked} requests are deferred"))?;
         ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
         self.audit_adapters()?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())

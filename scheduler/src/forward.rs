@@ -416,7 +416,7 @@ impl Scheduler {
 #[inline]
 fn plan_row(entry: &mut Entry, cache: &Cache, operations: &Operations, plan: &mut Plan) {
     let computing = entry.life.state().computing().expect("a member computes");
-    if computing.load_back.is_some() || entry.row_entries < computing.device_pages() {
+    if computing.transfer.is_some() || entry.row_entries < computing.device_pages() {
         plan_changed_row(entry, cache, operations, plan);
     }
 }
@@ -467,7 +467,7 @@ fn missing_pages(config: &Config, entry: &Entry) -> usize {
             (computing, entry.planned_tokens() + decode_tokens(config, entry) - late)
         }
         // A prefill has all its pages from the start, unless its load-back fell short.
-        State::Prefilling(computing) if computing.load_back.is_none() => {
+        State::Prefilling(computing) if computing.transfer.is_none() => {
             (computing, prefill_end(config, entry))
         }
         _ => return 0,

@@ -96,6 +96,7 @@ mod load_back;
 mod namespaces;
 mod operations;
 mod pace;
+mod parked;
 mod plan;
 mod prefetch;
 mod prefill;

@@ -7,10 +7,11 @@ use terrace_fsm::{Event as LifeEvent, Handover, OpId, State};
 use crate::config::ms;
 use crate::event::Outcome;
 use crate::operations::{Operation, Reported, Work};
+use crate::parked::Wake;
 use crate::plan::{Copy, CopyDirection, Plan};
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::waiting::{DelayReason, Waiting};
+use crate::waiting::Waiting;
 
 impl Scheduler {
     /// How many pages could be loaded from host: as many as there are, or as the share has room for.
@@ -44,7 +45,7 @@ impl Scheduler {
             && self.rates.load_back_pays(wanted, wanted * self.config.cache.page_size);
         if is_worth_it {
             let until = self.now.after(ms(copies.load_back_timeout_ms));
-            self.look_again(handle, until, DelayReason::Share);
+            self.park(handle, Some(until), Wake::Share);
         }
         is_worth_it
     }
@@ -58,7 +59,7 @@ impl Scheduler {
         let is_between_pages = entry.computed_tokens == start_page * page_size;
         // A step in flight writes to the pages that it would be loaded to.
         let is_computed = self.steps.have(entry);
-        if !entry.loads_on || computing.load_back.is_some() || !is_between_pages || is_computed {
+        if !entry.loads_on || computing.transfer.is_some() || !is_between_pages || is_computed {
             return;
         }
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle)).depths();
@@ -66,7 +67,9 @@ impl Scheduler {
         let pages = self.loadable_pages(handle, found).min(computing.tail.len() as u32);
         let pays = self.rates.load_back_pays(on_host, on_host * page_size);
         self.requests[handle].loads_on = pays && pages < on_host;
+        self.release_fetched(handle);
         if !pays || pages == 0 || found.device != start_page {
+            self.happen(handle, &LifeEvent::PinsYielded);
             return;
         }
         let sequence = &self.requests[handle].sequence;
@@ -165,6 +168,7 @@ impl Scheduler {
             true => self.cache.retire(source),
             false => self.cache.unpin_host(source),
         }
+        self.requests.wake_for_load_back();
     }
 
     /// The device has not, or not where the engine was told, what steps in flight read for the request: what they

@@ -346,7 +346,7 @@ impl Operations {
     /// The device pages that the load-back of one who computes brings, in order.
     #[inline]
     pub(crate) fn loading(&self, computing: &Computing) -> &[DevicePage] {
-        computing.load_back.map_or(&[], |op| self.load_back_pages(op))
+        computing.transfer.map_or(&[], |op| self.load_back_pages(op))
     }
 
     // Apart, since most who compute load nothing.

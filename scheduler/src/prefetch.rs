@@ -3,7 +3,7 @@
 
 use terrace_cache::HostPin;
 use terrace_cache::planted::{Bug, planted};
-use terrace_fsm::{Event as LifeEvent, Handover, OpId, StateName, Time};
+use terrace_fsm::{Event as LifeEvent, Handover, OpId, State, StateName, Time};
 
 use crate::config::{L3Config, PrefetchPolicy, ms};
 use crate::operations::{Anchor, Operation, Work};
@@ -11,7 +11,7 @@ use crate::plan::{L3Kind, L3Op, Plan};
 use crate::reading::Reading;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::waiting::{Delay, DelayReason, Found, Waiting};
+use crate::waiting::{Found, Waiting};
 
 /// Whether a prefetch begins.
 enum Decision {
@@ -25,40 +25,56 @@ enum Decision {
     Go { pages: u32 },
 }
 
+/// A prefetch begins when the share has room for all of it, or for this part of the share: a large hit comes in pieces,
+/// and neither waits for the whole share nor keeps smaller ones waiting for it.
+const PIECE_OF_SHARE: u32 = 8;
+
 impl Scheduler {
-    /// The next plan begins the prefetch of what was found, or lets the request stand in line for it.
+    /// The next plan begins the prefetch of what was found, or lets the request wait for its share.
     pub(crate) fn stand_in_line_to_fetch(&mut self, handle: Handle, found: Found) {
         let (Some(config), Some(reading)) = (&self.config.l3, &mut self.reading) else { return };
         reading.was_told_about(handle);
-        let stands_in_line = config.prefetch != PrefetchPolicy::BestEffort;
-        let until = stands_in_line.then(|| self.prefetch_deadline(config, found.pages));
-        self.requests.wait(handle, Waiting::Told { found, until });
+        self.requests[handle].found = Some(found);
+        let waiting = match config.prefetch {
+            // It runs as soon as there is room, with or without.
+            PrefetchPolicy::BestEffort => Waiting::IN_LINE,
+            PrefetchPolicy::Wait { .. } | PrefetchPolicy::Deadline { .. } => {
+                Waiting::Told { until: self.prefetch_deadline(config, found.pages) }
+            }
+        };
+        self.requests.wait(handle, waiting);
     }
 
-    /// Fetches what L3 has and the cache still lacks: the match is made again, here and now.
+    /// Whether a request goes on waiting in line while its prefetch is under way, after its time.
+    pub(crate) fn fetches_in_line(&self, handle: Handle) -> bool {
+        let is_best_effort =
+            self.config.l3.as_ref().is_some_and(|l3| l3.prefetch == PrefetchPolicy::BestEffort);
+        is_best_effort && self.requests[handle].state() == StateName::Prefetching
+    }
+
+    /// Fetches what L3 has and the cache still lacks, in the order in which that was learnt: the match is made again,
+    /// here and now. A request that is in line by then has its turn too, until it runs.
     pub(crate) fn plan_prefetches(&mut self, plan: &mut Plan) {
         while let Some(handle) = self.reading.as_ref().and_then(Reading::first_told) {
-            let waiting = self.requests.get(handle).map(Entry::waiting);
-            let told = match waiting {
-                Some(Waiting::Told { found, .. }) => {
-                    Some((found, self.decide_prefetch(handle, found)))
-                }
-                Some(_) | None => None,
-            };
-            if matches!(told, Some((_, Decision::Wait))) {
+            let found = self.requests.get(handle).and_then(Entry::awaits_fetch);
+            let decided = found.map(|found| (found, self.decide_prefetch(handle, found)));
+            if matches!(decided, Some((_, Decision::Wait))) {
                 return;
             }
             if let Some(reading) = &mut self.reading {
                 reading.next_told();
             }
-            match told {
+            match decided {
                 Some((found, Decision::Go { pages })) => {
-                    self.start_prefetch(handle, found, pages, plan);
+                    if !self.start_prefetch(handle, found, pages, plan) {
+                        return;
+                    }
                 }
-                Some((_, Decision::AskAgain)) => self.ask_again(handle),
-                Some((_, Decision::Skip | Decision::Wait)) => {
-                    self.requests.wait(handle, Waiting::IN_LINE);
+                Some((_, Decision::AskAgain)) => {
+                    self.requests[handle].found = None;
+                    self.ask_again(handle);
                 }
+                Some((_, Decision::Skip | Decision::Wait)) => self.go_on_without_fetch(handle),
                 None => {}
             }
         }
@@ -67,12 +83,14 @@ impl Scheduler {
     fn decide_prefetch(&mut self, handle: Handle, found: Found) -> Decision {
         let Some(config) = &self.config.l3 else { return Decision::Skip };
         let entry = &self.requests[handle];
-        let end = found.start_page + found.pages;
-        let start_page = self.cache.lookup(&entry.sequence, end).host.depth;
+        let start_page = self.cache.depths(&entry.sequence, found.end_page()).host;
         if start_page < found.start_page {
-            return Decision::AskAgain;
+            return match entry.state() {
+                StateName::Submitted | StateName::Retracted => Decision::AskAgain,
+                _ => Decision::Skip,
+            };
         }
-        let pages = end - start_page;
+        let pages = found.end_page() - start_page;
         if pages < config.prefetch_threshold_pages || planted(Bug::NeverPrefetch) {
             return Decision::Skip;
         }
@@ -81,30 +99,23 @@ impl Scheduler {
             self.rates.forgive_prefetch();
             return Decision::Skip;
         }
-        if !self.prefetches_may_begin() {
-            // It may be over before the request is admitted.
-            self.requests[handle].asked = None;
-            return Decision::Skip;
-        }
-        if self.is_coming(handle, start_page) {
+        // Either may be over before the request is admitted.
+        if !self.prefetches_may_begin() || self.is_coming(handle, start_page) {
             self.requests[handle].asked = None;
             return Decision::Skip;
         }
         let Some(reading) = &self.reading else { return Decision::Skip };
         let share = self.prefetch_share(config);
-        let counts = self.operations.counts().prefetches;
-        let in_use = counts.in_flight_pages + reading.waiting_pages();
+        let in_use = self.operations.counts().prefetches.in_flight_pages + reading.waiting_pages();
         let in_share = share.saturating_sub(in_use);
-        let pages_now = pages.min(share);
-        if pages_now > in_share {
-            if config.prefetch != PrefetchPolicy::BestEffort {
-                return Decision::Wait;
-            }
-            // Who waits only until there is room to run does not wait for a share. There may be one by then.
-            self.requests[handle].asked = None;
-            return Decision::Skip;
+        let piece_min = match planted(Bug::WaitForWholeShare) {
+            true => share,
+            false => (share / PIECE_OF_SHARE).max(config.prefetch_threshold_pages),
+        };
+        if in_share < pages.min(piece_min) {
+            return Decision::Wait;
         }
-        Decision::Go { pages }
+        Decision::Go { pages: pages.min(in_share) }
     }
 
     /// How long a request waits for a prefetch of so many pages, from now.
@@ -135,28 +146,41 @@ impl Scheduler {
         config.prefetch_pages_max.min(most_of_host)
     }
 
-    fn start_prefetch(&mut self, handle: Handle, told: Found, wanted: u32, plan: &mut Plan) {
-        let Some(config) = &self.config.l3 else { return };
-        let (share, threshold) = (self.prefetch_share(config), config.prefetch_threshold_pages);
-        let deadline = self.prefetch_deadline(config, wanted.min(share));
-        let fetches_in_line = config.prefetch == PrefetchPolicy::BestEffort;
+    /// Begins to fetch at most `pages` of what was found. The rest follows in pieces. Returns false if the host has
+    /// no room now: the request stays the first of those that wait.
+    fn start_prefetch(
+        &mut self,
+        handle: Handle,
+        told: Found,
+        pages: u32,
+        plan: &mut Plan,
+    ) -> bool {
+        let Some(config) = &self.config.l3 else { return true };
+        let threshold = config.prefetch_threshold_pages;
         let entry = &self.requests[handle];
         let namespace = entry.sequence.root();
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle));
         // Pins first: making room must not evict what the pages will continue.
         let anchor = self.cache.pin_host(namespace, found.host);
         let start_page = anchor.depth();
-        let mut pages = match planted(Bug::FetchFewPages) {
+        let wanted = match planted(Bug::FetchFewPages) {
             true => threshold,
-            false => wanted.min(share),
+            false => pages.min(told.end_page().saturating_sub(start_page)),
         };
-        pages = self.make_host_room(pages as usize) as u32;
-        self.stats.prefetch_shortened_pages += u64::from(wanted - pages);
+        let pages = self.make_host_room(wanted as usize) as u32;
         if pages < threshold {
             self.cache.unpin_host(anchor);
-            self.requests.wait(handle, Waiting::IN_LINE);
-            return;
+            if let Some(reading) = &mut self.reading {
+                reading.is_told_first(handle);
+            }
+            return false;
         }
+        let rest = Found {
+            start_page: start_page + pages,
+            pages: told.end_page().saturating_sub(start_page + pages),
+        };
+        let comes_in_pieces = rest.pages >= threshold && !planted(Bug::FetchOnePiece);
+        self.requests[handle].found = comes_in_pieces.then_some(rest);
         let path = self.cache.pin_again(&anchor);
         let destination = self.cache.take_host_pages(pages as usize).expect("room was made");
         let run = self.requests[handle].sequence.run(start_page, start_page + pages).keep();
@@ -183,13 +207,65 @@ impl Scheduler {
         let path = Handover::of(path);
         self.happen(handle, &LifeEvent::PrefetchStarted { op, start_page, path });
         self.announce(handle, start_page);
-        let waiting = match fetches_in_line {
-            true => Waiting::InLine {
-                delay: Some(Delay { until: deadline, reason: DelayReason::Fetch }),
-            },
-            false => Waiting::Fetching { until: deadline },
+        let waiting = match planted(Bug::CallOffBestEffort) && self.fetches_in_line(handle) {
+            true => Waiting::IN_LINE,
+            false => Waiting::Fetching { until: self.fetch_deadline(pages) },
         };
         self.requests.wait(handle, waiting);
+        true
+    }
+
+    fn fetch_deadline(&self, pages: u32) -> Time {
+        self.config.l3.as_ref().map_or(self.now, |config| self.prefetch_deadline(config, pages))
+    }
+
+    // ---- pieces behind the first ----
+
+    /// Lets a request that computes wait for the next piece of what L3 has of it, once all that the host has is
+    /// loaded.
+    pub(crate) fn fetch_on(&mut self, handle: Handle) {
+        let entry = &self.requests[handle];
+        let (Some(found), State::Prefilling(computing)) = (entry.found, entry.life.state()) else {
+            return;
+        };
+        let page_size = self.config.cache.page_size;
+        let is_between_pages = entry.computed_tokens == computing.path.depth() * page_size;
+        let waits = computing.transfer.is_some() || !matches!(entry.waiting(), Waiting::Computing { .. });
+        if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
+            return;
+        }
+        if let Some(reading) = &mut self.reading {
+            reading.is_told_first(handle);
+        }
+        self.requests.wait(handle, Waiting::Told { until: self.fetch_deadline(found.pages) });
+    }
+
+    /// The request does not wait for its share of the prefetches any more.
+    pub(crate) fn stop_waiting_for_share(&mut self, handle: Handle) {
+        let computes = self.requests[handle].life.state().computing().is_some();
+        if computes || planted(Bug::ForgetHitsAtTimeout) {
+            self.go_on_without_fetch(handle);
+        } else {
+            // The share may have room before the request is admitted.
+            self.requests.wait(handle, Waiting::IN_LINE);
+        }
+    }
+
+    /// The request computes what L3 has not brought so far.
+    fn go_on_without_fetch(&mut self, handle: Handle) {
+        self.forget_found(handle);
+        let waiting = match self.requests[handle].life.state().computing() {
+            Some(_) => Waiting::COMPUTING,
+            None => Waiting::IN_LINE,
+        };
+        self.requests.wait(handle, waiting);
+    }
+
+    /// Nothing more is fetched for the request.
+    pub(crate) fn forget_found(&mut self, handle: Handle) {
+        if let Some(found) = self.requests[handle].found.take() {
+            self.stats.prefetch_shortened_pages += u64::from(found.pages);
+        }
     }
 
     /// Inserts what arrived sound where it belongs, whoever still waits for it.
@@ -223,20 +299,28 @@ impl Scheduler {
         match owner.filter(|&handle| self.waits_for(handle, op)) {
             Some(handle) => {
                 let entry = &mut self.requests[handle];
-                entry.fetched = start_page..start_page + sound_pages;
+                let end_page = start_page + sound_pages;
+                entry.fetched = match entry.fetched.end == start_page {
+                    true => entry.fetched.start..end_page,
+                    false => start_page..end_page,
+                };
+                entry.held_pages += sound_pages;
                 entry.uncached_tokens = None;
-                if sound < keys.len() && !called_off {
-                    entry.l3_lacks(start_page + sound_pages);
+                if sound < keys.len() {
+                    entry.found = None;
+                    if !called_off {
+                        entry.l3_lacks(end_page);
+                    }
                 }
                 if let Some(reading) = &mut self.reading {
                     reading.pages_wait(sound_pages);
+                    if entry.found.is_some() {
+                        reading.is_told_first(handle);
+                    }
                 }
                 let path = Some(Handover::of(anchor));
                 self.happen(handle, &LifeEvent::PrefetchEnded { path });
-                self.stop_sharing(handle);
-                if !planted(Bug::WaitOutDeadlines) {
-                    self.requests.wait(handle, Waiting::IN_LINE);
-                }
+                self.fetch_is_over(handle);
             }
             None if is_stale => self.cache.retire(anchor),
             None => self.cache.unpin_host(anchor),
@@ -269,13 +353,42 @@ impl Scheduler {
         }
     }
 
-    /// The request no longer waits with pages that L3 brought for it.
-    pub(crate) fn release_fetched(&mut self, handle: Handle) {
-        let entry = &self.requests[handle];
-        if let Some(reading) = &mut self.reading
-            && entry.state() == StateName::PrefetchDone
-        {
-            reading.pages_wait_no_more(entry.fetched.len() as u32);
+    /// The request does not wait for its prefetch any more: it may be admitted, or loads what was brought.
+    pub(crate) fn fetch_is_over(&mut self, handle: Handle) {
+        if self.requests[handle].life.state().computing().is_some() {
+            self.requests[handle].loads_on = true;
+            self.requests.wait(handle, Waiting::COMPUTING);
+            self.start_sharing(handle);
+        } else {
+            self.stop_sharing(handle);
+            if !planted(Bug::WaitOutDeadlines) {
+                self.requests.wait(handle, Waiting::IN_LINE);
+            }
         }
+    }
+
+    /// Pages that L3 brought for the request do not wait on host for it any more.
+    pub(crate) fn release_fetched(&mut self, handle: Handle) {
+        let held_pages = std::mem::take(&mut self.requests[handle].held_pages);
+        if let Some(reading) = &mut self.reading {
+            reading.pages_wait_no_more(held_pages);
+        }
+    }
+}
+
+impl Entry {
+    /// What L3 has of the request, if a prefetch of that may begin.
+    fn awaits_fetch(&self) -> Option<Found> {
+        let is_free = self.life.state().operation().is_none();
+        let waits = match self.waiting() {
+            Waiting::Told { .. } | Waiting::InLine { .. } | Waiting::Parked { .. } => true,
+            Waiting::ToAsk
+            | Waiting::Asking { .. }
+            | Waiting::Fetching { .. }
+            | Waiting::Loading { .. }
+            | Waiting::Computing { .. }
+            | Waiting::Draining { .. } => false,
+        };
+        self.found.filter(|_| is_free && waits)
     }
 }

@@ -49,6 +49,7 @@ struct Short {
 impl Scheduler {
     /// Shares the step's tokens out among prompts, admitting those that wait.
     pub(crate) fn plan_prefills(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
+        self.wake_for_adapters();
         if *tokens_left == 0
             || (self.batch.prefilling().is_empty() && self.requests.line().is_empty())
         {
@@ -58,6 +59,10 @@ impl Scheduler {
             let handle = self.batch.prefilling()[place];
             self.take_over(handle);
             self.load_on(handle, plan);
+            self.fetch_on(handle);
+        }
+        if !self.batch.prefilling().is_empty() {
+            self.plan_prefetches(plan);
         }
         self.share_out.is_part_left = false;
         self.share_out.is_held_back = false;
@@ -171,7 +176,8 @@ impl Scheduler {
             }
             if self.requests[handle].waiting().is_in_line() {
                 let spare = first_in_line.filter(|&first| first != handle);
-                let spare_pages = spare.map_or(0, |first| self.prefill_pages(first));
+                let spare = spare.filter(|&first| self.requests[first].waiting().is_in_line());
+                let spare_pages = spare.map_or(0, |first| self.new_pages(first, self.glance(first)));
                 self.admit_past_others(handle, spare_pages, plan);
             }
             self.give(handle, tokens_left);
@@ -217,7 +223,8 @@ impl Scheduler {
         let Some(entry) = self.requests.get(handle) else { return false };
         match entry.life.state() {
             State::Prefilling(computing) => {
-                (computing.load_back.is_none() || self.computes_while_loading(entry))
+                entry.waiting().may_compute()
+                    && (computing.transfer.is_none() || self.computes_while_loading(entry))
                     && !entry.stalled
                     && entry.planned_tokens() < entry.prefill_end
                     && !self.steps.is_in_vain_for(entry)
@@ -323,7 +330,7 @@ impl Scheduler {
                 start,
                 tokens,
                 produces_token: start + tokens == entry.prefill_end && entry.remaining_tokens > 0,
-                waits_for: computing.load_back.filter(|_| !planted(Bug::ForgetAwaitedLoadBack)),
+                waits_for: computing.transfer.filter(|_| !planted(Bug::ForgetAwaitedLoadBack)),
                 adapter: entry.adapter_told(),
             });
         }
@@ -340,7 +347,7 @@ impl Scheduler {
         let end = self.cacheable_pages(handle).min(start + computing.tail.len() as u32);
         // Who publishes nothing has computed more than its path tells.
         let is_behind = entry.computed_tokens >= (start + 1) * self.config.cache.page_size;
-        if computing.load_back.is_some()
+        if computing.transfer.is_some()
             || is_behind
             || self.steps.have(entry)
             || start >= end

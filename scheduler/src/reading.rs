@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 
-use terrace_cache::{Keys, PageKey};
+use terrace_cache::{HostPin, Keys, PageKey, Sequence};
 use terrace_fsm::{State, Time};
 
 use crate::config::{L3Config, ms};
 use crate::requests::{Handle, Requests};
 use crate::scheduler::Scheduler;
 use crate::store_health::{Backoff, NegativeCache};
+use crate::waiting::Waiting;
 
 /// What reading from L3 needs.
 #[derive(Debug)]
@@ -47,6 +48,11 @@ impl Reading {
     /// L3 has enough of a request.
     pub(crate) fn was_told_about(&mut self, handle: Handle) {
         self.told.push_back(handle);
+    }
+
+    /// L3 has more of a request whose turn it is: it comes before all others.
+    pub(crate) fn is_told_first(&mut self, handle: Handle) {
+        self.told.push_front(handle);
     }
 
     /// Who is the first to be asked about.
@@ -122,6 +128,14 @@ impl Reading {
         self.prefetch_backoff.note(failed, is_telling, now);
     }
 
+    /// A prefetch keeps its request waiting for too long: the first page of it is not asked for for a while.
+    fn prefetch_is_late(&mut self, sequence: &Sequence, start_page: u32, now: Time) {
+        self.prefetch_backoff.failed(now);
+        if let Some(undelivered) = sequence.keys().get(start_page as usize) {
+            self.negative.insert(undelivered, now);
+        }
+    }
+
     pub(crate) fn may_probe(&self, now: Time) -> bool {
         self.probe_backoff.allows(now)
     }
@@ -143,12 +157,24 @@ impl Scheduler {
                 self.operations.note_late_probe();
             }
             State::Prefetching { start_page, .. } => {
-                reading.prefetch_backoff.failed(self.now);
-                if let Some(undelivered) = entry.sequence.keys().get(*start_page as usize) {
-                    reading.negative.insert(undelivered, self.now);
-                }
+                reading.prefetch_is_late(&entry.sequence, *start_page, self.now);
             }
-            _ => {}
+            State::Prefilling(computing) if matches!(entry.waiting(), Waiting::Fetching { .. }) => {
+                let start_page =
+                    computing.fetched.as_ref().map_or(computing.path.depth(), HostPin::depth);
+                reading.prefetch_is_late(&entry.sequence, start_page, self.now);
+            }
+            State::Submitted { probe: None }
+            | State::PrefetchDone { .. }
+            | State::Prefilling(_)
+            | State::Decoding(_)
+            | State::Retracted { probe: None, .. }
+            | State::Draining { .. }
+            | State::WritingBack { .. }
+            | State::Finished
+            | State::Aborted
+            | State::Failed(_)
+            | State::Left => {}
         }
     }
 }

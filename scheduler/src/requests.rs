@@ -10,10 +10,11 @@ use terrace_fsm::{Computing, Lifecycle, RequestId, State, StateName, Time};
 
 use crate::adapters::AdapterId;
 use crate::line::Line;
+use crate::parked::Parked;
 use crate::sharing::Sharing;
 use crate::stats::Hits;
 use crate::step::Flying;
-use crate::waiting::Waiting;
+use crate::waiting::{Found, Waiting};
 
 /// A live request as the scheduler knows it. The serial number tells it apart from others that had
 /// its place or its id before; lower numbers arrived earlier.
@@ -24,6 +25,11 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// Not later than any other.
+    pub(crate) const FIRST: Self = Self { serial: 0, index: 0 };
+    /// Not earlier than any other.
+    pub(crate) const LAST: Self = Self { serial: u64::MAX, index: u32::MAX };
+
     /// For how many of the tokens that a request may still produce there is memory from the start.
     /// Requests that began together should not outgrow theirs in the same step.
     pub(crate) fn room_for_answer(self, tokens_max: u32) -> usize {
@@ -91,8 +97,12 @@ pub(crate) struct Entry {
     pub(crate) asked: Option<Asked>,
     /// How often L3 may still be asked.
     pub(crate) asks_left: u32,
+    /// What L3 is known to have of it and has not brought yet.
+    pub(crate) found: Option<Found>,
     /// The pages that L3 brought for it.
     pub(crate) fetched: Range<u32>,
+    /// How many of those wait on host to be loaded, and count towards the share of the prefetches.
+    pub(crate) held_pages: u32,
     /// Whether a load-back failed it: it computes instead.
     pub(crate) distrusts_host: bool,
 
@@ -161,7 +171,9 @@ impl Entry {
             uncached_tokens: None,
             asked: None,
             asks_left: L3_ASKS_MAX,
+            found: None,
             fetched: 0..0,
+            held_pages: 0,
             distrusts_host: false,
             waited_for_room: false,
             waited_for_share: false,
@@ -216,6 +228,15 @@ impl Entry {
             | State::Failed(_)
             | State::Left => false,
         }
+    }
+
+    /// Forgets what was learnt about its tokens on host and in L3: they are looked up anew.
+    pub(crate) fn forget_lookups(&mut self) {
+        self.computed_tokens = 0;
+        self.distrusts_host = false;
+        self.loads_on = false;
+        (self.asked, self.asks_left) = (None, L3_ASKS_MAX);
+        (self.found, self.fetched, self.uncached_tokens) = (None, 0..0, None);
     }
 
     /// What it waits for.
@@ -301,6 +322,7 @@ pub(crate) struct Requests {
     serial: u64,
     timers: BTreeSet<(Time, Handle)>,
     line: Line,
+    parked: Parked,
 }
 
 impl Requests {
@@ -320,9 +342,18 @@ impl Requests {
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
         let Entry { waiting, priority, .. } = self[handle];
-        if waiting.is_in_line() {
-            self.line.remove(handle, priority);
+        match waiting {
+            Waiting::InLine { .. } => self.line.remove(handle, priority),
+            Waiting::Parked { wake, .. } => self.parked.remove(handle, wake),
+            Waiting::ToAsk
+            | Waiting::Asking { .. }
+            | Waiting::Told { .. }
+            | Waiting::Fetching { .. }
+            | Waiting::Loading { .. }
+            | Waiting::Computing { .. }
+            | Waiting::Draining { .. } => {}
         }
+        self.wake_followers(handle, u32::MAX);
         if self.entries[handle.index as usize].take().is_some() {
             self.vacant.push(handle.index);
         }
@@ -338,7 +369,7 @@ impl Requests {
         self.by_id.contains_key(&id)
     }
 
-    /// From now on the request waits for this: its place in line and its timer follow.
+    /// From now on the request waits for this: its place in line, its timer and what wakes it follow.
     pub(crate) fn wait(&mut self, handle: Handle, waiting: Waiting) {
         let entry = self.get_mut(handle).expect("a live request");
         let before = std::mem::replace(&mut entry.waiting, waiting);
@@ -349,9 +380,54 @@ impl Requests {
             (true, false) => self.line.remove(handle, priority),
             (true, true) | (false, false) => {}
         }
+        if let Some(wake) = before.wake() {
+            self.parked.remove(handle, wake);
+        }
+        if let Some(wake) = waiting.wake() {
+            self.parked.insert(handle, wake);
+        }
         if changes_timer {
             self.set_timer(handle, timer);
         }
+        if !waiting.may_bring() {
+            self.wake_followers(handle, u32::MAX);
+        }
+    }
+
+    // ---- deferred requests ----
+
+    /// Requests that wait for pages of this one up to `page` are in line again.
+    pub(crate) fn wake_followers(&mut self, provider: Handle, page: u32) {
+        while let Some(follower) = self.parked.follower(provider, page) {
+            self.wait(follower, Waiting::IN_LINE);
+        }
+    }
+
+    /// Requests that wait for load-backs are in line again: one has ended.
+    pub(crate) fn wake_for_load_back(&mut self) {
+        while let Some(handle) = self.parked.first_for_load_back() {
+            self.wait(handle, Waiting::IN_LINE);
+        }
+    }
+
+    /// Requests that wait for a place for their adapter are in line again, as many as there are places.
+    pub(crate) fn wake_for_adapters(&mut self, places: u32) {
+        for _ in 0..places {
+            let Some(handle) = self.parked.first_for_adapter() else { return };
+            self.wait(handle, Waiting::IN_LINE);
+        }
+    }
+
+    /// Requests that wait for a place for this adapter are in line again: it runs.
+    pub(crate) fn wake_with_adapter(&mut self, adapter: AdapterId) {
+        while let Some(handle) = self.parked.first_with_adapter(adapter) {
+            self.wait(handle, Waiting::IN_LINE);
+        }
+    }
+
+    /// Deferred requests.
+    pub(crate) fn parked(&self) -> &Parked {
+        &self.parked
     }
 
     pub(crate) fn set_priority(&mut self, handle: Handle, priority: i32) {

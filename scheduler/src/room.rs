@@ -6,9 +6,9 @@ use terrace_fsm::{Event as LifeEvent, Handover};
 
 use crate::config::ms;
 use crate::plan::Plan;
-use crate::requests::{Handle, L3_ASKS_MAX};
+use crate::requests::Handle;
 use crate::scheduler::Scheduler;
-use crate::waiting::{DelayReason, Waiting};
+use crate::waiting::Waiting;
 
 impl Scheduler {
     /// Makes so many device pages free for a request. Under the write-back policy, pages whose
@@ -161,11 +161,14 @@ impl Scheduler {
     fn lacks_place(&self, handle: Handle) -> bool {
         let entry = &self.requests[handle];
         // Whoever gives way may have another adapter than those that would have to.
-        if self.waits_for_adapter(handle) {
+        if self.waits_for_adapter(handle).is_some() {
+            return false;
+        }
+        if entry.waiting().until().is_some() && planted(Bug::LateRoomBlocksPreemption) {
             return false;
         }
         let seen = self.glance(handle);
-        if entry.waiting().is_delayed() || seen.arriving || self.is_coming(handle, seen.host) {
+        if seen.arriving || self.is_coming(handle, seen.host) {
             return false;
         }
         let wanted = self.new_pages(handle, seen) + self.reserved_pages();
@@ -183,7 +186,7 @@ impl Scheduler {
     pub(crate) fn wake_when_room_is_late(&mut self, handle: Handle) {
         if self.pages_making_room() > 0 {
             let timeout = ms(self.config.copies.write_back_timeout_ms);
-            self.look_again(handle, self.now.after(timeout), DelayReason::Room);
+            self.look_again(handle, self.now.after(timeout));
         }
     }
 
@@ -221,12 +224,9 @@ impl Scheduler {
         {
             unreachable!("the host had room for what {path:?} holds");
         }
-        let entry = &mut self.requests[handle];
-        entry.computed_tokens = 0;
-        entry.distrusts_host = false;
         // What it loses before it runs again may be in L3.
-        (entry.asked, entry.asks_left) = (None, L3_ASKS_MAX);
-        (entry.fetched, entry.uncached_tokens) = (0..0, None);
+        self.release_fetched(handle);
+        self.requests[handle].forget_lookups();
         self.requests.wait(handle, Waiting::IN_LINE);
     }
 }

@@ -7,9 +7,10 @@ use terrace_cache::{Depths, HashedMap, PageKey};
 use terrace_fsm::{StateName, Time};
 
 use crate::config::ms;
+use crate::parked::Wake;
 use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
-use crate::waiting::{DelayReason, Waiting};
+use crate::waiting::Waiting;
 
 /// Requests that others may wait for, by the page that each is about to have.
 #[derive(Debug, Default)]
@@ -42,13 +43,12 @@ impl Entry {
             | Waiting::Asking { .. }
             | Waiting::Told { .. }
             | Waiting::Fetching { .. } => true,
-            Waiting::InLine { .. } => self.waiting().is_delayed_by_fetch(),
             Waiting::Loading { .. } | Waiting::Computing { .. } => {
                 self.state() == StateName::Prefilling
                     && self.computed_tokens < first_token + self.sequence.page_size()
                     && self.publishes()
             }
-            Waiting::Draining { .. } => false,
+            Waiting::InLine { .. } | Waiting::Parked { .. } | Waiting::Draining { .. } => false,
         }
     }
 
@@ -59,13 +59,15 @@ impl Entry {
 }
 
 impl Scheduler {
-    /// Whether another request is computing or loading the next page of this one, and the wait for
-    /// it is still within bounds: it goes on while more and more of the prefix is there, for one of the
-    /// same submission however long that takes.
+    /// Defers a request whose next page another one computes, loads or fetches, if the wait for that is still within
+    /// bounds: it goes on while more and more of the prefix is there, and for one of the same submission however long
+    /// that takes. Tells whether it waits.
     pub(crate) fn waits_for_another(&mut self, handle: Handle, found: Depths) -> bool {
         let (now, pages) = (self.now, found.host);
         let sibling = self.sibling_that_brings(handle, found.device);
-        let by = sibling.or_else(|| self.who_brings(handle, pages));
+        let by = sibling
+            .or_else(|| self.who_brings(handle, pages))
+            .or_else(|| self.who_brings(handle, found.device).filter(|_| found.arriving));
         if !found.arriving && by.is_none() {
             return false;
         }
@@ -77,8 +79,11 @@ impl Scheduler {
             self.stats.shared_waits += 1;
             Sharing { began: now, progressed: now, pages }
         });
-        // Who fetches or loads has a deadline of its own for that.
-        let has_deadline = |by: Handle| self.requests[by].life.state().operation().is_some();
+        // One that fetches or loads has a deadline of its own for that.
+        let has_deadline = |by: Handle| {
+            self.requests[by].life.state().operation().is_some()
+                && !planted(Bug::StallDuringSharedLoad)
+        };
         let goes_on = |sibling: Handle| self.requests[sibling].goes_on_with_prompt();
         if pages > sharing.pages || by.is_some_and(has_deadline) || sibling.is_some_and(goes_on) {
             (sharing.progressed, sharing.pages) = (now, pages);
@@ -90,10 +95,31 @@ impl Scheduler {
             Some(_) => stalls,
             None => sharing.began.after(ms(queue.share_wait_max_ms)).min(stalls),
         };
-        if now < until && self.requests[handle].state() != StateName::Prefetching {
-            self.look_again(handle, until, DelayReason::Prefix);
+        if now >= until {
+            return false;
         }
-        now < until
+        let wake = match by {
+            Some(provider) => Wake::Provider { provider, page: self.common_pages(handle, provider) },
+            None => Wake::Arrival,
+        };
+        self.park(handle, Some(until), wake);
+        true
+    }
+
+    /// Pages that both requests begin with, as far as the first of them can use them.
+    fn common_pages(&self, handle: Handle, other: Handle) -> u32 {
+        let (keys, others) =
+            (self.requests[handle].sequence.keys(), self.requests[other].sequence.keys());
+        // Keys chain: where two are equal, so are all before them.
+        let (mut common, mut end) = (0, self.cacheable_pages(handle).min(others.len() as u32));
+        while common < end {
+            let middle = common + (end - common) / 2;
+            match keys.get(middle as usize) == others.get(middle as usize) {
+                true => common = middle + 1,
+                false => end = middle,
+            }
+        }
+        common
     }
 
     /// Another request of the same submission that computes, loads or fetches this page of theirs, or one
@@ -132,22 +158,31 @@ impl Scheduler {
         self.announce(handle, next_page);
     }
 
-    /// Lets others know which page this request is about to have.
+    /// Lets others know which page this request is about to have. Those that follow it go on alone where their ways
+    /// part.
     pub(crate) fn announce(&mut self, handle: Handle, next_page: u32) {
-        self.stop_sharing(handle);
+        self.withdraw_announcement(handle);
         let entry = &self.requests[handle];
-        // Nobody is to wait for what will not be there for others.
-        if !entry.publishes() {
-            return;
-        }
-        let Some(key) = entry.sequence.keys().get(next_page as usize) else { return };
-        if let Place::Vacant(vacant) = self.announced.by_page.entry(key) {
-            vacant.insert(handle);
-            self.requests[handle].computing_key = Some(key);
-        }
+        let key = entry.sequence.keys().get(next_page as usize).filter(|_| entry.publishes());
+        let page = match key.map(|key| (key, self.announced.by_page.entry(key))) {
+            Some((key, Place::Vacant(vacant))) => {
+                vacant.insert(handle);
+                self.requests[handle].computing_key = Some(key);
+                next_page
+            }
+            // What it does will not be there for others, or is another's to bring.
+            Some((_, Place::Occupied(_))) | None => u32::MAX,
+        };
+        self.requests.wake_followers(handle, page);
     }
 
+    /// The request brings no pages any more.
     pub(crate) fn stop_sharing(&mut self, handle: Handle) {
+        self.withdraw_announcement(handle);
+        self.requests.wake_followers(handle, u32::MAX);
+    }
+
+    fn withdraw_announcement(&mut self, handle: Handle) {
         if let Some(key) = self.requests[handle].computing_key.take()
             && !planted(Bug::KeepSharingAfterEnd)
         {

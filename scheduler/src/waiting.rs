@@ -4,6 +4,7 @@
 use terrace_cache::planted::{Bug, planted};
 use terrace_fsm::{Event as LifeEvent, FailReason, StateName, Time};
 
+use crate::parked::Wake;
 use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 
@@ -15,13 +16,15 @@ pub(crate) enum Waiting {
     ToAsk,
     /// For L3's answer.
     Asking { until: Time },
-    /// For a share of the host, since L3 has something of it. Who would not stand in line for that
-    /// needs no timer: the next plan decides.
-    Told { found: Found, until: Option<Time> },
+    /// For a share of the host, since L3 has something of it. When its time is over the share may still come,
+    /// but the request does not wait for it any more.
+    Told { until: Time },
     /// For pages from L3; it does not run without them before this moment.
     Fetching { until: Time },
-    /// To be admitted.
-    InLine { delay: Option<Delay> },
+    /// To be admitted. With `recheck`, copies make room for it by then, or are not counted on any more.
+    InLine { recheck: Option<Time> },
+    /// For an event without which it is not admitted before this moment.
+    Parked { until: Option<Time>, wake: Wake },
     /// For pages from host; then it computes them.
     Loading { until: Time },
     /// For nothing but the steps that compute it. If it sits one out, copies make room by this moment.
@@ -37,29 +40,15 @@ pub(crate) struct Found {
     pub(crate) pages: u32,
 }
 
-/// Why one in line is not admitted though it be its turn, and when somebody looks again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Delay {
-    pub(crate) until: Time,
-    pub(crate) reason: DelayReason,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DelayReason {
-    /// L3 brings its pages, and may take this long: to admit it without them would be to begin
-    /// prefetches in order to call them off.
-    Fetch,
-    /// Another computes or loads its prefix.
-    Prefix,
-    /// Copies to host make room.
-    Room,
-    /// Others load so much that the rest of its pages on host would have to be computed.
-    Share,
+impl Found {
+    pub(crate) fn end_page(&self) -> u32 {
+        self.start_page + self.pages
+    }
 }
 
 impl Waiting {
     /// To be admitted as soon as it can be.
-    pub(crate) const IN_LINE: Self = Self::InLine { delay: None };
+    pub(crate) const IN_LINE: Self = Self::InLine { recheck: None };
     /// For the next step.
     pub(crate) const COMPUTING: Self = Self::Computing { room_by: None };
 
@@ -68,59 +57,75 @@ impl Waiting {
         match self {
             Self::ToAsk => None,
             Self::Asking { until }
+            | Self::Told { until }
             | Self::Fetching { until }
             | Self::Loading { until }
             | Self::Draining { until } => Some(*until),
-            Self::Told { until, .. } | Self::Computing { room_by: until } => *until,
-            Self::InLine { delay } => delay.map(|delay| delay.until),
+            Self::Computing { room_by: until }
+            | Self::InLine { recheck: until }
+            | Self::Parked { until, .. } => *until,
         }
     }
 
     /// Whether it could be admitted.
     pub(crate) fn is_in_line(&self) -> bool {
+        matches!(self, Self::InLine { .. })
+    }
+
+    /// The event that ends the wait of a deferred request.
+    pub(crate) fn wake(&self) -> Option<Wake> {
         match self {
-            Self::InLine { .. } => true,
+            Self::Parked { wake, .. } => Some(*wake),
+            Self::ToAsk
+            | Self::Asking { .. }
+            | Self::Told { .. }
+            | Self::Fetching { .. }
+            | Self::InLine { .. }
+            | Self::Loading { .. }
+            | Self::Computing { .. }
+            | Self::Draining { .. } => None,
+        }
+    }
+
+    /// Whether other requests may get pages from one that waits for this: it asks L3 for them, fetches, loads or
+    /// computes them.
+    pub(crate) fn may_bring(&self) -> bool {
+        match self {
             Self::ToAsk
             | Self::Asking { .. }
             | Self::Told { .. }
             | Self::Fetching { .. }
             | Self::Loading { .. }
-            | Self::Computing { .. }
-            | Self::Draining { .. } => false,
+            | Self::Computing { .. } => true,
+            Self::InLine { .. } | Self::Parked { .. } | Self::Draining { .. } => false,
         }
     }
 
-    /// Whether L3 brings its pages, and it is not admitted without.
-    pub(crate) fn is_delayed_by_fetch(&self) -> bool {
+    /// Whether one that has a slot can be part of a step.
+    pub(crate) fn may_compute(&self) -> bool {
         match self {
-            Self::InLine { delay } => delay.is_some_and(|delay| delay.reason == DelayReason::Fetch),
+            Self::Loading { .. } | Self::Computing { .. } => true,
             Self::ToAsk
             | Self::Asking { .. }
             | Self::Told { .. }
             | Self::Fetching { .. }
-            | Self::Loading { .. }
-            | Self::Computing { .. }
+            | Self::InLine { .. }
+            | Self::Parked { .. }
             | Self::Draining { .. } => false,
         }
-    }
-
-    /// Whether it is in line and there is a reason not to admit it.
-    pub(crate) fn is_delayed(&self) -> bool {
-        self.is_in_line() && self.until().is_some()
     }
 
     /// Whether one in this state of its life can wait for that.
     pub(crate) fn fits(&self, state: StateName) -> bool {
         use StateName as S;
         match self {
-            Self::ToAsk | Self::Asking { .. } | Self::Told { .. } => {
-                matches!(state, S::Submitted | S::Retracted)
-            }
+            Self::ToAsk | Self::Asking { .. } => matches!(state, S::Submitted | S::Retracted),
+            Self::Told { .. } => matches!(state, S::Submitted | S::Retracted | S::Prefilling),
             Self::Fetching { .. } if planted(Bug::WaitOutDeadlines) => {
-                matches!(state, S::Prefetching | S::PrefetchDone)
+                matches!(state, S::Prefetching | S::PrefetchDone | S::Prefilling)
             }
-            Self::Fetching { .. } => state == S::Prefetching,
-            Self::InLine { .. } => {
+            Self::Fetching { .. } => matches!(state, S::Prefetching | S::Prefilling),
+            Self::InLine { .. } | Self::Parked { .. } => {
                 matches!(state, S::Submitted | S::Prefetching | S::PrefetchDone | S::Retracted)
             }
             Self::Loading { .. } => state == S::Prefilling,
@@ -139,11 +144,14 @@ impl Scheduler {
             return;
         }
         match entry.waiting() {
-            // It stays where it is; whoever admits looks at it again.
-            Waiting::InLine { delay } => {
-                if delay.is_some_and(|delay| delay.reason == DelayReason::Share) {
-                    self.requests[handle].waited_for_share = true;
-                }
+            // It is tried again.
+            Waiting::InLine { .. } => self.requests.wait(handle, Waiting::IN_LINE),
+            Waiting::Parked { wake, .. } => {
+                self.requests[handle].waited_for_share |= wake == Wake::Share;
+                self.requests.wait(handle, Waiting::IN_LINE);
+            }
+            // It runs when there is room, whatever its prefetch has brought by then.
+            Waiting::Fetching { .. } if self.fetches_in_line(handle) => {
                 self.requests.wait(handle, Waiting::IN_LINE);
             }
             Waiting::ToAsk
@@ -165,45 +173,68 @@ impl Scheduler {
     /// The request goes on without what it waits for.
     pub(crate) fn stop_waiting(&mut self, handle: Handle) {
         match self.requests[handle].waiting() {
-            Waiting::ToAsk | Waiting::Told { .. } => self.requests.wait(handle, Waiting::IN_LINE),
+            Waiting::ToAsk => self.requests.wait(handle, Waiting::IN_LINE),
+            Waiting::Told { .. } => self.stop_waiting_for_share(handle),
             Waiting::Asking { .. } => {
                 self.abandon_operation(handle);
                 self.happen(handle, &LifeEvent::ProbeEnded);
                 self.requests.wait(handle, Waiting::IN_LINE);
             }
-            Waiting::Fetching { .. } | Waiting::InLine { .. } => self.stop_fetching(handle),
+            Waiting::Fetching { .. } | Waiting::InLine { .. } | Waiting::Parked { .. } => {
+                self.stop_fetching(handle);
+            }
             Waiting::Loading { .. } => self.compute_instead_of_loading(handle),
             Waiting::Computing { .. } => self.requests.wait(handle, Waiting::COMPUTING),
             Waiting::Draining { .. } => self.stop_draining(handle),
         }
     }
 
-    /// The request may be admitted without what L3 was to bring.
+    /// The request goes on without what L3 was to bring.
     pub(crate) fn stop_fetching(&mut self, handle: Handle) {
-        if self.requests[handle].state() == StateName::Prefetching {
-            self.abandon_operation(handle);
-            self.stop_sharing(handle);
-            self.happen(handle, &LifeEvent::PrefetchEnded { path: None });
+        match self.requests[handle].state() {
+            StateName::Prefetching | StateName::Prefilling => {
+                self.abandon_operation(handle);
+                self.requests[handle].found = None;
+                self.happen(handle, &LifeEvent::PrefetchEnded { path: None });
+                self.fetch_is_over(handle);
+            }
+            StateName::Submitted
+            | StateName::PrefetchDone
+            | StateName::Decoding
+            | StateName::Retracted
+            | StateName::Draining
+            | StateName::WritingBack
+            | StateName::Finished
+            | StateName::Aborted
+            | StateName::Failed => self.requests.wait(handle, Waiting::IN_LINE),
         }
-        self.requests.wait(handle, Waiting::IN_LINE);
+    }
+
+    /// A request whose admission is deferred leaves the line until an event, or a moment.
+    pub(crate) fn park(&mut self, handle: Handle, until: Option<Time>, wake: Wake) {
+        let waiting = match planted(Bug::DeferredFillWindow) {
+            true => Waiting::InLine { recheck: until },
+            false => Waiting::Parked { until, wake },
+        };
+        self.requests.wait(handle, waiting);
     }
 
     /// One in line, or one that sits out a step, is looked at again by then at the latest.
-    pub(crate) fn look_again(&mut self, handle: Handle, until: Time, reason: DelayReason) {
+    pub(crate) fn look_again(&mut self, handle: Handle, until: Time) {
         match self.requests[handle].waiting() {
-            Waiting::InLine { delay: None } => {
-                let delay = Some(Delay { until, reason });
-                self.requests.wait(handle, Waiting::InLine { delay });
+            Waiting::InLine { recheck: None } => {
+                self.requests.wait(handle, Waiting::InLine { recheck: Some(until) });
             }
             Waiting::Computing { room_by: None } => {
                 self.requests.wait(handle, Waiting::Computing { room_by: Some(until) });
             }
             // It has a timer, and is looked at when that runs out.
-            Waiting::InLine { delay: Some(_) } | Waiting::Computing { room_by: Some(_) } => {}
+            Waiting::InLine { recheck: Some(_) } | Waiting::Computing { room_by: Some(_) } => {}
             Waiting::ToAsk
             | Waiting::Asking { .. }
             | Waiting::Told { .. }
             | Waiting::Fetching { .. }
+            | Waiting::Parked { .. }
             | Waiting::Loading { .. }
             | Waiting::Draining { .. } => unreachable!("only who could go on is looked at"),
         }

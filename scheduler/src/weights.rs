@@ -6,7 +6,7 @@ use terrace_fsm::{Event as LifeEvent, Handover, State, StateName, Time};
 
 use crate::error::StepsInFlight;
 use crate::namespaces::Namespaces;
-use crate::requests::{Handle, L3_ASKS_MAX};
+use crate::requests::Handle;
 use crate::scheduler::Scheduler;
 use crate::waiting::Waiting;
 
@@ -94,11 +94,8 @@ impl Scheduler {
         if !planted(Bug::KeepOldKeys) {
             entry.sequence = entry.sequence.under(root);
         }
-        entry.computed_tokens = 0;
-        entry.distrusts_host = false;
         entry.sharing = None;
-        (entry.asked, entry.asks_left) = (None, L3_ASKS_MAX);
-        (entry.fetched, entry.uncached_tokens) = (0..0, None);
+        entry.forget_lookups();
         self.requests.wait(handle, Waiting::IN_LINE);
     }
 }

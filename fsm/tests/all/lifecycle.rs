@@ -36,7 +36,8 @@ impl World {
             slot: Slot(0),
             path: self.cache.pin_device(NAMESPACE, Cursor::START),
             tail: self.cache.take_device_pages(3).expect("the pool has eight"),
-            load_back: None,
+            transfer: None,
+            fetched: None,
         }
     }
 

@@ -22,10 +22,10 @@ enum Tried {
 }
 
 impl Scheduler {
-    /// Admits waiting requests while there are slots, memory and tokens to compute; with `above`, only
-    /// those of a higher priority.
-    pub(crate) fn admit(&mut self, plan: &mut Plan, above: Option<i32>, mut tokens_left: u32) {
-        if self.batch.free_slots().is_empty() {
+    /// Admits waiting requests while there are slots, memory and tokens to compute; with `from`, only
+    /// those of at least this priority.
+    pub(crate) fn admit(&mut self, plan: &mut Plan, from: Option<i32>, mut tokens_left: u32) {
+        if self.requests.line().is_empty() || self.batch.free_slots().is_empty() {
             return;
         }
         let mut candidates = std::mem::take(&mut self.candidates);
@@ -33,29 +33,42 @@ impl Scheduler {
         let overdue = self.now.before(wait_max);
         let (queue, requests, cache) = (&self.config.queue, &self.requests, &self.cache);
         requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
+        // Whether an earlier request waits for memory.
+        let mut is_behind = false;
         for candidate in &candidates {
-            let priority = self.requests[candidate.handle].priority;
-            let is_above = above.is_none_or(|above| priority > above);
-            if self.batch.free_slots().is_empty() || tokens_left == 0 || !is_above {
+            let handle = candidate.handle;
+            let is_due = from.is_none_or(|from| self.requests[handle].priority >= from);
+            if self.batch.free_slots().is_empty() || tokens_left == 0 || !is_due {
                 break;
             }
-            let mut tried = self.try_admit(candidate.handle, 0, plan);
-            if tried == Tried::Blocked && self.only_waiting_hold_memory() {
+            if is_behind && !self.backfill.has_room_for(self.pages_of_life(handle)) {
+                continue;
+            }
+            let mut tried = self.try_admit(handle, 0, plan);
+            if tried == Tried::Blocked && !is_behind && self.only_waiting_hold_memory() {
                 // Only those who wait hold memory: they give it up, and the first goes ahead.
-                self.yield_waiting_pins(candidate.handle);
-                tried = self.try_admit(candidate.handle, 0, plan);
+                self.yield_waiting_pins(handle);
+                tried = self.try_admit(handle, 0, plan);
             }
             match tried {
                 Tried::Admitted => {
-                    let entry = &self.requests[candidate.handle];
+                    let entry = &self.requests[handle];
                     let (start, end) = (entry.found_tokens(), entry.prefill_end);
                     let to_compute = work(&self.config.batch, start, end - start);
                     let loads = entry.life.state().operation().is_some();
                     if !loads || self.computes_while_loading(entry) {
                         tokens_left = tokens_left.saturating_sub(to_compute);
                     }
+                    if is_behind {
+                        self.backfill.take(self.pages_of_life(handle));
+                    }
                 }
-                Tried::Blocked if candidate.strict => break,
+                Tried::Blocked if candidate.strict && !is_behind => {
+                    if !self.backfill_behind(handle) {
+                        break;
+                    }
+                    is_behind = true;
+                }
                 Tried::Blocked | Tried::Deferred => {}
             }
         }
@@ -103,7 +116,11 @@ impl Scheduler {
         let page_size = self.config.cache.page_size;
         let loadable_pages = self.loadable_pages(handle, depths);
         let pays = self.rates.load_back_pays(loadable_pages, loadable_pages * page_size);
-        let load_pages = if pays { loadable_pages } else { 0 };
+        let others_run = !self.batch.running().is_empty();
+        let load_pages = match pays {
+            true => self.pages_before_steps(loadable_pages, others_run),
+            false => 0,
+        };
         let new_pages = self.new_pages(handle, depths);
 
         // Pins first: making room must not evict what was just found.
@@ -125,7 +142,7 @@ impl Scheduler {
             self.wake_when_room_is_late(handle);
             return Tried::Blocked;
         }
-        if loadable_pages > load_pages {
+        if !pays && loadable_pages > 0 {
             self.rates.forgive_load_back();
         }
         let on_host = depths.host - depths.device;
@@ -135,7 +152,7 @@ impl Scheduler {
             self.forget_found(handle);
         }
         let entry = &mut self.requests[handle];
-        entry.loads_on = pays && loadable_pages < on_host || entry.found.is_some();
+        entry.loads_on = pays && load_pages < on_host || entry.found.is_some();
         self.grant(handle, path, source, load_pages, new_pages, plan);
         Tried::Admitted
     }

@@ -145,7 +145,8 @@ pub struct QueueConfig {
     pub requests_max: u32,
     /// How many of the waiting a plan looks at.
     pub window: u32,
-    /// Who was submitted so long ago goes first, and nobody overtakes them.
+    /// Who was submitted so long ago goes first, and nobody overtakes them but those that may
+    /// [preempt](Self::preempt_margin) them.
     pub wait_max_ms: u64,
     /// How long a request waits at the most for others that compute or load its prefix; for its
     /// siblings it waits as long as they go on.
@@ -155,9 +156,22 @@ pub struct QueueConfig {
     /// How long a request may take before it runs; 0 for no limit.
     pub start_timeout_ms: u64,
     /// Whether the least urgent of those who run gives up its place to one in line that is more urgent, if
-    /// there is no other for it; not if it was submitted [too long ago](Self::wait_max_ms). With admission by
-    /// priority only.
+    /// there is no other for it. With admission by priority only.
     pub preempts: bool,
+    /// A running request that was submitted [long ago](Self::wait_max_ms) gives up its place only to one whose priority
+    /// is higher by at least this.
+    pub preempt_margin: u32,
+}
+
+impl QueueConfig {
+    /// The priority that a request has by its age: from this priority on, others overtake and preempt it.
+    pub(crate) fn priority_by_age(&self, priority: i32, is_overdue: bool) -> i32 {
+        match is_overdue {
+            true if self.preempts => priority.saturating_add_unsigned(self.preempt_margin),
+            true => i32::MAX,
+            false => priority.saturating_add(1),
+        }
+    }
 }
 
 impl Default for QueueConfig {
@@ -171,6 +185,7 @@ impl Default for QueueConfig {
             share_stall_max_ms: 1_000,
             start_timeout_ms: 0,
             preempts: false,
+            preempt_margin: 10,
         }
     }
 }
@@ -368,6 +383,7 @@ impl Config {
             ("batch.step_failures_max", self.batch.step_failures_max),
             ("queue.requests_max", self.queue.requests_max),
             ("queue.window", self.queue.window),
+            ("queue.preempt_margin", self.queue.preempt_margin),
             ("copies.load_back_threshold_pages", self.copies.load_back_threshold_pages),
             ("copies.load_back_pages_max", self.copies.load_back_pages_max),
             ("copies.write_back_pages_max", self.copies.write_back_pages_max),

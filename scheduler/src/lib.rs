@@ -83,6 +83,7 @@ mod adapters;
 mod admission;
 mod admission_order;
 mod audit;
+mod backfill;
 mod backup;
 mod batch;
 mod config;

@@ -50,6 +50,17 @@ impl Scheduler {
         is_worth_it
     }
 
+    /// Of so many pages, those that are loaded before the request is part of a step. Where steps overlap load-backs,
+    /// the last pages come during its first step, so that the step waits for no more than is loaded within it.
+    pub(crate) fn pages_before_steps(&self, pages: u32, others_run: bool) -> u32 {
+        let threshold = self.config.copies.load_back_threshold_pages.max(1);
+        let within_step = self.rates.pages_loaded_within_step().max(threshold);
+        match self.overlaps && others_run && pages > within_step {
+            true => pages - within_step,
+            false => pages,
+        }
+    }
+
     /// Loads what the share had no room for when the request was admitted.
     pub(crate) fn load_on(&mut self, handle: Handle, plan: &mut Plan) {
         let entry = &self.requests[handle];
@@ -64,7 +75,8 @@ impl Scheduler {
         }
         let found = self.cache.lookup(&entry.sequence, self.cacheable_pages(handle)).depths();
         let on_host = found.host - found.device;
-        let pages = self.loadable_pages(handle, found).min(computing.tail.len() as u32);
+        let loadable = self.loadable_pages(handle, found).min(computing.tail.len() as u32);
+        let pages = self.pages_before_steps(loadable, self.batch.running().len() > 1);
         let pays = self.rates.load_back_pays(on_host, on_host * page_size);
         self.requests[handle].loads_on = pays && pages < on_host;
         self.release_fetched(handle);

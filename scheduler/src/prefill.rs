@@ -17,7 +17,7 @@ use crate::admission_order::AdmissionOrder;
 use crate::config::ms;
 use crate::pace::{tokens_for, work};
 use crate::plan::{Plan, Prefill};
-use crate::requests::Handle;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 
 /// What sharing a step out among prompts needs.
@@ -117,28 +117,28 @@ impl Scheduler {
         by_turn.clear();
         by_turn.extend(self.batch.prefilling().iter().filter(|&&handle| self.can_compute(handle)));
         by_turn.sort_unstable_by_key(|&handle| {
-            let entry = &self.requests[handle];
-            let is_overdue = entry.submitted_at < overdue;
-            let priority = if is_overdue { i32::MAX } else { entry.priority };
-            (Reverse(priority), handle)
+            let Entry { priority, submitted_at, .. } = self.requests[handle];
+            (Reverse(self.config.queue.priority_by_age(priority, submitted_at < overdue)), handle)
         });
         for &handle in &by_turn {
-            if admits && self.requests[handle].submitted_at >= overdue {
-                self.admit_and_give(plan, Some(self.requests[handle].priority), tokens_left);
+            let Entry { priority, submitted_at, .. } = self.requests[handle];
+            let from = self.config.queue.priority_by_age(priority, submitted_at < overdue);
+            if admits && from < i32::MAX {
+                self.admit_and_give(plan, Some(from), tokens_left);
             }
             self.give(handle, tokens_left);
         }
         self.share_out.by_turn = by_turn;
     }
 
-    /// Admits waiting requests while there are tokens, and gives them theirs; with `above`, only those of
-    /// a higher priority.
-    fn admit_and_give(&mut self, plan: &mut Plan, above: Option<i32>, tokens_left: &mut u32) {
+    /// Admits waiting requests while there are tokens, and gives them theirs; with `from`, only those of at least
+    /// this priority.
+    fn admit_and_give(&mut self, plan: &mut Plan, from: Option<i32>, tokens_left: &mut u32) {
         if *tokens_left == 0 {
             return;
         }
         let first_new = self.batch.prefilling().len();
-        self.admit(plan, above, *tokens_left);
+        self.admit(plan, from, *tokens_left);
         for place in first_new..self.batch.prefilling().len() {
             self.give(self.batch.prefilling()[place], tokens_left);
         }

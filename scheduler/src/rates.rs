@@ -170,6 +170,12 @@ impl Rates {
         self.load_back_ns_per_page.drift_to(self.assumed.load_back_ns_per_page);
     }
 
+    /// How many pages are loaded back while a step of decodes runs.
+    pub(crate) fn pages_loaded_within_step(&self) -> u32 {
+        let pages = self.decode_step_ns.each() / self.load_back_ns_per_page.each().max(1);
+        u32::try_from(pages).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn load_back_pays(&self, pages: u32, tokens: u32) -> bool {
         self.load_back_ns(pages) < self.prefill_ns(tokens)
     }

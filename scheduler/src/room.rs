@@ -6,7 +6,7 @@ use terrace_fsm::{Event as LifeEvent, Handover};
 
 use crate::config::ms;
 use crate::plan::Plan;
-use crate::requests::Handle;
+use crate::requests::{Entry, Handle};
 use crate::scheduler::Scheduler;
 use crate::waiting::Waiting;
 
@@ -141,9 +141,8 @@ impl Scheduler {
         while let Some(urgent) = self.requests.line().most_urgent() {
             let priority = self.requests[urgent].priority;
             let gives_way = |&&handle: &&Handle| {
-                let entry = &self.requests[handle];
-                // Nobody overtakes who was submitted long ago.
-                entry.priority < priority && entry.submitted_at >= overdue
+                let Entry { priority: own, submitted_at, .. } = self.requests[handle];
+                priority >= self.config.queue.priority_by_age(own, submitted_at < overdue)
             };
             let running = self.batch.running().iter().filter(gives_way);
             let worst = running.max_by_key(|&&handle| self.requests[handle].rank()).copied();

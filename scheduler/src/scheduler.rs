@@ -9,6 +9,7 @@ use terrace_cache::{
 use terrace_fsm::{Event as LifeEvent, OpId, RequestId, StateName, Time, Transition};
 
 use crate::adapters::Adapters;
+use crate::backfill::Backfill;
 use crate::backup::Backups;
 use crate::batch::Batch;
 use crate::config::{Config, ms};
@@ -66,6 +67,7 @@ pub struct Scheduler {
     pub(crate) stats: Stats,
     pub(crate) now: Time,
     pub(crate) candidates: Vec<Candidate>,
+    pub(crate) backfill: Backfill,
     pub(crate) share_out: ShareOut,
     pub(crate) arrivals: Arrivals,
 }
@@ -95,6 +97,7 @@ impl Scheduler {
             stats: Stats::default(),
             now: Time::default(),
             candidates: Vec::new(),
+            backfill: Backfill::default(),
             share_out: ShareOut::default(),
             arrivals: Arrivals::default(),
             config,

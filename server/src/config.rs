@@ -171,6 +171,9 @@ settings! {
             /// Let a waiting request with higher priority preempt the running request with the lowest priority.
             /// Needs admission by priority. What the preempted request has computed stays in the cache.
             preempts: bool = false, "SWITCH";
+            /// How much higher the priority of a waiting request must be to preempt a running one that was submitted more
+            /// than 10 seconds ago.
+            preempt_margin: u32 = 10, "PRIORITIES";
             /// Minimum number of tokens per step for chunked prefill, that is, for prompts that do not fit into the
             /// step. They get more while no other request is expected, so that short prompts do not wait for long ones.
             chunk_tokens: u32 = 128, "TOKENS";

@@ -31,6 +31,7 @@ pub(super) fn scheduler_config(config: &Config, page_bytes: usize) -> terrace_sc
             order: config.admission,
             requests_max: config.limits.requests_max,
             preempts: config.preempts,
+            preempt_margin: config.preempt_margin,
             ..QueueConfig::default()
         },
         copies: CopyConfig { load_back_overlaps, ..CopyConfig::default() },

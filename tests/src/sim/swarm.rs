@@ -139,6 +139,7 @@ fn draw_config(dice: &mut Dice) -> Config {
             share_stall_max_ms: dice.pick(&[5, 100]),
             start_timeout_ms: dice.pick(&[0, 0, 0, 500]),
             preempts: order == AdmissionOrder::Priority && dice.one_in(2),
+            preempt_margin: dice.pick(&[1, 2, 10]),
         })
         .copies(CopyConfig {
             load_back_threshold_pages: dice.pick(&[1, 1, 2]),

@@ -13,7 +13,7 @@ use crate::waiting::Waiting;
 
 /// What came of trying to admit a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tried {
+pub(crate) enum Tried {
     Admitted,
     /// There is not enough memory.
     Blocked,
@@ -79,19 +79,13 @@ impl Scheduler {
         self.batch.running().is_empty() && self.pages_making_room() == 0
     }
 
-    /// Admits a request before those who came earlier, if so many pages can be had besides its own.
-    pub(crate) fn admit_past_others(
+    /// Admits a request if so many pages can be had besides its own, or defers it.
+    pub(crate) fn try_admit(
         &mut self,
         handle: Handle,
         spare_pages: usize,
         plan: &mut Plan,
-    ) {
-        if !self.batch.free_slots().is_empty() {
-            self.try_admit(handle, spare_pages, plan);
-        }
-    }
-
-    fn try_admit(&mut self, handle: Handle, spare_pages: usize, plan: &mut Plan) -> Tried {
+    ) -> Tried {
         if let Some(wake) = self.waits_for_adapter(handle) {
             self.park(handle, None, wake);
             return Tried::Deferred;

@@ -62,8 +62,8 @@ impl Line {
         self.by_arrival.len()
     }
 
-    /// Whom to try, and in which order: those who may preempt overdue ones, those who were submitted before `overdue`,
-    /// then the others by the configured order; at most `window` of them.
+    /// Whom to try, and in which order: those who were submitted before `overdue`, then the others by the configured
+    /// order; at most `window` of them.
     pub(crate) fn candidates(
         &self,
         config: &QueueConfig,
@@ -87,15 +87,16 @@ impl Line {
         let arrivals = || self.by_arrival.iter().copied();
         let is_overdue = |handle: &Handle| requests[*handle].submitted_at < overdue;
         let is_retracted = |handle: &Handle| requests[*handle].state() == StateName::Retracted;
-        if config.preempts && config.order == AdmissionOrder::Priority {
-            let overdue = arrivals().take_while(is_overdue).take(window);
-            if let Some(aged) = overdue.map(|handle| requests[handle].priority).max() {
-                let from = config.priority_by_age(aged, true);
-                let urgent = self.by_priority.iter().take_while(|(Reverse(own), _)| *own >= from);
-                add(&mut urgent.map(|&(_, handle)| handle), true);
+        // One that may preempt an overdue request must not be tried behind it, or they would take turns for ever.
+        let preempts = config.preempts && config.order == AdmissionOrder::Priority;
+        let mut urgent = self.by_priority.iter().filter(|_| preempts).peekable();
+        for handle in arrivals().take_while(is_overdue).take(window) {
+            let from = config.priority_by_age(requests[handle].priority, true);
+            while let Some((_, urgent)) = urgent.next_if(|(Reverse(own), _)| *own >= from) {
+                add(&mut std::iter::once(*urgent), true);
             }
+            add(&mut std::iter::once(handle), true);
         }
-        add(&mut arrivals().take_while(is_overdue), true);
         match config.order {
             AdmissionOrder::Arrival => add(&mut arrivals(), true),
             AdmissionOrder::Priority => {

@@ -147,7 +147,7 @@ impl Scheduler {
     // ---- by what is left ----
 
     /// Gives tokens to those with the least left to compute. One who waits is admitted for it only if
-    /// the first in line keeps the memory that it needs.
+    /// the first in line keeps a slot and the memory that it needs.
     fn share_among_shortest(&mut self, plan: &mut Plan, tokens_left: &mut u32) {
         if *tokens_left == 0 || planted(Bug::StarveTheShort) {
             return;
@@ -178,7 +178,10 @@ impl Scheduler {
                 let spare = first_in_line.filter(|&first| first != handle);
                 let spare = spare.filter(|&first| self.requests[first].waiting().is_in_line());
                 let spare_pages = spare.map_or(0, |first| self.new_pages(first, self.glance(first)));
-                self.admit_past_others(handle, spare_pages, plan);
+                // The first in line keeps its slot, too.
+                if self.batch.free_slots().len() > usize::from(spare.is_some()) {
+                    self.try_admit(handle, spare_pages, plan);
+                }
             }
             self.give(handle, tokens_left);
         }

@@ -20,6 +20,8 @@ mod lifetimes;
 mod mooncake;
 #[cfg(feature = "program")]
 mod nodes;
+#[cfg(feature = "program")]
+mod plans;
 mod scaling;
 mod steps;
 #[cfg(feature = "program")]
@@ -40,6 +42,8 @@ pub use lifetimes::{LifetimesFigures, LifetimesWorkload};
 pub use mooncake::{MooncakeFigures, MooncakeOverhead, MooncakeWorkload};
 #[cfg(feature = "program")]
 pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
+#[cfg(feature = "program")]
+pub use plans::{PlanCost, PlansFigures, PlansWorkload};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };

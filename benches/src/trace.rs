@@ -5,7 +5,7 @@ use terrace_kit::mixed;
 use terrace_replay::trace::{Trace, TraceBuilder};
 
 /// Tokens are below this, as those of usual models are.
-const VOCABULARY: u64 = 128_000;
+pub(crate) const VOCABULARY: u64 = 128_000;
 
 /// The prompts of a trace, one after the other. Every token follows from its block and its place there, without
 /// a pattern, so that prompts take as long to hash and to compare as those of users. They have no more room than

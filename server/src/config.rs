@@ -141,9 +141,9 @@ settings! {
             page_size: u32 = 16, "TOKENS";
             /// Eviction policy: lru, lfu, slru, fifo, priority or s3-fifo.
             eviction: EvictionKind = EvictionKind::Lru, "POLICY";
-            /// When pages are copied to the host tier: write-through (when their request ends), write-back (when the
-            /// device evicts them) or selective-write-through:HITS (when their request ends, after at least that many
-            /// cache hits).
+            /// When pages are copied to the host tier: write-through (after the prefill, and when their request ends),
+            /// write-back (when the device evicts them) or selective-write-through:HITS (when their request ends, after
+            /// at least that many cache hits).
             write_policy: WritePolicy = WritePolicy::WriteThrough, "POLICY";
             /// On a GPU, verify one in this many pages that are copied between GPU and host. A damaged copy is
             /// detected, counted and not used.

@@ -17,7 +17,8 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheWorkload, FeaturesWorkload, GapWorkload, KeysWorkload, L3Backend, L3Workload,
-    LifetimesWorkload, MooncakeWorkload, NodesWorkload, ScalingWorkload, StepWorkload, trace,
+    LifetimesWorkload, MooncakeWorkload, NodesWorkload, PlansWorkload, ScalingWorkload,
+    StepWorkload, trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3_disk::IoEngine;
@@ -26,7 +27,7 @@ use terrace_replay::trace::{ReadOptions, Trace};
 
 use crate::text::{
     cache_text, features_text, gap_text, keys_text, l3_text, lifetimes_text, mooncake_text,
-    nodes_text, steps_text,
+    nodes_text, plans_text, steps_text,
 };
 
 /// Measure the cache, the scheduler and the stores of Terrace on this machine
@@ -110,6 +111,27 @@ enum Workload {
         /// Simulated time to launch a step
         #[arg(long, default_value = "50us", value_parser = humantime::parse_duration)]
         launch: Duration,
+    },
+    /// Scheduler: CPU time of each plan while a trace is served with full pools and a very long prompt
+    Plans {
+        /// A trace file, in a format of `terrace replay` (default: generated conversations)
+        #[arg(long)]
+        trace: Option<PathBuf>,
+        /// Tokens in the long prompt, which comes after one half and three quarters of the trace; 0 for none
+        #[arg(long, default_value_t = 1_000_000)]
+        long_prompt: u32,
+        /// Tokens per page
+        #[arg(long, default_value_t = 16, value_parser = terrace_replay::page_size)]
+        page_size: u32,
+        /// Pages on the device
+        #[arg(long, default_value_t = 65_536)]
+        device_pages: u32,
+        /// Pages on the host
+        #[arg(long, default_value_t = 262_144)]
+        host_pages: u32,
+        /// Runs of the whole trace; the smallest time of each plan is reported
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
     },
     /// How the cost of operations grows with cached pages, running requests and context length
     Scaling {
@@ -314,6 +336,20 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
                 launch: *launch,
             };
             print(arguments.json, &workload.run()?, gap_text)
+        }
+        Workload::Plans { trace, long_prompt, page_size, device_pages, host_pages, rounds } => {
+            let workload = PlansWorkload {
+                trace: match trace {
+                    Some(path) => Trace::read(path, &ReadOptions::default())?.trace,
+                    None => trace::conversations(),
+                },
+                long_prompt_tokens: *long_prompt,
+                page_size: *page_size,
+                device_pages: *device_pages,
+                host_pages: *host_pages,
+                rounds: *rounds,
+            };
+            print(arguments.json, &workload.run()?, plans_text)
         }
         Workload::Scaling { quick, svg } => {
             let workload = ScalingWorkload {

@@ -2,7 +2,7 @@
 
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,
-    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, StepFigures,
+    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, PlansFigures, StepFigures,
 };
 use terrace_replay::Size;
 use terrace_replay::human;
@@ -76,6 +76,24 @@ pub(crate) fn gap_text(figures: &GapFigures) -> String {
         "idle time of the device between {} steps: {}\n",
         figures.steps,
         spread(&figures.gap_us)
+    )
+}
+
+pub(crate) fn plans_text(figures: &PlansFigures) -> String {
+    let worst = &figures.worst;
+    format!(
+        "CPU time of {} plans: {}\n\
+         the longest, number {}, starts copies of {} pages and L3 operations of {} pages,\n\
+         evicts {} device pages, and computes {} tokens of prompts\n\
+         {} tokens were found in the cache\n",
+        figures.plans,
+        spread(&figures.plan_us),
+        worst.index,
+        worst.copied_pages,
+        worst.l3_pages,
+        worst.evicted_pages,
+        worst.prefill_tokens,
+        figures.hit_tokens
     )
 }
 

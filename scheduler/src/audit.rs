@@ -67,7 +67,10 @@ impl Scheduler {
         let budgets = in_flight(self.operations.counts());
         ensure(in_flight(&counted) == budgets, || {
             format!("budgets {budgets:?}, in flight {:?}", in_flight(&counted))
-        })
+        })?;
+        let room: usize = self.operations.iter().map(|(_, operation)| operation.room).sum();
+        let counted = self.operations.pages_making_room();
+        ensure(room == counted, || format!("{room} pages make room and {counted} are counted"))
     }
 
     fn audit_requests(&self) -> Result<(), Fault> {

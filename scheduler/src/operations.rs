@@ -81,7 +81,7 @@ pub(crate) struct Operation {
     /// Whether a rank has stopped because nobody waited: what did not arrive was not asked for.
     pub(crate) called_off: bool,
     /// Device pages that are counted on to become evictable when it ends.
-    room: usize,
+    pub(crate) room: usize,
     /// Which ranks have let go of it.
     ended_ranks: u64,
     reports: u32,

@@ -1,6 +1,6 @@
 //! What a step costs depends on what it does, not on how much is cached.
 
-use terrace_scheduler::{Config, EvictionKind, Request, Stats, Token};
+use terrace_scheduler::{Config, EvictionKind, Outcome, Request, Stats, Token};
 use terrace_tests::World;
 
 /// Fills the cache with so many prompts that have nothing to do with each other.
@@ -55,4 +55,26 @@ fn eviction_from_a_full_pool_costs_what_it_evicts() {
         let large = cost_of_the_same_work(world_with(4_000, eviction, 30_000));
         assert!(large <= small + small / 4, "{eviction:?}: {large} nodes instead of {small}");
     }
+}
+
+#[test]
+fn a_large_write_back_is_split_over_plans() {
+    let config = Config::builder().page_size(1).device_pages(20_000).host_pages(20_000);
+    let mut world = World::new(config.build().expect("it can work")).expect("it can work");
+    world.submit(Request::new(1, tokens(1, 10_000), 1)).expect("it fits");
+    let mut copied = Vec::new();
+    while world.scheduler.stats().finished == 0 {
+        let plan = world.plan();
+        copied.push(plan.copies.iter().map(|copy| plan.device_pages(copy).len()).sum::<usize>());
+        let ops: Vec<_> = plan.copies.iter().map(|copy| copy.op).collect();
+        if world.in_step() {
+            world.finish_step().expect("no wrong page");
+        }
+        for op in ops {
+            world.report(op, 0, Outcome::Done).expect("it was planned");
+        }
+    }
+    assert_eq!(copied.iter().sum::<usize>(), 10_000);
+    // A plan must be ready within a step.
+    assert!(copied.iter().all(|&pages| pages <= 4_096), "{copied:?}");
 }

@@ -672,3 +672,32 @@ fn f69_waiting_requests_leave_room_on_host() {
     assert_eq!(stats.write_backs_skipped_pages, 0, "what ran found room on host");
     stage.finish();
 }
+
+/// A request for more room on host than could be had got none, and all backups that waited for their turn were given up
+/// for it. It gets what can be had, copies and prefetches alike.
+#[test]
+fn f83_room_for_a_part_is_used() {
+    only_fails_with(&[Bug::HostRoomAllOrNothing], || {
+        let mut stage = Stage::new(three_tiers(32, 8));
+        stage.run(1, 1..=21);
+        // Three pages are on their way to L3: the others are all that can be had.
+        stage.submit(2, 101..=113, 1);
+        stage.plan();
+        stage.ends(Kind::Probe, Outcome::Missing);
+        stage.step();
+        stage.plan();
+        stage.done(Kind::WriteBack);
+        stage.plan();
+        let backup = stage.latest(Kind::Backup);
+        stage.submit(3, 201..=233, 1);
+        stage.plan();
+        stage.ends(Kind::Probe, Outcome::Missing);
+        stage.step();
+        stage.plan();
+        let write_back = stage.latest(Kind::WriteBack);
+        assert_eq!(stage.host_pages(write_back).len(), 5);
+        stage.report(write_back, Outcome::Done);
+        stage.report(backup, Outcome::Done);
+        stage.finish();
+    });
+}

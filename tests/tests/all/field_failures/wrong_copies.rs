@@ -101,20 +101,24 @@ fn f07_write_back_follows_compute() {
 }
 
 /// An abort between the last token and the copy to host left host pages to be matched that nothing had
-/// been written to. Host pages are taken when the copy begins and matched when it has ended well.
+/// been written to. Host pages are taken when the copy begins, abort or not, and matched when it has ended well.
 #[test]
 fn f42_abort_while_draining() {
-    let mut stage = Stage::new(two_tiers(4, 8));
-    stage.submit(1, 1..=9, 1);
-    stage.step();
-    assert_eq!(stage.state(1), Some(StateName::Draining));
-    stage.abort(1);
-    assert_eq!(stage.cached(1..=9), (2, 0));
-    stage.run(2, 101..=116);
-    assert_eq!(stage.cached(1..=9), (0, 0), "the host has nothing of it");
-    stage.run(3, 1..=9);
-    assert_eq!(stage.stats().load_backs.started, 0);
-    stage.finish();
+    only_fails_with(&[Bug::PublishFailedTransfer], || {
+        let mut stage = Stage::new(two_tiers(4, 8));
+        stage.submit(1, 1..=9, 1);
+        stage.step();
+        assert_eq!(stage.state(1), Some(StateName::Draining));
+        stage.abort(1);
+        stage.plan();
+        assert_eq!(stage.cached(1..=9), (2, 0));
+        stage.ends(Kind::WriteBack, Outcome::Failed);
+        stage.run(2, 101..=116);
+        assert_eq!(stage.cached(1..=9), (0, 0), "the host has nothing of it");
+        stage.run(3, 1..=9);
+        assert_eq!(stage.stats().load_backs.started, 0);
+        stage.finish();
+    });
 }
 
 /// The same, but the copy is in flight and ends short: one page of two is on host, the other is not.

@@ -465,3 +465,35 @@ fn f74_a_full_hit_of_whole_pages() {
         }
     }
 }
+
+/// In a training loop, KV of old weights was used with new ones. New weights have another namespace; and what is on its
+/// way when they come, to host or from L3, is kept on no tier when it arrives.
+#[test]
+fn f77_pages_of_old_weights_are_not_kept() {
+    only_fails_with(&[Bug::KeepPagesOfOldWeights], || {
+        let mut stage = Stage::new(three_tiers(24, 24));
+        stage.run(1, 1..=9);
+        stage.clear();
+        stage.submit(2, 101..=109, 1);
+        stage.plan();
+        stage.ends(Kind::Probe, Outcome::Missing);
+        stage.step();
+        stage.submit(3, 1..=9, 4);
+        stage.plan();
+        stage.done(Kind::Probe);
+        stage.plan();
+        let write_back = stage.latest(Kind::WriteBack);
+        let prefetch = stage.latest(Kind::Prefetch);
+        stage.world.replace_weights("second").expect("no step is in flight");
+        stage.report(write_back, Outcome::Done);
+        stage.report(prefetch, Outcome::Done);
+        let host = stage.stats().cache.host;
+        assert_eq!(host.free_pages, host.total_pages, "the host keeps pages of no use");
+        let stored = stage.world.l3.len();
+        stage.settle();
+        assert_eq!(stage.stats().l3_hit_tokens, 0);
+        // The answer of the third was computed with the new weights.
+        assert_eq!(stage.world.l3.len(), stored + 3);
+        stage.finish();
+    });
+}

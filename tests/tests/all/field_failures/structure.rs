@@ -162,8 +162,9 @@ fn f17_load_back_is_pinned_until_its_outcome() {
         stage.run(1, 1..=17);
         // The end of it is evicted from the device; host has all of it.
         stage.submit(2, 101..=125, 1);
-        stage.step();
+        stage.plan();
         stage.abort(2);
+        stage.compute();
         assert_eq!(stage.cached(1..=17), (1, 3));
         stage.submit(5, 1..=17, 1);
         stage.plan();
@@ -295,8 +296,8 @@ fn abort_one_in(stage: &mut Stage, wanted: StateName) -> bool {
 }
 
 /// A retraction changed the request's state before it had checked that there was room, which leaked
-/// pages until the pool was stuck. Room on host is checked first, all or nothing; if there is none, the
-/// request is retracted without a copy.
+/// pages until the pool was stuck. Room on host is checked first; what it has no room for is not copied, and the
+/// request is retracted all the same.
 #[test]
 fn f46_retraction_checks_first() {
     only_fails_with(&[Bug::LoseSlotOnRetraction], || {

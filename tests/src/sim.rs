@@ -4,6 +4,7 @@
 mod action;
 mod decode;
 mod faults;
+mod pressure;
 mod regression;
 mod router;
 mod shrink;

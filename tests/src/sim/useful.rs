@@ -14,6 +14,7 @@ use terrace_scheduler::{
 };
 
 use super::action::{Action, Opening, Wishes};
+use super::pressure::live_under_pressure;
 use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
 use super::story::{begin_story, tell_action};
@@ -201,7 +202,7 @@ pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Viol
         computed: BTreeMap::new(),
         uses: BTreeMap::new(),
         clock: 0,
-        account,
+        account: &mut *account,
         steps: 0,
         next_own: 0,
         new_tokens: None,
@@ -209,7 +210,8 @@ pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Viol
         measures: true,
         taken: Yield::default(),
     }
-    .live(trouble)
+    .live(trouble)?;
+    live_under_pressure(seed, account)
 }
 
 struct Useful<'a> {

@@ -40,7 +40,11 @@ const SITUATIONS: [fn(&mut Pressure<'_>) -> Result<(), Violation>; 8] = [
     recovered_store,
 ];
 
-pub(super) fn live_in_situation(place: usize, seed: u64, account: &mut Account) -> Result<(), Violation> {
+pub(super) fn live_in_situation(
+    place: usize,
+    seed: u64,
+    account: &mut Account,
+) -> Result<(), Violation> {
     let dice = Dice::new(seed.rotate_left(8 + place as u32) ^ 0x9E55);
     SITUATIONS[place](&mut Pressure { seed, dice, account })
 }
@@ -92,8 +96,8 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     // The first of those behind a small one is larger than the share.
     (sizes[1], sizes[4]) = (draw(dice, 70..=100), draw(dice, 70..=100));
     let prefetch = dice.pick(&[
-        PrefetchPolicy::Wait { max_ms: 400 },
-        PrefetchPolicy::Deadline { base_ms: 400, per_page_us: 500 },
+        PrefetchPolicy::Wait { max_ms: 1_000 },
+        PrefetchPolicy::Deadline { base_ms: 1_000, per_page_us: 500 },
     ]);
     let page_size = pressure.page_size();
     let config = Config::builder()
@@ -113,17 +117,17 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
             ..L3Config::default()
         })
         .rates(RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() });
-    let speeds = Speeds { step_us: 10_000, ..Speeds::default() };
+    let speeds = Speeds { step_us: 50_000, ..Speeds::default() };
     let mut bench = pressure.bench(config, speeds);
     let prompts: Vec<(u32, u32)> = (0..).zip(sizes).collect();
     bench.prepare(&prompts)?;
     bench.perform(&Action::Clear)?;
     // Both slots are taken for longer than anybody waits for a share, and come free in the same step.
-    bench.submit(FLUSH_TEXT, 1, 31)?;
-    bench.submit(FLUSH_TEXT + 1, 1, 30)?;
+    bench.submit(FLUSH_TEXT, 1, 41)?;
+    bench.submit(FLUSH_TEXT + 1, 1, 40)?;
     let mut requests = Vec::new();
     for &(text, pages) in &prompts {
-        requests.push((bench.submit(text, pages, 30)?, pages));
+        requests.push((bench.submit(text, pages, 4)?, pages));
     }
     bench.run_until_quiet()?;
     check_hits(&bench, &requests, 90, "with a backlog larger than the share of prefetches")

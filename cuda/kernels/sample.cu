@@ -3,18 +3,27 @@
 
 // What changes the logits of an output before a token is chosen by them. They are changed in a copy: how likely a
 // token was is told by what the model said.
-struct Seen { u32 token, times; };
 struct Bias { u32 token; float bias; };
 struct Shaping {
     u32 row;
     u32 first_forbidden, forbidden;
-    u32 first_seen, seen;
     u32 first_bias, biases;
-    u32 awaited;  // the output of the step before whose token counts as seen once more, or NONE
+    u32 awaited;  // the output of the step before whose token counts once more, or NONE
+    u32 counts;   // the row of the table of counts, or NONE
     float repetition, frequency, presence;
-    u32 unused;
+    u32 unused[2];
 };
 #define NONE 0xffffffffu
+
+// The table of counts has an entry for each token of each row: how often the answer has it, and whether the prompt does.
+struct Count { u32 row, token, by; };
+#define OF_PROMPT 0x80000000u
+
+// Adds to the table. The prompt has a token at most once in the list of a row, so that nothing overflows.
+extern "C" __global__ void count(u32 *counts, u32 vocabulary, const Count *all, u32 number) {
+    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < number; at += gridDim.x * blockDim.x)
+        atomicAdd(&counts[(u64)all[at].row * vocabulary + all[at].token], all[at].by);
+}
 
 __device__ __forceinline__ void penalise(float *logit, const Shaping &by, u32 times) {
     float now = *logit;
@@ -24,26 +33,23 @@ __device__ __forceinline__ void penalise(float *logit, const Shaping &by, u32 ti
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, const u32 *forbidden, const Seen *seen,
-      const Bias *biases, const u32 *chosen_before) {
-    __shared__ u32 is_new;
+shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, const u32 *forbidden, const Bias *biases,
+      const u32 *counts, const u32 *chosen_before) {
     Shaping by = all[blockIdx.x];
     const float *from = logits + (u64)by.row * vocabulary;
     float *row = shaped + (u64)by.row * vocabulary;
     for (u32 token = threadIdx.x; token < vocabulary; token += 256) row[token] = from[token];
-    u32 awaited = by.awaited == NONE ? NONE : chosen_before[by.awaited];
-    if (threadIdx.x == 0) is_new = awaited != NONE;
     __syncthreads();
     for (u32 at = threadIdx.x; at < by.forbidden; at += 256) row[forbidden[by.first_forbidden + at]] = -INFINITE;
     __syncthreads();
-    for (u32 at = threadIdx.x; at < by.seen; at += 256) {
-        Seen one = seen[by.first_seen + at];
-        bool is_awaited = one.token == awaited;
-        if (is_awaited) is_new = 0;
-        penalise(row + one.token, by, one.times + is_awaited);
+    if (by.counts != NONE) {
+        const u32 *seen = counts + (u64)by.counts * vocabulary;
+        u32 awaited = by.awaited == NONE ? NONE : chosen_before[by.awaited];
+        for (u32 token = threadIdx.x; token < vocabulary; token += 256) {
+            u32 known = seen[token] + (token == awaited);
+            if (known > 0) penalise(row + token, by, known & ~OF_PROMPT);
+        }
     }
-    __syncthreads();
-    if (threadIdx.x == 0 && is_new) penalise(row + awaited, by, 1);
     __syncthreads();
     for (u32 at = threadIdx.x; at < by.biases; at += 256) row[biases[by.first_bias + at].token] += biases[by.first_bias + at].bias;
 }

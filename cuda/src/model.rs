@@ -15,6 +15,7 @@ mod matrix;
 mod plain;
 mod products;
 mod running;
+mod shaping;
 mod step;
 mod ticket;
 mod weights;

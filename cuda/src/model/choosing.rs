@@ -11,10 +11,11 @@ use smallvec::SmallVec;
 use terrace_engine::{Logprobs, StepLimits};
 use terrace_model::Shape;
 
-use super::forward::{Forward, LOGITS_ROWS};
+use super::forward::Forward;
 use super::header::{Header, Plan, Section};
 use super::kernels::Parameters;
-use super::plain::{self, Bias, Draw, Likelihood, Score, Seen};
+use super::plain::{self, Draw, Likelihood, Score};
+use super::shaping::{RowsOfLogits, Shaper};
 use super::step::Work;
 use crate::context::call;
 use crate::driver::{DeviceAddress, Driver, Piece};
@@ -22,8 +23,6 @@ use crate::error::CudaError;
 use crate::memory::Allocation;
 use crate::pinned::PinnedBytes;
 
-/// Penalised, forbidden and biased tokens of all rows of a step.
-const EDITS_MAX: usize = 1 << 20;
 /// Likeliest tokens that can be asked for beside each.
 const TOP_MAX: u32 = 64;
 
@@ -31,23 +30,12 @@ const TOP_MAX: u32 = 64;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sections {
     draws: Section,
-    shapings: Section,
     scores: Section,
-    forbidden: Section,
-    biases: Section,
-    seen: Section,
 }
 
 impl Sections {
     pub(super) fn new(plan: &mut Plan, rows: usize, tokens: usize) -> Self {
-        Self {
-            draws: plan.add::<Draw>(rows),
-            shapings: plan.add::<plain::Shaping>(rows),
-            scores: plan.add::<Score>(tokens + rows),
-            forbidden: plan.add::<u32>(EDITS_MAX / 16),
-            biases: plan.add::<Bias>(EDITS_MAX / 4),
-            seen: plan.add::<Seen>(EDITS_MAX),
-        }
+        Self { draws: plan.add::<Draw>(rows), scores: plan.add::<Score>(tokens + rows) }
     }
 }
 
@@ -59,8 +47,7 @@ pub(super) struct Choosing {
     /// By output. What the step before has chosen, until this one chooses.
     chosen: Allocation,
     rows: usize,
-    /// `[row][token]`: logits that were changed.
-    shaped: Allocation,
+    shaper: Shaper,
     likelihoods: Allocation,
     likelihoods_bytes: usize,
     spare: Arc<Mutex<Spare>>,
@@ -137,7 +124,7 @@ impl Choosing {
             sections,
             chosen: Allocation::new(driver, rows * 4)?,
             rows,
-            shaped: Allocation::new(driver, LOGITS_ROWS * shape.vocabulary * 4)?,
+            shaper: Shaper::new(driver, shape, limits)?,
             likelihoods: Allocation::new(driver, likelihoods_bytes)?,
             likelihoods_bytes,
             spare: Arc::default(),
@@ -153,11 +140,7 @@ impl Choosing {
     pub(super) fn write(&self, header: &mut Header, work: &Work) -> Result<(), CudaError> {
         let sections = &self.sections;
         header.write(sections.draws, &work.draws)?;
-        header.write(sections.shapings, &work.shapings)?;
-        header.write(sections.scores, &work.scores)?;
-        header.write(sections.forbidden, &work.forbidden)?;
-        header.write(sections.biases, &work.biases)?;
-        header.write(sections.seen, &work.seen)
+        header.write(sections.scores, &work.scores)
     }
 
     /// Gets memory for what comes back.
@@ -180,7 +163,7 @@ impl Choosing {
 
     /// Hands over what follows the logits of some rows.
     pub(super) fn choose(
-        &self,
+        &mut self,
         forward: &Forward,
         header: &Header,
         work: &Work,
@@ -193,22 +176,15 @@ impl Choosing {
         // Lists have rows of all logits; these are where they would be if all of them were there.
         let before = rows.start as usize * row_bytes;
         let from = |allocation: &Allocation| allocation.at().0.wrapping_sub(before as u64);
-        let (logits, shaped) = (from(&forward.buffers().logits), from(&self.shaped));
+        let (logits, shaped) = (from(&forward.buffers().logits), from(self.shaper.shaped()));
         self.tell(forward, work, &rows, logits, results)?;
         let parameters = || Parameters::default().wide(logits);
         // SAFETY, here and below: the lists were sent, they name rows and tokens that there are, and all memory lives as
         // long as `self`, which is kept until the stream has ended.
         let shapings = within(&work.shapings, &rows, |it| it.row);
         if !shapings.is_empty() {
-            let parameters = parameters()
-                .wide(shaped)
-                .narrow(vocabulary as u32)
-                .wide(header.at(self.sections.shapings).0 + bytes::<plain::Shaping>(shapings.start))
-                .wide(header.at(self.sections.forbidden).0)
-                .wide(header.at(self.sections.seen).0)
-                .wide(header.at(self.sections.biases).0)
-                .wide(self.chosen.at().0);
-            unsafe { kernels.shape.launch(stream, shapings.len(), parameters) }?;
+            let rows = RowsOfLogits { logits, shaped, chosen: self.chosen.at() };
+            self.shaper.shape(forward, work, shapings, rows)?;
         }
         let draws = within(&work.draws, &rows, |it| it.row);
         if !draws.is_empty() {

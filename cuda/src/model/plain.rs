@@ -58,8 +58,9 @@ plain! {
         units: u32,
         unused: [u32; 3],
     }
-    /// A token that a row has, and how often its answer has it.
-    Seen { token: u32, times: u32, }
+    /// A change of the table of counts: by one for each time that the answer of a row has a token, and by
+    /// [`OF_PROMPT`] if its prompt has it.
+    Count { row: u32, token: u32, by: u32, }
     /// What is added to a logit.
     Bias { token: u32, bias: f32, }
     /// What changes the logits of an output.
@@ -67,15 +68,15 @@ plain! {
         row: u32,
         first_forbidden: u32,
         forbidden: u32,
-        first_seen: u32,
-        seen: u32,
         first_bias: u32,
         biases: u32,
         awaited: u32,
+        /// The row of the table of counts, or [`NONE`].
+        counts: u32,
         repetition: f32,
         frequency: f32,
         presence: f32,
-        unused: u32,
+        unused: [u32; 2],
     }
     /// How the token of an output is drawn.
     Draw {
@@ -102,8 +103,10 @@ plain! {
 pub(super) const NOWHERE: u32 = u32::MAX;
 /// What needs no joining.
 pub(super) const WHOLE: u32 = u32::MAX;
-/// No output.
+/// No output, or nothing else of its kind.
 pub(super) const NONE: u32 = u32::MAX;
+/// In the table of counts, says that the prompt has a token.
+pub(super) const OF_PROMPT: u32 = 1 << 31;
 
 /// The bytes of some.
 pub(super) fn bytes_of<T: Plain>(all: &[T]) -> &[u8] {

@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 use terrace_engine::{Batch, ModelError, PageTable, StepLimits};
 use terrace_model::Shape;
 
-use super::choosing::Choosing;
+use super::choosing::{self, Choosing, Results};
 use super::forward::{BufferBytes, Extent, Forward, GRAPH_TOKENS_MAX, LOGITS_ROWS, Lists, rounded};
 use super::header::{Header, Plan, Section};
 use super::kernels::{Parameters, ROWS};
 use super::plain::{self, Awaited, Change, Item, NOWHERE, Segments};
-use super::step::{Limits, Row, Work};
+use super::step::{Expected, Limits, Row, Work};
 use super::ticket::{CudaTicket, Times};
 use super::weights::Weights;
 use crate::context::Context;
@@ -44,7 +44,7 @@ struct Sections {
     counts: Section,
     segments: Section,
     awaited: Section,
-    choosing: super::choosing::Sections,
+    choosing: choosing::Sections,
     changes: Section,
     few: Section,
     tokens: Section,
@@ -63,7 +63,7 @@ impl Sections {
             counts: plan.add::<u32>(3),
             segments: plan.add::<Segments>(rows + tiles),
             awaited: plan.add::<Awaited>(rows),
-            choosing: super::choosing::Sections::new(plan, rows, tokens),
+            choosing: choosing::Sections::new(plan, rows, tokens),
             changes: plan.add::<Change>(8 * rows),
             few: plan.add::<Item>(bytes.partials_max as usize + rows),
             tokens: plan.add::<plain::Token>(tokens),
@@ -78,7 +78,8 @@ impl Sections {
 pub(super) fn bytes(shape: &Shape, limits: StepLimits) -> usize {
     let bytes = BufferBytes::new(shape, limits);
     // Shaped logits are as large as logits; cuBLASLt's workspace and the lists are the rest.
-    bytes.total() + bytes.logits + (128 << 20)
+    let counts = super::shaping::counts_bytes(shape, limits);
+    bytes.total() + bytes.logits + counts + (128 << 20)
 }
 
 impl Running {
@@ -114,15 +115,12 @@ impl Running {
 
     pub(super) fn launch(&mut self, batch: &Arc<Batch>) -> Result<CudaTicket, ModelError> {
         let launched_at = Instant::now();
-        self.tell(batch);
-        let expected = {
-            let rows = &mut self.rows.lock();
-            self.work.prepare(&self.forward.shape, self.limits, batch, &self.table, rows)?
-        };
-        let told = |error: CudaError| ModelError(error.to_string());
-        self.driver.bind_thread().map_err(|error| told(error.into()))?;
-        let fence = self.memory.fence().map_err(told)?;
-        let results = self.hand_over(batch, &fence).map_err(told)?;
+        let launched = self.prepare_and_hand_over(batch);
+        if launched.is_err() {
+            // Nobody knows what of it the device has counted.
+            self.rows.lock().iter_mut().flatten().for_each(Row::forget_counts);
+        }
+        let (expected, results, fence) = launched?;
         Ok(CudaTicket {
             fence,
             batch: batch.clone(),
@@ -135,6 +133,22 @@ impl Running {
         })
     }
 
+    fn prepare_and_hand_over(
+        &mut self,
+        batch: &Arc<Batch>,
+    ) -> Result<(Vec<Expected>, Results, CudaFence), ModelError> {
+        self.tell(batch);
+        let expected = {
+            let rows = &mut self.rows.lock();
+            self.work.prepare(&self.forward.shape, self.limits, batch, &self.table, rows)?
+        };
+        let told = |error: CudaError| ModelError(error.to_string());
+        self.driver.bind_thread().map_err(|error| told(error.into()))?;
+        let fence = self.memory.fence().map_err(told)?;
+        let results = self.hand_over(batch, &fence).map_err(told)?;
+        Ok((expected, results, fence))
+    }
+
     /// Takes in who comes and goes, and where KV is.
     fn tell(&mut self, batch: &Batch) {
         self.table.apply(batch);
@@ -144,17 +158,14 @@ impl Running {
         }
         for came in &batch.came {
             self.arrivals += 1;
-            rows[came.slot.0 as usize] =
-                Some(Row::new(&came.choosing, &came.produced, self.arrivals));
+            let vocabulary = self.forward.shape.vocabulary;
+            let row = Row::new(&came.choosing, &came.produced, self.arrivals, vocabulary);
+            rows[came.slot.0 as usize] = Some(row);
         }
     }
 
     /// Hands the step that was prepared to the GPU.
-    fn hand_over(
-        &mut self,
-        batch: &Batch,
-        fence: &CudaFence,
-    ) -> Result<super::choosing::Results, CudaError> {
+    fn hand_over(&mut self, batch: &Batch, fence: &CudaFence) -> Result<Results, CudaError> {
         let tokens = self.work.tokens.len();
         let rounded = rounded(tokens);
         let nowhere = plain::Token { place: NOWHERE, ..plain::Token::default() };

@@ -1,7 +1,7 @@
 //! From a batch to what kernels read: which tokens go where, who looks at which keys, and how tokens are chosen. None of
 //! it needs a device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use terrace_engine::{Batch, Choosing, ModelError, PageTable, Span};
@@ -10,7 +10,9 @@ use terrace_scheduler::{Slot, Token};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::kernels::{FEW_ROWS, ROWS, SEGMENT};
-use super::plain::{self, Awaited, Bias, Change, Draw, Item, NONE, Score, Seen, Segments, WHOLE};
+use super::plain::{
+    self, Awaited, Bias, Change, Count, Draw, Item, NONE, OF_PROMPT, Score, Segments, WHOLE,
+};
 
 /// What the choice of a row's tokens depends on.
 #[derive(Debug)]
@@ -20,42 +22,54 @@ pub(super) struct Row {
     pub(super) arrival: u64,
     /// The answer, where choosing depends on it.
     pub(super) produced: Vec<Token>,
-    /// How often the answer has each of its tokens; never, for some of the prompt's.
-    times: BTreeMap<Token, u32>,
+    /// Tokens that end the answer, each once.
+    ends: Vec<u32>,
+    /// What is added to logits, each token once: a thread of its own adds it.
+    biases: Vec<Bias>,
+    /// Number of tokens of the answer that the device's table of counts has. `None` if the row of the table may hold
+    /// anything.
+    counted: Option<usize>,
 }
 
 impl Row {
-    pub(super) fn new(choosing: &Arc<Choosing>, produced: &[Token], arrival: u64) -> Self {
-        let (choosing, times) = (choosing.clone(), BTreeMap::new());
-        let mut row = Self { choosing, arrival, produced: Vec::new(), times };
-        row.begin(produced);
-        row
-    }
-
-    /// The answer has this and nothing else.
-    fn begin(&mut self, produced: &[Token]) {
-        self.times.clear();
-        self.produced.clear();
-        if self.choosing.shaping.repetition_penalty != 1.0 {
-            self.times.extend(self.choosing.prompt.iter().map(|&token| (token, 0)));
+    pub(super) fn new(
+        choosing: &Arc<Choosing>,
+        produced: &[Token],
+        arrival: u64,
+        vocabulary: usize,
+    ) -> Self {
+        let is_known = |token: Token| (token as usize) < vocabulary;
+        let ends = choosing.ends.iter().copied().filter(|end| is_known(*end));
+        let ends: Vec<u32> = ends.collect::<BTreeSet<_>>().into_iter().collect();
+        let mut biases = BTreeMap::new();
+        for &(token, bias) in choosing.shaping.bias.iter().filter(|(token, _)| is_known(*token)) {
+            biases.entry(token).and_modify(|all| *all += bias).or_insert(bias);
         }
-        produced.iter().for_each(|&token| self.push(token));
+        let biases = biases.into_iter().map(|(token, bias)| Bias { token, bias }).collect();
+        let (choosing, answer) = (choosing.clone(), Vec::new());
+        let mut row = Self { choosing, arrival, produced: answer, ends, biases, counted: None };
+        produced.iter().for_each(|&token| row.push(token));
+        row
     }
 
     /// The answer has another token.
     pub(super) fn push(&mut self, token: Token) {
         if self.counts_tokens() {
-            *self.times.entry(token).or_default() += 1;
             self.produced.push(token);
         }
     }
 
     /// What was chosen after so many tokens is forgotten.
     fn rewind(&mut self, tokens: usize) {
-        if self.counts_tokens() && tokens < self.produced.len() {
-            let produced = self.produced[..tokens].to_vec();
-            self.begin(&produced);
+        self.produced.truncate(tokens);
+        if self.counted.is_some_and(|counted| counted > tokens) {
+            self.counted = None;
         }
+    }
+
+    /// What the device has counted is unknown from here on.
+    pub(super) fn forget_counts(&mut self) {
+        self.counted = None;
     }
 
     fn counts_tokens(&self) -> bool {
@@ -63,6 +77,46 @@ impl Row {
         shaping.presence_penalty != 0.0
             || shaping.frequency_penalty != 0.0
             || shaping.repetition_penalty != 1.0
+    }
+}
+
+/// Changes of the device's table of counts, in their order: first rows are cleared, then tokens are counted.
+#[derive(Debug, Default)]
+pub(super) struct Counting {
+    /// Rows of which nothing is counted any more.
+    pub(super) cleared: Vec<u32>,
+    /// Tokens to be counted: usually the one that each row has got since the step before.
+    pub(super) counts: Vec<Count>,
+    /// Tokens of a prompt, while it is added: a bit for each.
+    seen: Vec<u64>,
+}
+
+impl Counting {
+    fn clear(&mut self) {
+        self.cleared.clear();
+        self.counts.clear();
+    }
+
+    /// Brings a row of the table up to all that is known of its answer.
+    fn add(&mut self, vocabulary: usize, slot: u32, row: &mut Row) {
+        let is_known = |token: &Token| (*token as usize) < vocabulary;
+        let counted = row.counted.replace(row.produced.len());
+        if counted.is_none() {
+            self.cleared.push(slot);
+            if row.choosing.shaping.repetition_penalty != 1.0 {
+                self.seen.clear();
+                self.seen.resize(vocabulary.div_ceil(64), 0);
+                for &token in row.choosing.prompt.iter().filter(|token| is_known(token)) {
+                    let (word, bit) = (token as usize / 64, 1 << (token % 64));
+                    if self.seen[word] & bit == 0 {
+                        self.seen[word] |= bit;
+                        self.counts.push(Count { row: slot, token, by: OF_PROMPT });
+                    }
+                }
+            }
+        }
+        let new = row.produced[counted.unwrap_or(0)..].iter().filter(|token| is_known(token));
+        self.counts.extend(new.map(|&token| Count { row: slot, token, by: 1 }));
     }
 }
 
@@ -86,7 +140,7 @@ pub(super) struct Work {
     pub(super) draws: Vec<Draw>,
     pub(super) shapings: Vec<plain::Shaping>,
     pub(super) forbidden: Vec<u32>,
-    pub(super) seen: Vec<Seen>,
+    pub(super) counting: Counting,
     pub(super) biases: Vec<Bias>,
     pub(super) scores: Vec<Score>,
     /// Rows of logits that the host gets.
@@ -177,12 +231,13 @@ impl Work {
         few.clear();
         segments.clear();
         many.clear();
-        let Self { logits_of, draws, shapings, forbidden, seen, biases, scores, told, .. } = self;
+        let Self { logits_of, draws, shapings, forbidden, counting, biases, scores, told, .. } =
+            self;
         logits_of.clear();
         draws.clear();
         shapings.clear();
         forbidden.clear();
-        seen.clear();
+        counting.clear();
         biases.clear();
         scores.clear();
         told.clear();
@@ -327,7 +382,7 @@ impl Work {
         if is_shaped {
             let awaited = batch.awaited.iter().find(|it| it.token + 1 == span.tokens.end);
             let awaited = awaited.map(|it| it.output as u32);
-            self.add_shaping(shape, last, row, choice.index, awaited)?;
+            self.add_shaping(shape, last, span.slot.0, row, choice.index, awaited)?;
         }
         let sampling = &row.choosing.sampling;
         self.draws.push(Draw {
@@ -348,27 +403,11 @@ impl Work {
         &mut self,
         shape: &Shape,
         logits_row: u32,
-        row: &Row,
+        slot: u32,
+        row: &mut Row,
         index: u32,
         awaited: Option<u32>,
     ) -> Result<(), ModelError> {
-        let shaping = &row.choosing.shaping;
-        let (first_forbidden, first_seen) = (self.forbidden.len() as u32, self.seen.len() as u32);
-        let first_bias = self.biases.len() as u32;
-        let is_known = |token: Token| (token as usize) < shape.vocabulary;
-        if index < shaping.min_tokens {
-            self.forbidden.extend(row.choosing.ends.iter().filter(|end| is_known(**end)));
-        }
-        let seen = row.times.iter().filter(|(token, _)| is_known(**token));
-        self.seen.extend(seen.map(|(&token, &times)| Seen { token, times }));
-        for &(token, bias) in shaping.bias.iter().filter(|(token, _)| is_known(*token)) {
-            // Each is added by a thread of its own.
-            let same = self.biases[first_bias as usize..].iter_mut().find(|it| it.token == token);
-            match same {
-                Some(same) => same.bias += bias,
-                None => self.biases.push(Bias { token, bias }),
-            }
-        }
         let known = row.produced.len() as u32;
         let awaited = match (row.counts_tokens(), awaited) {
             (false, _) => NONE,
@@ -381,19 +420,27 @@ impl Work {
                 )));
             }
         };
+        if row.counts_tokens() {
+            self.counting.add(shape.vocabulary, slot, row);
+        }
+        let shaping = &row.choosing.shaping;
+        let (first_forbidden, first_bias) = (self.forbidden.len(), self.biases.len());
+        if index < shaping.min_tokens {
+            self.forbidden.extend_from_slice(&row.ends);
+        }
+        self.biases.extend_from_slice(&row.biases);
         self.shapings.push(plain::Shaping {
             row: logits_row,
-            first_forbidden,
-            forbidden: self.forbidden.len() as u32 - first_forbidden,
-            first_seen,
-            seen: self.seen.len() as u32 - first_seen,
-            first_bias,
-            biases: self.biases.len() as u32 - first_bias,
+            first_forbidden: first_forbidden as u32,
+            forbidden: (self.forbidden.len() - first_forbidden) as u32,
+            first_bias: first_bias as u32,
+            biases: (self.biases.len() - first_bias) as u32,
             awaited,
+            counts: if row.counts_tokens() { slot } else { NONE },
             repetition: shaping.repetition_penalty,
             frequency: shaping.frequency_penalty,
             presence: shaping.presence_penalty,
-            unused: 0,
+            unused: [0; 2],
         });
         Ok(())
     }
@@ -418,4 +465,126 @@ fn check(shape: &Shape, batch: &Batch) -> Result<(), ModelError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_engine::{Sampling, Shaping};
+    use terrace_kit::Dice;
+
+    use super::*;
+
+    const VOCABULARY: usize = 40;
+
+    /// The table of counts as the device keeps it.
+    #[derive(Default)]
+    struct Table(BTreeMap<(u32, Token), u32>);
+
+    impl Table {
+        fn take(&mut self, counting: &Counting) {
+            for slot in &counting.cleared {
+                self.0.retain(|(row, _), _| row != slot);
+            }
+            for count in &counting.counts {
+                *self.0.entry((count.row, count.token)).or_default() += count.by;
+            }
+        }
+    }
+
+    fn row(prompt: &[Token], produced: &[Token], repetition_penalty: f32) -> Row {
+        let shaping = Shaping { repetition_penalty, frequency_penalty: 0.5, ..Shaping::default() };
+        let choosing = Choosing {
+            sampling: Sampling::GREEDY,
+            shaping,
+            ends: Arc::new([]),
+            prompt: prompt.to_vec(),
+            logprobs: None,
+            logits: false,
+        };
+        Row::new(&Arc::new(choosing), produced, 0, VOCABULARY)
+    }
+
+    /// What the table has to have of a row.
+    fn expected(slot: u32, row: &Row) -> BTreeMap<(u32, Token), u32> {
+        let mut all = BTreeMap::new();
+        let is_known = |token: &&Token| (**token as usize) < VOCABULARY;
+        if row.choosing.shaping.repetition_penalty != 1.0 {
+            let prompt = row.choosing.prompt.iter().filter(is_known);
+            all.extend(prompt.map(|&token| ((slot, token), OF_PROMPT)));
+        }
+        for &token in row.produced.iter().filter(is_known) {
+            *all.entry((slot, token)).or_default() += 1;
+        }
+        all
+    }
+
+    #[test]
+    fn a_step_tells_the_device_only_what_it_has_not_counted() {
+        let (mut counting, mut table) = (Counting::default(), Table::default());
+        // More than the lists of all steps together once had room for.
+        let answer: Vec<Token> = (0..(1 << 20) + 10).map(|at| at % 30).collect();
+        let mut row = row(&[3, 3, 39, 40], &answer, 1.5);
+        counting.add(VOCABULARY, 2, &mut row);
+        assert_eq!((&*counting.cleared, counting.counts.len()), (&[2][..], answer.len() + 2));
+        table.take(&counting);
+        assert_eq!(table.0, expected(2, &row));
+        for token in [39, 7, 7] {
+            row.push(token);
+            counting.clear();
+            counting.add(VOCABULARY, 2, &mut row);
+            assert!(counting.cleared.is_empty(), "what is there stays");
+            assert_eq!(counting.counts, [Count { row: 2, token, by: 1 }]);
+            table.take(&counting);
+        }
+        counting.clear();
+        counting.add(VOCABULARY, 2, &mut row);
+        assert_eq!(counting.counts, [], "a step that comes again tells nothing");
+        assert_eq!(table.0, expected(2, &row));
+    }
+
+    /// Rows come, go, get tokens, forget some, and steps are not handed over.
+    #[test]
+    fn the_table_has_what_rows_have_whatever_happens_to_them() {
+        let mut dice = Dice::new(17);
+        let (mut counting, mut table) = (Counting::default(), Table::default());
+        let mut rows: Vec<Option<Row>> = (0..4).map(|_| None).collect();
+        for _ in 0..3_000 {
+            let slot = dice.below(4) as u32;
+            let held = &mut rows[slot as usize];
+            match (dice.below(12), held) {
+                (0, held) => *held = None,
+                (1, held) | (_, held @ None) => {
+                    let [prompt, produced] = [20, 9].map(|most| {
+                        let count = dice.place(most);
+                        dice.tokens(count, VOCABULARY + 2)
+                    });
+                    *held = Some(row(&prompt, &produced, dice.pick(&[1.0, 1.5])));
+                }
+                (2, Some(row)) => row.rewind(dice.place(row.produced.len() + 1)),
+                (_, Some(row)) => row.push(dice.place(VOCABULARY) as Token),
+            }
+            counting.clear();
+            let some = dice.below(16);
+            for (slot, row) in (0..).zip(&mut rows) {
+                if let Some(row) = row.as_mut().filter(|_| some >> slot & 1 == 1) {
+                    counting.add(VOCABULARY, slot, row);
+                }
+            }
+            if dice.one_in(10) {
+                // It could not be handed over, or only some of it.
+                counting.counts.truncate(dice.place(3));
+                rows.iter_mut().flatten().for_each(Row::forget_counts);
+                table.take(&counting);
+                continue;
+            }
+            table.take(&counting);
+            for (slot, row) in (0..).zip(&rows) {
+                if let Some(row) = row.as_ref().filter(|_| some >> slot & 1 == 1) {
+                    let of_row = table.0.range((slot, 0)..(slot + 1, 0));
+                    let of_row = of_row.map(|(at, count)| (*at, *count)).collect();
+                    assert_eq!(expected(slot, row), of_row);
+                }
+            }
+        }
+    }
 }

@@ -43,15 +43,14 @@ struct PlainShaping {
     row: u32,
     first_forbidden: u32,
     forbidden: u32,
-    first_seen: u32,
-    seen: u32,
     first_bias: u32,
     biases: u32,
     awaited: u32,
+    counts: u32,
     repetition: f32,
     frequency: f32,
     presence: f32,
-    unused: u32,
+    unused: [u32; 2],
 }
 
 /// What is added to a logit, as kernels read it.
@@ -71,6 +70,8 @@ struct Likelihood {
 }
 
 const NONE: u32 = u32::MAX;
+/// Says in the table of counts that the prompt has a token.
+const OF_PROMPT: u32 = 1 << 31;
 /// Bins, a list of keys and one of measures, and what is kept beside them.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
 const SAMPLING: Block = Block { threads: 1024, shared_bytes: SELECTION_BYTES };
@@ -357,7 +358,8 @@ impl Answer {
 struct Lists {
     shapings: Vec<PlainShaping>,
     forbidden: Vec<u32>,
-    seen: Vec<[u32; 2]>,
+    /// Row, token, and by how much it counts.
+    counts: Vec<[u32; 3]>,
     biases: Vec<Bias>,
     /// By output of the step before.
     chosen_before: Vec<u32>,
@@ -367,20 +369,22 @@ impl Lists {
     fn add(&mut self, row: usize, answer: &Answer) {
         let Choosing { shaping, ends, prompt, .. } = &answer.choosing;
         let known = answer.produced.len() - usize::from(answer.is_awaited);
-        let (first_forbidden, first_seen) = (self.forbidden.len(), self.seen.len());
-        let first_bias = self.biases.len();
+        let (first_forbidden, first_bias) = (self.forbidden.len(), self.biases.len());
         if answer.index() < shaping.min_tokens {
             self.forbidden.extend(ends.iter());
         }
-        let mut tokens = answer.produced[..known].to_vec();
-        if shaping.repetition_penalty != 1.0 {
-            tokens.extend(prompt);
+        let counts_tokens = shaping.presence_penalty != 0.0
+            || shaping.frequency_penalty != 0.0
+            || shaping.repetition_penalty != 1.0;
+        if counts_tokens {
+            let counts = answer.produced[..known].iter().map(|&token| [row as u32, token, 1]);
+            self.counts.extend(counts);
         }
-        tokens.sort_unstable();
-        tokens.dedup();
-        for token in tokens {
-            let times = answer.produced[..known].iter().filter(|it| **it == token).count();
-            self.seen.push([token, times as u32]);
+        if shaping.repetition_penalty != 1.0 {
+            let mut tokens = prompt.clone();
+            tokens.sort_unstable();
+            tokens.dedup();
+            self.counts.extend(tokens.into_iter().map(|token| [row as u32, token, OF_PROMPT]));
         }
         self.biases.extend(shaping.bias.iter().map(|&(token, bias)| Bias { token, bias }));
         let awaited = match answer.is_awaited {
@@ -394,15 +398,14 @@ impl Lists {
             row: row as u32,
             first_forbidden: first_forbidden as u32,
             forbidden: (self.forbidden.len() - first_forbidden) as u32,
-            first_seen: first_seen as u32,
-            seen: (self.seen.len() - first_seen) as u32,
             first_bias: first_bias as u32,
             biases: (self.biases.len() - first_bias) as u32,
             awaited,
+            counts: if counts_tokens { row as u32 } else { NONE },
             repetition: shaping.repetition_penalty,
             frequency: shaping.frequency_penalty,
             presence: shaping.presence_penalty,
-            unused: 0,
+            unused: [0; 2],
         });
     }
 }
@@ -433,6 +436,15 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
         for (row, answer) in answers.iter().enumerate().rev() {
             lists.add(row, answer);
         }
+        // What is counted comes in two steps, and some rows of the table belong to nobody here.
+        let mut counts = vec![0_u32; (answers.len() + 1) * VOCABULARY];
+        let (first, second) = lists.counts.split_at(lists.counts.len() / 3);
+        for (some, blocks) in [(first, 2), (second, 5)] {
+            let arguments = Arguments::default().out(&mut counts).number(VOCABULARY);
+            let arguments = arguments.list(some).number(some.len());
+            kernels.launch("count", blocks, Block::of(256), arguments);
+        }
+        assert!(counts[answers.len() * VOCABULARY..].iter().all(|count| *count == 0));
         let mut shaped = vec![f32::NAN; rows.logits.len()];
         let arguments = Arguments::default()
             .list(&rows.logits)
@@ -440,8 +452,8 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
             .number(VOCABULARY)
             .list(&lists.shapings)
             .list(&lists.forbidden)
-            .list(&lists.seen)
             .list(&lists.biases)
+            .list(&counts)
             .list(&lists.chosen_before);
         kernels.launch("shape", lists.shapings.len(), Block::of(256), arguments);
         for (row, answer) in answers.iter().enumerate() {

@@ -15,7 +15,7 @@ const SOURCES: [&str; 4] = [
     include_str!("../../kernels/sample.cu"),
 ];
 const SHIM: &str = include_str!("shim.h");
-const KERNELS: [&str; 13] = [
+const KERNELS: [&str; 14] = [
     "take_in",
     "embed",
     "add_norm",
@@ -26,6 +26,7 @@ const KERNELS: [&str; 13] = [
     "gate",
     "fill",
     "fill_with",
+    "count",
     "shape",
     "sample",
     "score",

@@ -1,0 +1,293 @@
+//! Logits that are changed before a token is chosen by them, and the table of counts that penalties depend on.
+//!
+//! The table is on the device, with an entry for each token of each row: only what has come since the step before is sent.
+//! It takes four bytes for each token of the vocabulary and each row that can run, whether rows have penalties or not;
+//! rows without are never read or written. Lists travel behind the forward pass, in as many rounds as they need, so that
+//! no step fails because they are long.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::result;
+use terrace_engine::StepLimits;
+use terrace_model::Shape;
+
+use super::forward::{Forward, LOGITS_ROWS};
+use super::header::{Header, Plan, Section};
+use super::kernels::Parameters;
+use super::plain::{self, Bias, Count};
+use super::step::Work;
+use crate::context::call;
+use crate::driver::{DeviceAddress, Driver};
+use crate::error::CudaError;
+use crate::fence::EventPool;
+use crate::memory::Allocation;
+
+/// Bytes of the table of counts.
+pub(super) fn counts_bytes(shape: &Shape, limits: StepLimits) -> usize {
+    limits.rows as usize * shape.vocabulary * 4
+}
+
+/// How much a round takes. A row's own lists fit in any case.
+#[derive(Clone, Copy, Debug)]
+struct RoundLimits {
+    counts: usize,
+    forbidden: usize,
+    biases: usize,
+}
+
+impl RoundLimits {
+    fn new(shape: &Shape) -> Self {
+        const LEAST: usize = 1 << 16;
+        let each = shape.vocabulary.max(LEAST);
+        Self { counts: LEAST, forbidden: each, biases: each }
+    }
+}
+
+/// What travels together.
+#[derive(Clone, Debug, PartialEq)]
+struct Round {
+    counts: Range<usize>,
+    shapings: Range<usize>,
+}
+
+/// Divides what some outputs need. All is counted before anything is shaped by it.
+fn rounds(
+    counts: Range<usize>,
+    all: &[plain::Shaping],
+    shapings: Range<usize>,
+    limits: RoundLimits,
+) -> Vec<Round> {
+    let mut rounds = Vec::with_capacity(1);
+    let mut counted = counts.start;
+    while counts.end - counted > limits.counts {
+        let end = counted + limits.counts;
+        rounds.push(Round { counts: counted..end, shapings: 0..0 });
+        counted = end;
+    }
+    let mut first = shapings.start;
+    let (mut forbidden, mut biases) = (0, 0);
+    for at in shapings.clone() {
+        let (more_forbidden, more_biases) = (all[at].forbidden as usize, all[at].biases as usize);
+        if forbidden + more_forbidden > limits.forbidden || biases + more_biases > limits.biases {
+            rounds.push(Round { counts: counted..counts.end, shapings: first..at });
+            (counted, first, forbidden, biases) = (counts.end, at, 0, 0);
+        }
+        (forbidden, biases) = (forbidden + more_forbidden, biases + more_biases);
+    }
+    rounds.push(Round { counts: counted..counts.end, shapings: first..shapings.end });
+    rounds
+}
+
+/// Where rows of logits are, and what the step before has chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowsOfLogits {
+    pub(super) logits: u64,
+    pub(super) shaped: u64,
+    pub(super) chosen: DeviceAddress,
+}
+
+/// Where the lists of a round lie.
+#[derive(Clone, Copy, Debug)]
+struct Sections {
+    counts: Section,
+    shapings: Section,
+    forbidden: Section,
+    biases: Section,
+}
+
+/// Changes logits.
+#[derive(Debug)]
+pub(super) struct Shaper {
+    driver: Arc<dyn Driver>,
+    header: Header,
+    sections: Sections,
+    limits: RoundLimits,
+    events: EventPool,
+    /// `[row][token]`: logits that were changed.
+    shaped: Allocation,
+    /// `[row][token]`: the table of counts.
+    counts: Allocation,
+}
+
+impl Shaper {
+    pub(super) fn new(
+        driver: &Arc<dyn Driver>,
+        shape: &Shape,
+        limits: StepLimits,
+    ) -> Result<Self, CudaError> {
+        let counts = Allocation::new(driver, counts_bytes(shape, limits))?;
+        let limits = RoundLimits::new(shape);
+        let mut plan = Plan::default();
+        let sections = Sections {
+            counts: plan.add::<Count>(limits.counts),
+            shapings: plan.add::<plain::Shaping>(LOGITS_ROWS),
+            forbidden: plan.add::<u32>(limits.forbidden),
+            biases: plan.add::<Bias>(limits.biases),
+        };
+        Ok(Self {
+            driver: driver.clone(),
+            header: Header::new(driver, &plan)?,
+            sections,
+            limits,
+            events: EventPool::new(driver),
+            shaped: Allocation::new(driver, LOGITS_ROWS * shape.vocabulary * 4)?,
+            counts,
+        })
+    }
+
+    /// Logits that were changed.
+    pub(super) fn shaped(&self) -> &Allocation {
+        &self.shaped
+    }
+
+    /// Hands over the changes of some outputs' logits. The first of a step also bring the table of counts up to date.
+    pub(super) fn shape(
+        &mut self,
+        forward: &Forward,
+        work: &Work,
+        shapings: Range<usize>,
+        rows: RowsOfLogits,
+    ) -> Result<(), CudaError> {
+        let all = &work.counting.counts;
+        let counts = if shapings.start == 0 { 0..all.len() } else { all.len()..all.len() };
+        if shapings.start == 0 {
+            self.clear(forward, &work.counting.cleared)?;
+        }
+        for round in rounds(counts, &work.shapings, shapings, self.limits) {
+            self.send(forward, work, &round)?;
+            self.hand_over(forward, work, &round, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Has rows of the table cleared.
+    fn clear(&self, forward: &Forward, cleared: &[u32]) -> Result<(), CudaError> {
+        let row_bytes = forward.shape.vocabulary * 4;
+        for &row in cleared {
+            let at = self.counts.at().offset(row as usize * row_bytes);
+            // SAFETY: the table has a row for each that can run.
+            let cleared =
+                unsafe { result::memset_d8_async(at.0, 0, row_bytes, forward.stream.raw()) };
+            call("cuMemsetD8Async", cleared)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, forward: &Forward, work: &Work, round: &Round) -> Result<(), CudaError> {
+        let Self { driver, header, sections, events, .. } = self;
+        let shapings = &work.shapings[round.shapings.clone()];
+        let (forbidden, biases) = lists_of(shapings);
+        header.begin(&**driver, forward.stream)?;
+        header.write(sections.counts, &work.counting.counts[round.counts.clone()])?;
+        header.write(sections.shapings, shapings)?;
+        header.write(sections.forbidden, &work.forbidden[forbidden])?;
+        header.write(sections.biases, &work.biases[biases])?;
+        let taken_in = events.fence()?;
+        header.send(&**driver, forward.stream, &taken_in)?;
+        taken_in.record(forward.stream)
+    }
+
+    fn hand_over(
+        &self,
+        forward: &Forward,
+        work: &Work,
+        round: &Round,
+        rows: RowsOfLogits,
+    ) -> Result<(), CudaError> {
+        let (stream, kernels, sections) = (forward.stream, &forward.kernels, &self.sections);
+        let vocabulary = forward.shape.vocabulary as u32;
+        // SAFETY, here and below: the lists were sent, they name rows and tokens that there are, and all memory lives as
+        // long as `self`, which is kept until the stream has ended.
+        if !round.counts.is_empty() {
+            let parameters = Parameters::default()
+                .wide(self.counts.at().0)
+                .narrow(vocabulary)
+                .wide(self.header.at(sections.counts).0)
+                .narrow(round.counts.len() as u32);
+            unsafe { kernels.count.launch(stream, round.counts.len().div_ceil(256), parameters) }?;
+        }
+        if !round.shapings.is_empty() {
+            let (forbidden, biases) = lists_of(&work.shapings[round.shapings.clone()]);
+            // Lists are of all rounds; these are where they would be if all of them were there.
+            let from = |section, first: usize, each: usize| {
+                self.header.at(section).0.wrapping_sub((first * each) as u64)
+            };
+            let parameters = Parameters::default()
+                .wide(rows.logits)
+                .wide(rows.shaped)
+                .narrow(vocabulary)
+                .wide(self.header.at(sections.shapings).0)
+                .wide(from(sections.forbidden, forbidden.start, size_of::<u32>()))
+                .wide(from(sections.biases, biases.start, size_of::<Bias>()))
+                .wide(self.counts.at().0)
+                .wide(rows.chosen.0);
+            unsafe { kernels.shape.launch(stream, round.shapings.len(), parameters) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Forbidden tokens and biases of some consecutive outputs.
+fn lists_of(shapings: &[plain::Shaping]) -> (Range<usize>, Range<usize>) {
+    let (Some(first), Some(last)) = (shapings.first(), shapings.last()) else {
+        return (0..0, 0..0);
+    };
+    let forbidden = first.first_forbidden..last.first_forbidden + last.forbidden;
+    let biases = first.first_bias..last.first_bias + last.biases;
+    let range = |range: Range<u32>| range.start as usize..range.end as usize;
+    (range(forbidden), range(biases))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: RoundLimits = RoundLimits { counts: 10, forbidden: 6, biases: 8 };
+
+    /// Outputs with so many forbidden tokens and biases each.
+    fn shapings(lists: &[(u32, u32)]) -> Vec<plain::Shaping> {
+        let (mut first_forbidden, mut first_bias) = (0, 0);
+        let each = |&(forbidden, biases): &(u32, u32)| {
+            let shaping = plain::Shaping {
+                first_forbidden,
+                forbidden,
+                first_bias,
+                biases,
+                ..plain::Shaping::default()
+            };
+            (first_forbidden, first_bias) = (first_forbidden + forbidden, first_bias + biases);
+            shaping
+        };
+        lists.iter().map(each).collect()
+    }
+
+    #[test]
+    fn however_long_lists_are_each_round_has_room() {
+        let all = shapings(&[(0, 0), (6, 8), (0, 0), (1, 0), (3, 3), (3, 0), (0, 5), (0, 1)]);
+        for counts in [0, 1, 10, 11, 30, 31] {
+            let rounds = rounds(0..counts, &all, 0..all.len(), LIMITS);
+            let (mut counted, mut shaped) = (0, 0);
+            for Round { counts: some, shapings } in rounds {
+                assert_eq!(some.start, counted, "in their order");
+                assert!(some.len() <= LIMITS.counts);
+                counted = some.end;
+                let (forbidden, biases) = lists_of(&all[shapings.clone()]);
+                assert!(forbidden.len() <= LIMITS.forbidden && biases.len() <= LIMITS.biases);
+                if !shapings.is_empty() {
+                    assert_eq!((shapings.start, counted), (shaped, counts), "counted before");
+                    shaped = shapings.end;
+                }
+            }
+            assert_eq!((counted, shaped), (counts, all.len()));
+        }
+    }
+
+    #[test]
+    fn what_fits_is_one_round() {
+        let all = shapings(&[(1, 2), (5, 6)]);
+        assert_eq!(rounds(3..12, &all, 0..2, LIMITS), [Round { counts: 3..12, shapings: 0..2 }]);
+    }
+}

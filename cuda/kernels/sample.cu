@@ -10,8 +10,9 @@ struct Shaping {
     u32 first_bias, biases;
     u32 awaited;  // the output of the step before whose token counts once more, or NONE
     u32 counts;   // the row of the table of counts, or NONE
+    u32 mask;     // which of the masks says what is allowed, or NONE
+    u32 output;
     float repetition, frequency, presence;
-    u32 unused[2];
 };
 #define NONE 0xffffffffu
 
@@ -34,14 +35,30 @@ __device__ __forceinline__ void penalise(float *logit, const Shaping &by, u32 ti
 
 extern "C" __global__ void __launch_bounds__(256)
 shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, const u32 *forbidden, const Bias *biases,
-      const u32 *counts, const u32 *chosen_before) {
+      const u32 *counts, const u32 *masks, const u32 *chosen_before, u32 *is_complete) {
+    __shared__ u32 is_possible;
     Shaping by = all[blockIdx.x];
     const float *from = logits + (u64)by.row * vocabulary;
     float *row = shaped + (u64)by.row * vocabulary;
-    for (u32 token = threadIdx.x; token < vocabulary; token += 256) row[token] = from[token];
+    if (by.mask == NONE) {
+        for (u32 token = threadIdx.x; token < vocabulary; token += 256) row[token] = from[token];
+    } else {
+        // A bit for each token.
+        const u32 *mask = masks + (u64)by.mask * ((vocabulary + 31) / 32);
+        for (u32 token = threadIdx.x; token < vocabulary; token += 256)
+            row[token] = mask[token / 32] >> token % 32 & 1 ? from[token] : -INFINITE;
+    }
+    if (threadIdx.x == 0) is_possible = 0;
     __syncthreads();
     for (u32 at = threadIdx.x; at < by.forbidden; at += 256) row[forbidden[by.first_forbidden + at]] = -INFINITE;
     __syncthreads();
+    if (by.mask != NONE) {
+        // A grammar that is complete allows nothing but what must not come yet.
+        for (u32 token = threadIdx.x; token < vocabulary; token += 256)
+            if (row[token] != -INFINITE) is_possible = 1;
+        __syncthreads();
+        if (threadIdx.x == 0) is_complete[by.output] = !is_possible;
+    }
     if (by.counts != NONE) {
         const u32 *seen = counts + (u64)by.counts * vocabulary;
         u32 awaited = by.awaited == NONE ? NONE : chosen_before[by.awaited];

@@ -125,8 +125,8 @@ pub struct Choice {
     /// How many tokens the answer has before it. A model that has chosen more, in a step that came to
     /// nothing, forgets them.
     pub index: u32,
-    /// What may be chosen; anything without. What it allows depends on the token before, so whoever has
-    /// one waits for that: its span has no token that is awaited.
+    /// What may be chosen; anything without. It depends on the token before, which may be awaited: nothing but the
+    /// choice waits for it.
     pub mask: Option<Mask>,
 }
 

@@ -319,7 +319,7 @@ impl<D: Device> Driver<D> {
             priority: generate.priority,
             adapter: generate.adapter,
             salt: generate.salt,
-            waits_for_tokens: !answers.iter().all(|(live, _)| live.can_run_ahead()),
+            waits_for_tokens: false,
             passages: generate.passages,
             reads: generate.reads,
             writes: generate.writes,
@@ -378,6 +378,8 @@ impl<D: Device> Driver<D> {
                 self.steps.failed += 1;
                 let event = Event::StepFailed { step: job.step };
                 self.scheduler.advance(now, event).expect("the step was planned");
+                let lives = job.requests.iter().filter_map(|request| self.live.get(request));
+                lives.for_each(Live::call_off);
             }
         }
         self.spare.push(job);
@@ -405,19 +407,20 @@ impl<D: Device> Driver<D> {
         drop(results);
         let asked = batch.wanted.iter().zip(&*requests).zip(outputs).zip(&*checksums);
         for (((wanted, &request), output), &checksum) in asked {
-            let (Some(choice), Some(chosen)) = (&wanted.choice, output.chosen.take()) else {
+            let (Some(choice), Some(live)) = (&wanted.choice, self.live.get_mut(&request)) else {
                 continue;
             };
             // Steps may have been started before it was known that they are in vain.
             let answered = self.scheduler.tokens(request).map_or(0, |all| all.appended.len());
-            if let Some(live) =
-                self.live.get_mut(&request).filter(|_| answered > choice.index as usize)
-            {
-                if choice.index == 0 {
-                    live.start(self.scheduler.hits(request).unwrap_or_default());
+            match output.chosen.take() {
+                Some(chosen) if answered > choice.index as usize => {
+                    if choice.index == 0 {
+                        live.start(self.scheduler.hits(request).unwrap_or_default());
+                    }
+                    live.produce(chosen, checksum);
+                    self.untold.push(request);
                 }
-                live.produce(chosen, checksum);
-                self.untold.push(request);
+                Some(_) | None => live.call_off(),
             }
         }
     }
@@ -584,7 +587,6 @@ impl<D: Device> Driver<D> {
         let first = batch.tokens.len();
         match awaited {
             Some(output) => {
-                assert!(live.can_run_ahead(), "a grammar sees every token before the next");
                 batch.awaited.push(Awaited { token: first, output });
                 batch.tokens.push(0);
             }

@@ -41,7 +41,7 @@ pub use layout::{KvForm, KvLayout, KvShape, KvType, LayoutError, PageLayout, Sla
 pub use logits::Logits;
 pub use model::{Finished, Model, ModelError, NewWeights, StepLimits, StepTicket, WeightsError};
 pub use sampling::chooser::{Chooser, Chosen, Output};
-pub use sampling::grammar::{Allowed, Grammar, GrammarError, Mask};
+pub use sampling::grammar::{Allowed, Constraint, Grammar, GrammarError, Mask};
 pub use sampling::logprobs::{Logprobs, Scorer};
 pub use sampling::shaping::{GoesOn, Shaping};
 pub use sampling::{Choosing, Sampler, Sampling};

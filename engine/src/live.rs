@@ -11,7 +11,7 @@ use crate::batch::{Batch, Choice, Wanted};
 use crate::generation::{EndReason, Ending, Generate, Sibling, Ticket, Update};
 use crate::sampling::Choosing;
 use crate::sampling::chooser::Chosen;
-use crate::sampling::grammar::Mask;
+use crate::sampling::grammar::Constraint;
 use crate::sampling::logprobs::{Logprobs, PromptScores};
 use crate::sampling::shaping::GoesOn;
 use crate::view::RequestView;
@@ -30,8 +30,8 @@ pub(crate) struct Live {
     pub(crate) adapter: Option<Arc<str>>,
     /// Where its prompt says more than its tokens do.
     pub(crate) passages: Arc<[Passage]>,
-    /// What its grammar allows next, if it has one.
-    mask: Option<Mask>,
+    /// The grammar that its answer follows, if it has one, until it has ended.
+    constraint: Option<Constraint>,
     /// What its prompt's tokens are scored in, until they are told.
     prompt_scores: Option<Box<PromptScores>>,
     /// The row that it came to last.
@@ -73,7 +73,7 @@ impl Live {
             choosing: Arc::new(choosing),
             adapter: Some(generate.adapter.as_str()).filter(|name| !name.is_empty()).map(Arc::from),
             passages: generate.passages.as_slice().into(),
-            mask: own.grammar.map(Mask::new),
+            constraint: own.grammar.map(Constraint::new),
             prompt_scores,
             slot: None,
             stop_tokens: generate.stop_tokens.clone(),
@@ -134,8 +134,8 @@ impl Live {
         let ends = self.ends_with(&chosen);
         let is_stop_token = self.stop_tokens.contains(&chosen.token);
         if !ends || (is_stop_token && self.keeps_stop_token && !self.wants_no_more) {
-            if let Some(mask) = &self.mask {
-                mask.push(chosen.token);
+            if let Some(constraint) = &self.constraint {
+                constraint.push(chosen.token);
             }
             if let Some(logprobs) = chosen.logprobs {
                 self.tell(Update::Logprobs(logprobs));
@@ -169,17 +169,19 @@ impl Live {
         };
         if logits > 0 {
             let index = positions.end.saturating_sub(self.view.prompt_tokens);
-            let choice = produces.then(|| Choice { index, mask: self.mask.clone() });
+            let mask = || self.constraint.as_ref().map(|constraint| constraint.mask(index));
+            let choice = produces.then(|| Choice { index, mask: mask() });
             let (span, scored) = (batch.spans.len(), first..batch.scored.len());
             batch.wanted.push(Wanted { span, choice, scored });
         }
         logits
     }
 
-    /// Whether it can be part of a step before its token of the step before is known: not if a grammar
-    /// has to see that first.
-    pub(crate) fn can_run_ahead(&self) -> bool {
-        self.mask.is_none()
+    /// A step that was to choose a token came to nothing: those that were launched behind it wait for none.
+    pub(crate) fn call_off(&self) {
+        if let Some(constraint) = &self.constraint {
+            constraint.call_off();
+        }
     }
 
     /// Whether this token is its last.
@@ -197,6 +199,7 @@ impl Live {
     fn answer(&mut self, reason: EndReason) {
         if !self.is_answered {
             self.is_answered = true;
+            self.constraint = None;
             self.tell(Update::Ended(Ending { reason, logits_checksum: self.checksum }));
         }
     }

@@ -72,7 +72,8 @@ pub trait Model: Send + 'static {
     fn begin(&mut self, memory: &Self::Memory, limits: StepLimits) -> Result<(), ModelError>;
 
     /// Takes in what a batch tells, begins to compute it behind all that were launched before, and
-    /// returns without waiting for any of them. What the model needs of the batch after that it keeps.
+    /// returns without waiting for any of them, except that it may read [masks](crate::Choice::mask): those wait until
+    /// the step before has been finished and reported. What the model needs of the batch after that it keeps.
     ///
     /// # Errors
     /// When the step could not be launched: nothing of the batch was taken in then, and what it tells of

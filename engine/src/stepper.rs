@@ -197,9 +197,10 @@ impl<M: Model> Launcher<M> {
             job.batch_mut().tell_first(untold);
         }
         let choices = job.batch.wanted.iter().filter_map(|wanted| wanted.choice.as_ref());
-        for mask in choices.filter_map(|choice| choice.mask.clone()) {
-            self.preparer.start(mask);
-        }
+        let masks = choices.filter_map(|choice| choice.mask.as_ref());
+        // Those that wait for tokens must not keep others waiting.
+        let (ready, waiting): (Vec<_>, Vec<_>) = masks.partition(|mask| mask.is_ready());
+        ready.into_iter().chain(waiting).for_each(|mask| self.preparer.start(mask.clone()));
         let launched = if self.failed && !job.batch.awaited.is_empty() {
             Err(ModelError("the previous step could not be launched".to_owned()))
         } else {

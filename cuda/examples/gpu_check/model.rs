@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
-use terrace_cuda::{Context, CudaLlama};
+use parking_lot::Mutex;
+use terrace_cuda::{Context, CudaLlama, CudaTicket};
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Sampling, Shaping, Span, StepLimits,
-    StepTicket, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Chosen, Constraint, GoesOn, Grammar, GrammarError,
+    Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
 };
 use terrace_kit::Dice;
 use terrace_scheduler::{Slot, Token};
@@ -127,10 +128,41 @@ fn logits_of(
     Ok(logits.ok_or("no logits came")?)
 }
 
+/// Allows some tokens after each, by chance, and now and then only what ends the answer.
+#[derive(Debug)]
+struct Drawn {
+    seed: u64,
+    tokens: u64,
+    vocabulary: usize,
+}
+
+impl Grammar for Drawn {
+    fn advance(&mut self, _token: Token) -> Result<(), GrammarError> {
+        self.tokens += 1;
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<Vec<u32>, GrammarError> {
+        let mut dice = Dice::new(self.seed << 32 | self.tokens);
+        let mut allowed = vec![0; self.vocabulary.div_ceil(32)];
+        if (self.seed + self.tokens).is_multiple_of(4) {
+            allowed[0] = 1 << END;
+        } else {
+            allowed.fill_with(|| dice.word() as u32);
+        }
+        Ok(allowed)
+    }
+}
+
+/// The grammars of rows, until something goes wrong.
+type Constraints = Mutex<Option<Vec<Option<Constraint>>>>;
+
+const END: Token = 3;
+const ROWS: u32 = 24;
+const STEPS: u32 = 12;
+
 /// Tokens are chosen as the CPU chooses them by the same logits, also behind a token that is awaited.
 pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
-    const ROWS: u32 = 24;
-    const STEPS: u32 = 12;
     let shape = small();
     let limits = StepLimits { page_size: 16, rows: ROWS, tokens_max: 1024 };
     let mut dice = Dice::new(11);
@@ -154,89 +186,180 @@ pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
             },
         };
         let prompt = prompts[row as usize].clone();
-        let ends: Arc<[Token]> = Arc::new([3]);
+        let ends: Arc<[Token]> = Arc::new([END]);
         Choosing { sampling, shaping, ends, prompt, logprobs: Some(5), logits: true }
+    };
+    let constraints = || -> Vec<Option<Constraint>> {
+        let of_row = |row: u32| {
+            let (seed, vocabulary) = (row.into(), shape.vocabulary);
+            let drawn = || Constraint::new(Box::new(Drawn { seed, tokens: 0, vocabulary }));
+            (row % 3 == 1).then(drawn)
+        };
+        (0..ROWS).map(of_row).collect()
     };
     for is_awaited in [false, true] {
         let mut world = World::new(context, CudaLlama::random(context, &shape)?, limits, 64)?;
         let mut chooser = Chooser::new(ROWS);
-        let (mut differ, mut logprobs_off) = (0, 0.0_f32);
         for row in 0..ROWS {
             world.come(row, choosing(row), &[]);
         }
         let came = |row| Arrival::new(Slot(row), Arc::new(choosing(row)));
         let told = Batch { came: (0..ROWS).map(came).collect(), ..Batch::default() };
         chooser.tell(&told);
-        let mut last = vec![0; ROWS as usize];
-        let mut waiting = std::collections::VecDeque::new();
-        for step in 0..STEPS {
-            let part = |row: u32| {
-                let tokens = if step == 0 {
-                    prompts[row as usize].clone()
-                } else {
-                    vec![last[row as usize]]
+        let compared = Compared {
+            chooser,
+            constraints: constraints(),
+            vocabulary: shape.vocabulary,
+            differ: 0,
+            complete: 0,
+            logprobs_off: 0.0,
+        };
+        let on_device: &Constraints = &Mutex::new(Some(constraints()));
+        // Launching a step ahead waits for masks, and those wait for tokens: they are taken in by another thread.
+        let compared = std::thread::scope(|scope| {
+            let (launched, tickets) = mpsc::channel();
+            let (tell_tokens, tokens) = mpsc::channel();
+            let comparing = scope.spawn(move || compared.all(tickets, on_device, &tell_tokens));
+            let mut last = vec![0; ROWS as usize];
+            for step in 0..STEPS {
+                let part = |row: u32| {
+                    let tokens = if step == 0 {
+                        prompts[row as usize].clone()
+                    } else {
+                        vec![last[row as usize]]
+                    };
+                    let start = if step == 0 { 0 } else { 19 + step };
+                    let awaited = (is_awaited && step > 0).then_some(row as usize);
+                    let constraints = on_device.lock();
+                    let of_row = constraints.as_ref().ok_or("tokens could not be taken in")?;
+                    let mask = of_row[row as usize].as_ref().map(|it| it.mask(step));
+                    let part = Part::new(row, start, &tokens);
+                    Ok::<_, String>(Part { index: Some(step), awaited, mask, ..part })
                 };
-                let start = if step == 0 { 0 } else { 19 + step };
-                let awaited = (is_awaited && step > 0).then_some(row as usize);
-                Part { index: Some(step), awaited, ..Part::new(row, start, &tokens) }
-            };
-            let parts: Vec<Part> = (0..ROWS).map(part).collect();
-            waiting.push_back((step, world.launch(&parts)?));
-            while waiting.len() > usize::from(is_awaited && step + 1 < STEPS) {
-                let (step, ticket) = waiting.pop_front().expect("there is one");
-                let outputs = ticket.finish().result?;
-                let chosen: Vec<_> = outputs.iter().filter_map(|it| it.chosen.as_ref()).collect();
-                let logits: Vec<f32> =
-                    chosen.iter().filter_map(|it| it.logits.as_ref()).flatten().copied().collect();
-                let expected = by_cpu(&mut chooser, step, ROWS, shape.vocabulary, &logits)?;
-                for (row, (chosen, expected)) in chosen.iter().zip(&expected).enumerate() {
-                    differ += usize::from(chosen.token != expected.token);
-                    last[row] = chosen.token;
-                    let (a, b) = (chosen.logprobs.as_ref(), expected.logprobs.as_ref());
-                    let (a, b) = (a.ok_or("no logprobs")?, b.ok_or("no logprobs")?);
-                    if chosen.token == expected.token {
-                        logprobs_off = logprobs_off.max((a.logprob - b.logprob).abs());
+                let parts: Result<Vec<Part>, String> = (0..ROWS).map(part).collect();
+                let launch = parts.and_then(|parts| world.launch(&parts).map_err(text));
+                let is_sent = launch.and_then(|ticket| launched.send((step, ticket)).map_err(text));
+                match is_sent {
+                    Ok(()) if is_awaited => {}
+                    Ok(()) => match tokens.recv() {
+                        Ok(tokens) => last = tokens,
+                        Err(_) => break,
+                    },
+                    Err(error) => {
+                        eprintln!("{error}");
+                        break;
                     }
-                    let tops = a.top.iter().zip(&b.top);
-                    differ +=
-                        usize::from(a.top.len() != 5 || tops.clone().any(|(a, b)| a.0 != b.0));
-                    logprobs_off =
-                        tops.fold(logprobs_off, |off, (a, b)| off.max((a.1 - b.1).abs()));
                 }
             }
-        }
+            drop(launched);
+            comparing.join().expect("it does not panic")
+        })?;
+        let Compared { differ, complete, logprobs_off, .. } = compared;
         let what =
             format!("choices as by the CPU{}", if is_awaited { ", a step ahead" } else { "" });
-        let found = format!("{differ} of {} differ, logprobs by {logprobs_off:.1e}", ROWS * STEPS);
-        table.check(&what, &found, differ == 0 && logprobs_off < 1e-4);
+        let found = format!(
+            "{differ} of {} differ, logprobs by {logprobs_off:.1e}, {complete} grammars complete",
+            ROWS * STEPS
+        );
+        table.check(&what, &found, differ == 0 && complete > 0 && logprobs_off < 1e-4);
     }
     Ok(())
 }
 
-/// What the CPU chooses by logits.
-fn by_cpu(
-    chooser: &mut Chooser,
-    step: u32,
-    rows: u32,
+/// Of an error that another thread has met.
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// What the CPU chooses by the same logits, and how often something else was chosen.
+struct Compared {
+    chooser: Chooser,
+    constraints: Vec<Option<Constraint>>,
     vocabulary: usize,
-    logits: &[f32],
-) -> Result<Vec<Chosen>, Box<dyn std::error::Error>> {
-    let span = |row: u32| Span {
-        slot: Slot(row),
-        start: 0,
-        tokens: row as usize..row as usize + 1,
-        logits: 1,
-    };
-    let choice = || Some(Choice { index: step, mask: None });
-    let batch = Batch {
-        spans: (0..rows).map(span).collect(),
-        tokens: vec![0; rows as usize],
-        wanted: (0..rows as usize)
-            .map(|span| Wanted { span, choice: choice(), scored: 0..0 })
-            .collect(),
-        ..Batch::default()
-    };
-    chooser.begin(&batch);
-    chooser.take(&batch, vocabulary, logits);
-    Ok(chooser.end(&batch)?.into_iter().filter_map(|output| output.chosen).collect())
+    differ: usize,
+    complete: usize,
+    logprobs_off: f32,
+}
+
+impl Compared {
+    /// Compares all steps. Grammars see the tokens that the device has chosen.
+    fn all(
+        mut self,
+        tickets: mpsc::Receiver<(u32, CudaTicket)>,
+        on_device: &Constraints,
+        tokens: &mpsc::Sender<Vec<Token>>,
+    ) -> Result<Self, String> {
+        let mut steps = 0;
+        for (step, ticket) in tickets {
+            if let Err(error) = self.one(step, ticket, on_device, tokens) {
+                // Nothing waits for tokens any longer.
+                *on_device.lock() = None;
+                return Err(error);
+            }
+            steps += 1;
+        }
+        if steps == STEPS { Ok(self) } else { Err(format!("only {steps} steps were launched")) }
+    }
+
+    fn one(
+        &mut self,
+        step: u32,
+        ticket: CudaTicket,
+        on_device: &Constraints,
+        tokens: &mpsc::Sender<Vec<Token>>,
+    ) -> Result<(), String> {
+        let outputs = ticket.finish().result.map_err(text)?;
+        let chosen: Vec<_> = outputs.iter().filter_map(|it| it.chosen.as_ref()).collect();
+        let last: Vec<Token> = chosen.iter().map(|chosen| chosen.token).collect();
+        let push = |constraints: &[Option<Constraint>]| {
+            for (constraint, &token) in constraints.iter().zip(&last) {
+                constraint.iter().for_each(|constraint| constraint.push(token));
+            }
+        };
+        push(on_device.lock().as_deref().unwrap_or_default());
+        let logits: Vec<f32> =
+            chosen.iter().filter_map(|it| it.logits.as_ref()).flatten().copied().collect();
+        let expected = self.by_cpu(step, &logits)?;
+        push(&self.constraints);
+        for (chosen, expected) in chosen.iter().zip(&expected) {
+            let is_same = chosen.token == expected.token && chosen.goes_on == expected.goes_on;
+            self.differ += usize::from(!is_same);
+            self.complete += usize::from(chosen.goes_on == GoesOn::Complete);
+            let (a, b) = (chosen.logprobs.as_ref(), expected.logprobs.as_ref());
+            let (a, b) = (a.ok_or("no logprobs")?, b.ok_or("no logprobs")?);
+            let mut off = |a: f32, b: f32| self.logprobs_off = self.logprobs_off.max((a - b).abs());
+            if is_same {
+                off(a.logprob, b.logprob);
+            }
+            let tops = || a.top.iter().zip(&b.top);
+            tops().for_each(|(a, b)| off(a.1, b.1));
+            self.differ += usize::from(a.top.len() != 5 || tops().any(|(a, b)| a.0 != b.0));
+        }
+        let _ = tokens.send(last);
+        Ok(())
+    }
+
+    /// What the CPU chooses by logits.
+    fn by_cpu(&mut self, step: u32, logits: &[f32]) -> Result<Vec<Chosen>, String> {
+        let span = |row: u32| Span {
+            slot: Slot(row),
+            start: 0,
+            tokens: row as usize..row as usize + 1,
+            logits: 1,
+        };
+        let wanted = |span: usize| {
+            let mask = self.constraints[span].as_ref().map(|it| it.mask(step));
+            Wanted { span, choice: Some(Choice { index: step, mask }), scored: 0..0 }
+        };
+        let batch = Batch {
+            spans: (0..ROWS).map(span).collect(),
+            tokens: vec![0; ROWS as usize],
+            wanted: (0..ROWS as usize).map(wanted).collect(),
+            ..Batch::default()
+        };
+        self.chooser.begin(&batch);
+        self.chooser.take(&batch, self.vocabulary, logits);
+        let outputs = self.chooser.end(&batch).map_err(text)?;
+        Ok(outputs.into_iter().filter_map(|output| output.chosen).collect())
+    }
 }

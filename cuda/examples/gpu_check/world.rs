@@ -8,7 +8,7 @@ use cudarc::driver::result;
 use terrace_cache::{Cache, CacheConfig};
 use terrace_cuda::{Context, CudaConfig, CudaDevice, CudaError, CudaLlama, CudaTicket};
 use terrace_engine::{
-    Arrival, Awaited, Batch, Choice, Choosing, Device, Model, ModelError, Output, RowChange,
+    Arrival, Awaited, Batch, Choice, Choosing, Device, Mask, Model, ModelError, Output, RowChange,
     Sampling, Shaping, Span, StepLimits, StepTicket, Wanted,
 };
 use terrace_kit::Dice;
@@ -69,12 +69,14 @@ pub(crate) struct Part {
     pub(crate) index: Option<u32>,
     /// Its only token is that which this output of the step before has chosen.
     pub(crate) awaited: Option<usize>,
+    /// What may be chosen; anything without.
+    pub(crate) mask: Option<Mask>,
 }
 
 impl Part {
     pub(crate) fn new(slot: u32, start: u32, tokens: &[Token]) -> Self {
         let (tokens, index, awaited) = (tokens.to_vec(), Some(0), None);
-        Self { slot, start, tokens, index, awaited }
+        Self { slot, start, tokens, index, awaited, mask: None }
     }
 }
 
@@ -164,7 +166,7 @@ impl World {
             let logits = usize::from(part.index.is_some());
             batch.spans.push(Span { slot, start: part.start, tokens, logits });
             if let Some(index) = part.index {
-                let choice = Some(Choice { index, mask: None });
+                let choice = Some(Choice { index, mask: part.mask.clone() });
                 batch.wanted.push(Wanted { span: place, choice, scored: 0..0 });
             }
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::result;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use terrace_engine::{Logprobs, StepLimits};
+use terrace_engine::{GoesOn, GrammarError, Logprobs, StepLimits};
 use terrace_model::Shape;
 
 use super::forward::Forward;
@@ -46,6 +46,8 @@ pub(super) struct Choosing {
     sections: Sections,
     /// By output. What the step before has chosen, until this one chooses.
     chosen: Allocation,
+    /// By output, where there is a mask: whether nothing is left to be chosen.
+    is_complete: Allocation,
     rows: usize,
     shaper: Shaper,
     likelihoods: Allocation,
@@ -63,16 +65,28 @@ struct Spare {
 /// What comes back of a step.
 #[derive(Debug)]
 pub(super) struct Results {
-    /// Chosen tokens, and then likelihoods.
+    /// Chosen tokens, which grammars are complete, and then likelihoods.
     memory: Option<PinnedBytes>,
+    is_complete_at: usize,
     likelihoods_at: usize,
     stride: u32,
     /// Logits that the host is told, one row behind the other.
     told: Option<PinnedBytes>,
+    /// Outputs whose grammars are at their limits.
+    failed: Vec<(usize, GrammarError)>,
     spare: Arc<Mutex<Spare>>,
 }
 
 impl Results {
+    /// Whether the token that an output has chosen by a mask may follow.
+    pub(super) fn goes_on(&self, output: usize) -> GoesOn {
+        if let Some((_, error)) = self.failed.iter().find(|(failed, _)| *failed == output) {
+            return GoesOn::Failed(error.clone());
+        }
+        let is_complete: u32 = plain::read(&self.bytes()[self.is_complete_at + output * 4..]);
+        if is_complete == 0 { GoesOn::Yes } else { GoesOn::Complete }
+    }
+
     /// The token that an output has chosen.
     pub(super) fn chosen(&self, output: usize) -> u32 {
         plain::read(&self.bytes()[output * 4..])
@@ -123,6 +137,7 @@ impl Choosing {
             driver: driver.clone(),
             sections,
             chosen: Allocation::new(driver, rows * 4)?,
+            is_complete: Allocation::new(driver, rows * 4)?,
             rows,
             shaper: Shaper::new(driver, shape, limits)?,
             likelihoods: Allocation::new(driver, likelihoods_bytes)?,
@@ -155,10 +170,17 @@ impl Choosing {
         let spare = self.spare.lock().memory.pop();
         let memory = match spare {
             Some(memory) => memory,
-            None => PinnedBytes::new(&self.driver, self.rows * 4 + self.likelihoods_bytes)?,
+            None => PinnedBytes::new(&self.driver, self.rows * 8 + self.likelihoods_bytes)?,
         };
-        let (likelihoods_at, spare) = (self.rows * 4, self.spare.clone());
-        Ok(Results { memory: Some(memory), likelihoods_at, stride, told: None, spare })
+        Ok(Results {
+            memory: Some(memory),
+            is_complete_at: self.rows * 4,
+            likelihoods_at: self.rows * 8,
+            stride,
+            told: None,
+            failed: Vec::new(),
+            spare: self.spare.clone(),
+        })
     }
 
     /// Hands over what follows the logits of some rows.
@@ -183,8 +205,9 @@ impl Choosing {
         // long as `self`, which is kept until the stream has ended.
         let shapings = within(&work.shapings, &rows, |it| it.row);
         if !shapings.is_empty() {
-            let rows = RowsOfLogits { logits, shaped, chosen: self.chosen.at() };
-            self.shaper.shape(forward, work, shapings, rows)?;
+            let (chosen, is_complete) = (self.chosen.at(), self.is_complete.at());
+            let rows = RowsOfLogits { logits, shaped, chosen, is_complete };
+            self.shaper.shape(forward, work, shapings, rows, &mut results.failed)?;
         }
         let draws = within(&work.draws, &rows, |it| it.row);
         if !draws.is_empty() {
@@ -249,9 +272,11 @@ impl Choosing {
         let likelihoods = work.scores.len() * results.stride as usize * size_of::<Likelihood>();
         let memory = results.memory.as_ref().expect("it is kept until the end");
         let outputs = work.draws.iter().map(|draw| draw.output as usize + 1).max().unwrap_or(0);
-        let mut pieces = SmallVec::<[Piece; 2]>::new();
+        let masked = work.masks.iter().map(|(_, output)| output + 1).max().unwrap_or(0);
+        let mut pieces = SmallVec::<[Piece; 3]>::new();
         for (to, from, bytes) in [
             (memory.address(0), self.chosen.at(), outputs * 4),
+            (memory.address(results.is_complete_at), self.is_complete.at(), masked * 4),
             (memory.address(likelihoods_at), self.likelihoods.at(), likelihoods),
         ] {
             if bytes > 0 {

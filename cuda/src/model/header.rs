@@ -87,18 +87,25 @@ impl Header {
     /// When it is longer than was planned.
     pub(super) fn write<T: Plain>(&mut self, section: Section, all: &[T]) -> Result<(), CudaError> {
         let bytes = bytes_of(all);
-        if bytes.len() > section.bytes {
+        self.place(section, bytes.len())?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The place of a list of so many bytes, all of which the caller writes, in the order of lists.
+    ///
+    /// # Errors
+    /// When it is longer than was planned.
+    pub(super) fn place(&mut self, section: Section, bytes: usize) -> Result<&mut [u8], CudaError> {
+        if bytes > section.bytes {
             return Err(CudaError::Config("a step is larger than the model was prepared for"));
         }
-        let pinned = self.slots[self.turn].0.bytes_mut();
-        pinned[section.offset..][..bytes.len()].copy_from_slice(bytes);
-        let (start, end) = (section.offset, section.offset + bytes.len());
+        let (start, end) = (section.offset, section.offset + bytes);
         match self.written.last_mut() {
             Some((_, before)) if start >= *before && start - *before <= GAP_BYTES => *before = end,
-            _ if bytes.is_empty() => {}
+            _ if bytes == 0 => {}
             _ => self.written.push((start, end)),
         }
-        Ok(())
+        Ok(&mut self.slots[self.turn].0.bytes_mut()[start..end])
     }
 
     /// Sends what was written. It may be written over when `taken_in` is passed.

@@ -73,10 +73,12 @@ plain! {
         awaited: u32,
         /// The row of the table of counts, or [`NONE`].
         counts: u32,
+        /// Which of the masks says what is allowed, or [`NONE`].
+        mask: u32,
+        output: u32,
         repetition: f32,
         frequency: f32,
         presence: f32,
-        unused: [u32; 2],
     }
     /// How the token of an output is drawn.
     Draw {

@@ -123,7 +123,6 @@ impl Running {
         let (expected, results, fence) = launched?;
         Ok(CudaTicket {
             fence,
-            batch: batch.clone(),
             expected,
             results,
             rows: self.rows.clone(),

@@ -4,6 +4,10 @@
 //! It takes four bytes for each token of the vocabulary and each row that can run, whether rows have penalties or not;
 //! rows without are never read or written. Lists travel behind the forward pass, in as many rounds as they need, so that
 //! no step fails because they are long.
+//!
+//! What a grammar allows is a mask: a bit for each token, some 16 KB for a vocabulary of 128k. It may depend on a token of
+//! the step before. The thread that launches waits for it when the forward pass has been handed over, so that nothing but
+//! the choice of tokens does.
 
 #![allow(unsafe_code)]
 
@@ -11,13 +15,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::result;
-use terrace_engine::StepLimits;
+use terrace_engine::{GrammarError, Mask, StepLimits};
 use terrace_model::Shape;
 
 use super::forward::{Forward, LOGITS_ROWS};
 use super::header::{Header, Plan, Section};
 use super::kernels::Parameters;
-use super::plain::{self, Bias, Count};
+use super::plain::{self, Bias, Count, NONE, bytes_of};
 use super::step::Work;
 use crate::context::call;
 use crate::driver::{DeviceAddress, Driver};
@@ -87,6 +91,8 @@ pub(super) struct RowsOfLogits {
     pub(super) logits: u64,
     pub(super) shaped: u64,
     pub(super) chosen: DeviceAddress,
+    /// By output: where to say that nothing is left to be chosen.
+    pub(super) is_complete: DeviceAddress,
 }
 
 /// Where the lists of a round lie.
@@ -96,6 +102,7 @@ struct Sections {
     shapings: Section,
     forbidden: Section,
     biases: Section,
+    masks: Section,
 }
 
 /// Changes logits.
@@ -126,6 +133,7 @@ impl Shaper {
             shapings: plan.add::<plain::Shaping>(LOGITS_ROWS),
             forbidden: plan.add::<u32>(limits.forbidden),
             biases: plan.add::<Bias>(limits.biases),
+            masks: plan.add::<u32>(LOGITS_ROWS * mask_words(shape.vocabulary)),
         };
         Ok(Self {
             driver: driver.clone(),
@@ -150,6 +158,7 @@ impl Shaper {
         work: &Work,
         shapings: Range<usize>,
         rows: RowsOfLogits,
+        failed: &mut Vec<(usize, GrammarError)>,
     ) -> Result<(), CudaError> {
         let all = &work.counting.counts;
         let counts = if shapings.start == 0 { 0..all.len() } else { all.len()..all.len() };
@@ -157,7 +166,7 @@ impl Shaper {
             self.clear(forward, &work.counting.cleared)?;
         }
         for round in rounds(counts, &work.shapings, shapings, self.limits) {
-            self.send(forward, work, &round)?;
+            self.send(forward, work, &round, failed)?;
             self.hand_over(forward, work, &round, rows)?;
         }
         Ok(())
@@ -176,7 +185,13 @@ impl Shaper {
         Ok(())
     }
 
-    fn send(&mut self, forward: &Forward, work: &Work, round: &Round) -> Result<(), CudaError> {
+    fn send(
+        &mut self,
+        forward: &Forward,
+        work: &Work,
+        round: &Round,
+        failed: &mut Vec<(usize, GrammarError)>,
+    ) -> Result<(), CudaError> {
         let Self { driver, header, sections, events, .. } = self;
         let shapings = &work.shapings[round.shapings.clone()];
         let (forbidden, biases) = lists_of(shapings);
@@ -185,6 +200,13 @@ impl Shaper {
         header.write(sections.shapings, shapings)?;
         header.write(sections.forbidden, &work.forbidden[forbidden])?;
         header.write(sections.biases, &work.biases[biases])?;
+        let masks = &work.masks[masks_of(shapings)];
+        let bytes = mask_words(forward.shape.vocabulary) * 4;
+        let places = header.place(sections.masks, masks.len() * bytes)?.chunks_exact_mut(bytes);
+        // Another thread computes them from the first on.
+        for ((mask, output), to) in masks.iter().zip(places).rev() {
+            failed.extend(write_mask(mask, to).err().map(|error| (*output, error)));
+        }
         let taken_in = events.fence()?;
         header.send(&**driver, forward.stream, &taken_in)?;
         taken_in.record(forward.stream)
@@ -210,7 +232,9 @@ impl Shaper {
             unsafe { kernels.count.launch(stream, round.counts.len().div_ceil(256), parameters) }?;
         }
         if !round.shapings.is_empty() {
-            let (forbidden, biases) = lists_of(&work.shapings[round.shapings.clone()]);
+            let shapings = &work.shapings[round.shapings.clone()];
+            let (forbidden, biases) = lists_of(shapings);
+            let mask_bytes = mask_words(forward.shape.vocabulary) * 4;
             // Lists are of all rounds; these are where they would be if all of them were there.
             let from = |section, first: usize, each: usize| {
                 self.header.at(section).0.wrapping_sub((first * each) as u64)
@@ -223,11 +247,37 @@ impl Shaper {
                 .wide(from(sections.forbidden, forbidden.start, size_of::<u32>()))
                 .wide(from(sections.biases, biases.start, size_of::<Bias>()))
                 .wide(self.counts.at().0)
-                .wide(rows.chosen.0);
+                .wide(from(sections.masks, masks_of(shapings).start, mask_bytes))
+                .wide(rows.chosen.0)
+                .wide(rows.is_complete.0);
             unsafe { kernels.shape.launch(stream, round.shapings.len(), parameters) }?;
         }
         Ok(())
     }
+}
+
+/// Words of a bit for each token.
+fn mask_words(vocabulary: usize) -> usize {
+    vocabulary.div_ceil(32)
+}
+
+/// Writes what a mask allows, when that is known. Where it allows nothing more, everything is: what is chosen then is
+/// not part of the answer.
+fn write_mask(mask: &Mask, to: &mut [u8]) -> Result<(), GrammarError> {
+    let written = mask.read(|allowed| {
+        let bytes = bytes_of(allowed);
+        let (some, rest) = to.split_at_mut(bytes.len().min(to.len()));
+        some.copy_from_slice(&bytes[..some.len()]);
+        rest.fill(0);
+    });
+    written.inspect_err(|_| to.fill(0xff))
+}
+
+/// The masks of some consecutive outputs.
+fn masks_of(shapings: &[plain::Shaping]) -> Range<usize> {
+    let masks = || shapings.iter().map(|it| it.mask).filter(|mask| *mask != NONE);
+    let first = masks().next().map_or(0, |first| first as usize);
+    first..first + masks().count()
 }
 
 /// Forbidden tokens and biases of some consecutive outputs.
@@ -245,13 +295,17 @@ fn lists_of(shapings: &[plain::Shaping]) -> (Range<usize>, Range<usize>) {
 mod tests {
     use super::*;
 
+    use terrace_engine::{Constraint, Grammar};
+
     const LIMITS: RoundLimits = RoundLimits { counts: 10, forbidden: 6, biases: 8 };
 
     /// Outputs with so many forbidden tokens and biases each.
     fn shapings(lists: &[(u32, u32)]) -> Vec<plain::Shaping> {
-        let (mut first_forbidden, mut first_bias) = (0, 0);
+        let (mut first_forbidden, mut first_bias, mut masks) = (0, 0, 0..);
         let each = |&(forbidden, biases): &(u32, u32)| {
+            let mask = if biases == 0 { masks.next().unwrap() } else { NONE };
             let shaping = plain::Shaping {
+                mask,
                 first_forbidden,
                 forbidden,
                 first_bias,
@@ -269,19 +323,22 @@ mod tests {
         let all = shapings(&[(0, 0), (6, 8), (0, 0), (1, 0), (3, 3), (3, 0), (0, 5), (0, 1)]);
         for counts in [0, 1, 10, 11, 30, 31] {
             let rounds = rounds(0..counts, &all, 0..all.len(), LIMITS);
-            let (mut counted, mut shaped) = (0, 0);
+            let (mut counted, mut shaped, mut masked) = (0, 0, 0);
             for Round { counts: some, shapings } in rounds {
                 assert_eq!(some.start, counted, "in their order");
                 assert!(some.len() <= LIMITS.counts);
                 counted = some.end;
                 let (forbidden, biases) = lists_of(&all[shapings.clone()]);
                 assert!(forbidden.len() <= LIMITS.forbidden && biases.len() <= LIMITS.biases);
+                let masks = masks_of(&all[shapings.clone()]);
+                assert!(masks.is_empty() || masks.start == masked, "in their order");
+                masked += masks.len();
                 if !shapings.is_empty() {
                     assert_eq!((shapings.start, counted), (shaped, counts), "counted before");
                     shaped = shapings.end;
                 }
             }
-            assert_eq!((counted, shaped), (counts, all.len()));
+            assert_eq!((counted, shaped, masked), (counts, all.len(), 4));
         }
     }
 
@@ -289,5 +346,33 @@ mod tests {
     fn what_fits_is_one_round() {
         let all = shapings(&[(1, 2), (5, 6)]);
         assert_eq!(rounds(3..12, &all, 0..2, LIMITS), [Round { counts: 3..12, shapings: 0..2 }]);
+    }
+
+    #[test]
+    fn a_mask_is_written_with_a_bit_for_each_token_and_all_of_them_where_nothing_goes_on() {
+        #[derive(Debug)]
+        struct Words(Result<Vec<u32>, GrammarError>);
+
+        impl Grammar for Words {
+            fn advance(&mut self, _token: u32) -> Result<(), GrammarError> {
+                Ok(())
+            }
+
+            fn allowed(&mut self) -> Result<Vec<u32>, GrammarError> {
+                self.0.clone()
+            }
+        }
+
+        let written = |words| {
+            let constraint = Constraint::new(Box::new(Words(words)));
+            let mut to = [0x77; 8];
+            let written = write_mask(&constraint.mask(0), &mut to);
+            (u64::from_le_bytes(to), written)
+        };
+        assert_eq!(written(Ok(vec![1, 2])), (2 << 32 | 1, Ok(())));
+        assert_eq!(written(Ok(vec![5])), (5, Ok(())), "what has no bit is not allowed");
+        assert_eq!(written(Ok(vec![1, 2, 3])), (2 << 32 | 1, Ok(())), "more than there are");
+        let error = GrammarError("it is too large".to_owned());
+        assert_eq!(written(Err(error.clone())), (u64::MAX, Err(error)));
     }
 }

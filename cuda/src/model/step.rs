@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use terrace_engine::{Batch, Choosing, ModelError, PageTable, Span};
+use terrace_engine::{Batch, Choosing, Mask, ModelError, PageTable, Span};
 use terrace_model::Shape;
 use terrace_scheduler::{Slot, Token};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -21,7 +21,7 @@ pub(super) struct Row {
     /// Changes with whoever is in the row.
     pub(super) arrival: u64,
     /// The answer, where choosing depends on it.
-    pub(super) produced: Vec<Token>,
+    produced: Vec<Token>,
     /// Tokens that end the answer, each once.
     ends: Vec<u32>,
     /// What is added to logits, each token once: a thread of its own adds it.
@@ -142,6 +142,8 @@ pub(super) struct Work {
     pub(super) forbidden: Vec<u32>,
     pub(super) counting: Counting,
     pub(super) biases: Vec<Bias>,
+    /// What grammars allow, each with its output. They may not be known before the step is handed over.
+    pub(super) masks: Vec<(Mask, usize)>,
     pub(super) scores: Vec<Score>,
     /// Rows of logits that the host gets.
     pub(super) told: Vec<u32>,
@@ -162,9 +164,18 @@ pub(super) enum Choice {
     /// Nothing is chosen.
     None,
     /// The device chooses.
-    OnDevice,
-    /// The host does, by these logits of those that it is told.
-    OnHost(usize),
+    OnDevice {
+        /// Whether a grammar says what is allowed.
+        is_masked: bool,
+    },
+}
+
+/// Which output is shaped.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    logits_row: u32,
+    slot: u32,
+    output: usize,
 }
 
 /// What an output consists of.
@@ -231,14 +242,25 @@ impl Work {
         few.clear();
         segments.clear();
         many.clear();
-        let Self { logits_of, draws, shapings, forbidden, counting, biases, scores, told, .. } =
-            self;
+        let Self {
+            logits_of,
+            draws,
+            shapings,
+            forbidden,
+            counting,
+            biases,
+            masks,
+            scores,
+            told,
+            ..
+        } = self;
         logits_of.clear();
         draws.clear();
         shapings.clear();
         forbidden.clear();
         counting.clear();
         biases.clear();
+        masks.clear();
         scores.clear();
         told.clear();
     }
@@ -363,26 +385,22 @@ impl Work {
         let Some(choice) = &wanted.choice else { return Ok(expected) };
         let last = first + span.logits as u32 - 1;
         row.rewind(choice.index as usize);
-        let is_told = choice.mask.is_some() || row.choosing.logits;
-        if is_told {
+        if row.choosing.logits {
+            expected.logits = Some(self.told.len());
             self.told.push(last);
         }
-        let told = self.told.len().wrapping_sub(1);
-        if choice.mask.is_some() {
-            expected.choice = Choice::OnHost(told);
-            return Ok(expected);
-        }
-        expected.choice = Choice::OnDevice;
-        expected.logits = row.choosing.logits.then_some(told);
+        expected.choice = Choice::OnDevice { is_masked: choice.mask.is_some() };
         if row.choosing.logprobs.is_some() {
             expected.score = Some(self.scores.len());
             self.scores.push(Score { row: last, token: 0, output: output as u32, top });
         }
-        let is_shaped = row.choosing.shaping != terrace_engine::Shaping::default();
+        let is_shaped =
+            choice.mask.is_some() || row.choosing.shaping != terrace_engine::Shaping::default();
         if is_shaped {
             let awaited = batch.awaited.iter().find(|it| it.token + 1 == span.tokens.end);
             let awaited = awaited.map(|it| it.output as u32);
-            self.add_shaping(shape, last, span.slot.0, row, choice.index, awaited)?;
+            let place = Place { logits_row: last, slot: span.slot.0, output };
+            self.add_shaping(shape, place, row, choice, awaited)?;
         }
         let sampling = &row.choosing.sampling;
         self.draws.push(Draw {
@@ -402,12 +420,12 @@ impl Work {
     fn add_shaping(
         &mut self,
         shape: &Shape,
-        logits_row: u32,
-        slot: u32,
+        Place { logits_row, slot, output }: Place,
         row: &mut Row,
-        index: u32,
+        choice: &terrace_engine::Choice,
         awaited: Option<u32>,
     ) -> Result<(), ModelError> {
+        let index = choice.index;
         let known = row.produced.len() as u32;
         let awaited = match (row.counts_tokens(), awaited) {
             (false, _) => NONE,
@@ -429,6 +447,13 @@ impl Work {
             self.forbidden.extend_from_slice(&row.ends);
         }
         self.biases.extend_from_slice(&row.biases);
+        let mask = match &choice.mask {
+            Some(mask) => {
+                self.masks.push((mask.clone(), output));
+                self.masks.len() as u32 - 1
+            }
+            None => NONE,
+        };
         self.shapings.push(plain::Shaping {
             row: logits_row,
             first_forbidden: first_forbidden as u32,
@@ -437,10 +462,11 @@ impl Work {
             biases: (self.biases.len() - first_bias) as u32,
             awaited,
             counts: if row.counts_tokens() { slot } else { NONE },
+            mask,
+            output: output as u32,
             repetition: shaping.repetition_penalty,
             frequency: shaping.frequency_penalty,
             presence: shaping.presence_penalty,
-            unused: [0; 2],
         });
         Ok(())
     }

@@ -4,10 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use terrace_engine::{
-    Arrival, Batch, Chooser, Chosen, Finished, GoesOn, ModelError, Output, Span, StepTicket, Wanted,
-};
-use terrace_scheduler::Slot;
+use terrace_engine::{Chosen, Finished, GoesOn, ModelError, Output, StepTicket};
 
 use super::choosing::Results;
 use super::step::{Choice, Expected, Row};
@@ -17,7 +14,6 @@ use crate::fence::CudaFence;
 #[derive(Debug)]
 pub struct CudaTicket {
     pub(super) fence: CudaFence,
-    pub(super) batch: Arc<Batch>,
     pub(super) expected: Vec<Expected>,
     pub(super) results: Results,
     pub(super) rows: Arc<Mutex<Vec<Option<Row>>>>,
@@ -44,7 +40,7 @@ impl StepTicket for CudaTicket {
         let before = self.times.0.lock().replace(ended_at);
         let began_at = before.map_or(self.launched_at, |before| before.max(self.launched_at));
         let result = match ended {
-            Ok(()) => self.outputs(),
+            Ok(()) => Ok(self.outputs()),
             Err(error) => Err(ModelError(error.to_string())),
         };
         Finished { result, began_at: began_at.min(ended_at), ended_at }
@@ -52,17 +48,12 @@ impl StepTicket for CudaTicket {
 }
 
 impl CudaTicket {
-    fn outputs(&self) -> Result<Vec<Output>, ModelError> {
-        let outputs = self.expected.iter().zip(&self.batch.wanted).enumerate();
-        outputs.map(|(place, (expected, wanted))| self.output(place, expected, wanted)).collect()
+    fn outputs(&self) -> Vec<Output> {
+        let outputs = self.expected.iter().enumerate();
+        outputs.map(|(place, expected)| self.output(place, expected)).collect()
     }
 
-    fn output(
-        &self,
-        place: usize,
-        expected: &Expected,
-        wanted: &Wanted,
-    ) -> Result<Output, ModelError> {
+    fn output(&self, place: usize, expected: &Expected) -> Output {
         let rows = &mut self.rows.lock();
         let row = rows[expected.slot.0 as usize].as_mut();
         // Whoever was there may have gone, and somebody else come.
@@ -73,47 +64,20 @@ impl CudaTicket {
         let scores = scores.map(|score| self.results.logprobs(score, top)).collect();
         let chosen = match expected.choice {
             Choice::None => None,
-            Choice::OnDevice => {
+            Choice::OnDevice { is_masked } => {
                 let logprobs = expected.score.map(|score| self.results.logprobs(score, top));
                 let logits = expected.logits.map(|row| self.results.logits(row, self.vocabulary));
                 Some(Chosen {
                     token: self.results.chosen(place),
-                    goes_on: GoesOn::Yes,
+                    goes_on: if is_masked { self.results.goes_on(place) } else { GoesOn::Yes },
                     logprobs: logprobs.map(Box::new),
                     logits: logits.map(Into::into),
                 })
             }
-            Choice::OnHost(told) => match &row {
-                Some(row) => self.on_host(told, row, wanted)?,
-                None => None,
-            },
         };
         if let (Some(row), Some(chosen)) = (&mut row, &chosen) {
             row.push(chosen.token);
         }
-        Ok(Output { chosen, scores })
-    }
-
-    /// Chooses as a grammar allows.
-    fn on_host(
-        &self,
-        told: usize,
-        row: &Row,
-        wanted: &Wanted,
-    ) -> Result<Option<Chosen>, ModelError> {
-        let slot = Slot(0);
-        let produced = row.produced.clone();
-        let alone = Batch {
-            came: vec![Arrival { produced, ..Arrival::new(slot, row.choosing.clone()) }],
-            spans: vec![Span { slot, start: 0, tokens: 0..1, logits: 1 }],
-            tokens: vec![0],
-            wanted: vec![Wanted { span: 0, choice: wanted.choice.clone(), scored: 0..0 }],
-            ..Batch::default()
-        };
-        let mut chooser = Chooser::new(1);
-        chooser.tell(&alone);
-        chooser.begin(&alone);
-        chooser.take(&alone, self.vocabulary, &self.results.logits(told, self.vocabulary));
-        Ok(chooser.end(&alone)?.remove(0).chosen)
+        Output { chosen, scores }
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use terrace_engine::{
-    Arrival, Batch, Choice, Chooser, Choosing, Sampler, Sampling, Scorer, Shaping, Span, Wanted,
+    Arrival, Batch, Choice, Chooser, Choosing, Constraint, GoesOn, Grammar, GrammarError, Sampler,
+    Sampling, Scorer, Shaping, Span, Wanted,
 };
 use terrace_scheduler::Slot;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -47,10 +48,11 @@ struct PlainShaping {
     biases: u32,
     awaited: u32,
     counts: u32,
+    mask: u32,
+    output: u32,
     repetition: f32,
     frequency: f32,
     presence: f32,
-    unused: [u32; 2],
 }
 
 /// What is added to a logit, as kernels read it.
@@ -277,6 +279,22 @@ struct Answer {
     produced: Vec<u32>,
     /// Whether the step before has chosen the last of those, and nobody has heard of it yet.
     is_awaited: bool,
+    /// What its grammar allows, if it has one.
+    allowed: Option<Vec<u32>>,
+}
+
+/// A grammar that always allows the same.
+#[derive(Debug)]
+struct Same(Vec<u32>);
+
+impl Grammar for Same {
+    fn advance(&mut self, _token: u32) -> Result<(), GrammarError> {
+        Ok(())
+    }
+
+    fn allowed(&mut self) -> Result<Vec<u32>, GrammarError> {
+        Ok(self.0.clone())
+    }
 }
 
 impl Answer {
@@ -303,18 +321,40 @@ impl Answer {
             logprobs: None,
             logits: false,
         };
-        Self { choosing, produced, is_awaited: seed.is_multiple_of(3) }
+        // Some of them, hardly any, only what ends the answer, and nothing for the last tokens.
+        let mut words = |rare: usize, words: usize| -> Vec<u32> {
+            let mut half = || noise.below(1 << 16) as u32;
+            let mut word = || (0..rare).fold(u32::MAX, |all, _| all & (half() << 16 | half()));
+            (0..words).map(|_| word()).collect()
+        };
+        let mut only_ends = vec![0_u32; vocabulary.div_ceil(32)];
+        for end in choosing.ends.iter() {
+            only_ends[*end as usize / 32] |= 1 << (end % 32);
+        }
+        let allowed = match seed / 2 % 6 {
+            0 => Some(words(1, vocabulary.div_ceil(32))),
+            1 => Some(words(5, vocabulary.div_ceil(32))),
+            2 => Some(words(1, vocabulary / 32 - 2)),
+            3 => Some(only_ends),
+            _ => None,
+        };
+        Self { choosing, produced, is_awaited: seed.is_multiple_of(3), allowed }
     }
 
     fn index(&self) -> u32 {
         self.produced.len() as u32
     }
 
-    /// What the engine chooses.
-    fn expected(&self, logits: &[f32]) -> u32 {
+    /// What the engine chooses, and whether its grammar is complete.
+    fn expected(&self, logits: &[f32]) -> (u32, bool) {
         let slot = Slot(0);
         let arrival = Arrival::new(slot, Arc::new(self.choosing.clone()));
-        let choice = Choice { index: self.index(), mask: None };
+        let constraint = self.allowed.clone().map(|it| Constraint::new(Box::new(Same(it))));
+        if let Some(constraint) = &constraint {
+            self.produced.iter().for_each(|&token| constraint.push(token));
+        }
+        let mask = constraint.as_ref().map(|constraint| constraint.mask(self.index()));
+        let choice = Choice { index: self.index(), mask };
         let batch = Batch {
             came: vec![Arrival { produced: self.produced.clone(), ..arrival }],
             spans: vec![Span { slot, start: 0, tokens: 0..1, logits: 1 }],
@@ -326,14 +366,19 @@ impl Answer {
         chooser.tell(&batch);
         chooser.begin(&batch);
         chooser.take(&batch, logits.len(), logits);
-        chooser.end(&batch).unwrap()[0].chosen.as_ref().unwrap().token
+        let chosen = chooser.end(&batch).unwrap().remove(0).chosen.unwrap();
+        (chosen.token, chosen.goes_on == GoesOn::Complete)
     }
 
     /// The changed logits, by the definition.
     fn shaped(&self, logits: &[f32]) -> Vec<f32> {
         let Choosing { shaping, ends, prompt, .. } = &self.choosing;
         let mut shaped = logits.to_vec();
-        for (token, logit) in (0..).zip(&mut shaped) {
+        for (token, logit) in (0_u32..).zip(&mut shaped) {
+            let word = |allowed: &Vec<u32>| allowed.get(token as usize / 32).copied().unwrap_or(0);
+            if self.allowed.as_ref().is_some_and(|it| word(it) >> (token % 32) & 1 == 0) {
+                *logit = f32::NEG_INFINITY;
+            }
             if self.index() < shaping.min_tokens && ends.contains(&token) {
                 *logit = f32::NEG_INFINITY;
             }
@@ -361,12 +406,14 @@ struct Lists {
     /// Row, token, and by how much it counts.
     counts: Vec<[u32; 3]>,
     biases: Vec<Bias>,
+    /// Of all tokens, one mask behind the other.
+    masks: Vec<u32>,
     /// By output of the step before.
     chosen_before: Vec<u32>,
 }
 
 impl Lists {
-    fn add(&mut self, row: usize, answer: &Answer) {
+    fn add(&mut self, row: usize, answer: &Answer, vocabulary: usize) {
         let Choosing { shaping, ends, prompt, .. } = &answer.choosing;
         let known = answer.produced.len() - usize::from(answer.is_awaited);
         let (first_forbidden, first_bias) = (self.forbidden.len(), self.biases.len());
@@ -394,6 +441,15 @@ impl Lists {
         if answer.is_awaited {
             self.chosen_before.push(answer.produced[known]);
         }
+        let words = vocabulary.div_ceil(32);
+        let mask = match &answer.allowed {
+            Some(allowed) => {
+                self.masks.extend(allowed);
+                self.masks.resize(self.masks.len().next_multiple_of(words), 0);
+                (self.masks.len() / words - 1) as u32
+            }
+            None => NONE,
+        };
         self.shapings.push(PlainShaping {
             row: row as u32,
             first_forbidden: first_forbidden as u32,
@@ -405,7 +461,8 @@ impl Lists {
             repetition: shaping.repetition_penalty,
             frequency: shaping.frequency_penalty,
             presence: shaping.presence_penalty,
-            unused: [0; 2],
+            mask,
+            output: row as u32,
         });
     }
 }
@@ -434,7 +491,7 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
         let mut lists = Lists::default();
         // Lists need not be in the order of rows.
         for (row, answer) in answers.iter().enumerate().rev() {
-            lists.add(row, answer);
+            lists.add(row, answer, VOCABULARY);
         }
         // What is counted comes in two steps, and some rows of the table belong to nobody here.
         let mut counts = vec![0_u32; (answers.len() + 1) * VOCABULARY];
@@ -446,6 +503,7 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
         }
         assert!(counts[answers.len() * VOCABULARY..].iter().all(|count| *count == 0));
         let mut shaped = vec![f32::NAN; rows.logits.len()];
+        let mut is_complete = vec![NONE; answers.len()];
         let arguments = Arguments::default()
             .list(&rows.logits)
             .out(&mut shaped)
@@ -454,7 +512,9 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
             .list(&lists.forbidden)
             .list(&lists.biases)
             .list(&counts)
-            .list(&lists.chosen_before);
+            .list(&lists.masks)
+            .list(&lists.chosen_before)
+            .out(&mut is_complete);
         kernels.launch("shape", lists.shapings.len(), Block::of(256), arguments);
         for (row, answer) in answers.iter().enumerate() {
             let (found, expected) =
@@ -465,8 +525,13 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
             |(row, answer): (usize, &Answer)| (row, answer.choosing.sampling, answer.index());
         let draws: Vec<_> = answers.iter().enumerate().map(draw).collect();
         let chosen = rows.sample(kernels, &shaped, &draws);
+        let mut complete = 0;
         for (row, answer) in answers.iter().enumerate() {
-            assert_eq!(chosen[row], answer.expected(&logits[row]), "row {row}");
+            let (token, expected) = answer.expected(&logits[row]);
+            let found = if answer.allowed.is_some() { u32::from(expected) } else { NONE };
+            assert_eq!((chosen[row], is_complete[row]), (token, found), "row {row}");
+            complete += usize::from(expected);
         }
+        assert!(complete > 2, "{complete} grammars are complete");
     });
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use terrace_scheduler::Token;
 
+use super::grammar::Mask;
 use super::logprobs::{Logprobs, Scorer};
 use super::shaping::{GoesOn, Seen};
 use super::{Choosing, Sampler};
@@ -119,6 +120,9 @@ impl Chooser {
         let rows: &[Option<Row>] = rows;
         let uses: Vec<Use<'_>> =
             logits.chunks_exact(vocabulary).map_while(|_| next_use(rows, batch, at)).collect();
+        // Here, and not in the threads that choose.
+        let choices = uses.iter().filter_map(|of| of.choice);
+        choices.filter_map(|(choice, _)| choice.mask.as_ref()).for_each(Mask::wait);
         let one = |(of, logits): (&Use<'_>, &[f32])| {
             SCRATCH.with_borrow_mut(|scratch| scratch.take(of, logits))
         };

@@ -144,7 +144,7 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grammar::Mask;
+    use super::super::grammar::Constraint;
     use super::super::grammar::tests::Only;
     use super::*;
 
@@ -153,26 +153,27 @@ mod tests {
         shaping: Shaping,
         ends: Vec<Token>,
         seen: Seen,
-        mask: Option<Mask>,
+        constraint: Option<Constraint>,
         index: u32,
     }
 
     impl Shaper {
         fn push(&mut self, token: Token) {
             self.seen.push(&self.shaping, token);
-            self.mask.iter().for_each(|mask| mask.push(token));
+            self.constraint.iter().for_each(|constraint| constraint.push(token));
             self.index += 1;
         }
 
         fn apply(&self, logits: &mut [f32]) -> GoesOn {
-            let choice = Choice { index: self.index, mask: self.mask.clone() };
+            let mask = self.constraint.as_ref().map(|constraint| constraint.mask(self.index));
+            let choice = Choice { index: self.index, mask };
             self.shaping.apply(&self.seen, &self.ends, &choice, logits)
         }
     }
 
     fn shaper(shaping: Shaping, prompt: &[Token], ends: &[Token]) -> Shaper {
         let seen = shaping.seen(prompt, &[]);
-        Shaper { shaping, ends: ends.to_vec(), seen, mask: None, index: 0 }
+        Shaper { shaping, ends: ends.to_vec(), seen, constraint: None, index: 0 }
     }
 
     fn shaped(shaper: &Shaper, logits: &[f32]) -> Vec<f32> {
@@ -244,8 +245,8 @@ mod tests {
     fn a_grammar_that_is_complete_ends_an_answer_that_should_be_longer() {
         let shaping = Shaping { min_tokens: 9, ..Shaping::default() };
         let grammar = Only { text: vec![0], end: 1, at: 0 };
-        let mask = Some(Mask::new(Box::new(grammar)));
-        let mut shaper = Shaper { mask, ..shaper(shaping, &[], &[1]) };
+        let constraint = Some(Constraint::new(Box::new(grammar)));
+        let mut shaper = Shaper { constraint, ..shaper(shaping, &[], &[1]) };
         assert_eq!(shaped(&shaper, &[0.0, 9.0]), [0.0, f32::NEG_INFINITY]);
         shaper.push(0);
         assert_eq!(shaper.apply(&mut [0.0, 9.0]), GoesOn::Complete);

@@ -21,6 +21,7 @@ use terrace_tests::engine::{
 };
 use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
+mod grammars;
 mod overlap;
 
 const PATIENCE: Duration = Duration::from_secs(120);

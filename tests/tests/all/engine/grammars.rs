@@ -1,0 +1,120 @@
+//! Answers with grammars, a step ahead.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use terrace_engine::{Batch, Model, ModelError, StepLimits, ThreadedTicket};
+
+use super::*;
+
+/// A model that counts the tokens that were launched before they were known.
+struct Watched {
+    inner: Threaded<ToyModel>,
+    awaited: Arc<AtomicUsize>,
+}
+
+impl Model for Watched {
+    type Memory = CpuMemory;
+    type Fence = CpuFence;
+    type Ticket = ThreadedTicket;
+
+    fn kv_layout(&self) -> KvLayout {
+        self.inner.kv_layout()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.inner.vocabulary()
+    }
+
+    fn positions_max(&self) -> u32 {
+        self.inner.positions_max()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.inner.fingerprint()
+    }
+
+    fn begin(&mut self, memory: &CpuMemory, limits: StepLimits) -> Result<(), ModelError> {
+        self.inner.begin(memory, limits)
+    }
+
+    fn launch(&mut self, batch: &Arc<Batch>) -> Result<ThreadedTicket, ModelError> {
+        self.awaited.fetch_add(batch.awaited.len(), Ordering::Relaxed);
+        self.inner.launch(batch)
+    }
+}
+
+/// Two steps are in flight, also where a grammar has to see each token before the next is chosen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
+    const TOKENS: u32 = 60;
+    let mut config = config();
+    config.batch.steps_in_flight_max = 2;
+    let awaited = Arc::<AtomicUsize>::default();
+    let inner = Threaded::new(ToyModel::default());
+    let model = Watched { inner, awaited: awaited.clone() };
+    let engine = Engine::start(config, model, Arc::new(device(64, 0)), None).unwrap();
+    let mut generate = Generate::new(prompt(1, 20), TOKENS);
+    generate.grammar = Some(Box::new(Even { tokens: 0 }));
+    let answer = ask_for(&engine, generate).await;
+    assert_eq!(answer.reason, EndReason::Length);
+    assert!(answer.tokens.iter().all(|token| token.is_multiple_of(2)));
+    let awaited = awaited.load(Ordering::Relaxed);
+    assert!(awaited >= TOKENS as usize - 2, "only {awaited} of {TOKENS} tokens were awaited");
+}
+
+/// Tokens that a grammar waits for may never come: their step fails, or the request loses its row or is called off.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grammar_follows_its_answer_whatever_becomes_of_steps() {
+    const REQUESTS: u32 = 120;
+    let generate = |number: u32| {
+        let mut generate = Generate::new(prompt(number % 30, 5 + number % 60), 20 + number % 40);
+        generate.grammar = Some(Box::new(Even { tokens: 0 }));
+        if number % 3 == 1 {
+            generate.sampling = Sampling { temperature: 1.0, seed: 5, ..Sampling::GREEDY };
+            generate.shaping = Shaping { repetition_penalty: 1.5, ..Shaping::default() };
+        }
+        if number % 4 == 2 {
+            generate.stop_tokens = (0..20).collect();
+        }
+        generate
+    };
+    let calm = start(device(256, 0), None);
+    let mut expected = Vec::new();
+    for number in 0..REQUESTS {
+        let Answer { tokens, reason, .. } = ask_for(&calm, generate(number)).await;
+        expected.push((tokens, reason));
+    }
+    let mut config = config();
+    config.batch.steps_in_flight_max = 2;
+    let model = Threaded::new(FlakyModel::new(ToyModel::default(), Chance::new(3), 25));
+    let engine = Engine::start(config, model, Arc::new(device(40, 40)), None).unwrap();
+    let mut askers = tokio::task::JoinSet::new();
+    for number in 0..REQUESTS {
+        let (engine, generate) = (engine.clone(), generate(number));
+        askers.spawn(async move {
+            let mut generation = engine.submit(generate).await.unwrap();
+            if number % 5 == 0 {
+                // Hangs up after a few words.
+                for _ in 0..number % 7 {
+                    generation.next().await;
+                }
+                return None;
+            }
+            let Answer { tokens, reason, .. } = heard(generation).await;
+            Some((number, tokens, reason))
+        });
+    }
+    let answers = tokio::time::timeout(PATIENCE, askers.join_all()).await.expect("all are told");
+    let mut failed = 0;
+    for (number, tokens, reason) in answers.into_iter().flatten() {
+        match reason {
+            EndReason::Failed(FailReason::StepFailed) => failed += 1,
+            _ => assert_eq!((tokens, reason), expected[number as usize], "request {number}"),
+        }
+    }
+    let figures = engine.figures().await.unwrap();
+    assert!(figures.steps.failed > 10 && failed < 20, "{failed} requests have failed");
+    assert!(figures.scheduler.retractions > 0, "all of them fit");
+    let drained = engine.shutdown(PATIENCE).await;
+    assert_eq!((drained.aborted, drained.abandoned_transfers), (0, 0));
+}

@@ -36,7 +36,7 @@ enum Drain {
 
 /// Pages that one plan starts to copy for [`Drains`]. A plan must be ready within a step, so a large write-back is
 /// split over several.
-const DRAIN_PAGES_PER_PLAN: usize = 4096;
+const DRAIN_PAGES_PER_PLAN: usize = 2048;
 
 impl Drains {
     /// One of the requests has ended.

@@ -76,5 +76,5 @@ fn a_large_write_back_is_split_over_plans() {
     }
     assert_eq!(copied.iter().sum::<usize>(), 10_000);
     // A plan must be ready within a step.
-    assert!(copied.iter().all(|&pages| pages <= 4_096), "{copied:?}");
+    assert!(copied.iter().all(|&pages| pages <= 2_048), "{copied:?}");
 }

@@ -33,7 +33,8 @@ __device__ __forceinline__ void penalise(float *logit, const Shaping &by, u32 ti
     *logit = now;
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+#define SHAPE_THREADS 1024
+extern "C" __global__ void __launch_bounds__(SHAPE_THREADS)
 shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, const u32 *forbidden, const Bias *biases,
       const u32 *counts, const u32 *masks, const u32 *chosen_before, u32 *is_complete) {
     __shared__ u32 is_possible;
@@ -41,20 +42,20 @@ shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, co
     const float *from = logits + (u64)by.row * vocabulary;
     float *row = shaped + (u64)by.row * vocabulary;
     if (by.mask == NONE) {
-        for (u32 token = threadIdx.x; token < vocabulary; token += 256) row[token] = from[token];
+        for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS) row[token] = from[token];
     } else {
         // A bit for each token.
         const u32 *mask = masks + (u64)by.mask * ((vocabulary + 31) / 32);
-        for (u32 token = threadIdx.x; token < vocabulary; token += 256)
+        for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS)
             row[token] = mask[token / 32] >> token % 32 & 1 ? from[token] : -INFINITE;
     }
     if (threadIdx.x == 0) is_possible = 0;
     __syncthreads();
-    for (u32 at = threadIdx.x; at < by.forbidden; at += 256) row[forbidden[by.first_forbidden + at]] = -INFINITE;
+    for (u32 at = threadIdx.x; at < by.forbidden; at += SHAPE_THREADS) row[forbidden[by.first_forbidden + at]] = -INFINITE;
     __syncthreads();
     if (by.mask != NONE) {
         // A grammar that is complete allows nothing but what must not come yet.
-        for (u32 token = threadIdx.x; token < vocabulary; token += 256)
+        for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS)
             if (row[token] != -INFINITE) is_possible = 1;
         __syncthreads();
         if (threadIdx.x == 0) is_complete[by.output] = !is_possible;
@@ -62,13 +63,13 @@ shape(const float *logits, float *shaped, u32 vocabulary, const Shaping *all, co
     if (by.counts != NONE) {
         const u32 *seen = counts + (u64)by.counts * vocabulary;
         u32 awaited = by.awaited == NONE ? NONE : chosen_before[by.awaited];
-        for (u32 token = threadIdx.x; token < vocabulary; token += 256) {
+        for (u32 token = threadIdx.x; token < vocabulary; token += SHAPE_THREADS) {
             u32 known = seen[token] + (token == awaited);
             if (known > 0) penalise(row + token, by, known & ~OF_PROMPT);
         }
     }
     __syncthreads();
-    for (u32 at = threadIdx.x; at < by.biases; at += 256) row[biases[by.first_bias + at].token] += biases[by.first_bias + at].bias;
+    for (u32 at = threadIdx.x; at < by.biases; at += SHAPE_THREADS) row[biases[by.first_bias + at].token] += biases[by.first_bias + at].bias;
 }
 
 // How the token of an output is drawn.

@@ -282,7 +282,9 @@ mod tests {
     use super::*;
     use crate::batch::{Arrival, Awaited, Choice, Span, Wanted};
     use crate::layout::KvType;
-    use crate::sampling::shaping::Shaping;
+    use crate::sampling::grammar::Constraint;
+    use crate::sampling::grammar::tests::Only;
+    use crate::sampling::shaping::{GoesOn, Shaping};
     use crate::sampling::{Choosing, Sampling};
 
     const VOCABULARY: usize = 10;
@@ -388,6 +390,39 @@ mod tests {
         assert_eq!(tokens(first.finish()).unwrap(), [2, 6]);
         assert_eq!(tokens(second.finish()).unwrap(), [7, 3]);
         assert_eq!(tokens(third.finish()).unwrap(), [4, 3]);
+    }
+
+    /// A choice by what a grammar allows behind so many tokens.
+    fn choose_by(batch: &mut Arc<Batch>, constraint: &Constraint, index: u32) {
+        let choice = Some(Choice { index, mask: Some(constraint.mask(index)) });
+        Arc::get_mut(batch).unwrap().wanted[0].choice = choice;
+    }
+
+    #[test]
+    fn a_step_is_computed_before_its_grammar_has_seen_the_token_before() {
+        let (mut model, words) = model();
+        let text = vec![3, 8];
+        let constraint = Constraint::new(Box::new(Only { text, end: 1, at: 0 }));
+        let [mut first, mut second] = [first_batch(&[(0, 1)]), batch(&[(0, Err(0))])];
+        choose_by(&mut first, &constraint, 0);
+        choose_by(&mut second, &constraint, 1);
+        let first = model.launch(&first).unwrap();
+        let second = model.launch(&second).unwrap();
+        words.send(Ok(())).unwrap();
+        assert_eq!(tokens(first.finish()).unwrap(), [3]);
+        // The model asks for its next word when it computes: then the step before is over.
+        words.send(Ok(())).unwrap();
+        constraint.push(3);
+        assert_eq!(tokens(second.finish()).unwrap(), [8]);
+        // Of one that is in vain, the end alone is waited for.
+        let mut third = batch(&[(0, Err(0))]);
+        choose_by(&mut third, &constraint, 2);
+        let third = model.launch(&third).unwrap();
+        words.send(Ok(())).unwrap();
+        drop(constraint);
+        let outputs = third.finish().result.unwrap();
+        let goes_on = &outputs[0].chosen.as_ref().unwrap().goes_on;
+        assert!(matches!(goes_on, GoesOn::Failed(_)), "{goes_on:?}");
     }
 
     #[test]

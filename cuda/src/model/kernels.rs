@@ -238,7 +238,7 @@ impl Kernels {
             join: following(c"join", JOIN_THREADS, 0)?,
             gate: following(c"gate", 256, 0)?,
             count: kernel(c"count", 256, 0)?,
-            shape: kernel(c"shape", 256, 0)?,
+            shape: kernel(c"shape", 1024, 0)?,
             sample: kernel(c"sample", 1024, SELECTION_BYTES)?,
             score: kernel(c"score", 1024, 0)?,
             fill: kernel(c"fill", 256, 0)?,

@@ -515,7 +515,7 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
             .list(&lists.masks)
             .list(&lists.chosen_before)
             .out(&mut is_complete);
-        kernels.launch("shape", lists.shapings.len(), Block::of(256), arguments);
+        kernels.launch("shape", lists.shapings.len(), Block::of(1024), arguments);
         for (row, answer) in answers.iter().enumerate() {
             let (found, expected) =
                 (&shaped[row * VOCABULARY..][..VOCABULARY], answer.shaped(&logits[row]));

@@ -35,7 +35,8 @@ impl Scheduler {
         requests.line().candidates(queue, overdue, requests, cache, &mut candidates);
         // Whether an earlier request waits for memory.
         let mut is_behind = false;
-        for candidate in &candidates {
+        let mut rest = candidates.iter();
+        while let Some(candidate) = rest.next() {
             let handle = candidate.handle;
             let is_due = from.is_none_or(|from| self.requests[handle].priority >= from);
             if self.batch.free_slots().is_empty() || tokens_left == 0 || !is_due {
@@ -64,10 +65,10 @@ impl Scheduler {
                     }
                 }
                 Tried::Blocked if candidate.strict && !is_behind => {
-                    if !self.backfill_behind(handle) {
+                    is_behind = !rest.as_slice().is_empty() && self.backfill_behind(handle);
+                    if !is_behind {
                         break;
                     }
-                    is_behind = true;
                 }
                 Tried::Blocked | Tried::Deferred => {}
             }

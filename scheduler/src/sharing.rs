@@ -65,10 +65,10 @@ impl Scheduler {
     pub(crate) fn waits_for_another(&mut self, handle: Handle, found: Depths) -> bool {
         let (now, pages) = (self.now, found.host);
         let sibling = self.sibling_that_brings(handle, found.device);
-        let by = sibling
-            .or_else(|| self.who_brings(handle, pages))
-            .or_else(|| self.who_brings(handle, found.device).filter(|_| found.arriving));
-        if !found.arriving && by.is_none() {
+        let mut by = sibling.or_else(|| self.who_brings(handle, pages));
+        if by.is_none() && found.arriving {
+            by = self.who_brings(handle, found.device);
+        } else if by.is_none() {
             return false;
         }
         let entry = &self.requests[handle];

@@ -25,10 +25,11 @@ const FLUSH_TEXT: u32 = 1_000;
 ///
 /// # Errors
 /// The first figure that is not reached, or any other violation.
-pub(super) fn live_under_pressure(seed: u64, account: &mut Account) -> Result<(), Violation> {
-    (0..SITUATIONS.len()).try_for_each(|place| live_in_situation(place, seed, account))
+pub(super) fn run_under_pressure(seed: u64, account: &mut Account) -> Result<(), Violation> {
+    (0..SITUATIONS.len()).try_for_each(|place| run_situation(place, seed, account))
 }
 
+/// The situations; a seed draws each of them with dice of its own.
 const SITUATIONS: [fn(&mut Pressure<'_>) -> Result<(), Violation>; 8] = [
     backlog,
     warm_host,
@@ -40,15 +41,12 @@ const SITUATIONS: [fn(&mut Pressure<'_>) -> Result<(), Violation>; 8] = [
     recovered_store,
 ];
 
-pub(super) fn live_in_situation(
-    place: usize,
-    seed: u64,
-    account: &mut Account,
-) -> Result<(), Violation> {
+fn run_situation(place: usize, seed: u64, account: &mut Account) -> Result<(), Violation> {
     let dice = Dice::new(seed.rotate_left(8 + place as u32) ^ 0x9E55);
     SITUATIONS[place](&mut Pressure { seed, dice, account })
 }
 
+/// What a situation is drawn from.
 struct Pressure<'a> {
     seed: u64,
     dice: Dice,

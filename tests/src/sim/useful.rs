@@ -14,7 +14,7 @@ use terrace_scheduler::{
 };
 
 use super::action::{Action, Opening, Wishes};
-use super::pressure::live_under_pressure;
+use super::pressure::run_under_pressure;
 use super::simulation::{AnswerDice, overlaps};
 use super::stage::{Stage, Violation};
 use super::story::{begin_story, tell_action};
@@ -211,7 +211,7 @@ pub(super) fn live_usefully(seed: u64, account: &mut Account) -> Result<(), Viol
         taken: Yield::default(),
     }
     .live(trouble)?;
-    live_under_pressure(seed, account)
+    run_under_pressure(seed, account)
 }
 
 struct Useful<'a> {

@@ -73,6 +73,7 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
     bar.end();
     let launched = launched?;
     let example = example(&launched.model, !config.keys.is_empty());
+    let engine = launched.engine.clone();
     let server = Server::bind(config, launched.engine, launched.model).await?;
     let server = server.with_gpu(launched.gpu).with_planting(launched.planting);
     let address = server.address();
@@ -88,6 +89,12 @@ async fn serve(config: &Config) -> Result<String, Box<dyn Error>> {
         is_told = true;
     };
     let drained = server.run(stop).await;
+    if let Some(reason) = engine.failure() {
+        return Err(format!(
+            "the device has failed: {reason}; restart the server, and check the device if it fails again"
+        )
+        .into());
+    }
     if !is_told {
         return Err(
             "the engine stopped because of a bug: restart the server and report the log".into()

@@ -48,6 +48,7 @@ pub struct CudaDevice {
     ends: Ends,
     ways: CopyWays,
     counts: [Arc<LinkCounts>; 2],
+    broken: Broken,
     driver: Arc<dyn Driver>,
 }
 
@@ -140,7 +141,7 @@ impl CudaDevice {
         };
         let to_device = lane(CopyDirection::LoadBack, ways.to_device_batch_from, &counts[0])?;
         let to_host = lane(CopyDirection::WriteBack, ways.to_host_batch_from, &counts[1])?;
-        Ok(Self { to_device, to_host, ends, ways, counts, driver })
+        Ok(Self { to_device, to_host, ends, ways, counts, broken, driver })
     }
 
     /// By which way pieces go.
@@ -207,6 +208,14 @@ impl Device for CudaDevice {
 
     fn start_copy(&self, job: CopyJob<CudaFence>) {
         self.lane(job.direction).start(job);
+    }
+
+    fn failure(&self) -> Option<String> {
+        if let Some(reason) = self.broken.get() {
+            return Some(reason.clone());
+        }
+        let checked = self.driver.bind_thread().and_then(|()| self.driver.check());
+        checked.err().map(|error| error.to_string())
     }
 }
 

@@ -120,6 +120,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// When the device is lost.
     fn bind_thread(&self) -> Result<(), CallError>;
 
+    /// Checks whether the device still works. A failure that lasts is returned by every later call.
+    ///
+    /// # Errors
+    /// When the device is lost.
+    fn check(&self) -> Result<(), CallError>;
+
     /// How much memory there is.
     ///
     /// # Errors

@@ -423,6 +423,10 @@ impl Driver for FakeDriver {
         Ok(())
     }
 
+    fn check(&self) -> Result<(), CallError> {
+        self.call("check").map(drop)
+    }
+
     fn memory(&self) -> Result<DeviceMemory, CallError> {
         let state = self.call("memory")?;
         let used: usize = state.allocated.values().map(|memory| memory.len()).sum();

@@ -109,6 +109,17 @@ impl Driver for RealDriver {
         self.context.bind()
     }
 
+    fn check(&self) -> Result<(), CallError> {
+        /// The stream of the calling thread (`CU_STREAM_PER_THREAD`), in which nothing runs.
+        const OF_THREAD: Stream = Stream(2);
+        // SAFETY: the stream always exists, and the call only asks.
+        match unsafe { sys::cuStreamQuery(OF_THREAD.raw()) }.result() {
+            Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
+            other => call("cuStreamQuery", other)?,
+        }
+        self.memory().map(drop)
+    }
+
     fn memory(&self) -> Result<DeviceMemory, CallError> {
         self.context.memory()
     }

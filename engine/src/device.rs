@@ -38,6 +38,12 @@ pub trait Device: Send + Sync + 'static {
     /// and a copy that was called off before it has begun does not begin
     /// ([`CopyProgress::is_called_off`]).
     fn start_copy(&self, job: CopyJob<Self::Fence>);
+
+    /// The reason why the device can do nothing more, once it has failed for good. The engine asks after a step or a
+    /// copy has failed, and ends if there is a reason: it does not retry on a device that is lost.
+    fn failure(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A copy of whole pages.

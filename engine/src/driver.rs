@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use terrace_l3::Store;
@@ -80,6 +80,8 @@ pub(crate) struct Driver<D: Device> {
     kv_feeds: KvFeeds,
     started: Instant,
     closing: Option<Closing>,
+    /// Why the device can do nothing more.
+    failure: Arc<OnceLock<String>>,
 }
 
 /// A shutdown under way.
@@ -90,6 +92,18 @@ struct Closing {
     gives_up: Instant,
     replies: Vec<oneshot::Sender<Drained>>,
     drained: Drained,
+}
+
+impl Closing {
+    fn new(patience: Duration) -> Self {
+        let patience_ends = Instant::now() + patience;
+        Self {
+            patience_ends: Some(patience_ends),
+            gives_up: patience_ends + patience,
+            replies: Vec::new(),
+            drained: Drained::default(),
+        }
+    }
 }
 
 impl<D: Device> Driver<D> {
@@ -171,10 +185,16 @@ impl<D: Device> Driver<D> {
             kv_feeds: KvFeeds::default(),
             started: Instant::now(),
             closing: None,
+            failure: Arc::default(),
         })
     }
 
-    /// Drives until a shutdown is over.
+    /// Where the reason is written if the device fails for good.
+    pub(crate) fn failure(&self) -> Arc<OnceLock<String>> {
+        self.failure.clone()
+    }
+
+    /// Drives until a shutdown is over, or the device has failed for good.
     pub(crate) async fn run(mut self, mut happened: mpsc::UnboundedReceiver<Happening>) {
         loop {
             let happening = match self.wake_at() {
@@ -191,6 +211,10 @@ impl<D: Device> Driver<D> {
                 let Ok(happening) = happened.try_recv() else { break };
                 self.happen(happening);
             }
+            if self.failure.get().is_some() {
+                let closing = self.closing.take().unwrap_or_else(|| Closing::new(Duration::ZERO));
+                return self.close(closing, EndReason::DeviceLost).await;
+            }
             self.call_off_late();
             match self.weights_changes.front_mut() {
                 None => self.plan(),
@@ -203,7 +227,7 @@ impl<D: Device> Driver<D> {
             }
             self.tell_askers();
             if let Some(closing) = self.take_closing_if_drained() {
-                return self.close(closing).await;
+                return self.close(closing, EndReason::Aborted).await;
             }
         }
     }
@@ -247,6 +271,12 @@ impl<D: Device> Driver<D> {
                 let now = self.now();
                 let _ = reply.send(self.scheduler.clear_cache(now));
             }
+            Happening::CheckDevice(reply) => {
+                if self.steps_in_flight == 0 {
+                    self.check_device();
+                }
+                let _ = reply.send(());
+            }
             Happening::ReplaceWeights(change) => self.weights_changes.push_back(change),
             Happening::WeightsReplaced(result) => self.weights_replaced(result),
             Happening::FollowKv { batches_max, reply } => {
@@ -262,14 +292,18 @@ impl<D: Device> Driver<D> {
 
     /// Whoever asks for a shutdown that is under way waits for that one.
     fn begin_to_close(&mut self, patience: Duration, reply: oneshot::Sender<Drained>) {
-        let patience_ends = Instant::now() + patience;
-        let closing = self.closing.get_or_insert_with(|| Closing {
-            patience_ends: Some(patience_ends),
-            gives_up: patience_ends + patience,
-            replies: Vec::new(),
-            drained: Drained::default(),
-        });
+        let closing = self.closing.get_or_insert_with(|| Closing::new(patience));
         closing.replies.push(reply);
+    }
+
+    /// Notes it if the device has failed for good.
+    fn check_device(&self) {
+        if let Some(reason) = self.device.failure()
+            && self.failure.set(reason).is_ok()
+        {
+            let reason = self.failure.get().map_or("", String::as_str);
+            tracing::error!("the device has failed, and the engine ends: {reason}");
+        }
     }
 
     fn submit(
@@ -354,8 +388,11 @@ impl<D: Device> Driver<D> {
     fn operation_ended(&mut self, op: OpId, outcome: Outcome) {
         let now = self.now();
         if outcome != Outcome::TimedOut {
-            self.copies.remove(&op);
+            let is_copy = self.copies.remove(&op).is_some();
             self.l3_operations.remove(&op);
+            if is_copy && outcome == Outcome::Failed {
+                self.check_device();
+            }
         }
         let event = Event::Operation { op, rank: 0, outcome };
         self.scheduler.advance(now, event).expect("only planned operations are reported");
@@ -380,6 +417,7 @@ impl<D: Device> Driver<D> {
                 self.scheduler.advance(now, event).expect("the step was planned");
                 let lives = job.requests.iter().filter_map(|request| self.live.get(request));
                 lives.for_each(Live::call_off);
+                self.check_device();
             }
         }
         self.spare.push(job);
@@ -661,9 +699,9 @@ impl<D: Device> Driver<D> {
         self.closing.take()
     }
 
-    async fn close(self, closing: Closing) {
+    async fn close(self, closing: Closing, reason: EndReason) {
         for (_, live) in self.live {
-            live.end(EndReason::Aborted);
+            live.end(reason);
         }
         if let Some(transfers) = &self.transfers {
             let left = closing.gives_up.max(Instant::now() + Duration::from_secs(1));

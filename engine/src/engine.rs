@@ -1,6 +1,6 @@
 //! The engine as its users see it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use terrace_l3::{Store, StoreError};
@@ -20,6 +20,7 @@ use crate::view::{Figures, View};
 #[derive(Clone, Debug)]
 pub struct Engine {
     happenings: Happenings,
+    failure: Arc<OnceLock<String>>,
 }
 
 impl Engine {
@@ -61,8 +62,9 @@ impl Engine {
     {
         let (happenings, happened) = Happenings::channel();
         let driver = Driver::new(config, model, device, store, witnesses, happenings.clone())?;
+        let failure = driver.failure();
         tokio::spawn(driver.run(happened));
-        Ok(Self { happenings })
+        Ok(Self { happenings, failure })
     }
 
     /// Takes a request.
@@ -143,9 +145,23 @@ impl Engine {
         self.ask(|reply| Happening::Shutdown { patience, reply }).await.unwrap_or_default()
     }
 
-    /// Waits until the engine has ended: because it was shut down, or because it died of a defect.
+    /// Waits until the engine has ended: because it was shut down, because its device has failed
+    /// ([`failure`](Self::failure)), or because it died of a defect.
     pub async fn ended(&self) {
         self.happenings.closed().await;
+    }
+
+    /// The reason why the device can do nothing more, if it has failed for good. The engine ends all requests then
+    /// ([`EndReason::DeviceLost`](crate::EndReason::DeviceLost)), and itself.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get().map(String::as_str)
+    }
+
+    /// Has the engine check its device, and returns when [`failure`](Self::failure) is up to date. A device that
+    /// computes is not disturbed: its steps tell.
+    pub async fn check_device(&self) {
+        let _ = self.ask(Happening::CheckDevice).await;
     }
 
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Happening) -> Option<T> {

@@ -143,6 +143,8 @@ pub enum EndReason {
     Grammar,
     /// It could not go on.
     Failed(FailReason),
+    /// The device has failed for good, and the engine has ended.
+    DeviceLost,
 }
 
 impl Generation {

@@ -38,6 +38,8 @@ pub(crate) enum Happening {
         reply: oneshot::Sender<Vec<PageKey>>,
     },
     ClearCache(oneshot::Sender<Freed>),
+    /// Replied to after the device was checked.
+    CheckDevice(oneshot::Sender<()>),
     ReplaceWeights(WeightsChange),
     /// The model has other weights, of this fingerprint, or has kept its own.
     WeightsReplaced(Result<String, WeightsError>),

@@ -204,7 +204,10 @@ impl Answer {
                     let finish = match ending.reason {
                         EndReason::Stop => Finish::Stop,
                         EndReason::Length => Finish::Length,
-                        EndReason::Aborted | EndReason::Grammar | EndReason::Failed(_) => {
+                        EndReason::Aborted
+                        | EndReason::Grammar
+                        | EndReason::Failed(_)
+                        | EndReason::DeviceLost => {
                             return Some(Piece::Unfinished(ending.reason));
                         }
                     };

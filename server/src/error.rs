@@ -107,6 +107,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
+    /// The device has failed for good.
+    pub(crate) fn device_lost(reason: &str) -> Self {
+        let message =
+            format!("the device has failed and the server ends ({reason}): try again later");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
     /// A router that has nobody to send a request to.
     pub(crate) fn no_worker() -> Self {
         let message = "no worker is available: try again later, and check that the workers run";
@@ -127,6 +134,10 @@ impl ApiError {
             }
             EndReason::Failed(FailReason::TimedOut) => {
                 let message = "the request waited too long in the queue: try again later";
+                return Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
+            }
+            EndReason::DeviceLost => {
+                let message = "the device has failed and the server ends: try again later";
                 return Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message);
             }
             EndReason::Failed(FailReason::StepFailed) => "the model failed: see the server's log",

@@ -145,7 +145,7 @@ impl Server {
 
     /// Answers requests until `stop` is ready, lets the answers under way finish as far as patience
     /// goes, and shuts the engine down. New requests are refused meanwhile. Ends before `stop` is ready
-    /// only if the engine has died.
+    /// only if the engine has died or its device has failed ([`Engine::failure`]).
     pub async fn run(self, stop: impl Future<Output = ()>) -> Drained {
         let (close, closed) = watch::channel(false);
         let state = Arc::new(self.state);
@@ -231,6 +231,7 @@ async fn plant_wrong_page(
 }
 
 async fn health(Shared(state): AppState) -> Result<Response, ApiError> {
+    state.engine.check_device().await;
     state.check_open()?;
     Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })))
 }

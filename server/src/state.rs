@@ -83,6 +83,9 @@ impl State {
     /// # Errors
     /// When no more requests are taken.
     pub(crate) fn check_open(&self) -> Result<(), ApiError> {
+        if let Some(reason) = self.engine.failure() {
+            return Err(ApiError::device_lost(reason));
+        }
         match self.closing.load(Ordering::Relaxed) {
             true => Err(ApiError::shutting_down()),
             false => Ok(()),

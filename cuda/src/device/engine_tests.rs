@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use terrace_engine::{
-    Batch, Chosen, EndReason, Engine, Finished, Generate, GoesOn, KvForm, KvLayout, KvType, Model,
-    ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
+    Batch, Chosen, EndReason, Ending, Engine, Finished, Generate, GoesOn, KvForm, KvLayout, KvType,
+    Model, ModelError, Output, PageTable, Slab, StepLimits, StepTicket, Update,
 };
 use terrace_scheduler::{Config, RateConfig, Token};
 
@@ -252,6 +252,34 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
     assert!(stats.to_host.bytes > 0 && stats.to_device.bytes > 0, "{stats:?}");
     let failed = [stats.to_host, stats.to_device].map(|link| (link.failed, link.pages_corrupt));
     assert_eq!((failed, fake.violations()), ([(0, 0); 2], Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
+    let fake = FakeDriver::new(1 << 20, 1);
+    let stream = fake.create_stream(Priority::High).unwrap();
+    let layout = kv_layout().pages(PAGE_SIZE).unwrap();
+    let device_config =
+        CudaConfig { device_pages: 30, host_pages: 30, layout, canary: None, ways: None };
+    let device =
+        Arc::new(CudaDevice::with_driver(Arc::new(fake.clone()), device_config, None).unwrap());
+    assert_eq!(device.failure(), None);
+    let config = Config::builder().page_size(PAGE_SIZE).build().unwrap();
+    let table = PageTable::new(0, PAGE_SIZE);
+    let model = StreamModel { fake: fake.clone(), stream, memory: None, table };
+    let engine = Engine::start(config, model, device.clone(), None).unwrap();
+    let held_up = fake.ban(0..1);
+    fake.gate(stream, held_up);
+    let mut generation = engine.submit(Generate::new(vec![1, 2, 3], NEW_TOKENS)).await.unwrap();
+    while engine.figures().await.unwrap().scheduler.running == 0 {
+        tokio::task::yield_now().await;
+    }
+    fake.lose();
+    let ended = Update::Ended(Ending { reason: EndReason::DeviceLost, logits_checksum: None });
+    assert_eq!(generation.next().await, Some(ended));
+    tokio::time::timeout(Duration::from_secs(20), engine.ended()).await.unwrap();
+    let reason = engine.failure().unwrap();
+    assert!(reason.contains("was made to fail"), "{reason}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,6 +12,7 @@ mod known_fields;
 mod launching;
 mod limits;
 mod logprobs;
+mod lost_device;
 mod metrics;
 mod operators;
 mod routing;

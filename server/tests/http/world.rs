@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use terrace_engine::{CpuDevice, Drained, Engine, Figures, Forward, Threaded};
+use terrace_engine::{
+    CpuDevice, CpuFence, CpuMemory, Device, Drained, Engine, Figures, Forward, Threaded,
+};
 use terrace_scheduler::{BatchConfig, CacheConfig, QueueConfig};
 use terrace_server::{Config, GpuWatch, ServedModel, Server, ToolFormat};
 use tokio::sync::oneshot;
@@ -70,6 +72,32 @@ impl World {
         model: Toy,
         change: impl FnOnce(&mut ServedModel),
     ) -> (Server, Engine) {
+        Self::bind_on(config, model, |device| device, change).await
+    }
+
+    /// A server of a model on a device made of the one with its pages.
+    pub(crate) async fn on<D>(
+        config: Config,
+        model: impl Forward<Memory = CpuMemory>,
+        device: impl FnOnce(CpuDevice) -> D,
+    ) -> Self
+    where
+        D: Device<Memory = CpuMemory, Fence = CpuFence>,
+    {
+        let config = Config { listen: "127.0.0.1:0".to_owned(), ..config };
+        let (server, engine) = Self::bind_on(config, model, device, |_| {}).await;
+        Self::run(server, engine)
+    }
+
+    async fn bind_on<D>(
+        config: Config,
+        model: impl Forward<Memory = CpuMemory>,
+        device: impl FnOnce(CpuDevice) -> D,
+        change: impl FnOnce(&mut ServedModel),
+    ) -> (Server, Engine)
+    where
+        D: Device<Memory = CpuMemory, Fence = CpuFence>,
+    {
         let device_pages = 4096;
         let layout = model.kv_layout().pages(config.page_size).unwrap();
         let scheduler = terrace_scheduler::Config {
@@ -81,7 +109,7 @@ impl World {
             },
             ..terrace_scheduler::Config::default()
         };
-        let device = Arc::new(CpuDevice::new(device_pages, 0, layout).unwrap());
+        let device = Arc::new(device(CpuDevice::new(device_pages, 0, layout).unwrap()));
         let engine = Engine::start(scheduler, Threaded::new(model), device, None).unwrap();
         let built_in = terrace_model::built_in(1);
         let mut model = ServedModel {

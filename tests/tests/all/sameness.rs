@@ -169,7 +169,10 @@ async fn check(
                     return Some(());
                 }
                 EndReason::Failed(_) => return None,
-                EndReason::Stop | EndReason::Aborted | EndReason::Grammar => {
+                EndReason::Stop
+                | EndReason::Aborted
+                | EndReason::Grammar
+                | EndReason::DeviceLost => {
                     panic!("it ended as {:?}", ending.reason)
                 }
             },

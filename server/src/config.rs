@@ -157,7 +157,8 @@ settings! {
             step_tokens: Option<u32> = None, "TOKENS"
                 { default_in_words: Some("512 on a CPU, 8192 on a GPU") };
             /// Maximum number of requests in a batch (vLLM: max_num_seqs).
-            running_max: u32 = 64, "REQUESTS";
+            running_max: Option<u32> = None, "REQUESTS"
+                { default_in_words: Some("64 on a CPU, 256 on a GPU") };
             /// Steps in flight. With 2, the next step is planned and launched while one runs. A new request then
             /// waits for both, which takes long on a CPU.
             steps_in_flight: Option<u32> = None, "STEPS"
@@ -255,10 +256,10 @@ impl Config {
             return Err(ConfigError::new("page_size", page_size, "use a power of two up to 256"));
         }
         self.check_threads(cores())?;
-        if self.running_max == 0 {
+        let steps = self.steps();
+        if steps.running_max == 0 {
             return Err(ConfigError::new("running_max", 0, "use at least 1"));
         }
-        let steps = self.steps();
         if !(1..=2).contains(&steps.steps_in_flight) {
             return Err(ConfigError::new("steps_in_flight", steps.steps_in_flight, "use 1 or 2"));
         }
@@ -270,7 +271,7 @@ impl Config {
                           turn it off";
             return Err(ConfigError::new("preempts", true, advice));
         }
-        if steps.step_tokens < self.running_max {
+        if steps.step_tokens < steps.running_max {
             let advice = "raise it to at least running_max (--running-max), so that all running requests fit into a step";
             return Err(ConfigError::new("step_tokens", steps.step_tokens, advice));
         }

@@ -30,12 +30,20 @@ const TUNED_ROWS_MAX: usize = 1024;
 /// Rows of logits that are computed at once.
 pub(super) const LOGITS_ROWS: usize = 256;
 
-/// How many rows are computed for so many tokens: products are fastest, and few plans are enough, if these are round.
+/// Number of rows that are computed for a number of tokens. Round numbers bound the number of graphs and plans; steps
+/// that are small against the number bound what is computed in vain.
 pub(super) fn rounded(tokens: usize) -> usize {
     match tokens {
-        few if few <= GRAPH_TOKENS_MAX => few.next_power_of_two(),
-        many => many.next_multiple_of(64),
+        ..=8 => tokens.next_power_of_two(),
+        ..=64 => tokens.next_multiple_of(8),
+        ..=GRAPH_TOKENS_MAX => tokens.next_multiple_of(16),
+        _ => tokens.next_multiple_of(64),
     }
+}
+
+/// All numbers of rows that are computed by graphs.
+fn graph_rows() -> impl Iterator<Item = usize> {
+    (1..=GRAPH_TOKENS_MAX).filter(|rows| rounded(*rows) == *rows)
 }
 
 /// All that the forward pass needs, on the device.
@@ -486,10 +494,8 @@ impl Forward {
     /// Finds the fastest ways to compute products of the usual sizes, and looks whether all of them agree.
     fn tune(&mut self, driver: &dyn Driver, limits: StepLimits) -> Result<(), CudaError> {
         let most = rounded(limits.tokens_max as usize);
-        let few = std::iter::successors(Some(1), |rows| Some(rows * 2));
-        let few = few.take_while(|rows| *rows <= GRAPH_TOKENS_MAX);
         let usual = (GRAPH_TOKENS_MAX + 64..=TUNED_ROWS_MAX).step_by(64);
-        let mut sizes: Vec<usize> = few.chain(usual).filter(|rows| *rows < most).collect();
+        let mut sizes: Vec<usize> = graph_rows().chain(usual).filter(|rows| *rows < most).collect();
         sizes.push(most);
         if let Some(kernels) = &self.kernels.few_rows {
             let multiprocessors = self.context.multiprocessors()?;
@@ -548,8 +554,7 @@ impl Forward {
         };
         let most_few = FEW_ROWS_MAX.min(most);
         let among_many = computed(most_few)?;
-        let powers = std::iter::successors(Some(1), |rows| Some(rows * 2));
-        for rows in powers.take_while(|rows| *rows <= most_few) {
+        for rows in graph_rows().take_while(|rows| *rows <= most_few) {
             // SAFETY: there are so many rows, and nothing else is under way.
             let cleared =
                 unsafe { result::memset_d8_async(at.0, 0, rows * row_bytes, self.stream.raw()) };
@@ -571,5 +576,25 @@ impl Drop for Forward {
                 let _ = unsafe { result::graph::exec_destroy(*graph) };
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_computed_in_vain_by_few_graphs() {
+        for tokens in 1..=GRAPH_TOKENS_MAX {
+            let rows = rounded(tokens);
+            assert!(rows >= tokens && rounded(rows) == rows, "{tokens} tokens take {rows} rows");
+            let in_vain = rows - tokens;
+            assert!(
+                in_vain < 8 || (tokens > 64 && in_vain < 16),
+                "{tokens} tokens take {rows} rows"
+            );
+        }
+        assert_eq!([1, 2, 3, 9, 65, 81, 256, 257].map(rounded), [1, 2, 4, 16, 80, 96, 256, 320]);
+        assert_eq!(graph_rows().count(), 23);
     }
 }

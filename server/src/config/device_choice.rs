@@ -25,6 +25,7 @@ pub enum DeviceChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepSettings {
     pub(crate) step_tokens: u32,
+    pub(crate) running_max: u32,
     pub(crate) steps_in_flight: u32,
     pub(crate) load_back_overlaps: bool,
 }
@@ -33,12 +34,18 @@ impl StepSettings {
     /// What suits a device.
     const fn of(device: DeviceChoice) -> Self {
         match device {
-            DeviceChoice::Cpu => {
-                Self { step_tokens: 512, steps_in_flight: 1, load_back_overlaps: false }
-            }
-            DeviceChoice::Cuda(_) => {
-                Self { step_tokens: 8192, steps_in_flight: 2, load_back_overlaps: true }
-            }
+            DeviceChoice::Cpu => Self {
+                step_tokens: 512,
+                running_max: 64,
+                steps_in_flight: 1,
+                load_back_overlaps: false,
+            },
+            DeviceChoice::Cuda(_) => Self {
+                step_tokens: 8192,
+                running_max: 256,
+                steps_in_flight: 2,
+                load_back_overlaps: true,
+            },
         }
     }
 }
@@ -49,6 +56,7 @@ impl Config {
         let usual = StepSettings::of(self.device);
         StepSettings {
             step_tokens: self.step_tokens.unwrap_or(usual.step_tokens),
+            running_max: self.running_max.unwrap_or(usual.running_max),
             steps_in_flight: self.steps_in_flight.unwrap_or(usual.steps_in_flight),
             load_back_overlaps: self.load_back_overlaps.unwrap_or(usual.load_back_overlaps),
         }
@@ -131,6 +139,7 @@ mod tests {
             (StepSettings::of(DeviceChoice::Cpu), StepSettings::of(DeviceChoice::Cuda(0)));
         for (setting, on_cpu, on_gpu) in [
             ("step_tokens", cpu.step_tokens, gpu.step_tokens),
+            ("running_max", cpu.running_max, gpu.running_max),
             ("steps_in_flight", cpu.steps_in_flight, gpu.steps_in_flight),
         ] {
             let told = Config::setting(setting).unwrap().default().unwrap();

@@ -15,7 +15,7 @@ use terrace_replay::Size;
 use self::room::Room;
 use super::sizes::{DEVICE_PAGES_MIN, Sizes};
 use super::{LaunchError, Launched, Place, Ready, Text, open_model, start};
-use crate::config::Config;
+use crate::config::{Config, StepSettings};
 use crate::gpu::{GpuFigures, GpuWatch, LinkFigures};
 
 pub(super) fn launch(
@@ -27,12 +27,9 @@ pub(super) fn launch(
     let Unloaded { shape, weights, tokenizer, chat, stop_tokens, name } = open_model(config)?;
     let kv = kv_layout(&shape);
     let page_bytes = kv.pages(config.page_size).map_err(StartError::from)?.bytes() as u64;
-    let step_tokens = config.steps().step_tokens;
-    let limits = StepLimits {
-        page_size: config.page_size,
-        rows: config.running_max,
-        tokens_max: step_tokens,
-    };
+    let StepSettings { step_tokens, running_max, .. } = config.steps();
+    let limits =
+        StepLimits { page_size: config.page_size, rows: running_max, tokens_max: step_tokens };
     let memory = context.memory().map_err(|error| unusable(error.into()))?;
     let room = Room {
         gpu: context.name().to_owned(),

@@ -9,7 +9,8 @@ use crate::config::{Config, DeviceChoice, StepSettings};
 
 /// What the scheduler is to do with pages of so many bytes. What the engine knows better it fills in itself.
 pub(super) fn scheduler_config(config: &Config, page_bytes: usize) -> terrace_scheduler::Config {
-    let StepSettings { step_tokens, steps_in_flight, load_back_overlaps } = config.steps();
+    let StepSettings { step_tokens, running_max, steps_in_flight, load_back_overlaps } =
+        config.steps();
     let secret = config.l3_secret.as_ref().map(|secret| secret.0.clone()).unwrap_or_default();
     terrace_scheduler::Config {
         model: ModelConfig { secret, ..ModelConfig::default() },
@@ -20,7 +21,7 @@ pub(super) fn scheduler_config(config: &Config, page_bytes: usize) -> terrace_sc
             ..CacheConfig::default()
         },
         batch: BatchConfig {
-            running_max: config.running_max,
+            running_max,
             step_tokens_max: step_tokens,
             steps_in_flight_max: steps_in_flight,
             chunk_tokens_min: config.chunk_tokens,
@@ -93,17 +94,19 @@ mod tests {
         let told = |config: &Config| {
             let scheduler = scheduler_config(config, 1 << 20);
             let batch = scheduler.batch;
-            (batch.step_tokens_max, batch.steps_in_flight_max, scheduler.copies.load_back_overlaps)
+            let overlaps = scheduler.copies.load_back_overlaps;
+            (batch.step_tokens_max, batch.running_max, batch.steps_in_flight_max, overlaps)
         };
-        assert_eq!(told(&Config::default()), (512, 1, false));
+        assert_eq!(told(&Config::default()), (512, 64, 1, false));
         let gpu = Config { device: DeviceChoice::Cuda(0), ..Config::default() };
-        assert_eq!(told(&gpu), (8192, 2, true));
+        assert_eq!(told(&gpu), (8192, 256, 2, true));
         let chosen = Config {
             step_tokens: Some(1024),
+            running_max: Some(32),
             steps_in_flight: Some(1),
             load_back_overlaps: Some(false),
             ..gpu
         };
-        assert_eq!(told(&chosen), (1024, 1, false));
+        assert_eq!(told(&chosen), (1024, 32, 1, false));
     }
 }

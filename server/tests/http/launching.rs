@@ -71,7 +71,7 @@ async fn what_cannot_work_is_told_before_it_starts() {
         (Config { host_memory: Size(0), ..config.clone() }, "--host-memory"),
         (Config { model: Some(folder.path().to_owned()), ..config.clone() }, "config.json"),
         (Config { page_size: 3, ..config.clone() }, "page_size"),
-        (Config { running_max: 1024, ..config.clone() }, "step_tokens"),
+        (Config { running_max: Some(1024), ..config.clone() }, "step_tokens"),
         (Config { threads: Some(0), ..config.clone() }, "threads"),
     ];
     for (config, hint) in cases {

@@ -53,7 +53,8 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// A device on an opened GPU. Pinning host pages takes about half a second a GiB.
+    /// A device on an opened GPU. Host pages are pinned by several threads, which takes up to half a second per GiB and
+    /// thread.
     ///
     /// # Errors
     /// When memory of either side is short, or kernels cannot be compiled.
@@ -104,7 +105,7 @@ impl CudaDevice {
             (None, 0) => (CudaMemory::new(&driver, device_pages, layout)?, None),
             (None, _) => {
                 let memory = CudaMemory::new(&driver, device_pages, layout)?;
-                let arena = Arena::with_headroom(host_pages, page_bytes);
+                let arena = Arena::with_headroom_in_huge_pages(host_pages, page_bytes);
                 let arena = arena.map_err(CudaError::HostMemory)?;
                 let seen = SeenArena::pin(&driver, &arena)?;
                 (memory, Some((arena, seen)))

@@ -143,6 +143,11 @@ impl FakeDriver {
         self.0.state.lock().pinnable = bytes;
     }
 
+    /// Bytes of each piece of memory that is pinned.
+    pub(crate) fn pinned(&self) -> Vec<usize> {
+        self.0.state.lock().pinned.values().copied().collect()
+    }
+
     /// What a piece costs the copy engines, and a KiB the kernel.
     pub(crate) fn set_costs(&self, batch_piece_ns: u64, kernel_kib_ns: u64) {
         let mut state = self.0.state.lock();

@@ -3,13 +3,23 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use terrace_l3::{Arena, Target};
 
 use crate::driver::{DeviceAddress, Driver};
 use crate::error::CudaError;
+
+/// Bytes that are pinned at once. Drivers from 580 on refuse 512 GiB in one call, and several threads, each with its
+/// chunks, are faster than one.
+const CHUNK_BYTES: usize = 1 << 30;
+/// Threads that pin.
+const PINNING_THREADS: usize = 16;
+/// Chunks begin at multiples of this: the driver pins whole pages of the system, each once.
+const SYSTEM_PAGE_BYTES: usize = 4096;
 
 /// Memory that is pinned until this is dropped.
 pub struct Pinned {
@@ -76,19 +86,77 @@ pub(crate) struct SeenArena {
 impl SeenArena {
     /// Pins all of an arena for as long as it lives.
     pub(crate) fn pin(driver: &Arc<dyn Driver>, arena: &Arena) -> Result<Self, CudaError> {
-        let base = arena.base();
-        // SAFETY: the arena drops what is attached to it before its memory goes, and not before the last loan of a page:
-        // copies hold loans until the device has ended.
-        let pinned = unsafe { Pinned::new(driver, base, arena.bytes())? };
-        let seen = Self { base: base.addr().get(), seen_at: pinned.seen_at() };
+        Self::pin_in_chunks(driver, arena, CHUNK_BYTES)
+    }
+
+    fn pin_in_chunks(
+        driver: &Arc<dyn Driver>,
+        arena: &Arena,
+        chunk_bytes: usize,
+    ) -> Result<Self, CudaError> {
+        let bytes = arena.bytes();
+        let chunks = chunks(bytes, bytes / arena.pages() as usize, chunk_bytes);
+        let next = AtomicUsize::new(0);
+        let pin_some = || -> Result<Vec<(usize, Pinned)>, CudaError> {
+            driver.bind_thread()?;
+            let mut pinned = Vec::new();
+            while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                arena.populate(chunk.clone());
+                // SAFETY: the chunk lies in the arena, which drops what is attached to it before its memory goes, and not
+                // before the last loan of a page: copies hold loans until the device has ended.
+                let new =
+                    unsafe { Pinned::new(driver, arena.base().add(chunk.start), chunk.len()) };
+                // The other threads pin no more once one has failed.
+                let new = new.inspect_err(|_| next.store(chunks.len(), Ordering::Relaxed));
+                pinned.push((chunk.start, new?));
+            }
+            Ok(pinned)
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let pinned: Result<Vec<_>, CudaError> = match chunks.len().min(cores).min(PINNING_THREADS) {
+            ..=1 => pin_some(),
+            threads => std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..threads).map(|_| scope.spawn(pin_some)).collect();
+                let pinned = threads.into_iter().map(|thread| match thread.join() {
+                    Ok(pinned) => pinned,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                });
+                Ok(pinned.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+            }),
+        };
+        let pinned = pinned.map_err(|error| match error {
+            CudaError::NotPinned { source, .. } => CudaError::NotPinned { bytes, source },
+            other => other,
+        })?;
+        let first = pinned.iter().find(|(start, _)| *start == 0);
+        let seen_at = first.expect("an arena has a first chunk").1.seen_at();
+        if pinned.iter().any(|(start, pinned)| pinned.seen_at() != seen_at.offset(*start)) {
+            return Err(CudaError::Config(
+                "the GPU sees pinned host memory in several places: use fewer host pages",
+            ));
+        }
         arena.attach(Box::new(pinned));
-        Ok(seen)
+        Ok(Self { base: arena.base().addr().get(), seen_at })
     }
 
     /// Where the device sees what lies at an address of the arena.
     pub(crate) fn address(&self, at: *const u8) -> DeviceAddress {
         self.seen_at.offset(at.addr() - self.base)
     }
+}
+
+/// Ranges of memory that are pinned one by one. A range ends where a page of so many bytes does, because a copy must not
+/// reach from one into the next: it is longer than `bytes_max` only if a page is, or if pages and those of the system
+/// have so few ends in common.
+fn chunks(bytes: usize, page_bytes: usize, bytes_max: usize) -> Vec<Range<usize>> {
+    let common = page_bytes / gcd(page_bytes, SYSTEM_PAGE_BYTES);
+    let unit = common.saturating_mul(SYSTEM_PAGE_BYTES);
+    let chunk = (bytes_max / unit).max(1).saturating_mul(unit);
+    (0..bytes).step_by(chunk).map(|start| start..bytes.min(start.saturating_add(chunk))).collect()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Pinned memory of our own.
@@ -117,5 +185,61 @@ impl PinnedBytes {
     /// Where the device sees the byte at an offset.
     pub(crate) fn address(&self, offset: usize) -> DeviceAddress {
         self.seen.address(self.bytes.start().wrapping_add(offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeDriver;
+
+    fn driver() -> (FakeDriver, Arc<dyn Driver>) {
+        let fake = FakeDriver::new(1 << 20, 1);
+        (fake.clone(), Arc::new(fake))
+    }
+
+    /// Drivers refuse to pin 512 GiB in one call.
+    #[test]
+    fn f72_large_pools_are_pinned_in_chunks_that_end_with_pages() {
+        const PAGE_BYTES: usize = (2 << 20) + 4096;
+        let bytes = (700 << 30) / PAGE_BYTES * PAGE_BYTES;
+        let all = chunks(bytes, PAGE_BYTES, CHUNK_BYTES);
+        assert!(all.iter().all(|chunk| chunk.len() <= CHUNK_BYTES));
+        assert!(all.iter().all(|chunk| chunk.start % PAGE_BYTES == 0));
+        assert_eq!((all[0].start, all.last().unwrap().end), (0, bytes));
+        assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start));
+        assert_eq!(chunks(5000, 1000, 2000).len(), 1, "pages of the system are not split");
+        assert_eq!(chunks(30, 10, 5).len(), 1);
+        assert_eq!(
+            chunks(3 << 13, 1 << 13, 4096),
+            [0..1 << 13, 1 << 13..2 << 13, 2 << 13..3 << 13]
+        );
+    }
+
+    #[test]
+    fn no_call_pins_more_than_a_chunk_and_the_device_sees_one_piece() {
+        const CHUNK: usize = 40_000;
+        let (fake, driver) = driver();
+        let arena = Arena::with_headroom(50, 4096).unwrap();
+        let seen = SeenArena::pin_in_chunks(&driver, &arena, CHUNK).unwrap();
+        let pinned = fake.pinned();
+        assert!(pinned.len() > 1 && pinned.iter().all(|bytes| *bytes <= CHUNK), "{pinned:?}");
+        assert_eq!(pinned.iter().sum::<usize>(), arena.bytes());
+        for page in [0, 7, 49] {
+            let page = arena.source(page).unwrap();
+            assert_eq!(fake.read(seen.address(page.start()), 4096), *page);
+        }
+        drop(arena);
+        assert!(fake.pinned().is_empty(), "the memory is let go with the arena");
+    }
+
+    #[test]
+    fn what_was_pinned_is_let_go_if_the_rest_cannot_be() {
+        let (fake, driver) = driver();
+        fake.limit_pinned(100_000);
+        let arena = Arena::with_headroom(50, 4096).unwrap();
+        let error = SeenArena::pin_in_chunks(&driver, &arena, 20_000).unwrap_err();
+        assert!(matches!(error, CudaError::NotPinned { bytes, .. } if bytes == arena.bytes()));
+        assert!(fake.pinned().is_empty());
     }
 }

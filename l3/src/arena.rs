@@ -13,7 +13,7 @@ mod loans;
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -48,11 +48,11 @@ struct Inner {
     returned: Notify,
     /// What must go before the memory does.
     attached: Mutex<Vec<Box<dyn Any + Send + Sync>>>,
-    /// Keeps the memory; dropped last.
-    _owner: Box<dyn Any + Send + Sync>,
+    /// Keeps the memory; dropped last. A [`MmapRaw`] where the arena has mapped it itself.
+    owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `base` points to memory that `_owner` keeps, and every access to it goes through a `Source`
+// SAFETY: `base` points to memory that `owner` keeps, and every access to it goes through a `Source`
 // or a `Target`, whose exclusion `Lending` enforces across threads.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
@@ -95,28 +95,28 @@ impl Arena {
         Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes), false)
     }
 
+    /// Like [`Arena::with_headroom`], in huge pages where the system has them: for memory that is taken from the system
+    /// at once ([`Arena::populate`]), and that a device or an adapter pins.
+    ///
+    /// # Errors
+    /// When the system has not so much address space left, or there is nothing to allocate.
+    pub fn with_headroom_in_huge_pages(pages: u32, page_bytes: usize) -> io::Result<Self> {
+        Self::map(pages, page_bytes, Self::headroom_bytes(page_bytes), true)
+    }
+
     /// How many bytes [`Arena::with_headroom`] has before each page of a size.
     #[must_use]
     pub fn headroom_bytes(page_bytes: usize) -> usize {
         if page_bytes.is_multiple_of(ALIGNMENT) { ALIGNMENT } else { HEADER_BYTES }
     }
 
-    fn map(
-        pages: u32,
-        page_bytes: usize,
-        headroom_bytes: usize,
-        #[cfg_attr(not(target_os = "linux"), expect(unused_variables))] huge: bool,
-    ) -> io::Result<Self> {
+    fn map(pages: u32, page_bytes: usize, headroom_bytes: usize, huge: bool) -> io::Result<Self> {
         let bytes = page_bytes.checked_add(headroom_bytes).filter(|_| page_bytes > 0);
         let bytes = bytes.and_then(|bytes| bytes.checked_mul(pages as usize));
         let bytes = bytes.filter(|bytes| *bytes > 0);
         let bytes = bytes.ok_or_else(|| io::Error::other("an arena needs at least one byte"))?;
-        let mapping = MmapRaw::from(MmapMut::map_anon(bytes)?);
-        #[cfg(target_os = "linux")]
-        if huge {
-            // Without them it is the same memory.
-            let _ = mapping.advise(memmap2::Advice::HugePage);
-        }
+        let mapping = if huge { map_in_huge_pages(bytes)? } else { MmapMut::map_anon(bytes)? };
+        let mapping = MmapRaw::from(mapping);
         let base = NonNull::new(mapping.as_mut_ptr()).expect("a mapping has an address");
         // SAFETY: the mapping has `bytes` readable and writable bytes, nobody else knows its address,
         // and it lives as long as the owner.
@@ -185,7 +185,7 @@ impl Arena {
                 .collect(),
             returned: Notify::new(),
             attached: Mutex::default(),
-            _owner: owner,
+            owner,
         };
         Self { inner: Arc::new(inner) }
     }
@@ -243,6 +243,19 @@ impl Arena {
         self.inner.attached.lock().push(keep);
     }
 
+    /// Takes a range of its bytes from the system in the calling thread, and leaves what is written there as it is.
+    /// Several threads populate several ranges faster than one. Memory that others have allocated, and memory of
+    /// systems without such a call, is taken as it is first touched.
+    pub fn populate(&self, range: Range<usize>) {
+        #[cfg(target_os = "linux")]
+        if let Some(mapping) = self.inner.owner.downcast_ref::<MmapRaw>() {
+            // Memory that is short is reported by whoever needs it.
+            let _ = mapping.advise_range(memmap2::Advice::PopulateWrite, range.start, range.len());
+        }
+        #[cfg(not(target_os = "linux"))]
+        drop(range);
+    }
+
     /// How many pages it has.
     #[must_use]
     pub fn pages(&self) -> u32 {
@@ -272,6 +285,29 @@ impl Arena {
     pub fn id(&self) -> u64 {
         self.inner.id
     }
+}
+
+/// Anonymous memory in huge pages where there are any: transparent ones, or those that the operator has reserved where
+/// the system has no transparent ones. Without both it is usual memory.
+fn map_in_huge_pages(bytes: usize) -> io::Result<MmapMut> {
+    #[cfg(target_os = "linux")]
+    {
+        /// The size of the pages that are asked for, as a power of two: 2 MiB.
+        const PAGE_BITS: u8 = 21;
+        let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+        if enabled.is_ok_and(|choices| !choices.contains("[never]")) {
+            let mapping = MmapMut::map_anon(bytes)?;
+            let _ = mapping.advise(memmap2::Advice::HugePage);
+            return Ok(mapping);
+        }
+        if let Some(bytes) = bytes.checked_next_multiple_of(1 << PAGE_BITS)
+            && let Ok(mapping) =
+                memmap2::MmapOptions::new().len(bytes).huge(Some(PAGE_BITS)).map_anon()
+        {
+            return Ok(mapping);
+        }
+    }
+    MmapMut::map_anon(bytes)
 }
 
 impl fmt::Debug for Arena {
@@ -577,6 +613,22 @@ mod tests {
             assert!(two.headroom().is_some());
         }
         assert!(Arena::new(1, 8192).unwrap().source(0).unwrap().headroom().is_none());
+    }
+
+    #[test]
+    fn memory_in_huge_pages_is_the_same_and_populating_changes_nothing() {
+        const PAGE_BYTES: usize = 1 << 20;
+        let arena = Arena::with_headroom_in_huge_pages(6, PAGE_BYTES).unwrap();
+        arena.target(1).unwrap().fill(3);
+        let stride = arena.bytes() / 6;
+        arena.populate(0..3 * stride);
+        arena.populate(3 * stride..arena.bytes());
+        for page in 0..6 {
+            let expected = if page == 1 { 3 } else { 0 };
+            let source = arena.source(page).unwrap();
+            assert!(source.iter().all(|byte| *byte == expected), "page {page}");
+            assert!(source.headroom().is_some());
+        }
     }
 
     #[test]

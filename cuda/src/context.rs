@@ -55,10 +55,7 @@ impl Context {
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
-        let mut version = 0;
-        // SAFETY: it writes one number, and may be called before anything else.
-        let told = unsafe { sys::cuDriverGetVersion(&raw mut version) };
-        call("cuDriverGetVersion", told.result())?;
+        let version = driver_version()?;
         if version < VERSION_MIN {
             return Err(CudaError::DriverTooOld { version });
         }
@@ -120,6 +117,14 @@ impl Context {
     #[must_use]
     pub fn device(&self) -> sys::CUdevice {
         self.device
+    }
+
+    /// The version of CUDA that the driver is of: 13,010 is 13.1.
+    ///
+    /// # Errors
+    /// When the driver does not tell.
+    pub fn driver_version(&self) -> Result<i32, CallError> {
+        driver_version()
     }
 
     /// How many multiprocessors it has.
@@ -206,6 +211,13 @@ impl Stream {
     pub fn raw(self) -> sys::CUstream {
         std::ptr::with_exposed_provenance_mut(self.0 as usize)
     }
+}
+
+fn driver_version() -> Result<i32, CallError> {
+    let mut version = 0;
+    // SAFETY: it writes one number, and may be called before anything else.
+    let told = unsafe { sys::cuDriverGetVersion(&raw mut version) };
+    call("cuDriverGetVersion", told.result()).map(|()| version)
 }
 
 /// Says of a failure which call it was.

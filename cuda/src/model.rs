@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+mod choices;
 mod choosing;
 mod few_rows;
 mod forward;
@@ -20,6 +21,7 @@ mod step;
 mod ticket;
 mod weights;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use terrace_engine::{Batch, KvLayout, KvType, Model, ModelError, StepLimits};
@@ -30,6 +32,7 @@ use crate::driver::{Driver, Priority};
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::memory::CudaMemory;
+use crate::nvrtc;
 use crate::real::RealDriver;
 use kernels::Kernels;
 use running::Running;
@@ -46,6 +49,8 @@ pub struct CudaLlama {
     driver: Arc<dyn Driver>,
     shape: Shape,
     fingerprint: String,
+    /// Where algorithms of products are kept.
+    choices: Option<PathBuf>,
     /// Until the first step.
     weights: Option<Weights>,
     running: Option<Running>,
@@ -100,7 +105,47 @@ impl CudaLlama {
         let fingerprint =
             format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
         let (context, shape, weights) = (context.clone(), shape.clone(), Some(weights));
-        Self { context, driver, shape, fingerprint, weights, running: None }
+        Self { context, driver, shape, fingerprint, choices: None, weights, running: None }
+    }
+
+    /// Keeps the algorithms that are chosen for matrix products, by their time, in a folder, and takes those that are
+    /// there. A restart then starts sooner, and computes in the same way. A file that is damaged, or of another GPU or
+    /// other versions of driver and libraries, is not used.
+    #[must_use]
+    pub fn keep_choices_in(mut self, folder: Option<PathBuf>) -> Self {
+        self.choices = folder;
+        self
+    }
+
+    /// Compares products of some numbers of rows with the same rows of a product of as many rows as a step can have: all
+    /// rows, and to the bit. Returns what differs, in words. For checks of a GPU; the model has begun, and no step is
+    /// under way.
+    ///
+    /// # Errors
+    /// When the model has not begun, or the GPU fails.
+    pub fn product_differences(
+        &mut self,
+        layer: usize,
+        counts: &[usize],
+    ) -> Result<Vec<String>, CudaError> {
+        let running = self.running.as_mut();
+        running.ok_or(CudaError::Config("it has not started"))?.product_differences(layer, counts)
+    }
+
+    /// Prepares for steps, and adds to the fingerprint by what and how this machine computes.
+    fn start(
+        &mut self,
+        weights: Weights,
+        memory: &CudaMemory,
+        limits: StepLimits,
+    ) -> Result<Running, CudaError> {
+        let Self { context, driver, shape, choices, .. } = self;
+        let choices = choices.as_deref();
+        let mut running = Running::new(context, driver, shape, weights, memory, limits, choices)?;
+        let (cublaslt, (major, minor)) = (products::version()?, nvrtc::version()?);
+        let bits = running.probe(limits)?;
+        self.fingerprint += &format!("-cublaslt{cublaslt}-nvrtc{major}.{minor}-bits{bits:016x}");
+        Ok(running)
     }
 
     /// How many bytes the weights of a model take on the GPU.
@@ -184,8 +229,7 @@ impl Model for CudaLlama {
     fn begin(&mut self, memory: &CudaMemory, limits: StepLimits) -> Result<(), ModelError> {
         let already = || ModelError("it has already started".to_owned());
         let weights = self.weights.take().ok_or_else(already)?;
-        let running =
-            Running::new(&self.context, &self.driver, &self.shape, weights, memory, limits);
+        let running = self.start(weights, memory, limits);
         self.running = Some(running.map_err(|error| ModelError(error.to_string()))?);
         Ok(())
     }

@@ -47,6 +47,20 @@ pub fn compile(
     program.image().map_err(|error| failed(error.to_string()))
 }
 
+/// The compiler's version: 13.0 is 13 and 0.
+///
+/// # Errors
+/// When there is no compiler.
+pub fn version() -> Result<(i32, i32), CudaError> {
+    find()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: it writes two numbers.
+    let told = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
+    told.result().map(|()| (major, minor)).map_err(|error| CudaError::NoNvrtc {
+        tried: Some(format!("its version is not known: {error}")),
+    })
+}
+
 /// Whether kernels can be compiled here.
 ///
 /// # Errors

@@ -118,7 +118,6 @@ impl<D: Device> Driver<D> {
     where
         M: Model<Memory = D::Memory, Fence = D::Fence>,
     {
-        config.model.fingerprint = model.fingerprint();
         let layout = model.kv_layout().pages(config.cache.page_size)?;
         if *device.layout() != layout {
             let (model, device) = (layout.to_string(), device.layout().to_string());
@@ -148,8 +147,11 @@ impl<D: Device> Driver<D> {
         };
         let (positions_max, vocabulary) = (model.positions_max(), model.vocabulary());
         let (adapters, takes_passages) = (model.adapters(), model.takes_passages());
-        let scheduler = WatchedScheduler::new(config, witnesses)?;
+        // A model may take long to begin, and what it computes KV with may be known only then.
+        config.check()?;
         model.begin(device.memory(), limits)?;
+        config.model.fingerprint = model.fingerprint();
+        let scheduler = WatchedScheduler::new(config, witnesses)?;
         Ok(Self {
             namespace: scheduler.namespace_of("", ""),
             scheduler,

@@ -36,7 +36,8 @@ pub trait Model: Send + 'static {
     /// The longest sequence that the model was made for.
     fn positions_max(&self) -> u32;
 
-    /// Names model and weights: different weights have different fingerprints.
+    /// Names model and weights: different weights have different fingerprints. KV is named by the one that the model has
+    /// once it has begun: it may say how the machine rounds, too.
     fn fingerprint(&self) -> String;
 
     /// The adapters that it has: requests may ask for one of them.

@@ -148,6 +148,10 @@ settings! {
             /// On a GPU, verify one in this many pages that are copied between GPU and host. A damaged copy is
             /// detected, counted and not used.
             canary: Option<u32> = None, "PAGES" { default_in_words: Some("no page is verified") };
+            /// On a GPU, the folder where the algorithms that were measured to be the fastest for matrix products are kept,
+            /// so that a restart is quicker and computes the same bits.
+            gpu_tuning: Option<PathBuf> = None, "FOLDER"
+                { default_in_words: Some("terrace/gpu of the user's cache folder") };
             /// Allow the operator to plant a wrong page on the device (POST /plant_wrong_page?token=POSITION), to show its
             /// effect on outputs. CPU only. Servers without this setting never use the pages of one with it.
             plant_wrong_pages: bool = false, "SWITCH";

@@ -32,7 +32,7 @@ impl DiskTier {
     ) -> Result<Self, LaunchError> {
         let path = match folder {
             Some(folder) => folder.to_owned(),
-            None => default_folder().ok_or(LaunchError::NoCacheFolder)?,
+            None => cache_folder("l3").ok_or(LaunchError::NoCacheFolder)?,
         };
         let reserve = match config.l3_reserve {
             Some(reserve) => reserve,
@@ -147,11 +147,11 @@ fn ago(passed: Duration) -> String {
     format!("{count} {unit}{} ago", if count == 1 { "" } else { "s" })
 }
 
-/// The user's folder for what can be lost.
-fn default_folder() -> Option<PathBuf> {
+/// A folder of this program in the user's folder for what can be lost.
+pub(crate) fn cache_folder(name: &str) -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let caches = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
-    Some(caches.join("terrace").join("l3"))
+    Some(caches.join("terrace").join(name))
 }
 
 #[cfg(test)]

@@ -27,9 +27,11 @@ use table::Table;
 use terrace_cuda::Context;
 
 /// What is done, by name.
-const PARTS: [(&str, Part); 13] = [
+const PARTS: [(&str, Part); 15] = [
     ("transformers", Part::Usual(model::like_transformers)),
     ("cuts", Part::Usual(sameness::however_it_is_cut)),
+    ("products", Part::Usual(sameness::products)),
+    ("names", Part::Usual(sameness::names)),
     ("choices", Part::Usual(model::choices)),
     ("sameness", Part::Usual(engine::sameness)),
     ("prefill", Part::Usual(figures::prefill)),

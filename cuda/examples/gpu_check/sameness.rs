@@ -10,7 +10,56 @@ use terrace_scheduler::Token;
 
 use crate::Done;
 use crate::table::Table;
-use crate::world::{Part, World, greedy, small};
+use crate::world::{Part, World, eight_billion, greedy, small};
+
+/// All rows of products have the bits that they have among as many rows as there can be: with numbers of rows whose
+/// algorithm was chosen by time and with others, in the first layer and in another.
+pub(crate) fn products(context: &Arc<Context>, table: &mut Table) -> Done {
+    const COUNTS: [usize; 18] =
+        [1, 2, 8, 24, 40, 56, 64, 80, 112, 144, 208, 256, 320, 1024, 1088, 2048, 3008, 4032];
+    let large = Shape { layers: 3, ..eight_billion() };
+    for (name, shape) in [("8 billion", large), ("small", small())] {
+        let limits = StepLimits { page_size: 16, rows: 1, tokens_max: 4096 };
+        let model = CudaLlama::random(context, &shape)?;
+        let mut world = World::new(context, model, limits, 4096)?;
+        for layer in [0, 2] {
+            let differences = world.product_differences(layer, &COUNTS)?;
+            let found = match &*differences {
+                [] => format!("{} numbers of rows, all rows", COUNTS.len()),
+                some => some.join("; "),
+            };
+            let what = format!("products of the {name} shape, layer {layer}");
+            table.check(&what, &found, differences.is_empty());
+        }
+    }
+    Ok(())
+}
+
+/// KV has one name on one machine: after a restart, with other sizes, with algorithms that are kept and without.
+pub(crate) fn names(context: &Arc<Context>, table: &mut Table) -> Done {
+    let folder = tempfile::tempdir()?;
+    let kept = || Some(folder.path().to_owned());
+    let mut names = std::collections::BTreeSet::new();
+    for (page_size, tokens_max, folder) in [
+        (16, 4096, None),
+        (16, 512, None),
+        (64, 2048, kept()),
+        (16, 4096, kept()),
+        (1, 4096, kept()),
+    ] {
+        let model = CudaLlama::random(context, &small())?.keep_choices_in(folder);
+        let limits = StepLimits { page_size, rows: 2, tokens_max };
+        names.insert(World::new(context, model, limits, 2048)?.fingerprint());
+    }
+    let files = std::fs::read_dir(folder.path())?.count();
+    let found = format!(
+        "{} names, {files} files: {}",
+        names.len(),
+        names.iter().next_back().map_or("", String::as_str)
+    );
+    table.check("the name of KV is the same", &found, names.len() == 1 && files == 1);
+    Ok(())
+}
 
 /// Logits and KV are the same however a sequence is cut, and whoever is computed beside it.
 pub(crate) fn however_it_is_cut(context: &Arc<Context>, table: &mut Table) -> Done {

@@ -178,6 +178,20 @@ impl World {
         self.launch(parts)?.finish().result
     }
 
+    /// What the model's KV is named by.
+    pub(crate) fn fingerprint(&self) -> String {
+        self.model.fingerprint()
+    }
+
+    /// Which products differ from those of as many rows as there can be, in words.
+    pub(crate) fn product_differences(
+        &mut self,
+        layer: usize,
+        counts: &[usize],
+    ) -> Result<Vec<String>, CudaError> {
+        self.model.product_differences(layer, counts)
+    }
+
     /// What the pages of a row hold, up to so many tokens' pages.
     pub(crate) fn kv(&self, slot: u32, tokens: u32) -> Result<Vec<Vec<u8>>, CudaError> {
         let page_size = self.device.layout().page_size();

@@ -58,6 +58,8 @@ struct StreamModel {
     stream: Stream,
     memory: Option<CudaMemory>,
     table: PageTable,
+    /// How it rounds, which is known once it has begun.
+    bits: u64,
 }
 
 /// A span with the addresses of its KV, position by position.
@@ -111,7 +113,10 @@ impl Model for StreamModel {
     }
 
     fn fingerprint(&self) -> String {
-        "numbers".to_owned()
+        match &self.memory {
+            Some(_) => format!("numbers-bits{}", self.bits),
+            None => "numbers".to_owned(),
+        }
     }
 
     fn waits_for_layers(&self) -> bool {
@@ -235,7 +240,7 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
     config.batch.step_tokens_max = 24;
     config.copies.load_back_overlaps = load_back_overlaps;
     let table = PageTable::new(0, PAGE_SIZE);
-    let model = StreamModel { fake: fake.clone(), stream, memory: None, table };
+    let model = StreamModel { fake: fake.clone(), stream, memory: None, table, bits: 0 };
     let engine = Engine::start(config, model, device.clone(), None).unwrap();
     for _ in 0..2 {
         let mut askers = tokio::task::JoinSet::new();
@@ -255,6 +260,26 @@ async fn answers_are_right(load_back_overlaps: bool, seed: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kv_is_named_by_how_a_model_rounds_that_has_begun() {
+    let mut names = Vec::new();
+    for bits in [1, 2, 1] {
+        let fake = FakeDriver::new(1 << 20, 1);
+        let stream = fake.create_stream(Priority::High).unwrap();
+        let layout = kv_layout().pages(PAGE_SIZE).unwrap();
+        let device_config =
+            CudaConfig { device_pages: 8, host_pages: 0, layout, canary: None, ways: None };
+        let device = CudaDevice::with_driver(Arc::new(fake.clone()), device_config, None).unwrap();
+        let config = Config::builder().page_size(PAGE_SIZE).build().unwrap();
+        let table = PageTable::new(0, PAGE_SIZE);
+        let model = StreamModel { fake, stream, memory: None, table, bits };
+        let engine = Engine::start(config, model, Arc::new(device), None).unwrap();
+        names.push(engine.namespaces(vec![String::new()]).await.unwrap());
+    }
+    assert_eq!(names[0], names[2]);
+    assert_ne!(names[0], names[1]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
     let fake = FakeDriver::new(1 << 20, 1);
     let stream = fake.create_stream(Priority::High).unwrap();
@@ -266,7 +291,7 @@ async fn a_device_lost_in_a_step_ends_requests_and_the_engine() {
     assert_eq!(device.failure(), None);
     let config = Config::builder().page_size(PAGE_SIZE).build().unwrap();
     let table = PageTable::new(0, PAGE_SIZE);
-    let model = StreamModel { fake: fake.clone(), stream, memory: None, table };
+    let model = StreamModel { fake: fake.clone(), stream, memory: None, table, bits: 0 };
     let engine = Engine::start(config, model, device.clone(), None).unwrap();
     let held_up = fake.ban(0..1);
     fake.gate(stream, held_up);

@@ -9,6 +9,7 @@ use cudarc::driver::{result, sys};
 use terrace_engine::{CopyProgress, StepLimits};
 use terrace_model::Shape;
 
+use super::choices::Choices;
 use super::few_rows::{FEW_ROWS_MAX, FewRows, Places};
 use super::kernels::{FEW_HOPPER_BLOCKS, JOIN_BLOCKS, Kernel, Kernels, Map, Parameters};
 use super::matrix::Matrix;
@@ -16,7 +17,7 @@ use super::plain::Pages;
 use super::products::{Operands, Products, Size};
 use super::weights::Weights;
 use crate::context::{Context, call};
-use crate::driver::{CallError, DeviceAddress, Driver, Stream};
+use crate::driver::{CallError, DeviceAddress, Driver, Priority, Stream};
 use crate::error::CudaError;
 use crate::memory::{Allocation, CudaMemory};
 
@@ -61,6 +62,8 @@ pub(super) struct Forward {
     buffers: Buffers,
     graphs: BTreeMap<usize, sys::CUgraphExec>,
     multiprocessors: usize,
+    /// Rows of the largest step.
+    rows_max: usize,
     context: Arc<Context>,
 }
 
@@ -212,9 +215,10 @@ impl Forward {
         weights: Weights,
         memory: &CudaMemory,
         limits: StepLimits,
-        stream: Stream,
+        choices: Choices,
     ) -> Result<Self, CudaError> {
         let kernels = Kernels::new(context, shape, limits.page_size)?;
+        let stream = driver.create_stream(Priority::High)?;
         let map = kernels.by_map.then(|| Map::of_pages(shape, memory)).transpose()?;
         // Whole pages are read where only some of their tokens are there: what is not must be numbers.
         let bytes = memory.pages() as usize * memory.page_bytes();
@@ -226,16 +230,17 @@ impl Forward {
             kernels,
             stream,
             weights,
-            products: Products::new(driver)?,
+            products: Products::new(driver, choices)?,
             few_rows: None,
             memory: memory.clone(),
             map,
             buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
             graphs: BTreeMap::new(),
             multiprocessors: context.multiprocessors()? as usize,
+            rows_max: rounded(limits.tokens_max as usize),
             context: context.clone(),
         };
-        forward.tune(&**driver, limits)?;
+        forward.tune(&**driver)?;
         Ok(forward)
     }
 
@@ -492,8 +497,8 @@ impl Forward {
     }
 
     /// Finds the fastest ways to compute products of the usual sizes, and looks whether all of them agree.
-    fn tune(&mut self, driver: &dyn Driver, limits: StepLimits) -> Result<(), CudaError> {
-        let most = rounded(limits.tokens_max as usize);
+    fn tune(&mut self, driver: &dyn Driver) -> Result<(), CudaError> {
+        let most = self.rows_max;
         let usual = (GRAPH_TOKENS_MAX + 64..=TUNED_ROWS_MAX).step_by(64);
         let mut sizes: Vec<usize> = graph_rows().chain(usual).filter(|rows| *rows < most).collect();
         sizes.push(most);
@@ -507,13 +512,9 @@ impl Forward {
             let sizes = sizes.iter().filter(|rows| **rows <= rows_max);
             let sizes: Vec<Size> = sizes.map(|rows| self.size(matrix, *rows)).collect();
             let operands = self.operands(matrix, 0);
-            let count = (rows_max * sizes[0].inputs) as u64;
-            let parameters = Parameters::default().wide(operands.rows.0).wide(count);
+            self.fill_rows(matrix, rows_max)?;
             // SAFETY: buffers are as large as the largest step, and nothing else uses them yet.
-            unsafe {
-                self.kernels.fill.launch(self.stream, 1024, parameters.wide(7 << 50).float(1.0))?;
-                self.products.settle(driver, self.stream, &sizes, operands)?;
-            }
+            unsafe { self.products.settle(driver, self.stream, &sizes, operands) }?;
             if self.few_rows.is_some() && !self.few_rows_agree(driver, matrix, rows_max)? {
                 tracing::warn!(
                     "products with few rows of {matrix:?} are not bit-identical to those with many \
@@ -522,7 +523,78 @@ impl Forward {
                 self.few_rows = None;
             }
         }
+        self.products.save_choices();
         Ok(())
+    }
+
+    /// Compares products of some numbers of rows with the same rows of a product of as many rows as there can be, all of
+    /// them and to the bit. Returns what differs, in words. Nothing else is under way.
+    pub(super) fn product_differences(
+        &mut self,
+        driver: &dyn Driver,
+        layer: usize,
+        counts: &[usize],
+    ) -> Result<Vec<String>, CudaError> {
+        let mut differences = Vec::new();
+        for matrix in Matrix::ALL {
+            let most = if matrix == Matrix::Head { LOGITS_ROWS } else { self.rows_max };
+            self.fill_rows(matrix, most)?;
+            self.product(matrix, layer, most)?;
+            let among_all = self.outcome_bytes(driver, matrix, most)?;
+            for &rows in counts.iter().filter(|rows| **rows < most) {
+                self.clear_outcome(matrix, rows)?;
+                self.product(matrix, layer, rows)?;
+                let found = self.outcome_bytes(driver, matrix, rows)?;
+                let row_bytes = self.outcome_row_bytes(matrix);
+                let pairs = found.chunks(row_bytes).zip(among_all.chunks(row_bytes));
+                let differ = pairs.filter(|(found, expected)| found != expected).count();
+                if differ > 0 {
+                    differences.push(format!(
+                        "{differ} of {rows} rows of {matrix:?} in layer {layer} are not those of {most} rows"
+                    ));
+                }
+            }
+        }
+        Ok(differences)
+    }
+
+    /// Puts numbers that look random where the rows of a product are.
+    fn fill_rows(&self, matrix: Matrix, rows: usize) -> Result<(), CallError> {
+        let count = (rows * self.size(matrix, rows).inputs) as u64;
+        let parameters = Parameters::default().wide(self.places(matrix, 0).rows.0).wide(count);
+        // SAFETY: buffers are as large as the largest step.
+        unsafe { self.kernels.fill.launch(self.stream, 1024, parameters.wide(7 << 50).float(1.0)) }
+    }
+
+    fn outcome_row_bytes(&self, matrix: Matrix) -> usize {
+        let (_, outputs) = matrix.size(&self.shape);
+        match matrix {
+            Matrix::GateUp => outputs,
+            Matrix::Head => outputs * 4,
+            Matrix::Qkv | Matrix::Out | Matrix::Down => outputs * 2,
+        }
+    }
+
+    fn clear_outcome(&self, matrix: Matrix, rows: usize) -> Result<(), CallError> {
+        let (at, bytes) = (self.outcome(matrix), rows * self.outcome_row_bytes(matrix));
+        // SAFETY: there are so many rows, and nothing else is under way.
+        let cleared = unsafe { result::memset_d8_async(at.0, 0, bytes, self.stream.raw()) };
+        call("cuMemsetD8Async", cleared)
+    }
+
+    /// Waits for a product of so many rows, and has what came of it.
+    fn outcome_bytes(
+        &self,
+        driver: &dyn Driver,
+        matrix: Matrix,
+        rows: usize,
+    ) -> Result<Vec<u8>, CudaError> {
+        let mut bytes = vec![0_u8; rows * self.outcome_row_bytes(matrix)];
+        driver.drain(self.stream)?;
+        // SAFETY: so many rows were computed.
+        let copied = unsafe { result::memcpy_dtoh_sync(&mut bytes, self.outcome(matrix).0) };
+        call("cuMemcpyDtoH", copied)?;
+        Ok(bytes)
     }
 
     /// Whether few rows have the bits that they have among many.
@@ -538,29 +610,12 @@ impl Forward {
         if matrix == Matrix::GateUp {
             self.gate(most)?;
         }
-        let row_bytes = match matrix {
-            Matrix::GateUp => size.outputs,
-            Matrix::Head => size.outputs * 4,
-            Matrix::Qkv | Matrix::Out | Matrix::Down => size.outputs * 2,
-        };
-        let at = self.outcome(matrix);
-        let computed = |rows: usize| {
-            let mut bytes = vec![0_u8; rows * row_bytes];
-            driver.drain(self.stream)?;
-            // SAFETY: so many rows were computed.
-            let copied = unsafe { result::memcpy_dtoh_sync(&mut bytes, at.0) };
-            call("cuMemcpyDtoH", copied)?;
-            Ok::<_, CudaError>(bytes)
-        };
         let most_few = FEW_ROWS_MAX.min(most);
-        let among_many = computed(most_few)?;
+        let among_many = self.outcome_bytes(driver, matrix, most_few)?;
         for rows in graph_rows().take_while(|rows| *rows <= most_few) {
-            // SAFETY: there are so many rows, and nothing else is under way.
-            let cleared =
-                unsafe { result::memset_d8_async(at.0, 0, rows * row_bytes, self.stream.raw()) };
-            call("cuMemsetD8Async", cleared)?;
+            self.clear_outcome(matrix, rows)?;
             self.product_of_few_rows(matrix, 0, rows)?;
-            if !among_many.starts_with(&computed(rows)?) {
+            if !among_many.starts_with(&self.outcome_bytes(driver, matrix, rows)?) {
                 return Ok(false);
             }
         }

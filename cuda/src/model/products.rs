@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use cudarc::cublaslt::{result, sys};
 
+use super::choices::Choices;
 use crate::driver::{CallError, CallErrorKind, DeviceAddress, Driver, Stream};
 use crate::error::CudaError;
 use crate::memory::Allocation;
@@ -29,13 +30,14 @@ pub(super) struct Products {
     preference: sys::cublasLtMatmulPreference_t,
     workspace: Allocation,
     plans: HashMap<Size, Plan>,
+    choices: Choices,
 }
 
 // SAFETY: handles of cuBLASLt may be used by any thread, and only one has this at a time.
 unsafe impl Send for Products {}
 
 /// Rows times a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Size {
     pub(super) rows: usize,
     pub(super) outputs: usize,
@@ -47,10 +49,16 @@ pub(super) struct Size {
 /// How products of a size are computed.
 #[derive(Debug)]
 struct Plan {
+    layouts: Layouts,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// How the operands of a size lie in memory.
+#[derive(Debug)]
+struct Layouts {
     weights: sys::cublasLtMatrixLayout_t,
     rows: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 /// What a product is made of.
@@ -68,12 +76,23 @@ fn failed(call: &'static str) -> impl Fn(result::CublasError) -> CallError {
     move |error| CallError { call, kind: CallErrorKind::Other, text: error.to_string() }
 }
 
+/// The version of cuBLASLt: 130,100 is 13.1.0.
+///
+/// # Errors
+/// When there is no such library.
+pub(super) fn version() -> Result<usize, CudaError> {
+    // SAFETY: loading the library runs no code of it but its own initialisation.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoCublas);
+    }
+    // SAFETY: it may be called at any time.
+    Ok(unsafe { sys::cublasLtGetVersion() })
+}
+
 impl Products {
-    pub(super) fn new(driver: &Arc<dyn Driver>) -> Result<Self, CudaError> {
-        // SAFETY: loading the library runs no code of it but its own initialisation.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoCublas);
-        }
+    /// With algorithms that were chosen before, as far as there are any.
+    pub(super) fn new(driver: &Arc<dyn Driver>, choices: Choices) -> Result<Self, CudaError> {
+        version()?;
         let workspace = Allocation::new(driver, WORKSPACE_BYTES)?;
         let handle = result::create_handle().map_err(failed("cublasLtCreate"))?;
         let f32_sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
@@ -81,7 +100,8 @@ impl Products {
         let product = product.map_err(failed("cublasLtMatmulDescCreate"))?;
         let preference = result::create_matmul_pref();
         let preference = preference.map_err(failed("cublasLtMatmulPreferenceCreate"))?;
-        let products = Self { handle, product, preference, workspace, plans: HashMap::new() };
+        let products =
+            Self { handle, product, preference, workspace, plans: HashMap::new(), choices };
         use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as TURNED;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
         let (turned, workspace_bytes, no_splitting) = (1_i32, WORKSPACE_BYTES, 0_u32);
@@ -126,8 +146,8 @@ impl Products {
         unsafe { self.run(stream, &self.plans[&size], operands) }
     }
 
-    /// Finds the fastest algorithm for each of some numbers of rows of one matrix, and sees to it that all of them give a
-    /// row the same bits. The output is written over.
+    /// Finds the fastest algorithm for each of some numbers of rows of one matrix, unless one was chosen before, and sees
+    /// to it that all of them give a row the same bits. The output is written over.
     ///
     /// # Safety
     /// As for [`Products::multiply`], for the largest of the sizes; and nothing else uses the stream.
@@ -141,7 +161,14 @@ impl Products {
         // SAFETY: as the caller says.
         unsafe {
             for size in sizes {
-                let plan = self.fastest(driver, stream, *size, operands)?;
+                let plan = match self.chosen_before(*size) {
+                    Some(plan) => plan,
+                    None => {
+                        let plan = self.fastest(driver, stream, *size, operands)?;
+                        self.choices.set(*size, plan.algorithm.data);
+                        plan
+                    }
+                };
                 self.plans.insert(*size, plan);
             }
             if self.agree(driver, stream, sizes, operands)? {
@@ -167,6 +194,40 @@ impl Products {
              last bits of results may depend on the batch"
         );
         Ok(())
+    }
+
+    /// Keeps the algorithms that were chosen for the next start.
+    pub(super) fn save_choices(&mut self) {
+        self.choices.save();
+    }
+
+    /// The plan with the algorithm that was chosen for a size before, if the library accepts it.
+    fn chosen_before(&self, size: Size) -> Option<Plan> {
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: self.choices.get(size)? };
+        let layouts = Layouts::new(size).ok()?;
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        // SAFETY: all descriptions exist, and the result is written if the call succeeds.
+        let checked = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                self.product,
+                layouts.weights,
+                layouts.rows,
+                layouts.out,
+                layouts.out,
+                &raw const algorithm,
+                found.as_mut_ptr(),
+            )
+        };
+        // SAFETY: it was zeroed, which is a result.
+        let workspace_bytes = unsafe { found.assume_init_ref() }.workspaceSize;
+        if checked.result().is_err() || workspace_bytes > WORKSPACE_BYTES {
+            tracing::warn!(
+                "cuBLASLt does not accept the algorithm kept for {size:?}: it is chosen again"
+            );
+            return None;
+        }
+        Some(Plan { layouts, algorithm })
     }
 
     /// Whether rows have the same bits however many are computed.
@@ -246,14 +307,14 @@ impl Products {
                 self.product,
                 (&raw const one).cast(),
                 at(operands.weights),
-                plan.weights,
+                plan.layouts.weights,
                 at(operands.rows),
-                plan.rows,
+                plan.layouts.rows,
                 (&raw const nothing).cast(),
                 at(operands.out),
-                plan.out,
+                plan.layouts.out,
                 at(operands.out),
-                plan.out,
+                plan.layouts.out,
                 &raw const plan.algorithm,
                 at(self.workspace.at()),
                 WORKSPACE_BYTES,
@@ -265,15 +326,7 @@ impl Products {
 
     /// The algorithm at a place in the order that cuBLASLt expects to be the fastest, of those that split no sums.
     fn plan(&self, size: Size, place: usize) -> Result<Plan, CallError> {
-        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
-        let layout = |kind, rows: usize, columns: usize| {
-            let made = result::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64);
-            made.map_err(failed("cublasLtMatrixLayoutCreate"))
-        };
-        let Size { rows, outputs, inputs, is_wide } = size;
-        let weights = layout(CUDA_R_16BF, inputs, outputs)?;
-        let x = layout(CUDA_R_16BF, inputs, rows)?;
-        let out = layout(if is_wide { CUDA_R_32F } else { CUDA_R_16BF }, outputs, rows)?;
+        let layouts = Layouts::new(size)?;
         let mut found =
             [const { MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit() }; TRIED];
         let mut count = 0;
@@ -282,10 +335,10 @@ impl Products {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 self.product,
-                weights,
-                x,
-                out,
-                out,
+                layouts.weights,
+                layouts.rows,
+                layouts.out,
+                layouts.out,
                 self.preference,
                 TRIED as i32,
                 found.as_mut_ptr().cast(),
@@ -303,13 +356,29 @@ impl Products {
         }
         // SAFETY: so many were written.
         let algorithm = unsafe { found[place].assume_init_ref() }.algo;
-        Ok(Plan { weights, rows: x, out, algorithm })
+        Ok(Plan { layouts, algorithm })
     }
 }
 
-impl Drop for Plan {
+impl Layouts {
+    fn new(Size { rows, outputs, inputs, is_wide }: Size) -> Result<Self, CallError> {
+        use sys::cudaDataType::{CUDA_R_16BF, CUDA_R_32F};
+        let nowhere = std::ptr::null_mut();
+        let mut layouts = Self { weights: nowhere, rows: nowhere, out: nowhere };
+        let layout = |kind, rows: usize, columns: usize| {
+            let made = result::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64);
+            made.map_err(failed("cublasLtMatrixLayoutCreate"))
+        };
+        layouts.weights = layout(CUDA_R_16BF, inputs, outputs)?;
+        layouts.rows = layout(CUDA_R_16BF, inputs, rows)?;
+        layouts.out = layout(if is_wide { CUDA_R_32F } else { CUDA_R_16BF }, outputs, rows)?;
+        Ok(layouts)
+    }
+}
+
+impl Drop for Layouts {
     fn drop(&mut self) {
-        for layout in [self.weights, self.rows, self.out] {
+        for layout in [self.weights, self.rows, self.out].into_iter().filter(|it| !it.is_null()) {
             // SAFETY: they were created, and products that were handed over need them no more.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }

@@ -1,5 +1,8 @@
 //! A model that computes steps: what it is told of rows, and what it hands to the GPU.
 
+mod probe;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -7,16 +10,18 @@ use parking_lot::Mutex;
 use terrace_engine::{Batch, ModelError, PageTable, StepLimits};
 use terrace_model::Shape;
 
+use super::choices::Choices;
 use super::choosing::{self, Choosing, Results};
 use super::forward::{BufferBytes, Extent, Forward, GRAPH_TOKENS_MAX, LOGITS_ROWS, Lists, rounded};
 use super::header::{Header, Plan, Section};
 use super::kernels::{Parameters, ROWS};
 use super::plain::{self, Awaited, Change, Item, NOWHERE, Segments};
+use super::products;
 use super::step::{Expected, Limits, Row, Work};
 use super::ticket::{CudaTicket, Times};
 use super::weights::Weights;
 use crate::context::Context;
-use crate::driver::{Driver, Priority};
+use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::fence::CudaFence;
 use crate::memory::CudaMemory;
@@ -74,6 +79,18 @@ impl Sections {
     }
 }
 
+/// What algorithms of products are valid for, in a line.
+fn machine(context: &Context) -> Result<String, CudaError> {
+    Ok(format!(
+        "{}, compute capability {}, {} multiprocessors, driver {}, cuBLASLt {}",
+        context.name(),
+        context.capability(),
+        context.multiprocessors()?,
+        context.driver_version()?,
+        products::version()?
+    ))
+}
+
 /// How many bytes all that takes on the device.
 pub(super) fn bytes(shape: &Shape, limits: StepLimits) -> usize {
     let bytes = BufferBytes::new(shape, limits);
@@ -90,16 +107,17 @@ impl Running {
         weights: Weights,
         memory: &CudaMemory,
         limits: StepLimits,
+        choices: Option<&Path>,
     ) -> Result<Self, CudaError> {
         context.bind()?;
         let bytes = BufferBytes::new(shape, limits);
-        let stream = driver.create_stream(Priority::High)?;
+        let choices = Choices::open(choices, machine(context)?);
         let mut plan = Plan::default();
         let sections = Sections::new(&mut plan, shape, limits, &bytes);
         let (page_size, partials_max) = (limits.page_size, bytes.partials_max);
         Ok(Self {
             driver: driver.clone(),
-            forward: Forward::new(context, driver, shape, weights, memory, limits, stream)?,
+            forward: Forward::new(context, driver, shape, weights, memory, limits, choices)?,
             choosing: Choosing::new(driver, shape, limits, sections.choosing)?,
             header: Header::new(driver, &plan)?,
             sections,
@@ -111,6 +129,16 @@ impl Running {
             work: Work::default(),
             times: Arc::default(),
         })
+    }
+
+    /// Compares products of some numbers of rows with those of as many rows as there can be. No step is under way.
+    pub(super) fn product_differences(
+        &mut self,
+        layer: usize,
+        counts: &[usize],
+    ) -> Result<Vec<String>, CudaError> {
+        self.driver.bind_thread()?;
+        self.forward.product_differences(&*self.driver, layer, counts)
     }
 
     pub(super) fn launch(&mut self, batch: &Arc<Batch>) -> Result<CudaTicket, ModelError> {
@@ -180,12 +208,7 @@ impl Running {
         if is_for_graph {
             self.forward.by_graph(rounded, &lists)?;
         } else {
-            let extent = Extent {
-                tokens: rounded,
-                many: self.work.many.len(),
-                has_few: !self.work.few.is_empty(),
-                has_segments: !self.work.segments.is_empty(),
-            };
+            let extent = self.extent();
             self.forward.layers(extent, &lists, &batch.arriving)?;
         }
         let mut results = self.choosing.begin(&self.work)?;
@@ -200,6 +223,16 @@ impl Running {
         self.choosing.end(&self.forward, &self.work, &results)?;
         fence.record(self.forward.stream)?;
         Ok(results)
+    }
+
+    /// How large the step is that was prepared.
+    fn extent(&self) -> Extent {
+        Extent {
+            tokens: self.work.tokens.len(),
+            many: self.work.many.len(),
+            has_few: !self.work.few.is_empty(),
+            has_segments: !self.work.segments.is_empty(),
+        }
     }
 
     /// Sends the step's lists.

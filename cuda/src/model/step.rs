@@ -232,6 +232,27 @@ impl Work {
         Ok(expected)
     }
 
+    /// Prepares consecutive tokens of one sequence, in the first row. Its pages are the device's first ones, in order.
+    pub(super) fn prepare_probe(
+        &mut self,
+        shape: &Shape,
+        limits: Limits,
+        tokens: &[Token],
+        start: u32,
+        page_size: u32,
+    ) {
+        self.clear();
+        let pages = (start + tokens.len() as u32).div_ceil(page_size);
+        self.pages.extend(0..pages);
+        self.changes.push(Change { row: 0, first_entry: 0, first_page: 0, pages });
+        let placed =
+            |(position, &token)| plain::Token { token, position, place: position, unused: 0 };
+        self.tokens.extend((start..).zip(tokens).map(placed));
+        let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), logits: 0 };
+        self.add_items(shape, limits.partials_max, &span);
+        self.split_many(shape, limits);
+    }
+
     fn clear(&mut self) {
         let Self { tokens, changes, pages, awaited, few, segments, partials, many, .. } = self;
         *partials = 0;

@@ -16,6 +16,7 @@ use self::room::Room;
 use super::sizes::{DEVICE_PAGES_MIN, Sizes};
 use super::{LaunchError, Launched, Place, Ready, Text, open_model, start};
 use crate::config::{Config, StepSettings};
+use crate::disk_tier::cache_folder;
 use crate::gpu::{GpuFigures, GpuWatch, LinkFigures};
 
 pub(super) fn launch(
@@ -59,6 +60,7 @@ pub(super) fn launch(
         progress(brought, all);
     };
     let model = CudaLlama::load(&context, &shape, &*weights, &mut tell).map_err(unusable)?;
+    let model = model.keep_choices_in(config.gpu_tuning.clone().or_else(|| cache_folder("gpu")));
     let mut gpu_notes = vec![room.to_string(), ways_in_words(device.ways())];
     if let Some(one_page_in) = config.canary {
         gpu_notes.push(format!("one page in {one_page_in} is verified after it was copied"));

@@ -115,11 +115,15 @@ impl Scheduler {
         let waiting_pages = self.reading.as_ref().map_or(0, Reading::waiting_pages);
         ensure(fetched_pages == waiting_pages, || format!("{fetched_pages} fetched pages wait"))?;
         ensure(draining == self.drains.draining(), || format!("{draining} requests drain"))?;
-        ensure(prefilling == self.batch.prefilling().len(), || format!("{prefilling} requests prefill"))?;
+        ensure(prefilling == self.batch.prefilling().len(), || {
+            format!("{prefilling} requests prefill")
+        })?;
         ensure(in_line == self.requests.line().len(), || {
             format!("{in_line} requests are in line")
         })?;
-        ensure(parked == self.requests.parked().len(), || format!("{parked} requests are deferred"))?;
+        ensure(parked == self.requests.parked().len(), || {
+            format!("{parked} requests are deferred")
+        })?;
         ensure(sharing == self.announced.len(), || format!("{sharing} requests share"))?;
         self.audit_adapters()?;
         ensure(self.requests.timers() <= self.requests.len(), || "a timer outlived".to_owned())

@@ -31,7 +31,9 @@ pub(crate) struct Parked {
 impl Parked {
     pub(crate) fn insert(&mut self, handle: Handle, wake: Wake) {
         match wake {
-            Wake::Provider { provider, page } => _ = self.followers.insert((provider, page, handle)),
+            Wake::Provider { provider, page } => {
+                _ = self.followers.insert((provider, page, handle))
+            }
             Wake::Share | Wake::Arrival => _ = self.for_load_backs.insert(handle),
             Wake::Adapter(adapter) => {
                 self.for_adapters.insert(handle);
@@ -42,7 +44,9 @@ impl Parked {
 
     pub(crate) fn remove(&mut self, handle: Handle, wake: Wake) {
         match wake {
-            Wake::Provider { provider, page } => _ = self.followers.remove(&(provider, page, handle)),
+            Wake::Provider { provider, page } => {
+                _ = self.followers.remove(&(provider, page, handle))
+            }
             Wake::Share | Wake::Arrival => _ = self.for_load_backs.remove(&handle),
             Wake::Adapter(adapter) => {
                 self.for_adapters.remove(&handle);

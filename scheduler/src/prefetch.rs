@@ -148,13 +148,7 @@ impl Scheduler {
 
     /// Begins to fetch at most `pages` of what was found. The rest follows in pieces. Returns false if the host has
     /// no room now: the request stays the first of those that wait.
-    fn start_prefetch(
-        &mut self,
-        handle: Handle,
-        told: Found,
-        pages: u32,
-        plan: &mut Plan,
-    ) -> bool {
+    fn start_prefetch(&mut self, handle: Handle, told: Found, pages: u32, plan: &mut Plan) -> bool {
         let Some(config) = &self.config.l3 else { return true };
         let threshold = config.prefetch_threshold_pages;
         let entry = &self.requests[handle];
@@ -230,7 +224,8 @@ impl Scheduler {
         };
         let page_size = self.config.cache.page_size;
         let is_between_pages = entry.computed_tokens == computing.path.depth() * page_size;
-        let waits = computing.transfer.is_some() || !matches!(entry.waiting(), Waiting::Computing { .. });
+        let waits =
+            computing.transfer.is_some() || !matches!(entry.waiting(), Waiting::Computing { .. });
         if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
             return;
         }

@@ -209,9 +209,8 @@ impl Scheduler {
         };
         let kept = Handover::of(kept);
         let source = takes_hits.then(|| self.cache.pin_again(&computing.path));
-        let pages = source.as_ref().map_or(0, |source| {
-            self.room_for_write_back(source, false, usize::MAX)
-        });
+        let pages =
+            source.as_ref().map_or(0, |source| self.room_for_write_back(source, false, usize::MAX));
         if let Some(source) = source {
             self.cache.unpin_device(source);
         }

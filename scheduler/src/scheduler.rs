@@ -258,9 +258,8 @@ impl Scheduler {
     pub fn advance(&mut self, now: Time, event: Event<'_>) -> Result<(), EventError> {
         match event {
             Event::StepDone { step, results, failed } => {
-                let check = |steps: &mut Steps, requests: &Requests| {
-                    steps.check(results, failed, requests)
-                };
+                let check =
+                    |steps: &mut Steps, requests: &Requests| steps.check(results, failed, requests);
                 if self.step_reported(now, step, check)? {
                     if self.steps.next_may_wait() {
                         self.steps.hold(Report::done(self.now, results, failed));

@@ -99,7 +99,9 @@ impl Scheduler {
             return false;
         }
         let wake = match by {
-            Some(provider) => Wake::Provider { provider, page: self.common_pages(handle, provider) },
+            Some(provider) => {
+                Wake::Provider { provider, page: self.common_pages(handle, provider) }
+            }
             None => Wake::Arrival,
         };
         self.park(handle, Some(until), wake);

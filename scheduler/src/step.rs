@@ -339,22 +339,22 @@ impl Steps {
                 && !failed.contains(&member.request)
                 && !self.held.iter().any(|report| report.is_last_of(member.request))
         };
-        let mut in_order = results;
+        let (mut in_order, mut is_ordered) = (results, true);
         for member in step.members.iter().filter(|member| member.produces_tokens()) {
             if let Some(result) = next_of(member, &mut in_order) {
                 member.check(result)?;
             } else if owes_result(member) {
-                self.index.fill(results);
-                return step.check_unordered(results, &self.index, owes_result);
+                is_ordered = false;
+                break;
             }
         }
-        match in_order {
-            [] => Ok(()),
-            [..] => {
-                self.index.fill(results);
-                step.check_unordered(results, &self.index, owes_result)
-            }
+        if is_ordered && in_order.is_empty() {
+            return Ok(());
         }
+        self.index.fill(results);
+        let checked = step.check_unordered(results, &self.index, owes_result);
+        self.index.places.clear();
+        checked
     }
 
     /// Whether the next report may have to wait: for load-backs, or behind one that does.

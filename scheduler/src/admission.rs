@@ -166,7 +166,7 @@ impl Scheduler {
             self.stop_fetching(handle);
         }
         self.abandon_operation(handle);
-        self.release_fetched(handle);
+        self.release_share(handle);
 
         let entry = &mut self.requests[handle];
         let is_first = !entry.admitted_before;

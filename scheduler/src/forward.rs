@@ -325,6 +325,7 @@ impl Scheduler {
             self.stop_sharing(handle);
             self.batch.prefill_ended(handle);
             self.happen(handle, &LifeEvent::PrefillEnded);
+            self.release_fetched(handle);
             self.drain_prompt(handle);
         } else if !member.is_decode {
             self.start_sharing(handle);

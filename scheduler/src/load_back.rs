@@ -79,7 +79,7 @@ impl Scheduler {
         let pages = self.pages_before_steps(loadable, self.batch.running().len() > 1);
         let pays = self.rates.load_back_pays(on_host, on_host * page_size);
         self.requests[handle].loads_on = pays && pages < on_host;
-        self.release_fetched(handle);
+        self.release_share(handle);
         if !pays || pages == 0 || found.device != start_page {
             self.happen(handle, &LifeEvent::PinsYielded);
             return;

@@ -229,6 +229,8 @@ impl Scheduler {
         if waits || entry.loads_on || !is_between_pages || self.steps.have(entry) {
             return;
         }
+        // Its next piece takes the place of the one before.
+        self.release_fetched(handle);
         if let Some(reading) = &mut self.reading {
             reading.is_told_first(handle);
         }
@@ -359,6 +361,14 @@ impl Scheduler {
             if !planted(Bug::WaitOutDeadlines) {
                 self.requests.wait(handle, Waiting::IN_LINE);
             }
+        }
+    }
+
+    /// The request is admitted, or loads what L3 brought for it. It keeps its part of the share if there is more to
+    /// fetch: those that wait for its slot could take it, and use it only behind it.
+    pub(crate) fn release_share(&mut self, handle: Handle) {
+        if self.requests[handle].found.is_none() {
+            self.release_fetched(handle);
         }
     }
 

@@ -94,8 +94,8 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     // The first of those behind a small one is larger than the share.
     (sizes[1], sizes[4]) = (draw(dice, 70..=100), draw(dice, 70..=100));
     let prefetch = dice.pick(&[
-        PrefetchPolicy::Wait { max_ms: 1_000 },
-        PrefetchPolicy::Deadline { base_ms: 1_000, per_page_us: 500 },
+        PrefetchPolicy::Wait { max_ms: 100 },
+        PrefetchPolicy::Deadline { base_ms: 100, per_page_us: 500 },
     ]);
     let page_size = pressure.page_size();
     let config = Config::builder()
@@ -115,7 +115,7 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
             ..L3Config::default()
         })
         .rates(RateConfig { prefill_ns_per_token: 1_000_000, ..RateConfig::default() });
-    let speeds = Speeds { step_us: 50_000, ..Speeds::default() };
+    let speeds = Speeds { step_us: 10_000, ..Speeds::default() };
     let mut bench = pressure.bench(config, speeds);
     let prompts: Vec<(u32, u32)> = (0..).zip(sizes).collect();
     bench.prepare(&prompts)?;
@@ -125,7 +125,7 @@ fn backlog(pressure: &mut Pressure<'_>) -> Result<(), Violation> {
     bench.submit(FLUSH_TEXT + 1, 1, 40)?;
     let mut requests = Vec::new();
     for &(text, pages) in &prompts {
-        requests.push((bench.submit(text, pages, 4)?, pages));
+        requests.push((bench.submit(text, pages, 30)?, pages));
     }
     bench.run_until_quiet()?;
     check_hits(&bench, &requests, 90, "with a backlog larger than the share of prefetches")

@@ -57,7 +57,7 @@ async fn a_step_is_launched_before_a_grammar_has_seen_the_token_before() {
     generate.grammar = Some(Box::new(Even { tokens: 0 }));
     let generation = engine.submit(generate).await.unwrap();
     let asker = tokio::spawn(heard(generation));
-    // A plan while a step is in flight begins another, and from then on two are.
+    // A plan while a step is in flight begins another.
     while !asker.is_finished() {
         engine.figures().await;
     }

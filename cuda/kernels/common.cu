@@ -7,6 +7,11 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// Hopper has kernels of its own; tests say by themselves whether they want those.
+#if __CUDA_ARCH__ == 900
+#define HOPPER
+#endif
+
 #define INFINITE __int_as_float(0x7f800000)
 
 // The two numbers of a pair of bf16.

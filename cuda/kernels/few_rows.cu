@@ -2,7 +2,7 @@
 // multiprocessor reads a part of it, and the sum over inputs is not split: it is the sum that cuBLASLt's algorithms
 // without splitting compute, to the bit.
 
-#if __CUDA_ARCH__ == 900
+#ifdef HOPPER
 
 // Rows that are computed, as the instructions want them; what is in those that were not brought does not matter.
 #define PRODUCT_ROWS 64
@@ -18,28 +18,6 @@
 
 __device__ __forceinline__ u64 described_part(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)1 << 16 | (address & 0x3ffff) >> 4;
-}
-
-// sums = rows * outputs + sums, or + nothing, for 16 inputs.
-__device__ __forceinline__ void multiply_outputs(float (&sums)[16], u64 rows, u64 outputs, bool adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-        "}, %16, %17, p, 1, 1, 0, 0;\n}"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15])
-        : "l"(rows), "l"(outputs), "r"((int)adds));
-}
-__device__ __forceinline__ void multiply_outputs(float (&sums)[8], u64 rows, u64 outputs, bool adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, p, 1, 1, 0, 0;\n}"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7])
-        : "l"(rows), "l"(outputs), "r"((int)adds));
 }
 
 // The sums of a tile of outputs: 32 at a time, and 16 that may be left.
@@ -62,27 +40,6 @@ struct Sums {
         return at < THIRTY_TWOS * 4 ? &wide[at / 4][at % 4 * 4] : &last[(at - THIRTY_TWOS * 4) * 4];
     }
 };
-
-__device__ __forceinline__ void copy_part(u32 to, const Map *map, u32 input, u32 row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
-            "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier) : "memory");
-}
-// The same to all blocks that share it.
-__device__ __forceinline__ void copy_part_to_all(u32 to, const Map *map, u32 input, u32 row, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%2, %3}], [%4], %5;" ::
-            "r"(to), "l"(map), "r"(input), "r"(row), "r"(barrier), "h"((u16)((1 << SHARERS) - 1)) : "memory");
-}
-__device__ __forceinline__ void arrive_at(u32 barrier, u32 sharer) {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(sharer) : "memory");
-}
-__device__ __forceinline__ void wait_for_sharers() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
 
 // What becomes of sums.
 enum Outcome { KEPT_NARROW, KEPT_WIDE, GATED };
@@ -152,7 +109,7 @@ struct Product {
             for (u32 part = 0; part < PARTS; part++)
                 copy_part_to_all(
                     rows_at(next.place, part) + row * PART_ROW_BYTES, rows, next.input + part * PART_INPUTS, row,
-                    full + next.place * 8);
+                    full + next.place * 8, (1 << SHARERS) - 1);
         }
         // Whoever shares these rows tells this block that they are no longer needed: it has to be there until then.
         for (u32 place = 0; place < PLACE_COUNT && place < all; place++) {
@@ -219,7 +176,7 @@ struct Product {
                 prepare(full + place * 8, 1);
                 prepare(empty + place * 8, SHARERS * 4);
             }
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            show_barriers();
         }
         wait_for_sharers();
         let_the_next_kernel_begin();

@@ -1,40 +1,7 @@
-// Hopper's own instructions: products of tensor cores that run beside their threads, and barriers that count bytes which
-// the copy engine brings.
-
-#if __CUDA_ARCH__ == 900
-
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory"); }
-
-__device__ __forceinline__ void prepare(u32 barrier, u32 count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
-}
-__device__ __forceinline__ void arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(u32 barrier, u32 phase) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-        "@p bra.uni done;\nbra.uni again;\ndone:\n}" ::"r"(barrier), "r"(phase) : "memory");
-}
-__device__ __forceinline__ void arrive_and_expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-
-// Memory as the copy engine knows it.
-struct __align__(64) Map {
-    u64 opaque[16];
-};
-
-#endif
-
 // Attention of many queries on Hopper's own tensor-core instructions: a producer brings tiles, two groups of four
 // warps look at them. It computes what `attend` computes, to the bit.
 
-#if HEAD_DIM == 128 && PAGE_SIZE >= 8 && __CUDA_ARCH__ == 900
+#if HEAD_DIM == 128 && PAGE_SIZE >= 8 && defined(HOPPER)
 
 // A tile is kept in halves of 64 elements, as the instructions want it: eight rows of 128 bytes, swizzled, and
 // the next eight rows behind them.
@@ -47,60 +14,6 @@ struct __align__(64) Map {
 // one half to the other.
 __device__ __forceinline__ u64 described(u32 address) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(HALF_BYTES >> 4) << 16 | (address & 0x3ffff) >> 4;
-}
-
-// sums = a * b + sums, or + nothing: b has a key in each row.
-__device__ __forceinline__ void multiply_keys(float *sums, const u32 *a, u64 b, bool adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0;\n}"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-          "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-          "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-          "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
-}
-// The same; b has an element in each column.
-__device__ __forceinline__ void multiply_values(float *sums, const u32 *a, u64 b, bool adds) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]),
-          "+f"(sums[4]), "+f"(sums[5]), "+f"(sums[6]), "+f"(sums[7]),
-          "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
-          "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]),
-          "+f"(sums[16]), "+f"(sums[17]), "+f"(sums[18]), "+f"(sums[19]),
-          "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
-          "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]),
-          "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
-          "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]),
-          "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39]),
-          "+f"(sums[40]), "+f"(sums[41]), "+f"(sums[42]), "+f"(sums[43]),
-          "+f"(sums[44]), "+f"(sums[45]), "+f"(sums[46]), "+f"(sums[47]),
-          "+f"(sums[48]), "+f"(sums[49]), "+f"(sums[50]), "+f"(sums[51]),
-          "+f"(sums[52]), "+f"(sums[53]), "+f"(sums[54]), "+f"(sums[55]),
-          "+f"(sums[56]), "+f"(sums[57]), "+f"(sums[58]), "+f"(sums[59]),
-          "+f"(sums[60]), "+f"(sums[61]), "+f"(sums[62]), "+f"(sums[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds));
-}
-
-// A map of pages has elements of half a head, tokens of a page, halves, and pages of heads and layers.
-__device__ __forceinline__ void copy_page(u32 to, const Map *map, u32 within, u32 half, u32 block, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::
-            "r"(to), "l"(map), "r"(0), "r"(within), "r"(half), "r"(block), "r"(barrier) : "memory");
 }
 
 // Tokens that are copied at once.
@@ -149,6 +62,19 @@ __device__ __forceinline__ void send(Copies &copies, const Item &item, u32 kv_he
     }
 }
 
+// Zeroes a tile's values from key `left` on, as far as they were copied. A page is copied as a whole, with what others have
+// left behind the sequence's last token, and no weight of zero makes up for a value that is not a number. `SHARING`
+// threads do this, and meet after it.
+template <int SHARING>
+__device__ __forceinline__ void clear_tail(u32 values_at, u32 left, u32 thread) {
+    u32 end = (left + BOX - 1) / BOX * BOX;
+    for (u32 at = values_at + left * 128 + thread * 16; at < values_at + end * 128; at += SHARING * 16) {
+        put_zeros(at);
+        put_zeros(at + HALF_BYTES);
+    }
+    show_to_products();
+}
+
 extern "C" __global__ void __launch_bounds__(HOPPER_THREADS, 1)
 attend_on_hopper(
     const u16 *qkv, u16 *found_out, Pages pages, const Item *items, float *partials, const __grid_constant__ Map map,
@@ -163,24 +89,26 @@ attend_on_hopper(
     Item item = items[blockIdx.x % item_count];
     // One head after the other, so that its keys and values stay in the second-level cache.
     u32 kv_head = blockIdx.x / item_count;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         for (u32 place = 0; place < PLACES; place++) {
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 8);
         }
+        show_barriers();
+    }
     bring_queries<ROWS, HOPPER_THREADS>(queries_at, qkv, item, kv_head);
     end_group();
     wait_for_groups<0>();
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        give_registers<40>();
         if (threadIdx.x < 32) {
             Copies copies = {&map, pages.table, pages.row_entries, layer * KV_HEADS * 2, tiles_at, full, empty, PLACES, 0};
             send<false>(copies, item, kv_head);
         }
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    take_registers<232>();
     u32 warp = threadIdx.x / 32 - 4, lane = threadIdx.x % 32, quad = lane / 4, column = lane % 4 * 2;
     float scale = score_scale();
     u32 queries[DEPTH / 16][4];
@@ -307,6 +235,14 @@ attend_on_hopper(
         }
         pack();
     }
+    u32 last = tile_count * 2 - 1, left = item.keys_end - item.keys_from - (tile_count - 1) * TILE;
+    if (left < TILE) {
+        wait(full + last % PLACES * 8, last / PLACES % 2);
+        // Each four warps do it for themselves, so that they need not wait for the others.
+        clear_tail<128>(tiles_at + last % PLACES * TILE_BYTES, left, threadIdx.x % 128);
+        if (warp < 4) meet<1, 128>();
+        else meet<2, 128>();
+    }
     add_values(tile_count - 1, adds);
     wait_for_products<0>();
     float sums[2] = {segment_sum(running[0]), segment_sum(running[1])};
@@ -326,7 +262,7 @@ attend_on_hopper(
 // `attend_few` with tiles that come by the copy engine: it computes the same, to the bit.
 #define FEW_HOPPER_THREADS 160
 
-__device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+__device__ __forceinline__ void meet() { meet<1, 128>(); }
 __device__ __forceinline__ u32 spot_in_tile(u32 row, u32 chunk) {
     return chunk / 8 * HALF_BYTES + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
 }
@@ -342,11 +278,13 @@ attend_few_on_hopper(
     u32 tiles_at = shared_address(memory), queries_at = tiles_at + FEW_PLACES * TILE_BYTES;
     u32 weights_at = queries_at + FEW_ROWS * DEPTH * 2;
     u32 full = shared_address(barriers), empty = full + FEW_PLACES * 8;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         for (u32 place = 0; place < FEW_PLACES; place++) {
             prepare(full + place * 8, 1);
             prepare(empty + place * 8, 4);
         }
+        show_barriers();
+    }
     __syncthreads();
     let_the_next_kernel_begin();
     u32 jobs = *item_count * KV_HEADS;
@@ -387,6 +325,10 @@ attend_few_on_hopper(
             place = taken % FEW_PLACES;
             u32 values_at = tiles_at + place * TILE_BYTES;
             wait(full + place * 8, taken++ / FEW_PLACES % 2);
+            if (tile_start + TILE > item.keys_end) {
+                clear_tail<128>(values_at, item.keys_end - tile_start, threadIdx.x);
+                meet();
+            }
 #pragma unroll
             for (int step = 0; step < TILE / 16; step++) {
                 u32 weights[4];
@@ -404,7 +346,6 @@ attend_few_on_hopper(
         few.tell_sums(sum_of);
         meet();
         few.put(item, kv_head, sum_of, found_out, partials);
-        meet();
     }
 }
 

@@ -112,7 +112,21 @@ impl World {
         model.begin(device.memory(), limits)?;
         let (came, changes) = (Vec::new(), (0..limits.rows).collect());
         let context = context.clone();
-        Ok(Self { context, device, model, pages, row_pages, came, changes })
+        let world = Self { context, device, model, pages, row_pages, came, changes };
+        world.spoil()?;
+        Ok(world)
+    }
+
+    /// Fills all pages with what is no number: a step may use of them only what it, or one before it, has written.
+    fn spoil(&self) -> Result<(), Box<dyn std::error::Error>> {
+        let memory = self.device.memory();
+        let bytes = memory.pages() as usize * memory.page_bytes();
+        self.context.bind()?;
+        // SAFETY: the pages are as large, and no step is under way.
+        unsafe { result::memset_d8_sync(memory.base().0, 0xff, bytes)? };
+        // SAFETY: it is the stream of the call before.
+        unsafe { result::stream::synchronize(std::ptr::null_mut())? };
+        Ok(())
     }
 
     /// Fills all pages with numbers of about one, as if their tokens had been computed: reading zeros takes less power,

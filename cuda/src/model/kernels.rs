@@ -17,11 +17,12 @@ use crate::memory::CudaMemory;
 use crate::nvrtc;
 
 /// One behind the other, they are what is compiled.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("../../kernels/common.cu"),
     include_str!("../../kernels/layers.cu"),
     include_str!("../../kernels/attention.cu"),
     include_str!("../../kernels/sample.cu"),
+    include_str!("../../kernels/hopper_instructions.cu"),
     include_str!("../../kernels/hopper.cu"),
     include_str!("../../kernels/few_rows.cu"),
 ];

@@ -1,19 +1,19 @@
 //! Attention over pages.
 
-use crate::library::{Arguments, Block, Kernels, Sizes};
+mod hopper;
+
+use crate::library::{Arguments, Block, Kernels, LAYERS, SEGMENT, Sizes};
 use crate::numbers::{Noise, narrow, wide};
 use crate::{with_all_sizes, with_sizes, with_some_sizes};
 
 // As kernels have them, and the model launches them.
 const TILE: usize = 64;
-const SEGMENT: usize = 1024;
 const JOIN_THREADS: usize = 256;
 const ROWS: usize = 128;
 const FEW_ROWS: usize = 16;
 const STAGES: usize = 2;
 const FEW_STAGES: usize = 3;
 const WHOLE: u32 = u32::MAX;
-const LAYERS: usize = 2;
 const LAYER: usize = 1;
 /// What is no number in bf16: it spoils whatever it gets into.
 const SPOILT: u16 = 0x7fc0;
@@ -177,7 +177,7 @@ impl<'a> Scene<'a> {
             FEW_STAGES * 2 * TILE * depth * 2 + FEW_ROWS * depth * 2 + FEW_ROWS * TILE * 2;
         let item_count = [apart.items.len() as u32];
         let arguments = self.arguments(&mut found).list(&apart.items).list(&item_count);
-        let block = Block { threads: 128, shared_bytes };
+        let block = Block::new(128, shared_bytes);
         self.kernels.launch("attend_few", blocks, block, arguments.out(&mut partials));
         self.join(&apart, &partials, &mut found, blocks);
         found
@@ -187,7 +187,7 @@ impl<'a> Scene<'a> {
         let depth = self.depth();
         let shared_bytes = STAGES * 2 * TILE * depth * 2 + ROWS * depth * 2 + ROWS * depth * 4;
         let arguments = self.arguments(found).list(items).out(partials);
-        let block = Block { threads: 256, shared_bytes };
+        let block = Block::new(256, shared_bytes);
         self.kernels.launch("attend", items.len() * self.sizes.kv_heads, block, arguments);
     }
 

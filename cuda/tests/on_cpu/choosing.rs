@@ -76,7 +76,7 @@ const NONE: u32 = u32::MAX;
 const OF_PROMPT: u32 = 1 << 31;
 /// Bins, a list of keys and one of measures, and what is kept beside them.
 const SELECTION_BYTES: usize = 2048 * 8 * 3 + 34 * 8 + 16;
-const SAMPLING: Block = Block { threads: 1024, shared_bytes: SELECTION_BYTES };
+const SAMPLING: Block = Block::new(1024, SELECTION_BYTES);
 
 /// Rows of logits.
 struct Rows {

@@ -1,20 +1,25 @@
 //! The model's kernels, compiled by g++ and launched on the CPU.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::process::Command;
 
 use libloading::Library;
 use parking_lot::Mutex;
 
-/// All but those that need instructions of Hopper's.
-const SOURCES: [&str; 4] = [
+use crate::Statement;
+
+/// All but Hopper's instructions, which the shim has instead.
+const SOURCES: [&str; 6] = [
     include_str!("../../kernels/common.cu"),
     include_str!("../../kernels/layers.cu"),
     include_str!("../../kernels/attention.cu"),
     include_str!("../../kernels/sample.cu"),
+    include_str!("../../kernels/hopper.cu"),
+    include_str!("../../kernels/few_rows.cu"),
 ];
-const SHIM: &str = include_str!("shim.h");
+const HEADERS: [(&str, &str); 2] =
+    [("shim.h", include_str!("shim.h")), ("hopper.h", include_str!("hopper.h"))];
 const KERNELS: [&str; 14] = [
     "take_in",
     "embed",
@@ -31,6 +36,33 @@ const KERNELS: [&str; 14] = [
     "sample",
     "score",
 ];
+const HOPPER_KERNELS: [&str; 7] = [
+    "attend_on_hopper",
+    "attend_few_on_hopper",
+    "few_rows_to_qkv",
+    "few_rows_to_out",
+    "few_rows_to_gated",
+    "few_rows_to_down",
+    "few_rows_to_logits",
+];
+/// As they are declared, and as tests need it: each block of a cluster has its own.
+const BLOCK_MEMORY: [&str; 2] =
+    ["extern __shared__ __align__(1024) u8 memory[];", "u8 *memory = (u8 *)on_cpu::own_memory();"];
+/// After so many keys the softmax begins afresh.
+pub(crate) const SEGMENT: usize = 1024;
+/// Layers of a page.
+pub(crate) const LAYERS: usize = 2;
+/// Tiles in shared memory of `attend_few_on_hopper`, keys or values, and its blocks on a multiprocessor.
+pub(crate) const FEW_PLACES: usize = 3;
+const FEW_BLOCKS: usize = 4;
+/// Outputs that a block of Hopper's products of few rows computes at once, by kernel.
+pub(crate) const TILES: [(&str, usize); 5] = [
+    ("QKV_TILE", 48),
+    ("OUT_TILE", 16),
+    ("GATED_TILE", 64),
+    ("DOWN_TILE", 112),
+    ("LOGITS_TILE", 96),
+];
 
 /// What kernels are compiled for.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +77,11 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
+    /// Whether Hopper has kernels of its own for them.
+    pub(crate) fn are_for_hopper(&self) -> bool {
+        self.head_dim == 128 && self.page_size >= 8
+    }
+
     /// Elements of a token's queries.
     pub(crate) fn queries(&self) -> usize {
         self.kv_heads * self.group * self.head_dim
@@ -95,30 +132,61 @@ struct Launch {
     blocks: u32,
     threads: u32,
     shared_bytes: u32,
+    cluster: u32,
     is_backwards: u32,
     is_hasty: u32,
 }
 
 impl Compiled {
     pub(crate) fn new(sizes: Sizes) -> Self {
+        Self::of_source(sizes, &SOURCES.concat())
+    }
+
+    /// Kernels that leave out one of some statements, wherever the source has it behind what is said to be before it.
+    /// [`Kernels::omit`] says which one.
+    pub(crate) fn with_omissions(sizes: Sizes, statements: &[Statement]) -> Self {
+        let mut source = SOURCES.concat();
+        // Those with the most before them first, so that they are still as they were.
+        let mut numbered: Vec<_> = (1..).zip(statements).collect();
+        numbered.sort_by_key(|(_, (before, _))| std::cmp::Reverse(before.len()));
+        for (number, (before, statement)) in numbered {
+            let whole = format!("{before}{statement}");
+            assert!(source.contains(&whole), "no kernel says {whole}");
+            let omitted =
+                format!("{before}{{ if (on_cpu::omitted != {number}) {{ {statement} }} }}");
+            source = source.replace(&whole, &omitted);
+        }
+        Self::of_source(sizes, &source)
+    }
+
+    fn of_source(sizes: Sizes, kernels: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // A block's memory without a size is declared where it is used, and defined by the shim.
-        let mut source = SOURCES.concat().replace("extern __shared__", "extern");
-        source.insert_str(0, "#include \"shim.h\"\n");
-        source.extend(KERNELS.map(|name| format!("LAUNCHABLE({name})\n")));
-        let [from, header, to] =
-            ["kernels.cpp", "shim.h", "kernels.so"].map(|name| folder.path().join(name));
+        let [declared, owned] = BLOCK_MEMORY;
+        let mut source = format!("#include \"shim.h\"\n{}", kernels.replace(declared, owned));
+        let of_hopper = if sizes.are_for_hopper() { &HOPPER_KERNELS[..] } else { &[] };
+        let names = KERNELS.iter().chain(of_hopper);
+        source.extend(names.map(|name| format!("LAUNCHABLE({name})\n")));
+        let [from, to] = ["kernels.cpp", "kernels.so"].map(|name| folder.path().join(name));
         std::fs::write(&from, source).unwrap();
-        std::fs::write(header, SHIM).unwrap();
-        let definitions = [
+        for (name, header) in HEADERS {
+            std::fs::write(folder.path().join(name), header).unwrap();
+        }
+        let mut definitions = vec![
             ("DIM", sizes.dim),
             ("HEAD_DIM", sizes.head_dim),
             ("KV_HEADS", sizes.kv_heads),
             ("GROUP", sizes.group),
             ("PAGE_SIZE", sizes.page_size),
+            ("SEGMENT", SEGMENT),
         ];
+        if sizes.are_for_hopper() {
+            let of_hopper = [("HOPPER", 1), ("LAYERS", LAYERS), ("FEW_PLACES", FEW_PLACES)];
+            definitions.extend(of_hopper);
+            definitions.push(("FEW_BLOCKS", FEW_BLOCKS));
+            definitions.extend(TILES);
+        }
         // Fibers jump from stack to stack, which a fortified longjmp takes for a mistake. Numbers are rounded where
-        // kernels say so.
+        // kernels say so. Each of several libraries has its own of what is static.
         let compiled = Command::new("g++")
             .args([
                 "-std=c++17",
@@ -127,8 +195,8 @@ impl Compiled {
                 "-ffp-contract=off",
                 "-fno-strict-aliasing",
             ])
-            .args(["-w", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-DON_CPU"])
-            .args(definitions.map(|(name, value)| format!("-D{name}={value}")))
+            .args(["-w", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-fno-gnu-unique", "-DON_CPU"])
+            .args(definitions.iter().map(|(name, value)| format!("-D{name}={value}")))
             .arg("-o")
             .args([&to, &from])
             .output()
@@ -140,14 +208,28 @@ impl Compiled {
 }
 
 impl Kernels<'_> {
+    /// Powers that kernels have taken so far: a measure of their work.
+    pub(crate) fn powers_taken(&self) -> u64 {
+        let library = self.compiled.0.lock();
+        // SAFETY: the shim defines it so.
+        unsafe { library.get::<unsafe extern "C" fn() -> u64>(b"powers_taken").unwrap()() }
+    }
+
     /// Runs a kernel.
-    pub(crate) fn launch(
+    #[track_caller]
+    pub(crate) fn launch(&self, name: &str, blocks: usize, block: Block, arguments: Arguments<'_>) {
+        let launched = self.try_launch(name, blocks, block, arguments);
+        launched.unwrap_or_else(|wrong| panic!("{name} on the CPU: {wrong}, {:?}", self.sizes));
+    }
+
+    /// Runs a kernel, and says what is wrong with it, as far as it was seen.
+    pub(crate) fn try_launch(
         &self,
         name: &str,
         blocks: usize,
         block: Block,
         mut arguments: Arguments<'_>,
-    ) {
+    ) -> Result<(), String> {
         assert!(blocks > 0, "{name} in no blocks");
         let (is_backwards, is_hasty) = match self.schedule {
             Schedule::Late => (0, 0),
@@ -157,6 +239,7 @@ impl Kernels<'_> {
             blocks: blocks as u32,
             threads: block.threads as u32,
             shared_bytes: block.shared_bytes as u32,
+            cluster: block.cluster as u32,
             is_backwards,
             is_hasty,
         };
@@ -164,13 +247,26 @@ impl Kernels<'_> {
             arguments.values.iter_mut().map(|value| value.as_mut_ptr().cast()).collect();
         let library = self.compiled.0.lock();
         let symbol = format!("launch_{name}");
+        type Run = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
         // SAFETY: the shim defines it so for each kernel; the arguments are the kernel's, and what they name is lent until
-        // it has ended.
+        // it has ended. What it returns is nothing, or a text that is never changed.
         unsafe {
-            let run = library
-                .get::<unsafe extern "C" fn(*const Launch, *mut *mut c_void)>(symbol.as_bytes());
-            run.unwrap()(&raw const launch, pointers.as_mut_ptr());
+            let run = library.get::<Run>(symbol.as_bytes()).unwrap();
+            let wrong = run(&raw const launch, pointers.as_mut_ptr());
+            if wrong.is_null() {
+                Ok(())
+            } else {
+                Err(CStr::from_ptr(wrong).to_string_lossy().into_owned())
+            }
         }
+    }
+
+    /// From here on, kernels leave out one of the statements that they were compiled with, by its number from 1; with 0
+    /// they leave out none.
+    pub(crate) fn omit(&self, statement: u32) {
+        let library = self.compiled.0.lock();
+        // SAFETY: the shim defines it so.
+        unsafe { library.get::<unsafe extern "C" fn(u32)>(b"omit").unwrap()(statement) }
     }
 }
 
@@ -184,18 +280,24 @@ fn load(path: &Path) -> Library {
 pub(crate) struct Block {
     pub(crate) threads: usize,
     pub(crate) shared_bytes: usize,
+    /// How many of them are computed together.
+    pub(crate) cluster: usize,
 }
 
 impl Block {
+    pub(crate) const fn new(threads: usize, shared_bytes: usize) -> Self {
+        Self { threads, shared_bytes, cluster: 1 }
+    }
+
     pub(crate) fn of(threads: usize) -> Self {
-        Self { threads, shared_bytes: 0 }
+        Self::new(threads, 0)
     }
 }
 
 /// The arguments of a kernel, in its order. What is lent to it is lent until it has ended.
 #[derive(Default)]
 pub(crate) struct Arguments<'a> {
-    values: Vec<[u64; 5]>,
+    values: Vec<[u64; 16]>,
     lent: std::marker::PhantomData<&'a mut ()>,
 }
 
@@ -219,7 +321,7 @@ impl<'a> Arguments<'a> {
     }
 
     pub(crate) fn wide(self, number: u64) -> Self {
-        self.all([number, 0, 0, 0, 0])
+        self.all(&[number])
     }
 
     pub(crate) fn number(self, number: usize) -> Self {
@@ -240,11 +342,28 @@ impl<'a> Arguments<'a> {
         width: usize,
     ) -> Self {
         let (kv, table) = (kv.as_ptr().addr() as u64, table.as_ptr().addr() as u64);
-        self.all([kv, page_bytes as u64, layer_offset as u64, table, width as u64])
+        self.all(&[kv, page_bytes as u64, layer_offset as u64, table, width as u64])
     }
 
-    fn all(mut self, numbers: [u64; 5]) -> Self {
-        self.values.push(numbers);
+    /// A map of memory for the copy engine, as the shim has it: elements in each dimension, from one to the next of each
+    /// but the first in bytes, and elements of a box.
+    pub(crate) fn map(self, at: &'a [u16], sizes: &[u64], strides: &[u64], boxed: &[u64]) -> Self {
+        let padded = |numbers: &[u64], count: usize, missing: u64| {
+            numbers.iter().copied().chain(std::iter::repeat(missing)).take(count).collect()
+        };
+        let parts: [Vec<u64>; 4] = [
+            vec![at.as_ptr().addr() as u64, sizes.len() as u64],
+            padded(sizes, 4, 1),
+            padded(strides, 3, 0),
+            padded(boxed, 4, 1),
+        ];
+        self.all(&parts.concat())
+    }
+
+    fn all(mut self, numbers: &[u64]) -> Self {
+        let mut value = [0; 16];
+        value[..numbers.len()].copy_from_slice(numbers);
+        self.values.push(value);
         self
     }
 }

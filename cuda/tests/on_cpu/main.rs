@@ -5,6 +5,7 @@
 
 mod attention;
 mod choosing;
+mod few_rows;
 mod layers;
 mod library;
 mod numbers;
@@ -24,8 +25,13 @@ const SIZES: [Sizes; 6] = [
     Sizes { dim: 120, head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
 ];
 
+/// Sizes for which Hopper has kernels of its own, beside those above: more boxes in a tile, and heads that do not fill a
+/// tile of queries.
+const HOPPER_SIZES: Sizes = Sizes { dim: 64, head_dim: 128, kv_heads: 1, group: 7, page_size: 16 };
+
 /// Kernels of each of these sizes, which all tests share.
 static COMPILED: [OnceLock<Compiled>; SIZES.len()] = [const { OnceLock::new() }; SIZES.len()];
+static COMPILED_FOR_HOPPER: OnceLock<Compiled> = OnceLock::new();
 
 /// Checks something with kernels of some of the sizes, by every schedule.
 fn with_sizes(some: Range<usize>, check: impl Fn(&Kernels<'_>)) {
@@ -39,6 +45,37 @@ fn with_sizes(some: Range<usize>, check: impl Fn(&Kernels<'_>)) {
 
 fn with_all_sizes(check: impl Fn(&Kernels<'_>)) {
     with_sizes(0..SIZES.len(), check);
+}
+
+/// Checks something with kernels that Hopper has for itself.
+fn with_hopper_sizes(check: impl Fn(&Kernels<'_>)) {
+    with_some_hopper_sizes(&check);
+    let first = SIZES.iter().position(Sizes::are_for_hopper).expect("one of them is");
+    with_sizes(first..first + 1, check);
+}
+
+/// For what does not depend on sizes.
+fn with_some_hopper_sizes(check: impl Fn(&Kernels<'_>)) {
+    let compiled = COMPILED_FOR_HOPPER.get_or_init(|| Compiled::new(HOPPER_SIZES));
+    for schedule in SCHEDULES {
+        check(&Kernels { sizes: HOPPER_SIZES, schedule, compiled });
+    }
+}
+
+/// What is a statement of a kernel, and what is before it.
+type Statement = (&'static str, &'static str);
+
+/// Each statement is missed: without it, under some schedule, what is checked is not right.
+fn assert_missed(statements: &[Statement], is_right: impl Fn(&Kernels<'_>) -> bool) {
+    let compiled = Compiled::with_omissions(HOPPER_SIZES, statements);
+    let by = |schedule| Kernels { sizes: HOPPER_SIZES, schedule, compiled: &compiled };
+    let is_right_by_all = || SCHEDULES.into_iter().all(|schedule| is_right(&by(schedule)));
+    for (number, statement) in (1..).zip(statements) {
+        by(SCHEDULES[0]).omit(number);
+        assert!(!is_right_by_all(), "without {statement:?} nothing was noticed");
+    }
+    by(SCHEDULES[0]).omit(0);
+    assert!(is_right_by_all(), "with all that is left out otherwise, something is wrong");
 }
 
 /// For what does not depend on sizes.

@@ -1,9 +1,9 @@
 // What the model's kernels need of CUDA, in plain C++, so that their arithmetic can be tested without a GPU.
 //
-// Blocks run one after the other. The threads of a block are fibers, which go on to the next one where they wait: at
-// barriers, and wherever the lanes of a warp do something together. A schedule says in which order threads run and
-// when copies in the background are done, as soon or as late as they may be: kernels that lack a barrier read what is
-// not there yet under one of them.
+// Clusters of blocks, usually of one, run one after the other. The threads of a cluster are fibers, which go on to the next
+// one where they wait: at barriers, and wherever the lanes of a warp do something together. A schedule says in which
+// order threads run, whether a warp goes on as far as it can or all go on together, and when copies in the background are
+// done, as soon or as late as they may be: kernels that lack a barrier read what is not there yet under one of them. Hopper's instructions are in hopper.h.
 
 #include <csetjmp>
 #include <cmath>
@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -19,8 +20,11 @@
 #define __device__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// Blocks run one by one, so that they can share what is static.
+// Blocks run one by one, so that they can share what is static; those of a cluster have only barriers there, which are kept
+// apart by what they belong to.
 #define __shared__ static
 
 struct uint4 { unsigned x, y, z, w; };
@@ -28,22 +32,18 @@ struct float2 { float x, y; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 struct Index { unsigned x; };
 
-// The memory that a launch says how much of it a block wants.
-constexpr unsigned SHARED_MAX = 256 * 1024;
-alignas(1024) unsigned char memory[SHARED_MAX];
-
 namespace on_cpu {
 
-[[noreturn]] inline void fail(const char *what) {
-    fprintf(stderr, "a kernel on the CPU: %s\n", what);
-    abort();
-}
+// The memory that a launch says how much of it a block wants, for each block of a cluster.
+constexpr unsigned SHARED_MAX = 256 * 1024, CLUSTER_MAX = 2;
+alignas(1024) static unsigned char memory[CLUSTER_MAX][SHARED_MAX];
 
 struct Copy { unsigned to; const void *from; bool is_there; };
 
 struct Thread {
-    Index index;
-    bool has_begun = false;
+    Index index, block;
+    unsigned rank;  // of its block in the cluster
+    bool is_made = false, has_begun = false;
     ucontext_t beginning;
     jmp_buf where;
     // Copies in the background, and where the groups of them end.
@@ -61,8 +61,8 @@ struct Warp {
 constexpr unsigned THREADS_MAX = 1024, STACK_BYTES = 128 * 1024;
 static Thread threads[THREADS_MAX], outside, *current = &outside;
 static Warp warps[THREADS_MAX / 32];
-static Index block_index, block_size, grid_size;
-static unsigned shared_bytes, at_barrier, ended;
+static Index block_size, grid_size;
+static unsigned shared_bytes, cluster_size, at_barrier[CLUSTER_MAX], ended, ended_in[CLUSTER_MAX];
 static bool is_backwards, is_hasty;
 // Who can go on; each is in it at most once.
 static Thread *ready[THREADS_MAX];
@@ -81,17 +81,46 @@ __attribute__((noinline)) void switch_to(Thread *to) {
     setcontext(&to->beginning);
 }
 
+// Ends the launch. Threads stay where they are, and begin anew with the next one.
+static const char *failure;
+[[noreturn]] inline void fail(const char *what) {
+    failure = what;
+    switch_to(&outside);
+    abort();
+}
+
+// Hopper's parts of a cluster's beginning and end, and of its threads' waiting.
+static void begin_on_hopper();
+static const char *left_on_hopper();
+static bool finish_one_copy();
+
+inline unsigned number_of(const Thread *thread) { return thread - threads; }
+inline unsigned thread_count() { return cluster_size * block_size.x; }
+
 // Lets others run until this thread is ready again.
 inline void wait() {
-    if (ready_count == 0) fail("threads wait for others that do not come");
+    while (ready_count == 0)
+        if (!finish_one_copy()) fail("threads wait for others that do not come");
     Thread *next = ready[ready_first];
     ready_first = (ready_first + 1) % THREADS_MAX, ready_count--;
     switch_to(next);
 }
 
-inline void make_all_ready() {
-    for (unsigned at = 0; at < block_size.x; at++)
-        make_ready(&threads[is_backwards ? block_size.x - 1 - at : at]);
+// So many threads from one on.
+inline void make_all_ready(unsigned first, unsigned count) {
+    for (unsigned at = 0; at < count; at++) make_ready(&threads[first + (is_backwards ? count - 1 - at : at)]);
+}
+
+// The others of so many threads that have met, once each: before all that are ready, or behind them.
+inline void make_others_ready(unsigned first, unsigned count) {
+    for (unsigned at = 0; at < count; at++) {
+        Thread *other = &threads[first + (is_backwards ? count - 1 - at : at)];
+        if (other != current && is_hasty) make_ready(other);
+        other = &threads[first + (is_backwards ? at : count - 1 - at)];
+        if (other == current || is_hasty) continue;
+        ready_first = (ready_first + THREADS_MAX - 1) % THREADS_MAX, ready_count++;
+        ready[ready_first] = other;
+    }
 }
 
 // A thread's life: it runs one kernel after the other.
@@ -100,37 +129,37 @@ static void live() {
         kernel(kernel_arguments);
         if (!current->copies.empty()) fail("a thread has ended before its copies");
         current->groups.clear();
-        if (++ended == block_size.x) switch_to(&outside);
+        ended_in[current->rank]++;
+        if (++ended == thread_count()) switch_to(&outside);
         else wait();
     }
 }
 
 // Waits for all lanes of the warp, of which the last does something with what all have brought.
 __attribute__((noinline)) void meet(void *mine, Together what) {
-    unsigned index = current->index.x;
+    unsigned index = number_of(current);
     Warp &warp = warps[index / 32];
     if (warp.here > 0 && warp.what != what) fail("lanes of a warp do different things");
     warp.what = what, warp.lanes[index % 32] = mine;
     if (++warp.here < 32) return wait();
     warp.here = 0;
     what(warp.lanes);
-    for (unsigned at = 0; at < 32; at++) {
-        Thread *other = &threads[index / 32 * 32 + (is_backwards ? 31 - at : at)];
-        if (other != current) make_ready(other);
-    }
+    make_others_ready(index / 32 * 32, 32);
 }
 
 __attribute__((noinline)) void barrier() {
-    if (++at_barrier == block_size.x) {
-        at_barrier = 0;
-        make_all_ready();
+    unsigned rank = current->rank;
+    if (++at_barrier[rank] == block_size.x) {
+        at_barrier[rank] = 0;
+        make_all_ready(rank * block_size.x, block_size.x);
     }
     wait();
 }
 
+inline unsigned char *own_memory() { return memory[current->rank]; }
 inline unsigned char *shared(unsigned address, unsigned bytes) {
     if (address % bytes != 0 || address + bytes > shared_bytes) fail("an address outside of shared memory");
-    return memory + address;
+    return memory[current->rank] + address;
 }
 
 inline void finish(const Copy &copy) {
@@ -203,33 +232,50 @@ inline void product(void **lanes) {
 }
 
 // As the driver launches it.
-struct Launch { unsigned blocks, threads, shared_bytes, is_backwards, is_hasty; };
-inline void run(const Launch &launch, void (*what)(void **), void **arguments) {
-    if (launch.threads > THREADS_MAX || launch.shared_bytes > SHARED_MAX) fail("a block is too large");
-    kernel = what, kernel_arguments = arguments;
-    outside.has_begun = true;
-    block_size = {launch.threads}, grid_size = {launch.blocks}, shared_bytes = launch.shared_bytes;
+struct Launch { unsigned blocks, threads, shared_bytes, cluster, is_backwards, is_hasty; };
+// What is wrong, if anything is.
+inline const char *run(const Launch &launch, void (*what)(void **), void **arguments) {
+    block_size = {launch.threads}, grid_size = {launch.blocks}, cluster_size = launch.cluster;
+    if (thread_count() > THREADS_MAX || cluster_size > CLUSTER_MAX || launch.shared_bytes > SHARED_MAX)
+        return "a block is too large";
+    kernel = what, kernel_arguments = arguments, shared_bytes = launch.shared_bytes;
     is_backwards = launch.is_backwards, is_hasty = launch.is_hasty;
-    for (unsigned at = 0; at < launch.threads; at++) {
+    outside.has_begun = true, current = &outside;
+    for (Warp &warp : warps) warp.here = 0;
+    for (Thread &thread : threads) thread.is_made &= !failure;
+    for (unsigned &here : at_barrier) here = 0;
+    ready_count = 0;
+    for (unsigned at = 0; at < thread_count(); at++) {
         Thread &thread = threads[at];
-        thread.index = {at};
-        if (thread.has_begun || thread.beginning.uc_stack.ss_sp) continue;
+        thread.index = {at % launch.threads}, thread.rank = at / launch.threads;
+        if (thread.is_made) continue;
+        thread.is_made = true, thread.has_begun = false;
+        thread.copies.clear(), thread.groups.clear();
+        void *stack = thread.beginning.uc_stack.ss_sp;
         getcontext(&thread.beginning);
-        thread.beginning.uc_stack.ss_sp = malloc(STACK_BYTES);
+        thread.beginning.uc_stack.ss_sp = stack ? stack : malloc(STACK_BYTES);
         thread.beginning.uc_stack.ss_size = STACK_BYTES;
         makecontext(&thread.beginning, live, 0);
     }
-    for (unsigned block = 0; block < launch.blocks; block++) {
-        block_index = {launch.is_backwards ? launch.blocks - 1 - block : block};
+    failure = nullptr;
+    for (unsigned done = 0; done < launch.blocks; done += cluster_size) {
+        unsigned first = launch.is_backwards ? launch.blocks - cluster_size - done : done;
+        for (unsigned at = 0; at < thread_count(); at++) threads[at].block = {first + threads[at].rank};
         // What nobody has written is no number.
-        memset(memory, 0xff, SHARED_MAX);
-        ended = 0;
-        make_all_ready();
+        memset(memory, 0xff, sizeof(memory[0]) * cluster_size);
+        begin_on_hopper();
+        ended = ended_in[0] = ended_in[1] = 0;
+        make_all_ready(0, thread_count());
         wait();
-        if (ready_count > 0 || at_barrier > 0) fail("a block has ended before its threads");
-        for (unsigned at = shared_bytes; at < SHARED_MAX; at++)
-            if (memory[at] != 0xff) fail("a block has written behind its shared memory");
+        if (failure) return failure;
+        bool is_at_barrier = at_barrier[0] > 0 || at_barrier[1] > 0;
+        if (ready_count > 0 || is_at_barrier) return failure = "a block has ended before its threads";
+        if (const char *left = left_on_hopper()) return failure = left;
+        for (unsigned rank = 0; rank < cluster_size; rank++)
+            for (unsigned at = shared_bytes; at < SHARED_MAX; at++)
+                if (memory[rank][at] != 0xff) return failure = "a block has written behind its shared memory";
     }
+    return nullptr;
 }
 
 template <auto KERNEL, typename... Arguments, size_t... AT>
@@ -241,14 +287,19 @@ constexpr auto indices(void (*)(Arguments...)) { return std::index_sequence_for<
 
 }  // namespace on_cpu
 
+// The statement that kernels leave out, if they were compiled so that they can.
+namespace on_cpu { static unsigned omitted; }
+extern "C" void omit(unsigned statement) { on_cpu::omitted = statement; }
+
 // Makes a kernel one that a test can launch: its arguments are pointers to them, as the driver wants them.
 #define LAUNCHABLE(name)                                                                             \
-    extern "C" void launch_##name(const on_cpu::Launch *launch, void **arguments) {                   \
-        on_cpu::run(*launch, [](void **all) { on_cpu::call<name>(name, all, on_cpu::indices(name)); }, arguments); \
+    extern "C" const char *launch_##name(const on_cpu::Launch *launch, void **arguments) {            \
+        auto kernel = [](void **all) { on_cpu::call<name>(name, all, on_cpu::indices(name)); };       \
+        return on_cpu::run(*launch, kernel, arguments);                                              \
     }
 
 #define threadIdx (on_cpu::current->index)
-#define blockIdx on_cpu::block_index
+#define blockIdx (on_cpu::current->block)
 #define blockDim on_cpu::block_size
 #define gridDim on_cpu::grid_size
 
@@ -300,8 +351,11 @@ inline float highest_of_two(float a, float b) { return a > b || b != b ? a : b; 
 #define fmaxf highest_of_two
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+// What is static has other addresses, by which barriers are told from each other.
 inline size_t __cvta_generic_to_shared(const void *pointer) {
-    return (size_t)((const unsigned char *)pointer - memory);
+    size_t address = (const unsigned char *)pointer - on_cpu::memory[on_cpu::current->rank];
+    if (address < on_cpu::SHARED_MAX) return address;
+    return (const unsigned char *)pointer - on_cpu::memory[0];
 }
 
 // What kernels say in PTX.
@@ -313,7 +367,11 @@ inline unsigned bf16_of(float number) {
 }
 inline unsigned pair_of(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
 
+namespace on_cpu { static unsigned long long powers; }
+// How many powers kernels have taken: a measure of their work.
+extern "C" unsigned long long powers_taken() { return on_cpu::powers; }
 inline float power_of_two(float exponent) {
+    on_cpu::powers++;
     float power = exp2f(exponent);
     return power < 1.17549435e-38f ? 0.0f : power;
 }
@@ -349,3 +407,5 @@ inline void multiply(float *sums, const unsigned *a, unsigned b0, unsigned b1) {
     on_cpu::meet(&factors, on_cpu::product);
 }
 inline void put_shared(unsigned address, unsigned value) { memcpy(on_cpu::shared(address, 4), &value, 4); }
+
+#include "hopper.h"

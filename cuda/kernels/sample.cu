@@ -83,6 +83,7 @@ struct Draw {
 // Weights are counted in 2^-40 of the likeliest one's.
 #define WEIGHT_UNIT 1099511627776.0f
 #define INDEX_BITS 24
+#define KEY_BITS (32 + INDEX_BITS)
 #define SAMPLE_THREADS 1024
 
 
@@ -97,6 +98,7 @@ __device__ __forceinline__ u64 likelihood_key(float logit, u32 token) {
 // Candidates are sorted into bins by how much less likely they are than the likeliest, and those of one bin are
 // put in order.
 #define BINS 2048
+#define DIGIT_BITS 11
 #define LISTED_MAX 2048
 struct Selection {
     u64 sums[BINS];
@@ -118,17 +120,17 @@ __device__ __forceinline__ void find_part(const u64 *parts, u32 count, u64 targe
     *part = at, *left = target;
 }
 
-// The key of the candidate at which the measures of all before it and its own, from the highest key down, have
-// come to `target`; 0, which is before no key, if those of all do not. `candidate` tells the key and the measure of a token, nothing for one that is none.
+// Sums the measures of candidates up by bins, and finds the bin in which they come to `target`: `selection.bin`, with
+// what is left of the target there in `selection.left`. `selection.found` is 0 if all of them do not come to it.
+// `candidate` tells the bin and the measure of a token, 0 for one that is none.
 template <typename Candidate>
-__device__ u64 select(
-    Selection &selection, const float *row, u32 vocabulary, float highest, float scale, u64 target, Candidate candidate) {
+__device__ void find_bin(Selection &selection, u32 vocabulary, u64 target, Candidate candidate) {
     for (u32 bin = threadIdx.x; bin < BINS; bin += SAMPLE_THREADS) selection.sums[bin] = 0;
-    if (threadIdx.x == 0) selection.listed = 0;
     __syncthreads();
     for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
-        u64 key, measure = candidate(token, key);
-        if (measure > 0) atomicAdd(&selection.sums[bin_of(row[token], highest, scale)], measure);
+        u32 bin;
+        u64 measure = candidate(token, bin);
+        if (measure > 0) atomicAdd(&selection.sums[bin], measure);
     }
     __syncthreads();
     const u32 EACH = BINS / 32;
@@ -149,35 +151,60 @@ __device__ u64 select(
         }
     }
     __syncthreads();
-    u32 chosen_bin = selection.bin;
-    bool is_short = selection.found == 0;
-    __syncthreads();
-    if (is_short) return 0;
-    for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+}
+
+// The key of the candidate at which the measures of all before it and its own, from the highest key down, have come to
+// `target`; 0, which is before no key, if those of all do not. `candidate` tells the key and the measure of a token,
+// 0 for one that is none. Equals share a bin: more of them than can be listed are divided by the digits of their keys,
+// which are all different, so that five divisions leave no more than two.
+template <typename Candidate>
+__device__ u64 select(
+    Selection &selection, const float *row, u32 vocabulary, float highest, float scale, u64 target, Candidate candidate) {
+    find_bin(selection, vocabulary, target, [&](u32 token, u32 &bin) -> u64 {
         u64 key, measure = candidate(token, key);
-        if (measure == 0 || bin_of(row[token], highest, scale) != chosen_bin) continue;
-        u32 place = atomicAdd(&selection.listed, 1u);
-        if (place < LISTED_MAX) selection.keys[place] = key, selection.measures[place] = measure;
+        if (measure > 0) bin = bin_of(row[token], highest, scale);
+        return measure;
+    });
+    u32 chosen_bin = selection.bin, shift = KEY_BITS, listed;
+    u64 left = selection.left, prefix = 0;
+    if (selection.found == 0) {
+        __syncthreads();
+        return 0;
     }
-    __syncthreads();
-    u32 listed = selection.listed;
-    // As many as these are equals, or nearly so: each is looked for by itself among all.
-    bool is_long = listed > LISTED_MAX;
-    for (u32 at = threadIdx.x; at < (is_long ? vocabulary : listed); at += SAMPLE_THREADS) {
-        u64 key, measure, before = 0;
-        if (is_long) {
-            measure = candidate(at, key);
-            if (measure == 0 || bin_of(row[at], highest, scale) != chosen_bin) continue;
-            for (u32 token = 0; token < vocabulary; token++) {
-                u64 other, others = candidate(token, other);
-                if (others > 0 && other > key && bin_of(row[token], highest, scale) == chosen_bin) before += others;
-            }
-        } else {
-            key = selection.keys[at], measure = selection.measures[at];
-            for (u32 other = 0; other < listed; other++)
-                if (selection.keys[other] > key) before += selection.measures[other];
+    // Those in the bin whose keys begin with the digits of the one that is looked for.
+    auto near = [&](u32 token, u64 &key) -> u64 {
+        u64 measure = candidate(token, key);
+        bool is_near = measure > 0 && key >> shift == prefix && bin_of(row[token], highest, scale) == chosen_bin;
+        return is_near ? measure : 0;
+    };
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0) selection.listed = 0;
+        __syncthreads();
+        for (u32 token = threadIdx.x; token < vocabulary; token += SAMPLE_THREADS) {
+            u64 key, measure = near(token, key);
+            if (measure == 0) continue;
+            u32 place = atomicAdd(&selection.listed, 1u);
+            if (place < LISTED_MAX) selection.keys[place] = key, selection.measures[place] = measure;
         }
-        if (before < selection.left && selection.left <= before + measure) selection.found = key;
+        __syncthreads();
+        listed = selection.listed;
+        if (listed <= LISTED_MAX) break;
+        // The highest digit first.
+        u32 digit_shift = shift - DIGIT_BITS;
+        find_bin(selection, vocabulary, left, [&](u32 token, u32 &bin) -> u64 {
+            u64 key, measure = near(token, key);
+            bin = BINS - 1 - (u32)(key >> digit_shift) % BINS;
+            return measure;
+        });
+        left = selection.left, shift = digit_shift;
+        prefix = prefix << DIGIT_BITS | (BINS - 1 - selection.bin);
+    }
+    for (u32 at = threadIdx.x; at < listed; at += SAMPLE_THREADS) {
+        u64 key = selection.keys[at], measure = selection.measures[at], before = 0;
+        for (u32 other = 0; other < listed; other++)
+            if (selection.keys[other] > key) before += selection.measures[other];
+        if (before < left && left <= before + measure) selection.found = key;
     }
     __syncthreads();
     u64 found = selection.found;

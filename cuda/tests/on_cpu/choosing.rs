@@ -9,7 +9,7 @@ use terrace_engine::{
 use terrace_scheduler::Slot;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::library::{Arguments, Block, Kernels};
+use crate::library::{Arguments, Block, Kernels, powers_taken};
 use crate::numbers::Noise;
 use crate::with_some_sizes;
 
@@ -214,7 +214,27 @@ fn draws_at_the_border_of_two_tokens_are_the_second_ones() {
     });
 }
 
-/// More equals than are put in order are looked for one by one.
+/// More equals than are put in order are divided by their keys until they are few.
+#[test]
+#[ignore = "needs g++: scripts/test-cuda installs it"]
+fn many_equals_take_a_few_passes() {
+    with_some_sizes(|kernels| {
+        const VOCABULARY: usize = 12_000;
+        const PASSES_MAX: u64 = 40;
+        // All alike, and two kinds that differ in their last bit.
+        let nearly = |at: usize| if at.is_multiple_of(3) { 1.0 } else { 1.0 + f32::EPSILON };
+        let kinds = [vec![1.0; VOCABULARY], (0..VOCABULARY).map(nearly).collect()];
+        for row in kinds {
+            let rows = Rows::new(&[row]);
+            for way in [sampling(1.0, 11_000, 1.0, 0.0), sampling(1.0, 5_000, 0.7, 0.0)] {
+                rows.check(kernels, &[(0, way, 1)]);
+                let powers = powers_taken();
+                assert!(powers <= PASSES_MAX * VOCABULARY as u64, "{powers} powers by {way:?}");
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs g++: scripts/test-cuda installs it"]
 fn of_many_equals_the_lower_tokens_come_first() {

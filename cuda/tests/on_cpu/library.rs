@@ -1,5 +1,6 @@
 //! The model's kernels, compiled by g++ and launched on the CPU.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -207,14 +208,16 @@ impl Compiled {
     }
 }
 
-impl Kernels<'_> {
-    /// Powers that kernels have taken so far: a measure of their work.
-    pub(crate) fn powers_taken(&self) -> u64 {
-        let library = self.compiled.0.lock();
-        // SAFETY: the shim defines it so.
-        unsafe { library.get::<unsafe extern "C" fn() -> u64>(b"powers_taken").unwrap()() }
-    }
+thread_local! {
+    static POWERS: Cell<u64> = const { Cell::new(0) };
+}
 
+/// Powers that the last kernel that this thread has launched has taken: a measure of its work.
+pub(crate) fn powers_taken() -> u64 {
+    POWERS.get()
+}
+
+impl Kernels<'_> {
     /// Runs a kernel.
     #[track_caller]
     pub(crate) fn launch(&self, name: &str, blocks: usize, block: Block, arguments: Arguments<'_>) {
@@ -248,11 +251,13 @@ impl Kernels<'_> {
         let library = self.compiled.0.lock();
         let symbol = format!("launch_{name}");
         type Run = unsafe extern "C" fn(*const Launch, *mut *mut c_void) -> *const c_char;
-        // SAFETY: the shim defines it so for each kernel; the arguments are the kernel's, and what they name is lent until
+        // SAFETY: the shim defines both so, the first for each kernel; the arguments are the kernel's, and what they name is lent until
         // it has ended. What it returns is nothing, or a text that is never changed.
         unsafe {
             let run = library.get::<Run>(symbol.as_bytes()).unwrap();
             let wrong = run(&raw const launch, pointers.as_mut_ptr());
+            let powers = library.get::<unsafe extern "C" fn() -> u64>(b"powers_taken").unwrap();
+            POWERS.set(powers());
             if wrong.is_null() {
                 Ok(())
             } else {

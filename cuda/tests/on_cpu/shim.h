@@ -64,6 +64,7 @@ static Warp warps[THREADS_MAX / 32];
 static Index block_size, grid_size;
 static unsigned shared_bytes, cluster_size, at_barrier[CLUSTER_MAX], ended, ended_in[CLUSTER_MAX];
 static bool is_backwards, is_hasty;
+static unsigned long long powers;
 // Who can go on; each is in it at most once.
 static Thread *ready[THREADS_MAX];
 static unsigned ready_first, ready_count;
@@ -257,7 +258,7 @@ inline const char *run(const Launch &launch, void (*what)(void **), void **argum
         thread.beginning.uc_stack.ss_size = STACK_BYTES;
         makecontext(&thread.beginning, live, 0);
     }
-    failure = nullptr;
+    failure = nullptr, powers = 0;
     for (unsigned done = 0; done < launch.blocks; done += cluster_size) {
         unsigned first = launch.is_backwards ? launch.blocks - cluster_size - done : done;
         for (unsigned at = 0; at < thread_count(); at++) threads[at].block = {first + threads[at].rank};
@@ -367,8 +368,7 @@ inline unsigned bf16_of(float number) {
 }
 inline unsigned pair_of(float low, float high) { return bf16_of(low) | bf16_of(high) << 16; }
 
-namespace on_cpu { static unsigned long long powers; }
-// How many powers kernels have taken: a measure of their work.
+// How many powers a launch has taken: a measure of its work.
 extern "C" unsigned long long powers_taken() { return on_cpu::powers; }
 inline float power_of_two(float exponent) {
     on_cpu::powers++;

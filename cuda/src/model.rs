@@ -49,6 +49,7 @@ pub struct CudaLlama {
     driver: Arc<dyn Driver>,
     shape: Shape,
     fingerprint: String,
+    segment: u32,
     /// Where algorithms of products are kept.
     choices: Option<PathBuf>,
     /// Until the first step.
@@ -85,7 +86,7 @@ impl CudaLlama {
     /// When the GPU has no room for it, or cannot compute such a model.
     pub fn random(context: &Arc<Context>, shape: &Shape) -> Result<Self, CudaError> {
         let driver = driver_of(context, shape)?;
-        let kernels = Kernels::new(context, shape, 1)?;
+        let kernels = Kernels::new(context, shape, 1, kernels::SEGMENT)?;
         let stream = context.create_stream(Priority::High)?;
         let fill = |part, to| weights::fill(&kernels, shape, stream, part, to);
         let filled = Weights::new(&driver, shape, fill);
@@ -105,7 +106,20 @@ impl CudaLlama {
         let fingerprint =
             format!("{weights_fingerprint}-cuda-{VERSION}-sm{}", context.capability());
         let (context, shape, weights) = (context.clone(), shape.clone(), Some(weights));
-        Self { context, driver, shape, fingerprint, choices: None, weights, running: None }
+        let (segment, choices) = (kernels::SEGMENT, None);
+        Self { context, driver, shape, fingerprint, segment, choices, weights, running: None }
+    }
+
+    /// The same model, whose softmax begins afresh after so many keys, [`kernels::SEGMENT`] otherwise: for measurements.
+    /// With fewer, decodes of a long context are computed by more blocks, which takes more device memory than
+    /// [`step_bytes`](Self::step_bytes) says.
+    ///
+    /// # Panics
+    /// When it is no multiple of 64.
+    #[must_use]
+    pub fn with_segment(self, segment: u32) -> Self {
+        assert!(segment > 0 && segment.is_multiple_of(kernels::TILE as u32), "a part of a tile");
+        Self { segment, ..self }
     }
 
     /// Keeps the algorithms that are chosen for matrix products, by their time, in a folder, and takes those that are
@@ -139,12 +153,16 @@ impl CudaLlama {
         memory: &CudaMemory,
         limits: StepLimits,
     ) -> Result<Running, CudaError> {
-        let Self { context, driver, shape, choices, .. } = self;
+        let Self { context, driver, shape, segment, choices, .. } = self;
         let choices = choices.as_deref();
-        let mut running = Running::new(context, driver, shape, weights, memory, limits, choices)?;
+        let kernels = Kernels::new(context, shape, limits.page_size, *segment)?;
+        let mut running = Running::new(driver, shape, kernels, weights, memory, limits, choices)?;
         let (cublaslt, (major, minor)) = (products::version()?, nvrtc::version()?);
         let bits = running.probe(limits)?;
-        self.fingerprint += &format!("-cublaslt{cublaslt}-nvrtc{major}.{minor}-bits{bits:016x}");
+        // Sums of other segments are rounded otherwise.
+        let segment = self.segment;
+        self.fingerprint +=
+            &format!("-cublaslt{cublaslt}-nvrtc{major}.{minor}-segment{segment}-bits{bits:016x}");
         Ok(running)
     }
 

@@ -65,7 +65,7 @@ fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
             qkv_bias: true,
             tied: false,
         };
-        let definitions = kernels::definitions(&shape, page_size, 132);
+        let definitions = kernels::definitions(&shape, page_size, kernels::SEGMENT, 132);
         assert_compiles("model.cu", &kernels::source(), &definitions);
     }
 }

@@ -79,6 +79,28 @@ pub(crate) fn decode(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
+/// Decode steps with segments of several sizes: smaller ones are more blocks for few long sequences, and more to join.
+pub(crate) fn segments(context: &Arc<Context>, table: &mut Table) -> Done {
+    const STEPS: u32 = 100;
+    let shape = eight_billion();
+    for (rows, context_tokens) in
+        [(1_u32, 1024_u32), (1, 8192), (1, 32_000), (64, 1024), (64, 8192)]
+    {
+        for segment in [256, 512, 1024] {
+            let limits = StepLimits { page_size: 16, rows, tokens_max: 512 };
+            let model = CudaLlama::random(context, &shape)?.with_segment(segment);
+            let mut world = World::new(context, model, limits, context_tokens + STEPS + 16)?;
+            world.fill()?;
+            (0..rows).for_each(|row| world.come(row, greedy(), &[]));
+            let (time, _) = decode_ahead(&mut world, rows, context_tokens, STEPS)?;
+            let what =
+                format!("decode step, {rows} rows at {context_tokens}, segments of {segment}");
+            table.figure(&what, &format!("{time:.3} ms"), "", true);
+        }
+    }
+    Ok(())
+}
+
 /// How many milliseconds a decode step takes, and its launch, with one launched ahead. The first 20 are for what is made
 /// on first use.
 pub(crate) fn decode_ahead(

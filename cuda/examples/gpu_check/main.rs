@@ -4,6 +4,7 @@
 //! `gpu_check` does all that takes less than a minute; `gpu_check PART...` does some. Parts that are asked for only by
 //! name:
 //!
+//! - `segments` measures decode steps with segments of attention of 256, 512 and 1,024 keys.
 //! - `steps` prints tables for `terrace replay --calibrate`.
 //! - `passes`, or `passes=N`, asks N long prompts twice; it pins 4 GiB of host memory for each.
 //! - `logits=FOLDER` writes the logits of a model to `FOLDER/logits.json`, for the lists of tokens in
@@ -27,7 +28,7 @@ use table::Table;
 use terrace_cuda::Context;
 
 /// What is done, by name.
-const PARTS: [(&str, Part); 15] = [
+const PARTS: [(&str, Part); 16] = [
     ("transformers", Part::Usual(model::like_transformers)),
     ("cuts", Part::Usual(sameness::however_it_is_cut)),
     ("products", Part::Usual(sameness::products)),
@@ -40,6 +41,7 @@ const PARTS: [(&str, Part); 15] = [
     ("slowed", Part::Usual(slowed::slowed)),
     ("gaps", Part::Usual(gaps::gaps)),
     ("first", Part::Usual(engine::first_tokens)),
+    ("segments", Part::OnDemand(|context, table, _| figures::segments(context, table))),
     ("steps", Part::OnDemand(|context, _, _| figures::steps(context))),
     ("passes", Part::OnDemand(passes::passes)),
     ("logits", Part::OnDemand(model::logits)),

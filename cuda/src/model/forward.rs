@@ -131,16 +131,16 @@ pub(super) struct BufferBytes {
 }
 
 impl BufferBytes {
-    pub(super) fn new(shape: &Shape, limits: StepLimits) -> Self {
-        /// More would only be needed by many long sequences at once, some of which are then computed by fewer blocks.
-        const PARTIALS_MAX: u32 = 4096;
+    pub(super) fn new(shape: &Shape, limits: StepLimits, segment: u32) -> Self {
+        // More would only be needed by many long sequences at once, some of which are then computed by fewer blocks.
+        let results_max = 4096 * super::kernels::SEGMENT / segment;
         /// Tiles of a prompt whose segments are computed apart: with more, there is enough to do without that.
         const TILES: u32 = 16;
         let tokens = rounded(limits.tokens_max as usize).max(GRAPH_TOKENS_MAX);
         let depth = shape.head_dim.next_multiple_of(16);
-        let segments = shape.positions_max.div_ceil(super::kernels::SEGMENT);
+        let segments = shape.positions_max.div_ceil(segment);
         let of_tiles = TILES * (super::kernels::ROWS / super::kernels::FEW_ROWS) as u32;
-        let partials_max = (limits.rows + of_tiles).saturating_mul(segments).min(PARTIALS_MAX);
+        let partials_max = (limits.rows + of_tiles).saturating_mul(segments).min(results_max);
         let partial = shape.kv_heads * super::kernels::FEW_ROWS * (depth + 2) * 4;
         let row_entries = shape.positions_max.div_ceil(limits.page_size);
         Self {
@@ -209,15 +209,15 @@ impl Buffers {
 
 impl Forward {
     pub(super) fn new(
-        context: &Arc<Context>,
         driver: &Arc<dyn Driver>,
         shape: &Shape,
+        kernels: Kernels,
         weights: Weights,
         memory: &CudaMemory,
         limits: StepLimits,
         choices: Choices,
     ) -> Result<Self, CudaError> {
-        let kernels = Kernels::new(context, shape, limits.page_size)?;
+        let context = kernels.context.clone();
         let stream = driver.create_stream(Priority::High)?;
         let map = kernels.by_map.then(|| Map::of_pages(shape, memory)).transpose()?;
         // Whole pages are read where only some of their tokens are there: what is not must be numbers.
@@ -227,18 +227,22 @@ impl Forward {
         call("cuMemsetD8Async", cleared)?;
         let mut forward = Self {
             shape: shape.clone(),
-            kernels,
             stream,
             weights,
             products: Products::new(driver, choices)?,
             few_rows: None,
             memory: memory.clone(),
             map,
-            buffers: Buffers::new(driver, shape, &BufferBytes::new(shape, limits))?,
+            buffers: Buffers::new(
+                driver,
+                shape,
+                &BufferBytes::new(shape, limits, kernels.segment),
+            )?,
             graphs: BTreeMap::new(),
             multiprocessors: context.multiprocessors()? as usize,
             rows_max: rounded(limits.tokens_max as usize),
-            context: context.clone(),
+            kernels,
+            context,
         };
         forward.tune(&**driver)?;
         Ok(forward)

@@ -29,8 +29,8 @@ const SOURCES: [&str; 7] = [
 
 /// Keys that attention looks at together.
 pub(super) const TILE: usize = 64;
-/// After so many keys the softmax begins afresh.
-pub(super) const SEGMENT: u32 = 1024;
+/// After so many keys the softmax begins afresh, unless a model is told otherwise.
+pub const SEGMENT: u32 = 1024;
 /// Rows, that is, query heads of tokens, that one block of `attend` computes.
 pub(super) const ROWS: usize = 128;
 /// The same of `attend_few`.
@@ -58,7 +58,12 @@ pub fn source() -> String {
 }
 
 /// What the kernels are told of the model, and of the GPU.
-pub fn definitions(shape: &Shape, page_size: u32, multiprocessors: u32) -> Vec<String> {
+pub fn definitions(
+    shape: &Shape,
+    page_size: u32,
+    segment: u32,
+    multiprocessors: u32,
+) -> Vec<String> {
     let tiles = Tiles::new(shape, multiprocessors);
     let all = [
         ("DIM", shape.dim),
@@ -66,6 +71,7 @@ pub fn definitions(shape: &Shape, page_size: u32, multiprocessors: u32) -> Vec<S
         ("KV_HEADS", shape.kv_heads),
         ("GROUP", shape.group()),
         ("PAGE_SIZE", page_size as usize),
+        ("SEGMENT", segment as usize),
         ("LAYERS", shape.layers),
         ("FEW_PLACES", FEW_HOPPER_PLACES),
         ("FEW_BLOCKS", FEW_HOPPER_BLOCKS),
@@ -136,8 +142,10 @@ pub(super) struct Kernel {
 /// All of them, for one shape.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    context: Arc<Context>,
+    pub(super) context: Arc<Context>,
     module: sys::CUmodule,
+    /// After so many keys the softmax begins afresh.
+    pub(super) segment: u32,
     pub(super) take_in: Kernel,
     pub(super) embed: Kernel,
     pub(super) add_norm: Kernel,
@@ -167,10 +175,11 @@ impl Kernels {
         context: &Arc<Context>,
         shape: &Shape,
         page_size: u32,
+        segment: u32,
     ) -> Result<Self, CudaError> {
         context.bind()?;
         let multiprocessors = context.multiprocessors()?;
-        let options = definitions(shape, page_size, multiprocessors);
+        let options = definitions(shape, page_size, segment, multiprocessors);
         let image = nvrtc::compile("model.cu", &source(), context.capability(), &options)?;
         // SAFETY: the image is whole, as the compiler has written it, and is copied by the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
@@ -229,6 +238,7 @@ impl Kernels {
         Ok(Self {
             context: context.clone(),
             module,
+            segment,
             few_rows: few_rows.transpose()?,
             take_in: kernel(c"take_in", 256, 0)?,
             embed: following(c"embed", 128, 0)?,

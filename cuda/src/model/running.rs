@@ -14,7 +14,7 @@ use super::choices::Choices;
 use super::choosing::{self, Choosing, Results};
 use super::forward::{BufferBytes, Extent, Forward, GRAPH_TOKENS_MAX, LOGITS_ROWS, Lists, rounded};
 use super::header::{Header, Plan, Section};
-use super::kernels::{Parameters, ROWS};
+use super::kernels::{Kernels, Parameters, ROWS, SEGMENT};
 use super::plain::{self, Awaited, Change, Item, NOWHERE, Segments};
 use super::products;
 use super::step::{Expected, Limits, Row, Work};
@@ -93,7 +93,7 @@ fn machine(context: &Context) -> Result<String, CudaError> {
 
 /// How many bytes all that takes on the device.
 pub(super) fn bytes(shape: &Shape, limits: StepLimits) -> usize {
-    let bytes = BufferBytes::new(shape, limits);
+    let bytes = BufferBytes::new(shape, limits, SEGMENT);
     // Shaped logits are as large as logits; cuBLASLt's workspace and the lists are the rest.
     let counts = super::shaping::counts_bytes(shape, limits);
     bytes.total() + bytes.logits + counts + (128 << 20)
@@ -101,28 +101,29 @@ pub(super) fn bytes(shape: &Shape, limits: StepLimits) -> usize {
 
 impl Running {
     pub(super) fn new(
-        context: &Arc<Context>,
         driver: &Arc<dyn Driver>,
         shape: &Shape,
+        kernels: Kernels,
         weights: Weights,
         memory: &CudaMemory,
         limits: StepLimits,
         choices: Option<&Path>,
     ) -> Result<Self, CudaError> {
-        context.bind()?;
-        let bytes = BufferBytes::new(shape, limits);
-        let choices = Choices::open(choices, machine(context)?);
+        kernels.context.bind()?;
+        let (segment, blocks) = (kernels.segment, kernels.context.multiprocessors()? as usize);
+        let bytes = BufferBytes::new(shape, limits, segment);
+        let choices = Choices::open(choices, machine(&kernels.context)?);
         let mut plan = Plan::default();
         let sections = Sections::new(&mut plan, shape, limits, &bytes);
         let (page_size, partials_max) = (limits.page_size, bytes.partials_max);
         Ok(Self {
             driver: driver.clone(),
-            forward: Forward::new(context, driver, shape, weights, memory, limits, choices)?,
+            forward: Forward::new(driver, shape, kernels, weights, memory, limits, choices)?,
             choosing: Choosing::new(driver, shape, limits, sections.choosing)?,
             header: Header::new(driver, &plan)?,
             sections,
             memory: memory.clone(),
-            limits: Limits { partials_max, blocks: context.multiprocessors()? as usize },
+            limits: Limits { partials_max, blocks, segment },
             table: PageTable::new(limits.rows, page_size),
             rows: Arc::new(Mutex::new((0..limits.rows).map(|_| None).collect())),
             arrivals: 0,

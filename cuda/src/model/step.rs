@@ -9,7 +9,7 @@ use terrace_model::Shape;
 use terrace_scheduler::{Slot, Token};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::kernels::{FEW_ROWS, ROWS, SEGMENT};
+use super::kernels::{FEW_ROWS, ROWS};
 use super::plain::{
     self, Awaited, Bias, Change, Count, Draw, Item, NONE, OF_PROMPT, Score, Segments, WHOLE,
 };
@@ -156,6 +156,8 @@ pub(super) struct Limits {
     pub(super) partials_max: u32,
     /// Blocks that it computes at once.
     pub(super) blocks: usize,
+    /// Keys of a segment.
+    pub(super) segment: u32,
 }
 
 /// Where an output comes from.
@@ -217,7 +219,7 @@ impl Work {
         self.awaited.extend(batch.awaited.iter().map(awaited));
         for span in &batch.spans {
             self.add_tokens(span, batch, table);
-            self.add_items(shape, limits.partials_max, span);
+            self.add_items(shape, limits, span);
         }
         // Those that take longest begin first.
         self.few.sort_unstable_by_key(|item| {
@@ -249,7 +251,7 @@ impl Work {
             |(position, &token)| plain::Token { token, position, place: position, unused: 0 };
         self.tokens.extend((start..).zip(tokens).map(placed));
         let span = Span { slot: Slot(0), start, tokens: 0..tokens.len(), logits: 0 };
-        self.add_items(shape, limits.partials_max, &span);
+        self.add_items(shape, limits, &span);
         self.split_many(shape, limits);
     }
 
@@ -296,10 +298,11 @@ impl Work {
     }
 
     /// Who looks at which keys.
-    fn add_items(&mut self, shape: &Shape, partials_max: u32, span: &Span) {
+    fn add_items(&mut self, shape: &Shape, limits: Limits, span: &Span) {
+        let Limits { partials_max, segment: keys, .. } = limits;
         let (first, count) = (span.tokens.start as u32, span.tokens.len() as u32);
         let group = shape.group();
-        let segments = span.end().div_ceil(SEGMENT);
+        let segments = span.end().div_ceil(keys);
         let partials = if segments > 1 { segments } else { 0 };
         let is_room = self.partials + partials <= partials_max;
         let item = Item {
@@ -315,8 +318,8 @@ impl Work {
         if count as usize * group <= FEW_ROWS && is_room {
             for segment in 0..segments {
                 self.few.push(Item {
-                    keys_from: segment * SEGMENT,
-                    keys_end: span.end().min((segment + 1) * SEGMENT),
+                    keys_from: segment * keys,
+                    keys_end: span.end().min((segment + 1) * keys),
                     partial: if segments > 1 { self.partials + segment } else { WHOLE },
                     ..item
                 });
@@ -351,7 +354,7 @@ impl Work {
             return;
         }
         for item in std::mem::take(&mut self.many) {
-            let count = item.keys_end.div_ceil(SEGMENT);
+            let count = item.keys_end.div_ceil(limits.segment);
             if count < 2 || self.partials + count * UNITS > limits.partials_max {
                 self.many.push(item);
                 continue;
@@ -367,8 +370,8 @@ impl Work {
                 unused,
             });
             self.many.extend((0..count).map(|segment| Item {
-                keys_from: segment * SEGMENT,
-                keys_end: item.keys_end.min((segment + 1) * SEGMENT),
+                keys_from: segment * limits.segment,
+                keys_end: item.keys_end.min((segment + 1) * limits.segment),
                 partial: first_partial + segment * UNITS,
                 ..item
             }));

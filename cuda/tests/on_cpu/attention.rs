@@ -2,7 +2,7 @@
 
 mod hopper;
 
-use crate::library::{Arguments, Block, Kernels, LAYERS, SEGMENT, Sizes};
+use crate::library::{Arguments, Block, Kernels, LAYERS, Sizes};
 use crate::numbers::{Noise, narrow, wide};
 use crate::{with_all_sizes, with_sizes, with_some_sizes};
 
@@ -160,8 +160,7 @@ impl<'a> Scene<'a> {
 
     /// What `attend` finds in segments by themselves, and `join` makes of that.
     fn attend_apart(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
-        let apart =
-            Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32, self.sizes.group);
+        let apart = Apart::new(&parts_of(spans, tokens_max), (ROWS / FEW_ROWS) as u32, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         self.launch_attend(&apart.items, &mut found, &mut partials);
         self.join(&apart, &partials, &mut found, 7);
@@ -170,7 +169,7 @@ impl<'a> Scene<'a> {
 
     /// What `attend_few` and `join` find.
     fn attend_few(&self, spans: &[Span], blocks: usize) -> Vec<u16> {
-        let apart = Apart::new(spans, 1, self.sizes.group);
+        let apart = Apart::new(spans, 1, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         let depth = self.depth();
         let shared_bytes =
@@ -290,12 +289,13 @@ struct Apart {
 
 impl Apart {
     /// Each segment takes so many units of room.
-    fn new(spans: &[Span], units_each: u32, group: usize) -> Self {
+    fn new(spans: &[Span], units_each: u32, sizes: Sizes) -> Self {
+        let (group, keys_each) = (sizes.group, sizes.segment);
         let (mut items, mut segments, mut units) = (Vec::new(), Vec::new(), 0);
         for span in spans {
-            let count = span.end().div_ceil(SEGMENT);
+            let count = span.end().div_ceil(keys_each);
             for segment in 0..count {
-                let keys = segment * SEGMENT..span.end().min((segment + 1) * SEGMENT);
+                let keys = segment * keys_each..span.end().min((segment + 1) * keys_each);
                 let partial = units + segment as u32 * units_each;
                 items.push(span.item(keys, if count > 1 { partial } else { WHOLE }));
             }
@@ -382,8 +382,8 @@ fn a_few_find_what_many_find_to_the_bit_however_long_the_context() {
 #[ignore = "needs g++: scripts/test-cuda installs it"]
 fn many_segments_come_to_the_same() {
     with_some_sizes(|kernels| {
-        let scene =
-            Scene::new(kernels, &[(8 * SEGMENT - 1, 1), (8 * SEGMENT, 1), (17 * SEGMENT, 2)]);
+        let keys = kernels.sizes.segment;
+        let scene = Scene::new(kernels, &[(8 * keys - 1, 1), (8 * keys, 1), (17 * keys, 2)]);
         let (few, many) = (scene.attend_few(&scene.spans, 5), scene.attend(&scene.spans, 16));
         scene.assert_same(&few, &many, &scene.spans);
     });

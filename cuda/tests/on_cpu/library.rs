@@ -49,8 +49,6 @@ const HOPPER_KERNELS: [&str; 7] = [
 /// As they are declared, and as tests need it: each block of a cluster has its own.
 const BLOCK_MEMORY: [&str; 2] =
     ["extern __shared__ __align__(1024) u8 memory[];", "u8 *memory = (u8 *)on_cpu::own_memory();"];
-/// After so many keys the softmax begins afresh.
-pub(crate) const SEGMENT: usize = 1024;
 /// Layers of a page.
 pub(crate) const LAYERS: usize = 2;
 /// Tiles in shared memory of `attend_few_on_hopper`, keys or values, and its blocks on a multiprocessor.
@@ -75,6 +73,8 @@ pub(crate) struct Sizes {
     /// Query heads that share keys.
     pub(crate) group: usize,
     pub(crate) page_size: usize,
+    /// After so many keys the softmax begins afresh.
+    pub(crate) segment: usize,
 }
 
 impl Sizes {
@@ -178,7 +178,7 @@ impl Compiled {
             ("KV_HEADS", sizes.kv_heads),
             ("GROUP", sizes.group),
             ("PAGE_SIZE", sizes.page_size),
-            ("SEGMENT", SEGMENT),
+            ("SEGMENT", sizes.segment),
         ];
         if sizes.are_for_hopper() {
             let of_hopper = [("HOPPER", 1), ("LAYERS", LAYERS), ("FEW_PLACES", FEW_PLACES)];

@@ -17,17 +17,18 @@ use library::{Compiled, Kernels, SCHEDULES, Sizes};
 
 /// Sizes of tokens, heads and pages, the usual ones and odd ones; a block has threads for 2,048 numbers of a token.
 const SIZES: [Sizes; 6] = [
-    Sizes { dim: 8, head_dim: 16, kv_heads: 2, group: 1, page_size: 1 },
-    Sizes { dim: 64, head_dim: 64, kv_heads: 1, group: 7, page_size: 16 },
-    Sizes { dim: 2056, head_dim: 128, kv_heads: 2, group: 4, page_size: 64 },
-    Sizes { dim: 1600, head_dim: 128, kv_heads: 1, group: 2, page_size: 4 },
-    Sizes { dim: 64, head_dim: 96, kv_heads: 1, group: 1, page_size: 16 },
-    Sizes { dim: 120, head_dim: 40, kv_heads: 1, group: 3, page_size: 8 },
+    Sizes { dim: 8, head_dim: 16, kv_heads: 2, group: 1, page_size: 1, segment: 1024 },
+    Sizes { dim: 64, head_dim: 64, kv_heads: 1, group: 7, page_size: 16, segment: 1024 },
+    Sizes { dim: 2056, head_dim: 128, kv_heads: 2, group: 4, page_size: 64, segment: 1024 },
+    Sizes { dim: 1600, head_dim: 128, kv_heads: 1, group: 2, page_size: 4, segment: 1024 },
+    Sizes { dim: 64, head_dim: 96, kv_heads: 1, group: 1, page_size: 16, segment: 1024 },
+    Sizes { dim: 120, head_dim: 40, kv_heads: 1, group: 3, page_size: 8, segment: 1024 },
 ];
 
-/// Sizes for which Hopper has kernels of its own, beside those above: more boxes in a tile, and heads that do not fill a
-/// tile of queries.
-const HOPPER_SIZES: Sizes = Sizes { dim: 64, head_dim: 128, kv_heads: 1, group: 7, page_size: 16 };
+/// Sizes for which Hopper has kernels of its own, beside those above: more boxes in a tile, heads that do not fill a tile
+/// of queries, and smaller segments.
+const HOPPER_SIZES: Sizes =
+    Sizes { dim: 64, head_dim: 128, kv_heads: 1, group: 7, page_size: 16, segment: 256 };
 
 /// Kernels of each of these sizes, which all tests share.
 static COMPILED: [OnceLock<Compiled>; SIZES.len()] = [const { OnceLock::new() }; SIZES.len()];

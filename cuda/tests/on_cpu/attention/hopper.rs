@@ -40,7 +40,7 @@ impl Scene<'_> {
     /// What it finds in segments by themselves, and `join` makes of that.
     fn attend_apart_on_hopper(&self, spans: &[Span], tokens_max: usize) -> Vec<u16> {
         let parts = parts_of(spans, tokens_max);
-        let apart = Apart::new(&parts, (ROWS / FEW_ROWS) as u32, self.sizes.group);
+        let apart = Apart::new(&parts, (ROWS / FEW_ROWS) as u32, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         self.launch_on_hopper(&apart.items, &mut found, &mut partials).unwrap();
         self.join(&apart, &partials, &mut found, 7);
@@ -49,7 +49,7 @@ impl Scene<'_> {
 
     /// What `attend_few_on_hopper` and `join` find.
     fn attend_few_on_hopper(&self, spans: &[Span], blocks: usize) -> Result<Vec<u16>, String> {
-        let apart = Apart::new(spans, 1, self.sizes.group);
+        let apart = Apart::new(spans, 1, self.sizes);
         let (mut found, mut partials) = (self.nothing_found(), self.room_for(&apart));
         let shared_bytes = FEW_PLACES * TILE_BYTES + FEW_ROWS * 128 * 2 + FEW_ROWS * TILE * 2;
         let item_count = [apart.items.len() as u32];
@@ -77,6 +77,9 @@ fn hopper_finds_what_others_find_to_the_bit() {
             &scene.spans,
         );
         scene.assert_same(&scene.attend_apart_on_hopper(&scene.spans, most), &others, &scene.spans);
+        for span in &scene.spans {
+            scene.check(&others, span, span.tokens - 1..span.tokens);
+        }
     });
 }
 

@@ -125,8 +125,19 @@ impl Driver for RealDriver {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CallError> {
-        // SAFETY: it is memory of nobody else, and nothing is read from it before it is written to.
-        call("cuMemAlloc", unsafe { result::malloc_sync(bytes) }).map(DeviceAddress)
+        // SAFETY: it is memory of nobody else.
+        let at = call("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?;
+        // What kernels read of it before they write it, such as the rest of a box of tokens, has the same value each time.
+        // SAFETY: the memory is as large. The stream is that of the call before, whose end others do not wait for.
+        let cleared =
+            call("cuMemsetD8", unsafe { result::memset_d8_sync(at, 0, bytes) }).and_then(|()| {
+                // SAFETY: as above.
+                let ended = unsafe { result::stream::synchronize(std::ptr::null_mut()) };
+                call("cuStreamSynchronize", ended)
+            });
+        let at = DeviceAddress(at);
+        // SAFETY: nobody has used it.
+        cleared.map(|()| at).inspect_err(|_| unsafe { self.free(at) })
     }
 
     unsafe fn free(&self, at: DeviceAddress) {

@@ -220,11 +220,6 @@ impl Forward {
         let context = kernels.context.clone();
         let stream = driver.create_stream(Priority::High)?;
         let map = kernels.by_map.then(|| Map::of_pages(shape, memory)).transpose()?;
-        // Whole pages are read where only some of their tokens are there: what is not must be numbers.
-        let bytes = memory.pages() as usize * memory.page_bytes();
-        // SAFETY: it is as large, and nothing is in it yet.
-        let cleared = unsafe { result::memset_d8_async(memory.base().0, 0, bytes, stream.raw()) };
-        call("cuMemsetD8Async", cleared)?;
         let mut forward = Self {
             shape: shape.clone(),
             stream,

@@ -191,13 +191,15 @@ impl Scheduler {
         self.share_out.shortest = shortest;
     }
 
-    /// What of a waiting request the cache lacked when somebody looked last: enough to tell short
-    /// prompts from long ones without looking every time.
+    /// Returns how many tokens of a waiting request the cache lacked at the last look: enough to tell short prompts
+    /// from long ones without looking every time. At the first look the request is deferred if it waits for another,
+    /// because it may not be tried while others take all tokens.
     fn uncached_tokens(&mut self, handle: Handle) -> u32 {
         if let Some(tokens) = self.requests[handle].uncached_tokens {
             return tokens;
         }
         let seen = self.glance(handle);
+        self.waits_for_another(handle, seen);
         self.note_uncached(handle, seen.host)
     }
 

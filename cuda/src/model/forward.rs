@@ -35,10 +35,10 @@ pub(super) const LOGITS_ROWS: usize = 256;
 /// that are small against the number bound what is computed in vain.
 pub(super) fn rounded(tokens: usize) -> usize {
     match tokens {
-        ..=8 => tokens.next_power_of_two(),
-        ..=64 => tokens.next_multiple_of(8),
-        ..=GRAPH_TOKENS_MAX => tokens.next_multiple_of(16),
-        _ => tokens.next_multiple_of(64),
+        few if few <= 8 => few.next_power_of_two(),
+        some if some <= 64 => some.next_multiple_of(8),
+        many if many <= GRAPH_TOKENS_MAX => many.next_multiple_of(16),
+        most => most.next_multiple_of(64),
     }
 }
 

@@ -66,7 +66,8 @@ impl Scheduler {
             }
             match decided {
                 Some((found, Decision::Go { pages })) => {
-                    if !self.start_prefetch(handle, found, pages, plan) {
+                    let has_room = self.start_prefetch(handle, found, pages, plan);
+                    if !has_room {
                         return;
                     }
                 }

@@ -654,7 +654,7 @@ fn f69_waiting_requests_leave_room_on_host() {
     stage.clear();
     // While one request runs, L3 answers and delivers at once.
     stage.submit(1, 1..=9, 8);
-    for id in waiting.clone() {
+    for id in waiting {
         stage.submit(100 + id, prompt(id), 1);
     }
     let mut least_available = 16;

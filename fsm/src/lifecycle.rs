@@ -252,21 +252,20 @@ impl State {
             }
             Event::PrefetchStarted { op, start_page: _, path } => {
                 computing.transfer = Some(*op);
-                computing.keep_fetched(Some(path.take()), cache);
+                computing.keep_unloaded(Some(path.take()), cache);
                 Outcome::Handled
             }
             Event::PrefetchEnded { path } => {
                 computing.transfer = None;
-                computing.keep_fetched(path.as_ref().map(Handover::take), cache);
+                computing.keep_unloaded(path.as_ref().map(Handover::take), cache);
                 Outcome::Handled
             }
             Event::PinsYielded => {
-                computing.keep_fetched(None, cache);
+                computing.keep_unloaded(None, cache);
                 Outcome::Handled
             }
             Event::LoadBackStarted { op, pages, destination } => {
                 computing.transfer = Some(*op);
-                computing.keep_fetched(None, cache);
                 let kept = computing.tail.len() - pages;
                 destination.put(computing.tail.split_off(kept));
                 Outcome::Handled
@@ -280,11 +279,11 @@ impl State {
                 Outcome::Handled
             }
             Event::PrefillEnded => {
-                computing.keep_fetched(None, cache);
+                computing.keep_unloaded(None, cache);
                 Outcome::Transition(State::Decoding(self.leave_computing()))
             }
             Event::Completed => {
-                computing.keep_fetched(None, cache);
+                computing.keep_unloaded(None, cache);
                 let Computing { path, tail, .. } = self.leave_computing();
                 if !planted(Bug::LosePagesOnCompletion) {
                     cache.give_device_pages(tail);
@@ -292,7 +291,7 @@ impl State {
                 Outcome::Transition(State::Draining { path })
             }
             Event::Retracted { kept, write_back } => {
-                computing.keep_fetched(None, cache);
+                computing.keep_unloaded(None, cache);
                 let Computing { path, tail, .. } = self.leave_computing();
                 cache.give_device_pages(tail);
                 match write_back {

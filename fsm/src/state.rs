@@ -72,8 +72,8 @@ pub struct Computing {
     pub tail: DevicePages,
     /// The load-back or the prefetch that it waits for.
     pub transfer: Option<OpId>,
-    /// Keeps the pages that L3 brought for it on host until they are loaded.
-    pub fetched: Option<HostPin>,
+    /// Keeps the pages on host that it has still to load.
+    pub unloaded: Option<HostPin>,
 }
 
 impl Computing {
@@ -257,14 +257,14 @@ impl State {
 impl Computing {
     /// Gives everything back.
     pub fn release(mut self, cache: &mut Cache) {
-        self.keep_fetched(None, cache);
+        self.keep_unloaded(None, cache);
         cache.unpin_device(self.path);
         cache.give_device_pages(self.tail);
     }
 
     /// Keeps other pages on host from here on, or none.
-    pub(crate) fn keep_fetched(&mut self, fetched: Option<HostPin>, cache: &mut Cache) {
-        if let Some(before) = std::mem::replace(&mut self.fetched, fetched) {
+    pub(crate) fn keep_unloaded(&mut self, unloaded: Option<HostPin>, cache: &mut Cache) {
+        if let Some(before) = std::mem::replace(&mut self.unloaded, unloaded) {
             cache.unpin_host(before);
         }
     }
@@ -273,8 +273,8 @@ impl Computing {
     pub fn claim(&self, claims: &mut Claims) {
         claims.device_pin(&self.path);
         claims.device_pages(&self.tail);
-        if let Some(fetched) = &self.fetched {
-            claims.host_pin(fetched);
+        if let Some(unloaded) = &self.unloaded {
+            claims.host_pin(unloaded);
         }
     }
 }

@@ -21,6 +21,15 @@ pub(crate) enum Tried {
     Deferred,
 }
 
+/// What an admitted request keeps of what was found.
+struct Pins {
+    path: DevicePin,
+    /// The pages that are loaded at once.
+    source: Option<HostPin>,
+    /// All pages on host, if some of them are loaded later.
+    unloaded: Option<HostPin>,
+}
+
 impl Scheduler {
     /// Admits waiting requests while there are slots, memory and tokens to compute; with `from`, only
     /// those of at least this priority.
@@ -127,28 +136,28 @@ impl Scheduler {
             };
             self.cache.pin_host(namespace, at)
         });
+        let on_host = depths.host - depths.device;
+        let loads_on = pays && load_pages < on_host;
+        let unloaded = loads_on.then(|| self.cache.pin_host(namespace, found.host));
         let path = self.cache.pin_device(namespace, found.device);
         // What was just pinned is not available any more.
         if !self.may_fit(new_pages + spare_pages) || !self.make_room(handle, new_pages, plan) {
             self.cache.unpin_device(path);
-            if let Some(source) = source {
-                self.cache.unpin_host(source);
-            }
+            source.into_iter().chain(unloaded).for_each(|pin| self.cache.unpin_host(pin));
             self.wake_when_room_is_late(handle);
             return Tried::Blocked;
         }
         if !pays && loadable_pages > 0 {
             self.rates.forgive_load_back();
         }
-        let on_host = depths.host - depths.device;
         // What L3 has besides comes in further pieces, behind those that it has brought.
         let fetches_on = load_pages > 0 && self.requests[handle].held_pages > 0;
         if !fetches_on {
             self.forget_found(handle);
         }
         let entry = &mut self.requests[handle];
-        entry.loads_on = pays && load_pages < on_host || entry.found.is_some();
-        self.grant(handle, path, source, load_pages, new_pages, plan);
+        entry.loads_on = loads_on || entry.found.is_some();
+        self.grant(handle, Pins { path, source, unloaded }, load_pages, new_pages, plan);
         Tried::Admitted
     }
 
@@ -156,12 +165,12 @@ impl Scheduler {
     fn grant(
         &mut self,
         handle: Handle,
-        path: DevicePin,
-        source: Option<HostPin>,
+        pins: Pins,
         load_pages: u32,
         new_pages: usize,
         plan: &mut Plan,
     ) {
+        let Pins { path, source, unloaded } = pins;
         if self.requests[handle].state() == StateName::Prefetching {
             self.stop_fetching(handle);
         }
@@ -206,7 +215,7 @@ impl Scheduler {
             self.start_load_back(handle, source, path.depth(), destination, plan)
         });
         let slot = self.batch.take_slot().expect("a slot is free");
-        let computing = Computing { slot, path, tail, transfer: load_back, fetched: None };
+        let computing = Computing { slot, path, tail, transfer: load_back, unloaded };
         self.happen(handle, &LifeEvent::Admitted(Handover::of(computing)));
         self.batch.join(handle, slot);
         let adapter = self.requests[handle].adapter;

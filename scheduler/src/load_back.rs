@@ -94,6 +94,9 @@ impl Scheduler {
         let entry = &mut self.requests[handle];
         entry.row_entries = entry.row_entries.min(start_page);
         self.start_load_back(handle, source, start_page, destination.take(), plan);
+        if !self.requests[handle].loads_on {
+            self.happen(handle, &LifeEvent::PinsYielded);
+        }
         let until = self.now.after(ms(self.config.copies.load_back_timeout_ms));
         self.requests.wait(handle, Waiting::Loading { until });
     }

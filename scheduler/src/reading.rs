@@ -161,7 +161,7 @@ impl Scheduler {
             }
             State::Prefilling(computing) if matches!(entry.waiting(), Waiting::Fetching { .. }) => {
                 let start_page =
-                    computing.fetched.as_ref().map_or(computing.path.depth(), HostPin::depth);
+                    computing.unloaded.as_ref().map_or(computing.path.depth(), HostPin::depth);
                 reading.prefetch_is_late(&entry.sequence, start_page, self.now);
             }
             State::Submitted { probe: None }

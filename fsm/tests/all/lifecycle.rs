@@ -37,7 +37,7 @@ impl World {
             path: self.cache.pin_device(NAMESPACE, Cursor::START),
             tail: self.cache.take_device_pages(3).expect("the pool has eight"),
             transfer: None,
-            fetched: None,
+            unloaded: None,
         }
     }
 

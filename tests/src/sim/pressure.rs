@@ -29,8 +29,10 @@ pub(super) fn run_under_pressure(seed: u64, account: &mut Account) -> Result<(),
     (0..SITUATIONS.len()).try_for_each(|place| run_situation(place, seed, account))
 }
 
+type Situation = fn(&mut Pressure<'_>) -> Result<(), Violation>;
+
 /// The situations; a seed draws each of them with dice of its own.
-const SITUATIONS: [fn(&mut Pressure<'_>) -> Result<(), Violation>; 8] = [
+const SITUATIONS: [Situation; 8] = [
     backlog,
     warm_host,
     replaced_weights,

@@ -279,20 +279,17 @@ impl State {
                 Outcome::Handled
             }
             Event::PrefillEnded => {
-                computing.keep_unloaded(None, cache);
-                Outcome::Transition(State::Decoding(self.leave_computing()))
+                Outcome::Transition(State::Decoding(self.leave_computing(cache)))
             }
             Event::Completed => {
-                computing.keep_unloaded(None, cache);
-                let Computing { path, tail, .. } = self.leave_computing();
+                let Computing { path, tail, .. } = self.leave_computing(cache);
                 if !planted(Bug::LosePagesOnCompletion) {
                     cache.give_device_pages(tail);
                 }
                 Outcome::Transition(State::Draining { path })
             }
             Event::Retracted { kept, write_back } => {
-                computing.keep_unloaded(None, cache);
-                let Computing { path, tail, .. } = self.leave_computing();
+                let Computing { path, tail, .. } = self.leave_computing(cache);
                 cache.give_device_pages(tail);
                 match write_back {
                     Some((_, pin)) => pin.put(path),
@@ -334,9 +331,13 @@ impl State {
         }
     }
 
-    fn leave_computing(&mut self) -> Computing {
+    /// Hands on what the request owns while it computes. Nothing more is loaded for it.
+    fn leave_computing(&mut self, cache: &mut Cache) -> Computing {
         match std::mem::replace(self, State::Left) {
-            State::Prefilling(computing) | State::Decoding(computing) => computing,
+            State::Prefilling(mut computing) | State::Decoding(mut computing) => {
+                computing.keep_unloaded(None, cache);
+                computing
+            }
             other => unreachable!("{other:?} does not compute"),
         }
     }

@@ -108,12 +108,9 @@ impl Scheduler {
         let mut spared = 0;
         loop {
             let available = self.cache.usage().host.available_pages();
-            let Some(backup) = self.backups.waiting.get(spared) else {
-                return available.min(pages);
-            };
-            if available >= pages || spared == BACKUPS_SPARED_MAX {
-                return available.min(pages);
-            }
+            let goes_on = available < pages && spared < BACKUPS_SPARED_MAX;
+            let next = self.backups.waiting.get(spared).filter(|_| goes_on);
+            let Some(backup) = next else { return available.min(pages) };
             match self.cache.pages_kept_by(&backup.path) {
                 0 => spared += 1,
                 _ => _ = self.skip_backup(spared),

@@ -61,7 +61,7 @@ impl Scheduler {
         }
     }
 
-    /// Loads what the share had no room for when the request was admitted.
+    /// Loads what was left on host when the request was admitted.
     pub(crate) fn load_on(&mut self, handle: Handle, plan: &mut Plan) {
         let entry = &self.requests[handle];
         let State::Prefilling(computing) = entry.life.state() else { return };

@@ -177,13 +177,12 @@ impl Scheduler {
             if self.requests[handle].waiting().is_in_line() {
                 let spare = first_in_line.filter(|&first| first != handle);
                 let spare = spare.filter(|&first| self.requests[first].waiting().is_in_line());
-                // The first needs a reserve for this one besides its own pages.
-                let reserve = self.config.batch.decode_reserve_pages as usize;
-                let needed = |first| self.new_pages(first, self.glance(first)) + reserve;
-                let spare_pages = spare.map_or(0, needed);
-                // The first in line keeps its slot, too.
+                // The first in line keeps a slot,
                 if self.batch.free_slots().len() > usize::from(spare.is_some()) {
-                    self.try_admit(handle, spare_pages, plan);
+                    // and its pages with a reserve for this one.
+                    let reserve = self.config.batch.decode_reserve_pages as usize;
+                    let needed = |first| self.new_pages(first, self.glance(first)) + reserve;
+                    self.try_admit(handle, spare.map_or(0, needed), plan);
                 }
             }
             self.give(handle, tokens_left);

@@ -342,16 +342,11 @@ impl Requests {
     pub(crate) fn remove(&mut self, handle: Handle) {
         self.set_timer(handle, None);
         let Entry { waiting, priority, .. } = self[handle];
-        match waiting {
-            Waiting::InLine { .. } => self.line.remove(handle, priority),
-            Waiting::Parked { wake, .. } => self.parked.remove(handle, wake),
-            Waiting::ToAsk
-            | Waiting::Asking { .. }
-            | Waiting::Told { .. }
-            | Waiting::Fetching { .. }
-            | Waiting::Loading { .. }
-            | Waiting::Computing { .. }
-            | Waiting::Draining { .. } => {}
+        if waiting.is_in_line() {
+            self.line.remove(handle, priority);
+        }
+        if let Some(wake) = waiting.wake() {
+            self.parked.remove(handle, wake);
         }
         self.wake_followers(handle, u32::MAX);
         if self.entries[handle.index as usize].take().is_some() {

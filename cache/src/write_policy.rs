@@ -46,7 +46,7 @@ impl WritePolicy {
         }
     }
 
-    /// Whether the pages of a prompt are copied as soon as it is computed.
+    /// Tells whether the pages of a prompt are copied as soon as it is computed.
     #[must_use]
     pub fn writes_after_prefill(self) -> bool {
         match self {

@@ -1,7 +1,7 @@
 // Attention over pages, on tensor cores.
 //
 // What a query finds depends on its position and the keys before it alone, to the bit, whichever kernel computes
-// it and whoever is computed beside it: keys are visited in tiles of TILE at fixed positions; every SEGMENT keys, a definition that
+// it and what is computed beside it: keys are visited in tiles of TILE at fixed positions; every SEGMENT keys, a definition that
 // comes with the model's sizes, the softmax begins afresh, and segments are joined in their order. `attend` computes all segments of many
 // queries, `attend_few` one segment of a few, so that long contexts are split over the device, and `join` joins
 // those. Sums over the keys of a tile are kept apart for each PART keys, because `attend_few` gives these to

@@ -125,7 +125,7 @@ impl Driver for RealDriver {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CallError> {
-        // SAFETY: it is memory of nobody else.
+        // SAFETY: the memory is new.
         let at = call("cuMemAlloc", unsafe { result::malloc_sync(bytes) })?;
         // What kernels read of it before they write it, such as the rest of a box of tokens, has the same value each time.
         // SAFETY: the memory is as large. The stream is that of the call before, whose end others do not wait for.
@@ -136,7 +136,7 @@ impl Driver for RealDriver {
                 call("cuStreamSynchronize", ended)
             });
         let at = DeviceAddress(at);
-        // SAFETY: nobody has used it.
+        // SAFETY: it was not used yet.
         cleared.map(|()| at).inspect_err(|_| unsafe { self.free(at) })
     }
 
@@ -157,7 +157,7 @@ impl Driver for RealDriver {
         let told = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, at, 0) };
         call("cuMemHostGetDevicePointer", told.result())
             .map(|()| DeviceAddress(seen))
-            // SAFETY: nobody has used it.
+            // SAFETY: it was not used yet.
             .inspect_err(|_| unsafe { self.unpin(base) })
     }
 

@@ -125,7 +125,7 @@ pub struct Choice {
     /// How many tokens the answer has before it. A model that has chosen more, in a step that came to
     /// nothing, forgets them.
     pub index: u32,
-    /// What may be chosen; anything without. It depends on the token before, which may be awaited: nothing but the
+    /// Tokens that may be chosen; all of them without a mask. It depends on the token before, which may be awaited: nothing but the
     /// choice waits for it.
     pub mask: Option<Mask>,
 }

@@ -414,7 +414,7 @@ mod tests {
         words.send(Ok(())).unwrap();
         constraint.push(3);
         assert_eq!(tokens(second.finish()).unwrap(), [8]);
-        // Of one that is in vain, the end alone is waited for.
+        // A step whose choice was called off is only waited for.
         let mut third = batch(&[(0, Err(0))]);
         choose_by(&mut third, &constraint, 2);
         let third = model.launch(&third).unwrap();

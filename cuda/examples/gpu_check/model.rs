@@ -266,12 +266,12 @@ pub(crate) fn choices(context: &Arc<Context>, table: &mut Table) -> Done {
     Ok(())
 }
 
-/// Of an error that another thread has met.
+/// The message of an error, which can be sent to another thread.
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// What the CPU chooses by the same logits, and how often something else was chosen.
+/// Compares choices with those that the CPU makes by the same logits.
 struct Compared {
     chooser: Chooser,
     constraints: Vec<Option<Constraint>>,
@@ -339,7 +339,7 @@ impl Compared {
         Ok(())
     }
 
-    /// What the CPU chooses by logits.
+    /// The choice of the CPU by logits.
     fn by_cpu(&mut self, step: u32, logits: &[f32]) -> Result<Vec<Chosen>, String> {
         let span = |row: u32| Span {
             slot: Slot(row),

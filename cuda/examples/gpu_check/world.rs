@@ -69,7 +69,7 @@ pub(crate) struct Part {
     pub(crate) index: Option<u32>,
     /// Its only token is that which this output of the step before has chosen.
     pub(crate) awaited: Option<usize>,
-    /// What may be chosen; anything without.
+    /// Tokens that may be chosen; all of them without a grammar.
     pub(crate) mask: Option<Mask>,
 }
 
@@ -192,7 +192,7 @@ impl World {
         self.launch(parts)?.finish().result
     }
 
-    /// What the model's KV is named by.
+    /// The fingerprint that names the model's KV.
     pub(crate) fn fingerprint(&self) -> String {
         self.model.fingerprint()
     }

@@ -58,7 +58,7 @@ struct StreamModel {
     stream: Stream,
     memory: Option<CudaMemory>,
     table: PageTable,
-    /// How it rounds, which is known once it has begun.
+    /// The way in which it rounds, known once it has begun.
     bits: u64,
 }
 

@@ -78,7 +78,7 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// Whether the token that an output has chosen by a mask may follow.
+    /// Tells whether the token that an output has chosen by a mask may follow.
     pub(super) fn goes_on(&self, output: usize) -> GoesOn {
         if let Some((_, error)) = self.failed.iter().find(|(failed, _)| *failed == output) {
             return GoesOn::Failed(error.clone());

@@ -32,7 +32,7 @@ const TUNED_ROWS_MAX: usize = 1024;
 pub(super) const LOGITS_ROWS: usize = 256;
 
 /// Number of rows that are computed for a number of tokens. Round numbers bound the number of graphs and plans; steps
-/// that are small against the number bound what is computed in vain.
+/// that are small against the number bound the rows without a token.
 pub(super) fn rounded(tokens: usize) -> usize {
     match tokens {
         few if few <= 8 => few.next_power_of_two(),

@@ -29,7 +29,7 @@ const SOURCES: [&str; 7] = [
 
 /// Keys that attention looks at together.
 pub(super) const TILE: usize = 64;
-/// After so many keys the softmax begins afresh, unless a model is told otherwise.
+/// Keys after which the softmax begins afresh, unless a model is made with another number.
 pub const SEGMENT: u32 = 1024;
 /// Rows, that is, query heads of tokens, that one block of `attend` computes.
 pub(super) const ROWS: usize = 128;

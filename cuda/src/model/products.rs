@@ -53,7 +53,7 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// How the operands of a size lie in memory.
+/// Memory layouts of the operands of a size.
 #[derive(Debug)]
 struct Layouts {
     weights: sys::cublasLtMatrixLayout_t,

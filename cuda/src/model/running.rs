@@ -79,7 +79,7 @@ impl Sections {
     }
 }
 
-/// What algorithms of products are valid for, in a line.
+/// The GPU and the versions that algorithms of products are valid for, in a line.
 fn machine(context: &Context) -> Result<String, CudaError> {
     Ok(format!(
         "{}, compute capability {}, {} multiprocessors, driver {}, cuBLASLt {}",
@@ -146,7 +146,7 @@ impl Running {
         let launched_at = Instant::now();
         let launched = self.prepare_and_hand_over(batch);
         if launched.is_err() {
-            // Nobody knows what of it the device has counted.
+            // It is unknown what of it the device has counted.
             self.rows.lock().iter_mut().flatten().for_each(Row::forget_counts);
         }
         let (expected, results, fence) = launched?;
@@ -226,7 +226,7 @@ impl Running {
         Ok(results)
     }
 
-    /// How large the step is that was prepared.
+    /// Size of the step that was prepared.
     fn extent(&self) -> Extent {
         Extent {
             tokens: self.work.tokens.len(),

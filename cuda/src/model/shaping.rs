@@ -1,6 +1,6 @@
 //! Logits that are changed before a token is chosen by them, and the table of counts that penalties depend on.
 //!
-//! The table is on the device, with an entry for each token of each row: only what has come since the step before is sent.
+//! The table is on the device, with an entry for each token of each row: only the changes since the step before are sent.
 //! It takes four bytes for each token of the vocabulary and each row that can run, whether rows have penalties or not;
 //! rows without are never read or written. Lists travel behind the forward pass, in as many rounds as they need, so that
 //! no step fails because they are long.

@@ -513,7 +513,7 @@ fn logits_are_shaped_and_tokens_chosen_by_what_they_are_then() {
         for (row, answer) in answers.iter().enumerate().rev() {
             lists.add(row, answer, VOCABULARY);
         }
-        // What is counted comes in two steps, and some rows of the table belong to nobody here.
+        // What is counted comes in two steps, and some rows of the table have no request here.
         let mut counts = vec![0_u32; (answers.len() + 1) * VOCABULARY];
         let (first, second) = lists.counts.split_at(lists.counts.len() / 3);
         for (some, blocks) in [(first, 2), (second, 5)] {

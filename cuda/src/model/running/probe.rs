@@ -56,7 +56,7 @@ impl Running {
         Ok(digest(&reference, &others))
     }
 
-    /// Computes the tokens of some positions at once. Returns the bits of the first so many of them.
+    /// Computes the tokens of some positions at once. Returns the bits of the first `count` of them.
     fn bits(&mut self, positions: Range<usize>, count: usize) -> Result<Vec<u64>, CudaError> {
         let (start, end) = (positions.start, positions.start + count);
         self.compute(positions)?;
@@ -105,7 +105,7 @@ fn token(position: usize, vocabulary: usize) -> Token {
     (mixed % vocabulary as u64) as Token
 }
 
-/// How the KV of tokens lies in pages: blocks of as many bytes for each token of the page.
+/// Layout of the KV of tokens in pages: blocks of as many bytes for each token of the page.
 struct Pages {
     page_size: usize,
     page_bytes: usize,

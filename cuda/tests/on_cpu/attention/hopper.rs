@@ -110,7 +110,7 @@ fn hopper_finds_for_a_few_what_others_find_to_the_bit() {
     });
 }
 
-/// What another has found with the kernels' statements as they are, and whether nobody has failed to find it.
+/// Tells whether `find` always finds what `others` find.
 fn is_found(
     kernels: &Kernels<'_>,
     spans: &[(usize, usize)],

@@ -64,7 +64,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER", help_heading = "Sweep", value_parser = clap::value_parser!(u32).range(2..=100))]
     seeds: Option<u32>,
     /// Find the highest request rate that meets the SLO (--slo-ttft, --slo-tpot)
-    #[arg(long, help_heading = "Sweep", conflicts_with_all = ["sweeps", "seeds", "report", "csv"])]
+    #[arg(long, help_heading = "Sweep", conflicts_with_all = ["sweeps", "report", "csv"])]
     find_rate: bool,
     /// Parallel replays [default: one per core]
     #[arg(long, help_heading = "Sweep", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -149,11 +149,22 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
     let threads = arguments.threads.map_or(cores, usize::from);
     if arguments.find_rate {
         let config = options.config()?;
+        let quantum_us = requests.arrival_quantum_us();
+        let requests = match quantum_us {
+            Some(us) => requests.spread_arrivals(us),
+            None => requests,
+        };
+        let days = arguments.days(requests)?;
         let search = with_progress(None, |progress| {
-            terrace_replay::find_rate(&NEVER, &requests, &config, threads, progress)
+            terrace_replay::find_rate(&NEVER, &days, &config, threads, progress)
         })?;
+        let found = rate::Found {
+            search: &search,
+            days: days.len(),
+            arrivals_spread_over_s: quantum_us.map(|us| us as f64 / 1e6),
+        };
         let run = run(threads);
-        return arguments.output(&search, run, |run| rate::draw(&trace, &config.slo, &search, run));
+        return arguments.output(&found, run, |run| rate::draw(&trace, &config.slo, &found, run));
     }
     if axes.is_empty() && arguments.seeds.is_none() {
         let report = terrace_replay::replay(&requests, &options.config()?)?;

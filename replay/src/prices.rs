@@ -1,8 +1,8 @@
-//! What a configuration costs, and what a million tokens cost on it.
+//! Cost of a configuration, and of a million tokens on it, in US dollars.
 
 use serde::{Deserialize, Serialize};
 
-/// What hardware costs, in any currency. Memory and storage are priced by the month, as they are sold.
+/// Prices of hardware in US dollars. Memory and storage are priced by the month, as they are sold.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Prices {
@@ -14,7 +14,7 @@ pub struct Prices {
     pub l3_gb_month: f64,
 }
 
-/// What a replayed configuration costs.
+/// Cost of a replayed configuration, in US dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spend {
     /// All of it for an hour.

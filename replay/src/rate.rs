@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::config::{Arrival, Config};
 use crate::error::ReplayError;
 use crate::report::Report;
-use crate::slo::Goodput;
+use crate::slo::{Goodput, Slo, mean};
 use crate::sweep::in_parallel;
 use crate::trace::Trace;
 
@@ -24,20 +24,20 @@ pub struct RateSearch {
     pub rounds: u32,
 }
 
-/// A rate that was tried.
+/// Result of the replays at one rate. Percentiles and costs are means over the days.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TriedRate {
-    /// How much faster than the trace says.
+    /// Factor by which the trace was replayed faster.
     pub speed_up: f64,
-    /// Requests that come in a second.
+    /// Arriving requests per second.
     pub requests_per_s: f64,
-    /// How many requests were good.
+    /// Good requests of all days together.
     pub goodput: Goodput,
-    /// 90 of 100 first tokens came within this time.
+    /// 90th percentile of the time to the first token.
     pub ttft_ms_p90: f64,
-    /// 90 of 100 answers had no more than this between tokens.
+    /// 90th percentile of the time per output token.
     pub tpot_ms_p90: f64,
-    /// What a million tokens cost.
+    /// Cost of a million tokens.
     pub per_million_tokens: f64,
 }
 
@@ -48,14 +48,16 @@ const STRIDE: f64 = 4.0;
 /// Rates beyond the trace's own by more than this factor are not tried, either way.
 const FACTOR_MAX: f64 = 4096.0;
 
-/// Finds the largest rate at which the promise is kept, by replaying a trace faster or slower, two rates
-/// at a time. It is taken for granted that a higher rate never helps.
+/// Finds the largest rate at which the SLO is met, by replaying a trace faster or slower, two rates at a time.
+///
+/// Each rate is replayed on every one of `days`, and judged by the requests of all of them. The search assumes
+/// that a higher rate never helps.
 ///
 /// # Errors
-/// If nothing is promised, if the times of the trace do not count, or what went wrong in a replay.
+/// If there is no SLO or no day, if arrival times do not count, or the error of a replay.
 pub fn find_rate(
     stop: &AtomicBool,
-    trace: &Trace,
+    days: &[Trace],
     config: &Config,
     threads: usize,
     progress: &(dyn Fn() + Sync),
@@ -72,22 +74,26 @@ pub fn find_rate(
             "a rate can only be found for requests that arrive at the times of the trace",
         );
     }
-    let span_s = trace.requests().last().map_or(0, |last| last.arrival_us) as f64 / 1e6;
+    let span_us = |day: &Trace| day.requests().last().map_or(0, |last| last.arrival_us);
+    let span_s = days.iter().map(span_us).sum::<u64>() as f64 / 1e6;
     if span_s <= 0.0 {
         return refuse("trace", "use a trace whose requests do not all arrive at once");
     }
-    let own_rate = (trace.requests().len() - 1) as f64 / span_s;
+    let gaps: usize = days.iter().map(|day| day.requests().len().saturating_sub(1)).sum();
+    let own_rate = gaps as f64 / span_s;
     let mut search = Search { tried: Vec::new(), rounds: 0 };
     while let Some(speed_ups) = search.next() {
-        let replays = in_parallel(threads, speed_ups.len(), &|place| {
-            let speed_up = speed_ups[place];
-            let config = Config { arrival: Arrival::Trace { speed_up }, ..config.clone() };
-            let report = crate::replay_unless(stop, trace, &config);
+        let replays = in_parallel(threads, speed_ups.len() * days.len(), &|place| {
+            let (rate, day) = (place / days.len(), place % days.len());
+            let arrival = Arrival::Trace { speed_up: speed_ups[rate] };
+            let config = Config { arrival, ..config.clone() };
+            let report = crate::replay_unless(stop, &days[day], &config);
             progress();
-            report.map(|report| TriedRate::new(speed_up, own_rate, &report))
+            report
         });
-        for tried in replays {
-            search.tried.extend(tried?);
+        let reports = replays.into_iter().collect::<Result<Vec<_>, _>>()?;
+        for (speed_up, reports) in speed_ups.into_iter().zip(reports.chunks(days.len())) {
+            search.tried.extend(TriedRate::new(speed_up, own_rate, &config.slo, reports));
         }
         search.tried.sort_by(|a, b| a.speed_up.total_cmp(&b.speed_up));
         search.rounds += 1;
@@ -102,15 +108,17 @@ pub fn find_rate(
 }
 
 impl TriedRate {
-    /// None if nothing is promised.
-    fn new(speed_up: f64, own_rate: f64, report: &Report) -> Option<Self> {
-        report.goodput.map(|goodput| Self {
+    /// None without an SLO.
+    fn new(speed_up: f64, own_rate: f64, slo: &Slo, days: &[Report]) -> Option<Self> {
+        let goodputs: Vec<Goodput> = days.iter().filter_map(|day| day.goodput).collect();
+        let mean = |figure: fn(&Report) -> f64| mean(days.iter().map(figure));
+        Some(Self {
             speed_up,
             requests_per_s: own_rate * speed_up,
-            goodput,
-            ttft_ms_p90: report.ttft_ms.p90,
-            tpot_ms_p90: report.tpot_ms.p90,
-            per_million_tokens: report.spend.per_million_tokens,
+            goodput: Goodput::of_days(&goodputs, slo)?,
+            ttft_ms_p90: mean(|day| day.ttft_ms.p90),
+            tpot_ms_p90: mean(|day| day.tpot_ms.p90),
+            per_million_tokens: mean(|day| day.spend.per_million_tokens),
         })
     }
 }
@@ -167,7 +175,7 @@ mod tests {
 
     fn search(config: &Config, threads: usize) -> Result<RateSearch, ReplayError> {
         let trace = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
-        find_rate(&AtomicBool::new(false), &trace, config, threads, &|| {})
+        find_rate(&AtomicBool::new(false), &[trace], config, threads, &|| {})
     }
 
     #[test]
@@ -188,6 +196,20 @@ mod tests {
         assert!(never.best.is_none() && never.broken.is_some(), "{never:?}");
         let always = search(&config(&[(Setting::SloTtft, "3600s")]), 2).unwrap();
         assert!(always.best.is_some() && always.broken.is_none(), "{always:?}");
+    }
+
+    #[test]
+    fn a_rate_is_judged_by_the_requests_of_all_days() {
+        let config = config(&[(Setting::SloTtft, "2s"), (Setting::SloTpot, "60ms")]);
+        let first = Synthetic { requests: 80, ..Synthetic::default() }.trace().unwrap();
+        let days = [first.another_day(1), first.another_day(2), first];
+        let found = find_rate(&AtomicBool::new(false), &days, &config, 2, &|| {}).unwrap();
+        let tried = found.best.unwrap();
+        let arrival = Arrival::Trace { speed_up: tried.speed_up };
+        let config = Config { arrival, ..config };
+        let good: u64 =
+            days.iter().map(|day| crate::replay(day, &config).unwrap().goodput.unwrap().good).sum();
+        assert_eq!(tried.goodput.good, good);
     }
 
     #[test]

@@ -47,6 +47,33 @@ impl Slo {
     }
 }
 
+impl Goodput {
+    /// Of the same requests replayed on several days; none without a day.
+    pub(crate) fn of_days(days: &[Self], slo: &Slo) -> Option<Self> {
+        if days.is_empty() {
+            return None;
+        }
+        let requests: u64 = days.iter().map(|day| day.requests).sum();
+        let good = days.iter().map(|day| day.good).sum();
+        let share = good as f64 / requests.max(1) as f64;
+        Some(Self {
+            requests,
+            good,
+            share,
+            requests_per_s: mean(days.iter().map(|day| day.requests_per_s)),
+            ttft_share: mean(days.iter().map(|day| day.ttft_share)),
+            tpot_share: mean(days.iter().map(|day| day.tpot_share)),
+            is_kept: share >= slo.share,
+        })
+    }
+}
+
+/// The mean of at least one figure.
+pub(crate) fn mean(figures: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = figures.len() as f64;
+    figures.sum::<f64>() / count
+}
+
 /// Counts good requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Goods {

@@ -111,6 +111,48 @@ impl Trace {
         day
     }
 
+    /// Interval in microseconds to which arrival times were rounded, if that makes requests arrive together.
+    ///
+    /// Published traces are often rounded to seconds. Replayed at any speed, such a trace has bursts that its
+    /// traffic did not have. The gaps between arrival times are then multiples of the interval, nearly all of them
+    /// to within 1 %.
+    #[must_use]
+    pub fn arrival_quantum_us(&self) -> Option<u64> {
+        const QUANTUM_MIN_US: u64 = 100_000;
+        const REQUESTS_PER_TIME_MIN: usize = 2;
+        let mut times: Vec<u64> = self.requests.iter().map(|request| request.arrival_us).collect();
+        times.dedup();
+        let mut gaps_us: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        gaps_us.sort_unstable();
+        let quantum_us = *gaps_us.get(gaps_us.len().saturating_sub(1) / 2)?;
+        let is_multiple = |gap_us: &&u64| {
+            let above_us = **gap_us % quantum_us;
+            above_us.min(quantum_us - above_us) * 100 <= quantum_us
+        };
+        let is_rounded = gaps_us.iter().filter(is_multiple).count() * 10 >= gaps_us.len() * 9;
+        let is_shared = self.requests.len() >= REQUESTS_PER_TIME_MIN * times.len();
+        (is_rounded && is_shared && quantum_us >= QUANTUM_MIN_US).then_some(quantum_us)
+    }
+
+    /// The same requests in the same order, those of one arrival time spread evenly over an interval that starts
+    /// with it, or over the time to the next arrival if that is shorter.
+    #[must_use]
+    pub fn spread_arrivals(&self, interval_us: u64) -> Self {
+        let mut spread = self.clone();
+        let mut rest = &mut spread.requests[..];
+        while let Some(first) = rest.first() {
+            let at_us = first.arrival_us;
+            let count = rest.partition_point(|request| request.arrival_us == at_us);
+            let (together, later) = rest.split_at_mut(count);
+            let gap_us = later.first().map_or(interval_us, |next| next.arrival_us - at_us);
+            for (place, request) in (0..).zip(together) {
+                request.arrival_us += interval_us.min(gap_us) * place / count as u64;
+            }
+            rest = later;
+        }
+        spread
+    }
+
     /// The same for requests that belong together: those of a session, or those whose prompts begin with
     /// the same block.
     pub(crate) fn family(&self, request: &TraceRequest) -> u64 {
@@ -279,6 +321,36 @@ mod tests {
             let ends = [&day, &trace].map(|of| of.requests().last().unwrap().arrival_us as f64);
             assert!((0.9..1.1).contains(&(ends[0] / ends[1])), "{ends:?}");
         }
+    }
+
+    fn trace_arriving_at(times_us: &[u64]) -> Trace {
+        let mut builder = TraceBuilder::new(16).unwrap();
+        times_us.iter().for_each(|&at_us| builder.push(at_us, 4, 1, &[1]).unwrap());
+        builder.finish()
+    }
+
+    #[test]
+    fn rounded_arrival_times_are_recognised() {
+        const S: u64 = 1_000_000;
+        let quantum = |times_us: &[u64]| trace_arriving_at(times_us).arrival_quantum_us();
+        assert_eq!(quantum(&[0, 0, 3 * S, 3 * S, 9 * S, 9 * S]), Some(3 * S));
+        let jitter = [0, 3 * S - 1000, 6 * S, 9 * S, 12 * S].map(|at_us| [at_us; 2]);
+        assert_eq!(quantum(jitter.as_flattened()), Some(3 * S), "times may be off by 1 %");
+        assert_eq!(
+            quantum(&[0, 0, 3 * S, 3 * S, 4 * S, 4 * S, 9 * S, 9 * S]),
+            None,
+            "one gap is no multiple"
+        );
+        assert_eq!(quantum(&[0, 3 * S, 6 * S]), None, "no two arrive together");
+        assert_eq!(quantum(&[0, 0, 1000, 1000]), None, "milliseconds are precise enough");
+        assert_eq!(quantum(&[0, 0, 0]), None, "there is no interval to spread them over");
+    }
+
+    #[test]
+    fn requests_of_one_arrival_time_are_spread_over_the_interval() {
+        let spread = trace_arriving_at(&[0, 0, 0, 150, 600, 600]).spread_arrivals(300);
+        let times: Vec<u64> = spread.requests().iter().map(|request| request.arrival_us).collect();
+        assert_eq!(times, [0, 50, 100, 150, 600, 750]);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) fn draw(trace: &str, sweep: &Sweep, run: &Run) -> String {
         ("TPOT p90", |point| milliseconds(point.tpot_ms.p90)),
         ("ITL p99", |point| milliseconds(point.itl_ms.p99)),
         ("tokens/s", |point| count(point.output_tokens_per_s)),
-        ("cost/1M", |point| format!("{:.3}", point.spend.per_million_tokens)),
+        ("$/1M", |point| format!("{:.3}", point.spend.per_million_tokens)),
     ];
     if sweep.points.iter().any(|point| point.confidence.is_some()) {
         let after_p90 = 6;

@@ -1,5 +1,6 @@
 //! What the caches of workers held, by the KV events that they told: from a recording, or as they come.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -74,6 +75,8 @@ impl KvEvents {
         };
         let (tell, mut heard) = mpsc::channel::<(String, Heard)>(WAITING_MAX);
         let mut followers = JoinSet::new();
+        let mut silent: BTreeSet<String> =
+            sources.iter().map(|source| source.events.to_string()).collect();
         for source in sources {
             let tell = tell.clone();
             followers.spawn(async move {
@@ -97,6 +100,7 @@ impl KvEvents {
         loop {
             tokio::select! {
                 Some((worker, heard)) = heard.recv() => {
+                    silent.remove(&worker);
                     study.hear(&worker, &heard);
                     if let Some(record) = &mut record {
                         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
@@ -108,6 +112,17 @@ impl KvEvents {
             }
         }
         record.as_mut().map_or(Ok(()), |record| record.flush())?;
+        let names = Vec::from_iter(silent).join(", ");
+        if !names.is_empty() {
+            let problem = format!(
+                "no KV events came from {names}: check the address, that the server publishes KV events, and that it \
+                 had requests in this time"
+            );
+            if study.report().workers.is_empty() {
+                return Err(problem.into());
+            }
+            eprintln!("warning: {problem}");
+        }
         Ok(())
     }
 }

@@ -136,11 +136,11 @@ flags! {
         slo_tpot: "slo-tpot" "TIME" => SloTpot;
         /// SLO: share of requests that must meet it [default: 90%]
         slo_share: "slo-share" "SHARE" => SloShare;
-        /// Price of a GPU per hour [default: 1 to 5, by GPU]
+        /// Price of a GPU per hour, in US dollars [default: 1 to 5, by GPU]
         gpu_price: "gpu-price" "PRICE" => GpuPrice;
-        /// Price of a gigabyte of host memory per month [default: 2.5]
+        /// Price of a gigabyte of host memory per month, in US dollars [default: 2.5]
         host_price: "host-price" "PRICE" => HostPrice;
-        /// Price of a gigabyte of L3 per month [default: 0.1]
+        /// Price of a gigabyte of L3 per month, in US dollars [default: 0.1]
         l3_price: "l3-price" "PRICE" => L3Price;
     }
 }

@@ -74,8 +74,8 @@ pub(super) fn draw(trace: &str, report: &Report, run: &Run) -> String {
     let spend = &report.spend;
     let _ = writeln!(
         text,
-        "  cost         {:.2} per hour (GPUs {:.2}, host memory {:.2}, L3 {:.2}); {:.3} per million tokens, \
-         {:.2} per million output tokens",
+        "  cost         ${:.2} per hour (GPUs ${:.2}, host memory ${:.2}, L3 ${:.2}); ${:.3} per million tokens, \
+         ${:.2} per million output tokens",
         spend.per_hour,
         spend.gpu_per_hour,
         spend.host_per_hour,

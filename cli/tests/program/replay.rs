@@ -168,6 +168,27 @@ fn a_rate_is_found_and_days_are_compared() {
 }
 
 #[test]
+fn a_rate_is_found_for_arrival_times_that_are_rounded_to_seconds() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rounded.jsonl");
+    let lines = (0..60).map(|number| {
+        let at_ms = number / 10 * 3000;
+        format!(
+            "{{\"timestamp\": {at_ms}, \"input_length\": 6000, \"output_length\": 10, \"block_size\": 8192, \"hash_ids\": [{number}]}}\n"
+        )
+    });
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let file = file.to_str().unwrap();
+    let find =
+        ["replay", file, "--device", "200k", "--gpus", "1", "--find-rate", "--slo-ttft", "1s"];
+    let found = json(&[&find[..], &["--json"]].concat());
+    assert_eq!(found["arrivals_spread_over_s"], 3.0);
+    assert!(found["best"]["requests_per_s"].as_f64().unwrap() > 0.1, "{found}");
+    let drawn = text(&terrace(&[&find[..], &["--seeds", "2"]].concat()));
+    assert!(drawn.contains("spread evenly over 3 s") && drawn.contains("on 2 days"), "{drawn}");
+}
+
+#[test]
 fn nonsense_is_refused_with_what_would_do() {
     let cases: [(&[&str], &str); 8] = [
         (&["--host", "lots"], "host lots: write tokens like 1000000"),

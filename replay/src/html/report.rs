@@ -92,8 +92,8 @@ fn figures(report: &Report) -> Markup {
         figure(name, &milliseconds(of.mean), &format!("p50 {p50}, p90 {p90}, p99 {p99}"))
     };
     let ceiling = format!("unlimited cache: {}", percent(report.reuse.ceiling));
-    let cost = format!("{:.3}", report.spend.per_million_tokens);
-    let cost_per_hour = format!("{:.2} per hour", report.spend.per_hour);
+    let cost = format!("${:.3}", report.spend.per_million_tokens);
+    let cost_per_hour = format!("${:.2} per hour", report.spend.per_hour);
     let prompts = format!("{} prompt tokens/s", count(report.prompt_tokens_per_s));
     html! {
         dl.figures {

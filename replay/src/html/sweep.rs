@@ -274,7 +274,7 @@ fn cost_chart(sweep: &Sweep, title: &str, label: &str, time: fn(&SweepPoint) -> 
     Chart {
         title: title.to_owned(),
         note: "Below and to the left is better.".to_owned(),
-        x: Scale::linear(most(&cost), "cost per million tokens", short_count),
+        x: Scale::linear(most(&cost), "cost per million tokens, $", short_count),
         y,
         layers,
         tips: sweep.points.iter().map(tip).collect(),
@@ -312,7 +312,7 @@ const COLUMNS: [Column; 18] = [
     ("computing", |point| point.busy, |_, share| percent(share)),
     ("host memory", |point| kv_bytes(point, point.host_tokens), |_, size| bytes(size)),
     ("L3 used", |point| kv_bytes(point, point.l3_peak_tokens), |_, size| bytes(size)),
-    ("a million tokens", |point| point.spend.per_million_tokens, |_, cost| format!("{cost:.3}")),
+    ("a million tokens", |point| point.spend.per_million_tokens, |_, cost| format!("${cost:.3}")),
     (
         "good",
         |point| point.goodput.map_or(f64::NAN, |goods| goods.share),

@@ -122,7 +122,7 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
     };
     let mut answer = format!(
         "{take}ith {} of host memory per worker and {l3}, {reason}. TTFT p90 is {} and TPOT p90 is {}, at a \
-         cost of {:.2} per hour or {:.3} per million tokens. The hit rate is {} of prompt tokens; an \
+         cost of ${:.2} per hour or ${:.3} per million tokens. The hit rate is {} of prompt tokens; an \
          unlimited cache would reach {}.",
         bytes(point.host_tokens),
         human::milliseconds(point.ttft_ms.p90),
@@ -139,6 +139,11 @@ fn sentence(axes: &[Axis], points: &[SweepPoint], choice: &Choice) -> String {
         let failed = human::whole(point.failed);
         answer += &format!(" {failed} requests failed or were too long for the device.");
     }
+    let is_without_l3 = |point: &SweepPoint| point.l3_tokens == Some(0);
+    if points.iter().any(|point| point.host_tokens == 0) && !points.iter().all(is_without_l3) {
+        answer += " Configurations without host memory were replayed without L3: pages reach L3 \
+                   through host memory.";
+    }
     // Whoever decodes computes all the time; overloaded is where most of the time is waiting.
     if point.busy > OVERLOADED && point.ttft_ms.p50 > point.e2e_ms.p50 / 2.0 {
         answer += " The workers are overloaded even so: more or faster workers would help more than \
@@ -153,6 +158,18 @@ mod tests {
     use crate::options::{Options, Setting};
     use crate::sweep::Sweep;
     use crate::trace::Synthetic;
+
+    #[test]
+    fn the_answer_says_that_there_is_no_l3_without_host_memory() {
+        let trace = Synthetic { requests: 60, ..Synthetic::default() }.trace().unwrap();
+        let answer = |axes: &[&str]| {
+            let axes = axes.iter().map(|axis| Axis::parse(axis).unwrap()).collect();
+            Sweep::run(&trace, &Options::default(), axes, 2, &|| {}).unwrap().answer
+        };
+        assert!(answer(&["host=0,400k", "l3=0,1M"]).contains("without L3"));
+        assert!(!answer(&["host=0,400k", "l3=0"]).contains("without L3"));
+        assert!(!answer(&["host=400k", "l3=0,1M"]).contains("without L3"));
+    }
 
     /// Three configurations, the later the dearer, with these times to the first token and between tokens.
     fn three(ttft: [f64; 3], tpot: [f64; 3], slo: Option<&str>) -> Sweep {

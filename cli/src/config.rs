@@ -47,7 +47,8 @@ Set a setting in one of three ways:
 - in a TOML file, for example `step_tokens = 256`. Name the file with `--config FILE` or `TERRACE_CONFIG`.
 
 Flags override environment variables, and variables override the file. The variable of a setting is `TERRACE_`
-plus its name in capitals. The only exception is `TERRACE_API_KEYS`, for the API keys of tenants.
+plus its name in capitals. The only exception is `TERRACE_API_KEYS`, for the API keys of tenants. The program warns at the start of
+variables that begin with `TERRACE_` and are unknown.
 
 ```sh
 terrace config > terrace.toml            # write all settings with descriptions and defaults

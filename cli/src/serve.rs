@@ -1,7 +1,7 @@
 //! `terrace serve`: an inference server with OpenAI's interface.
 
 use std::error::Error;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -173,6 +173,12 @@ async fn told_to_stop(mut signals: Signals, patience: Duration) {
 /// log would think that the trouble lasts.
 const LOG_FILTER: &str = "warn,terrace_l3=info";
 
+/// Whether log lines have colours: on a terminal, unless the environment forbids them (`NO_COLOR`).
+fn uses_colours() -> bool {
+    let is_forbidden = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !is_forbidden
+}
+
 pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
     let filter: Targets = match filter {
         Some(filter) => {
@@ -184,8 +190,10 @@ pub(crate) fn start_log(filter: Option<&str>) -> Result<(), Box<dyn Error>> {
         }
     };
     // Where nothing can be written, saying so would panic: in whichever task had something to say.
-    let to_stderr =
-        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let to_stderr = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(uses_colours())
+        .log_internal_errors(false);
     tracing_subscriber::registry().with(to_stderr).with(filter).init();
     Ok(())
 }

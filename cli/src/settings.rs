@@ -2,6 +2,7 @@
 
 mod file;
 mod page;
+mod variables;
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -14,6 +15,7 @@ use terrace_server::{Config, Configuration, Form, Setting};
 
 pub(crate) use file::written;
 pub(crate) use page::tables;
+pub(crate) use variables::unknown as unknown_variables;
 
 /// Values given by flags and environment variables.
 pub(crate) struct Given<C: Configuration>(Vec<(&'static Setting<C>, Origin, String)>);

@@ -208,9 +208,10 @@ settings! {
             /// The key for /metrics and the web page.
             operator_key: Option<Secret> = None, "KEY" { is_secret: true };
             /// The secret that page keys are hashed with: at least 32 random characters, the same on all servers that
-            /// share an L3. Without it, a client that can choose tokens can craft prompts whose pages collide with
-            /// those of other prompts in L3.
-            l3_secret: Option<Secret> = None, "SECRET" { is_secret: true };
+            /// share an L3. Without it, a client that can choose tokens can craft prompts whose pages have the keys of
+            /// other prompts' in a shared L3, and evict those.
+            l3_secret: Option<Secret> = None, "SECRET"
+                { is_secret: true, default_in_words: Some("a random one, kept in the folder of an L3 on disk") };
         }
     }
     /// Limits for clients.
@@ -334,10 +335,13 @@ impl Config {
         Ok(())
     }
 
-    /// Whether several tenants share an L3 that others have too or that outlives the server, with page keys that any of
-    /// them could compute.
+    /// Whether several tenants share an L3 that other servers have too, with page keys that any of them could compute.
     pub(crate) fn tenants_need_l3_secret(&self) -> bool {
-        let is_private = matches!(self.l3, Some(L3Choice::Memory(_) | L3Choice::None));
+        // A disk has a secret of its own.
+        let is_private = matches!(
+            self.l3,
+            None | Some(L3Choice::Memory(_) | L3Choice::Disk(_) | L3Choice::None)
+        );
         self.keys.len() > 1 && !is_private && self.l3_secret.is_none()
     }
 
@@ -482,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn tenants_of_a_lasting_l3_need_a_secret() {
+    fn tenants_of_a_shared_l3_need_a_secret() {
         let config = |keys: &[&str], l3: &str, secret: Option<&str>| Config {
             keys: keys.iter().map(|key| key.parse().unwrap()).collect(),
             l3: Some(l3.parse().unwrap()),
@@ -490,12 +494,12 @@ mod tests {
             ..Config::default()
         };
         let two = ["alice=one", "bob=two"];
-        assert!(config(&two, "disk:/kv", None).tenants_need_l3_secret());
         assert!(config(&two, "nodes://a:1", None).tenants_need_l3_secret());
-        assert!(!config(&two[..1], "disk:/kv", None).tenants_need_l3_secret());
+        assert!(!config(&two[..1], "nodes://a:1", None).tenants_need_l3_secret());
+        assert!(!config(&two, "disk:/kv", None).tenants_need_l3_secret());
         assert!(!config(&two, "memory:1GiB", None).tenants_need_l3_secret());
         let secret = Some("thirty-two characters of a secret");
-        assert!(!config(&two, "disk:/kv", secret).tenants_need_l3_secret());
+        assert!(!config(&two, "nodes://a:1", secret).tenants_need_l3_secret());
     }
 
     #[test]

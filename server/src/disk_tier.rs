@@ -19,6 +19,8 @@ use terrace_replay::Size;
 pub(crate) struct DiskTier {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) place: String,
+    /// The secret of its folder, unless another is configured.
+    pub(crate) secret: Option<String>,
     /// A line each.
     pub(crate) notes: Vec<String>,
 }
@@ -45,6 +47,7 @@ impl DiskTier {
             reserve_bytes: reserve.as_u64(),
         };
         let opened = folder.open(page_bytes).map_err(refusal)?;
+        let secret = config.l3_secret.is_none().then(|| folder.secret()).transpose()?;
         let notes = notes(&opened, opened.store.opening(), config.l3_size, SystemTime::now());
         let mut place = opened.path.display().to_string();
         let store: Arc<dyn Store> = if config.l3_memory == Size(0) {
@@ -54,7 +57,7 @@ impl DiskTier {
             place = format!("{place}, with {} of memory on top{behind}", config.l3_memory);
             Arc::new(under_memory(opened.store, config, page_bytes)?)
         };
-        Ok(Self { store, place, notes })
+        Ok(Self { store, place, secret, notes })
     }
 }
 

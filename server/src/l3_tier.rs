@@ -18,6 +18,8 @@ use crate::summary::Tier;
 pub(crate) struct OpenedL3 {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) tier: Tier,
+    /// A secret that only those know who have the store.
+    pub(crate) secret: Option<String>,
 }
 
 /// Opens the store that the settings name; none where they ask for none.
@@ -35,10 +37,10 @@ pub(crate) fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>
         };
     }
     let mut guard = GuardConfig::default();
-    let (mut on_nodes, mut notes) = (None, Vec::new());
+    let (mut on_nodes, mut notes, mut secret) = (None, Vec::new(), None);
     let mut on_disk = |folder: Option<&Path>| -> Result<Opened, LaunchError> {
         let disk = DiskTier::open(folder, config, sizes.page_bytes)?;
-        notes = disk.notes;
+        (notes, secret) = (disk.notes, disk.secret);
         Ok((disk.store, Some(disk.place)))
     };
     let (store, place): (Arc<dyn Store>, _) = match &config.l3 {
@@ -81,7 +83,7 @@ pub(crate) fn open_l3(config: &Config, sizes: &Sizes) -> Result<Option<OpenedL3>
     let tier = sizes.tier_of(lowest.capacity_bytes, pages, lowest.objects, place);
     let tier = Tier { notes, ..tier };
     let store = Arc::new(Guarded::new(store, guard));
-    Ok(Some(OpenedL3 { store, tier }))
+    Ok(Some(OpenedL3 { store, tier, secret }))
 }
 
 /// A store, and where it is, in words.

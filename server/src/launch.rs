@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use terrace_engine::{Device, Engine, Model, StartError};
-use terrace_l3_disk::OpenError;
+use terrace_l3_disk::{OpenError, SecretError};
 use terrace_l3_mooncake::MooncakeError;
 use terrace_model::{ChatTemplate, LoadError, Tokenizer, Unloaded};
 use terrace_replay::Size;
@@ -141,6 +141,9 @@ pub enum LaunchError {
     /// The store on disk cannot be opened.
     #[error("cannot open L3: {0}; or use --l3 disk:OTHER-FOLDER or --l3 none")]
     L3Disk(OpenError),
+    /// The secret of the folder cannot be used.
+    #[error("cannot use the secret of L3: {0}; or give --l3-secret")]
+    L3Secret(#[from] SecretError),
     /// The file system has no room for the store.
     #[error(
         "not enough space for L3 in {}: the file system has {free} free, {reserve} of it must stay \
@@ -303,8 +306,9 @@ where
         l3: opened.as_ref().map(|opened| opened.tier.clone()),
         recordings: recordings.files,
     };
+    let own_secret = opened.as_ref().and_then(|opened| opened.secret.clone());
     let store = opened.map(|opened| opened.store);
-    let scheduler = scheduler_config(config, sizes.page_bytes);
+    let scheduler = scheduler_config(config, sizes.page_bytes, own_secret);
     let engine = Engine::start_watched(scheduler, model, device, store, recordings.witnesses)?;
     Ok(Launched { engine, model: model_served, summary, gpu: place.gpu, planting: None })
 }

@@ -30,6 +30,9 @@ const CHAT_FIELDS: [&str; 8] = [
     "reasoning_effort",
 ];
 
+/// Roles that messages may have.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
 impl Chat {
     /// # Errors
     /// The first field that is wrong.
@@ -149,16 +152,17 @@ fn message(place: usize, item: Value) -> Result<Message, ApiError> {
     let Some(Value::String(role)) = item.shift_remove("role") else {
         return Err(wrong(".role", "a message must have a `role`, like \"user\""));
     };
+    if !ROLES.contains(&role.as_str()) {
+        let message = format!("unknown role {role:?}: use one of {}", ROLES.join(", "));
+        return Err(wrong(".role", &message));
+    }
     let tool_calls = tool_calls(place, item.shift_remove("tool_calls"))?;
     if !tool_calls.is_empty() && role != "assistant" {
         return Err(wrong(".tool_calls", "only messages of the assistant have `tool_calls`"));
     }
     let content = match item.shift_remove("content") {
         None | Some(Value::Null) if !tool_calls.is_empty() => String::new(),
-        content => text(content).ok_or_else(|| {
-            let shapes = "a string or a list of text parts; it may be null with `tool_calls`";
-            wrong(".content", &format!("`content` must be {shapes}"))
-        })?,
+        content => text(content).map_err(|message| wrong(".content", &message))?,
     };
     // Clients send back messages as they got them, with all that was not there.
     item.retain(|_, value| match value {
@@ -183,17 +187,28 @@ fn message(place: usize, item: Value) -> Result<Message, ApiError> {
     Ok(Message { role, content, tool_calls, more: item })
 }
 
-fn text(content: Option<Value>) -> Option<String> {
+/// The text of a message.
+///
+/// # Errors
+/// What is wrong with the content.
+fn text(content: Option<Value>) -> Result<String, String> {
+    let wrong = || {
+        let shapes = "a string or a list of text parts; it may be null with `tool_calls`";
+        format!("`content` must be {shapes}")
+    };
     match content {
-        Some(Value::String(text)) => Some(text),
+        Some(Value::String(text)) => Ok(text),
         Some(Value::Array(parts)) => {
             let text = |part: &Value| match (&part["type"], &part["text"]) {
-                (Value::String(kind), Value::String(text)) if kind == "text" => Some(text.clone()),
-                _ => None,
+                (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.clone()),
+                (Value::String(kind), _) if kind != "text" => {
+                    Err(format!("this model takes text only, and a part has the type {kind:?}"))
+                }
+                _ => Err(wrong()),
             };
             parts.iter().map(text).collect()
         }
-        Some(_) | None => None,
+        Some(_) | None => Err(wrong()),
     }
 }
 
@@ -262,10 +277,26 @@ mod tests {
         let parts = json!([{ "type": "text", "text": "h" }, { "type": "text", "text": "i" }]);
         assert_eq!(said(parts).unwrap(), [Message::new("user", "hi")]);
         let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
-        assert_eq!(said(image).unwrap_err().param(), Some("messages[0].content"));
+        let error = said(image).unwrap_err();
+        assert_eq!(error.param(), Some("messages[0].content"));
+        assert!(error.json().to_string().contains("text only"), "{error:?}");
         assert_eq!(said(json!(null)).unwrap_err().param(), Some("messages[0].content"));
         assert!(parse(&json!({ "messages": [] })).is_err());
         assert!(parse(&json!({ "prompt": "x" })).is_err());
+    }
+
+    #[test]
+    fn an_unknown_role_is_refused() {
+        let said = |role| {
+            let request = json!({ "messages": [{ "role": role, "content": "x" }] });
+            parse(&request).map(|chat| chat.conversation.messages[0].role.clone())
+        };
+        for role in ROLES {
+            assert_eq!(said(role).unwrap(), role);
+        }
+        for role in ["User", "asistant", ""] {
+            assert_eq!(said(role).unwrap_err().param(), Some("messages[0].role"));
+        }
     }
 
     #[test]

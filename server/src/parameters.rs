@@ -98,11 +98,12 @@ impl Parameters {
         let whole = i64::from(!echo)..=i64::from(u32::MAX);
         let max_tokens = fields.integer("max_tokens", whole.clone())?;
         let max_completion_tokens = fields.integer("max_completion_tokens", whole)?;
+        let max_tokens = max_completion_tokens.or(max_tokens).map(|max| max as u32);
         let parameters = Self {
             model: fields.text("model")?,
             input,
-            max_tokens: max_completion_tokens.or(max_tokens).map(|max| max as u32),
-            choosing: Choosing::parse(&mut fields)?,
+            max_tokens,
+            choosing: Choosing::parse(&mut fields)?.for_max_tokens(max_tokens),
             seed: match fields.integer("seed", i64::MIN..=i64::MAX)? {
                 Some(seed) => seed.cast_unsigned(),
                 None => random(),
@@ -123,7 +124,7 @@ impl Parameters {
             add_special_tokens: fields.flag_or("add_special_tokens", true)?,
             truncation: Truncation::parse(&mut fields)?,
         };
-        refuse_the_rest(&mut fields, parameters.n)?;
+        refuse_the_rest(fields, parameters.n)?;
         Ok(parameters)
     }
 

@@ -60,8 +60,19 @@ impl Choosing {
         })
     }
 
+    /// Lowers `min_tokens` for an answer of one token: proxies that ask only for a prefill set `max_tokens` to 1 and leave
+    /// `min_tokens` as it was.
+    pub(crate) fn for_max_tokens(mut self, max_tokens: Option<u32>) -> Self {
+        if max_tokens == Some(1) {
+            self.shaping.min_tokens = self.shaping.min_tokens.min(1);
+        }
+        self
+    }
+
+    /// Checks the fields against the length of the answer and the model's tokens.
+    ///
     /// # Errors
-    /// The first field that does not go with how much is asked for, or with the model's tokens.
+    /// The first field that does not fit.
     pub(crate) fn check(&self, max_tokens: u32, vocabulary: usize) -> Result<(), ApiError> {
         let min_tokens = self.shaping.min_tokens;
         if min_tokens > max_tokens {
@@ -193,6 +204,9 @@ mod tests {
     fn tokens_must_exist_and_limits_agree() {
         let check = |fields| parse(&fields).unwrap().check(3, 10).map_err(|e| e.json());
         assert!(check(json!({ "min_tokens": 3, "stop_token_ids": [9] })).is_ok());
+        let two = parse(&json!({ "min_tokens": 2 })).unwrap();
+        assert_eq!(two.clone().for_max_tokens(Some(1)).shaping.min_tokens, 1);
+        assert_eq!(two.for_max_tokens(None).shaping.min_tokens, 2);
         let wrong = [
             json!({ "min_tokens": 4 }),
             json!({ "stop_token_ids": [10] }),

@@ -106,9 +106,9 @@ impl Server {
         }
         if config.tenants_need_l3_secret() {
             tracing::warn!(
-                "several keys share an L3 that outlives this server, and its page keys have no secret: give --l3-secret \
-                 32 random characters, the same on all servers that share the L3, or a tenant may compute prompts whose \
-                 pages take the place of another's"
+                "several keys share an L3 with other servers, and its page keys have no secret: give --l3-secret 32 \
+                 random characters, the same on all servers that share the L3, or a tenant may compute prompts whose \
+                 pages evict another's"
             );
         }
         let kv_teller = KvTeller::open(config).await.map_err(BindError::KvEvents)?;

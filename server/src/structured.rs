@@ -45,10 +45,15 @@ impl Structure {
     pub(crate) fn parse(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let mut found = Vec::new();
         found.extend(response_format(fields.take("response_format"))?);
-        for kind in ["json", "json_object", "regex", "choice", "grammar"] {
-            let field = format!("guided_{kind}");
-            if let Some(value) = fields.take(&field) {
-                found.extend(Self::of(kind, field, value)?);
+        for (field, kind) in [
+            ("guided_json", "json"),
+            ("guided_json_object", "json_object"),
+            ("guided_regex", "regex"),
+            ("guided_choice", "choice"),
+            ("guided_grammar", "grammar"),
+        ] {
+            if let Some(value) = fields.take(field) {
+                found.extend(Self::of(kind, field.to_owned(), value)?);
             }
         }
         match fields.take("structured_outputs") {

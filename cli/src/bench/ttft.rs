@@ -11,9 +11,10 @@ use terrace_engine::{Engine, Generate, Update};
 use terrace_kit::median;
 use terrace_replay::human;
 use terrace_scheduler::{Hits, Token};
-use terrace_server::{Config, L3Choice, launch};
+use terrace_server::{Config, L3Choice, Size, launch};
 
 const PATIENCE: Duration = Duration::from_secs(60);
+const PAGE_SIZE: u32 = 16;
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +73,7 @@ impl Workload {
         let folder = tempfile::tempdir()?;
         let prompt = self.prompt(round);
         progress.begin(round, 0);
-        let engine = start(folder.path())?;
+        let engine = start(folder.path(), self.tokens)?;
         let (computed, hits) = first_token(&engine, &prompt).await?;
         expect(hits.total() == 0, "computed", hits)?;
         progress.begin(round, 1);
@@ -82,7 +83,7 @@ impl Workload {
         let host = self.push_off_device(&engine, &prompt).await?;
         progress.begin(round, 3);
         engine.shutdown(PATIENCE).await;
-        let engine = start(folder.path())?;
+        let engine = start(folder.path(), self.tokens)?;
         let (l3, hits) = first_token(&engine, &prompt).await?;
         expect(hits.l3_tokens > 0, "found in L3", hits)?;
         engine.shutdown(PATIENCE).await;
@@ -99,7 +100,8 @@ impl Workload {
             first_token(engine, &self.prompt(1_000_000 + other)).await?;
             let figures = engine.figures().await.ok_or("the engine has ended")?;
             let device = figures.scheduler.cache.device;
-            if device.evicted_pages as usize > device.total_pages {
+            // The prompt's pages are the least recently used.
+            if device.evicted_pages as usize >= self.tokens.div_ceil(PAGE_SIZE as usize) {
                 break;
             }
         }
@@ -154,9 +156,19 @@ impl Progress {
     }
 }
 
-fn start(folder: &Path) -> Result<Engine, Box<dyn Error>> {
-    let l3 = Some(L3Choice::Disk(folder.to_owned()));
-    let config = Config { l3, random_model: true, ..Config::default() };
+/// Starts an engine whose device holds the prompt, and so little else that it is soon evicted.
+fn start(folder: &Path, tokens: usize) -> Result<Engine, Box<dyn Error>> {
+    /// KV size of the model with random weights.
+    const KV_BYTES_PER_TOKEN: u64 = 8 << 10;
+    const DEVICE_PROMPTS: u64 = 2;
+    let device_bytes = DEVICE_PROMPTS * tokens as u64 * KV_BYTES_PER_TOKEN;
+    let config = Config {
+        l3: Some(L3Choice::Disk(folder.to_owned())),
+        random_model: true,
+        page_size: PAGE_SIZE,
+        device_memory: Some(Size(device_bytes).max(Size::mib(16))),
+        ..Config::default()
+    };
     Ok(launch(&config)?.engine)
 }
 

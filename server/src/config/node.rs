@@ -55,7 +55,7 @@ settings! {
             log: Option<String> = None, "FILTER"
                 { variable: Some("TERRACE_LOG"), default_in_words: Some("warn,terrace_l3=info") };
             /// Clients and their rights: tables `[[clients]]` with `name`, `secret_file` and, to restrict a client,
-            /// `namespaces`.
+            /// `namespaces` and the `share` of memory, disk and connections that it may take (0.5 by default).
             clients: Vec<ClientSettings> = Vec::new(), "CLIENTS";
         }
     }
@@ -84,6 +84,8 @@ pub struct ClientSettings {
     pub secret_file: PathBuf,
     /// What it may use; everything, if not given.
     pub namespaces: Option<Vec<PageKey>>,
+    /// The share of the node that objects of these namespaces may take.
+    pub share: Option<f64>,
 }
 
 impl Value for Vec<ClientSettings> {

@@ -7,11 +7,17 @@ use terrace_scheduler::{
 
 use crate::config::{Config, DeviceChoice, StepSettings};
 
-/// What the scheduler is to do with pages of so many bytes. What the engine knows better it fills in itself.
-pub(super) fn scheduler_config(config: &Config, page_bytes: usize) -> terrace_scheduler::Config {
+/// What the scheduler is to do with pages of so many bytes. What the engine knows better it fills in itself. The store
+/// may have a secret of its own; one that is configured takes its place.
+pub(super) fn scheduler_config(
+    config: &Config,
+    page_bytes: usize,
+    own_secret: Option<String>,
+) -> terrace_scheduler::Config {
     let StepSettings { step_tokens, running_max, steps_in_flight, load_back_overlaps } =
         config.steps();
-    let secret = config.l3_secret.as_ref().map(|secret| secret.0.clone()).unwrap_or_default();
+    let secret = config.l3_secret.as_ref().map(|secret| secret.0.clone()).or(own_secret);
+    let secret = secret.unwrap_or_default();
     terrace_scheduler::Config {
         model: ModelConfig { secret, ..ModelConfig::default() },
         cache: CacheConfig {
@@ -92,7 +98,7 @@ mod tests {
     #[test]
     fn steps_are_as_the_device_likes_them_unless_somebody_says_otherwise() {
         let told = |config: &Config| {
-            let scheduler = scheduler_config(config, 1 << 20);
+            let scheduler = scheduler_config(config, 1 << 20, None);
             let batch = scheduler.batch;
             let overlaps = scheduler.copies.load_back_overlaps;
             (batch.step_tokens_max, batch.running_max, batch.steps_in_flight_max, overlaps)

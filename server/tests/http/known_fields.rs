@@ -72,6 +72,7 @@ const HARMLESS: &[(&str, &str)] = &[
     ("request_id", "names a request"),
     ("include_reasoning", "there is no reasoning apart from the answer"),
     ("spaces_between_special_tokens", "the tokenizers of a tokenizer.json put none"),
+    ("verbosity", "is ignored with a warning: models that know it are not served"),
 ];
 
 /// Fields that would change an answer.
@@ -80,6 +81,9 @@ const REFUSED: &[&str] = &[
     "audio",
     "bad_words",
     "best_of",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
     "chat_template",
     "documents",
     "early_stopping",
@@ -101,7 +105,6 @@ const REFUSED: &[&str] = &[
     "suffix",
     "thinking_token_budget",
     "use_beam_search",
-    "verbosity",
     "vllm_xargs",
     "web_search_options",
 ];

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arrays import empty_torch, size
@@ -23,6 +24,8 @@ TOKEN_IDS = "token_ids"
 # A sample has no more tensors than this, with the token ids.
 _TENSORS_MAX = 128
 _TOKEN_BYTES = 8
+# Beside its tensors, a sample has a record and a claim in the store.
+_NOTES = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Shape:
     def sample_bytes(self, tokens: int) -> int:
         """Bytes of a sample, including its token ids."""
         return tokens * (self.token_bytes + _TOKEN_BYTES)
+
+    def stored_bytes(self, tokens: int, object_max: int) -> int:
+        """What a sample takes of a store whose slots have ``object_max`` bytes."""
+        rows = max(object_max // self.token_bytes, 1)
+        return (-(-max(tokens, 1) // rows) + 1 + _NOTES) * object_max
 
 
 def parts_of(shape: Shape, tokens: int, object_max: int) -> list[TensorSpec]:
@@ -121,10 +129,11 @@ class HiddenStatesSettings:
     """Other settings of the :class:`Store`, like ``capacity`` or ``secret_file``."""
     name: str
     """Name of the feature store, the same for all producers and consumers."""
-    owner: int
-    """Number of the producer. Each engine at the same store needs a different one, and the same one after a restart."""
+    owner: int | None
+    """Number of the producer. Each engine at the same store needs a different one, and the same one after a restart. None:
+    takes a number that no other process uses."""
     max_resident: int
-    """Maximum number of bytes that wait to be consumed."""
+    """Maximum of what samples that wait to be consumed take of the store, in bytes of whole slots."""
     samples_max: int
     """Maximum number of samples that wait to be consumed."""
     max_hold_s: float | None
@@ -141,6 +150,8 @@ class HiddenStatesSettings:
     """Maximum number of bytes that wait in memory to be put."""
     threads: int
     """Number of samples that are put concurrently."""
+    secret_file: str | None
+    """File with the secret that authenticates refs, tensors and records, or None."""
 
     @staticmethod
     def of(told: Mapping[str, Any], *, engine: int = 0) -> HiddenStatesSettings:
@@ -164,7 +175,7 @@ class HiddenStatesSettings:
             object_max=size(told["object_max"]),
             store_settings=dict(told.get("store_settings", {})),
             name=str(told.get("name", "hidden states")),
-            owner=int(told.get("owner", 0)) + engine,
+            owner=None if told.get("owner") is None else int(told["owner"]) + engine,
             max_resident=size(told.get("max_resident", "4GiB")),
             samples_max=int(told.get("samples_max", 4096)),
             max_hold_s=None if hold is None else float(hold),
@@ -174,7 +185,15 @@ class HiddenStatesSettings:
             hold_s=float(told.get("hold_s", 10)),
             backlog=size(told.get("backlog", "1GiB")),
             threads=int(told.get("threads", 2)),
+            secret_file=None if told.get("secret_file") is None else str(told["secret_file"]),
         )
+
+    def secret(self) -> bytes | None:
+        """The secret of the feature store.
+
+        :raises OSError: if its file cannot be read.
+        """
+        return None if self.secret_file is None else Path(self.secret_file).read_bytes().rstrip()
 
     def open_store(self) -> Store:
         """Opens the underlying store, for producers and consumers.
@@ -197,11 +216,12 @@ class HiddenStatesSettings:
         return FeatureStore(
             self.open_store(),
             self.name,
-            owner=self.owner,
+            owner="free" if self.owner is None else self.owner,
             max_resident=self.max_resident,
             when_full=self.within_s,
             samples_max=self.samples_max,
             max_hold=self.max_hold_s,
             retain=self.retain,
             durable=self.durable,
+            secret=self.secret(),
         )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ._native import ConfigError
 from .transfers import key_of
 
 # The version of how namespaces are computed.
@@ -71,29 +73,67 @@ def engine_namespace(
     return hashlib.sha256(key_of(*parts)).digest()[:_BYTES]
 
 
+def private_namespace(namespace: bytes) -> bytes:
+    """A namespace that no other process has, nor this one a second time, for KV that depends on what only this process knows."""
+    return hashlib.sha256(key_of(namespace, os.urandom(_BYTES))).digest()[:_BYTES]
+
+
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
+# What else of a model's folder decides what is computed: configurations, also of quantization, and code of the model's own.
+_BESIDE = ("*.json", "*.py")
 _SAMPLE = 4096
 _STRIDE = 1 << 20
+# Smaller files are hashed whole.
+_WHOLE_MAX = 64 << 20
 
 
-def weights_of(model: str, revision: str | None = None) -> str:
-    """An identifier of the weights of a model: the commit in Hugging Face's cache, or a fingerprint of the model folder.
+def weights_of(model: str, revision: str | None = None, cache: str | None = None) -> str:
+    """An identifier of the weights of a model: the commit in Hugging Face's cache, or a fingerprint of a folder or file.
 
-    The fingerprint covers the names and lengths of all weight files, and some kilobytes in the middle of every tensor of
-    safetensors files, or of every megabyte of other files. Training changes a whole tensor, so it changes the fingerprint. If
-    you edit single numbers of a tensor, give a revision of your own.
+    ``cache`` is the folder of that cache, if it is not the usual one. The fingerprint covers the names and lengths of all weight
+    files, some kilobytes in the middle of every tensor of safetensors files, or of every megabyte of other files, and the
+    whole of configurations and code beside them. Training changes a whole tensor, so it changes the fingerprint. If you edit
+    single numbers of a tensor, give the weights a name of your own.
+
+    :raises ConfigError: if nothing here identifies the weights: a branch that may move, an object store, a folder without
+        weights.
     """
-    folder = Path(model)
-    if not folder.is_dir():
-        return key_of("revision", _commit_of(model, revision) or revision or "main").hex()
-    if folder.parent.name == "snapshots":
-        return key_of("revision", folder.name).hex()
+    place = Path(model)
+    if place.is_file():
+        return digest_of_file(place)
+    if not place.is_dir():
+        commit = None if "://" in model else _commit_of(model, revision, cache)
+        if commit is None and revision is not None and _is_commit(revision):
+            commit = revision
+        if commit is None:
+            raise ConfigError(f"nothing identifies the weights of {model} (revision {revision}): no commit of it is cached here")
+        return key_of("revision", commit).hex()
+    if place.parent.name == "snapshots" and _is_commit(place.name):
+        return key_of("revision", place.name).hex()
+    weights = _files(place, _WEIGHTS)
+    if not weights:
+        raise ConfigError(f"the folder {model} has no weights: no file there is like {', '.join(_WEIGHTS)}")
     parts: list[str | int | bytes] = ["folder"]
-    for file in sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)}):
+    for file in weights:
         parts += [file.name, file.stat().st_size, _samples(file)]
-    config = folder / "config.json"
-    parts += ["config", config.read_bytes() if config.is_file() else b""]
+    for file in _files(place, _BESIDE):
+        parts += ["beside", file.name, digest_of_file(file)]
     return hashlib.sha256(key_of(*parts)).hexdigest()
+
+
+def digest_of_file(file: Path) -> str:
+    """A digest of a file: of all of it, or of parts if it is large."""
+    if file.stat().st_size > _WHOLE_MAX:
+        return hashlib.sha256(key_of(file.stat().st_size, _samples(file))).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def _is_commit(revision: str) -> bool:
+    return len(revision) == 40 and set(revision) <= set("0123456789abcdef")
 
 
 def _samples(file: Path) -> bytes:
@@ -120,15 +160,16 @@ def _at(opened: BinaryIO, place: int) -> bytes:
     return opened.read(_SAMPLE)
 
 
-def _commit_of(model: str, revision: str | None) -> str | None:
+def _commit_of(model: str, revision: str | None, cache: str | None) -> str | None:
     """The commit that Hugging Face's cache has under a name that may move."""
     try:
         from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
 
-        found = try_to_load_from_cache(model, "config.json", revision=revision)
+        found = try_to_load_from_cache(model, "config.json", cache_dir=cache, revision=revision)
     except Exception:  # Names that are none of Hugging Face's, or a cache that cannot be read.
         return None
-    return Path(found).parent.name if isinstance(found, str) else None
+    commit = Path(found).parent.name if isinstance(found, str) else ""
+    return commit if _is_commit(commit) else None
 
 
 def canonical(value: Any) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import terrace_kv as terrace
-from conftest import Place
+from conftest import MIB, Place
 from peers import is_sample, sample
 
 TENSORS: dict[str, np.ndarray] = {"x": np.arange(12, dtype=np.float32).reshape(3, 4), "y": np.arange(5, dtype=np.int64)}
@@ -69,8 +69,10 @@ def test_after_a_release_nothing_is_had_anywhere(place: Place) -> None:
     other.get(ref)
     assert other.release(ref) == "freed"
     for one in (features, other):
-        with pytest.raises(terrace.Gone, match="is gone"):
+        with pytest.raises(terrace.Gone, match="is gone") as gone:
             one.get(ref)
+        assert isinstance(gone.value, KeyError) and isinstance(gone.value, terrace.FeatureError)
+        assert str(gone.value).endswith("expired"), "without quotes"
     assert other.release(ref) == "already-gone"
 
 
@@ -118,6 +120,38 @@ def test_forged_and_altered_refs_are_refused(place: Place) -> None:
             consumer(place, secret=secret).get(forged)
 
 
+def test_of_two_producers_with_one_number_the_later_one_has_it(place: Place) -> None:
+    first = producer(place)
+    ref = first.put("a", TENSORS)
+    second = producer(place)
+    with pytest.raises(terrace.Fenced, match="no longer producer 0"):
+        first.put("b", TENSORS)
+    with pytest.raises(terrace.Fenced):
+        first.gc()
+    assert (second.get(ref)["x"] == TENSORS["x"]).all() and second.stats()["live"] == 1
+    assert second.release(ref) == "freed"
+
+
+def test_producers_without_a_number_take_free_ones(place: Place) -> None:
+    one, other = (terrace.FeatureStore(place.open(), owner="free") for _ in range(2))
+    assert (one.owner, other.owner, consumer(place).owner) == (1023, 1022, None)
+    one.close()
+    assert terrace.FeatureStore(place.open(), owner="free").owner == 1023
+
+
+def test_promised_refs_are_authenticated(place: Place) -> None:
+    secret = b"of this run"
+    features, other = producer(place, secret=secret), consumer(place, secret=secret)
+    specs = [terrace.TensorSpec("x", "F32", [3, 4]), terrace.TensorSpec("y", "I64", [5])]
+    ref = terrace.FeatureRef.promise("features", 0, "a", specs, secret=secret)
+    features.keep(ref, TENSORS)
+    assert (other.get(ref)["x"] == TENSORS["x"]).all()
+    forged = terrace.FeatureRef.promise("features", 0, "a", specs)
+    for refused in (lambda: features.keep(forged, TENSORS), lambda: other.get(forged)):
+        with pytest.raises(terrace.Forged):
+            refused()
+
+
 def test_a_release_frees_the_memory(place: Place) -> None:
     """Consumed once, freed at once."""
     features = producer(place)
@@ -142,7 +176,9 @@ def test_a_retained_sample_lasts_for_further_epochs(place: Place) -> None:
 
 def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
     """Backpressure."""
-    features = producer(place, max_resident=2000, when_full=0)
+    # A slot for the tensor and for each of two notes.
+    max_resident = 4 * MIB
+    features = producer(place, max_resident=max_resident, when_full=0)
     ref = features.put("a", {"x": np.zeros(1500, np.uint8)})
     with pytest.raises(terrace.OverBudget, match="release consumed samples"):
         features.put("b", {"x": np.zeros(1500, np.uint8)})
@@ -150,7 +186,7 @@ def test_a_budget_that_is_used_up_refuses_or_waits(place: Place) -> None:
     features.release(features.put("b", {"x": np.zeros(1500, np.uint8)}))
 
     async def wait() -> None:
-        patient = terrace.FeatureStore(place.open(), "others", owner=0, max_resident=2000, when_full=60)
+        patient = terrace.FeatureStore(place.open(), "others", owner=0, max_resident=max_resident, when_full=60)
         first = await patient.put_async("a", {"x": np.zeros(1500, np.uint8)})
         second = asyncio.create_task(patient.put_async("b", {"x": np.zeros(1500, np.uint8)}))
         await asyncio.sleep(0.1)
@@ -386,6 +422,8 @@ def test_many_cycles_leave_nothing_and_take_no_memory() -> None:
         cycle(number)
     assert resident() - before < 4 << 20
     features.gc()
+    assert store.stats()["memory"]["objects"] == 3, "the notes of who has the number"
+    features.close()
     assert store.stats()["memory"]["objects"] == 0
 
 

@@ -43,6 +43,9 @@ class StorageMetrics:
     backup_bandwidth: list[float] = field(default_factory=list)
 
 
+COMMIT = "0123456789" * 4
+
+
 class Server(SimpleNamespace):
     """What is known of the server that the backend runs in."""
 
@@ -54,7 +57,7 @@ class Server(SimpleNamespace):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     types = {"dtype": "bfloat16", "kv_cache_dtype": "auto"}
-    server = Server(model_path="a-model", revision="1", weight_version="default", **types)
+    server = Server(model_path="a-model", revision=COMMIT, weight_version="default", **types)
     modules: dict[str, dict[str, Any]] = {
         "sglang": {},
         "sglang.srt": {},
@@ -313,7 +316,12 @@ def namespace_of(told: Any, pool: Any, name: str = "kv", **said: Any) -> bytes:
     return namespace
 
 
-def test_namespaces_name_what_kv_depends_on(server: Server, tmp_path: Path) -> None:
+def test_namespaces_name_what_kv_depends_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ("dtype", "kv_cache_dtype", "quantization", "json_model_override_args", "quantization_param_path", "attention_backend")
+    for name in (*told, "a_field_of_a_later_version", "port", "mem_fraction_static"):
+        setattr(server, name, None)
     usual = namespace_of(config(tmp_path), Pool())
     assert usual == namespace_of(config(tmp_path / "elsewhere"), Pool())
     others = {
@@ -331,13 +339,24 @@ def test_namespaces_name_what_kv_depends_on(server: Server, tmp_path: Path) -> N
         "said revision": namespace_of(config(tmp_path), Pool(), revision="other"),
         "kind of pool": namespace_of(config(tmp_path), MLATokenToKVPoolHost()),
     }
-    changes = {"model_path": "other", "revision": "2", "dtype": "float16", "kv_cache_dtype": "fp8_e5m2"}
-    for name, value in {**changes, "quantization": "fp8", "json_model_override_args": "{}"}.items():
+    scales = tmp_path / "scales.json"
+    scales.write_text("1")
+    changes = {"revision": "f" * 40, "dtype": "float16", "kv_cache_dtype": "fp8_e5m2", "attention_backend": "triton"}
+    unheard_of = {"a_field_of_a_later_version": 1, "quantization_param_path": str(scales)}
+    for name, value in {**changes, **unheard_of, "quantization": "fp8", "json_model_override_args": "{}"}.items():
         before = getattr(server, name, None)
         setattr(server, name, value)
         others[name] = namespace_of(config(tmp_path), Pool())
         setattr(server, name, before)
+    server.quantization_param_path = str(scales)
+    scales.write_text("2")
+    others["content of a file"] = namespace_of(config(tmp_path), Pool())
+    server.quantization_param_path = None
+    monkeypatch.setenv("SGLANG_KERNEL_OF_A_LATER_VERSION", "1")
+    others["environment"] = namespace_of(config(tmp_path), Pool())
+    monkeypatch.delenv("SGLANG_KERNEL_OF_A_LATER_VERSION")
     assert len({usual, *others.values()}) == 1 + len(others)
+    server.port, server.mem_fraction_static = 30001, 0.5
     assert namespace_of(config(tmp_path), Pool()) == usual
 
 
@@ -352,10 +371,10 @@ def test_what_all_ranks_have_alike_is_shared_by_them(server: Server, tmp_path: P
 
 
 def test_each_rank_has_a_folder_of_its_own(server: Server, tmp_path: Path) -> None:
-    from terrace_kv.sglang.identity import Identity
+    from terrace_kv.sglang.folders import place_of
 
     def place(store: str, **ranks: Any) -> str:
-        return Identity(config(tmp_path, **ranks)).place(store)
+        return place_of(store, config(tmp_path, **ranks), server)
 
     assert place("disk:/kv") == "disk:/kv" and place("nodes://a:1", tp_size=2) == "nodes://a:1"
     places = {place("disk:/kv", tp_size=2, tp_rank=rank, dp_rank=dp) for rank in (0, 1) for dp in (0, 1)}
@@ -364,15 +383,70 @@ def test_each_rank_has_a_folder_of_its_own(server: Server, tmp_path: Path) -> No
         place("disk:/kv", tp_size=2, is_mla_model=True)
 
 
+@pytest.mark.parametrize("is_mla_model", [False, True])
+def test_ranks_of_data_parallel_attention_store_side_by_side(server: Server, tmp_path: Path, is_mla_model: bool) -> None:
+    """Each has the whole attention, so nothing but the number of its group tells them apart."""
+    server.dp_size, server.enable_dp_attention = 2, True
+    ranks = [config(tmp_path, is_mla_model=is_mla_model, dp_rank=rank) for rank in range(2)]
+    stores = [opened(each, Pool()) for each in ranks]
+    for store in stores:
+        assert store.batch_set_v1(KEYS[:1], indices(2)) == [True]
+    for store in stores:
+        store.close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"tp0of1-pp0of1-cp0of1-dp{rank}" for rank in range(2)]
+
+
+def test_replicas_of_a_model_have_folders_or_are_refused(server: Server, tmp_path: Path) -> None:
+    from terrace_kv.sglang.folders import place_of
+
+    server.dp_size, server.enable_dp_attention = 2, False
+    with pytest.raises(terrace.ConfigError, match="terrace node"):
+        place_of("disk:/kv", config(tmp_path), server)
+    context: Any = sys.modules["sglang.srt.runtime_context"]
+    places = set()
+    for replica in range(2):
+        context.get_parallel = lambda replica=replica: SimpleNamespace(dp_rank=replica, num_dp_ranks=2)
+        places.add(place_of("disk:/kv", config(tmp_path), server))
+    assert len(places) == 2 and "disk:/kv" not in places
+
+    def unpublished() -> Any:
+        raise RuntimeError("not published")
+
+    context.get_parallel = unpublished
+    server.dp_size = 1
+    assert place_of("disk:/kv", config(tmp_path), server) == "disk:/kv"
+
+
 def test_weights_must_be_known(server: Server, tmp_path: Path) -> None:
-    server.revision = None
-    with pytest.raises(terrace.ConfigError, match="--revision"):
-        namespace_of(config(tmp_path), Pool())
+    for revision in (None, "main", "v1.0"):
+        server.revision = revision
+        with pytest.raises(terrace.ConfigError, match="--revision COMMIT"):
+            namespace_of(config(tmp_path), Pool())
     assert namespace_of(config(tmp_path), Pool(), revision="mine")
     server.model_path = str(tmp_path)
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(terrace.ConfigError, match="has no weights"):
+        namespace_of(config(tmp_path), Pool())
+    (tmp_path / "model.bin").write_text("weights")
     ours = namespace_of(config(tmp_path), Pool())
     (tmp_path / "config.json").write_text('{"rope_theta": 1}')
+    assert namespace_of(config(tmp_path), Pool()) != ours
+    unseen = {"load_format": "dummy", "custom_weight_loader": ["mine"], "weight_cache_mode": "daemon"}
+    for name, value in {**unseen, "speculative_draft_model_path": "a-draft", "lora_paths": [{"lora_path": "an-adapter"}]}.items():
+        setattr(server, name, value)
+        with pytest.raises(terrace.ConfigError, match='"revision"'):
+            namespace_of(config(tmp_path), Pool())
+        assert namespace_of(config(tmp_path), Pool(), revision="mine")
+        setattr(server, name, None if name != "weight_cache_mode" else "off")
+
+
+def test_adapters_of_the_start_are_named_by_their_content(server: Server, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.bin").write_text("one")
+    server.lora_paths = [{"lora_name": "a", "lora_path": str(adapter)}]
+    ours = namespace_of(config(tmp_path), Pool())
+    (adapter / "adapter_model.bin").write_text("two")
     assert namespace_of(config(tmp_path), Pool()) != ours
 
 

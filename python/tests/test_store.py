@@ -239,6 +239,17 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         terrace.namespace("m", 16, slat="a misspelt salt")
 
 
+def test_what_the_package_was_built_without_is_refused_with_how_to_get_it() -> None:
+    """Builds for users have neither: buckets in the cloud bring many libraries, and RDMA one that machines without it lack."""
+    for place in ("s3://bucket/kv", "bucket:gs://bucket/kv", "az://container/kv"):
+        with pytest.raises(terrace.ConfigError, match=r"--features s3.*bucket:file:///FOLDER"):
+            terrace.Store(place)
+    with pytest.raises(terrace.ConfigError, match="--features rdma"):
+        terrace.Store("nodes://127.0.0.1:1", rdma="mlx5_0/1")
+    with pytest.raises(terrace.ConfigError, match="secret_file"):
+        terrace.Store("nodes://127.0.0.1:1", rdma="auto")
+
+
 def test_a_guarded_store_remembers_what_it_lacks() -> None:
     store = terrace.Store("memory", capacity=MIB, object_max=4096, guard={"negative_ttl_ms": 60_000})
     with store.register(filled(1)) as pages:

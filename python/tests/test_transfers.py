@@ -15,7 +15,7 @@ import pytest
 import terrace_kv as terrace
 from conftest import open_place
 from terrace_kv.adapters import open_store
-from terrace_kv.namespaces import engine_namespace, weights_of
+from terrace_kv.namespaces import engine_namespace, private_namespace, weights_of
 from terrace_kv.transfers import Buffers, Completed, Transfers, key_of
 
 PAGE = 4096
@@ -134,7 +134,34 @@ def test_weights_are_told_apart_by_their_bytes(tmp_path: Path) -> None:
         return weights_of(str(made))
 
     assert write("one", 1) == write("same", 1) != write("other", 2)
-    assert weights_of("no/folder", "a revision") != weights_of("no/folder", "another")
+    assert weights_of("no/folder", "a" * 40) != weights_of("no/folder", "b" * 40)
+    ours = weights_of(str(tmp_path / "one"))
+    (tmp_path / "one" / "hf_quant_config.json").write_text("{}")
+    assert weights_of(str(tmp_path / "one")) != ours
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"), [("no/folder", None), ("no/folder", "main"), ("s3://bucket/model", None), ("empty", None)]
+)
+def test_weights_that_nothing_identifies_have_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, revision: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "config.json").write_text("{}")
+    with pytest.raises(terrace.ConfigError, match=f"weights of {model}|{model} has no weights"):
+        weights_of(model, revision)
+
+
+def test_jobs_move_to_another_namespace(transfers: Transfers) -> None:
+    region = transfers.register(memory(), PAGE)
+    assert transfers.put(KEYS, region.pages(range(8))).all_ok
+    transfers.move_to(private_namespace(NAMESPACE))
+    assert transfers.exists(KEYS).ok == [False] * 8
+    assert transfers.put(KEYS[:1], region.pages([0])).all_ok
+    transfers.move_to(NAMESPACE)
+    assert transfers.exists(KEYS).all_ok
+    assert private_namespace(NAMESPACE) != private_namespace(NAMESPACE)
 
 
 def test_a_descriptor_tells_of_ends(transfers: Transfers) -> None:
@@ -241,3 +268,19 @@ def test_a_store_that_hangs_or_dies_ends_jobs_in_time(tmp_path: Path) -> None:
         assert sum(told["failures"].values()) == 8 and told["misses"] == 8, "what failed is not asked for again so soon"
         transfers.close()
         shared.close()
+
+
+def test_an_object_of_several_parts_is_there_if_all_its_parts_are(transfers: Transfers) -> None:
+    region = transfers.register(memory(), PAGE)
+
+    def part(key: bytes, number: int) -> bytes:
+        return key + number.to_bytes(4, "big")
+
+    parts = [part(key, number) for key in KEYS[:3] for number in range(2)] + [part(KEYS[3], 1)]
+    assert transfers.put(parts, region.pages(range(len(parts)))).all_ok
+    number = transfers.submit_exists(KEYS[:5], parts=2)
+    assert transfers.wait_idle(30)
+    [told] = transfers.drain()
+    assert told.job == number and told.ok == [True, True, True, False, False]
+    transfers.touch(KEYS[:5], parts=2)
+    assert transfers.wait_idle(30) and not transfers.drain()

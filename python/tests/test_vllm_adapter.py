@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import fake_vllm
 import numpy as np
 import pytest
 
@@ -183,6 +186,73 @@ def test_the_schedulers_thread_is_hardly_kept(transfers: Transfers) -> None:
         best = min(best, time.perf_counter() - since)
     # Asking the store itself would take longer even on a quiet machine.
     assert best < 500e-6
+
+
+def tier(folder: Path, view: memoryview, **settings: Any) -> Any:
+    """A tier over such memory of vLLM's."""
+    fake_vllm.install()
+    from terrace_kv.vllm.tier import TerraceTier
+
+    spec = SimpleNamespace(config=engine(enable_kv_cache_events=False))
+    told = {"store": f"disk:{folder}", "capacity": 16 * PAGE, "reserve": 0, "weights": "w"} | settings
+    return TerraceTier(spec, view, "TerraceTier", **told)
+
+
+def stores(tier: Any, rows: np.ndarray, keys: list[bytes]) -> None:
+    tier.submit_store(SimpleNamespace(job_id=1, keys=keys, chunk_ids=np.arange(len(keys))))
+    assert tier._transfers.wait_idle(30) and all(one.success for one in tier.get_finished_jobs())
+
+
+def test_chunks_that_the_engine_uses_are_not_evicted_first(tmp_path: Path) -> None:
+    rows = np.ones((8, PAGE), np.uint8)
+    made = tier(tmp_path, rows.data, guard={})
+    hot, others = KEYS[:2], KEYS[10:]
+    stores(made, rows, hot)
+    slots = 0
+    for at in range(0, 40, 2):
+        # vLLM finds them in its own memory in every step, and asks the store for nothing.
+        made.touch(hot, None)
+        made.on_schedule_end(None)
+        stores(made, rows, others[at : at + 2])
+        there = made._transfers.exists(hot + others[: at + 2])
+        slots = max(slots, sum(there.ok))
+        assert there.ok[:2] == [True, True], f"after {at + 2} others"
+    assert slots < 42, "others were evicted"
+    made.shutdown()
+
+
+def test_a_store_that_keeps_memory_does_not_stop_the_engine_from_cleaning_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = np.ones((8, PAGE), np.uint8)
+    view = rows.data
+    made = tier(tmp_path, view)
+    monkeypatch.setattr(made._transfers, "wait_idle", lambda seconds: False)
+    made.shutdown()
+    assert "check whether its disk or network hangs" in caplog.text
+    # What vLLM does next.
+    view.release()
+
+
+def is_alive(what: weakref.ref[Any]) -> bool:
+    gc.collect()
+    return what() is not None
+
+
+def tier_of_an_engine_that_ends(folder: Path) -> tuple[Any, weakref.ref[Any]]:
+    """A tier, and the memory that its engine has let go of."""
+    rows = np.ones((8, PAGE), np.uint8)
+    view = rows.data
+    made = tier(folder, view)
+    view.release()
+    return made, weakref.ref(rows)
+
+
+def test_memory_stays_while_a_store_that_comes_late_may_use_it(tmp_path: Path) -> None:
+    made, memory = tier_of_an_engine_that_ends(tmp_path)
+    assert is_alive(memory)
+    made.shutdown()
+    assert not is_alive(memory)
 
 
 def engine(**changes: Any) -> SimpleNamespace:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import socket
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from .._native import ConfigError
+from ..configuration import configuration_text, digest, environment, fields_of, libraries
+from ..left_out import sglang as left_out
 from ..namespaces import canonical, engine_namespace, weights_of
 from ..transfers import key_of
 from .pages import Form
@@ -20,9 +25,11 @@ from .pages import Form
 # Pools whose pages are the same on all tensor-parallel ranks, where the model's KV is. Heads, and with them all other
 # pools, are divided among ranks.
 SAME_ON_ALL_RANKS = {"MLATokenToKVPoolHost", "DSAIndexerPoolHost", "DeepSeekV4PagedHostPool", "DeepSeekV4StateHostPool"}
-# Arguments of the server that change what is computed.
-ARGUMENTS = ("dtype", "kv_cache_dtype", "quantization", "json_model_override_args", "load_format")
-DRAFTS = ("speculative_algorithm", "speculative_draft_model_path", "speculative_draft_model_revision")
+# Formats that load what --model-path says: a folder, or a model of Hugging Face.
+_LOADS_THE_MODEL = (
+    "auto", "bitsandbytes", "fastsafetensors", "gguf", "instanttensor", "layered", "mistral", "npcache", "pt", "runai_streamer",
+    "safetensors", "sharded_state",
+)  # fmt: skip
 
 
 class Identity:
@@ -33,11 +40,9 @@ class Identity:
         self._config = storage_config
         self._salt = salt or ""
         arguments = server_arguments()
-        self._arguments = {name: str(getattr(arguments, name, None)) for name in ARGUMENTS}
-        self._drafts = {name: str(getattr(arguments, name, None)) for name in DRAFTS}
-        path = str(getattr(arguments, "model_path", None) or storage_config.model_name or "")
-        self._model = "a folder" if Path(path).is_dir() else path
-        self._weights = _weights(path, getattr(arguments, "revision", None), revision)
+        self._arguments = _resolved(arguments)
+        self._weights = _weights(self._arguments, revision)
+        self._hardware = canonical(_hardware())
         self._cleared = 0
 
     def namespace(self, name: str, pool: Any, form: Form) -> bytes:
@@ -48,8 +53,6 @@ class Identity:
         is_shared = self._is_same_on_all_ranks(pool)
         if not is_shared:
             parallelism["tensor"] = config.tp_size
-        layers = getattr(pool, "layer_num", 0)
-        has_drafts = name.startswith("draft") or getattr(pool, "target_layer_num", layers) != layers
         shape = {
             attribute: str(getattr(pool, attribute, None))
             for attribute in ("layout", "head_num", "head_dim", "v_head_dim", "layer_num", "start_layer", "end_layer")
@@ -57,10 +60,10 @@ class Identity:
         return engine_namespace(
             engine="sglang",
             hash_algorithm="sha256 of pages",
-            model=self._model,
+            model="by weights",
             weights=self._weights,
-            dtype=self._arguments["dtype"],
-            kv_dtype=f"{pool.dtype} of {self._arguments['kv_cache_dtype']}",
+            dtype="in configuration",
+            kv_dtype=str(pool.dtype),
             layout=canonical([type(pool).__name__, shape, form.kind, form.sizes]),
             block_tokens=getattr(pool, "logical_page_size", pool.page_size),
             parallelism=parallelism,
@@ -71,8 +74,19 @@ class Identity:
             pipeline_rank=config.pp_rank,
             context_rank=config.attn_cp_rank,
             decode_context_rank=_dcp(config, "rank"),
-            arguments=canonical(self._arguments),
-            drafts=canonical(self._drafts) if has_drafts else "",
+            configuration=self._configuration(is_for_any=is_shared),
+        )
+
+    def _configuration(self, *, is_for_any: bool) -> str:
+        """The server, what it was told, and what it runs on."""
+        kept_out = left_out.LEFT_OUT | (left_out.FOR_ANY_RANKS if is_for_any else {})
+        counted = {name: value for name, value in self._arguments.items() if name not in kept_out}
+        return digest(
+            _version(),
+            configuration_text(counted, {}, kind="SGLang"),
+            canonical(environment("SGLANG_", left_out.ENVIRONMENT)),
+            canonical(libraries()),
+            self._hardware,
         )
 
     def _is_same_on_all_ranks(self, pool: Any) -> bool:
@@ -95,20 +109,6 @@ class Identity:
             return ()
         parent = os.getppid()
         return socket.gethostname(), str(parent), _started(parent)
-
-    def place(self, store: str) -> str:
-        """Where this rank's pages are kept: a folder is for one process, so each rank has its own."""
-        config = self._config
-        ranks = config.tp_size * config.pp_size * config.attn_cp_size
-        if not store.startswith("disk:") or ranks == 1:
-            return store
-        if config.is_mla_model:
-            raise ConfigError(
-                f"all {ranks} ranks read what one of them stores, but only one process can use a folder: start "
-                '`terrace node` on that folder, and set "store": "nodes://HOST:PORT"'
-            )
-        rank = f"tp{config.tp_rank}of{config.tp_size}-pp{config.pp_rank}of{config.pp_size}"
-        return f"{store}/{rank}-cp{config.attn_cp_rank}of{config.attn_cp_size}-dp{config.dp_rank}"
 
 
 def server_arguments() -> Any:
@@ -135,18 +135,76 @@ def weight_version() -> str:
     return str(get_serving().weight_version)
 
 
-def _weights(path: str, revision: str | None, said: str | None) -> str:
+def _resolved(arguments: Any) -> dict[str, Any]:
+    """All arguments of the server, with what SGLang has chosen for those that were left open."""
+    if hasattr(arguments, "resolved_dict"):
+        resolved: dict[str, Any] = arguments.resolved_dict()
+        return resolved
+    names = fields_of(type(arguments))
+    return {name: getattr(arguments, name, None) for name in (sorted(vars(arguments)) if names is None else names)}
+
+
+def _version() -> str:
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return ""
+
+
+def _hardware() -> list[str]:
+    """The processors: kernels are chosen by them."""
+    import torch
+
+    if torch.cuda.is_available():
+        return [torch.cuda.get_device_name(), str(torch.cuda.get_device_capability())]
+    return ["cpu", platform.machine(), torch.backends.cpu.get_cpu_capability()]
+
+
+def _weights(arguments: Mapping[str, Any], said: str | None) -> str:
     """What names the weights: what is seen of them, and what the operator has said.
 
     :raises ConfigError: if that tells nothing.
     """
-    seen = weights_of(path, revision)
-    if said is None and revision is None and seen == key_of("revision", "main").hex():
-        raise ConfigError(
-            f"the revision of {path} is unknown: set it (--revision, or \"revision\" in the settings of the backend), so "
-            "that pages of other weights are never read"
-        )
+    seen: list[str] = []
+    try:
+        seen.append(_weights_seen(arguments))
+        drafts = {"speculative_draft_model_path": arguments.get("speculative_draft_model_revision"), "uno_lora_path": None}
+        for name, revision in drafts.items():
+            # KV of draft models is stored with the rest.
+            if arguments.get(name):
+                seen.append(weights_of(str(arguments[name]), revision))
+        # Adapters that are loaded later have names that are never used again.
+        for adapter in arguments.get("lora_paths") or ():
+            seen.append(weights_of(_path_of(adapter)))
+    except ConfigError as error:
+        if said is None:
+            raise ConfigError(
+                f'{error}. Start the server with --revision COMMIT, or name the weights in the settings of the backend, like '
+                '"revision": "mine, version 3", and change the name whenever their content changes'
+            ) from error
     return canonical([seen, said])
+
+
+def _weights_seen(arguments: Mapping[str, Any]) -> str:
+    path = str(arguments.get("model_path") or "")
+    load_format = str(arguments.get("load_format") or "auto")
+    if load_format not in _LOADS_THE_MODEL:
+        raise ConfigError(f"the weights of {path} cannot be seen, because --load-format is {load_format}")
+    for name in ("custom_weight_loader", "checkpoint_engine_wait_weights_before_ready", "modelopt_checkpoint_restore_path"):
+        if arguments.get(name):
+            raise ConfigError(f"the weights of {path} cannot be seen, because of --{name.replace('_', '-')}")
+    if arguments.get("weight_cache_mode") not in (None, "off"):
+        raise ConfigError(f"the weights of {path} cannot be seen, because --weight-cache-mode is not off")
+    if not Path(path).exists() and os.environ.get("SGLANG_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        raise ConfigError(f"the weights of {path} come from ModelScope")
+    return weights_of(path, arguments.get("revision"), arguments.get("download_dir"))
+
+
+def _path_of(adapter: Any) -> str:
+    """Where a LoRA adapter is, in each form that SGLang has for it: ``NAME=PATH``, a mapping, an object."""
+    if isinstance(adapter, str):
+        return adapter.partition("=")[2] or adapter
+    return str(adapter["lora_path"] if isinstance(adapter, Mapping) else adapter.lora_path)
 
 
 def _started(process: int) -> str:

@@ -14,7 +14,8 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolTransferRes
 from .._native import ConfigError
 from ..adapters import SharedStore, open_store
 from ..transfers import Transfers
-from .identity import Identity
+from .folders import place_of
+from .identity import Identity, server_arguments
 from .metrics import Metrics
 from .pages import Form, Pages, form_of
 from .prefixes import Beside, leading, restorable_prefix
@@ -51,6 +52,7 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
                 "pages, unless the model's KV is the same on all ranks (MLA)"
             )
         self._settings = settings
+        self._config = storage_config
         self._identity = Identity(storage_config, **{name: settings.get(name) for name in IDENTITYS})
         self._metrics = Metrics(storage_config)
         self._forms: dict[str, tuple[Any, Form]] = {}
@@ -85,7 +87,8 @@ class TerraceStorage(HiCacheStorage):  # type: ignore[misc]
             pool, form = self._forms[name]
             if self._store is None:
                 sizes = [size for _, form in self._forms.values() for size in form.sizes]
-                settings = {**self._settings, "store": self._identity.place(str(self._settings.get("store", "")))}
+                place = place_of(str(self._settings.get("store", "")), self._config, server_arguments())
+                settings = {**self._settings, "store": place}
                 self._store = open_store(settings, object_bytes=max(sizes, default=1), known=SGLANGS + IDENTITYS)
             store = self._store.store
             transfers = Transfers(store, self._identity.namespace(name, pool, form))

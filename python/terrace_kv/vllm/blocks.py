@@ -1,4 +1,4 @@
-"""What both sides of the connector agree on: settings, names of blocks, and what is to be moved in a step."""
+"""What both sides of the connector agree on: settings, names of blocks, and what they tell each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
 from .._native import ConfigError
@@ -16,17 +16,67 @@ from .naming import connector_namespace
 
 # Settings of the connector's own, beside those of the store.
 _KNOWN = ("weights", "salt", "load", "staging")
-_STAGING = "256MiB"
+# Kinds of KV of which vLLM keeps all blocks as long as a request runs.
+_WHOLE = ("FullAttentionSpec", "MLAAttentionSpec")
+# Staging memory by default: room for the blocks of two steps, one half for loads and one for saves, within these bounds.
+_STAGING_BYTES_MIN, _STAGING_BYTES_MAX = 256 << 20, 2 << 30
+
+
+@dataclass
+class Run:
+    """Consecutive blocks of a request."""
+
+    request: str
+    """Its id."""
+    first: int
+    """The number of the first block in the request."""
+    hashes: list[bytes]
+    """What names the blocks."""
+    blocks: list[int]
+    """Where they are in the engine's memory."""
 
 
 @dataclass
 class Steps(KVConnectorMetadata):
-    """What workers are to move in a step."""
+    """What workers do in a step."""
 
-    loads: dict[str, list[tuple[bytes, int]]] = field(default_factory=dict)
-    """By request: hashes of blocks, and where they go."""
-    saves: list[tuple[bytes, int]] = field(default_factory=list)
-    """Hashes of blocks that are whole after this step, and where they are."""
+    number: int = 0
+    """Of the step; the first one is 1."""
+    loads: list[Run] = field(default_factory=list)
+    """Blocks to load, one run per request."""
+    saves: list[Run] = field(default_factory=list)
+    """Blocks to save, which are whole after this step."""
+    abandoned: set[str] = field(default_factory=set)
+    """Requests whose blocks may be overwritten from this step on: what was not copied yet is not saved."""
+    leaving: set[str] = field(default_factory=set)
+    """Requests that have ended, and whose blocks vLLM keeps until all workers have copied them."""
+
+
+@dataclass
+class Progress(KVConnectorWorkerMetadata):
+    """What workers tell the scheduler after a step."""
+
+    step: int
+    """The number of the step."""
+    over: dict[str, int] = field(default_factory=dict)
+    """By request: parts of blocks whose save does not need the engine's memory any more, summed over ranks."""
+    missing: dict[str, int] = field(default_factory=dict)
+    """By request: the first block that could not be loaded."""
+    failed: dict[str, int] = field(default_factory=dict)
+    """By request: the first block that could not be saved."""
+    unsaved: list[bytes] = field(default_factory=list)
+    """Names of blocks that could not be saved."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, Progress)
+        self.step = max(self.step, other.step)
+        for name, parts in other.over.items():
+            self.over[name] = self.over.get(name, 0) + parts
+        for mine, its in ((self.missing, other.missing), (self.failed, other.failed)):
+            for name, block in its.items():
+                mine[name] = min(mine.get(name, block), block)
+        self.unsaved += other.unsaved
+        return self
 
 
 class Blocks:
@@ -51,6 +101,9 @@ class Blocks:
         is_of_layers = hasattr(spec, "kv_cache_specs")
         self.bytes: int = spec.page_size_bytes if is_of_layers else spec.page_size_bytes * len(layers)
         """In the part of a block that a rank has."""
+        specs = list(spec.kv_cache_specs.values()) if is_of_layers else [spec]
+        self.is_windowed = any(type(each).__name__ not in _WHOLE for each in specs)
+        """Whether vLLM takes blocks back from requests that still run."""
         told = {name: str(spec.kv_cache_specs[name] if is_of_layers else spec) for name in layers}
         self.namespace = connector_namespace(vllm_config, told, self.tokens, settings)
         """What they are named in; ranks are in keys."""
@@ -61,7 +114,14 @@ class Blocks:
             raise ConfigError(f'"load" must be "async" or "sync", not {load!r}')
         self.is_async = load == "async"
         """Whether a request waits for its blocks beside the steps of others."""
-        self.staging_pages = max(2, size(settings.get("staging", _STAGING)) // self.bytes)
+        scheduler = vllm_config.scheduler_config
+        self.per_step = -(-scheduler.max_num_batched_tokens // self.tokens) + scheduler.max_num_seqs
+        """How many blocks become whole in a step at most."""
+        self.in_engine = int(kv_cache_config.num_blocks)
+        """How many blocks the engine has."""
+        staging = settings.get("staging")
+        by_default = min(max(2 * self.per_step * self.bytes, _STAGING_BYTES_MIN), _STAGING_BYTES_MAX)
+        self.staging_pages = max(2, (by_default if staging is None else size(staging)) // self.bytes)
         """How many blocks fit into the memory that they pass through."""
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -9,15 +10,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from . import connector_metrics, versions
-from .blocks import Blocks, Steps
+from .blocks import Blocks, Progress, Steps
+from .lineage import Lineage
+from .naming import connector_identity
 from .scheduler_side import SchedulerSide
 from .worker_side import WorkerSide
 
 if TYPE_CHECKING:
     import torch
+
+# Under the name that vLLM shows what is logged of.
+logger = logging.getLogger("vllm.terrace")
 
 
 class TerraceConnector(KVConnectorBase_V1):
@@ -36,7 +43,7 @@ class TerraceConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(blocks)
+            self._scheduler = SchedulerSide(blocks, Lineage(connector_identity(vllm_config, settings)))
         else:
             self._worker = WorkerSide(blocks, vllm_config.parallel_config.rank)
 
@@ -69,14 +76,34 @@ class TerraceConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return self._at_scheduler.next_step(scheduler_output)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._at_scheduler.bind_pool(gpu_block_pool)
+
+    def reset_cache(self) -> bool:
+        # Called when vLLM sleeps, pauses for other weights, or is told to forget KV.
+        self._at_scheduler.reset()
+        return True
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        assert meta is None or isinstance(meta, Progress)
+        self._at_scheduler.ended(meta, connector_output.finished_sending or ())
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._at_scheduler.finished(request.request_id)
-        return False, None
+        return self._at_scheduler.finished(request, block_ids), None
+
+    def has_pending_block_frees(self) -> bool:
+        return self._at_scheduler.is_waiting_for_blocks()
 
     # What workers call.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._at_worker.register(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        # Comes before the step that may overwrite blocks, in every version and model runner.
+        super().bind_connector_metadata(connector_metadata)
+        self._at_worker.begin(self._steps())
 
     def start_load_kv(self, forward_context: Any, **_: Any) -> None:
         self._at_worker.load(self._steps())
@@ -91,10 +118,14 @@ class TerraceConnector(KVConnectorBase_V1):
         self._at_worker.save(self._steps())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        return None, self._at_worker.received() or None
+        sent, received = self._at_worker.ended()
+        return sent or None, received or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._at_worker.take_failed_blocks()
+        return self._at_worker.failed_blocks()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._at_worker.progress(self._steps())
 
     def get_kv_connector_stats(self) -> Any:
         side = self._scheduler or self._worker
@@ -112,8 +143,12 @@ class TerraceConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         for side in (self._scheduler, self._worker):
-            if side is not None:
-                side.close()
+            try:
+                if side is not None:
+                    side.close()
+            except Exception:
+                # What vLLM itself has to clean up comes after this.
+                logger.exception("the store was not closed")
 
     def _steps(self) -> Steps:
         steps = self._get_connector_metadata()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..transfers import BUCKETS, Completed, Transfers
 from .metrics import BREAKER, DOCUMENTS, INTERVAL_S, SECONDS, Growth, is_left_alone
 
 SKIPPED = "vllm:terrace_blocks_skipped"
-_ALL = DOCUMENTS | {SKIPPED: ("Blocks not saved because the store was slower than the engine.", ("tier",))}
+_ALL = DOCUMENTS | {SKIPPED: ("Blocks whose save was given up: the store was slower than the engine, or failed.", ("tier",))}
 
 
 @dataclass
@@ -54,7 +55,8 @@ class ConnectorFigures:
     def __init__(self, side: str) -> None:
         self._side = side
         self._growth = Growth()
-        self._times: list[tuple[str, float]] = []
+        # From any thread.
+        self._times: deque[tuple[str, float]] = deque()
         self._skipped = 0
         self._due = 0.0
 
@@ -71,9 +73,9 @@ class ConnectorFigures:
         data: dict[str, Any] = {}
         for (name, *labels), growth in self._growth.of(transfers).items():
             data[json.dumps([name, self._side, *labels])] = growth
-        for kind, seconds in self._times:
+        while self._times:
+            kind, seconds = self._times.popleft()
             data.setdefault(json.dumps([SECONDS, self._side, kind]), []).append(seconds)
-        self._times.clear()
         if skipped > self._skipped:
             data[json.dumps([SKIPPED, self._side])] = skipped - self._skipped
             self._skipped = skipped

@@ -33,6 +33,7 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec
 from vllm.v1.request import RequestStatus
 
+from .._native import TerraceError
 from ..arrays import kind_of
 from ..feature_writer import FeatureWriter, WriterStatus
 from ..features import FeatureRef
@@ -219,9 +220,12 @@ class _Scheduler:
         # Room in the store for requests that run; nothing for those that had waited for it in vain.
         self._reserved: dict[str, int] = {}
         self._held_since: dict[str, float] = {}
+        self._secret = settings.secret()
         self._saves: list[Save] = []
         # What the worker was told since it last told how much it has.
         self._told_bytes = 0
+        # And what that takes of the store.
+        self._told_stored = 0
         self._refused = 0
 
     def admits(self, request: Request) -> bool:
@@ -230,10 +234,12 @@ class _Scheduler:
             return True
         now = time.monotonic()
         waited = now - self._held_since.setdefault(request.request_id, now)
-        if now - self._heard_at > _NEWS_S and waited < _NEWS_PATIENCE_S:
+        is_old = self._owner() is None or now - self._heard_at > _NEWS_S
+        if is_old and waited < _NEWS_PATIENCE_S:
             return False
-        nbytes = self._shape.sample_bytes(_tokens_most(request))
-        has_room = self._why_no_room(nbytes, sum(self._reserved.values())) is None
+        tokens = _tokens_most(request)
+        nbytes = self._shape.stored_bytes(tokens, self._settings.object_max)
+        has_room = self._why_no_room(tokens, sum(self._reserved.values())) is None
         if not has_room and self._status.error is None and waited < self._settings.hold_s:
             return False
         del self._held_since[request.request_id]
@@ -244,11 +250,13 @@ class _Scheduler:
     def take_saves(self) -> Saves:
         saves, self._saves = self._saves, []
         self._told_bytes += sum(save.bytes for save in saves)
+        self._told_stored += sum(self._stored(save) for save in saves)
         return Saves(saves)
 
     def hear(self, status: WriterStatus) -> None:
         # What the worker was told in the same step is in the figures.
-        self._status, self._heard_at, self._told_bytes = status, time.monotonic(), 0
+        self._status, self._heard_at = status, time.monotonic()
+        self._told_bytes = self._told_stored = 0
 
     def finished(self, request: Request, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         self._held_since.pop(request.request_id, None)
@@ -283,25 +291,39 @@ class _Scheduler:
         nbytes = self._shape.sample_bytes(len(token_ids))
         if self._status.error is not None:
             raise ValueError(self._status.error)
-        if (why := self._why_no_room(nbytes, reserved)) is not None:
+        if (why := self._why_no_room(len(token_ids), reserved)) is not None:
             raise ValueError(why)
+        if (owner := self._owner()) is None:
+            raise ValueError("the store is not open yet")
         sample = params.get("sample", request.request_id)
         if not isinstance(sample, str):
             raise ValueError(f"the name of a sample is text, not {sample!r}")
         settings = self._settings
         specs = parts_of(self._shape, len(token_ids), settings.object_max)
-        ref = FeatureRef.promise(settings.name, settings.owner, sample, specs, retain=settings.retain)
+        ref = FeatureRef.promise(settings.name, owner, sample, specs, retain=settings.retain, secret=self._secret)
         return Save(request.request_id, ref.text, token_ids, blocks, nbytes)
 
-    def _why_no_room(self, nbytes: int, reserved: int) -> str | None:
+    def _owner(self) -> int | None:
+        """The number of the producer. Without a configured one, the worker takes one that is free."""
+        return self._status.owner if self._settings.owner is None else self._settings.owner
+
+    def _stored(self, save: Save) -> int:
+        return self._shape.stored_bytes(len(save.token_ids), self._settings.object_max)
+
+    def _why_no_room(self, tokens: int, reserved: int) -> str | None:
         settings = self._settings
-        promised = self._told_bytes + sum(save.bytes for save in self._saves) + nbytes
+        promised = self._told_bytes + sum(save.bytes for save in self._saves) + self._shape.sample_bytes(tokens)
         if (waiting := self._status.backlog_bytes + promised) > settings.backlog:
             return f"the store is slow: {waiting} bytes would wait for it, and backlog is {settings.backlog}"
-        if (resident := self._status.resident_bytes + waiting + reserved) > settings.max_resident:
+        # At the most: a sample ends with a part of a slot, and has its token ids and its notes in slots of their own. Samples
+        # that are being put count twice for a moment.
+        stored = self._status.backlog_bytes + 4 * settings.object_max * self._status.backlog_samples
+        stored += self._told_stored + sum(self._stored(save) for save in self._saves)
+        stored += self._shape.stored_bytes(tokens, settings.object_max)
+        if (resident := self._status.resident_bytes + stored + reserved) > settings.max_resident:
             return (
-                f"{resident} bytes would wait to be consumed, and max_resident is {settings.max_resident}: release "
-                "consumed samples, or consume faster"
+                f"samples that wait to be consumed would take {resident} bytes of the store, and max_resident is "
+                f"{settings.max_resident}: release consumed samples, or consume faster"
             )
         return None
 
@@ -359,6 +381,10 @@ class _Worker:
         if self._writer is None:
             return
         if self._writer.close(self._settings.within_s):
+            try:
+                self._features.close()
+            except TerraceError as error:
+                logger.warning("The number of this producer was not given back: %s", error)
             self._features.store.close()
         else:
             logger.warning("The store does not answer: some promised hidden states are not stored")

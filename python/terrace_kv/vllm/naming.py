@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._native import ConfigError
+from ..configuration import configuration_text, digest, environment, libraries
+from ..left_out import vllm as left_out
 from ..namespaces import canonical, engine_namespace, weights_of
 
 if TYPE_CHECKING:
@@ -41,15 +46,17 @@ def tier_namespace(
         block_tokens=offloading.cache.tokens_per_hash,
         parallelism=None if is_for_any else degrees,
         rank=None,
-        **_model(offloading.model.name, vllm_config, settings),
+        **_model(offloading.model.name, vllm_config, settings, is_for_any=is_for_any),
     )
 
 
 def connector_namespace(
     vllm_config: VllmConfig, layers: Mapping[str, str], block_tokens: int, settings: Mapping[str, Any]
 ) -> bytes:
-    """Of blocks of one rank, which is named in every key; ``layers`` say how the KV of each lies in a block."""
-    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    """Of blocks of one rank, which is named in every key; ``layers`` say how the KV of each lies in a block. What is computed
+    is in the names of blocks (:func:`connector_identity`), which the scheduler gives to workers: starting a model may change
+    the configuration that a worker has."""
+    parallel = vllm_config.parallel_config
     degrees = {
         "world_size": parallel.world_size,
         "tp_size": parallel.tensor_parallel_size,
@@ -59,20 +66,29 @@ def connector_namespace(
     }
     return engine_namespace(
         engine="vllm connector",
-        kv_dtype=str(cache.cache_dtype),
+        hash_algorithm="in names",
+        model="in names",
+        weights="in names",
+        dtype="in names",
+        kv_dtype=str(vllm_config.cache_config.cache_dtype),
         layout=canonical(dict(layers)),
         block_tokens=block_tokens,
         parallelism=degrees,
         rank=None,
-        **_model(vllm_config.model_config.model, vllm_config, settings),
+        salt=str(settings.get("salt", "")),
     )
 
 
-def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def connector_identity(vllm_config: VllmConfig, settings: Mapping[str, Any]) -> str:
+    """What KV is computed by, as the scheduler's process knows it."""
+    return canonical(_model(vllm_config.model_config.model, vllm_config, settings))
+
+
+def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any], *, is_for_any: bool = False) -> dict[str, Any]:
     """What both kinds of objects depend on alike."""
     told = settings.get("weights")
     if told is not None and not isinstance(told, str):
-        raise ConfigError(f'"weights" must be the name of a revision, not {told!r}')
+        raise ConfigError(f'"weights" must be a name for the weights, not {told!r}')
     salt = {"salt": str(settings.get("salt", ""))}
     if vllm_config is None:
         # How the engine was started is not known then, so whatever may differ must be said.
@@ -83,27 +99,95 @@ def _model(name: str, vllm_config: VllmConfig | None, settings: Mapping[str, Any
             )
         return {"hash_algorithm": "", "model": name, "weights": f"told {told}", "dtype": "", **salt}
     model = vllm_config.model_config
-    weights = told or weights_of(name, getattr(model, "revision", None))
     return {
         "hash_algorithm": f"{vllm_config.cache_config.prefix_caching_hash_algo} from {_hash_seed()}",
         # Weights that are named by what they are may lie in another folder elsewhere.
-        "model": "" if _is_folder(name) else name,
-        "weights": weights,
+        "model": "by weights",
+        "weights": _weights(vllm_config, told),
         "dtype": str(model.dtype),
-        "quantization": str(model.quantization),
-        # With whatever the command line has changed of it, such as how positions are scaled.
-        "architecture": canonical(_without_origin(model.hf_config.to_dict())),
-        "code": str(getattr(model, "code_revision", None)),
+        "configuration": _configuration(vllm_config, is_for_any=is_for_any),
         **salt,
     }
 
 
-def _without_origin(config: Any) -> Any:
-    """A configuration without the folder and the library that it was read from and by."""
-    if not isinstance(config, Mapping):
-        return config
-    origin = ("_name_or_path", "transformers_version")
-    return {name: _without_origin(value) for name, value in config.items() if name not in origin}
+def _configuration(vllm_config: VllmConfig, *, is_for_any: bool) -> str:
+    """The engine, what it was told, and what it runs on."""
+    import vllm
+
+    kept_out = left_out.LEFT_OUT
+    if is_for_any:
+        names = {*kept_out, *left_out.FOR_ANY_RANKS}
+        kept_out = {name: {**kept_out.get(name, {}), **left_out.FOR_ANY_RANKS.get(name, {})} for name in names}
+    return digest(
+        str(vllm.__version__),
+        configuration_text(vllm_config, kept_out, kind="vLLM"),
+        canonical(environment("VLLM_", left_out.ENVIRONMENT)),
+        canonical(libraries()),
+        canonical(_hardware()),
+    )
+
+
+def _hardware() -> list[str]:
+    """The processors: kernels are chosen by them."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return ["cpu", platform.machine(), torch.backends.cpu.get_cpu_capability()]
+    return [
+        type(current_platform).__name__,
+        str(current_platform.get_device_name()),
+        str(current_platform.get_device_capability()),
+    ]
+
+
+# Formats that load what the model's name says: a folder, or a model of Hugging Face.
+_LOADS_THE_MODEL = (
+    "auto", "bitsandbytes", "fastsafetensors", "gguf", "hf", "instanttensor", "mistral", "npcache", "pt", "runai_streamer",
+    "safetensors", "sharded_state",
+)  # fmt: skip
+
+
+def _weights(vllm_config: VllmConfig, told: str | None) -> str:
+    """What names the weights: what is seen of them, and what the operator has said.
+
+    :raises ConfigError: if nothing does.
+    """
+    seen: list[str] = []
+    try:
+        seen.append(_weights_seen(vllm_config.model_config, vllm_config.load_config))
+        speculative = vllm_config.speculative_config
+        draft = getattr(speculative, "draft_model_config", None)
+        # KV of draft models is stored with the rest.
+        if draft is not None and draft.model != vllm_config.model_config.model:
+            load = getattr(speculative, "draft_load_config", None) or vllm_config.load_config
+            seen.append(_weights_seen(draft, load))
+        if vllm_config.lora_config is not None:
+            raise ConfigError("vLLM names LoRA adapters by name and path, whatever their files are")
+    except ConfigError as error:
+        if told is None:
+            raise ConfigError(
+                f'{error}. Name them in the settings of Terrace, like "weights": "mine, version 3", and change the name '
+                "whenever their content changes"
+            ) from error
+    if vllm_config.weight_transfer_config is not None:
+        # A trainer sends weights that nothing here names, and vLLM does not say when.
+        seen.append(os.urandom(16).hex())
+    return canonical([seen, told])
+
+
+def _weights_seen(model: Any, load: Any) -> str:
+    load_format = str(load.load_format)
+    if load_format not in _LOADS_THE_MODEL:
+        raise ConfigError(f"the weights of {model.model} cannot be seen, because --load-format is {load_format}")
+    if getattr(model, "model_weights", ""):
+        raise ConfigError(f"the weights are in an object store: {model.model_weights}")
+    if not Path(model.model).exists():
+        from vllm import envs
+
+        if envs.VLLM_USE_MODELSCOPE:
+            raise ConfigError(f"the weights of {model.model} come from ModelScope")
+    return weights_of(model.model, model.revision, load.download_dir)
 
 
 def caller_vllm_config() -> VllmConfig | None:
@@ -117,12 +201,6 @@ def caller_vllm_config() -> VllmConfig | None:
             return config
         frame = frame.f_back  # type: ignore[assignment]
     return None
-
-
-def _is_folder(name: str) -> bool:
-    from pathlib import Path
-
-    return Path(name).is_dir()
 
 
 def _hash_seed() -> str:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..transfers import Transfers
 from . import connector_metrics
-from .blocks import Blocks, Steps, keys_of
+from .blocks import Blocks, Progress, Run, Steps
+from .lineage import Lineage
+
+# After this time a request saves again what could not be saved. Without a pause it would copy its whole prompt in every
+# step while the store is away.
+RETRY_INTERVAL_S = 5.0
+# How long running requests wait for the blocks of ended ones that are still to be copied.
+SHORTAGE_PATIENCE_S = 0.1
+# The share of the engine's blocks that ended requests keep until they are copied, if they are several: what a store costs
+# at most that is slower than the engine.
+KEPT_SHARE_MAX = 0.125
+# How many blocks are remembered that were not saved, until a request finds them in the engine's own cache.
+UNSAVED_MAX = 1 << 16
 
 
 @dataclass
@@ -21,8 +35,42 @@ class _Request:
     """How many of them are there."""
     first: int = 0
     """The first block that is to be loaded."""
+    is_new: bool = True
+    """Whether no step has computed anything of it."""
     saved: int = 0
-    """How many blocks, from the first on, need not be saved."""
+    """How many blocks, from the first on, need not be handed to workers."""
+    parts: int = 0
+    """Parts of blocks that workers have been handed and have not copied yet."""
+    dropped: int = 0
+    """How many of these were abandoned."""
+    oldest: tuple[int, int] | None = None
+    """The lowest of the others' numbers, or a lower one, and where that block is."""
+    retry_at: float = 0.0
+    """When blocks that could not be saved are handed over again."""
+    is_stale: bool = False
+    """Whether the caches were reset since it was admitted: its blocks may be of two lineages, and are not saved."""
+
+    def drop(self) -> None:
+        """What workers have been handed is abandoned."""
+        self.dropped = self.parts
+        if self.oldest is not None:
+            self.saved = min(self.saved, self.oldest[0])
+            self.oldest = None
+
+    def copied(self, parts: int) -> None:
+        """Workers do not need so many parts any more."""
+        self.parts -= parts
+        self.dropped = max(0, self.dropped - parts)
+        if not self.parts:
+            self.oldest = None
+
+
+@dataclass
+class _Leaving:
+    blocks: int
+    """What vLLM keeps of it."""
+    parts: int
+    """Parts of blocks that workers have not copied yet."""
 
 
 @dataclass
@@ -30,28 +78,72 @@ class _State:
     requests: dict[str, _Request] = field(default_factory=dict)
     questions: dict[int, str] = field(default_factory=dict)
     steps: Steps = field(default_factory=Steps)
+    leaving: dict[str, _Leaving] = field(default_factory=dict)
+    """Requests that have ended and whose blocks vLLM keeps."""
+    unsaved: dict[bytes, None] = field(default_factory=dict)
+    """Blocks that were not saved, the oldest first."""
 
 
 class SchedulerSide:
-    """Nothing here waits: a request whose blocks are being asked about is tried again in the next step."""
+    """Nothing here waits: a request whose blocks are being asked about is tried again in the next step.
 
-    def __init__(self, blocks: Blocks) -> None:
+    Blocks are handed to workers when they are whole. Until all workers have copied them, their memory must not be given to
+    another request: vLLM keeps the blocks of an ended request if it is asked to, and workers are told of all other blocks
+    before the step that may overwrite them.
+    """
+
+    def __init__(self, blocks: Blocks, lineage: Lineage) -> None:
         self._blocks = blocks
+        self._lineage = lineage
         self._shared = blocks.open()
         self._transfers = Transfers(self._shared.store, blocks.namespace)
         self._figures = connector_metrics.ConnectorFigures("scheduler")
         self._state = _State()
+        self._pool: Any = None
+        # Numbers of steps: the last one, the last one that loads, and the last one that is known to have ended.
+        self._number = self._loading = self._ended = 0
+        self._skipped = 0
+        self._short_since: float | None = None
+
+    def bind_pool(self, pool: Any) -> None:
+        """Takes note of the engine's own prefix cache."""
+        self._pool = pool
+        self._lineage.watch(pool)
+
+    def reset(self) -> None:
+        """Called when the engine sleeps, or may have got other weights. KV of before is not found any more, and what requests
+        have computed so far is not saved. Blocks that workers have been handed keep the names that they had."""
+        self._lineage.begin_anew()
+        self._state.unsaved.clear()
+        for known in self._state.requests.values():
+            known.question = known.answer = None
+            known.asked = (0, 0)
+            known.saved = 0
+            known.is_new = known.is_stale = True
 
     def on_new_request(self, request: Any) -> None:
-        """Asks the store at once, before the scheduler looks at the request."""
+        """Asks the store at once, before the scheduler looks at the request. What the engine has itself is not moved to
+        memory, but protected from eviction like what is read."""
+        self._reset_with_engine()
         known = self._state.requests.setdefault(request.request_id, _Request(request))
-        self._ask(known, 0)
+        if request.skip_reading_prefix_cache:
+            return
+        in_engine = self._in_engine(request)
+        if in_engine:
+            self._transfers.touch(self._lineage.names(request.block_hashes[:in_engine]), parts=self._blocks.ranks)
+        self._ask(known, in_engine)
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens behind those that are computed the store has, whether they are loaded beside steps; None if
         the store has not said yet."""
+        self._reset_with_engine()
         self._take_answers()
         known = self._state.requests.setdefault(request.request_id, _Request(request))
+        # It begins at its first token.
+        known.is_stale = False
+        # Some requests need what only computing gives: logprobs of the prompt, states of all tokens.
+        if request.skip_reading_prefix_cache:
+            return 0, False
         first = computed // self._blocks.tokens
         limit = self._limit(request)
         if first >= limit:
@@ -71,41 +163,122 @@ class SchedulerSide:
         """Has blocks loaded. The second call for an asynchronous load says 0."""
         known = self._state.requests[request.request_id]
         count = external // self._blocks.tokens
-        first = known.first
+        first, end = known.first, known.first + count
         if count:
-            pairs = [(bytes(request.block_hashes[at]), block_ids[at]) for at in range(first, first + count)]
-            self._state.steps.loads[request.request_id] = pairs
-            known.saved = max(known.saved, first + count)
+            names = self._lineage.names(request.block_hashes[first:end])
+            run = Run(request.request_id, first, names, block_ids[first:end])
+            self._state.steps.loads.append(run)
+            known.saved = max(known.saved, end)
         # What is learnt later is asked for again: the request may be preempted and come back.
         known.answer = None
 
     def next_step(self, scheduled: Any) -> Steps:
         """What workers are to do in a step."""
+        self._reset_with_engine()
         steps, self._state.steps = self._state.steps, Steps()
+        self._number += 1
+        steps.number = self._number
+        if steps.loads:
+            self._loading = self._number
+        for name in scheduled.preempted_req_ids or ():
+            # Also if it has ended since: its blocks are others' already.
+            steps.abandoned.add(name)
+            if name in self._state.requests:
+                self._state.requests[name].drop()
         cached = scheduled.scheduled_cached_reqs
         computed = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        now = time.monotonic()
         for name, tokens in scheduled.num_scheduled_tokens.items():
             known = self._state.requests.get(name)
             if known is None:
                 continue
-            hashes = known.request.block_hashes
-            whole = min((computed[name] + tokens) // self._blocks.tokens, len(hashes))
-            # Blocks that were cached when the request came were saved by who computed them.
-            begin = max(known.saved, computed[name] // self._blocks.tokens)
-            if begin < whole:
-                ids = scheduled.kv_connector_block_state.get_block_ids(name)[0]
-                steps.saves += [(bytes(hashes[at]), ids[at]) for at in range(begin, whole)]
-                known.saved = whole
+            whole = min((computed[name] + tokens) // self._blocks.tokens, len(known.request.block_hashes))
+            is_new, known.is_new = known.is_new, False
+            if is_new:
+                # Blocks that were cached when the request came were handed over by who computed them.
+                known.saved = max(known.saved, computed[name] // self._blocks.tokens)
+            may_have_moved = self._blocks.is_windowed and known.oldest is not None
+            if not (may_have_moved or self._has_to_save(known, whole, now) or (is_new and self._state.unsaved)):
+                continue
+            # As long as the request.
+            ids = scheduled.kv_connector_block_state.get_block_ids(name)[0]
+            if known.oldest is not None and ids[known.oldest[0]] != known.oldest[1]:
+                # A window has left it behind.
+                steps.abandoned.add(name)
+                known.drop()
+            if is_new:
+                self._save_again(steps, known, ids)
+            if self._has_to_save(known, whole, now):
+                self._save(steps, known, whole, ids)
         return steps
 
-    def finished(self, name: str) -> None:
-        """Forgets a request."""
-        self._state.requests.pop(name, None)
+    def ended(self, progress: Progress | None, left: Iterable[str]) -> None:
+        """Takes note of what all workers have done, and of the ended requests whose blocks vLLM does not keep any more."""
+        state = self._state
+        for name in left:
+            state.leaving.pop(name, None)
+        if progress is None:
+            return
+        self._ended = max(self._ended, progress.step)
+        for name, parts in progress.over.items():
+            if name in state.requests:
+                state.requests[name].copied(parts)
+            elif name in state.leaving:
+                state.leaving[name].parts -= parts
+        for name, block in progress.missing.items():
+            if name in state.requests:
+                state.requests[name].saved = min(state.requests[name].saved, block)
+        for name, block in progress.failed.items():
+            if name in state.requests:
+                state.requests[name].saved = min(state.requests[name].saved, block)
+                state.requests[name].retry_at = time.monotonic() + RETRY_INTERVAL_S
+        self._not_saved(progress.unsaved)
+
+    def finished(self, request: Any, block_ids: list[int]) -> bool:
+        """Forgets a request. Returns whether vLLM is to keep its blocks until workers have copied them."""
+        name, steps = request.request_id, self._state.steps
+        known = self._state.requests.pop(name, None)
+        if known is None:
+            return False
+        # Of a request whose loads have failed, vLLM does not count what was computed from them.
+        whole = min(request.num_computed_tokens // self._blocks.tokens, len(request.block_hashes), len(block_ids))
+        if not known.is_new:
+            if self._has_to_save(known, whole, time.monotonic()):
+                self._save(steps, known, whole, block_ids)
+            self._skip(request, known.saved, whole)
+        if known.parts == known.dropped:
+            return False
+        kept = sum(each.blocks for each in self._state.leaving.values())
+        if kept and kept + len(block_ids) > KEPT_SHARE_MAX * self._blocks.in_engine:
+            self._skip(request, known.oldest[0] if known.oldest else known.saved, known.saved)
+            steps.saves = [run for run in steps.saves if run.request != name]
+            steps.abandoned.add(name)
+            return False
+        self._state.leaving[name] = _Leaving(len(block_ids), known.parts - known.dropped)
+        steps.leaving.add(name)
+        return True
+
+    def is_waiting_for_blocks(self) -> bool:
+        """Whether blocks of ended requests become free soon, so that no running request must be preempted. Called when
+        there are too few: saves that last too long are given up then."""
+        leaving = self._state.leaving
+        now = time.monotonic()
+        if not leaving:
+            self._short_since = None
+            return False
+        if self._short_since is None:
+            self._short_since = now
+        if now - self._short_since > SHORTAGE_PATIENCE_S:
+            self._state.steps.abandoned.update(leaving)
+            self._skipped += sum(-(-each.parts // self._blocks.ranks) for each in leaving.values())
+            for each in leaving.values():
+                each.parts = 0
+        return True
 
     def figures(self) -> Any:
         """What has come since the last time."""
-        return self._figures.take(self._transfers, self._shared.store)
+        return self._figures.take(self._transfers, self._shared.store, skipped=self._skipped)
 
     def close(self) -> None:
         """Questions under way are of no use any more."""
@@ -113,18 +286,77 @@ class SchedulerSide:
         self._transfers.close()
         self._shared.close()
 
+    def _may_save(self) -> bool:
+        """A step that waits for its loads computes from whatever came, so its blocks are handed over when all ranks have
+        said that everything came."""
+        return self._blocks.is_async or self._loading <= self._ended
+
+    def _has_to_save(self, known: _Request, whole: int, now: float) -> bool:
+        return known.saved < whole and not known.is_stale and now >= known.retry_at and self._may_save()
+
+    def _save(self, steps: Steps, known: _Request, whole: int, ids: list[int]) -> None:
+        """Hands over the blocks up to ``whole`` that were not handed over yet."""
+        self._hand_over(steps, known, known.saved, whole, ids)
+        known.saved = whole
+
+    def _save_again(self, steps: Steps, known: _Request, ids: list[int]) -> None:
+        """Hands over what the engine has cached and the store was not given."""
+        if not self._state.unsaved or known.is_stale or not self._may_save():
+            return
+        for at, name in enumerate(self._lineage.names(known.request.block_hashes[: known.saved])):
+            if name in self._state.unsaved:
+                self._hand_over(steps, known, at, at + 1, ids)
+
+    def _hand_over(self, steps: Steps, known: _Request, first: int, end: int, ids: list[int]) -> None:
+        names = self._lineage.names(known.request.block_hashes[first:end])
+        steps.saves.append(Run(known.request.request_id, first, names, ids[first:end]))
+        known.parts += len(names) * self._blocks.ranks
+        if known.oldest is None or first < known.oldest[0]:
+            known.oldest = first, ids[first]
+        for name in names:
+            self._state.unsaved.pop(name, None)
+
+    def _skip(self, request: Any, first: int, end: int) -> None:
+        if first < end:
+            self._skipped += end - first
+            self._not_saved(self._lineage.names(request.block_hashes[first:end]))
+
+    def _not_saved(self, names: Collection[bytes]) -> None:
+        unsaved = self._state.unsaved
+        for name in names:
+            unsaved[name] = None
+        while len(unsaved) > UNSAVED_MAX:
+            del unsaved[next(iter(unsaved))]
+
+    def _reset_with_engine(self) -> None:
+        if self._lineage.was_reset():
+            self.reset()
+
     def _limit(self, request: Any) -> int:
         """At least one token must be computed, or there is nothing to choose the next one by."""
         before_last: int = (request.num_tokens - 1) // self._blocks.tokens
         return min(before_last, len(request.block_hashes))
 
+    def _in_engine(self, request: Any) -> int:
+        """How many blocks the engine has itself, by bisection: vLLM evicts the last blocks of a prefix first."""
+        if self._pool is None:
+            return 0
+        low, high = 0, self._limit(request)
+        while low < high:
+            middle = (low + high) // 2
+            if self._pool.get_cached_block(request.block_hashes[middle], [0]) is None:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
     def _ask(self, known: _Request, first: int) -> None:
         limit = self._limit(known.request)
         if first >= limit:
             return
-        hashes = known.request.block_hashes[first:limit]
-        keys = [key for one in hashes for rank in range(self._blocks.ranks) for key in keys_of([one], rank)]
-        known.question = self._transfers.submit_exists(keys, prefetch_to_memory=True)
+        names = self._lineage.names(known.request.block_hashes[first:limit])
+        # A block is there if the parts of all ranks are.
+        known.question = self._transfers.submit_exists(names, prefetch_to_memory=True, parts=self._blocks.ranks)
         known.asked, known.answer = (first, limit), None
         self._state.questions[known.question] = known.request.request_id
 
@@ -135,6 +367,4 @@ class SchedulerSide:
             if known is None or known.question != completed.job:
                 continue
             known.question = None
-            gone = next((at for at, there in enumerate(completed.ok) if not there), len(completed.codes))
-            # A block is there if the parts of all ranks are.
-            known.answer = gone // self._blocks.ranks
+            known.answer = next((at for at, there in enumerate(completed.ok) if not there), len(completed.codes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ..adapters import open_store
+from ..namespaces import private_namespace
 from ..transfers import Completed, Transfers
 from . import metrics, versions
 from .naming import caller_vllm_config, tier_namespace
@@ -33,6 +34,8 @@ logger = logging.getLogger("vllm.terrace")
 _KNOWN = ("weights", "salt", "locality")
 # How long the end of an engine may wait for a store that has not let go of the engine's memory.
 _PATIENCE_S = 60.0
+# How many used chunks the store is told of in a step; of others in a later one, if they are used again.
+_TOUCHED_MAX = 1 << 14
 
 
 class _Job(NamedTuple):
@@ -69,20 +72,26 @@ class TerraceTier(SecondaryTierManager):
         namespace = tier_namespace(offloading, row_bytes, caller_vllm_config(), settings)
         self._shared = open_store(settings, object_bytes=row_bytes, known=_KNOWN)
         self._transfers = Transfers(self._shared.store, namespace)
-        # By its address: the engine lets go of its view when it ends, and no array may stand in its way then.
+        # By its address: the engine lets go of its view when it ends, and no array may stand in its way then. What the view
+        # is of keeps the memory for a store that comes late.
         address = np.frombuffer(primary_kv_view, np.uint8).ctypes.data
-        self._region = self._transfers.register_address(address, rows * row_bytes, row_bytes, primary_kv_view)
-        self._lookups = self._transfers.lookups(
-            hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
-        )
-        # Called for every chunk: without a call in between.
-        self.lookup = self._lookups.lookup  # type: ignore[method-assign, assignment]
+        self._region = self._transfers.register_address(address, rows * row_bytes, row_bytes, primary_kv_view.obj)
+        self._look_up_anew()
         self._jobs: dict[int, _Job] = {}
+        self._touched: set[bytes] = set()
         self._figures = metrics.TierFigures(tier_type)
         is_local = settings["store"].startswith(("disk:", "memory"))
         self.locality = Locality(settings["locality"]) if "locality" in settings else _locality(is_local)
         self._events: list[OffloadingEvent] | None = [] if offloading.enable_kv_cache_events else None
         logger.info("Terrace stores KV in %s: objects of %d bytes, namespace %s", settings["store"], row_bytes, namespace.hex())
+
+    def _look_up_anew(self) -> None:
+        """Forgets what lookups have found."""
+        self._lookups = self._transfers.lookups(
+            hit=LookupResult.HIT, miss=LookupResult.MISS, retry=LookupResult.RETRY
+        )
+        # Called for every chunk: without a call in between.
+        self.lookup = self._lookups.lookup  # type: ignore[method-assign, assignment]
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """Whether the store has a chunk; not known before the step after the one that asks first."""
@@ -145,24 +154,46 @@ class TerraceTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
 
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Chunks that vLLM finds in its own memory are not read from the store. It is told of their use, or the prefixes that
+        are used most would be evicted first."""
+        if len(self._touched) < _TOUCHED_MAX:
+            self._touched.update(keys)
+
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         self._lookups.flush()
+        if self._touched:
+            self._transfers.touch(self._touched)
+            self._touched = set()
 
     def drain_jobs(self) -> None:
+        """Called when vLLM resets its caches: it sleeps, or has got other weights. KV of before must not be found again, so what
+        follows goes to a namespace that this process alone has."""
         self._transfers.wait_idle()
+        self._touched.clear()
+        self._transfers.move_to(private_namespace(self._transfers.namespace))
+        self._look_up_anew()
+        logger.info(
+            "Terrace: the cache was reset, so KV of before is not read any more; the namespace is %s, of this process only",
+            self._transfers.namespace.hex(),
+        )
 
     def shutdown(self) -> None:
-        """Waits for jobs under way, so that nothing touches the engine's memory after this.
-
-        :raises RuntimeError: if the store has not let go of it; the engine keeps it then.
-        """
-        if not self._transfers.wait_idle(_PATIENCE_S):
-            raise RuntimeError(
-                f"the store has not released the engine's memory within {_PATIENCE_S:.0f} s: check whether its disk or "
-                "network hangs"
+        """Waits for jobs under way. Does not raise: vLLM would not clean up its memory then. If the store has not let go of
+        that memory in time, the memory stays mapped until it has."""
+        try:
+            is_idle = self._transfers.wait_idle(_PATIENCE_S)
+            self._transfers.close()
+            if is_idle:
+                self._shared.close()
+                return
+            logger.error(
+                "the store has not released the engine's memory within %.0f s, which stays mapped until it does: check "
+                "whether its disk or network hangs",
+                _PATIENCE_S,
             )
-        self._transfers.close()
-        self._shared.close()
+        except Exception:
+            logger.exception("the store was not closed")
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:

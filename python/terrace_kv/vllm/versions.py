@@ -9,7 +9,7 @@ import re
 logger = logging.getLogger("vllm.terrace")
 
 # What tests/engines/vllm runs.
-TESTED = ("0.32.0",)
+TESTED = ("0.32.0", "0.33.0")
 # The first whose tiers are called as here.
 _FIRST = (0, 30)
 

@@ -43,7 +43,7 @@ class Peer:
     def __init__(self, what: str, place: Any, folder: Path, *others: str) -> None:
         own = {name: value for name, value in place.settings.items() if name not in ("object_max", "for_features")}
         # Where both are there at once, the producer has to wait for the trainer.
-        settings = {"store_settings": own, "max_resident": "2MiB" if place.is_shared else "64MiB"}
+        settings = {"store_settings": own, "max_resident": "16MiB" if place.is_shared else "128MiB", "owner": 0}
         command = [sys.executable, str(ROOT / "python/examples/hidden_states_trainer.py"), what]
         command += ["--store", place.place, "--settings", json.dumps(settings), "--object-max", "1MiB"]
         # So few tokens that there is something to learn of so few samples.
@@ -131,16 +131,18 @@ def test_either_side_may_be_killed_and_nothing_is_left(kind: str, model: Path, t
         assert not list((tmp_path / "refs").glob("*.ref"))
 
         own = {name: value for name, value in place.settings.items() if name not in ("object_max", "for_features")}
-        settings = {"store": place.place, "object_max": "1MiB", "store_settings": own, "max_hold_s": 3600}
+        settings = {"store": place.place, "object_max": "1MiB", "store_settings": own, "max_hold_s": 3600, "owner": 0}
         features = HiddenStatesSettings.of(settings).open()
+        ref = features_ref(features)
         features.gc()
         stats = features.stats()
         assert stats["live"] == 0 and stats["resident_bytes"] == 0 and stats["parked"] == 0, stats
+        features.close()
         tiers = features.store.stats()
         for tier in ("disk", "memory", "remote"):
             assert tiers.get(tier) is None or tiers[tier]["objects"] == 0, tiers
         with pytest.raises(terrace.Gone):
-            features.get(features_ref(features))
+            features.get(ref)
 
 
 def features_ref(features: terrace.FeatureStore) -> terrace.FeatureRef:

@@ -40,6 +40,8 @@ from sglang.test.kits.unified_radix_cache.storage import UnifiedRadixCacheStorag
 
 from terrace_kv.sglang import TerraceStorage
 
+# Looks like a commit.
+REVISION = "1" * 40
 POOLS = {"kv": ComponentType.FULL, "swa": ComponentType.SWA, "mamba": ComponentType.MAMBA}
 
 
@@ -122,7 +124,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
             self.cache.tp_world_size = ranks
         terrace = {"backend_name": "terrace", "module_path": "terrace_kv.sglang", "class_name": "TerraceStorage"}
         told = {**terrace, "interface_v1": 1, "prefetch_threshold": 1, **settings}
-        arguments = {"model_path": "dummy", "revision": "1", **arguments}
+        arguments = {"model_path": "dummy", "revision": REVISION, **arguments}
         server_arguments = ServerArgs(
             page_size=self.cfg.page_size,
             hicache_io_backend="kernel",
@@ -205,7 +207,7 @@ class Server(UnifiedRadixCacheStorageFixtures, unittest.TestCase):
     ) -> dict[str, Any]:
         """Pages of a model whose KV is the same on all ranks: stores some if there is a seed, else loads them. What is
         called here is the backend itself, on a pool of SGLang's."""
-        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision="1"))
+        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", revision=REVISION))
         kind = {"dtype": torch.bfloat16, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "layer_num": 3, "device": "cpu"}
         device = MLATokenToKVPool(size=64, page_size=16, enable_memory_saver=False, **kind)
         layers = {"start_layer": 0, "end_layer": 3, "target_layer_num": 3, "override_kv_cache_dim": device.kv_cache_dim}

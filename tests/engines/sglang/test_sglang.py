@@ -114,7 +114,8 @@ def test_a_longer_prompt_finds_what_is_there_of_it(one: Sglang, two: Sglang, tmp
 @pytest.mark.parametrize(
     "other",
     [
-        {"revision": "2"},
+        {"revision": "2" * 40},
+        {"attention_backend": "triton"},
         {"kv_cache_dtype": "fp8_e5m2"},
         {"config": {"head_dim": 32, "head_num": 4}},
         {"layout": "page_first_direct"},

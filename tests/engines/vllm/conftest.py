@@ -71,10 +71,11 @@ class Host:
 
     def begin(self, model: Path, transfer: dict[str, Any] | None, **more: Any) -> None:
         """Has an engine answer; :meth:`end` has what came of it."""
-        prompts = more.pop("prompts", PROMPTS)
-        engine = {"model": str(model), "kv_transfer_config": transfer} | more
+        asked = {name: more.pop(name) for name in ("prompt_logprobs", "between") if name in more}
+        asked["prompts"] = more.pop("prompts", PROMPTS)
+        asked["engine"] = {"model": str(model), "kv_transfer_config": transfer} | more
         assert self.process.stdin is not None
-        print(json.dumps({"what": "generate", "engine": engine, "prompts": prompts}), file=self.process.stdin, flush=True)
+        print(json.dumps({"what": "generate"} | asked), file=self.process.stdin, flush=True)
 
     def end(self) -> Answer:
         assert self.process.stdout is not None

@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from terrace_kv.vllm import TerraceConnector, TerraceTier
-from terrace_kv.vllm.worker_side import WorkerSide
+from terrace_kv.vllm.copies import Copies, Event
 
 
 class CopyingWorker(OffloadingWorker):
@@ -97,18 +97,17 @@ class ClaimingTier(TerraceTier):
         super().submit_load(job_metadata)
 
 
-class _ZeroingWorkerSide(WorkerSide):
-    def _copy(self, block_ids: list[int], pages: list[int], *, to_staging: bool) -> None:
-        super()._copy(block_ids, pages, to_staging=to_staging)
-        if to_staging:
-            self._staging[pages] = 0
+class _ZeroingCopies(Copies):
+    def to_staging(self, blocks: list[int], pages: list[int], after: Event) -> Event:
+        event = super().to_staging(blocks, pages, after)
+        self._staging[pages] = 0
+        return event
 
 
 class ZeroingConnector(TerraceConnector):
     """As :class:`ZeroingTier`."""
 
-    # vLLM counts the names of these.
-    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
-        if self._worker is not None:
-            self._worker.__class__ = _ZeroingWorkerSide
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        assert self._worker is not None and self._worker._mover is not None
+        self._worker._mover._saving.__class__ = _ZeroingCopies

@@ -15,31 +15,39 @@ import traceback
 from typing import Any
 
 
-def generate(engine: dict[str, Any], prompts: list[list[int]], max_tokens: int = 48) -> dict[str, Any]:
-    """Greedy answers to prompts, one after the other; how much of each was cached; and metrics."""
+def generate(
+    engine: dict[str, Any],
+    prompts: list[list[int]],
+    max_tokens: int = 48,
+    prompt_logprobs: int | None = None,
+    between: list[list[Any]] | None = None,
+) -> dict[str, Any]:
+    """Greedy answers to prompts, one after the other; how much of each was cached; and metrics. With ``between``, calls of
+    methods of the engine, the prompts are asked twice, before and after these calls, and the second answers are told."""
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
 
     transfer = engine.pop("kv_transfer_config", None)
     # Processes that are to hang or to die when the engine is up: a store that is away from the start is refused.
     hangs, dies = engine.pop("hang", None), engine.pop("kill", None)
+    usual = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 4, "block_size": 32}
     model = LLM(
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=1024,
-        max_num_seqs=4,
-        block_size=32,
         disable_log_stats=False,
         kv_transfer_config=None if transfer is None else KVTransferConfig(**transfer),
-        **engine,
+        **usual | engine,
     )
     try:
         if hangs is not None:
             os.kill(hangs, signal.SIGSTOP)
         if dies is not None:
             os.kill(dies, signal.SIGKILL)
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+        if between is not None:
+            for prompt in prompts:
+                model.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+            for method, arguments in between:
+                getattr(model, method)(**arguments)
         told = []
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         for prompt in prompts:
             answer = model.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
             output = answer.outputs[0]

@@ -110,6 +110,74 @@ def test_other_weights_find_nothing(
     assert again.cached == [288] and again.tokens == plain.tokens[:1]
 
 
+def test_engines_that_were_told_something_else_find_nothing(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, found) = on_disk(tmp_path), door
+    first.run(model, transfer(settings))
+    # Positions of some models are scaled by it. Of this one they are not, so that the answers are the same.
+    other = second.run(model, transfer(settings), max_model_len=768)
+    assert other.tokens == plain.tokens and other.counted("vllm:terrace_objects", operation="get") == 0
+    larger = second.run(model, transfer(settings), max_num_seqs=8, gpu_memory_utilization=0.5)
+    assert larger.tokens == plain.tokens and larger.cached == found, "whatever has no influence"
+
+
+def test_f81_weights_that_nothing_identifies_are_refused_with_what_to_do(
+    second: Host, model: Path, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, _) = on_disk(tmp_path), door
+    error = second.fails(model, transfer(settings), load_format="dummy")
+    assert "--load-format is dummy" in error and '"weights"' in error
+    named = second.run(model, transfer(settings | {"weights": "random"}), load_format="dummy", prompts=PROMPTS[:1])
+    assert len(named.tokens[0]) == 48
+
+
+RESETS = {
+    "reset": [["reset_prefix_cache", {"reset_connector": True}]],
+    "sleep": [["sleep", {"level": 1}], ["wake_up", {}]],
+    "silent reset": [["reset_prefix_cache", {}]],
+}
+
+
+@pytest.mark.parametrize("reset", RESETS)
+def test_f77_nothing_of_before_a_reset_is_read(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], reset: str, tmp_path: Path
+) -> None:
+    settings, (transfer, found) = on_disk(tmp_path), door
+    if reset == "silent reset" and transfer is tier:
+        pytest.skip("vLLM's own cache in host memory is not reset either")
+    after = first.run(model, transfer(settings), between=RESETS[reset])
+    # Only the engine's own caches have the prefixes that prompts share.
+    assert after.tokens == plain.tokens and after.cached == [0, 288, found[2]]
+    assert after.counted("vllm:terrace_objects", operation="get") == 0
+    assert second.run(model, transfer(settings)).cached == found, "others find what was stored before"
+
+
+def test_f77_kv_of_new_weights_is_not_shared_with_engines_of_the_old(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, found) = on_disk(tmp_path / "kv"), door
+    other = make_model.write(tmp_path / "other", seed=1)
+    alone = second.run(other, None)
+    reload = ["collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(other)}}]
+    updated = first.run(model, transfer(settings), between=[reload, *RESETS["reset"]])
+    assert updated.tokens == alone.tokens != plain.tokens
+    hit = second.run(model, transfer(settings))
+    assert hit.cached == found and hit.tokens == plain.tokens
+
+
+def test_requests_that_must_compute_their_prompts_do_not_ask(
+    first: Host, second: Host, model: Path, plain: Answer, door: tuple[Door, list[int]], tmp_path: Path
+) -> None:
+    settings, (transfer, found) = on_disk(tmp_path), door
+    first.run(model, transfer(settings))
+    computed = second.run(model, transfer(settings), prompt_logprobs=1)
+    assert computed.tokens == plain.tokens and computed.cached == [0, 0, 0]
+    assert computed.counted("vllm:terrace_objects", operation="exists") == 0, "nothing is brought to memory for them"
+    assert computed.counted("vllm:terrace_objects", operation="get") == 0
+    assert second.run(model, transfer(settings)).cached == found, "and what they compute is saved as ever"
+
+
 def test_a_folder_that_somebody_else_has_is_refused_with_what_to_do(
     first: Host, second: Host, model: Path, door: tuple[Door, list[int]], tmp_path: Path
 ) -> None:

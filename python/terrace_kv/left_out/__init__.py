@@ -1,0 +1,1 @@
+"""What of the configurations of engines is not part of namespaces, and why."""

@@ -1,0 +1,71 @@
+"""As much of vLLM as Terrace's connector imports, where vLLM itself is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1"
+
+
+class _Role:
+    SCHEDULER, WORKER = 0, 1
+
+
+class KVConnectorBase:
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        self._metadata: Any = None
+
+    def bind_connector_metadata(self, metadata: Any) -> None:
+        self._metadata = metadata
+
+    def _get_connector_metadata(self) -> Any:
+        return self._metadata
+
+
+class SecondaryTierManager:
+    def __init__(self, spec: Any, view: memoryview, tier_type: str) -> None:
+        assert view.strides is not None
+        self.block_size_bytes = view.strides[0]
+
+
+def install() -> None:
+    """Lets modules be imported that need vLLM."""
+    if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
+        return
+
+    def a(name: str) -> type:
+        return type(name, (), {})
+
+    modules: dict[str, dict[str, Any]] = {
+        "vllm": {"__version__": "0.32.0"},
+        f"{_BASE}.base": {
+            "KVConnectorBase_V1": KVConnectorBase,
+            "KVConnectorMetadata": a("KVConnectorMetadata"),
+            "KVConnectorWorkerMetadata": a("KVConnectorWorkerMetadata"),
+            "KVConnectorRole": _Role,
+        },
+        f"{_BASE}.metrics": {"KVConnectorPromMetrics": a("KVConnectorPromMetrics"), "KVConnectorStats": a("KVConnectorStats")},
+        "vllm.v1.core.kv_cache_utils": {"resolve_kv_cache_block_sizes": None},
+        "vllm.v1.kv_offload.base": {
+            "Locality": lambda name: name,
+            "LookupResult": SimpleNamespace(HIT="hit", MISS="miss", RETRY="retry"),
+            "Medium": SimpleNamespace(STORAGE="storage"),
+            **{name: a(name) for name in ("OffloadingEvent", "OffloadingMetricMetadata", "ReqContext")},
+            **{name: a(name) for name in ("RequestOffloadingContext", "ScheduleEndContext")},
+            "OffloadKey": bytes,
+        },
+        "vllm.v1.kv_offload.tiering.base": {
+            "JobResult": SimpleNamespace,
+            "SecondaryTierManager": SecondaryTierManager,
+            "TransferJob": a("TransferJob"),
+        },
+    }
+    modules["vllm.v1.kv_offload.base"]["Locality"] = SimpleNamespace(LOCAL="local", REMOTE="remote")
+    for name, content in modules.items():
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            sys.modules.setdefault(".".join(parts[:end]), ModuleType(".".join(parts[:end])))
+        vars(sys.modules[name]).update(content)

@@ -24,8 +24,6 @@ pub struct L3Workload {
     pub total_bytes: u64,
     /// Objects in flight at a time, on disk.
     pub depth: usize,
-    /// How many objects the store has whose opening is timed; 0 for those that were measured.
-    pub open_objects: u32,
     /// Tells what is being done.
     pub progress: fn(&str),
 }
@@ -63,10 +61,6 @@ pub struct L3Figures {
     pub exists_us: f64,
     /// Memory of the index for each object.
     pub bytes_per_object: f64,
-    /// Opening a store of `open_objects` objects, on disk.
-    pub open_s: Option<f64>,
-    /// How many that were.
-    pub open_objects: u32,
 }
 
 /// How often everything is measured; the best counts, since noise only ever slows.
@@ -119,7 +113,7 @@ impl L3Workload {
         }
         let exists_us = exists_us(&*store, objects).await?;
         let bytes_per_object = index_share(&store.stats(), objects);
-        Ok(self.figures(best, exists_us, bytes_per_object, None))
+        Ok(self.figures(best, exists_us, bytes_per_object))
     }
 
     async fn run_disk(&self, path: &Path, io: IoEngine) -> Result<L3Figures, Failure> {
@@ -145,29 +139,8 @@ impl L3Workload {
             crew.remove_all(round < ROUNDS).await?;
         }
         let exists_us = exists_us(&*store, objects).await?;
-        drop((plain, crew, store));
-        std::fs::remove_dir_all(&plain_path)?;
-        let mut opened = open(self.disk_config(&store_path, io, objects), objects)?;
-        std::fs::remove_dir_all(&store_path)?;
-        if self.open_objects > 0 {
-            opened = self.open_many(&path.join("many"), io).await?;
-        }
-        Ok(self.figures(best, exists_us, opened.bytes_per_object, Some(opened)))
-    }
-
-    /// Fills a store with many small objects and opens it.
-    async fn open_many(&self, path: &Path, io: IoEngine) -> Result<Opened, Failure> {
-        const OBJECT_BYTES: usize = 512;
-        (self.progress)(&format!("storing {} objects to open", self.open_objects));
-        let small = L3Workload { object_bytes: OBJECT_BYTES, ..self.clone() };
-        let config = small.disk_config(path, io, self.open_objects);
-        let store = Arc::new(DiskStore::open(config.clone())?);
-        let crew = Crew::new(store.clone(), OBJECT_BYTES, self.open_objects, 8, 64)?;
-        crew.put_all().await?;
-        store.shutdown().await?;
-        drop((crew, store));
-        (self.progress)("opening them");
-        open(config, self.open_objects)
+        let bytes_per_object = index_share(&store.stats(), objects);
+        Ok(self.figures(best, exists_us, bytes_per_object))
     }
 
     fn disk_config(&self, path: &Path, io: IoEngine, objects: u32) -> DiskConfig {
@@ -187,13 +160,7 @@ impl L3Workload {
         (self.total_bytes / self.object_bytes as u64).clamp(1, u64::from(u32::MAX - 1)) as u32
     }
 
-    fn figures(
-        &self,
-        best: Best,
-        exists_us: f64,
-        bytes_per_object: f64,
-        opened: Option<Opened>,
-    ) -> L3Figures {
+    fn figures(&self, best: Best, exists_us: f64, bytes_per_object: f64) -> L3Figures {
         let bytes = f64::from(self.objects()) * self.object_bytes as f64;
         let speed = |took: Duration| bytes / took.as_secs_f64() / 1e9;
         let share = |took: Duration, plain: Duration| plain.as_secs_f64() / took.as_secs_f64();
@@ -206,29 +173,8 @@ impl L3Workload {
             get_share: share(best.get, best.read),
             exists_us,
             bytes_per_object,
-            open_s: opened.as_ref().map(|opened| opened.took.as_secs_f64()),
-            open_objects: opened.map_or(0, |opened| opened.objects),
         }
     }
-}
-
-/// A store that was opened.
-struct Opened {
-    objects: u32,
-    took: Duration,
-    bytes_per_object: f64,
-}
-
-fn open(config: DiskConfig, objects: u32) -> Result<Opened, Failure> {
-    let began = Instant::now();
-    let store = DiskStore::open(config)?;
-    let took = began.elapsed();
-    let stats = store.stats();
-    let found = stats.disk.map_or(0, |disk| disk.objects);
-    if found != u64::from(objects) {
-        return Err(format!("only {found} of {objects} objects were found again").into());
-    }
-    Ok(Opened { objects, took, bytes_per_object: index_share(&stats, objects) })
 }
 
 /// The shortest times.

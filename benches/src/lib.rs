@@ -22,6 +22,8 @@ mod mooncake;
 mod nodes;
 #[cfg(feature = "program")]
 mod plans;
+#[cfg(feature = "program")]
+mod recovery;
 mod scaling;
 mod steps;
 #[cfg(feature = "program")]
@@ -44,6 +46,8 @@ pub use mooncake::{MooncakeFigures, MooncakeOverhead, MooncakeWorkload};
 pub use nodes::{Comparison, NodesFigures, NodesWorkload, TransferFigures};
 #[cfg(feature = "program")]
 pub use plans::{PlanCost, PlansFigures, PlansWorkload};
+#[cfg(feature = "program")]
+pub use recovery::{RecoveryFigures, RecoveryWorkload};
 pub use scaling::{
     Cost, FullPoolFigures, PageEnds, ScalingFigures, ScalingWorkload, StepCost, StepWork, Sweep,
 };

@@ -6,8 +6,9 @@ use crate::cache::Cache;
 use crate::chain::{Chain, Words};
 use crate::node::{NONE, Node};
 use crate::pin::{DevicePin, HostPin};
+use crate::prefix::PrefixDigest;
 use crate::tier::{Device, DevicePage, DevicePages, Host, HostPage, HostPages, Page, Tier};
-use crate::tree::{NodeId, is_evictable};
+use crate::tree::{NodeId, Tree, is_evictable};
 
 /// Everything that is owned outside the cache, for [`Cache::audit`].
 #[derive(Debug, Default)]
@@ -161,7 +162,24 @@ fn shape(cache: &Cache, index: u32, node: &Node) -> Result<(), Fault> {
         key = Chain::behind(follows, &words).next(page);
         ensure!(key == expected, "node {index} has a key that is not its tokens'");
     }
+    if let Some(known) = tree.digests.get(index) {
+        let pages = node.start_page + 1..=node.end_page();
+        ensure!(pages.contains(&known.page), "node {index} has a digest of pages that it has not");
+        let expected = digest_before(tree, index, known.page);
+        ensure!(known.digest == expected, "node {index} has a digest that is not its tokens'");
+    }
     Ok(())
+}
+
+/// The digest of the pages before a place in a node, hashed from the first page on.
+fn digest_before(tree: &Tree, index: u32, page: u32) -> PrefixDigest {
+    let start = PrefixDigest::of_namespace(tree.nodes[index as usize].namespace);
+    tree.path(index, 0).into_iter().fold(start, |before, index| {
+        let node = &tree.nodes[index as usize];
+        let pages = node.contents_from(node.start_page, tree.page_size);
+        let pages = pages.take((page - node.start_page) as usize);
+        pages.fold(before, |digest, (tokens, content)| digest.next(tokens, content))
+    })
 }
 
 fn tier<T: Tier>(cache: &Cache, live: &[(u32, &Node)], pins: &[NodeId]) -> Result<(), Fault> {

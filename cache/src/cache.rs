@@ -12,6 +12,7 @@ use crate::key::PageKey;
 use crate::node::Node;
 use crate::pin::{DevicePin, HostPin, Pin};
 use crate::pool::Pool;
+use crate::prefix::PrefixDigest;
 use crate::reach::Reach;
 use crate::run::PageRun;
 use crate::sequence::Sequence;
@@ -263,7 +264,8 @@ impl Cache {
             metadata_bytes: tree.by_key.capacity() * (size_of::<(PageKey, u32)>() + 1)
                 + tree.nodes.len() * size_of::<Node>()
                 + tree.vacant.capacity() * size_of::<u32>()
-                + tree.spare_bytes(),
+                + tree.spare_bytes()
+                + tree.digests.bytes(),
             ..CacheMemory::default()
         };
         // Nodes share the prompts that they came with.
@@ -661,6 +663,19 @@ impl Cache {
         arrival: &Arrival,
     ) -> impl Iterator<Item = (&[PageKey], bool)> {
         self.tree.keys_along(pin, &arrival.segments)
+    }
+
+    /// Writes the [digest](PrefixDigest) of each page of an arrival along the pinned path to the end of `into`, in
+    /// order, and returns that of the path up to the last of them. An arrival of no pages has the whole path's.
+    ///
+    /// Nodes remember digests, so that a path that grows is not hashed again from its first page.
+    pub fn digests_along(
+        &mut self,
+        pin: &HostPin,
+        arrival: &Arrival,
+        into: &mut Vec<PrefixDigest>,
+    ) -> PrefixDigest {
+        self.tree.digests_along(pin, &arrival.segments, into)
     }
 
     /// Begins a new round of what is known about L3: what it was not seen to have in this round or the one

@@ -159,7 +159,7 @@ pub struct Namespace {
     #[serde(default)]
     pub salt: String,
     /// What all have in common who share an L3, and nobody else knows: who does not know it cannot choose tokens
-    /// such that two prompts have a key in common. Empty for none.
+    /// such that two prompts have a key in common, of which L3 would keep one. Empty for none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub secret: String,
 }

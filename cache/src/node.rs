@@ -153,6 +153,19 @@ impl Node {
         self.is_root() || !T::of(self).pages.is_empty()
     }
 
+    /// The tokens of its pages from the place `first` on, and the digests of what else stands on them.
+    pub(crate) fn contents_from(
+        &self,
+        first: u32,
+        page_size: usize,
+    ) -> impl Iterator<Item = (&[Token], Option<u128>)> {
+        let tokens = &self.excerpt.tokens()[(first - self.start_page) as usize * page_size..];
+        let marks = self.excerpt.marks();
+        (first..)
+            .zip(tokens.chunks_exact(page_size))
+            .map(move |(place, tokens)| (tokens, marks.and_then(|marks| marks.content(place))))
+    }
+
     /// In which round L3 was last seen to have these pages, if it was.
     pub(crate) fn seen_in_l3(&self) -> Option<u32> {
         self.in_l3.then_some(self.l3_round)

@@ -186,13 +186,17 @@ impl Marks {
     ///
     /// Without anything there it is the former key itself, else [that and the digest](PageKey::with_content).
     pub(crate) fn follow(&self, before: PageKey, page: u32) -> PageKey {
-        let Ok(place) = self.0.binary_search_by_key(&page, |&(page, _)| page) else {
-            return before;
-        };
+        let Some(content) = self.content(page) else { return before };
         if planted(Bug::LeaveContentOutOfKey) {
             return before;
         }
-        before.with_content(ContentKey(self.0[place].1))
+        before.with_content(ContentKey(content))
+    }
+
+    /// The digest of what stands on a page besides its tokens, if anything does.
+    pub(crate) fn content(&self, page: u32) -> Option<u128> {
+        let place = self.0.binary_search_by_key(&page, |&(page, _)| page).ok()?;
+        Some(self.0[place].1)
     }
 
     /// Those of the pages from one place in the prompt up to another.

@@ -88,6 +88,18 @@ impl<'a> PageRun<'a> {
         Tokens { prompt: self.front.tokens, appended: self.back.tokens }
     }
 
+    /// The tokens of each page, and the digest of the passages on it, if any of them has content.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (&'a [Token], Option<u128>)> {
+        let of = |part: Part<'a>, first: u32| {
+            let pages = part.tokens.chunks_exact(self.page_size);
+            (first..).zip(pages).map(move |(place, tokens)| {
+                (tokens, part.marks.and_then(|marks| marks.content(place)))
+            })
+        };
+        let border = self.start_page + self.front.keys.len() as u32;
+        of(self.front, self.start_page).chain(of(self.back, border))
+    }
+
     /// The key of the first page.
     ///
     /// # Panics

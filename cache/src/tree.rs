@@ -8,6 +8,7 @@
 //! - a pin counts on every node of its path, so a node without pins has none below it either;
 //! - a node's bytes vanish only when nothing lies below it.
 
+mod digests;
 mod evictable;
 mod grow;
 mod holdings;
@@ -124,6 +125,7 @@ pub struct Tree {
     /// Whether a node may give its last pages to a child that was used alike.
     borders_move: bool,
     spares: spares::Spares,
+    pub(crate) digests: digests::Digests,
     /// The node below which eviction removed another last: it may keep that one's tokens alive. It is
     /// trimmed once eviction has turned to another path: until then it mostly goes on shrinking, and
     /// copies of what is left would be for nothing.
@@ -157,6 +159,7 @@ impl Tree {
             device: tier(),
             host: tier(),
             events,
+            digests: digests::Digests::default(),
             page_size: page_size as usize,
             borders_move: eviction.goes_by_use(),
             spares: spares::Spares::default(),

@@ -38,7 +38,7 @@ enum Command {
     Produce {
         #[command(flatten)]
         common: Common,
-        /// Number of this producer; use the same number after a restart
+        /// Number of this producer; use the same number after a restart, and another one for each producer
         #[arg(long, default_value_t = 0)]
         owner: u16,
         /// Number of samples
@@ -366,6 +366,7 @@ async fn gc(common: &Common, owner: u16, max_hold: Duration) -> Result<String, F
     let config = FeatureConfig { owner: Some(owner), max_hold_ms, ..common.features()? };
     let mut turn = common.turn(&config, 1).await?;
     let report = turn.gc().await?;
+    turn.features.close().await?;
     turn.store.flush().await?;
     let (features, store) = (turn.features.stats(), turn.store.stats());
     let there = store.disk.or(store.remote).unwrap_or_default();

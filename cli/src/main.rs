@@ -7,6 +7,7 @@ mod features;
 mod heap;
 mod keys;
 mod node;
+mod nodes;
 mod replay;
 mod route;
 mod serve;
@@ -17,7 +18,7 @@ mod trace;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// LLM inference scheduler with a three-tier KV cache: device, host and L3
 #[derive(Parser)]
@@ -41,6 +42,8 @@ enum Command {
     Keys(keys::Arguments),
     /// Run an L3 node that shares this machine's memory and disk with servers
     Node(Box<node::Arguments>),
+    /// Show which store L3 nodes belong to, and change their list
+    Nodes(Box<nodes::Arguments>),
     /// Simulate a request trace on a configuration: hit rates, TTFT, ITL, throughput, cost
     Replay(Box<replay::Arguments>),
     /// Run a prefix-aware router in front of several servers
@@ -52,13 +55,21 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if let Command::Config(_) | Command::Node(_) | Command::Route(_) | Command::Serve(_) = command {
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        for warning in settings::unknown_variables(&Arguments::command(), names) {
+            eprintln!("terrace: {warning}");
+        }
+    }
+    let result = match command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Config(arguments) => config::run(&arguments),
         Command::Decisions(arguments) => decisions::run(&arguments),
         Command::Features(arguments) => features::run(&arguments),
         Command::Keys(arguments) => keys::run(&arguments),
         Command::Node(arguments) => node::run(&arguments),
+        Command::Nodes(arguments) => nodes::run(&arguments),
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Route(arguments) => route::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),

@@ -11,7 +11,7 @@ use terrace_l3_disk::{
     DiskConfig, DiskStore, OpenError, Opening, Shortage, TieredConfig, TieredStore,
     usual_reserve_bytes,
 };
-use terrace_l3_nodes::{Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
+use terrace_l3_nodes::{ClientLimits, Holding, NodeClient, NodeConfig, NodeSecret, NodeServer};
 use terrace_replay::human::whole;
 use terrace_server::{ClientSettings, NodeSettings, Size, serve_node_figures};
 
@@ -33,7 +33,7 @@ Ctrl-C, SIGTERM and SIGHUP stop the node after running calls have finished. A te
 it closes; under nohup, SIGHUP is ignored.
 
 All settings can also be in the file. Names there have _ instead of -. Tables [[clients]] with name,
-secret_file and namespaces say which client may use which namespaces.";
+secret_file, namespaces and share say which client may use which namespaces, and how much of the node.";
 
 /// Arguments of `terrace node`.
 #[derive(clap::Args)]
@@ -92,15 +92,26 @@ fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
     let mut clients = Vec::new();
     if let Some(file) = &settings.secret_file {
         let secret = NodeSecret::read(file)?;
-        clients.push(NodeClient { name: String::new(), secret, namespaces: None });
+        clients.push(NodeClient { name: String::new(), secret, limits: None });
     }
-    for ClientSettings { name, secret_file, namespaces } in &settings.clients {
+    for ClientSettings { name, secret_file, namespaces, share } in &settings.clients {
         if name.is_empty() {
             return Err("a client in the list has no name".into());
         }
-        let namespaces = namespaces.as_ref().map(|list| BTreeSet::from_iter(list.clone()));
+        let limits = match (namespaces, share) {
+            (Some(namespaces), share) => {
+                let limits = ClientLimits::new(BTreeSet::from_iter(namespaces.clone()));
+                Some(ClientLimits { share: share.unwrap_or(limits.share), ..limits })
+            }
+            (None, Some(_)) => {
+                return Err(
+                    format!("client {name} has a share and no namespaces that it is for").into()
+                );
+            }
+            (None, None) => None,
+        };
         let secret = NodeSecret::read(secret_file)?;
-        clients.push(NodeClient { name: name.clone(), secret, namespaces });
+        clients.push(NodeClient { name: name.clone(), secret, limits });
     }
     let Some(first) = clients.first() else {
         let advice = "create one with `head -c 32 /dev/urandom | base64 > FILE`, copy it to all \
@@ -110,7 +121,8 @@ fn node_config(settings: &NodeSettings) -> Result<NodeConfig, Box<dyn Error>> {
     let defaults = NodeConfig::new(first.secret.clone());
     let pins_kept_ms = pins_kept_ms(settings);
     let (connections_max, rdma) = (settings.connections_max, settings.rdma.clone());
-    Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, ..defaults })
+    let folder = settings.disk.clone();
+    Ok(NodeConfig { clients, connections_max, pins_kept_ms, rdma, folder, ..defaults })
 }
 
 fn pins_kept_ms(settings: &NodeSettings) -> u64 {
@@ -204,7 +216,7 @@ mod tests {
         let text = "memory = \"2GiB\"\nlisten = \"0.0.0.0:1\"\nshutdown_patience = \"3s\"\n\
                     rdma = \"mlx5_0/1\"\n\
                     [[clients]]\nname = \"alice\"\nsecret_file = \"a\"\n\
-                    namespaces = [\"00000000000000000000000000000007\"]\n";
+                    namespaces = [\"00000000000000000000000000000007\"]\nshare = 0.25\n";
         std::fs::write(&file, text).unwrap();
         let path = file.path().to_str().unwrap();
         let settings = settings(&["--config", path, "--memory", "3GiB"]).unwrap();
@@ -213,6 +225,7 @@ mod tests {
         assert_eq!(settings.rdma, RdmaChoice::Device("mlx5_0/1".to_owned()));
         assert_eq!(settings.shutdown_patience, Duration::from_secs(3));
         assert_eq!(settings.clients[0].namespaces, Some(vec![PageKey(7)]));
+        assert_eq!(settings.clients[0].share, Some(0.25));
     }
 
     #[test]

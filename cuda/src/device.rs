@@ -4,6 +4,7 @@
 
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use terrace_engine::{CopyJob, Device, PageLayout};
 use terrace_l3::Arena;
@@ -23,6 +24,9 @@ use crate::room::Room;
 use crate::stats::{CudaStats, LinkCounts};
 use crate::transfer::{BatchLists, Copier, Ends};
 use crate::ways::{CopyWays, measure};
+
+/// The longest steps, of large chunks behind long prompts, take seconds.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a device is set up.
 #[derive(Clone, Debug)]
@@ -217,6 +221,10 @@ impl Device for CudaDevice {
         }
         let checked = self.driver.bind_thread().and_then(|()| self.driver.check());
         checked.err().map(|error| error.to_string())
+    }
+
+    fn step_timeout(&self) -> Option<Duration> {
+        Some(STEP_TIMEOUT)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use terrace_l3::Arena;
@@ -42,6 +43,12 @@ pub trait Device: Send + Sync + 'static {
     /// The reason why the device can do nothing more, once it has failed for good. The engine asks after a step or a
     /// copy has failed, and ends if there is a reason: it does not retry on a device that is lost.
     fn failure(&self) -> Option<String> {
+        None
+    }
+
+    /// Longest time that a step may take; none where steps have no bound. A device that hangs reports no failure: the
+    /// engine takes it for lost, and ends, when a step takes longer.
+    fn step_timeout(&self) -> Option<Duration> {
         None
     }
 }
@@ -204,8 +211,6 @@ impl CopyProgress {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

@@ -31,6 +31,8 @@ use crate::view::{Figures, History, StepFigures, View};
 const BURST_MAX: usize = 1024;
 /// Transitions that one plan and its events may leave behind.
 const TRACE_MAX: u32 = 16_384;
+/// Time for the result of a late step to arrive: after a pause of the whole process, steps look late that are done.
+const STEP_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver<D: Device> {
     scheduler: WatchedScheduler,
@@ -73,6 +75,8 @@ pub(crate) struct Driver<D: Device> {
     outputs_wanted: Vec<usize>,
     /// Since when the next step could have begun.
     could_begin_at: Instant,
+    /// When the oldest step in flight was first seen to be late.
+    step_late_since: Option<Instant>,
     /// When the device had done the last.
     idle_since: Instant,
     steps: StepFigures,
@@ -181,6 +185,7 @@ impl<D: Device> Driver<D> {
             last_started: None,
             outputs_wanted: Vec::new(),
             could_begin_at: Instant::now(),
+            step_late_since: None,
             idle_since: Instant::now(),
             steps: StepFigures::default(),
             queue: TimeHistogram::default(),
@@ -213,6 +218,7 @@ impl<D: Device> Driver<D> {
                 let Ok(happening) = happened.try_recv() else { break };
                 self.happen(happening);
             }
+            self.check_step_timeout();
             if self.failure.get().is_some() {
                 let closing = self.closing.take().unwrap_or_else(|| Closing::new(Duration::ZERO));
                 return self.close(closing, EndReason::DeviceLost).await;
@@ -244,7 +250,14 @@ impl<D: Device> Driver<D> {
         let planned = deadline.map(|at| self.started + Duration::from_micros(at.0));
         let closing = self.closing.as_ref();
         let closing = closing.map(|closing| closing.patience_ends.unwrap_or(closing.gives_up));
-        [planned, closing].into_iter().flatten().min()
+        [planned, closing, self.step_deadline()].into_iter().flatten().min()
+    }
+
+    /// When to check whether the oldest step in flight takes too long, if there is one and the device sets a limit.
+    fn step_deadline(&self) -> Option<Instant> {
+        let timeout = self.device.step_timeout().filter(|_| self.steps_in_flight > 0)?;
+        let late = self.step_late_since.map(|since| since + STEP_GRACE);
+        Some(late.unwrap_or(self.could_begin_at + timeout))
     }
 
     // ---- what happens ----
@@ -298,13 +311,34 @@ impl<D: Device> Driver<D> {
         closing.replies.push(reply);
     }
 
-    /// Notes it if the device has failed for good.
+    /// Ends the engine if the device has failed for good.
     fn check_device(&self) {
-        if let Some(reason) = self.device.failure()
-            && self.failure.set(reason).is_ok()
-        {
-            let reason = self.failure.get().map_or("", String::as_str);
+        if let Some(reason) = self.device.failure() {
+            self.fail(reason);
+        }
+    }
+
+    /// Ends the engine if the device has not finished a step in time.
+    fn check_step_timeout(&mut self) {
+        let now = Instant::now();
+        if self.step_deadline().is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        if self.step_late_since.is_none() {
+            self.step_late_since = Some(now);
+        } else {
+            // Dropping the device would wait for its copies, which may hang too.
+            std::mem::forget(self.device.clone());
+            let waited = self.could_begin_at.elapsed().as_secs_f64();
+            self.fail(format!("it hangs: a step has not ended after {waited:.1} s"));
+        }
+    }
+
+    /// Notes the first reason for which the device can do nothing more.
+    fn fail(&self, reason: String) {
+        if self.failure.get().is_none() {
             tracing::error!("the device has failed, and the engine ends: {reason}");
+            let _ = self.failure.set(reason);
         }
     }
 
@@ -404,6 +438,7 @@ impl<D: Device> Driver<D> {
         let now = self.now();
         self.steps_in_flight -= 1;
         self.last_step_ended = Some(job.step);
+        self.step_late_since = None;
         // One that was started ahead could not begin before the one before it had ended.
         let could_begin_at = job.could_begin_at.max(self.idle_since);
         (self.could_begin_at, self.idle_since) = (job.ended_at, job.ended_at);
@@ -490,9 +525,15 @@ impl<D: Device> Driver<D> {
         for copy in &plan.copies {
             self.start_copy(&plan, copy);
         }
+        if let Some(step) = plan.step {
+            self.start_step(step, &plan);
+        }
+        // The model is busy: what follows keeps nobody waiting.
         for op in &plan.l3 {
             let transfers = self.transfers.as_ref().expect("L3 is planned only where there is one");
-            let call_off = transfers.start(&plan, op, self.namespace, &self.happenings);
+            let mut prefixes = Vec::with_capacity(plan.l3_host_pages(op).len());
+            self.scheduler.l3_digests(op.op, &mut prefixes);
+            let call_off = transfers.start(&plan, op, self.namespace, prefixes, &self.happenings);
             self.l3_operations.insert(op.op, call_off);
         }
         for op in &plan.cancelled {
@@ -501,10 +542,6 @@ impl<D: Device> Driver<D> {
                 call_off.call_off();
             }
         }
-        if let Some(step) = plan.step {
-            self.start_step(step, &plan);
-        }
-        // The model is busy: what follows keeps nobody waiting.
         for transition in self.scheduler.drain_trace() {
             if let Some(live) = self.live.get_mut(&transition.request) {
                 if is_first_admission(&transition) {

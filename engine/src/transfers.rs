@@ -6,10 +6,10 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use terrace_l3::{
-    Arena, ExistsOptions, Get, GetOptions, ObjectId, Put, PutOptions, Registration, Results, Store,
-    StoreError,
+    Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Put, PutOptions, Registration,
+    Results, Store, StoreError,
 };
-use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan};
+use terrace_scheduler::{HostPage, L3Kind, L3Op, OpId, Outcome, PageKey, Plan, PrefixDigest};
 
 use crate::call_off::CallOff;
 use crate::happening::{Happening, Happenings};
@@ -46,17 +46,21 @@ impl Transfers {
     }
 
     /// Starts an operation; its outcome is reported when it has one, and what is returned calls it off. The
-    /// namespace is the model's; adapter and salt are part of the keys.
+    /// namespace is the model's; adapter and salt are part of the keys. Pages that are moved have a digest of their
+    /// prefix each.
     pub(crate) fn start(
         &self,
         plan: &Plan,
         op: &L3Op,
         namespace: PageKey,
+        prefixes: Vec<PrefixDigest>,
         happenings: &Happenings,
     ) -> CallOff {
         let keys = plan.l3_keys(op).iter();
         let ids: Vec<ObjectId> = keys.map(|&key| ObjectId::page(namespace, key)).collect();
         let pages = plan.l3_host_pages(op).to_vec();
+        assert_eq!(pages.len(), prefixes.len(), "every page that is moved has a prefix");
+        let pages = pages.into_iter().zip(prefixes).collect();
         let owed = Owed { op: op.op, outcome: Outcome::Failed, happenings: happenings.clone() };
         let call_off = CallOff::default();
         let lane = self.lane.clone();
@@ -90,7 +94,7 @@ impl Lane {
         self,
         kind: L3Kind,
         ids: Vec<ObjectId>,
-        pages: Vec<HostPage>,
+        pages: Vec<(HostPage, PrefixDigest)>,
         call_off: CallOff,
         mut owed: Owed,
     ) {
@@ -122,14 +126,13 @@ impl Lane {
     async fn prefetch(
         &self,
         ids: &[ObjectId],
-        pages: &[HostPage],
+        pages: &[(HostPage, PrefixDigest)],
         call_off: &CallOff,
         report: impl Fn(Outcome),
     ) -> Outcome {
-        let gets = ids
-            .iter()
-            .zip(pages)
-            .map(|(&id, page)| self.host.target(page.slot()).map(|target| Get::new(id, target)));
+        let gets = ids.iter().zip(pages).map(|(&id, (page, prefix))| {
+            self.host.target(page.slot()).map(|target| Get::new(id, target).with_prefix(*prefix))
+        });
         let mut gets = match gets.collect::<Result<VecDeque<_>, _>>() {
             Ok(gets) => gets,
             Err(lent) => return self.in_use(&lent),
@@ -161,13 +164,12 @@ impl Lane {
     async fn back_up(
         &self,
         ids: &[ObjectId],
-        pages: &[HostPage],
+        pages: &[(HostPage, PrefixDigest)],
         report: impl Fn(Outcome),
     ) -> Outcome {
-        let puts = ids
-            .iter()
-            .zip(pages)
-            .map(|(&id, page)| self.host.source(page.slot()).map(|source| Put::new(id, source)));
+        let puts = ids.iter().zip(pages).map(|(&id, (page, prefix))| {
+            self.host.source(page.slot()).map(|source| Put::new(id, source).with_prefix(*prefix))
+        });
         let puts = match puts.collect::<Result<Vec<_>, _>>() {
             Ok(puts) => puts,
             Err(lent) => return self.in_use(&lent),
@@ -181,15 +183,15 @@ impl Lane {
     async fn settle<T>(
         &self,
         results: &[Result<T, StoreError>],
-        pages: &[HostPage],
+        pages: &[(HostPage, PrefixDigest)],
         report: impl Fn(Outcome),
     ) -> Outcome {
-        let is_touched = |(result, page): (&Result<T, _>, &HostPage)| {
+        let is_touched = |(result, (page, _)): (&Result<T, _>, &(HostPage, PrefixDigest))| {
             result.is_err() && self.host.is_lent(page.slot())
         };
         if results.iter().zip(pages).any(is_touched) {
             report(Outcome::TimedOut);
-            for page in pages {
+            for (page, _) in pages {
                 self.host.returned(page.slot()).await;
             }
         }
@@ -216,11 +218,14 @@ fn probe_outcome(found: &[Result<(), StoreError>]) -> Outcome {
     }
 }
 
-/// What the results of a batch come to: it counts as far as everything before is sound.
+/// What the results of a batch come to: it counts as far as everything before is sound. A page of other tokens under
+/// the same key is none of these: clients could make such pages, and must not make the store look as if it failed.
 fn outcome<T>(results: &[Result<T, StoreError>]) -> Outcome {
     let sound = results.iter().take_while(|result| result.is_ok()).count();
     match results.get(sound) {
         None => Outcome::Done,
+        Some(Err(StoreError::Corrupt(Mismatch::Prefix))) if sound == 0 => Outcome::Missing,
+        Some(Err(StoreError::Corrupt(Mismatch::Prefix))) => Outcome::Partial(sound as u32),
         Some(Err(StoreError::Corrupt(_))) if sound > 0 => Outcome::CorruptAfter(sound as u32),
         Some(_) if sound > 0 => Outcome::Partial(sound as u32),
         Some(Ok(_)) => unreachable!("the first result that is not sound is an error"),
@@ -281,10 +286,13 @@ mod tests {
         let (sound, gone) = (|| Ok(()), || Err::<(), _>(StoreError::Missing));
         assert_eq!(outcome(&[sound(), sound()]), Outcome::Done);
         assert_eq!(outcome(&[sound(), gone(), sound()]), Outcome::Partial(1));
-        let bad = || Err(StoreError::Corrupt(terrace_l3::Mismatch::Payload));
+        let bad = || Err(StoreError::Corrupt(Mismatch::Payload));
+        let foreign = || Err(StoreError::Corrupt(Mismatch::Prefix));
         assert_eq!(outcome(&[sound(), bad(), sound()]), Outcome::CorruptAfter(1));
         assert_eq!(outcome(&[bad(), sound()]), Outcome::Corrupt);
         assert_eq!(outcome(&[gone(), sound()]), Outcome::Missing);
+        assert_eq!(outcome(&[foreign(), sound()]), Outcome::Missing);
+        assert_eq!(outcome(&[sound(), foreign()]), Outcome::Partial(1));
         assert_eq!(outcome(&[Err::<(), _>(StoreError::Closed)]), Outcome::Failed);
     }
 }

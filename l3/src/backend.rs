@@ -6,7 +6,7 @@
 
 pub use crate::arena::{ALIGNMENT, Headroom};
 pub use crate::catalogue::{
-    Catalogue, Recorded, Reserved, Slot, check_shares, leases_max, slots_of,
+    Catalogue, NamespaceShare, Recorded, Reserved, Slot, check_shares, leases_max, slots_of,
 };
 pub use crate::fields::Fields;
 pub use crate::guard::{after, died, merge, one_each, split};

@@ -10,18 +10,24 @@ mod leases;
 mod namespaces;
 mod owners;
 mod protection;
+mod rings;
+mod shares;
 mod sizes;
+mod table;
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 use terrace_cache::PageKey;
 
 use self::leases::Leases;
 use self::namespaces::Namespaces;
 use self::owners::{NOBODY, OwnerNumber, Owners};
+use self::rings::{Ring, Rings};
+pub use self::shares::NamespaceShare;
+use self::shares::Shares;
 pub use self::sizes::{check_shares, leases_max, slots_of};
+use self::table::Table;
 use crate::object::ObjectId;
 use crate::stats::TierStats;
 use crate::store::{Owner, Pin, Removal, StoreError};
@@ -34,10 +40,14 @@ const NO_SLOT: Slot = Slot::MAX;
 /// Which object is in which slot, and which may go.
 #[derive(Debug)]
 pub struct Catalogue {
+    /// Slots that were in use at least once.
     entries: Vec<Entry>,
-    table: HashTable<Slot>,
+    /// Number of slots, in use or not.
+    slots: Slot,
+    table: Table,
     namespaces: Namespaces,
     owners: Owners,
+    shares: Shares,
     /// The first of the free slots that were used before; each names the next.
     free: Slot,
     /// Likewise those whose last write failed. They are used when nothing else is left: what ails one
@@ -45,27 +55,28 @@ pub struct Catalogue {
     shunned: Slot,
     /// How many there are of both.
     free_count: u32,
-    /// Slots from here on have never been used.
-    fresh: Slot,
     /// Slots from here on cannot be used yet.
     usable: Slot,
-    /// The row of present objects, in which they stand as they came, and its ends.
-    row: Vec<Neighbours>,
-    oldest: Slot,
-    newest: Slot,
+    /// The rows of present objects.
+    rings: Rings,
+    /// Objects that nothing protects, as they came.
+    plain: Ring,
+    /// Objects with a soft pin and nothing else.
+    softly_pinned: Ring,
     /// Doomed slots that the backend has not been told of.
     doomed: Vec<Slot>,
     leases: Leases,
-    /// Nothing could be evicted the last time, and until then nothing has changed.
-    barren_until_ms: u64,
-    /// The same, of objects without a soft pin.
-    plain_barren_until_ms: u64,
+    /// When the pins of the next owner stop to count, at the earliest.
+    owners_end_ms: u64,
     present: u32,
     /// Reads under way.
     reads: u32,
     soft_pinned: u32,
     bytes: u64,
     counts: Counts,
+    /// Objects that searches for a victim have looked at.
+    #[cfg(test)]
+    looked_at: u64,
 }
 
 /// What happened to objects, as far as the catalogue sees it.
@@ -89,6 +100,20 @@ enum State {
     Leaving,
 }
 
+const UNUSED: Entry = Entry {
+    key: PageKey(0),
+    generation: 0,
+    leased_until_ms: 0,
+    namespace: 0,
+    length: NO_SLOT,
+    owner: NOBODY,
+    readers: 0,
+    state: State::Free,
+    soft_pin: false,
+    visited: false,
+    recorded: false,
+};
+
 /// 48 bytes: with its neighbours and its share of the table an object costs less than 72.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -110,13 +135,6 @@ struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 48);
-
-/// Those beside a present object in the order in which they came.
-#[derive(Clone, Copy, Debug)]
-struct Neighbours {
-    older: Slot,
-    newer: Slot,
-}
 
 /// What the disk's index says of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,43 +159,35 @@ pub enum Reserved {
 }
 
 impl Catalogue {
-    /// A catalogue of `slots` slots, of which the first `usable` can be used.
+    /// Returns a catalogue of `slots` slots, of which the first `usable` can be used. Its memory grows with their number
+    /// and with the number of slots in use.
     pub fn new(slots: Slot, usable: Slot) -> Self {
-        let empty = Entry {
-            key: PageKey(0),
-            generation: 0,
-            leased_until_ms: 0,
-            namespace: 0,
-            length: NO_SLOT,
-            owner: NOBODY,
-            readers: 0,
-            state: State::Free,
-            soft_pin: false,
-            visited: false,
-            recorded: false,
-        };
+        let mut rings = Rings::default();
+        let (plain, softly_pinned) = (rings.add(), rings.add());
         Self {
-            entries: vec![empty; slots as usize],
-            table: HashTable::with_capacity(slots as usize),
+            entries: Vec::new(),
+            slots,
+            table: Table::new(slots, usable),
             namespaces: Namespaces::default(),
             owners: Owners::default(),
+            shares: Shares::default(),
             free: NO_SLOT,
             shunned: NO_SLOT,
             free_count: 0,
-            fresh: 0,
             usable,
-            row: vec![Neighbours { older: NO_SLOT, newer: NO_SLOT }; slots as usize],
-            oldest: NO_SLOT,
-            newest: NO_SLOT,
+            rings,
+            plain,
+            softly_pinned,
             doomed: Vec::new(),
             leases: Leases::default(),
-            barren_until_ms: 0,
-            plain_barren_until_ms: 0,
+            owners_end_ms: u64::MAX,
             present: 0,
             reads: 0,
             soft_pinned: 0,
             bytes: 0,
             counts: Counts::default(),
+            #[cfg(test)]
+            looked_at: 0,
         }
     }
 
@@ -215,6 +225,7 @@ impl Catalogue {
         if being_written {
             return Err(StoreError::BeingWritten);
         }
+        self.keep_to_share(&id.namespace, now_ms)?;
         if !self.has_free() {
             return Ok(Reserved::NoSlot);
         }
@@ -239,7 +250,6 @@ impl Catalogue {
         self.soft_pinned += u32::from(entry.soft_pin);
         self.owners.appear(entry.owner);
         self.stand_in_row(slot);
-        self.may_go(slot);
         let mut replaced = self.generations(&self.id(slot));
         replaced.retain(|other| self.entries[*other as usize].state == State::Present);
         let latest =
@@ -267,13 +277,12 @@ impl Catalogue {
     /// ([`Catalogue::doubt_owners`]).
     pub fn restore(&mut self, slot: Slot, recorded: &Recorded) -> bool {
         let Recorded { id, length, owner } = recorded;
-        assert!(slot >= self.fresh, "restored in the order of slots");
-        while self.fresh < slot {
-            let unused = self.fresh;
-            self.fresh += 1;
+        assert!(slot >= self.fresh(), "restored in the order of slots");
+        while self.fresh() < slot {
+            let unused = self.take_fresh();
             self.make_free(unused);
         }
-        self.fresh = slot + 1;
+        self.take_fresh();
         let beaten = self
             .generations(id)
             .iter()
@@ -318,7 +327,6 @@ impl Catalogue {
         if entry.state == State::Leaving && entry.readers == 0 {
             self.make_free(slot);
         }
-        self.may_go(slot);
     }
 
     /// Makes an object impossible to find.
@@ -421,7 +429,7 @@ impl Catalogue {
             let entry = &self.entries[*slot as usize];
             entry.key == key && entry.generation == generation && entry.namespace == namespace
         };
-        let slot = *self.table.find(hash(key, namespace), same)?;
+        let slot = self.table.find(hash(key, namespace), same)?;
         (self.entries[slot as usize].state == State::Present).then_some(slot)
     }
 
@@ -434,7 +442,7 @@ impl Catalogue {
 
     /// What the disk's index says of the object in `slot`, if it names it.
     pub fn recorded(&self, slot: Slot) -> Option<Recorded> {
-        let entry = &self.entries[slot as usize];
+        let entry = self.entries.get(slot as usize)?;
         (entry.recorded && entry.state != State::Free).then(|| Recorded {
             id: self.id(slot),
             length: entry.length,
@@ -449,7 +457,7 @@ impl Catalogue {
 
     /// Whether the slot has an object that can be found.
     pub fn is_present(&self, slot: Slot) -> bool {
-        self.entries[slot as usize].state == State::Present
+        self.entries.get(slot as usize).is_some_and(|entry| entry.state == State::Present)
     }
 
     /// The length of the object in the slot.
@@ -459,7 +467,7 @@ impl Catalogue {
 
     /// How many slots there are.
     pub fn slots(&self) -> Slot {
-        self.entries.len() as Slot
+        self.slots
     }
 
     /// How many of them can be used.
@@ -469,12 +477,12 @@ impl Catalogue {
 
     /// Slots that are not free, of those that can be used.
     pub fn used(&self) -> Slot {
-        self.fresh - self.free_count
+        self.fresh() - self.free_count
     }
 
     /// Whether a slot could be taken without evicting.
     pub fn has_free(&self) -> bool {
-        self.free_count > 0 || self.fresh < self.usable
+        self.free_count > 0 || self.fresh() < self.usable
     }
 
     /// How many doomed slots there are that the backend has not been told of.
@@ -490,6 +498,7 @@ impl Catalogue {
             bytes: self.bytes,
             resident_bytes: u64::from(self.used()) * slot_bytes,
             capacity_bytes: u64::from(self.slots()) * slot_bytes,
+            slot_bytes,
             index_bytes: self.index_bytes() as u64,
             hard_pinned: self.owners.pinned(now_ms),
             soft_pinned: u64::from(self.soft_pinned),
@@ -504,12 +513,13 @@ impl Catalogue {
 
     fn index_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>()
-            + self.row.capacity() * size_of::<Neighbours>()
-            + self.table.allocation_size()
+            + self.rings.bytes()
+            + self.table.bytes()
             + self.leases.bytes()
             + self.doomed.capacity() * size_of::<Slot>()
             + self.namespaces.bytes()
             + self.owners.bytes()
+            + self.shares.bytes()
     }
 
     /// Whether any generation of an object is there, or being written.
@@ -521,7 +531,7 @@ impl Catalogue {
     fn generations(&self, id: &ObjectId) -> SmallVec<[Slot; 2]> {
         let mut slots = SmallVec::new();
         if let Some(namespace) = self.namespaces.find(id) {
-            slots.extend(self.table.iter_hash(hash(id.key, namespace)).copied().filter(|slot| {
+            slots.extend(self.table.candidates(hash(id.key, namespace)).filter(|slot| {
                 let entry = &self.entries[*slot as usize];
                 entry.key == id.key && entry.namespace == namespace
             }));
@@ -550,7 +560,8 @@ impl Catalogue {
             let entry = &self.entries[*slot as usize];
             hash(entry.key, entry.namespace)
         };
-        self.table.insert_unique(hash_of(&slot), slot, hash_of);
+        self.table.insert(hash_of(&slot), slot, hash_of);
+        self.shares.enter(&id.namespace);
     }
 
     /// Takes a present object out of the table and the counts.
@@ -563,8 +574,8 @@ impl Catalogue {
         self.soft_pinned -= u32::from(entry.soft_pin);
         self.bytes -= u64::from(entry.length);
         self.owners.disappear(entry.owner);
-        self.disown(slot);
         self.leave_row(slot);
+        self.disown(slot);
     }
 
     /// Nobody has a hard pin on what is in `slot`.
@@ -575,14 +586,13 @@ impl Catalogue {
 
     fn forget(&mut self, slot: Slot) {
         let Entry { key, namespace, .. } = self.entries[slot as usize];
-        let found = self.table.find_entry(hash(key, namespace), |other| *other == slot);
-        found.expect("every slot that is not free or doomed is in the table").remove();
+        self.table.remove(hash(key, namespace), slot);
+        self.shares.leave(&self.namespaces.digest(namespace));
     }
 
     fn take_free(&mut self) -> Option<Slot> {
-        if self.free == NO_SLOT && self.fresh < self.usable {
-            self.fresh += 1;
-            return Some(self.fresh - 1);
+        if self.free == NO_SLOT && self.fresh() < self.usable {
+            return Some(self.take_fresh());
         }
         let list = if self.free != NO_SLOT { &mut self.free } else { &mut self.shunned };
         let slot = *list;
@@ -591,6 +601,18 @@ impl Catalogue {
             self.free_count -= 1;
             slot
         })
+    }
+
+    /// The first slot that was never used.
+    fn fresh(&self) -> Slot {
+        self.entries.len() as Slot
+    }
+
+    fn take_fresh(&mut self) -> Slot {
+        let slot = self.fresh();
+        push_tightly(&mut self.entries, UNUSED);
+        self.rings.push_slot();
+        slot
     }
 
     fn make_free(&mut self, slot: Slot) {
@@ -604,6 +626,15 @@ impl Catalogue {
         self.free = slot;
         self.free_count += 1;
     }
+}
+
+/// Appends to a list that grows by an eighth: doubling would take far more memory than a large store needs.
+fn push_tightly<T>(list: &mut Vec<T>, value: T) {
+    const GROWTH_MIN: usize = 1024;
+    if list.len() == list.capacity() {
+        list.reserve_exact((list.len() / 8).max(GROWTH_MIN));
+    }
+    list.push(value);
 }
 
 /// Keys of pages are hashes already; others need not be: they may be small numbers, or the same in

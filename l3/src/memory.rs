@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::arena::{Arena, Source, Target};
-use crate::catalogue::{Catalogue, Reserved, Slot, check_shares, leases_max, slots_of};
+use crate::catalogue::{
+    Catalogue, NamespaceShare, Reserved, Slot, check_shares, leases_max, slots_of,
+};
 use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, copy_with_checksum};
 use crate::registry::{Registration, Registry};
 use crate::stats::{StoreStats, TierStats};
@@ -145,6 +147,7 @@ impl MemoryStore {
             match state.catalogue.reserve(&id, length as u32, pin, now_ms)? {
                 Reserved::AlreadyThere(_) => return Ok(None),
                 Reserved::Slot(slot) => {
+                    state.catalogue.release_doomed();
                     self.make_room(&mut state, now_ms);
                     let lent = self.shared.arena.target(slot);
                     let target = lent.expect("a free slot has no readers").first(length);
@@ -152,12 +155,19 @@ impl MemoryStore {
                     let target = Some(target);
                     return Ok(Some(Reservation { store, slot, target, published: false }));
                 }
-                Reserved::NoSlot if state.catalogue.evict(now_ms) => {
+                Reserved::NoSlot
+                    if state.catalogue.doomed() > 0 || state.catalogue.evict(now_ms) =>
+                {
                     state.catalogue.release_doomed();
                 }
                 Reserved::NoSlot => return Err(StoreError::Full),
             }
         }
+    }
+
+    /// Limits groups of namespaces to shares of the slots.
+    pub fn set_shares(&self, shares: &[NamespaceShare]) {
+        self.shared.state.lock().catalogue.set_shares(shares);
     }
 
     /// The memory that the objects are in, one slot a page.
@@ -290,8 +300,7 @@ impl MemoryStore {
             return Ok(None);
         };
         let checksum = copy_with_checksum(&put.source, &mut slot.target());
-        let header = Header { id: put.id, length: put.source.len() as u64, checksum };
-        Ok(Some((slot, header)))
+        Ok(Some((slot, put.header_with(checksum))))
     }
 
     fn get(&self, get: &mut Get) -> Result<Served, StoreError> {
@@ -303,7 +312,7 @@ impl MemoryStore {
             (slot, length as usize, state.headers[slot as usize])
         };
         let verified = if length == get.target.len() {
-            Header::verify(&header, &get.id, length as u64)
+            get.verify(&header)
                 .and_then(|header| {
                     let source = self.shared.arena.source(slot);
                     let source = source.expect("a present slot is not written").first(length);

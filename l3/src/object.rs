@@ -4,7 +4,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest, checksum, checksum_combine};
 use serde::{Deserialize, Serialize};
-use terrace_cache::PageKey;
+use terrace_cache::{PageKey, PrefixDigest};
 
 use crate::fields::Fields;
 use crate::share_out::{share_out, threads_for};
@@ -13,7 +13,10 @@ use crate::share_out::{share_out, threads_for};
 pub const HEADER_BYTES: usize = 80;
 
 const MAGIC: [u8; 8] = *b"TERRACEO";
+/// Of a header that names namespace, key and generation.
 const VERSION: u32 = 1;
+/// Of a header that carries a digest of the prefix. The numbers are those of the whole format: 2 is that of an index.
+const VERSION_WITH_PREFIX: u32 = 3;
 
 /// The name of an object. A get, a pin or a removal means exactly this generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -63,6 +66,8 @@ pub struct Header {
     pub length: u64,
     /// The payload's CRC-64/NVME.
     pub checksum: u64,
+    /// What the payload is the KV of, if its key alone does not prove that.
+    pub prefix: Option<PrefixDigest>,
 }
 
 /// Which part of an object did not verify.
@@ -92,6 +97,9 @@ pub enum Mismatch {
     /// The payload's checksum does not fit.
     #[error("the payload's checksum does not match")]
     Payload,
+    /// It is the KV of other tokens whose page has the same key, or does not say of which.
+    #[error("the object does not belong to these tokens")]
+    Prefix,
 }
 
 impl Header {
@@ -103,24 +111,48 @@ impl Header {
 
     /// The header of `payload` under `id`, whose checksum is known.
     pub fn with_checksum(id: ObjectId, payload: &[u8], checksum: u64) -> Self {
-        Self { id, length: payload.len() as u64, checksum }
+        Self { id, length: payload.len() as u64, checksum, prefix: None }
+    }
+
+    /// The same header with the digest of the page's prefix.
+    ///
+    /// # Panics
+    /// If the object has a generation: pages are named by their content.
+    #[must_use]
+    pub fn with_prefix(self, prefix: Option<PrefixDigest>) -> Self {
+        assert!(prefix.is_none() || self.id.generation == 0, "a page has no generations");
+        Self { prefix, ..self }
     }
 
     /// The bytes of the header, as `FORMAT.md` draws them.
+    ///
+    /// # Panics
+    /// If a page has 4 GiB.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[16..56].copy_from_slice(&self.id.to_bytes());
-        bytes[56..64].copy_from_slice(&self.length.to_le_bytes());
+        match &self.prefix {
+            None => {
+                bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+                bytes[16..56].copy_from_slice(&self.id.to_bytes());
+                bytes[56..64].copy_from_slice(&self.length.to_le_bytes());
+            }
+            Some(prefix) => {
+                let length = u32::try_from(self.length).expect("a page is smaller than 4 GiB");
+                bytes[8..12].copy_from_slice(&VERSION_WITH_PREFIX.to_le_bytes());
+                bytes[12..16].copy_from_slice(&length.to_le_bytes());
+                bytes[16..32].copy_from_slice(&self.id.key.0.to_le_bytes());
+                bytes[32..64].copy_from_slice(&prefix.to_bytes());
+            }
+        }
         bytes[64..72].copy_from_slice(&self.checksum.to_le_bytes());
-        let checksum = payload_checksum(&bytes[..72]);
+        let checksum = header_checksum(&bytes, self.prefix.is_some().then_some(&self.id));
         bytes[72..80].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
-    /// Reads a header and checks everything about it but the payload: it must be that of `id`, with a
+    /// Reads a header and checks everything about it but the payload and the prefix: it must be that of `id`, with a
     /// payload of `length` bytes.
     ///
     /// # Errors
@@ -131,16 +163,43 @@ impl Header {
         length: u64,
     ) -> Result<Self, Mismatch> {
         let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let found = Fields::of(&bytes[16..]).id().expect("a header has a name");
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let check = |fits: bool, otherwise: Mismatch| if fits { Ok(()) } else { Err(otherwise) };
         check(bytes[0..8] == MAGIC, Mismatch::Magic)?;
-        check(number(8) == u64::from(VERSION), Mismatch::Version)?;
-        check(number(72) == payload_checksum(&bytes[..72]), Mismatch::HeaderChecksum)?;
+        let (found, found_length, prefix, checksum) = match half(8) {
+            VERSION => {
+                check(half(12) == 0, Mismatch::Version)?;
+                let found = Fields::of(&bytes[16..]).id().expect("a header has a name");
+                (found, number(56), None, header_checksum(bytes, None))
+            }
+            VERSION_WITH_PREFIX => {
+                let key = u128::from_le_bytes(*bytes[16..].first_chunk().expect("16 bytes"));
+                let prefix = *bytes[32..].first_chunk().expect("32 bytes");
+                // Its checksum says of which namespace it is.
+                let found = ObjectId::page(id.namespace, PageKey(key));
+                let checksum = header_checksum(bytes, Some(id));
+                (found, u64::from(half(12)), Some(PrefixDigest::from_bytes(prefix)), checksum)
+            }
+            _ => return Err(Mismatch::Version),
+        };
+        check(number(72) == checksum, Mismatch::HeaderChecksum)?;
         check(found.namespace == id.namespace, Mismatch::Namespace)?;
         check(found.key == id.key, Mismatch::Key)?;
         check(found.generation == id.generation, Mismatch::Generation)?;
-        check(number(56) == length, Mismatch::Length)?;
-        Ok(Self { id: *id, length, checksum: number(64) })
+        check(found_length == length, Mismatch::Length)?;
+        Ok(Self { id: *id, length, checksum: number(64), prefix })
+    }
+
+    /// Checks that the payload is the KV of the wanted prefix. A header without one proves nothing, so it does not do
+    /// for a page whose prefix is known. Without a wanted prefix the key is proof enough.
+    ///
+    /// # Errors
+    /// [`Mismatch::Prefix`].
+    pub fn verify_prefix(self, wanted: Option<PrefixDigest>) -> Result<Self, Mismatch> {
+        match wanted {
+            Some(wanted) if self.prefix != Some(wanted) => Err(Mismatch::Prefix),
+            Some(_) | None => Ok(self),
+        }
     }
 
     /// Checks the payload.
@@ -155,6 +214,17 @@ impl Header {
     pub fn verify_checksum(&self, checksum: u64) -> Result<(), Mismatch> {
         if checksum == self.checksum { Ok(()) } else { Err(Mismatch::Payload) }
     }
+}
+
+/// The checksum at the end of a header: of what precedes it and, if the header names a prefix in place of the
+/// namespace, of the namespace of `id`.
+fn header_checksum(header: &[u8; HEADER_BYTES], id: Option<&ObjectId>) -> u64 {
+    let mut digest = Digest::new(CHECKSUM);
+    digest.update(&header[..72]);
+    if let Some(id) = id {
+        digest.update(&id.namespace.0.to_le_bytes());
+    }
+    digest.finalize()
 }
 
 const CHECKSUM: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
@@ -253,15 +323,72 @@ mod tests {
     }
 
     #[test]
+    fn the_header_of_a_page_with_its_prefix_is_what_it_always_was() {
+        let id = ObjectId::page(PageKey(1), PageKey(0x0f0e_0d0c << 96));
+        let prefix = PrefixDigest::from_bytes(std::array::from_fn(|at| at as u8));
+        let bytes = Header::new(id, b"123456789").with_prefix(Some(prefix)).encode();
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            text[..144],
+            "5445525241434 54f0300000009000000".replace(' ', "")
+                + "0000000000000000000000000c0d0e0f"
+                + "000102030405060708090a0b0c0d0e0f"
+                + "101112131415161718191a1b1c1d1e1f"
+                + "8898790a86148bae"
+        );
+        let mut covered = bytes[..72].to_vec();
+        covered.extend_from_slice(&1u128.to_le_bytes());
+        assert_eq!(bytes[72..], payload_checksum(&covered).to_le_bytes());
+    }
+
+    fn page() -> ObjectId {
+        id().with_generation(0)
+    }
+
+    fn prefix() -> PrefixDigest {
+        PrefixDigest::of_namespace(PageKey(5))
+    }
+
+    #[test]
+    fn a_page_is_that_of_its_prefix_and_of_no_other() {
+        let verify = |stored: Option<PrefixDigest>, wanted| {
+            let bytes = Header::new(page(), &[3; 100]).with_prefix(stored).encode();
+            let header = Header::verify(&bytes, &page(), 100).expect("nothing else differs");
+            assert_eq!(header.prefix, stored);
+            header.verify_prefix(wanted).map(drop)
+        };
+        let other = PrefixDigest::of_namespace(PageKey(6));
+        assert_eq!(verify(Some(prefix()), Some(prefix())), Ok(()));
+        assert_eq!(verify(Some(other), Some(prefix())), Err(Mismatch::Prefix));
+        assert_eq!(verify(None, Some(prefix())), Err(Mismatch::Prefix), "it proves nothing");
+        assert_eq!(verify(Some(prefix()), None), Ok(()));
+        assert_eq!(verify(None, None), Ok(()));
+    }
+
+    #[test]
+    fn a_page_with_its_prefix_is_refused_under_another_name() {
+        let bytes = Header::new(page(), &[3; 100]).with_prefix(Some(prefix())).encode();
+        let verify = |id: ObjectId, length| Header::verify(&bytes, &id, length).map(drop);
+        let other = ObjectId { namespace: PageKey(9), ..page() };
+        assert_eq!(verify(other, 100), Err(Mismatch::HeaderChecksum));
+        assert_eq!(verify(ObjectId { key: PageKey(9), ..page() }, 100), Err(Mismatch::Key));
+        assert_eq!(verify(id(), 100), Err(Mismatch::Generation));
+        assert_eq!(verify(page(), 99), Err(Mismatch::Length));
+    }
+
+    #[test]
     fn every_flipped_bit_is_noticed() {
         let payload = [3; 100];
         let header = Header::new(id(), &payload);
-        let bytes = header.encode();
-        assert_eq!(Header::verify(&bytes, &id(), 100), Ok(header));
-        for bit in 0..HEADER_BYTES * 8 {
-            let mut flipped = bytes;
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(Header::verify(&flipped, &id(), 100).is_err(), "bit {bit}");
+        let with_prefix = Header::new(page(), &payload).with_prefix(Some(prefix()));
+        for header in [header, with_prefix] {
+            let bytes = header.encode();
+            assert_eq!(Header::verify(&bytes, &header.id, 100), Ok(header));
+            for bit in 0..HEADER_BYTES * 8 {
+                let mut flipped = bytes;
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                assert!(Header::verify(&flipped, &header.id, 100).is_err(), "bit {bit}");
+            }
         }
         for bit in 0..payload.len() * 8 {
             let mut flipped = payload;

@@ -104,6 +104,8 @@ pub struct TierStats {
     pub resident_bytes: u64,
     /// What all slots could hold.
     pub capacity_bytes: u64,
+    /// Payload size of a slot, which an object takes however small it is; 0 if it is not known.
+    pub slot_bytes: u64,
     /// Memory that the index takes.
     pub index_bytes: u64,
     /// Arenas registered.

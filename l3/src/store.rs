@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use terrace_cache::PrefixDigest;
 
 use crate::arena::{Arena, Source, Target};
-use crate::object::{Header, Mismatch, ObjectId, payload_checksum};
+use crate::object::{HEADER_BYTES, Header, Mismatch, ObjectId, payload_checksum};
 use crate::registry::Registration;
 use crate::stats::StoreStats;
 
@@ -80,22 +81,41 @@ pub struct Put {
     pub id: ObjectId,
     /// Its bytes.
     pub source: Source,
+    /// What they are the KV of.
+    prefix: Option<PrefixDigest>,
     /// What they came to when somebody looked at them before.
     checksum: Option<u64>,
 }
 
 impl Put {
-    /// Stores the bytes of `source` as `id`.
+    /// Stores the bytes of `source` as `id`. The name must be proof of the content by itself, as a cryptographic hash
+    /// is: pages with keys of [`terrace_cache`] need their [prefix](Self::with_prefix).
     #[must_use]
     pub fn new(id: ObjectId, source: Source) -> Self {
-        Self { id, source, checksum: None }
+        Self { id, source, prefix: None, checksum: None }
+    }
+
+    /// The same put of a page whose key does not prove what it is the KV of: the digest of its prefix does.
+    ///
+    /// # Panics
+    /// If the object has a generation.
+    #[must_use]
+    pub fn with_prefix(self, prefix: PrefixDigest) -> Self {
+        assert_eq!(self.id.generation, 0, "a page has no generations");
+        Self { prefix: Some(prefix), ..self }
+    }
+
+    /// What the bytes are the KV of.
+    #[must_use]
+    pub fn prefix(&self) -> Option<PrefixDigest> {
+        self.prefix
     }
 
     /// Stores the bytes of `source`, which `header` describes. A store that writes a [`Put::header`] beside them, like
     /// one on disk, need not look at them again; should they have changed since, whoever reads the object is told so.
     #[must_use]
     pub fn described(header: &Header, source: Source) -> Self {
-        Self { id: header.id, source, checksum: Some(header.checksum) }
+        Self { id: header.id, source, prefix: header.prefix, checksum: Some(header.checksum) }
     }
 
     /// The same put once more: sources are shared.
@@ -105,8 +125,12 @@ impl Put {
 
     /// What the object is verified by.
     pub fn header(&self) -> Header {
-        let checksum = self.checksum.unwrap_or_else(|| payload_checksum(&self.source));
-        Header::with_checksum(self.id, &self.source, checksum)
+        self.header_with(self.checksum.unwrap_or_else(|| payload_checksum(&self.source)))
+    }
+
+    /// The same, if the source is known to have this checksum.
+    pub fn header_with(&self, checksum: u64) -> Header {
+        Header::with_checksum(self.id, &self.source, checksum).with_prefix(self.prefix)
     }
 }
 
@@ -117,13 +141,30 @@ pub struct Get {
     pub id: ObjectId,
     /// Where its bytes go; the object must be exactly as long.
     pub target: Target,
+    /// What they must be the KV of.
+    pub prefix: Option<PrefixDigest>,
 }
 
 impl Get {
     /// Reads `id` into `target`.
     #[must_use]
     pub fn new(id: ObjectId, target: Target) -> Self {
-        Self { id, target }
+        Self { id, target, prefix: None }
+    }
+
+    /// The same get of a page that must be the KV of this prefix. An object that does not prove it is
+    /// [corrupt](Mismatch::Prefix).
+    #[must_use]
+    pub fn with_prefix(self, prefix: PrefixDigest) -> Self {
+        Self { prefix: Some(prefix), ..self }
+    }
+
+    /// Checks everything about the header of the object but the payload.
+    ///
+    /// # Errors
+    /// Whatever does not fit.
+    pub fn verify(&self, header: &[u8; HEADER_BYTES]) -> Result<Header, Mismatch> {
+        Header::verify(header, &self.id, self.target.len() as u64)?.verify_prefix(self.prefix)
     }
 }
 
@@ -320,8 +361,12 @@ pub enum StoreError {
         /// When it is asked again.
         retry_after: Duration,
     },
-    /// The node that the object belongs to does not answer; the others do.
-    #[error("the node that would hold this object does not answer")]
+    /// The node that the object belongs to does not answer, its disk fails, or it was used with another list of nodes.
+    /// Nothing is known about the object.
+    #[error(
+        "the node that would hold this object does not answer, its disk fails, or it was used with another list of \
+         nodes"
+    )]
     HolderAway,
     /// The object is in a namespace that this client may not use.
     #[error("this client may not use the object's namespace: see the nodes' list of clients")]

@@ -36,7 +36,7 @@ def large(mebibytes: int) -> None:
     size = mebibytes << 20
     # Notes take a slot each as well; of its memory only what is written is taken from the system.
     store = Store("memory", capacity=16 * (size + 4096), object_max=size + 4096)
-    features = FeatureStore(store, owner=0, max_resident=5 * size)
+    features = FeatureStore(store, owner=0)
     tensor = np.random.default_rng(0).standard_normal(size // 4, np.float32)
     into = {"hidden": np.zeros_like(tensor)}
     copied = np.zeros_like(tensor)

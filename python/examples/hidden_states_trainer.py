@@ -108,7 +108,8 @@ def connector(settings: dict[str, Any]) -> dict[str, Any]:
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     others = json.loads(arguments.settings)
-    return {"store": arguments.store, "object_max": arguments.object_max, "name": NAME, **others}
+    # The same number after a restart, so that the producer takes care of what it has left.
+    return {"store": arguments.store, "object_max": arguments.object_max, "name": NAME, "owner": 0, **others}
 
 
 def prompt_of(number: int, tokens: int, vocabulary: int) -> list[int]:

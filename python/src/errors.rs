@@ -4,8 +4,10 @@ use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::create_exception;
-use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::exceptions::{PyException, PyKeyError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
 use terrace_scheduler as rust;
 
 create_exception!(terrace_kv, TerraceError, PyException, "Base class of all errors of Terrace.");
@@ -74,10 +76,39 @@ create_exception!(
 );
 create_exception!(
     terrace_kv,
-    Gone,
+    Fenced,
     FeatureError,
-    "The sample was released, aborted, superseded, or freed because nobody released it in time."
+    "Another process has taken the number of this producer."
 );
+
+/// `Gone` of Python: a [`FeatureError`] and a `KeyError`, since code that looks samples up expects the latter.
+pub(crate) struct Gone;
+
+impl Gone {
+    pub(crate) fn new_err(text: String) -> PyErr {
+        Python::attach(|python| match Self::of(python) {
+            Ok(gone) => PyErr::from_type(gone.clone(), text),
+            Err(error) => error,
+        })
+    }
+
+    fn of(python: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+        static GONE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let doc = "The sample was released, aborted, superseded, or freed because nobody released it in time.";
+        let make = || {
+            let key_error = python.get_type::<PyKeyError>();
+            let bases = PyTuple::new(python, [python.get_type::<FeatureError>(), key_error])?;
+            let attributes = PyDict::new(python);
+            attributes.set_item("__module__", "terrace_kv")?;
+            attributes.set_item("__doc__", doc)?;
+            // A `KeyError` shows its text in quotes, as if it were a key.
+            attributes.set_item("__str__", python.get_type::<PyException>().getattr("__str__")?)?;
+            let gone = python.get_type::<PyType>().call1(("Gone", bases, attributes))?;
+            Ok::<_, PyErr>(gone.cast_into::<PyType>()?.unbind())
+        };
+        Ok(GONE.get_or_try_init(python, make)?.bind(python))
+    }
+}
 create_exception!(
     terrace_kv,
     Superseded,
@@ -120,7 +151,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("StoreFull", python.get_type::<StoreFull>())?;
     module.add("StoreUnavailable", python.get_type::<StoreUnavailable>())?;
     module.add("FeatureError", python.get_type::<FeatureError>())?;
-    module.add("Gone", python.get_type::<Gone>())?;
+    module.add("Fenced", python.get_type::<Fenced>())?;
+    module.add("Gone", Gone::of(python)?)?;
     module.add("Superseded", python.get_type::<Superseded>())?;
     module.add("OverBudget", python.get_type::<OverBudget>())?;
     module.add("Damaged", python.get_type::<Damaged>())?;

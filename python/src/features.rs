@@ -176,6 +176,17 @@ impl NativeFeatures {
         call(python, consumed, nothing, then)
     }
 
+    /// Ends the work as a producer.
+    fn close(&self, python: Python<'_>, then: Option<Py<PyAny>>) -> PyResult<Py<PyAny>> {
+        let features = self.ready()?;
+        call(python, async move { features.close().await }, nothing, then)
+    }
+
+    /// The number of this producer.
+    fn owner(&self) -> PyResult<Option<u16>> {
+        Ok(self.ready()?.owner())
+    }
+
     /// Counters and gauges, as JSON.
     fn stats(&self) -> PyResult<String> {
         serde_json::to_string(&self.ready()?.stats()).map_err(bad_argument)
@@ -190,9 +201,11 @@ pub(crate) fn promise_feature(
     sample: &str,
     specs: &str,
     retain: bool,
+    secret: Option<&[u8]>,
 ) -> PyResult<String> {
     let specs: Vec<TensorSpec> = serde_json::from_str(specs).map_err(bad_argument)?;
-    let promise = FeatureRef::promise(store, owner, sample, specs, retain);
+    let secret = secret.map(Secret::new);
+    let promise = FeatureRef::promise(store, owner, sample, specs, retain, secret.as_ref());
     serde_json::to_string(&promise.map_err(IntoPython::into_python)?).map_err(bad_argument)
 }
 
@@ -210,13 +223,18 @@ fn json<T: Serialize>(python: Python<'_>, done: Result<T, FeatureError>) -> PyRe
 
 impl IntoPython for FeatureError {
     fn into_python(self) -> PyErr {
-        use crate::errors::{Damaged, FeatureError as Other, Forged, Gone, OverBudget, Superseded};
+        use crate::errors::{
+            Damaged, FeatureError as Other, Fenced, Forged, Gone, OverBudget, Superseded,
+        };
         let text = self.to_string();
         match self {
             Self::Config(_) => bad_setting(text),
+            Self::Fenced { .. } => Fenced::new_err(text),
             Self::Gone { .. } => Gone::new_err(text),
             Self::Superseded { .. } | Self::Aborted { .. } => Superseded::new_err(text),
-            Self::OverBudget { .. } | Self::TooLarge { .. } => OverBudget::new_err(text),
+            Self::OverBudget { .. } | Self::TooLarge { .. } | Self::StoreFull { .. } => {
+                OverBudget::new_err(text)
+            }
             Self::Damaged { .. } => Damaged::new_err(text),
             Self::Forged { .. } | Self::ForgedObject { .. } => Forged::new_err(text),
             Self::Store { error, .. } if error.may_have_happened() => {

@@ -372,6 +372,10 @@ fn open(place: &str, settings: Common) -> PyResult<Arc<dyn Store>> {
         return Ok(Arc::new(open_nodes(nodes, settings)?));
     }
     if let Some(url) = bucket_url(place) {
+        if !cfg!(feature = "s3") && is_cloud(url) {
+            let instead = "use a shared folder, bucket:file:///FOLDER";
+            return Err(not_built("cloud buckets", "s3", instead));
+        }
         let config = with(BucketsConfig::new(url, capacity_bytes, object_bytes_max), others)?;
         return Ok(Arc::new(BucketsStore::open(config).map_err(bad_setting)?));
     }
@@ -411,11 +415,26 @@ fn open_folder(
 
 /// The URL of a bucket, if that is what is meant.
 fn bucket_url(place: &str) -> Option<&str> {
-    let is_cloud = ["s3://", "gs://", "az://"].iter().any(|cloud| place.starts_with(cloud));
-    place.strip_prefix("bucket:").or(is_cloud.then_some(place))
+    place.strip_prefix("bucket:").or(is_cloud(place).then_some(place))
+}
+
+fn is_cloud(place: &str) -> bool {
+    ["s3://", "gs://", "az://"].iter().any(|cloud| place.starts_with(cloud))
+}
+
+/// The error for a part of the package that this build leaves out, and how to get it.
+fn not_built(what: &str, feature: &str, instead: &str) -> PyErr {
+    ConfigError::new_err(format!(
+        "this build of terrace_kv has no {what}: from a checkout of Terrace, install it with `pip install ./python \
+         --config-settings=build-args=\"--features {feature}\"`, or {instead}"
+    ))
 }
 
 fn open_nodes(nodes: &str, settings: NodesSettings) -> PyResult<NodesStore> {
+    if let (false, RdmaChoice::Device(name)) = (cfg!(feature = "rdma"), &settings.rdma) {
+        let instead = format!("leave out \"rdma\": {name:?}, and pages use TCP");
+        return Err(not_built("RDMA", "rdma", &instead));
+    }
     let secret = settings.secret_file.ok_or_else(|| {
         ConfigError::new_err("nodes need their secret: give its file as secret_file")
     })?;

@@ -35,7 +35,7 @@ pub(crate) struct NativeTransfers {
     /// None when it was let go of.
     store: RwLock<Option<Arc<dyn Store>>>,
     process: Process,
-    namespace: PageKey,
+    namespace: RwLock<PageKey>,
     board: Arc<Board>,
     /// By their numbers; none where one was given back.
     regions: RwLock<Vec<Option<Region>>>,
@@ -58,10 +58,15 @@ impl NativeTransfers {
         Ok(Self {
             store: RwLock::new(Some(store.ready()?)),
             process: Process::this(),
-            namespace: PageKey(u128::from_le_bytes(namespace)),
+            namespace: RwLock::new(PageKey(u128::from_le_bytes(namespace))),
             board: Arc::default(),
             regions: RwLock::default(),
         })
+    }
+
+    /// Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in theirs.
+    fn move_to(&self, namespace: [u8; 16]) {
+        *self.namespace.write() = PageKey(u128::from_le_bytes(namespace));
     }
 
     /// Registers `bytes` at `address` as pages; `owner` is kept as long as they may be touched.
@@ -121,17 +126,29 @@ impl NativeTransfers {
         self.start(python, Work::Get { keys, batch }, wait)
     }
 
-    /// Asks which objects could be had.
+    /// Asks which objects could be had. Unless `parts` is 0, each key has so many objects.
     fn exists(
         &self,
         python: Python<'_>,
         keys: &Bound<'_, PyAny>,
+        parts: u32,
         lease: bool,
         prefetch_to_memory: bool,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
         let options = ExistsOptions { prefetch_to_memory, lease };
-        self.start(python, Work::Exists { keys: Keys::of(keys)?, options }, wait)
+        self.start(python, Work::Exists { keys: Keys::of(keys)?, parts, options }, wait)
+    }
+
+    /// Has objects counted as used. Nothing is told of it.
+    fn touch(&self, keys: &Bound<'_, PyAny>, parts: u32) -> PyResult<()> {
+        let store = self.store()?;
+        let options = ExistsOptions { prefetch_to_memory: false, lease: true };
+        let work = Work::Exists { keys: Keys::of(keys)?, parts, options };
+        let job = self.board.begin(work.kind(), work.keys(), true);
+        let namespace = *self.namespace.read();
+        runtime()?.spawn(async move { job.end(perform(store, namespace, work).await) });
+        Ok(())
     }
 
     /// Removes objects, whoever has leased them.
@@ -209,7 +226,7 @@ impl NativeTransfers {
     fn ask(&self, question: Question, options: ExistsOptions) -> PyResult<()> {
         let store = self.store()?;
         let job = self.board.begin(Kind::Exists, question.keys.len(), true);
-        let namespace = self.namespace;
+        let namespace = *self.namespace.read();
         runtime()?.spawn(async move {
             let done = exists(&*store, namespace, &question.keys, options).await;
             question.answer(&done.codes);
@@ -222,7 +239,7 @@ impl NativeTransfers {
         let store = self.store()?;
         let job = self.board.begin(work.kind(), work.keys(), wait);
         let number = job.number;
-        let namespace = self.namespace;
+        let namespace = *self.namespace.read();
         let performed = async move { job.end(perform(store, namespace, work).await) };
         if wait {
             let tell = |python: Python<'_>, ended: Option<Ended>| {

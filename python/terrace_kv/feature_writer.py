@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._native import TerraceError
+from ._native import Fenced, TerraceError
 from .features import FeatureRef, FeatureStore
 
 Tensors = Mapping[str, Any]
@@ -30,10 +30,14 @@ class WriterStatus:
 
     backlog_bytes: int = 0
     """Bytes that were submitted and are not in the store yet."""
+    backlog_samples: int = 0
+    """And of how many samples."""
     resident_bytes: int = 0
-    """Bytes that are in the store, or being put, and were not consumed yet."""
+    """What samples that are in the store, or being put, and were not consumed yet take of the store."""
     error: str | None = None
     """Why the store fails, or None."""
+    owner: int | None = None
+    """The number of the producer."""
 
 
 @dataclass
@@ -78,6 +82,7 @@ class FeatureWriter:
         gc_s: float = 1,
     ) -> None:
         self._features = features
+        self._owner = features.owner
         self._backlog_max = backlog_max
         self._retry_s = retry_s
         self._lock = threading.Lock()
@@ -132,7 +137,7 @@ class FeatureWriter:
             begun = [job.put_since for job in self._jobs.values() if job.put_since is not None and now > job.deadline]
             if begun:
                 error = f"the store has not answered for {now - min(begun):.0f} s"
-            return WriterStatus(self._backlog_bytes, resident, error)
+            return WriterStatus(self._backlog_bytes, len(self._jobs), resident, error, self._owner)
 
     def take_counts(self) -> WriterCounts:
         """Counts since the last call."""
@@ -221,6 +226,11 @@ class FeatureWriter:
         while not self._closing.wait(gc_s):
             try:
                 self._features.gc()
+            except Fenced as error:
+                # From now on nothing can be put.
+                with self._lock:
+                    self._failure = (float("inf"), str(error))
+                return
             except TerraceError:
                 # Puts tell how the store is; what could not be freed is tried again.
                 pass

@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from . import _native
 from .arrays import Bytes, as_bytes, empty_numpy, empty_torch, kind_of, on_host, size
@@ -53,17 +53,22 @@ class FeatureRef:
 
     @staticmethod
     def promise(
-        name: str, owner: int, sample: str, tensors: Sequence[TensorSpec], *, retain: bool = False
+        name: str,
+        owner: int,
+        sample: str,
+        tensors: Sequence[TensorSpec],
+        *,
+        retain: bool = False,
+        secret: bytes | None = None,
     ) -> FeatureRef:
         """Creates the ref of a sample that will be put later with :meth:`FeatureStore.keep`. Use it if a response must be
         sent before the bytes are stored. ``name`` is the name of the feature store, ``owner`` the number of the producer. Until the
-        sample is put, reading it raises :class:`Gone`. Feature stores with a secret reject such refs, because they cannot be
-        authenticated before the bytes are known.
+        sample is put, reading it raises :class:`Gone`. In a feature store with a secret, the ref needs the same ``secret``.
 
         :raises FeatureError: if such a sample cannot be put.
         """
         specs = json.dumps([tensor._asdict() for tensor in tensors])
-        return FeatureRef(_native.promise_feature(name, owner, sample, specs, retain))
+        return FeatureRef(_native.promise_feature(name, owner, sample, specs, retain, secret))
 
     def __reduce__(self) -> tuple[type[FeatureRef], tuple[str]]:
         return FeatureRef, (self.text,)
@@ -85,9 +90,11 @@ class FeatureStore:
     A producer puts a sample (tensors that belong together) and sends its ref to a consumer, by any queue. The consumer gets
     the tensors and releases the ref, which frees their memory at once. ``docs/feature-store.md`` describes the guarantees.
 
-    Each producer has a unique number, ``owner``, and must use the same number after a restart; a process that only consumes
-    needs none. ``max_resident`` limits the bytes that wait to be consumed. If the limit is reached, a put waits up to ``when_full``
-    seconds (0: it fails at once). :meth:`gc` frees samples that were not released within ``max_hold`` seconds.
+    Each producer has a number, ``owner``, and uses the same number after a restart; a process that only consumes needs none. If two
+    processes use one number, the later one takes it, and puts of the other raise :class:`Fenced`. ``owner="free"`` takes a number
+    that no process uses. ``max_resident`` limits what samples that wait to be consumed take of the store: whole slots, with two
+    notes per sample. If the limit is reached or the store is full, a put waits up to ``when_full`` seconds (0: it fails at once).
+    :meth:`gc` frees samples that were not released within ``max_hold`` seconds.
 
     :raises ConfigError: if the feature store cannot be opened with these settings.
     """
@@ -97,7 +104,7 @@ class FeatureStore:
         store: Store,
         name: str = "features",
         *,
-        owner: int | None = None,
+        owner: int | Literal["free"] | None = None,
         max_resident: int | str = "4GiB",
         when_full: float = 600,
         samples_max: int = 4096,
@@ -108,7 +115,8 @@ class FeatureStore:
     ) -> None:
         settings = {
             "store": name,
-            "owner": owner,
+            "owner": None if owner == "free" else owner,
+            "find_owner": owner == "free",
             "max_resident_bytes": size(max_resident),
             "when_full": {"wait-ms": round(when_full * 1000)} if when_full > 0 else "refuse",
             "samples_max": samples_max,
@@ -124,7 +132,8 @@ class FeatureStore:
         """Puts a sample of NumPy arrays and PyTorch tensors. Tensors on a GPU are copied through pinned host memory. When the call
         returns, earlier generations of the sample can no longer be read. Do not change the tensors before it returns.
 
-        :raises OverBudget: if too many bytes wait to be consumed.
+        :raises OverBudget: if too many bytes wait to be consumed, or the store is full.
+        :raises Fenced: if another process has taken the number of this producer.
         """
         specs, arrays = _given(tensors)
         return FeatureRef(self._native.put(sample, specs, arrays, None))
@@ -218,7 +227,10 @@ class FeatureStore:
 
     def gc(self) -> dict[str, int]:
         """Frees samples that were consumed by other processes, that were not released in time, or that could not be freed
-        before. Call it about once per second."""
+        before. Call it about once per second. It notices within some seconds what others have consumed.
+
+        :raises Fenced: if another process has taken the number of this producer.
+        """
         report: dict[str, int] = json.loads(self._native.gc(None))
         return report
 
@@ -234,6 +246,20 @@ class FeatureStore:
     async def consumed_async(self) -> None:
         """Like :meth:`consumed`, for ``asyncio``."""
         await awaited(self._native.consumed)
+
+    @property
+    def owner(self) -> int | None:
+        """The number of this producer, or None."""
+        number: int | None = self._native.owner()
+        return number
+
+    def close(self) -> None:
+        """Ends the work as a producer. If none of its samples is left, its number is free for other processes."""
+        self._native.close(None)
+
+    async def close_async(self) -> None:
+        """Like :meth:`close`, for ``asyncio``."""
+        await awaited(self._native.close)
 
     def stats(self) -> dict[str, Any]:
         """Counters and gauges."""

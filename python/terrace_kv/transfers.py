@@ -124,7 +124,7 @@ def addresses(
 
 
 class Transfers:
-    """Jobs of an adapter in one namespace of a store.
+    """Jobs of an adapter in a namespace of a store.
 
     Until a job has ended, the engine must not change the memory that the job reads, and must neither read nor change the memory
     that it writes. A job ends only when the store no longer uses that memory, even if it has failed long before. So the memory
@@ -135,7 +135,13 @@ class Transfers:
         # Without the store itself, which closes its files when nobody has it any more.
         self._native = _native.Transfers(store._native, namespace)
         self.namespace = namespace
-        """The namespace of all objects."""
+        """The namespace of the objects of jobs that are submitted."""
+
+    def move_to(self, namespace: bytes) -> None:
+        """Moves jobs that are submitted from now on to another namespace. Jobs in flight stay in theirs, and lookups have to be
+        made anew: they keep results."""
+        self._native.move_to(namespace)
+        self.namespace = namespace
 
     def register(self, memory: Any, page_bytes: int) -> Region:
         """Registers memory, divided into pages: an array, a tensor on the host, or any object with the buffer protocol.
@@ -165,10 +171,21 @@ class Transfers:
         number: int = self._native.get(keys, places.told(writable=True), False)
         return number
 
-    def submit_exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> int:
-        """Looks up which objects exist. Returns the number of the job."""
-        number: int = self._native.exists(keys, lease, prefetch_to_memory, False)
+    def submit_exists(
+        self, keys: EngineKeys, *, parts: int = 0, lease: bool = False, prefetch_to_memory: bool = False
+    ) -> int:
+        """Looks up which objects exist. Returns the number of the job.
+
+        With ``parts``, each key stands for that many objects, which exist together or not at all for the caller. Their keys
+        are the key, followed by the number of the part in 4 bytes, big endian; they are made off the calling thread.
+        """
+        number: int = self._native.exists(keys, parts, lease, prefetch_to_memory, False)
         return number
+
+    def touch(self, keys: EngineKeys, *, parts: int = 0) -> None:
+        """Marks objects as recently used, so that they are evicted later. Does not wait, and is not reported by
+        :meth:`drain`. ``parts`` as in :meth:`submit_exists`."""
+        self._native.touch(keys, parts)
 
     def lookups(self, *, hit: Any, miss: Any, retry: Any, seconds: float = 5.0) -> _native.Lookups:
         """Non-blocking lookups for a scheduler that looks up one key at a time.
@@ -197,7 +214,7 @@ class Transfers:
 
     def exists(self, keys: EngineKeys, *, lease: bool = False, prefetch_to_memory: bool = False) -> Completed:
         """Like :meth:`submit_exists`, but blocks until the job has ended. Releases the GIL."""
-        return Completed(*self._native.exists(keys, lease, prefetch_to_memory, True))
+        return Completed(*self._native.exists(keys, 0, lease, prefetch_to_memory, True))
 
     def remove(self, keys: EngineKeys) -> Completed:
         """Like :meth:`submit_remove`, but blocks until the job has ended. Releases the GIL."""

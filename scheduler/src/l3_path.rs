@@ -1,6 +1,6 @@
 //! What an operation with L3 is about, together with what comes before it.
 
-use terrace_cache::{Arrival, PageKey};
+use terrace_cache::{Arrival, PageKey, PrefixDigest};
 use terrace_fsm::OpId;
 
 use crate::operations::{Anchor, Work};
@@ -90,5 +90,35 @@ impl Scheduler {
             Work::LoadBack { .. } | Work::WriteBack { .. } => return None,
         }
         Some(path)
+    }
+
+    /// Writes the digest of each page of a prefetch or backup in flight to the end of `into`, in the order of its
+    /// keys. A store keeps them with the pages, and a prefetch accepts only pages with its own digests: keys alone do
+    /// not prove that a page belongs to these tokens. Other operations have none.
+    ///
+    /// This hashes the pages of the operation, and those before them that no former operation has hashed, so call it
+    /// when the step is under way.
+    pub fn l3_digests(&mut self, op: OpId, into: &mut Vec<PrefixDigest>) {
+        let Some(operation) = self.operations.get(op) else { return };
+        match &operation.work {
+            Work::Prefetch { anchor, run, .. } => {
+                let (before, start_page) = match anchor {
+                    Anchor::Pinned(pin) => {
+                        let none = Arrival::default();
+                        (self.cache.digests_along(pin, &none, into), pin.depth())
+                    }
+                    Anchor::Remembered(prefix) => {
+                        let pages = prefix.keys().len() as u32;
+                        let root = PrefixDigest::of_namespace(prefix.root());
+                        (root.behind(prefix.run(0, pages)), pages)
+                    }
+                };
+                before.extend_along(run.run(start_page, run.keys().len()), into);
+            }
+            Work::Backup { source, arrival, .. } => {
+                self.cache.digests_along(source, arrival, into);
+            }
+            Work::Probe { .. } | Work::LoadBack { .. } | Work::WriteBack { .. } => {}
+        }
     }
 }

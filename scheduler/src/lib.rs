@@ -135,7 +135,7 @@ pub use stats::{Hits, OperationStats, Stats};
 pub use terrace_cache::{
     CacheConfig, CacheUse, ContentKey, DevicePage, EvictionKind, Fault, Freed, HostPage, KvEvent,
     KvEvents, KvTier, Namespace, NodeView, PageContent, PageKey, Passage, PassageError,
-    PassageFault, Reach, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
+    PassageFault, PrefixDigest, Reach, Sequence, TierName, TierUse, Token, Tokens, WritePolicy,
 };
 pub use terrace_fsm::{
     EventName, FailReason, IllegalTransition, OpId, RequestId, Slot, StateName, Time, Transition,

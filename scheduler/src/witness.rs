@@ -5,8 +5,8 @@
 
 use std::ops::Deref;
 
-use terrace_cache::{Freed, KvEvents};
-use terrace_fsm::{RequestId, Time, Transition};
+use terrace_cache::{Freed, KvEvents, PrefixDigest};
+use terrace_fsm::{OpId, RequestId, Time, Transition};
 
 use crate::config::Config;
 use crate::error::{ConfigError, EventError, StepsInFlight, SubmitError, UnknownRequest};
@@ -74,6 +74,11 @@ impl WatchedScheduler {
             self.tell(now, Seen::Submitted(&request));
         }
         Ok(())
+    }
+
+    /// See [`Scheduler::l3_digests`]. No witness sees it: it changes nothing.
+    pub fn l3_digests(&mut self, op: OpId, into: &mut Vec<PrefixDigest>) {
+        self.scheduler.l3_digests(op, into);
     }
 
     /// See [`Scheduler::abort`].

@@ -11,3 +11,4 @@ pub mod mischief;
 pub mod nodes;
 pub mod objects;
 pub mod simulated_disk;
+pub mod watched_bucket;

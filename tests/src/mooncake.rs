@@ -56,6 +56,7 @@ pub struct Cluster {
 }
 
 const PATIENCE: Duration = Duration::from_secs(120);
+const PORTS_TRIED: u32 = 4;
 
 impl Cluster {
     /// Starts a cluster beside the test.
@@ -174,21 +175,28 @@ impl Cluster {
     /// # Panics
     /// When it does not come up.
     pub fn start_node(&mut self, node: usize) {
-        let port = free_port();
-        let mut command =
-            self.command(&setting("TERRACE_MOONCAKE_PROGRAMS").join("mooncake_client"));
-        command
-            .arg(format!("--host={}", self.host))
-            .arg(format!("--port={port}"))
-            .arg(format!("--global_segment_size={} MB", self.options.node_mib))
-            .arg("--local_buffer_size=0")
-            .arg(format!("--master_server_address={}", self.address()))
-            .arg(format!("--metadata_server={}", self.metadata()))
-            .arg(format!("--protocol={}", transport().protocol))
-            .arg(format!("--device_names={}", transport().device))
-            .arg("--threads=2");
-        self.nodes[node] = Some(command.spawn().expect("the node starts"));
-        wait_for(&format!("{}:{port}", self.host));
+        // Another process may take a port between its choice and its use: then the node ends.
+        for _ in 0..PORTS_TRIED {
+            let port = free_port();
+            let mut command =
+                self.command(&setting("TERRACE_MOONCAKE_PROGRAMS").join("mooncake_client"));
+            command
+                .arg(format!("--host={}", self.host))
+                .arg(format!("--port={port}"))
+                .arg(format!("--global_segment_size={} MB", self.options.node_mib))
+                .arg("--local_buffer_size=0")
+                .arg(format!("--master_server_address={}", self.address()))
+                .arg(format!("--metadata_server={}", self.metadata()))
+                .arg(format!("--protocol={}", transport().protocol))
+                .arg(format!("--device_names={}", transport().device))
+                .arg("--threads=2");
+            let mut process = command.spawn().expect("the node starts");
+            if comes_up(&mut process, &format!("{}:{port}", self.host)) {
+                self.nodes[node] = Some(process);
+                return;
+            }
+        }
+        panic!("the node ended {PORTS_TRIED} times before it listened");
     }
 
     /// Ends the master as a power cut would.
@@ -373,6 +381,19 @@ fn wait_for(address: &str) {
         assert!(Instant::now() < until, "nobody listens at {address}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Waits until a process listens. Returns false if it ends before.
+fn comes_up(process: &mut Child, address: &str) -> bool {
+    let until = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_err() {
+        if process.try_wait().expect("the process is ours").is_some() {
+            return false;
+        }
+        assert!(Instant::now() < until, "nobody listens at {address}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    true
 }
 
 fn end(process: &mut Child) {

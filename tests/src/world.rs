@@ -17,8 +17,8 @@ use terrace_cache::planted::{Bug, planted};
 use terrace_cache::{Device, Host};
 use terrace_scheduler::{
     Config, ConfigError, CopyDirection, DevicePage, Event, HostPage, L3Kind, OpId, PageKey,
-    Passage, Plan, Request, RequestId, Scheduler, Sequence, StepId, StepResult, StepsInFlight,
-    SubmitError, Time, Token,
+    Passage, Plan, PrefixDigest, Request, RequestId, Scheduler, Sequence, StepId, StepResult,
+    StepsInFlight, SubmitError, Time, Token,
 };
 
 use copies::Arrival;
@@ -48,6 +48,7 @@ impl fmt::Display for WrongPage {
 pub struct Object {
     key: PageKey,
     generation: u32,
+    prefix: Option<PrefixDigest>,
     checksum: u64,
     kv: Kv,
 }
@@ -139,6 +140,8 @@ pub struct World {
     pub transfers: BTreeMap<OpId, Transfer>,
     /// The pages that L3 holds.
     pub l3: BTreeMap<PageKey, Object>,
+    /// Digests of the prefixes of pages that operations move from or to L3.
+    prefixes: BTreeMap<OpId, Vec<PrefixDigest>>,
     /// Which operations have moved their bytes, on which rank.
     moved: BTreeSet<(OpId, u32)>,
     /// What came of copies, reported or not, on which rank.
@@ -194,6 +197,7 @@ impl World {
             accepted_tokens: u32::MAX,
             transfers: BTreeMap::new(),
             l3: BTreeMap::new(),
+            prefixes: BTreeMap::new(),
             moved: BTreeSet::new(),
             arrivals: BTreeMap::new(),
             misread: BTreeSet::new(),
@@ -263,14 +267,15 @@ impl World {
         self.scheduler.replace_weights(self.now, weights)?;
         weights.clone_into(&mut self.weights);
         for (id, request) in std::mem::take(&mut self.requests) {
+            // A request that ended in this call has computed nothing with the new weights.
             if let Some(tokens) = self.scheduler.tokens(id) {
                 let expected = self.expected_of(&request, &tokens.to_vec());
                 self.note_writable(&expected, 0, request.writes);
                 self.expected.insert(id, expected);
-            }
-            if let Some((_, sequence)) = self.limited.get_mut(&id) {
-                let root = self.scheduler.namespace_of(&request.adapter, &request.salt);
-                *sequence = sequence.under(root);
+                if let Some((_, sequence)) = self.limited.get_mut(&id) {
+                    let root = self.scheduler.namespace_of(&request.adapter, &request.salt);
+                    *sequence = sequence.under(root);
+                }
             }
             self.requests.insert(id, request);
         }
@@ -306,10 +311,12 @@ impl World {
         for op in &plan.l3 {
             let keys = plan.l3_keys(op).to_vec();
             let pages = plan.l3_host_pages(op).to_vec();
+            self.scheduler.l3_digests(op.op, self.prefixes.entry(op.op).or_default());
             let transfer = match op.kind {
                 L3Kind::Probe => Transfer::Probe(keys),
                 L3Kind::Prefetch => {
                     self.host.spoil(&pages);
+                    self.check_keys(op.op, &keys);
                     Transfer::Prefetch(keys, pages)
                 }
                 L3Kind::Backup => Transfer::Backup(keys, pages),

@@ -149,6 +149,7 @@ impl Tree {
         }
         let node = &mut self.nodes[index as usize];
         node.excerpt.truncate(kept);
+        self.digests.cut(index, node.end_page());
         pool.give_all(T::of_mut(node).pages.drain(kept..));
         // A victim goes on shrinking until it is gone: copying what is left would be for nothing, and
         // the copy of a long one would hold up the step that needs the room.

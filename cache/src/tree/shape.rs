@@ -49,6 +49,7 @@ impl Tree {
         (upper.in_l3, upper.l3_round) = (node.in_l3, node.l3_round);
         (upper.backing_up, upper.host_unsound) = (node.backing_up, node.host_unsound);
         node.start_page += pages as u32;
+        let border = node.start_page;
         self.tick += 1;
         node.usage.created = self.tick;
         let (first, lower_first) = (upper.first_key, node.keys()[0]);
@@ -56,6 +57,7 @@ impl Tree {
         node.usage.fingerprint = lower_first.0 as u64;
         self.unlink(index);
         let upper = self.place(upper);
+        self.digests.part(index, upper, border);
         self.by_key.insert(first, upper);
         self.by_key.insert(lower_first, index);
         self.link(upper, parent);
@@ -114,6 +116,7 @@ impl Tree {
         child.usage.created = node.usage.created;
         child.usage.fingerprint = node.usage.fingerprint;
         child.excerpt.prepend(&mut node.excerpt);
+        self.digests.merge(index, child_index);
         prepend(&mut child.device.pages, &mut node.device.pages);
         prepend(&mut child.host.pages, &mut node.host.pages);
         self.unlink(index);
@@ -149,6 +152,7 @@ impl Tree {
         child.excerpt.prepend(&mut node.excerpt.split_off(kept));
         child.host.pages.splice(..0, node.host.pages.drain(kept..));
         child.start_page = node.end_page();
+        self.digests.pass_down(index, child_index, child.start_page);
         child.first_key = child.keys()[0];
         child.usage.fingerprint = child.first_key.0 as u64;
         self.by_key.insert(child.first_key, child_index);

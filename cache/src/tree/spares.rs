@@ -71,6 +71,7 @@ impl Tree {
             device_pages: std::mem::take(&mut node.device.pages),
         };
         node.host.pages = Vec::new();
+        self.digests.forget(index);
         if self.spares.kept.len() < self.spares.most
             && (pages..=2 * pages).contains(&spare.device_pages.capacity())
             && spare.excerpt.clear_own(pages)

@@ -1,5 +1,6 @@
 //! Transfers: pages of a path on their way to a tier or to L3.
 
+use super::digests::DigestAt;
 use super::{Segment, Tree};
 use crate::events::KvTier;
 use crate::evict::Usage;
@@ -8,6 +9,7 @@ use crate::node::Node;
 use crate::pin::Pin;
 use crate::planted::{Bug, planted};
 use crate::pool::Pool;
+use crate::prefix::PrefixDigest;
 use crate::reach::Reach;
 use crate::tier::{Device, Host, Pages, Tier};
 
@@ -152,6 +154,44 @@ impl Tree {
             let node = &self.nodes[index as usize];
             (node.keys(), segments.iter().any(|segment| segment.covers(node)))
         })
+    }
+
+    /// Writes the digest of each page of the pinned path that the segments cover to the end of `into`, and returns
+    /// the digest of the path up to the last of them, or, without segments, of all of it.
+    pub(crate) fn digests_along(
+        &mut self,
+        pin: &Pin<Host>,
+        segments: &[Segment],
+        into: &mut Vec<PrefixDigest>,
+    ) -> PrefixDigest {
+        let mut digest = PrefixDigest::of_namespace(self.node(pin.node).namespace);
+        let mut path = self.path(pin.node.index, 0);
+        let is_asked = |index: &u32| {
+            let node = &self.nodes[*index as usize];
+            segments.iter().any(|segment| segment.covers(node))
+        };
+        if let Some(last) = path.iter().rposition(is_asked) {
+            path.truncate(last + 1);
+        }
+        let first_asked = path.iter().position(is_asked).unwrap_or(path.len());
+        // What lies above the last known digest need not be hashed again.
+        let is_known = |index: &u32| self.digests.get(*index).is_some();
+        let known = path[..first_asked].iter().rposition(is_known).unwrap_or(0);
+        for index in &path[known..] {
+            let (node, asked) = (&self.nodes[*index as usize], is_asked(index));
+            let mut first = node.start_page;
+            if let Some(known) = self.digests.get(*index).filter(|_| !asked) {
+                (first, digest) = (known.page, known.digest);
+            }
+            for (tokens, content) in node.contents_from(first, self.page_size) {
+                digest = digest.next(tokens, content);
+                if asked {
+                    into.push(digest);
+                }
+            }
+            self.digests.note(*index, DigestAt { page: node.end_page(), digest });
+        }
+        digest
     }
 
     /// Ends a backup of which L3 took the first `stored_pages`.

@@ -165,6 +165,11 @@ impl Turn {
 
     /// Gives the store to whoever waits for it.
     pub(super) async fn end(self) -> Result<(), Failure> {
+        match self.features.close().await {
+            // It is taken from this process the next time.
+            Err(error) if is_away(&error) => {}
+            closed => closed?,
+        }
         self.store.shutdown().await?;
         let others_wait = !self.is_shared();
         drop(self);

@@ -43,19 +43,71 @@ fn samples_go_through_a_cluster() {
 
 #[test]
 fn samples_go_through_nodes() {
+    samples_are_passed_on(&Ground::nodes(2));
+}
+
+#[test]
+fn samples_of_a_producer_that_has_ended_are_on_two_nodes_each() {
     let ground = Ground::nodes(2);
-    samples_are_passed_on(&ground);
-    // A producer that is done leaves its samples for whoever comes, on two nodes each if so wanted.
     let copies = ["--node-copies", "2"];
     run(ground.produce(&[&["--samples", "4"], &copies[..]].concat()));
-    // Two tensors and two notes a sample.
-    assert_eq!(ground.used().0, 4 * 4 * 2);
+    // Two tensors and two notes a sample, and three notes of who has the producer's number.
+    assert_eq!(ground.used().0, (4 * 4 + 3) * 2);
     let consumed =
         run(ground.terrace("consume", &[&["--patience", "500ms"], &copies[..]].concat()));
     assert_eq!((&consumed["samples"], &consumed["gone"]), (&4.into(), &0.into()), "{consumed:#}");
     let gc = ["--owner", "0", "--max-hold", "1h"];
     run(ground.terrace("gc", &[&gc[..], &copies[..]].concat()));
     assert_eq!(ground.used().0, 0);
+}
+
+/// The later one has the number, and the samples of the earlier one, which ends and says why. All that either has given
+/// out can be read.
+fn two_producers_with_one_number(ground: &Ground) {
+    for round in 0..3 {
+        let produce = |name: &str, samples: &str| {
+            let prefix = format!("{name}-{round}");
+            let mut produce = ground.produce(&["--samples", samples, "--prefix", &prefix]);
+            produce.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let first = produce("first", "1000000");
+        let refs = ground.folder().join("refs");
+        let until = Instant::now() + Duration::from_secs(60);
+        while std::fs::read_dir(&refs).map_or(0, Iterator::count) < 3 {
+            assert!(Instant::now() < until, "nothing is put");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let consume = ["--patience", "10s"];
+        let consumer = ground.terrace("consume", &consume).stdout(Stdio::piped()).spawn().unwrap();
+        // It is anywhere in its work.
+        std::thread::sleep(Duration::from_millis(137 * round));
+        let second = produce("second", "100");
+        let first = first.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&first.stderr);
+        assert!(!first.status.success() && errors.contains("no longer producer 0"), "{errors}");
+        let second = second.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&second.stderr);
+        assert!(second.status.success(), "{errors}");
+        let consumed = consumer.wait_with_output().unwrap();
+        let consumed: Value = serde_json::from_slice(&consumed.stdout).unwrap();
+        for lost in ["gone", "wrong", "damaged"] {
+            assert_eq!(consumed[lost], 0, "{consumed:#}");
+        }
+        assert!(consumed["samples"].as_u64().unwrap() > 100, "both have put some: {consumed:#}");
+        ground.gc(0, "1h");
+        assert_eq!(ground.used().0, 0);
+    }
+}
+
+#[test]
+fn two_producers_with_one_number_lose_nothing_on_nodes() {
+    two_producers_with_one_number(&Ground::nodes(2));
+}
+
+#[test]
+#[ignore = "needs a Mooncake cluster: run scripts/test-mooncake"]
+fn two_producers_with_one_number_lose_nothing_in_a_cluster() {
+    two_producers_with_one_number(&Ground::mooncake());
 }
 
 /// Where its samples are in its own memory, it stays until they are consumed.

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub(crate) fn terrace() -> Command {
     let mut command = Command::new(option_env!("CARGO_BIN_EXE_terrace").unwrap_or("terrace"));
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("TERRACE_API_KEYS");
-    command.env_remove("TERRACE_MOONCAKE_LIBRARY");
+    command.env_remove("TERRACE_MOONCAKE_LIBRARY").env_remove("TERRACE_THOROUGH");
     // Answers as long as they are asked for, which no prompt ends early.
     command.env("TERRACE_RANDOM_MODEL", "true");
     command

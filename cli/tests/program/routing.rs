@@ -103,6 +103,15 @@ fn events_of_vllm_are_read_from_a_file() {
 }
 
 #[test]
+fn listening_to_an_address_without_events_is_an_error() {
+    let silent = free();
+    let listen = ["replay", "--kv-time", "300ms", "--kv-events", &silent];
+    let output = terrace().args(listen).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("no KV events came from tcp://"), "{said}");
+}
+
+#[test]
 fn a_router_says_what_it_lacks() {
     let complaint = |arguments: &[&str]| {
         let output = terrace().arg("route").args(arguments).output().unwrap();

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -17,7 +18,10 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{BucketsConfig, BucketsError};
-use terrace_l3::{HEADER_BYTES, Header, Mismatch, ObjectId, StoreError};
+use terrace_l3::{Get, HEADER_BYTES, Header, Mismatch, ObjectId, StoreError};
+
+/// How many objects are removed by one request: as many as every kind of bucket takes.
+pub(crate) const DELETED_AT_A_TIME: usize = 256;
 
 /// A bucket, or a folder that stands for one.
 pub(crate) struct Bucket {
@@ -134,9 +138,10 @@ impl Bucket {
     }
 
     /// Reads and verifies an object.
-    pub(crate) async fn read(&self, id: &ObjectId, target: &mut [u8]) -> Result<(), StoreError> {
+    pub(crate) async fn read(&self, get: &mut Get) -> Result<(), StoreError> {
+        let id = &get.id;
         let path = self.path(id);
-        let expected = HEADER_BYTES + target.len();
+        let expected = HEADER_BYTES + get.target.len();
         let read = async {
             let object = self.objects.get(&path).await?;
             // What has another length is not read, however long it is.
@@ -148,34 +153,54 @@ impl Bucket {
         };
         let Some(object) = self.request("reading an object", read).await? else {
             let found = self.sound_length(id).await?;
-            return Err(match found == target.len() {
+            return Err(match found == get.target.len() {
                 true => StoreError::Missing, // It was replaced meanwhile.
-                false => StoreError::Length { expected: target.len(), found },
+                false => StoreError::Length { expected: get.target.len(), found },
             });
         };
         let (header, payload) = object.split_first_chunk().ok_or(Mismatch::Length)?;
-        let header = Header::verify(header, id, target.len() as u64)?;
-        if payload.len() != target.len() {
+        let header = get.verify(header)?;
+        if payload.len() != get.target.len() {
             return Err(Mismatch::Length.into());
         }
-        target.copy_from_slice(payload);
-        header.verify_payload(target)?;
+        get.target.copy_from_slice(payload);
+        header.verify_payload(&get.target)?;
         Ok(())
     }
 
-    /// Removes an object; one that is not there is removed.
-    pub(crate) async fn delete(&self, id: &ObjectId) -> Result<(), StoreError> {
-        let path = self.path(id);
-        match self.request("removing an object", self.objects.delete(&path)).await {
-            Ok(()) | Err(StoreError::Missing) => {}
-            Err(error) => return Err(error),
+    /// Removes up to [`DELETED_AT_A_TIME`] objects by one request, where the store has such; one that is not there is
+    /// removed.
+    pub(crate) async fn delete(&self, ids: &[ObjectId]) -> Vec<Result<(), StoreError>> {
+        let paths: Vec<Path> = ids.iter().map(|id| self.path(id)).collect();
+        let locations = stream::iter(paths.into_iter().map(Ok)).boxed();
+        let deleted = self.objects.delete_stream(locations).collect::<Vec<_>>();
+        // What fails is counted below: a request that fails as a whole has one answer.
+        let during = "removing objects";
+        let deleted = match self.request(during, async { Ok(deleted.await) }).await {
+            Ok(deleted) => deleted,
+            Err(error) => return vec![Err(error); ids.len()],
+        };
+        let settle = |deleted: object_store::Result<Path>| match deleted {
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(failure(during, &error)),
+        };
+        let mut results: Vec<Result<(), StoreError>> = deleted.into_iter().map(settle).collect();
+        let failed = results.iter().filter(|result| result.is_err()).count();
+        self.failed.fetch_add(failed as u64, Ordering::Relaxed);
+        if results.len() != ids.len() {
+            let error = results.into_iter().find_map(Result::err);
+            let error = error.unwrap_or(StoreError::BeingWritten);
+            return vec![Err(error); ids.len()];
         }
         if let Some(folder) = &self.folder {
-            // The folder of its generations, unless there are others.
-            let generations = folder.join(self.name(id).as_ref());
-            let _ = tokio::task::spawn_blocking(move || std::fs::remove_dir(generations)).await;
+            // The folders of their generations, unless there are others.
+            let removed = ids.iter().zip(&mut results).filter(|(_, result)| result.is_ok());
+            let folders: Vec<PathBuf> =
+                removed.map(|(id, _)| folder.join(self.name(id).as_ref())).collect();
+            let remove = move || folders.iter().for_each(|it| drop(std::fs::remove_dir(it)));
+            let _ = tokio::task::spawn_blocking(remove).await;
         }
-        Ok(())
+        results
     }
 
     /// All generations of an object that the bucket has.

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinSet;
-
+use super::bucket::DELETED_AT_A_TIME;
 use super::ledger::{Departure, Room};
 use super::put::Claim;
 use super::{Shared, each};
@@ -72,7 +71,7 @@ impl Shared {
             }
             state.catalogue.begin_read(&id).map(|(slot, _)| slot)
         };
-        let read = self.bucket.read(&id, &mut get.target).await;
+        let read = self.bucket.read(get).await;
         let departures = {
             let mut state = self.ledger.lock();
             match (&read, slot) {
@@ -151,13 +150,43 @@ impl Shared {
         removal: Removal,
     ) -> Results<()> {
         // Whose removal it is, is decided in the batch's order.
-        let begun: Vec<_> =
-            ids.into_iter().map(|id| (id, self.begin_removal(id, removal))).collect();
-        each(begun, |(id, begun)| {
+        let begun: Vec<_> = ids.iter().map(|id| self.begin_removal(*id, removal)).collect();
+        let mut results: Results<()> = vec![Err(StoreError::BeingWritten); ids.len()];
+        let (mut departures, mut others, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+        for (place, begun) in begun.into_iter().enumerate() {
+            match begun {
+                Ok(Begun::Departure(departure)) => departures.push((place, departure)),
+                Ok(Begun::Others(departure)) => others.push((place, departure)),
+                Ok(Begun::Wait) => waiting.push(place),
+                Err(refused) => results[place] = Err(refused),
+            }
+        }
+        // The bucket does not say of what it removes whether it was there.
+        let there = each(others.clone(), |(_, departure)| {
             let shared = self.clone();
-            async move { shared.remove_one(id, removal, begun).await }
-        })
-        .await
+            async move { shared.bucket.length(&departure.id).await }
+        });
+        for ((place, departure), length) in others.into_iter().zip(there.await) {
+            match length {
+                Ok(_) => departures.push((place, departure)),
+                Err(error) => {
+                    self.ledger.stayed(departure);
+                    results[place] = Err(error);
+                }
+            }
+        }
+        let (places, departures): (Vec<usize>, Vec<Departure>) = departures.into_iter().unzip();
+        for (place, removed) in places.into_iter().zip(self.expel_each(departures).await) {
+            results[place] = removed;
+        }
+        let waited = each(waiting.iter().map(|place| ids[*place]).collect(), |id| {
+            let shared = self.clone();
+            async move { shared.remove_in_turn(id, removal).await }
+        });
+        for (place, removed) in waiting.iter().zip(waited.await) {
+            results[*place] = removed;
+        }
+        results
     }
 
     fn begin_removal(&self, id: ObjectId, removal: Removal) -> Result<Begun, StoreError> {
@@ -175,15 +204,15 @@ impl Shared {
         }
     }
 
-    async fn remove_one(
+    /// Removes an object that somebody is removing already.
+    async fn remove_in_turn(
         self: &Arc<Self>,
         id: ObjectId,
         removal: Removal,
-        mut begun: Result<Begun, StoreError>,
     ) -> Result<(), StoreError> {
         let until = Instant::now() + Duration::from_millis(self.config.full_wait_ms);
         loop {
-            match begun? {
+            match self.begin_removal(id, removal)? {
                 Begun::Departure(departure) => return self.expel(vec![departure]).await,
                 Begun::Others(departure) => {
                     return match self.bucket.length(&id).await {
@@ -197,7 +226,6 @@ impl Shared {
                 Begun::Wait if self.ledger.wait(until).await => {}
                 Begun::Wait => return Err(StoreError::BeingWritten),
             }
-            begun = self.begin_removal(id, removal);
         }
     }
 
@@ -218,19 +246,34 @@ impl Shared {
         self: &Arc<Self>,
         departures: Vec<Departure>,
     ) -> Result<(), StoreError> {
-        let mut removals = JoinSet::new();
-        for departure in departures {
+        self.expel_each(departures).await.into_iter().collect()
+    }
+
+    /// The same, with an answer for each. Many leave with one request, where the bucket has such.
+    async fn expel_each(self: &Arc<Self>, departures: Vec<Departure>) -> Results<()> {
+        let batches: Vec<_> = departures.chunks(DELETED_AT_A_TIME).map(<[_]>::to_vec).collect();
+        let removals = batches.into_iter().map(|batch| {
             let shared = self.clone();
-            removals.spawn(async move {
-                let removed = shared.bucket.delete(&departure.id).await;
-                match &removed {
-                    Ok(()) => shared.ledger.departed(departure),
-                    Err(_) => shared.ledger.stayed(departure),
+            tokio::spawn(async move {
+                let ids: Vec<ObjectId> = batch.iter().map(|departure| departure.id).collect();
+                let removed = shared.bucket.delete(&ids).await;
+                for (departure, removed) in batch.into_iter().zip(&removed) {
+                    match removed {
+                        Ok(()) => shared.ledger.departed(departure),
+                        Err(_) => shared.ledger.stayed(departure),
+                    }
                 }
                 removed
-            });
+            })
+        });
+        let mut results = Vec::with_capacity(departures.len());
+        for removal in removals.collect::<Vec<_>>() {
+            match removal.await {
+                Ok(removed) => results.extend(removed),
+                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+            }
         }
-        removals.join_all().await.into_iter().collect()
+        results
     }
 
     /// Tries again to remove what could not be, until something cannot be again.

@@ -31,12 +31,14 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug)]
 struct Leaving {
     room: Room,
-    /// The bucket did not remove it, and nobody is at it: somebody must try again.
-    stuck: bool,
+    /// How many requests to remove it are under way. Without one it is stuck: somebody must try again.
+    in_hand: u32,
+    /// The requests under way may come too early, or have failed, so there must be another.
+    again: bool,
 }
 
 /// What an object that leaves takes up here until it has left.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// The slot of one that was there.
     Doomed(Slot),
@@ -51,7 +53,6 @@ pub(crate) enum Room {
 #[must_use = "it leaves when it is removed"]
 pub(crate) struct Departure {
     pub(crate) id: ObjectId,
-    room: Room,
 }
 
 impl Ledger {
@@ -85,29 +86,15 @@ impl Ledger {
         !left.is_zero()
     }
 
-    /// The object has left the bucket.
+    /// The bucket has removed the object.
     pub(crate) fn departed(&self, departure: Departure) {
-        let mut state = self.lock();
-        state.leaving.remove(&departure.id);
-        match departure.room {
-            Room::Doomed(slot) => state.catalogue.release(slot),
-            Room::Begun(slot) => state.catalogue.abandon(slot),
-            Room::None => {}
-        }
-        drop(state);
+        self.lock().settle(departure, true);
         self.notify();
     }
 
     /// The bucket has not removed it. One of ours stays unreachable; another's is as it was.
     pub(crate) fn stayed(&self, departure: Departure) {
-        let mut state = self.lock();
-        match departure.room {
-            Room::Doomed(_) | Room::Begun(_) => {
-                state.leaving.insert(departure.id, Leaving { room: departure.room, stuck: true });
-            }
-            Room::None => drop(state.leaving.remove(&departure.id)),
-        }
-        drop(state);
+        self.lock().settle(departure, false);
         self.notify();
     }
 }
@@ -117,12 +104,43 @@ impl State {
         self.leaving.contains_key(id)
     }
 
-    /// The object leaves from now on.
+    /// The object leaves from now on. It may be leaving already: as another's, before it became ours.
     pub(crate) fn depart(&mut self, id: ObjectId, room: Room) -> Departure {
-        let before = self.leaving.insert(id, Leaving { room, stuck: false });
-        assert!(before.is_none(), "an object leaves once");
+        self.leave(id, room).in_hand += 1;
+        Departure { id }
+    }
+
+    /// The object of a put that failed may be there, or come to be there, and leaves with the next try.
+    pub(crate) fn park(&mut self, id: ObjectId, slot: Slot) {
+        self.leave(id, Room::Begun(slot)).again = true;
+    }
+
+    fn leave(&mut self, id: ObjectId, room: Room) -> &mut Leaving {
         self.adopted.remove(&id);
-        Departure { id, room }
+        let nothing = Leaving { room: Room::None, in_hand: 0, again: false };
+        let leaving = self.leaving.entry(id).or_insert(nothing);
+        if room != Room::None {
+            assert_eq!(leaving.room, Room::None, "an object has one slot");
+            leaving.room = room;
+        }
+        leaving
+    }
+
+    /// A request to remove an object has ended.
+    fn settle(&mut self, departure: Departure, removed: bool) {
+        let Some(leaving) = self.leaving.get_mut(&departure.id) else { return };
+        leaving.in_hand -= 1;
+        leaving.again |= !removed;
+        let stays = leaving.again && leaving.room != Room::None;
+        if leaving.in_hand > 0 || stays {
+            return;
+        }
+        match leaving.room {
+            Room::Doomed(slot) => self.catalogue.release(slot),
+            Room::Begun(slot) => self.catalogue.abandon(slot),
+            Room::None => {}
+        }
+        self.leaving.remove(&departure.id);
     }
 
     /// Everything that was doomed leaves from now on.
@@ -139,17 +157,17 @@ impl State {
 
     /// Takes an object in hand that is stuck, to try again.
     pub(crate) fn take_stuck(&mut self, id: &ObjectId) -> Option<Departure> {
-        let leaving = self.leaving.get_mut(id).filter(|leaving| leaving.stuck)?;
-        leaving.stuck = false;
-        Some(Departure { id: *id, room: leaving.room })
+        let leaving = self.leaving.get_mut(id).filter(|leaving| leaving.in_hand == 0)?;
+        (leaving.in_hand, leaving.again) = (1, false);
+        Some(Departure { id: *id })
     }
 
     /// Takes so many at the most in hand.
     pub(crate) fn take_all_stuck(&mut self, objects_max: usize) -> Vec<Departure> {
-        let stuck = self.leaving.iter_mut().filter(|(_, leaving)| leaving.stuck);
+        let stuck = self.leaving.iter_mut().filter(|(_, leaving)| leaving.in_hand == 0);
         let take = |(id, leaving): (&ObjectId, &mut Leaving)| {
-            leaving.stuck = false;
-            Departure { id: *id, room: leaving.room }
+            (leaving.in_hand, leaving.again) = (1, false);
+            Departure { id: *id }
         };
         stuck.take(objects_max).map(take).collect()
     }

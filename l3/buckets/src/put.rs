@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use super::Shared;
-use super::ledger::{Departure, Room};
+use super::ledger::Departure;
 use terrace_l3::backend::{Reserved, Slot};
 use terrace_l3::{ObjectId, Pin, Put, PutOptions, Results, Source, StoreError, Stored};
 
@@ -210,9 +210,7 @@ impl Shared {
                     state.depart_from(replaced)
                 }
                 Err(error) if error.may_have_happened() => {
-                    let departure = state.depart(id, Room::Begun(slot));
-                    drop(state);
-                    self.ledger.stayed(departure);
+                    state.park(id, slot);
                     Vec::new()
                 }
                 Err(_) => {
@@ -262,7 +260,7 @@ impl Shared {
                     Ok(_) => Ok(Stored::AlreadyThere),
                     Err(StoreError::Missing) => continue,
                     Err(StoreError::Corrupt(_)) => {
-                        self.bucket.delete(id).await?;
+                        self.bucket.delete(&[*id]).await.remove(0)?;
                         continue;
                     }
                     Err(error) => Err(error),

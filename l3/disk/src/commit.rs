@@ -56,7 +56,8 @@ impl Core {
                 }
                 if !state.is_dirty() {
                     since = None;
-                    if let Some(slots) = self.growth_wanted(&state, self.config.grow_slots() - 1) {
+                    let step = self.config.grow_slots(state.catalogue.usable());
+                    if let Some(slots) = self.growth_wanted(&state, step - 1) {
                         MutexGuard::unlocked(&mut state, || self.grow(slots));
                         continue;
                     }
@@ -73,7 +74,8 @@ impl Core {
             }
             // What is replaced leaves the index one round later than what is removed.
             let closing = state.closing && !state.is_dirty();
-            let growth = self.growth_wanted(&state, self.config.grow_slots() / 2);
+            let step = self.config.grow_slots(state.catalogue.usable());
+            let growth = self.growth_wanted(&state, step / 2);
             drop(state);
             if let Some(slots) = growth {
                 self.grow(slots);
@@ -185,13 +187,13 @@ impl Core {
     /// all writes wait while the file grows, so more are wanted ahead when there is nothing else to do.
     fn growth_wanted(&self, state: &State, ahead: Slot) -> Option<Slot> {
         let usable = state.catalogue.usable();
-        let step = self.config.grow_slots();
+        let step = self.config.grow_slots(usable);
         let short = state.catalogue.used().saturating_add(ahead) >= usable;
         (short && usable < state.slots_max)
             .then(|| usable.saturating_add(step).min(state.slots_max))
     }
 
-    /// Lets the data file grow, by less if the disk has not so much room. If it has none the store
+    /// Lets both files grow, by less if the disk has not so much room. If it has none the store
     /// stays as large as it is.
     pub(super) fn grow(&self, slots: Slot) {
         let usable = self.state.lock().catalogue.usable();
@@ -218,8 +220,10 @@ impl Core {
 
     fn grow_by(&self, usable: Slot, more: Slot) -> io::Result<()> {
         let layout = self.config.layout();
-        let bytes = layout.slot_offset(usable + more);
-        let growth = bytes - layout.slot_offset(usable);
+        let data_bytes = layout.slot_offset(usable + more);
+        let index_bytes = Layout::index_bytes(usable + more);
+        let growth =
+            data_bytes - layout.slot_offset(usable) + index_bytes - Layout::index_bytes(usable);
         let reserve = self.config.reserve_bytes;
         match self.disk.available() {
             Some(free) if free.saturating_sub(reserve) < growth => {
@@ -228,7 +232,10 @@ impl Core {
                 );
                 Err(io::Error::new(io::ErrorKind::StorageFull, message))
             }
-            Some(_) | None => self.disk.grow(DiskFile::Data, bytes),
+            Some(_) | None => {
+                self.disk.grow(DiskFile::Index, index_bytes)?;
+                self.disk.grow(DiskFile::Data, data_bytes)
+            }
         }
     }
 }

@@ -183,11 +183,11 @@ fn owner_of(path: &Path) -> Option<Result<File, String>> {
 }
 
 /// The only one who opens or removes stores in a folder, as long as it lives.
-struct Turn(Option<File>);
+pub(super) struct Turn(Option<File>);
 
 impl Turn {
     /// Waits for those before it. Where folders cannot be locked, nobody waits.
-    fn wait(folder: &Path) -> Self {
+    pub(super) fn wait(folder: &Path) -> Self {
         let folder = File::open(folder).ok();
         Self(folder.filter(|folder| folder.lock().is_ok()))
     }

@@ -1,6 +1,5 @@
 //! The bytes on disk, as `FORMAT.md` draws them.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
@@ -139,13 +138,9 @@ pub(super) fn read_entries(
     })
 }
 
-/// Empties some of the entries from `first` on, and answers which blocks of the index that changes.
-pub(super) fn clear_entries(blocks: &mut [u8], first: Slot, slots: &[Slot]) -> BTreeSet<u32> {
-    for slot in slots {
-        let at = (slot - first) as usize * ENTRY_BYTES;
-        blocks[at..at + ENTRY_BYTES].fill(0);
-    }
-    slots.iter().map(|slot| slot / ENTRIES_PER_BLOCK).collect()
+/// Empties the entries of a block from `first` on.
+pub(super) fn clear_entries(block: &mut [u8], first: u32) {
+    block[first as usize * ENTRY_BYTES..].fill(0);
 }
 
 fn half(bytes: &[u8], at: usize) -> u32 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::blocking::{blocks, read_index as read, write_index};
+use super::blocking::{blocks, read_index as read, visit_index, write_index};
 use super::io::{BLOCK_BYTES, Blocks, Disk, DiskFile};
 use super::layout::{ENTRIES_PER_BLOCK, Layout, clear_entries, read_entries};
 use super::shrink::{Dropped, shrink};
@@ -29,7 +29,7 @@ pub struct DiskConfig {
     pub io: IoEngine,
     /// Transfers in flight at a time.
     pub depth: usize,
-    /// By how much the data file grows at a time.
+    /// Maximum growth of the data file at a time, in bytes. A small file grows by less.
     pub grow_bytes: u64,
     /// Changes become durable after this time, or when somebody waits for it.
     pub commit_interval_ms: u64,
@@ -104,9 +104,12 @@ impl DiskConfig {
             .map_err(OpenError::Config)
     }
 
-    /// How many slots the data file grows by.
-    pub(super) fn grow_slots(&self) -> Slot {
-        self.layout().slots_in(self.grow_bytes).clamp(1, u64::from(u32::MAX)) as Slot
+    /// Number of slots by which a data file of `usable` slots grows: a quarter of them, within limits.
+    pub(super) fn grow_slots(&self, usable: Slot) -> Slot {
+        const GROWTH_MIN_BYTES: u64 = 16 << 20;
+        let slots_in = |bytes| self.layout().slots_in(bytes).clamp(1, u64::from(u32::MAX)) as Slot;
+        let most = slots_in(self.grow_bytes);
+        (usable / 4).clamp(slots_in(GROWTH_MIN_BYTES).min(most), most)
     }
 }
 
@@ -262,10 +265,9 @@ pub(super) fn read_index(
             slots
         }
     };
-    // What lay beyond a store that was larger is gone.
-    disk.shrink(DiskFile::Index, Layout::index_bytes(slots)).map_err(unusable)?;
-    disk.shrink(DiskFile::Data, layout.slot_offset(slots)).map_err(unusable)?;
-    disk.grow(DiskFile::Index, Layout::index_bytes(slots)).map_err(no_room)?;
+    disk.shrink(DiskFile::Index, Layout::index_bytes(usable)).map_err(unusable)?;
+    disk.shrink(DiskFile::Data, layout.slot_offset(usable)).map_err(unusable)?;
+    disk.grow(DiskFile::Index, Layout::index_bytes(usable)).map_err(no_room)?;
     let mut catalogue = Catalogue::new(slots, usable);
     restore(disk, &mut catalogue, config.object_bytes_max).map_err(unusable)?;
     catalogue.doubt_owners(config.pins_kept_ms);
@@ -308,31 +310,27 @@ pub(super) fn restore(
     catalogue: &mut Catalogue,
     object_bytes_max: usize,
 ) -> io::Result<()> {
-    const BLOCKS_AT_A_TIME: u32 = 256;
-    let block_count = catalogue.slots().div_ceil(ENTRIES_PER_BLOCK);
-    let mut block = 0;
+    let usable = catalogue.usable();
     let mut cleared = Vec::new();
-    while block < block_count {
-        let count = BLOCKS_AT_A_TIME.min(block_count - block);
-        let mut bytes = read(disk, Layout::index_offset(block), count as usize * BLOCK_BYTES)?;
-        let mut beyond = Vec::new();
-        for (slot, entry) in read_entries(&bytes, block * ENTRIES_PER_BLOCK) {
+    visit_index(disk, usable.div_ceil(ENTRIES_PER_BLOCK), |block, bytes| {
+        let mut has_excess = false;
+        for (slot, entry) in read_entries(bytes, block * ENTRIES_PER_BLOCK) {
             let fits = |entry: &Recorded| entry.length as usize <= object_bytes_max;
             let Some(recorded) = entry.filter(fits) else { continue };
-            if slot < catalogue.usable() {
+            if slot < usable {
                 catalogue.restore(slot, &recorded);
             } else {
-                beyond.push(slot);
+                has_excess = true;
             }
         }
-        // The data file has no such slots. When it grows again there must be nothing in them.
-        for block_beyond in clear_entries(&mut bytes, block * ENTRIES_PER_BLOCK, &beyond) {
-            let at = (block_beyond - block) as usize * BLOCK_BYTES;
-            let block = blocks(Blocks::holding(&bytes[at..at + BLOCK_BYTES]));
-            cleared.push((Layout::index_offset(block_beyond), block));
+        // The data file has no slots for these entries. They must not be there when it has grown.
+        if has_excess {
+            let last = block + (bytes.len() / BLOCK_BYTES) as u32 - 1;
+            let mut bytes = bytes[bytes.len() - BLOCK_BYTES..].to_vec();
+            clear_entries(&mut bytes, usable % ENTRIES_PER_BLOCK);
+            cleared.push((Layout::index_offset(last), blocks(Blocks::holding(&bytes))));
         }
-        block += count;
-    }
+    })?;
     if !cleared.is_empty() {
         write_index(disk, cleared)?;
         disk.sync(DiskFile::Index)?;

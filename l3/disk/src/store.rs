@@ -18,7 +18,7 @@ use super::io::{Direction, Disk, DiskFile, Parts, Transfer};
 use super::open::{DiskConfig, OpenError, Opening, read_index};
 use super::transfer::{Arrival, Batch, transfer_error, write_parts};
 use terrace_l3::backend::{
-    Catalogue, InFlight, Registry, Reserved, Slot, Ticket, Traffic, leases_max,
+    Catalogue, InFlight, NamespaceShare, Registry, Reserved, Slot, Ticket, Traffic, leases_max,
 };
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, Header, ObjectId, Owner, Pin, Place, Presence,
@@ -183,7 +183,7 @@ impl DiskStore {
             config,
         });
         if core.state.lock().catalogue.usable() == 0 {
-            core.grow(core.config.grow_slots().min(slots));
+            core.grow(core.config.grow_slots(0).min(slots));
             if let Some(error) = core.state.lock().growth_error.take() {
                 let error = io::Error::other(error.to_string());
                 return Err(OpenError::NoRoom { path: core.config.path.clone(), error });
@@ -219,6 +219,11 @@ impl DiskStore {
     pub fn let_go(&self, owner: Owner, patience: Duration) {
         let until_ms = self.core().now_ms().saturating_add(patience.as_millis() as u64);
         self.core().state.lock().catalogue.let_go(owner, until_ms);
+    }
+
+    /// Limits groups of namespaces to shares of the slots.
+    pub fn set_shares(&self, shares: &[NamespaceShare]) {
+        self.core().state.lock().catalogue.set_shares(shares);
     }
 
     /// The payload's length, if the object is there.
@@ -281,7 +286,7 @@ impl DiskStore {
             }
             (slot, length)
         };
-        let (arrival, parts, copied) = Arrival::new(get.id, get.target);
+        let (arrival, parts, copied) = Arrival::new(get);
         Traffic::count(&core.bounced_bytes, copied);
         let offset = core.config.layout().slot_offset(slot);
         let batch = batch.clone();

@@ -21,7 +21,7 @@ use self::write_behind::WriteBehind;
 pub use self::write_behind::WriteBehindStats;
 use crate::DiskStore;
 use crate::promotion::{Board, Crew, Ending, PromotionConfig, PromotionStats, Ticket};
-use terrace_l3::backend::{either, merge, split};
+use terrace_l3::backend::{NamespaceShare, either, merge, split};
 use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, MemoryStore, ObjectId, Owner, Pin, Place,
     Presence, Put, PutOptions, Registration, Removal, Results, Served, Store, StoreError,
@@ -103,6 +103,12 @@ impl TieredStore {
     pub fn let_go(&self, owner: Owner, patience: Duration) {
         self.shared.memory.let_go(owner, patience);
         self.shared.disk.let_go(owner, patience);
+    }
+
+    /// Limits groups of namespaces to shares of both tiers.
+    pub fn set_shares(&self, shares: &[NamespaceShare]) {
+        self.shared.memory.set_shares(shares);
+        self.shared.disk.set_shares(shares);
     }
 
     /// How moves from disk to memory went.
@@ -391,12 +397,12 @@ impl Reading for Gets<'_> {
         let (found, mut left): (Numbered<Get>, Numbered<Get>) =
             gets.into_iter().partition(|(_, get)| memory.contains(&get.id));
         let target = |(_, get): &(usize, Get)| {
-            (get.id, get.target.arena(), get.target.page(), get.target.len())
+            (get.id, get.prefix, get.target.arena(), get.target.page(), get.target.len())
         };
         let targets: Vec<_> = found.iter().map(target).collect();
         let (numbers, found): (Vec<usize>, Vec<Get>) = found.into_iter().unzip();
         let results = memory.get_into(found, GetOptions::default()).await;
-        for ((number, result), (id, arena, page, length)) in
+        for ((number, result), (id, prefix, arena, page, length)) in
             numbers.into_iter().zip(results).zip(targets)
         {
             match result {
@@ -408,7 +414,10 @@ impl Reading for Gets<'_> {
                 // somebody else may have it by now.
                 Err(error @ (StoreError::Missing | StoreError::Corrupt(_))) => {
                     match arena.target(page) {
-                        Ok(target) => left.push((number, Get::new(id, target.first(length)))),
+                        Ok(target) => {
+                            let target = target.first(length);
+                            left.push((number, Get { id, target, prefix }));
+                        }
                         Err(_) => answered.push((number, Err(error))),
                     }
                 }

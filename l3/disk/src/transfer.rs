@@ -7,7 +7,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::io::{BLOCK_BYTES, Blocks, Owner, Part, Parts, is_aligned};
-use terrace_l3::{HEADER_BYTES, Header, Mismatch, ObjectId, Results, Source, StoreError, Target};
+use terrace_cache::PrefixDigest;
+use terrace_l3::{
+    Get, HEADER_BYTES, Header, Mismatch, ObjectId, Results, Source, StoreError, Target,
+};
 
 /// The memory of a write: a header, the whole blocks straight from the source, and what remains.
 /// Answers also how many bytes had to be copied.
@@ -34,6 +37,8 @@ pub(super) fn write_parts(header: &Header, source: Source) -> (Parts, usize) {
 /// An object on its way from disk.
 pub(super) struct Arrival {
     pub(super) id: ObjectId,
+    /// What it must be the KV of.
+    prefix: Option<PrefixDigest>,
     /// The target, unless it is among the parts of the transfer.
     target: Option<Target>,
     length: usize,
@@ -41,13 +46,14 @@ pub(super) struct Arrival {
 
 impl Arrival {
     /// The memory of a read. Answers also how many bytes will have to be copied.
-    pub(super) fn new(id: ObjectId, target: Target) -> (Self, Parts, usize) {
+    pub(super) fn new(get: Get) -> (Self, Parts, usize) {
+        let Get { id, target, prefix } = get;
         let length = target.len();
         let whole =
             if is_aligned(target.as_ptr()) { length / BLOCK_BYTES * BLOCK_BYTES } else { 0 };
         let mut parts = Parts::new();
         parts.push(Part::blocks(Blocks::for_bytes(HEADER_BYTES)));
-        let mut arrival = Self { id, target: None, length };
+        let mut arrival = Self { id, prefix, target: None, length };
         if whole > 0 {
             parts.push(Part::new(Owner::Target(target), whole));
         } else {
@@ -65,6 +71,7 @@ impl Arrival {
         let header = parts.next().expect("the header comes first");
         let header = header.bytes().first_chunk().expect("a block is longer than a header");
         let header = Header::verify(header, &self.id, self.length as u64)?;
+        let header = header.verify_prefix(self.prefix)?;
         let mut whole = 0;
         for part in parts {
             match part.owner {

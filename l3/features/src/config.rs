@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::FeatureError;
 use super::keys::OWNERS_MAX;
+use super::reference::Mac;
 use terrace_l3::ReleaseConfig;
 
 /// How one process uses a feature store.
@@ -14,11 +15,14 @@ use terrace_l3::ReleaseConfig;
 pub struct FeatureConfig {
     /// The store's name, the same for all who use it: keys begin with it.
     pub store: String,
-    /// The number of this producer, below [`OWNERS_MAX`]. No two processes that run at the same time have
-    /// the same one; a producer that is started again has its old one, and takes care of what it has put
-    /// before. `None` for those who only consume.
+    /// Number of this producer, below [`OWNERS_MAX`]. A producer that is restarted uses the same number again, and takes
+    /// care of what it has put before. Of two processes with one number the later one takes it from the other, whose puts
+    /// fail from then on ([`FeatureError::Fenced`]). `None` for consumers, and with `find_owner`.
     pub owner: Option<u16>,
-    /// How many bytes of this producer's samples may be there at a time, put and not yet freed.
+    /// Takes a number that no process uses.
+    pub find_owner: bool,
+    /// Maximum number of bytes that this producer's samples take of the store at a time, put and not yet freed: whole slots
+    /// where the store has such, for the tensors and for two notes per sample. The capacity of the store limits it further.
     pub max_resident_bytes: u64,
     /// What a put does when that is reached.
     pub when_full: WhenFull,
@@ -34,6 +38,8 @@ pub struct FeatureConfig {
     pub durable: bool,
     /// How often a waiting put looks whether others have consumed something.
     pub poll_ms: u64,
+    /// Time after which gc looks at a sample again that it found to be whole. Each look costs a few requests to the store.
+    pub recheck_ms: u64,
     /// How failed frees are repeated and how many are remembered.
     pub free: ReleaseConfig,
     /// What all who use the store know, and nobody else. With it, refs, tensors and notes that were forged or
@@ -57,6 +63,7 @@ impl Default for FeatureConfig {
         Self {
             store: "features".to_owned(),
             owner: None,
+            find_owner: false,
             max_resident_bytes: 4 << 30,
             when_full: WhenFull::WaitMs(600_000),
             samples_max: 4096,
@@ -64,6 +71,7 @@ impl Default for FeatureConfig {
             retain_on_release: false,
             durable: false,
             poll_ms: 10,
+            recheck_ms: 5_000,
             free: ReleaseConfig::default(),
             secret: None,
         }
@@ -84,6 +92,10 @@ impl FeatureConfig {
     }
 
     pub(super) fn check(&self) -> Result<(), FeatureError> {
+        if self.find_owner && self.owner.is_some() {
+            let text = "a producer has a number, or takes a free one: set owner or find_owner";
+            return Err(FeatureError::Config(text.to_owned()));
+        }
         if self.owner.is_some_and(|owner| owner >= OWNERS_MAX) {
             return Err(FeatureError::Config(format!("owner must be a number below {OWNERS_MAX}")));
         }
@@ -107,7 +119,7 @@ impl Secret {
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self {
-            refs: blake3::derive_key("terrace 2026 authentication of feature refs 2", bytes),
+            refs: blake3::derive_key("terrace 2026 authentication of feature refs 3", bytes),
             notes: blake3::derive_key("terrace 2026 authentication of feature notes", bytes),
             tensors: blake3::derive_key("terrace 2026 authentication of feature tensors", bytes),
         }
@@ -121,6 +133,15 @@ impl Secret {
     /// Begins the code of a note.
     pub(super) fn for_notes(&self) -> blake3::Hasher {
         blake3::Hasher::new_keyed(&self.notes)
+    }
+
+    /// The code of the bytes of all tensors.
+    pub(super) fn of_contents(&self, contents: &[Mac]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.tensors);
+        for Mac(content) in contents {
+            hasher.update(content.as_bytes());
+        }
+        hasher.finalize().into()
     }
 
     /// The code of a tensor's bytes.

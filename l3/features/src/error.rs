@@ -64,6 +64,17 @@ pub enum FeatureError {
     /// A put by somebody who only consumes.
     #[error("this handle can only consume: set `FeatureConfig::owner` to put samples")]
     NotAProducer,
+    /// Another process has taken the number of this producer.
+    #[error(
+        "this process is no longer producer {owner} of {store}: another one has taken the number, or it was given back; \
+         give each producer a number of its own, or none, so that it takes a free one"
+    )]
+    Fenced {
+        /// The store.
+        store: String,
+        /// The number.
+        owner: u16,
+    },
     /// The sample was released, aborted, superseded, or freed because nobody released it in time.
     #[error("{key} is gone: it was released, aborted or superseded, or it has expired")]
     Gone {
@@ -105,20 +116,23 @@ pub enum FeatureError {
         found: String,
     },
     /// The sample is larger than the budget.
-    #[error("a sample of {bytes} bytes is too large: max_resident_bytes is {max}")]
+    #[error(
+        "a sample that takes {bytes} bytes of the store is too large: max_resident_bytes, or the capacity of the store, \
+         is {max}"
+    )]
     TooLarge {
-        /// The sample's size.
+        /// What the sample takes.
         bytes: u64,
         /// The budget.
         max: u64,
     },
     /// The budget is used up, and the choice was not to wait, or not for longer.
     #[error(
-        "{resident} of {max} bytes in {samples} samples are not consumed yet, no room for {bytes} \
+        "{samples} samples that take {resident} of {max} bytes are not consumed yet, no room for {bytes} \
          more: release consumed samples, or raise max_resident_bytes or samples_max"
     )]
     OverBudget {
-        /// The sample's size.
+        /// What the sample takes.
         bytes: u64,
         /// What is there.
         resident: u64,
@@ -126,6 +140,14 @@ pub enum FeatureError {
         samples: u64,
         /// The budget.
         max: u64,
+    },
+    /// The store had no room for the sample, and the choice was not to wait, or not for longer.
+    #[error(
+        "{key}: the store has no room for the sample: release consumed samples, or enlarge the store"
+    )]
+    StoreFull {
+        /// The generation of the sample.
+        key: String,
     },
     /// A tensor is short or damaged, and with it the sample.
     #[error("{key} is damaged, so the sample cannot be read: {error}")]

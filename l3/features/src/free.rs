@@ -1,9 +1,11 @@
 //! Ending generations: nobody can read them any more, and their memory comes back.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::config::WhenFull;
 use super::error::FeatureError;
 use super::ledger::{Burial, Entry, Stage};
 use super::notes::NoteError;
@@ -139,9 +141,8 @@ impl Shared {
         let record = Record {
             sample: entry.sample.to_string(),
             generation,
-            owner: self.config.owner.unwrap_or(u16::MAX),
-            created_ms: 0,
-            tensors: Vec::new(),
+            owner: self.number().unwrap_or(u16::MAX),
+            ..Record::default()
         };
         self.notes.write(note, &record, self.config.durable).await
     }
@@ -174,12 +175,25 @@ impl Shared {
     async fn remove_notes(&self, burials: &mut [(Burial, Freed)]) {
         let done = |(burial, _): &&mut (Burial, Freed)| burial.entry.tensors.is_empty();
         let mut done: Vec<_> = burials.iter_mut().filter(done).collect();
-        // After a crash no record may be missing of a tensor that is there.
-        if done.iter().any(|(burial, _)| burial.entry.own.is_some())
-            && let Err(error) = self.store.flush().await
-        {
-            done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
-            return;
+        if done.iter().any(|(burial, _)| burial.entry.own.is_some()) {
+            match self.check_owner(None).await {
+                // They are of whoever has the number now.
+                Err(FeatureError::Fenced { .. }) => {
+                    let own = |(burial, _): &&mut &mut (Burial, Freed)| burial.entry.own.is_some();
+                    done.iter_mut().filter(own).for_each(|(_, freed)| freed.complete = true);
+                    done.retain(|(burial, _)| burial.entry.own.is_none());
+                }
+                Err(FeatureError::Store { error, .. }) => {
+                    done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
+                    return;
+                }
+                Ok(_) | Err(_) => {}
+            }
+            // After a crash no record may be missing of a tensor that is there.
+            if let Err(error) = self.store.flush().await {
+                done.iter_mut().for_each(|(_, freed)| freed.error = Some(error.clone()));
+                return;
+            }
         }
         for (burial, freed) in &mut done {
             freed.complete = true;
@@ -240,7 +254,7 @@ impl Shared {
     }
 
     fn record_of(&self, burial: &Burial) -> Vec<ObjectId> {
-        let own = burial.entry.own.zip(self.config.owner);
+        let own = burial.entry.own.zip(self.number());
         own.map(|(own, owner)| self.keys.record(owner, own.slot)).into_iter().collect()
     }
 
@@ -249,12 +263,15 @@ impl Shared {
         self.notes.remove(ids).await
     }
 
-    pub(super) async fn gc(self: &Arc<Self>) -> Result<GcReport, FeatureError> {
+    /// Frees what can be freed. Samples that were whole less than `seen_for` ago are not looked at again.
+    pub(super) async fn gc(self: &Arc<Self>, seen_for: Duration) -> Result<GcReport, FeatureError> {
+        self.check_owner(None).await?;
+        self.show().await;
         let mut report = GcReport::default();
         let mut unknown = None;
         let mut from = 0;
         loop {
-            let (reaped, next) = self.reap(from).await;
+            let (reaped, next) = self.reap(from, seen_for).await;
             report.consumed += reaped.consumed;
             unknown = reaped.error.or(unknown);
             from = next;
@@ -268,22 +285,32 @@ impl Shared {
         unknown.map_or(Ok(report), Err)
     }
 
-    /// A little gc, for a put that waits.
-    pub(super) async fn make_room(self: &Arc<Self>) {
+    /// A little gc, for a put that waits. Where the store cannot be asked nothing is freed, and the put waits on.
+    pub(super) async fn make_room(self: &Arc<Self>) -> Result<(), FeatureError> {
+        if let Err(fenced @ FeatureError::Fenced { .. }) = self.check_owner(None).await {
+            return Err(fenced);
+        }
+        self.show().await;
         let from = *self.reap_from.lock();
-        // Where the store cannot be asked nothing is freed; the put waits on.
-        let (_, next) = self.reap(from).await;
+        let seen_for = match self.config.when_full {
+            // It looks once.
+            WhenFull::Refuse => Duration::ZERO,
+            WhenFull::WaitMs(_) => Duration::from_millis(self.config.poll_ms),
+        };
+        let (_, next) = self.reap(from, seen_for).await;
         *self.reap_from.lock() = next;
         self.expire().await;
         self.retry().await;
+        Ok(())
     }
 
     /// Looks which of this producer's samples others have ended, from one of them on, and where to go on.
     /// One whose claim is lost is ended, since nobody else could find it to supersede it. What cannot be
     /// told ends nothing.
-    async fn reap(self: &Arc<Self>, from: u64) -> (Reaped, u64) {
+    async fn reap(self: &Arc<Self>, from: u64, seen_for: Duration) -> (Reaped, u64) {
         const SAMPLES: usize = 64;
-        let (live, next) = self.ledger.lock().live(from, SAMPLES);
+        let now = Instant::now();
+        let (live, next) = self.ledger.lock().live(from, SAMPLES, now, seen_for);
         let mut ids = Vec::new();
         for Burial { generation, entry } in &live {
             ids.push(self.keys.revocation(&entry.sample, *generation));
@@ -295,7 +322,7 @@ impl Shared {
         let mut ended = Vec::new();
         for Burial { generation, entry } in &live {
             let wanted = self.claim_of(entry).iter().len() + entry.tensors.len();
-            let mut is_over = false;
+            let (mut is_over, mut is_known) = (false, true);
             for (number, there) in there.by_ref().take(1 + wanted).enumerate() {
                 match there {
                     // The first is the note that it is revoked; all others it needs.
@@ -306,16 +333,20 @@ impl Shared {
                             Ok(revoked) => is_over |= revoked,
                             Err(error) => {
                                 let error = self.note_failed("the revocation of", &key, error);
-                                reaped.error = Some(error);
+                                (reaped.error, is_known) = (Some(error), false);
                             }
                         }
                     }
                     Ok(there) => is_over |= there == (number == 0),
-                    Err(error) => reaped.error = Some(self.failed(error)),
+                    Err(error) => {
+                        (reaped.error, is_known) = (Some(self.failed(error)), false);
+                    }
                 }
             }
             if is_over {
                 ended.push(*generation);
+            } else if is_known {
+                self.ledger.lock().saw(*generation, now);
             }
         }
         let consumed = self.doom_all(&ended);

@@ -8,9 +8,16 @@ use terrace_l3::ObjectId;
 /// How many producers may share a store: each has a number below this.
 pub const OWNERS_MAX: u16 = 1024;
 
-/// A sample has so many places for claims, which all of its producers share: whoever puts it looks at these,
-/// however many producers there are. A claim belongs to who has written it, and nobody else removes it.
-pub(super) const CELLS: u8 = 64;
+/// Number of places for claims on a sample, which all of its producers share. A put looks at all of them, however many
+/// producers there are, and on a bucket each look is a request. A claim belongs to its producer, and nobody else removes
+/// it.
+pub(super) const CELLS: u8 = 8;
+
+/// Number of notes that say which process has a producer's number.
+pub(super) const OWNER_COPIES: u8 = 3;
+
+/// Number of places for each of these notes. One may be blocked by a process that died while it wrote there.
+pub(super) const OWNER_CELLS: u8 = 4;
 
 /// A producer has no more claims on a sample than this: the new one is there before the old one goes.
 pub(super) const CELLS_OF_ONE: usize = 2;
@@ -38,7 +45,7 @@ impl Keys {
         check_name("the store", store)?;
         Ok(Self {
             tensors: digest(&["terrace feature tensors 1", store]),
-            notes: digest(&["terrace feature notes 2", store]),
+            notes: digest(&["terrace feature notes 3", store]),
             store: store.to_owned(),
         })
     }
@@ -72,6 +79,25 @@ impl Keys {
     /// What a producer is about to put, or has put: its `slot`th note.
     pub(super) fn record(&self, owner: u16, slot: u32) -> ObjectId {
         self.note(&["record", &owner.to_string(), &slot.to_string()])
+    }
+
+    /// Which process has a producer's number. The places of a copy are together, and the copies apart.
+    pub(super) fn owner(&self, owner: u16, copy: u8, cell: u8) -> ObjectId {
+        let (owner, copy) = (owner.to_string(), copy.to_string());
+        let parts = ["owner", &owner, &copy, &cell.to_string()];
+        self.note_beside(&format!("owner {owner} {copy}"), &parts)
+    }
+
+    /// All places for notes that say which process has a producer's number.
+    pub(super) fn owners(&self, owner: u16) -> Vec<ObjectId> {
+        let copies =
+            (0..OWNER_COPIES).flat_map(|copy| (0..OWNER_CELLS).map(move |cell| (copy, cell)));
+        copies.map(|(copy, cell)| self.owner(owner, copy, cell)).collect()
+    }
+
+    /// Notes by which a process shows that it is there.
+    pub(super) fn signs_of(&self, owner: u16) -> [ObjectId; 2] {
+        ["0", "1"].map(|turn| self.note(&["sign", &owner.to_string(), turn]))
     }
 
     /// Which generation of the sample is some producer's current one.

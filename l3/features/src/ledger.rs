@@ -25,7 +25,6 @@ pub(super) struct Ledger {
     slots_max: u32,
     /// Bytes that are there, or are about to be.
     resident_bytes: u64,
-    max_resident_bytes: u64,
     /// Generations of others that are being freed here.
     foreign: usize,
     free: ReleaseConfig,
@@ -41,7 +40,7 @@ pub(super) struct Entry {
     pub(super) sample: Arc<str>,
     /// Its objects, as long as they are not known to be gone.
     pub(super) tensors: Vec<ObjectId>,
-    /// What they take of the budget.
+    /// What they and its notes take of the budget.
     pub(super) bytes: u64,
     /// `None` if another producer takes care of it.
     pub(super) own: Option<Own>,
@@ -62,6 +61,8 @@ pub(super) struct Own {
     pub(super) created_ms: u64,
     /// Where its claim is.
     pub(super) cell: Option<Cell>,
+    /// When all of it was last found in the store.
+    pub(super) seen: Option<Instant>,
 }
 
 /// A place for claims.
@@ -105,7 +106,6 @@ impl Ledger {
             fresh_slot: 0,
             slots_max: config.samples_max,
             resident_bytes: 0,
-            max_resident_bytes: config.max_resident_bytes,
             foreign: 0,
             free: config.free.clone(),
             gone: BTreeSet::new(),
@@ -114,9 +114,9 @@ impl Ledger {
         }
     }
 
-    /// Sets room aside for a sample, if there is any.
-    pub(super) fn reserve(&mut self, bytes: u64) -> Option<Room> {
-        if self.resident_bytes.saturating_add(bytes) > self.max_resident_bytes {
+    /// Sets room aside for a sample, if there is any below `bytes_max`.
+    pub(super) fn reserve(&mut self, bytes: u64, bytes_max: u64) -> Option<Room> {
+        if self.resident_bytes.saturating_add(bytes) > bytes_max {
             return None;
         }
         let slot = self.take_slot()?;
@@ -154,7 +154,7 @@ impl Ledger {
                 sample: sample.clone(),
                 tensors,
                 bytes: room.bytes,
-                own: Some(Own { slot: room.slot, created_ms, cell: None }),
+                own: Some(Own { slot: room.slot, created_ms, cell: None, seen: None }),
                 // Nobody has a ref yet, unless it was promised.
                 dead: !is_promised,
                 revoked: false,
@@ -229,15 +229,21 @@ impl Ledger {
         }
     }
 
-    /// The put is complete, and unless it was called off its ref may be given out.
-    pub(super) fn end_put(&mut self, generation: u64) -> bool {
+    /// All claims may be others'.
+    pub(super) fn doubt_cells(&mut self) {
+        let own = self.generations.values_mut().filter_map(|entry| entry.own.as_mut());
+        own.filter_map(|own| own.cell.as_mut()).for_each(|cell| cell.is_ours = false);
+    }
+
+    /// The put of so many bytes is complete, and unless it was called off its ref may be given out.
+    pub(super) fn end_put(&mut self, generation: u64, bytes: u64) -> bool {
         let Some(entry) = self.generations.get_mut(&generation) else { return false };
         if entry.stage != (Stage::Putting { called_off: false }) {
             return false;
         }
         (entry.stage, entry.dead) = (Stage::Live, false);
         self.stats.puts += 1;
-        self.stats.put_bytes += entry.bytes;
+        self.stats.put_bytes += bytes;
         true
     }
 
@@ -397,12 +403,20 @@ impl Ledger {
         self.samples.get(sample).into_iter().flatten().copied()
     }
 
-    /// Up to so many of this producer's live generations, from `first` on, and the number to go on with.
-    pub(super) fn live(&self, first: u64, max: usize) -> (Vec<Burial>, u64) {
+    /// Up to so many of this producer's live generations that were not seen for so long, from `first` on, and the number
+    /// to go on with.
+    pub(super) fn live(
+        &self,
+        first: u64,
+        max: usize,
+        now: Instant,
+        seen_for: Duration,
+    ) -> (Vec<Burial>, u64) {
+        let is_due = |own: Own| own.seen.is_none_or(|seen| seen + seen_for <= now);
         let live = self
             .generations
             .range(first..)
-            .filter(|(_, entry)| entry.stage == Stage::Live && entry.own.is_some());
+            .filter(|(_, entry)| entry.stage == Stage::Live && entry.own.is_some_and(is_due));
         let burial = |(generation, entry): (&u64, &Entry)| Burial {
             generation: *generation,
             entry: entry.clone(),
@@ -410,6 +424,13 @@ impl Ledger {
         let live: Vec<Burial> = live.take(max).map(burial).collect();
         let next = live.last().filter(|_| live.len() == max).map_or(0, |last| last.generation + 1);
         (live, next)
+    }
+
+    /// All of a generation was there just now.
+    pub(super) fn saw(&mut self, generation: u64, now: Instant) {
+        if let Some(own) = self.own_mut(generation) {
+            own.seen = Some(now);
+        }
     }
 
     /// This producer's live generations that were put before `created_ms`.

@@ -31,6 +31,7 @@ mod generation;
 mod keys;
 mod ledger;
 mod notes;
+mod owner;
 mod put;
 mod record;
 mod recovery;
@@ -62,10 +63,12 @@ pub use self::tensor::{Tensor, TensorSpec};
 use self::keys::Keys;
 use self::ledger::{Entry, Ledger, Stage};
 use self::notes::{NoteError, Notes};
+use self::owner::{Ownership, Registry};
+use self::record::RECORD_BYTES;
 use self::reference::Mac;
 use terrace_l3::backend::{ALIGNMENT, died, one_each};
 use terrace_l3::{
-    Arena, Get, GetOptions, ObjectId, Owner, Registration, Store, StoreError, Target,
+    Arena, Get, GetOptions, ObjectId, Owner, Registration, Store, StoreError, Target, TierStats,
 };
 
 /// Samples of tensors in a [`Store`]. Clones are the same.
@@ -80,6 +83,8 @@ struct Shared {
     store: Arc<dyn Store>,
     keys: Keys,
     config: FeatureConfig,
+    /// The number that this process has as a producer.
+    own: Option<Ownership>,
     /// Whose pins those of this process are: the producer's, or all consumers'.
     pins: Owner,
     notes: Notes,
@@ -135,17 +140,29 @@ impl FeatureStore {
         config.check()?;
         let keys = Keys::new(&config.store)?;
         let failed = |error| FeatureError::Store { key: config.store.clone(), error };
-        let pins = match config.owner {
+        let pins_of = |owner: Option<u16>| match owner {
             Some(number) => Owner::named(&format!("{} producer {number}", config.store)),
             None => Owner::named(&format!("{} consumers", config.store)),
         };
+        let pins = pins_of(config.owner);
+        let mut notes = Notes::new(store.clone(), pins, config.secret.clone()).map_err(failed)?;
+        let (clock, durable) = (Clock::new(), config.durable);
+        let registry = Registry { keys: &keys, notes: &notes, clock, durable };
+        let own = match config.owner {
+            Some(number) => Some(registry.take(number).await?),
+            None if config.find_owner => Some(registry.find().await?),
+            None => None,
+        };
+        let pins = pins_of(own.as_ref().map(|own| own.number));
+        notes.pin_for(pins);
         let shared = Arc::new(Shared {
             pins,
-            notes: Notes::new(store.clone(), pins, config.secret.clone()).map_err(failed)?,
+            notes,
+            own,
             ledger: Mutex::new(Ledger::new(&config)),
             store,
             keys,
-            clock: Clock::new(),
+            clock,
             claiming: Default::default(),
             gate: tokio::sync::Mutex::default(),
             waiting: AtomicU64::new(0),
@@ -153,7 +170,7 @@ impl FeatureStore {
             reap_from: Mutex::new(0),
             config,
         });
-        if let Some(owner) = shared.config.owner {
+        if let Some(owner) = shared.number() {
             shared.recover(owner).await?;
         }
         Ok(Self { shared })
@@ -200,7 +217,7 @@ impl FeatureStore {
         tensors: Vec<Tensor>,
     ) -> Result<(), FeatureError> {
         self.shared.check(promise)?;
-        let owner = self.shared.config.owner.ok_or(FeatureError::NotAProducer)?;
+        let owner = self.shared.number().ok_or(FeatureError::NotAProducer)?;
         let is_ours = promise.promised && generation::owner(promise.generation) == owner;
         if !is_ours || !promise.tensors.iter().eq(tensors.iter().map(|tensor| &tensor.spec)) {
             let text = "this producer has not promised this sample: use the ref that it created";
@@ -330,23 +347,47 @@ impl FeatureStore {
     }
 
     /// Frees what others have consumed, what nobody has released in time, and what could not be freed
-    /// before. To be called every second or so; a put that waits for room does it as well.
+    /// before. To be called every second or so; a put that waits for room does it as well. A sample that was there is
+    /// looked at again after [`FeatureConfig::recheck_ms`], or when more than three quarters of the budget are in use.
     ///
     /// # Errors
-    /// When the store could not be asked; everything else was done.
+    /// When the store could not be asked; everything else was done. [`FeatureError::Fenced`] when another process has this
+    /// producer's number.
     pub async fn gc(&self) -> Result<GcReport, FeatureError> {
-        self.shared.gc().await
+        let recheck = match self.shared.is_short_of_room() {
+            // A put may be about to wait, or be held back by an engine that asks for the stats.
+            true => Duration::ZERO,
+            false => Duration::from_millis(self.shared.config.recheck_ms),
+        };
+        self.shared.gc(recheck).await
+    }
+
+    /// The number of this producer; `None` for a consumer.
+    #[must_use]
+    pub fn owner(&self) -> Option<u16> {
+        self.shared.number()
+    }
+
+    /// Ends the work as a producer. If none of its samples is left, its number is free for others; otherwise it is taken up
+    /// by the next process that has this number, or that finds it after some minutes without a sign of this one.
+    ///
+    /// # Errors
+    /// When the store could not be asked or told.
+    pub async fn close(&self) -> Result<(), FeatureError> {
+        self.shared.give_number_back().await
     }
 
     /// Waits until nobody can want any sample of this producer any more: each was consumed, or nobody has
     /// released it in time. A producer whose store has samples in memory of this process, like a segment that
     /// it offers to a cluster, waits for this before it shuts the store down. Without `max_hold_ms` that may
-    /// take for ever.
+    /// take for ever. It ends when another process has this producer's number, and with it the samples.
     pub async fn consumed(&self) {
         const PAUSE: Duration = Duration::from_millis(100);
         loop {
             // A store that cannot be asked now may be asked later; time goes on meanwhile.
-            drop(self.gc().await);
+            if let Err(FeatureError::Fenced { .. }) = self.shared.gc(PAUSE).await {
+                return;
+            }
             let FeatureStats { live, putting, .. } = self.stats();
             if live + putting == 0 {
                 return;
@@ -373,6 +414,23 @@ impl FeatureStore {
 }
 
 impl Shared {
+    fn number(&self) -> Option<u16> {
+        self.own.as_ref().map(|own| own.number)
+    }
+
+    /// The part of the store that keeps what is pinned.
+    fn lowest_tier(&self) -> TierStats {
+        let stats = self.store.stats();
+        stats.remote.or(stats.disk).or(stats.memory).unwrap_or_default()
+    }
+
+    /// What a sample with tensors of these sizes takes of the store, with its record and its claim.
+    fn footprint(&self, sizes: impl Iterator<Item = u64>) -> u64 {
+        let slot_bytes = self.lowest_tier().slot_bytes;
+        let notes = [RECORD_BYTES as u64; 2].into_iter();
+        sizes.chain(notes).map(|bytes| bytes.max(slot_bytes)).sum()
+    }
+
     /// Whether the ref is one of this store's, and no forgery.
     fn check(&self, reference: &FeatureRef) -> Result<(), FeatureError> {
         if reference.store != self.keys.store() {
@@ -445,12 +503,18 @@ impl Shared {
         };
         let sources = pages.into_iter().map(lend).collect::<Result<Vec<_>, _>>();
         let sources = sources.map_err(|error| self.failed(error))?;
-        let compute = move || -> Vec<Mac> {
-            sources.iter().map(|source| Mac(secret.of_tensor(source))).collect()
+        let compute = move || -> (Vec<Mac>, [u8; 32]) {
+            let found: Vec<_> =
+                sources.iter().map(|source| Mac(secret.of_tensor(source))).collect();
+            let digest = secret.of_contents(&found);
+            (found, digest)
         };
         let found = tokio::task::spawn_blocking(compute).await;
-        let found = found.map_err(|error| self.failed(died(error)))?;
-        let FeatureRef { sample, generation, tensors, contents, .. } = reference;
+        let (found, digest) = found.map_err(|error| self.failed(died(error)))?;
+        let FeatureRef { sample, generation, tensors, contents, promised, .. } = reference;
+        if *promised {
+            return self.check_noted(reference, digest).await;
+        }
         if *contents == found {
             return Ok(());
         }
@@ -462,6 +526,27 @@ impl Shared {
         self.ledger.lock().stats.forged += 1;
         let key = self.keys.tensor_key(sample, *generation, name);
         Err(FeatureError::ForgedObject { what: "the tensor", key })
+    }
+
+    /// Whether the tensors of a promised sample are those that its producer has claimed. Before that they are not there
+    /// for anybody.
+    async fn check_noted(
+        &self,
+        reference: &FeatureRef,
+        digest: [u8; 32],
+    ) -> Result<(), FeatureError> {
+        let FeatureRef { sample, generation, .. } = reference;
+        let key = self.keys.sample_key(sample, *generation);
+        let claims = self.notes.find(&self.keys.claims(sample)).await;
+        let claims = claims.map_err(|error| self.note_failed("a claim on", sample, error))?;
+        match claims.into_iter().find(|(_, claim)| claim.generation == *generation) {
+            Some((_, claim)) if claim.contents == digest => Ok(()),
+            Some(_) => {
+                self.ledger.lock().stats.forged += 1;
+                Err(FeatureError::ForgedObject { what: "a tensor of", key })
+            }
+            None => Err(FeatureError::Gone { key }),
+        }
     }
 
     fn tensor_ids(&self, reference: &FeatureRef) -> Vec<ObjectId> {

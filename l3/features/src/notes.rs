@@ -59,6 +59,11 @@ impl Notes {
         Ok(Self { store, owner, secret, pages, _registration: registration })
     }
 
+    /// From now on notes have the pins of this owner.
+    pub(super) fn pin_for(&mut self, owner: Owner) {
+        self.owner = owner;
+    }
+
     /// Writes a note that nothing evicts. What was left under the name by a former life of this process is
     /// in the way once.
     pub(super) async fn write(

@@ -12,11 +12,12 @@ use super::config::WhenFull;
 use super::error::FeatureError;
 use super::keys::{CELLS, first_cell};
 use super::ledger::{Cell, Entry, Room, Stage};
+use super::notes::NoteError;
 use super::record::Record;
 use super::reference::{FeatureRef, Mac};
 use super::tensor::{Tensor, TensorSpec};
 use super::{Shared, check_bytes, check_specs, generation, keys};
-use terrace_l3::backend::{died, one_each};
+use terrace_l3::backend::{after, died, one_each};
 use terrace_l3::{ObjectId, Pin, Put, PutOptions, StoreError, Stored};
 
 /// A put that has found room, and is not over.
@@ -24,6 +25,8 @@ struct Putting {
     shared: Arc<Shared>,
     sample: Arc<str>,
     generation: u64,
+    /// By what this process had its number when it began.
+    epoch: u64,
     /// Places that claims of others were in when it began.
     taken: Vec<u8>,
     over: bool,
@@ -37,13 +40,21 @@ impl Drop for Putting {
     }
 }
 
-/// What claims there are on a sample.
+/// What a put writes, in this order.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Record,
+    Tensors,
+    Claim,
+}
+
+/// What claims there are on a sample, and where they are.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Other producers', and where they are.
+    /// Other producers'.
     pub(super) others: Vec<(u8, Record)>,
-    /// The generations of this producer that are claimed.
-    own: Vec<u64>,
+    /// This producer's.
+    own: Vec<(u8, Record)>,
 }
 
 /// Room that is not used yet.
@@ -69,20 +80,27 @@ impl Shared {
         tensors: Vec<Tensor>,
         promised: Option<u64>,
     ) -> Result<FeatureRef, FeatureError> {
-        let owner = self.config.owner.ok_or(FeatureError::NotAProducer)?;
+        if self.number().is_none() {
+            return Err(FeatureError::NotAProducer);
+        }
         keys::check_sample(sample)?;
         let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
         check_specs(&specs)?;
         for tensor in &tensors {
             check_bytes(&tensor.spec, tensor.data.len())?;
         }
-        let bytes = tensors.iter().map(|tensor| tensor.data.len() as u64).sum();
-        let reserved = self.room(bytes).await?;
+        let wait = match self.config.when_full {
+            WhenFull::Refuse => Duration::ZERO,
+            WhenFull::WaitMs(ms) => Duration::from_millis(ms),
+        };
+        let until = after(Instant::now(), wait);
+        let bytes = self.footprint(tensors.iter().map(|tensor| tensor.data.len() as u64));
+        let reserved = self.room(bytes, until).await?;
         let (answer, result) = oneshot::channel();
         let sample: Arc<str> = sample.into();
         let put = tokio::spawn(async move {
             let shared = reserved.shared.clone();
-            let put = shared.put_into(reserved, owner, &sample, tensors, specs, promised);
+            let put = shared.put_into(reserved, &sample, tensors, specs, promised, until);
             let result = put.await;
             let generation = result.as_ref().ok().map(FeatureRef::generation);
             if answer.send(result).is_err()
@@ -104,13 +122,15 @@ impl Shared {
     async fn put_into(
         self: &Arc<Self>,
         mut reserved: Reserved,
-        owner: u16,
         sample: &Arc<str>,
         tensors: Vec<Tensor>,
         specs: Vec<TensorSpec>,
         promised: Option<u64>,
+        until: Instant,
     ) -> Result<FeatureRef, FeatureError> {
-        let claims = self.claims(sample).await?.others;
+        let owner = self.number().ok_or(FeatureError::NotAProducer)?;
+        let (epoch, claims) = tokio::join!(self.check_owner(None), self.claims(sample));
+        let (epoch, claims) = (epoch?, claims?.others);
         let floor = claims.iter().map(|(_, claim)| claim.generation).max().unwrap_or(0);
         let (contents, tensors) = self.contents_of(tensors).await?;
         let generation =
@@ -124,6 +144,7 @@ impl Shared {
             generation,
             owner,
             created_ms,
+            contents: self.config.secret.as_ref().map_or([0; 32], |it| it.of_contents(&contents)),
             tensors: ids.iter().map(|id| id.key).zip(sizes).collect(),
         };
         {
@@ -138,15 +159,17 @@ impl Shared {
             let room = reserved.room.as_ref().expect("the room is used once");
             ledger.begin_put(generation, sample, ids.clone(), room, created_ms, promised.is_some());
         }
-        let room = reserved.room.take().expect("the room is used once");
+        // It belongs to the entry from now on.
+        reserved.room = None;
         let mut putting = Putting {
             shared: self.clone(),
             sample: sample.clone(),
             generation,
+            epoch,
             taken: claims.into_iter().map(|(cell, _)| cell).collect(),
             over: false,
         };
-        let result = self.store_and_claim(&putting, owner, room.slot, &record, ids, tensors).await;
+        let result = self.store_and_claim(&putting, &record, ids, tensors, until).await;
         putting.over = true;
         if let Err(error) = result {
             self.give_up(generation, &error).await;
@@ -159,7 +182,8 @@ impl Shared {
             tensors: specs,
             retain: self.config.retain_on_release,
             promised: promised.is_some(),
-            contents,
+            // A promise was given out before it was known what is in it.
+            contents: if promised.is_some() { Vec::new() } else { contents },
             mac: None,
         };
         Ok(reference.sign(self.config.secret.as_ref()))
@@ -169,79 +193,197 @@ impl Shared {
     async fn store_and_claim(
         self: &Arc<Self>,
         putting: &Putting,
-        owner: u16,
-        slot: u32,
         record: &Record,
         ids: Vec<ObjectId>,
         tensors: Vec<Tensor>,
+        until: Instant,
     ) -> Result<(), FeatureError> {
-        let Putting { sample, generation, .. } = putting;
-        let key = self.keys.sample_key(sample, *generation);
-        let failed = |error| FeatureError::Store { key: key.clone(), error };
-        let durable = self.config.durable;
-        // Before the first tensor, so that whatever becomes of this process, none is forgotten.
-        self.write_record(owner, slot, record).await.map_err(failed)?;
-        let puts = ids.iter().zip(tensors).map(|(id, tensor)| Put::new(*id, tensor.data));
-        let puts: Vec<Put> = puts.collect();
-        let options = PutOptions { pin: Some(Pin::Hard(self.pins)), durable };
-        let results = one_each(self.store.put_from(puts, options).await, ids.len());
-        for result in results {
+        let key = self.keys.sample_key(&putting.sample, putting.generation);
+        let failed = |error| match error {
+            StoreError::Full => FeatureError::StoreFull { key: key.clone() },
+            error => FeatureError::Store { key: key.clone(), error },
+        };
+        let mut waiting = None;
+        // The record comes before the first tensor, so that whatever becomes of this process, none is forgotten.
+        for step in [Step::Record, Step::Tensors, Step::Claim] {
+            loop {
+                let result = match step {
+                    Step::Record => self.write_record(putting.epoch, record).await,
+                    Step::Tensors => self.put_tensors(&ids, &tensors).await.map_err(failed),
+                    Step::Claim => self.claim(putting, record, failed).await,
+                };
+                match result {
+                    Ok(()) => break,
+                    Err(full @ FeatureError::StoreFull { .. }) => {
+                        if !self.wait_for_room(&mut waiting, until).await? {
+                            return Err(full);
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits a moment while the store is full of what others may yet consume. False if it is later than `until`; but once
+    /// it is looked whether anything can be freed.
+    async fn wait_for_room<'a>(
+        self: &'a Arc<Self>,
+        waiting: &mut Option<Waiting<'a>>,
+        until: Instant,
+    ) -> Result<bool, FeatureError> {
+        if waiting.is_some() && Instant::now() >= until {
+            self.ledger.lock().stats.puts_over_budget += 1;
+            return Ok(false);
+        }
+        waiting.get_or_insert_with(|| Waiting::new(self));
+        let freed = self.freed.notified();
+        self.make_room().await?;
+        let poll = after(Instant::now(), Duration::from_millis(self.config.poll_ms.max(1)));
+        let _ = tokio::time::timeout_at(until.min(poll), freed).await;
+        Ok(true)
+    }
+
+    async fn put_tensors(&self, ids: &[ObjectId], tensors: &[Tensor]) -> Result<(), StoreError> {
+        let puts = ids.iter().zip(tensors).map(|(id, it)| Put::new(*id, it.data.share())).collect();
+        let options = PutOptions { pin: Some(Pin::Hard(self.pins)), durable: self.config.durable };
+        let mut is_full = false;
+        for result in one_each(self.store.put_from(puts, options).await, ids.len()) {
             match result {
                 Ok(Stored::New) => {}
                 // No other put has these names, so nobody knows whose bytes those are.
-                Ok(Stored::AlreadyThere) => return Err(failed(StoreError::BeingWritten)),
-                Err(error) => return Err(failed(error)),
+                Ok(Stored::AlreadyThere) => return Err(StoreError::BeingWritten),
+                Err(StoreError::Full) => is_full = true,
+                Err(error) => return Err(error),
             }
         }
+        if !is_full {
+            return Ok(());
+        }
+        // Others can use the room meanwhile, and two that wait with half a sample each would wait for each other.
+        for removed in self.remove(ids).await {
+            match removed {
+                Ok(()) | Err(StoreError::Missing) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(StoreError::Full)
+    }
+
+    /// Claims the sample for a generation whose tensors are stored, and ends those that it supersedes.
+    async fn claim(
+        self: &Arc<Self>,
+        putting: &Putting,
+        record: &Record,
+        failed: impl Fn(StoreError) -> FeatureError + Copy,
+    ) -> Result<(), FeatureError> {
+        let Putting { sample, generation, .. } = putting;
+        let key = self.keys.sample_key(sample, *generation);
         let stripe = self.keys.revocation(sample, 0).key.0 as usize % self.claiming.len();
         let _alone = self.claiming[stripe].lock().await;
         let claimed = async {
+            self.check_owner(Some(putting.epoch)).await?;
             self.write_claim(record, &putting.taken).await.map_err(failed)?;
+            // Whoever has taken the number meanwhile may have looked before the claim was there.
+            self.check_owner(Some(putting.epoch)).await?;
             self.supersede(putting, &key).await?;
-            let well = self.ledger.lock().end_put(*generation);
+            let well = self.ledger.lock().end_put(*generation, record.sizes().sum());
             if well { Ok(()) } else { Err(FeatureError::Aborted { key: key.clone() }) }
         };
         let claimed = claimed.await;
-        if let Err(error) = &claimed {
+        match &claimed {
+            Ok(()) | Err(FeatureError::StoreFull { .. }) => {}
             // Before the next put of this sample looks for a place for its claim.
-            self.give_up(*generation, error).await;
+            Err(error) => self.give_up(*generation, error).await,
         }
         claimed
     }
 
     /// Notes what is about to be put. A former life of this producer may have died while it wrote to a
     /// slot, and a store may keep such a place for a while: then another one does.
-    async fn write_record(
-        &self,
-        owner: u16,
-        mut slot: u32,
-        record: &Record,
-    ) -> Result<(), StoreError> {
+    async fn write_record(&self, epoch: u64, record: &Record) -> Result<(), FeatureError> {
         const SLOTS_TRIED: usize = 64;
+        let key = || self.keys.sample_key(&record.sample, record.generation);
+        let failed = |error| match error {
+            StoreError::Full => FeatureError::StoreFull { key: key() },
+            error => FeatureError::Store { key: key(), error },
+        };
+        let slot = self.ledger.lock().entry(record.generation).and_then(|entry| entry.own);
+        let mut slot = slot.ok_or_else(|| failed(StoreError::BeingWritten))?.slot;
         for _ in 0..SLOTS_TRIED {
-            let id = self.keys.record(owner, slot);
-            match self.notes.write(id, record, self.config.durable).await {
+            let id = self.keys.record(record.owner, slot);
+            match self.notes.write_if_free(id, record, self.config.durable).await {
+                Ok(Stored::New) => return Ok(()),
+                Ok(Stored::AlreadyThere) => {
+                    self.check_owner(Some(epoch)).await?;
+                    if self.clear(id).await.is_ok() {
+                        continue;
+                    }
+                }
                 Err(StoreError::BeingWritten) => {}
-                written => return written,
+                Err(error) => return Err(failed(error)),
             }
             let other = self.ledger.lock().other_slot(record.generation);
-            slot = other.ok_or(StoreError::BeingWritten)?;
+            slot = other.ok_or_else(|| failed(StoreError::BeingWritten))?;
         }
-        Err(StoreError::BeingWritten)
+        Err(failed(StoreError::BeingWritten))
     }
 
-    /// Notes that the generation is complete, at a place that is free and can be written to.
+    /// Removes a record that was left where nothing of this producer should be, by a put that came late, or of a process
+    /// that has lost the number. Its sample was never complete.
+    async fn clear(&self, id: ObjectId) -> Result<(), StoreError> {
+        let left = match self.notes.read(&[id]).await.remove(0) {
+            Ok(record) => record.tensors,
+            Err(NoteError::Store(StoreError::Missing)) => return Ok(()),
+            Err(NoteError::Forged | NoteError::Store(StoreError::Corrupt(_))) => Vec::new(),
+            Err(NoteError::Store(error)) => return Err(error),
+        };
+        let mut ids: Vec<ObjectId> =
+            left.iter().map(|(key, _)| self.keys.tensor_of(*key)).collect();
+        // The record goes last: by it the others are found.
+        for ids in [std::mem::take(&mut ids), vec![id]] {
+            for removed in self.remove(&ids).await {
+                match removed {
+                    Ok(()) | Err(StoreError::Missing) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that the generation is complete, at a place that is free and can be written to. While all places are taken, it
+    /// tries again: claims of superseded generations are about to leave.
     async fn write_claim(
         self: &Arc<Self>,
         record: &Record,
         taken: &[u8],
     ) -> Result<(), StoreError> {
-        const CELLS_TRIED: usize = 16;
+        const TRIES: usize = 20;
+        for _ in 1..TRIES {
+            match self.try_write_claim(record, taken).await {
+                Err(StoreError::BeingWritten) => {
+                    tokio::time::sleep(Duration::from_millis(self.config.poll_ms.max(1))).await;
+                }
+                written => return written,
+            }
+        }
+        self.try_write_claim(record, taken).await
+    }
+
+    async fn try_write_claim(
+        self: &Arc<Self>,
+        record: &Record,
+        taken: &[u8],
+    ) -> Result<(), StoreError> {
         let Record { sample, generation, .. } = record;
         let own = self.cells_in_use(*generation).await?;
         let cells = (0..CELLS).map(|step| (first_cell(*generation) + step) % CELLS);
-        let free = cells.filter(|cell| !taken.contains(cell) && !own.contains(cell));
-        for number in free.take(CELLS_TRIED) {
+        let mut cells: Vec<u8> = cells.filter(|cell| !own.contains(cell)).collect();
+        // Those that were taken when the put began may be free by now.
+        cells.sort_by_key(|cell| taken.contains(cell));
+        for number in cells {
             let set = |is_ours| {
                 self.ledger.lock().set_cell(*generation, Some(Cell { number, is_ours }));
             };
@@ -278,12 +420,17 @@ impl Shared {
         // Whoever claims the sample at the same time has claimed before this looks, or looks after this
         // has claimed: one of both sees the other.
         let Claims { others: rivals, own: claimed } = self.claims(sample).await?;
-        if !claimed.contains(generation) {
-            // Another's is in its place after all, or somebody has removed it.
+        if !claimed.iter().any(|(_, claim)| claim.generation == *generation) {
+            // Another's is in its place after all, or a later put has removed it.
             self.ledger.lock().doubt_cell(*generation);
-            let (key, error) = (key.to_owned(), StoreError::BeingWritten);
-            return Err(FeatureError::Store { key, error });
+            let key = key.to_owned();
+            let is_late = rivals.iter().any(|(_, rival)| rival.generation > *generation);
+            return Err(match is_late {
+                true => FeatureError::Superseded { key },
+                false => FeatureError::Store { key, error: StoreError::BeingWritten },
+            });
         }
+        self.end_strays(sample, *generation, &claimed).await?;
         let own: Vec<(u64, Option<Stage>)> = {
             let ledger = self.ledger.lock();
             let stage = |own: u64| (own, ledger.stage(own));
@@ -306,6 +453,32 @@ impl Shared {
             let freed = self.end(older, entry).await;
             self.ledger.lock().stats.superseded += u64::from(freed.found);
             self.revoked(sample, older, &freed)?;
+        }
+        Ok(())
+    }
+
+    /// Ends what was claimed under this producer's number by a process that had lost it by then, and so never told anybody.
+    async fn end_strays(
+        self: &Arc<Self>,
+        sample: &str,
+        generation: u64,
+        claimed: &[(u8, Record)],
+    ) -> Result<(), FeatureError> {
+        for (cell, claim) in claimed {
+            let id = self.keys.claim(sample, *cell);
+            let is_known = self.ledger.lock().entry(claim.generation).is_some();
+            if claim.generation == generation || is_known {
+                continue;
+            }
+            // One that was known a moment ago may be removed by now, and another's in its place.
+            match self.notes.read(&[id]).await.remove(0) {
+                Ok(there) if there == *claim => {}
+                Ok(_) | Err(_) => continue,
+            }
+            let freed = self.end(claim.generation, self.entry_of(claim)).await;
+            self.revoked(sample, claim.generation, &freed)?;
+            // If it stays, the next put of the sample finds it.
+            drop(self.remove(&[id]).await);
         }
         Ok(())
     }
@@ -337,8 +510,8 @@ impl Shared {
         for (cell, id) in (0..).zip(&ids) {
             let here = found.iter().find(|(found, _)| found == id);
             match here.map(|(_, record)| record).filter(|record| record.sample == sample) {
-                Some(record) if Some(record.owner) == self.config.owner => {
-                    claims.own.push(record.generation);
+                Some(record) if Some(record.owner) == self.number() => {
+                    claims.own.push((cell, record.clone()));
                 }
                 Some(record) => claims.others.push((cell, record.clone())),
                 None => {}
@@ -366,52 +539,63 @@ impl Shared {
         self.entry(&claim.sample, tensors)
     }
 
+    /// Maximum number of bytes that the samples of this producer may take.
+    fn budget_bytes(&self) -> u64 {
+        match self.lowest_tier().capacity_bytes {
+            // It is not known yet.
+            0 => self.config.max_resident_bytes,
+            capacity_bytes => self.config.max_resident_bytes.min(capacity_bytes),
+        }
+    }
+
+    /// Whether more than three quarters of the budget are in use.
+    pub(super) fn is_short_of_room(&self) -> bool {
+        let resident = self.ledger.lock().resident_bytes();
+        resident > self.budget_bytes() / 4 * 3
+    }
+
     /// Waits for room, or does not.
-    async fn room(self: &Arc<Self>, bytes: u64) -> Result<Reserved, FeatureError> {
-        let max = self.config.max_resident_bytes;
+    async fn room(self: &Arc<Self>, bytes: u64, until: Instant) -> Result<Reserved, FeatureError> {
+        let max = self.budget_bytes();
         if bytes > max {
             return Err(FeatureError::TooLarge { bytes, max });
         }
-        let wait = match self.config.when_full {
-            WhenFull::Refuse => Duration::ZERO,
-            WhenFull::WaitMs(ms) => Duration::from_millis(ms),
-        };
         let _waiting = Waiting::new(self);
+        let reserve = || {
+            let room = self.ledger.lock().reserve(bytes, max)?;
+            Some(Reserved { shared: self.clone(), room: Some(room) })
+        };
         let in_turn = async {
             let _turn = self.gate.lock().await;
             loop {
                 let mut freed = std::pin::pin!(self.freed.notified());
                 freed.as_mut().enable();
-                if let Some(room) = self.ledger.lock().reserve(bytes) {
-                    return Reserved { shared: self.clone(), room: Some(room) };
+                if let Some(reserved) = reserve() {
+                    return Ok(reserved);
                 }
-                self.make_room().await;
-                if let Some(room) = self.ledger.lock().reserve(bytes) {
-                    return Reserved { shared: self.clone(), room: Some(room) };
+                self.make_room().await?;
+                if let Some(reserved) = reserve() {
+                    return Ok(reserved);
                 }
                 let poll = Duration::from_millis(self.config.poll_ms.max(1));
                 let _ = tokio::time::timeout(poll, freed).await;
             }
         };
-        let in_time = match wait {
-            Duration::ZERO => {
-                let at_once = self.ledger.lock().reserve(bytes);
-                let reserved = |room| Reserved { shared: self.clone(), room: Some(room) };
-                match at_once {
-                    Some(room) => Some(reserved(room)),
-                    None => {
-                        self.make_room().await;
-                        self.ledger.lock().reserve(bytes).map(reserved)
-                    }
+        let in_time = match self.config.when_full {
+            WhenFull::Refuse => {
+                let at_once = reserve();
+                if at_once.is_none() {
+                    self.make_room().await?;
                 }
+                at_once.or_else(reserve).map(Ok)
             }
-            wait => tokio::time::timeout(wait, in_turn).await.ok(),
+            WhenFull::WaitMs(_) => tokio::time::timeout_at(until, in_turn).await.ok(),
         };
-        in_time.ok_or_else(|| {
+        in_time.unwrap_or_else(|| {
             let mut ledger = self.ledger.lock();
             ledger.stats.puts_over_budget += 1;
             let (resident, samples) = (ledger.resident_bytes(), ledger.samples());
-            FeatureError::OverBudget { bytes, resident, samples, max }
+            Err(FeatureError::OverBudget { bytes, resident, samples, max })
         })
     }
 }

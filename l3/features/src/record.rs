@@ -21,8 +21,8 @@ pub(super) const RECORD_BYTES: usize = 4096;
 pub const TENSORS_MAX: usize = 128;
 
 const MAGIC: [u8; 8] = *b"TERRACEF";
-const VERSION: u32 = 2;
-const FIXED_BYTES: usize = 40;
+const VERSION: u32 = 3;
+const FIXED_BYTES: usize = 72;
 const TENSOR_BYTES: usize = 24;
 const CODE_BYTES: usize = 32;
 /// Where the code begins.
@@ -31,7 +31,7 @@ const SIGNED_BYTES: usize = RECORD_BYTES - CODE_BYTES;
 const _: () = assert!(FIXED_BYTES + SAMPLE_BYTES_MAX + TENSORS_MAX * TENSOR_BYTES <= SIGNED_BYTES);
 
 /// A sample that is being put, or is there.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) sample: String,
     pub(super) generation: u64,
@@ -39,6 +39,8 @@ pub(super) struct Record {
     pub(super) owner: u16,
     /// When the put began, in milliseconds since 1970.
     pub(super) created_ms: u64,
+    /// With a secret, a digest of the codes of all tensors: what a promised ref cannot have.
+    pub(super) contents: [u8; CODE_BYTES],
     /// The keys of the tensors' objects, and their sizes.
     pub(super) tensors: Vec<(PageKey, u64)>,
 }
@@ -46,10 +48,10 @@ pub(super) struct Record {
 impl Record {
     /// ```text
     ///  offset  bytes  field                            offset  bytes  field
-    ///       0      8  magic: "TERRACEF"                    40      n  the sample's name
-    ///       8      4  version: 2                         40+n     24  for each tensor: key, size
-    ///      12      4  how many tensors                   4064     32  code, or zeros without a secret
-    ///      16      8  generation
+    ///       0      8  magic: "TERRACEF"                    40     32  digest of the contents, or zeros
+    ///       8      4  version: 3                           72      n  the sample's name
+    ///      12      4  how many tensors                   72+n     24  for each tensor: key, size
+    ///      16      8  generation                         4064     32  code, or zeros without a secret
     ///      24      8  when the put began
     ///      32      4  length n of the sample's name
     ///      36      2  producer
@@ -65,6 +67,7 @@ impl Record {
         writer.put(&(self.sample.len() as u32).to_le_bytes());
         writer.put(&self.owner.to_le_bytes());
         writer.put(&[0; 2]);
+        writer.put(&self.contents);
         writer.put(self.sample.as_bytes());
         for (key, size) in &self.tensors {
             writer.put(&key.0.to_le_bytes());
@@ -103,17 +106,18 @@ impl Record {
         let (generation, created_ms) = (fields.u64()?, fields.u64()?);
         let (name_bytes, owner) = (fields.u32()? as usize, fields.u32()? as u16);
         let fits = name_bytes <= SAMPLE_BYTES_MAX && tensors <= TENSORS_MAX;
+        let contents = fields.array()?;
         if magic != MAGIC || version != VERSION || !fits {
             return None;
         }
         let sample = std::str::from_utf8(fields.bytes(name_bytes)?).ok()?.to_owned();
         let mut tensor = || Some((fields.key()?, fields.u64()?));
         let tensors = (0..tensors).map(|_| tensor()).collect::<Option<_>>()?;
-        Some(Self { sample, generation, owner, created_ms, tensors })
+        Some(Self { sample, generation, owner, created_ms, contents, tensors })
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        self.tensors.iter().map(|(_, size)| size).sum()
+    pub(super) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.tensors.iter().map(|(_, size)| *size)
     }
 }
 
@@ -152,7 +156,8 @@ mod tests {
 
     fn record(tensors: usize, sample: usize) -> Record {
         let tensors = (0..tensors as u64).map(|number| (PageKey(number.into()), number)).collect();
-        Record { sample: "s".repeat(sample), generation: 7, owner: 1023, created_ms: 9, tensors }
+        let (sample, contents) = ("s".repeat(sample), [5; CODE_BYTES]);
+        Record { sample, generation: 7, owner: 1023, created_ms: 9, contents, tensors }
     }
 
     fn id(key: u128) -> ObjectId {

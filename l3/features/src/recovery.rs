@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -43,13 +44,14 @@ impl Shared {
                 slot: slots[id],
                 created_ms: record.created_ms,
                 cell: claim.and_then(cell_of),
+                seen: None,
             };
             let is_latest = latest.get(&*record.sample) == Some(&record.generation);
             let entry = Entry {
                 stage: if is_latest { Stage::Live } else { leaving_now() },
                 // A generation that was never claimed has no refs.
                 dead: claim.is_none(),
-                bytes: record.bytes(),
+                bytes: self.footprint(record.sizes()),
                 own: Some(own),
                 ..self.entry_of(record)
             };
@@ -64,7 +66,7 @@ impl Shared {
         // Not every store has kept them, and those that have wait to hear of their owner.
         drop(self.store.pin(&pinned, Pin::Hard(self.pins)).await);
         // What has ended meanwhile is noticed right away, and again by every gc.
-        self.gc().await.map(drop)
+        self.gc(Duration::ZERO).await.map(drop)
     }
 
     /// The claims of this producer that go with its records, by generation. Nearly all are where they were

@@ -38,7 +38,8 @@ impl FeatureRef {
     /// belong, in the same process or another. Until it is put, and if it never is, the sample is
     /// [gone](FeatureError::Gone) for whoever reads it. With `retain_on_release` it stays for further epochs.
     ///
-    /// A ref that is older than the bytes cannot be bound to them: stores with a secret refuse it.
+    /// In a store with a secret, the ref needs the same `secret`. It is older than the bytes and cannot be bound to them, so
+    /// whoever reads the sample compares them with what its producer has noted.
     ///
     /// # Errors
     /// When no such sample can be put.
@@ -48,6 +49,7 @@ impl FeatureRef {
         sample: &str,
         tensors: Vec<TensorSpec>,
         retain_on_release: bool,
+        secret: Option<&Secret>,
     ) -> Result<Self, FeatureError> {
         keys::check_name("the store", store)?;
         keys::check_sample(sample)?;
@@ -57,7 +59,7 @@ impl FeatureRef {
         }
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let now_ms = since.unwrap_or(Duration::ZERO).as_millis() as u64;
-        Ok(Self {
+        let promise = Self {
             store: store.to_owned(),
             sample: sample.to_owned(),
             generation: generation::take(0, now_ms, owner),
@@ -66,7 +68,8 @@ impl FeatureRef {
             promised: true,
             contents: Vec::new(),
             mac: None,
-        })
+        };
+        Ok(promise.sign(secret))
     }
 
     /// The sample's name.
@@ -122,6 +125,7 @@ impl FeatureRef {
         text(&mut hasher, &self.sample);
         number(&mut hasher, self.generation);
         number(&mut hasher, self.retain.into());
+        number(&mut hasher, self.promised.into());
         number(&mut hasher, self.tensors.len() as u64);
         for TensorSpec { name, dtype, shape } in &self.tensors {
             text(&mut hasher, name);
@@ -182,11 +186,12 @@ mod tests {
         let signed = plain.sign(Some(&secret));
         assert!(signed.is_authentic(&secret));
         assert!(!signed.is_authentic(&Secret::new(b"of another run")));
-        let changes: [fn(&mut FeatureRef); 10] = [
+        let changes: [fn(&mut FeatureRef); 11] = [
             |changed| changed.store.push('x'),
             |changed| changed.sample = "8".to_owned(),
             |changed| changed.generation += 1,
             |changed| changed.retain = true,
+            |changed| changed.promised = true,
             |changed| changed.tensors[0].name.push('x'),
             |changed| changed.tensors[0].dtype = Dtype::F16,
             |changed| changed.tensors[0].shape = vec![8, 4],

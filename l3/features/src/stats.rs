@@ -15,7 +15,7 @@ pub struct FeatureStats {
     pub parked: u64,
     /// The most that ever were.
     pub parked_most: u64,
-    /// Bytes of this producer's samples that are there, or are about to be.
+    /// What this producer's samples that are there, or are about to be, take of the store: whole slots, with their notes.
     pub resident_bytes: u64,
     /// The most that ever were.
     pub resident_most_bytes: u64,
@@ -25,7 +25,7 @@ pub struct FeatureStats {
     pub put_bytes: u64,
     /// Puts that failed.
     pub puts_failed: u64,
-    /// Puts refused, or given up, because the budget was used up.
+    /// Puts refused, or given up, because the budget was used up or the store was full.
     pub puts_over_budget: u64,
     /// Samples read.
     pub gets: u64,

@@ -127,8 +127,7 @@ impl Shared {
         {
             let get = &reading.get;
             let verified = self.judge(worker, client, key, get, code, || {
-                let header = headroom.read();
-                Header::verify(&header, &get.id, get.target.len() as u64)?.verify_checksum(sum)
+                get.verify(&headroom.read())?.verify_checksum(sum)
             });
             results[reading.place] = self.end(client, key, &reading, verified);
             if Outcome::of(code).may_go_on() {
@@ -175,8 +174,9 @@ impl Shared {
                 continue;
             }
             let get = &reading.get;
-            let verified = self
-                .judge(worker, client, key, get, code, || verify(&header, &get.id, &get.target));
+            let verified = self.judge(worker, client, key, get, code, || {
+                get.verify(&header)?.verify_payload(&get.target)
+            });
             results[reading.place] = self.end(client, key, &reading, verified);
             if Outcome::of(code).may_go_on() {
                 client.keep(reading.get);
@@ -222,8 +222,9 @@ impl Shared {
         for (((reading, header), key), code) in batch.into_iter().zip(headers).zip(&keys).zip(codes)
         {
             let get = &reading.get;
-            let verified = self
-                .judge(worker, client, key, get, code, || verify(&header, &get.id, &get.target));
+            let verified = self.judge(worker, client, key, get, code, || {
+                get.verify(&header)?.verify_payload(&get.target)
+            });
             results[reading.place] = self.end(client, key, &reading, verified);
         }
     }
@@ -247,7 +248,11 @@ impl Shared {
                 StoreError::Missing
             }),
             Outcome::Done if code == (HEADER_BYTES + expected) as i64 => {
-                verify().map_err(|mismatch| self.look_again(worker, client, key, get, mismatch))
+                verify().map_err(|mismatch| match mismatch {
+                    // That a header says, and its own checksum with it.
+                    Mismatch::Prefix => StoreError::Corrupt(mismatch),
+                    mismatch => self.look_again(worker, client, key, get, mismatch),
+                })
             }
             // Of another length: it is the object's if its header says so.
             Outcome::Done | Outcome::BadLength => {

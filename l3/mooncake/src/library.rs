@@ -184,10 +184,29 @@ pub(crate) struct Client {
     handle: NonNull<c_void>,
     placement: Placement,
     // What the library may touch is dropped after `drop` has ended the client.
-    /// The arenas that were made known to it, and how often: one that is registered again while transfers
-    /// of before are under way is known once.
-    known: Mutex<Vec<(Arena, usize)>>,
+    /// The memory that was made known to it.
+    known: Mutex<Vec<Known>>,
     kept: Mutex<Kept>,
+}
+
+/// Memory that the library knows, and the arenas that use it. The library takes no address twice, so arenas share what is
+/// known: one that is registered again while transfers of before are under way, and several over the same memory, as when
+/// an array of Python is put twice at the same time.
+struct Known {
+    /// The arena that it was made known for. It keeps the memory.
+    arena: Arena,
+    users: Vec<u64>,
+}
+
+impl Known {
+    fn covers(&self, arena: &Arena) -> bool {
+        let range = |arena: &Arena| {
+            let start = arena.base().addr().get();
+            (start, start + arena.bytes())
+        };
+        let ((start, end), (first, last)) = (range(&self.arena), range(arena));
+        start <= first && last <= end
+    }
 }
 
 /// Memory that the library may touch although no call is under way.
@@ -449,8 +468,8 @@ impl Client {
     /// Makes an arena's memory known to the transport.
     pub(crate) fn register(&self, arena: &Arena) -> c_int {
         let mut known = self.known.lock();
-        if let Some((_, times)) = known.iter_mut().find(|(known, _)| known.id() == arena.id()) {
-            *times += 1;
+        if let Some(shared) = known.iter_mut().find(|known| known.covers(arena)) {
+            shared.users.push(arena.id());
             return 0;
         }
         // SAFETY: it notes an address and, on hardware that needs it, pins its memory, which lives
@@ -464,7 +483,7 @@ impl Client {
             )
         };
         if code == 0 {
-            known.push((arena.clone(), 1));
+            known.push(Known { arena: arena.clone(), users: vec![arena.id()] });
         }
         code
     }
@@ -472,15 +491,17 @@ impl Client {
     /// Takes back one registration.
     pub(crate) fn unregister(&self, arena: &Arena) {
         let mut known = self.known.lock();
-        let Some(place) = known.iter().position(|(known, _)| known.id() == arena.id()) else {
+        let place = |known: &Known| known.users.iter().position(|user| *user == arena.id());
+        let Some((at, user)) = known.iter().enumerate().find_map(|(at, it)| Some((at, place(it)?)))
+        else {
             return;
         };
-        known[place].1 -= 1;
-        if known[place].1 == 0 {
-            let base = arena.base().as_ptr().cast();
+        known[at].users.swap_remove(user);
+        if known[at].users.is_empty() {
+            let base = known[at].arena.base().as_ptr().cast();
             // SAFETY: it forgets an address that it knows.
             unsafe { (self.library.functions.unregister_buffer)(self.handle.as_ptr(), base) };
-            known.swap_remove(place);
+            known.swap_remove(at);
         }
     }
 

@@ -19,7 +19,7 @@ use super::library::{Client, Protection, Readable, payload_key};
 use super::worker::{BOUNCE_PAGES, Worker};
 use terrace_l3::backend::{Headroom, Reserved, Slot, payload_checksums};
 use terrace_l3::{
-    HEADER_BYTES, Header, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored, Target,
+    HEADER_BYTES, ObjectId, Pin, Put, PutOptions, Results, StoreError, Stored, Target,
 };
 
 /// An object that has its slot.
@@ -254,7 +254,7 @@ impl Batch<'_> {
         let payloads: Vec<&[u8]> = round.iter().map(|(it, _)| &*it.put.source).collect();
         let sums = payload_checksums(&payloads);
         for ((Writing { put, .. }, headroom), sum) in round.iter_mut().zip(sums) {
-            headroom.write(&Header::with_checksum(put.id, &put.source, sum).encode());
+            headroom.write(&put.header_with(sum).encode());
         }
         let keys = self.shared.keys(round.iter().map(|(writing, _)| &writing.put.id));
         let pieces = round.iter().map(|(it, headroom)| Readable::page(headroom, &it.put.source));
@@ -283,7 +283,7 @@ impl Batch<'_> {
         let payloads: Vec<&[u8]> = round.iter().map(|it| &*it.put.source).collect();
         let sums = payload_checksums(&payloads);
         for ((header, Writing { put, .. }), sum) in headers.iter_mut().zip(&round).zip(sums) {
-            let encoded = Header::with_checksum(put.id, &put.source, sum).encode();
+            let encoded = put.header_with(sum).encode();
             header.copy_from_slice(&encoded);
         }
         if self.is_precious() {

@@ -1,4 +1,4 @@
-use super::library::scripted::{Script, library};
+use super::library::scripted::{Script, again, library};
 use super::*;
 use terrace_cache::{Namespace, PageKey};
 use terrace_l3::{Arena, BreakerState, GuardConfig, Guarded, Owner};
@@ -112,6 +112,40 @@ async fn memory_stays_registered_until_its_bytes_have_moved() {
         }
     }
     assert_eq!(bench.script.unregistered(), 0);
+}
+
+/// As when an array of Python is put twice at the same time: each call has an arena of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn arenas_over_the_same_memory_are_registered_once() {
+    let bench = Bench::new("same memory", 60_000, Arena::new(4, BYTES).unwrap());
+    let put = |arena: &Arena, object| {
+        let put = Put::new(id(object), arena.source(0).unwrap());
+        let store = bench.store.clone();
+        tokio::spawn(
+            async move { store.put_from(vec![put], PutOptions::default()).await.remove(0) },
+        )
+    };
+    let same = [again(&bench.arena, 4), again(&bench.arena, 4), again(&bench.arena, 1)];
+    let mut registrations: Vec<_> =
+        same.iter().map(|arena| bench.store.register(arena).unwrap()).collect();
+    bench.script.close_gate();
+    // The first arena's registration ends during its put, and the others are still in use.
+    let first = put(&same[0], 1);
+    bench.script.wait_for_calls(1);
+    let others = [put(&same[1], 2), put(&same[2], 3)];
+    drop(registrations.remove(0));
+    bench.script.open_gate();
+    for put in std::iter::once(first).chain(others) {
+        assert_eq!(put.await.unwrap(), Ok(Stored::New));
+    }
+    drop(registrations);
+    bench.stores_one().await;
+    assert_eq!(bench.script.unregistered(), 0);
+    // When nobody uses it any more, it can be registered like new.
+    let Bench { store, arena, registration, .. } = bench;
+    drop(registration);
+    let _registration = store.register(&again(&arena, 2)).unwrap();
+    let _whole = store.register(&Arena::new(1, BYTES).unwrap()).unwrap();
 }
 
 #[tokio::test]

@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-use super::config::{NodeAddress, NodesConfig};
+use super::config::NodesConfig;
 use super::direct::Adapter;
 use super::handshake::random;
 use super::messages::{Answer as NodeAnswer, Gauges, IDS_MAX, OWNERS_MAX, Request};
 use super::peer::{Away, Peer, PeerStats};
 use super::placement::Placement;
+use super::roll::{Agreement, Roll};
 use super::transfer::{Got, Part, Sent};
 use terrace_l3::backend::{InFlight, Registry, Traffic, died, either};
 use terrace_l3::{
@@ -42,6 +43,12 @@ pub enum NodesError {
     /// The system has no randomness.
     #[error("the system has no random numbers: {0}")]
     Random(#[from] io::Error),
+    /// The nodes are used with another list.
+    #[error(
+        "the nodes {0} belong to different stores, or were used with another list of nodes, other names or weights \
+         in it, or another number of copies; use the list that all clients use, or change it as docs/nodes.md says"
+    )]
+    OtherList(String),
     /// None of these nodes answers.
     #[error("none of the nodes {0} answers: do they run, and do they know this secret?")]
     Away(String),
@@ -52,6 +59,9 @@ struct Shared {
     config: Arc<NodesConfig>,
     peers: Vec<Arc<Peer>>,
     placement: Placement,
+    roll: Arc<Roll>,
+    /// When all nodes were last asked what they are.
+    mustered: tokio::sync::Mutex<Option<Instant>>,
     registry: Registry,
     adapter: Option<Adapter>,
     traffic: Traffic,
@@ -75,13 +85,16 @@ impl NodesStore {
         let instance = random()?;
         let adapter = Adapter::open(&config.rdma);
         let owners = Arc::default();
-        let peer = |node: &NodeAddress| {
+        let roll = Arc::new(Roll::new(&config));
+        let peer = |number| {
             let (owners, adapter) = (Arc::clone(&owners), adapter.clone());
-            Arc::new(Peer::new(node.clone(), config.clone(), instance, owners, adapter))
+            Arc::new(Peer::new(number, config.clone(), roll.clone(), instance, owners, adapter))
         };
         let shared = Shared {
-            peers: config.nodes.iter().map(peer).collect(),
+            peers: (0..config.nodes.len()).map(peer).collect(),
             placement: Placement::new(&config.nodes),
+            roll,
+            mustered: tokio::sync::Mutex::default(),
             config,
             owners,
             registry: Registry::default(),
@@ -99,9 +112,16 @@ impl NodesStore {
         self.shared.peers.iter().map(|peer| peer.stats()).collect()
     }
 
+    /// The names of the nodes that an object is kept on.
+    pub fn holders(&self, id: &ObjectId) -> impl Iterator<Item = &str> {
+        let Shared { config, .. } = &*self.shared;
+        self.shared.holders(id).map(|number| &*config.nodes[number].name)
+    }
+
     /// Asks every node whether it is there, and answers how many are.
     pub async fn reach(&self) -> usize {
         let mut reached = 0;
+        self.shared.muster().await;
         for peer in &self.shared.peers {
             let limit_ms = self.shared.config.control_timeout_ms;
             reached += usize::from(peer.ask(&Request::Ping, limit_ms).await.is_ok());
@@ -121,11 +141,15 @@ impl NodesStore {
             tokio::time::sleep(PAUSE).await;
             reached = self.reach().await;
         }
-        if reached == 0 {
+        let names = || {
             let names: Vec<String> = self.peers().into_iter().map(|node| node.name).collect();
-            return Err(NodesError::Away(names.join(",")));
+            names.join(",")
+        };
+        match self.shared.roll.agreement() {
+            Agreement::None => Err(NodesError::OtherList(names())),
+            Agreement::Full | Agreement::Partial if reached == 0 => Err(NodesError::Away(names())),
+            Agreement::Full | Agreement::Partial => Ok(()),
         }
-        Ok(())
     }
 
     /// Has a task of its own do something, which ends even if nobody waits for it.
@@ -235,7 +259,8 @@ impl Store for NodesStore {
         let Shared { peers, registry, traffic, .. } = &*self.shared;
         let add = |sum: Gauges, peer: &Arc<Peer>| sum.plus(&peer.gauges());
         let all = peers.iter().fold(Gauges::default(), add).tier();
-        let remote = TierStats { arenas: registry.arenas() as u64, ..all };
+        let slot_bytes = peers.iter().map(|peer| peer.stats().object_bytes_max).max().unwrap_or(0);
+        let remote = TierStats { arenas: registry.arenas() as u64, slot_bytes, ..all };
         StoreStats {
             remote: Some(traffic.fill(remote)),
             figures: PeerStats::figures(&self.peers()),
@@ -265,6 +290,7 @@ async fn show_up(shared: Weak<Shared>, pause: Duration) {
         for peer in &shared.peers {
             let _ = peer.ask(&Request::Ping, shared.config.control_timeout_ms).await;
         }
+        let _ = shared.ready().await;
     }
 }
 
@@ -272,6 +298,41 @@ async fn show_up(shared: Weak<Shared>, pause: Duration) {
 type Merge = fn(Result<(), StoreError>, Result<(), StoreError>) -> Result<(), StoreError>;
 
 impl Shared {
+    /// Sees to it that the nodes agree on what they are, as far as they are there.
+    ///
+    /// # Errors
+    /// When nothing that they say can be believed.
+    async fn ready(&self) -> Result<(), StoreError> {
+        if self.roll.agreement() != Agreement::Full {
+            self.muster().await;
+        }
+        match self.roll.agreement() {
+            Agreement::Full | Agreement::Partial => Ok(()),
+            Agreement::None => Err(StoreError::HolderAway),
+        }
+    }
+
+    /// Asks all nodes what they are, unless that was done a moment ago, and makes members of those that can be.
+    async fn muster(&self) {
+        let mut mustered = self.mustered.lock().await;
+        let pause = Duration::from_millis(self.config.retry_max_ms);
+        if mustered.is_none_or(|asked| asked.elapsed() >= pause) {
+            let enter = |peer: &Arc<Peer>| {
+                let peer = peer.clone();
+                tokio::spawn(async move { peer.enter(None).await })
+            };
+            let entering: Vec<_> = self.peers.iter().map(enter).collect();
+            for entered in entering {
+                let _ = entered.await;
+            }
+            *mustered = Some(Instant::now());
+        }
+        for number in self.roll.order().iter().copied() {
+            let Some(store) = self.roll.to_join(number) else { continue };
+            self.peers[number].enter(Some(store)).await;
+        }
+    }
+
     /// The nodes that an object is kept on.
     fn holders(&self, id: &ObjectId) -> impl Iterator<Item = usize> + use<> {
         let (first, second) = self.placement.holders(id);
@@ -315,6 +376,9 @@ impl Shared {
         options: ExistsOptions,
     ) -> Results<Presence> {
         let mut results: Results<Presence> = vec![Err(StoreError::HolderAway); ids.len()];
+        if self.ready().await.is_err() {
+            return results;
+        }
         let ask = |peer: Arc<Peer>, share: Vec<(usize, ObjectId)>| async move {
             peer.exists(share, options).await
         };
@@ -344,6 +408,9 @@ impl Shared {
         let mut results: Results<Served> = vec![Err(StoreError::Missing); gets.len()];
         let lengths: Vec<usize> = gets.iter().map(|get| get.target.len()).collect();
         let mut left: Vec<Got> = Vec::new();
+        if let Err(error) = self.ready().await {
+            return vec![Err(error); gets.len()];
+        }
         for ((number, get), registered) in gets.into_iter().enumerate().zip(registered) {
             match registered {
                 Ok(()) => left.push(Part::new(number, get.into())),
@@ -359,10 +426,14 @@ impl Shared {
             }
             for part in self.scatter(shares, fetch).await {
                 let Part { number, job, result } = part;
-                let result = result.expect("all have a result");
+                let holder = &self.peers[self.holder(&job.id, copy)];
+                let result = holder.judge(result.expect("all have a result"));
                 let may_be_elsewhere = matches!(
                     result,
-                    Err(StoreError::Missing | StoreError::HolderAway | StoreError::Corrupt(_))
+                    Err(StoreError::Missing
+                        | StoreError::HolderAway
+                        | StoreError::Corrupt(_)
+                        | StoreError::Full)
                 );
                 if may_be_elsewhere && copy + 1 < self.config.copies && job.target.is_some() {
                     left.push(Part::new(number, job));
@@ -389,6 +460,9 @@ impl Shared {
     ) -> Results<Stored> {
         let objects = puts.len();
         let mut results: Results<Stored> = vec![Err(StoreError::HolderAway); objects];
+        if self.ready().await.is_err() {
+            return results;
+        }
         let mut of_copies = results.clone();
         let lengths: Vec<usize> = puts.iter().map(|put| put.source.len()).collect();
         let ids: Vec<ObjectId> = puts.iter().map(|put| put.id).collect();
@@ -409,8 +483,10 @@ impl Shared {
         }
         let send =
             |peer: Arc<Peer>, share: Vec<Sent>| async move { peer.put(share, options).await };
-        for Part { number, result, .. } in self.scatter(shares, send).await {
-            let result = result.expect("all have a result");
+        for Part { number, job, result } in self.scatter(shares, send).await {
+            let copy = usize::from(number >= objects);
+            let holder = &self.peers[self.holder(&job.id, copy)];
+            let result = holder.judge(result.expect("all have a result"));
             match number.checked_sub(objects) {
                 None => results[number] = result,
                 Some(number) => of_copies[number] = result,
@@ -463,6 +539,9 @@ impl Shared {
         merge: Merge,
         request: impl Fn(Vec<ObjectId>) -> Request + Clone + Send + Sync + 'static,
     ) -> Results<()> {
+        if let Err(error) = self.ready().await {
+            return vec![Err(error); ids.len()];
+        }
         let mut shares: Shares<(usize, ObjectId)> = BTreeMap::new();
         for (number, id) in ids.iter().enumerate() {
             for holder in self.holders(id) {
@@ -495,6 +574,7 @@ impl Shared {
                 for some in share.chunks(IDS_MAX) {
                     let request = request(some.iter().map(|(_, id)| *id).collect());
                     let results = peer.change(request, some.len(), limit_ms).await;
+                    let results = results.into_iter().map(|result| peer.judge(result));
                     answered.extend(some.iter().map(|(number, _)| *number).zip(results));
                 }
                 answered
@@ -504,6 +584,7 @@ impl Shared {
     }
 
     async fn flush(self: &Arc<Self>) -> Result<(), StoreError> {
+        self.ready().await?;
         let shares: Shares<()> = (0..self.peers.len()).map(|number| (number, vec![()])).collect();
         let limit_ms = self.config.flush_timeout_ms;
         let flush =
@@ -565,6 +646,7 @@ impl Peer {
                 Ok(_) => vec![Err(self.nonsense()); some.len()],
                 Err(Away) => vec![Err(StoreError::HolderAway); some.len()],
             };
+            let found = found.into_iter().map(|found| self.judge_presence(found));
             answered.extend(some.iter().map(|(number, _)| *number).zip(found));
         }
         answered

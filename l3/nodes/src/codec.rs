@@ -224,7 +224,7 @@ impl Writer<'_> {
     }
 }
 
-const MISMATCHES: [Mismatch; 8] = [
+const MISMATCHES: [Mismatch; 9] = [
     Mismatch::Magic,
     Mismatch::Version,
     Mismatch::HeaderChecksum,
@@ -233,6 +233,7 @@ const MISMATCHES: [Mismatch; 8] = [
     Mismatch::Generation,
     Mismatch::Length,
     Mismatch::Payload,
+    Mismatch::Prefix,
 ];
 
 fn mismatch(code: u8) -> Result<Mismatch, Malformed> {

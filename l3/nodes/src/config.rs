@@ -1,6 +1,7 @@
 //! What can be set about nodes and their clients.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,8 @@ pub struct NodeConfig {
     pub strangers_max: usize,
     /// How long a handshake may take.
     pub handshake_timeout_ms: u64,
-    /// How long a client may do nothing in the middle of a call.
+    /// How long a client may do nothing in the middle of a call. A transfer as a whole may take this time, and what its
+    /// bytes take at 4 MB per second.
     pub stall_timeout_ms: u64,
     /// How long a connection may be idle.
     pub idle_timeout_ms: u64,
@@ -36,13 +38,16 @@ pub struct NodeConfig {
     pub rdma: RdmaChoice,
     /// How long a client may take to read by RDMA what was lent to it.
     pub rdma_lease_ms: u64,
+    /// Where the node remembers the store that it belongs to: the folder of its disk store, so that both are lost
+    /// together. `None` if its objects do not survive its restart.
+    pub folder: Option<PathBuf>,
 }
 
 impl NodeConfig {
     /// A node for everybody who has this secret.
     #[must_use]
     pub fn new(secret: NodeSecret) -> Self {
-        let anybody = NodeClient { name: String::new(), secret, namespaces: None };
+        let anybody = NodeClient { name: String::new(), secret, limits: None };
         Self {
             clients: vec![anybody],
             connections_max: 512,
@@ -56,6 +61,7 @@ impl NodeConfig {
             pins_kept_ms: 600_000,
             rdma: RdmaChoice::Auto,
             rdma_lease_ms: 20_000,
+            folder: None,
         }
     }
 }
@@ -67,8 +73,27 @@ pub struct NodeClient {
     pub name: String,
     /// What it must know.
     pub secret: NodeSecret,
-    /// The digests of the namespaces that it may use; all if `None`.
-    pub namespaces: Option<BTreeSet<PageKey>>,
+    /// The digests of the namespaces that it may use, and how much of the node they may take; all of everything if
+    /// `None`.
+    pub limits: Option<ClientLimits>,
+}
+
+/// What a client is restricted to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClientLimits {
+    /// The digests of the namespaces that it may use. One that several clients may use counts for the first of them.
+    pub namespaces: BTreeSet<PageKey>,
+    /// The share of the node's memory and disk that objects of these namespaces may take, and of its connections that
+    /// the client may have: more than 0, and at most 1.
+    pub share: f64,
+}
+
+impl ClientLimits {
+    /// These namespaces, and half of the node.
+    #[must_use]
+    pub fn new(namespaces: BTreeSet<PageKey>) -> Self {
+        Self { namespaces, share: 0.5 }
+    }
 }
 
 /// One of the nodes that a client uses.

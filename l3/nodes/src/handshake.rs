@@ -14,7 +14,7 @@ use blake3::Hash;
 use super::codec::{Malformed, Reader, Writer};
 
 /// The version of everything that goes over the wire.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 const MAGIC: [u8; 8] = *b"TERRACEN";
 /// What a secret has at least: whoever listens can try out short ones.
@@ -230,14 +230,10 @@ impl Agreement {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns random bytes from the operating system, fit for secrets.
 pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
-    }
+    getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -6,6 +6,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::messages::{GAUGES, Gauges};
+use terrace_l3::backend::NamespaceShare;
 use terrace_l3::{
     Arena, GetOptions, MemoryStore, ObjectId, Owner, Pin, PutOptions, Results, Store, StoreError,
     Stored, TierStats,
@@ -44,11 +45,27 @@ impl Holder {
         })
     }
 
-    /// What one client may have at a time of the memory for transfers, where there is such.
+    /// What one client may have at a time of the memory for transfers that is apart from the slots, where there is such.
     pub(super) fn share(&self) -> Option<Share> {
         match self {
             Self::Memory { .. } => None,
             Self::Tiers { scratch, .. } => Some(scratch.share()),
+        }
+    }
+
+    /// Limits groups of namespaces to shares of all that is here.
+    pub(super) fn set_shares(&self, shares: &[NamespaceShare]) {
+        match self {
+            Self::Memory { store, .. } => store.set_shares(shares),
+            Self::Tiers { store, .. } => store.set_shares(shares),
+        }
+    }
+
+    /// How many objects there is memory for, at home or on their way.
+    pub(super) fn slots(&self) -> u32 {
+        match self {
+            Self::Memory { store, .. } => store.arena().pages(),
+            Self::Tiers { store, scratch, .. } => store.slots().pages() + scratch.arena().pages(),
         }
     }
 

@@ -1,12 +1,16 @@
 //! Who uses a node: which processes, and for which owners of pins.
 //!
+//! A process, or all processes of a client that is restricted, use their portion of the node together.
+//!
 //! A process may have many connections, and lose them all for a while. The pins of an owner that nobody has a
 //! connection for are given up after the node's patience.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use terrace_l3::Owner;
 use terrace_l3_disk::holding::Share;
@@ -16,38 +20,59 @@ pub(super) type Instance = [u8; 16];
 
 #[derive(Debug, Default)]
 pub(super) struct Holds {
-    clients: Mutex<BTreeMap<Instance, Client>>,
+    users: Mutex<BTreeMap<User, Presence>>,
     /// How many connections stand for each owner.
     owners: Mutex<BTreeMap<Owner, usize>>,
 }
 
-#[derive(Debug, Default)]
-struct Client {
+/// Who shares a portion of the node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum User {
+    /// A process whose client may use everything.
+    Process(Instance),
+    /// All processes of a restricted client, since a process says itself which one it is.
+    Client(String),
+}
+
+/// What a user may have at a time. Clones are the same portion.
+#[derive(Clone, Debug)]
+pub(super) struct Portion {
+    /// Objects in memory that are on their way from or to the user.
+    pub(super) objects: Arc<Semaphore>,
+    /// Of the memory for transfers of what is on disk only, where there is such.
+    pub(super) scratch: Option<Share>,
+}
+
+#[derive(Debug)]
+struct Presence {
     connections: usize,
-    /// What it may have of the memory for transfers.
-    share: Option<Share>,
+    portion: Portion,
 }
 
 impl Holds {
-    /// A client has one more connection. All that it has use the same share of the memory for transfers.
+    /// A user has one more connection, unless it has as many as it may have. All of them use the same portion.
     pub(super) fn enter(
         &self,
-        instance: Instance,
-        share: impl FnOnce() -> Option<Share>,
-    ) -> Option<Share> {
-        let mut clients = self.clients.lock();
-        let client = clients.entry(instance).or_default();
-        client.connections += 1;
-        client.share = client.share.take().or_else(share);
-        client.share.clone()
+        user: &User,
+        connections_max: usize,
+        portion: impl FnOnce() -> Portion,
+    ) -> Option<Portion> {
+        let mut users = self.users.lock();
+        let presence = users
+            .entry(user.clone())
+            .or_insert_with(|| Presence { connections: 0, portion: portion() });
+        (presence.connections < connections_max).then(|| {
+            presence.connections += 1;
+            presence.portion.clone()
+        })
     }
 
-    /// A client has one connection less.
-    pub(super) fn leave(&self, instance: Instance) {
-        if let Entry::Occupied(mut client) = self.clients.lock().entry(instance) {
-            client.get_mut().connections -= 1;
-            if client.get().connections == 0 {
-                client.remove();
+    /// A user has one connection less.
+    pub(super) fn leave(&self, user: User) {
+        if let Entry::Occupied(mut presence) = self.users.lock().entry(user) {
+            presence.get_mut().connections -= 1;
+            if presence.get().connections == 0 {
+                presence.remove();
             }
         }
     }
@@ -88,11 +113,21 @@ mod tests {
         holds.stand_for(owner, || ());
         assert_eq!([gone(), gone(), gone()], [false, true, false]);
         assert!(holds.owners.lock().is_empty());
-        holds.enter([1; 16], || None);
-        holds.enter([1; 16], || None);
-        holds.leave([1; 16]);
-        assert_eq!(holds.clients.lock().len(), 1);
-        holds.leave([1; 16]);
-        assert!(holds.clients.lock().is_empty());
+    }
+
+    #[test]
+    fn a_user_has_as_many_connections_as_it_may_have() {
+        let holds = Holds::default();
+        let portion = || Portion { objects: Arc::new(Semaphore::new(1)), scratch: None };
+        let user = User::Client("it".to_owned());
+        let enter = || holds.enter(&user, 2, portion).is_some();
+        assert_eq!([enter(), enter(), enter()], [true, true, false]);
+        assert!(holds.enter(&User::Process([1; 16]), 1, portion).is_some());
+        holds.leave(user.clone());
+        assert_eq!([enter(), enter()], [true, false]);
+        holds.leave(user.clone());
+        holds.leave(user.clone());
+        holds.leave(User::Process([1; 16]));
+        assert!(holds.users.lock().is_empty());
     }
 }

@@ -16,28 +16,33 @@ mod handshake;
 mod holder;
 mod holds;
 mod link;
+mod membership;
 mod messages;
 mod peer;
 mod placement;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+mod roll;
 mod server;
 mod session;
+mod survey;
 mod transfer;
 
 pub use client::{NodesError, NodesStore};
-pub use config::{NodeAddress, NodeClient, NodeConfig, NodesConfig, RdmaChoice};
+pub use config::{ClientLimits, NodeAddress, NodeClient, NodeConfig, NodesConfig, RdmaChoice};
 pub use handshake::{NodeSecret, SecretError};
 pub use holder::Holding;
+pub use membership::{Mark, Membership, Standing};
 pub use peer::PeerStats;
 pub use server::{NodeError, NodeServer, NodeStats, RunningNode};
+pub use survey::{ChangeError, Surveyed, change_list, survey};
 
 /// What goes over the wire, for tools that look at it.
 pub mod wire {
     pub use super::codec::Malformed;
     pub use super::handshake::{Challenge, Hello, VERSION};
     pub use super::messages::{
-        Afar, Answer, FRAME_BYTES_MAX, GAUGES, Gauges, IDS_MAX, Item, LINK_BYTES, Offer, Parcel,
-        Reply, Request,
+        Afar, Answer, FRAME_BYTES_MAX, GAUGES, Gauges, IDS_MAX, Item, Joining, LINK_BYTES, Offer,
+        Parcel, Reply, Request,
     };
 }

@@ -4,6 +4,7 @@
 //! their checksums are in frames.
 
 use std::fmt;
+use std::future::Future;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ const MAC_BYTES: usize = 16;
 /// So much is read or sent at a time, so that its checksum is computed while it is in the cache.
 const PIECE_BYTES: usize = 256 << 10;
 
+/// A side that moves less in a millisecond, 4 MB in a second, is of no use.
+const BYTES_PER_MS_MIN: usize = 4_000;
+
 /// So many pieces of memory go into one call of the system.
 const PIECES: usize = 64;
 
@@ -33,8 +37,8 @@ pub(super) enum LinkError {
     /// The network failed, or the peer closed the connection.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer did nothing for too long.
-    #[error("no data was transferred for {0:?}")]
+    /// The peer did nothing, or too little, for too long.
+    #[error("no data was transferred, or too little, for {0:?}")]
     Stalled(Duration),
     /// The peer sent what it should not.
     #[error("{0}")]
@@ -48,6 +52,14 @@ pub(super) enum LinkError {
          client's name if it has a list of clients"
     )]
     Refused,
+    /// The node's objects were placed by another list than the client's.
+    #[error(
+        "the node was used with another list of nodes, other names or weights in it, or another number of copies"
+    )]
+    OtherList,
+    /// The client asks without having been admitted.
+    #[error("the client was not admitted, or the node's membership has changed since")]
+    NotAdmitted,
     /// The peer knows us, and has no place left.
     #[error("the node accepts no more connections: raise its --connections-max")]
     Crowded,
@@ -168,6 +180,11 @@ impl Link {
     fn new(stream: TcpStream, outgoing: Seal, incoming: Seal, stall: Duration) -> Self {
         let (frame, shortcut) = (Vec::new(), Shortcut::Untried);
         Self { stream, outgoing, incoming, frame, stall, shortcut }
+    }
+
+    /// How long the transfer of so many bytes may take, however often the peer does something.
+    pub(super) fn limit(&self, bytes: usize) -> Duration {
+        self.stall + Duration::from_millis((bytes / BYTES_PER_MS_MIN) as u64)
     }
 
     /// Whether the peer has neither closed the connection nor said something that nobody asked for.
@@ -344,6 +361,14 @@ impl Arrival {
             self.at = end;
         }
     }
+}
+
+/// Gives a part of a call up when it has not ended in time, even if something comes now and then.
+pub(super) async fn in_time<T>(
+    limit: Duration,
+    part: impl Future<Output = Result<T, LinkError>>,
+) -> Result<T, LinkError> {
+    timeout(limit, part).await.unwrap_or(Err(LinkError::Stalled(limit)))
 }
 
 fn closed() -> io::Error {

@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::codec::{Malformed, Reader, Writer};
+use super::membership::{Mark, Membership, Standing};
+use terrace_cache::PrefixDigest;
 use terrace_l3::{
     ExistsOptions, HEADER_BYTES, ObjectId, Owner, Pin, Place, Presence, PutOptions, Removal,
     Results, Served, StoreError, Stored,
@@ -25,6 +27,8 @@ pub struct Item {
     pub id: ObjectId,
     /// Its length in bytes.
     pub length: u64,
+    /// What an object that is offered is the KV of. What is asked for has none: the client checks it.
+    pub prefix: Option<PrefixDigest>,
 }
 
 /// The length of an end of a link for RDMA, as its sides tell it to each other.
@@ -114,6 +118,24 @@ pub enum Request {
     },
     /// These are the checksums of the payloads that are wanted, and where they are.
     Places(Vec<(u64, Afar)>),
+    /// This is your seat in my list of nodes. It comes before all other requests.
+    Enter {
+        /// The seat.
+        seat: Mark,
+        /// What to become a member of.
+        joins: Option<Joining>,
+    },
+}
+
+/// How a node becomes a member of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Joining {
+    /// Which store.
+    pub store: Mark,
+    /// Where the nodes of the list are.
+    pub addresses: Mark,
+    /// Even if it is a member already, of this store or another one.
+    pub replaces: bool,
 }
 
 /// What becomes of an object that was asked for.
@@ -165,6 +187,8 @@ pub enum Answer {
     Linked(Option<[u8; LINK_BYTES]>),
     /// To [`Request::Lend`]; of those that would follow, where they can be read.
     Lent(Vec<Parcel>, Vec<Afar>),
+    /// To [`Request::Enter`]: what the node is from now on.
+    Entered(Result<Standing, StoreError>),
     /// To everything else.
     Done(Results<()>),
 }
@@ -211,6 +235,7 @@ impl Request {
             Self::Fetch { .. } => 14,
             Self::Places(_) => 15,
             Self::Owners(_) => 16,
+            Self::Enter { .. } => 17,
         }
     }
 
@@ -235,6 +260,7 @@ impl Request {
                 }
                 writer.u8(u8::from(options.durable));
                 write_items(&mut writer, offers);
+                offers.iter().for_each(|offer| write_prefix(&mut writer, offer.prefix));
             }
             Self::Checksums(checksums) => {
                 writer.u32(checksums.len() as u32);
@@ -264,6 +290,17 @@ impl Request {
             Self::Owners(owners) => {
                 writer.u32(owners.len() as u32);
                 owners.iter().for_each(|owner| writer.u64(owner.0.get()));
+            }
+            Self::Enter { seat, joins } => {
+                writer.bytes(&seat.0);
+                match joins {
+                    None => writer.u8(0),
+                    Some(Joining { store, addresses, replaces }) => {
+                        writer.u8(1 + u8::from(*replaces));
+                        writer.bytes(&store.0);
+                        writer.bytes(&addresses.0);
+                    }
+                }
             }
             Self::Flush | Self::Ping | Self::Taken => {}
         }
@@ -303,7 +340,10 @@ impl Request {
                 };
                 let durable = flags(&mut reader, "durability", 1)? != 0;
                 let options = PutOptions { pin, durable };
-                let offers = read_items(&mut reader)?;
+                let mut offers = read_items(&mut reader)?;
+                for offer in &mut offers {
+                    offer.prefix = read_prefix(&mut reader, &offer.id)?;
+                }
                 if kind == 3 {
                     Self::Put { options, offers }
                 } else {
@@ -336,6 +376,19 @@ impl Request {
                 Self::Places(reader.list(8 + AFAR_BYTES, IDS_MAX, entry)?)
             }
             16 => Self::Owners(reader.list(8, OWNERS_MAX, read_owner)?),
+            17 => {
+                let seat = Mark(reader.bytes()?);
+                let joins = match reader.u8()? {
+                    0 => None,
+                    how @ 1..=2 => Some(Joining {
+                        store: Mark(reader.bytes()?),
+                        addresses: Mark(reader.bytes()?),
+                        replaces: how == 2,
+                    }),
+                    value => return Err(Malformed::Unknown { field: "how to enter", value }),
+                };
+                Self::Enter { seat, joins }
+            }
             other => return Err(Malformed::Kind(other)),
         };
         reader.end()?;
@@ -359,6 +412,7 @@ impl Reply {
             Answer::Done(_) => 133,
             Answer::Linked(_) => 134,
             Answer::Lent(..) => 135,
+            Answer::Entered(_) => 136,
         }
     }
 
@@ -403,6 +457,8 @@ impl Reply {
                 writer.u32(places.len() as u32);
                 places.iter().for_each(|place| write_afar(&mut writer, place));
             }
+            Answer::Entered(Ok(standing)) => write_standing(&mut writer, standing),
+            Answer::Entered(Err(error)) => writer.error(error),
         }
     }
 
@@ -446,6 +502,10 @@ impl Reply {
                 read_parcels(&mut reader)?,
                 reader.list(AFAR_BYTES, IDS_MAX, read_afar)?,
             ),
+            136 => Answer::Entered(match reader.u8()? {
+                0 => Ok(read_standing(&mut reader)?),
+                code => Err(reader.error(code)?),
+            }),
             other => return Err(Malformed::Kind(other)),
         };
         reader.end()?;
@@ -480,6 +540,32 @@ fn read_parcels(reader: &mut Reader<'_>) -> Result<Vec<Parcel>, Malformed> {
         LATER => Ok(Parcel::Later),
         code => Ok(Parcel::Failed(reader.error(code)?)),
     })
+}
+
+fn write_standing(writer: &mut Writer<'_>, standing: &Standing) {
+    let Standing { birth, is_durable, member } = standing;
+    writer.u8(0);
+    writer.bytes(&birth.0);
+    writer.u8(u8::from(*is_durable) | u8::from(member.is_some()) << 1);
+    if let Some(Membership { store, seat, addresses }) = member {
+        writer.bytes(&store.0);
+        writer.bytes(&seat.0);
+        writer.bytes(&addresses.0);
+    }
+}
+
+fn read_standing(reader: &mut Reader<'_>) -> Result<Standing, Malformed> {
+    let birth = Mark(reader.bytes()?);
+    let flags = flags(reader, "what a node is", 0b11)?;
+    let member = match flags & 2 {
+        0 => None,
+        _ => Some(Membership {
+            store: Mark(reader.bytes()?),
+            seat: Mark(reader.bytes()?),
+            addresses: Mark(reader.bytes()?),
+        }),
+    };
+    Ok(Standing { birth, is_durable: flags & 1 != 0, member })
 }
 
 const AFAR_BYTES: usize = 12;
@@ -526,15 +612,34 @@ fn ids(reader: &mut Reader<'_>) -> Result<Vec<ObjectId>, Malformed> {
 
 fn write_items(writer: &mut Writer<'_>, list: &[Item]) {
     writer.u32(list.len() as u32);
-    for Item { id, length } in list {
+    for Item { id, length, .. } in list {
         writer.id(id);
         writer.u64(*length);
     }
 }
 
 fn read_items(reader: &mut Reader<'_>) -> Result<Vec<Item>, Malformed> {
-    let entry = |reader: &mut Reader<'_>| Ok(Item { id: reader.id()?, length: reader.u64()? });
+    let entry = |reader: &mut Reader<'_>| {
+        Ok(Item { id: reader.id()?, length: reader.u64()?, prefix: None })
+    };
     reader.list(ObjectId::BYTES + 8, IDS_MAX, entry)
+}
+
+/// What no digest is, so that it stands for none.
+const NO_PREFIX: [u8; PrefixDigest::BYTES] = [0; PrefixDigest::BYTES];
+
+fn write_prefix(writer: &mut Writer<'_>, prefix: Option<PrefixDigest>) {
+    writer.bytes(&prefix.map_or(NO_PREFIX, PrefixDigest::to_bytes));
+}
+
+fn read_prefix(reader: &mut Reader<'_>, id: &ObjectId) -> Result<Option<PrefixDigest>, Malformed> {
+    let bytes = reader.bytes()?;
+    match bytes != NO_PREFIX {
+        true if id.generation > 0 => {
+            Err(Malformed::Unknown { field: "the prefix of an object with generations", value: 1 })
+        }
+        has_one => Ok(has_one.then(|| PrefixDigest::from_bytes(bytes))),
+    }
 }
 
 /// A byte of which only the bits in `known` may be set.

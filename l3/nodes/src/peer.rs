@@ -21,15 +21,21 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::codec::Malformed;
 use super::config::{NodeAddress, NodesConfig};
 use super::direct::{Adapter, Direct, Shortcut};
+use super::door::SparingWarning;
 use super::handshake::Hello;
-use super::link::{Link, LinkError};
-use super::messages::{Answer, Gauges, Reply, Request};
-use terrace_l3::{Figure, Owner, Results, StoreError};
+use super::link::{Link, LinkError, in_time};
+use super::membership::Mark;
+use super::messages::{Answer, Gauges, Joining, Reply, Request};
+use super::roll::Roll;
+use terrace_l3::{Figure, Owner, Presence, Results, StoreError};
 
 #[derive(Debug)]
 pub(super) struct Peer {
+    /// Its place in the list.
+    number: usize,
     pub(super) node: NodeAddress,
     pub(super) config: Arc<NodesConfig>,
+    roll: Arc<Roll>,
     instance: [u8; 16],
     /// Whom this process stands for.
     owners: Arc<Mutex<BTreeSet<Owner>>>,
@@ -58,6 +64,8 @@ pub(super) struct Peer {
     adapter: Option<Adapter>,
     /// Until when payloads go by TCP because a link has failed.
     by_tcp_until: Mutex<Option<Instant>>,
+    /// Failures of the node's store.
+    complaints: SparingWarning,
     direct_bytes: AtomicU64,
 }
 
@@ -107,6 +115,8 @@ pub struct PeerStats {
     pub name: String,
     /// Whether it answers.
     pub is_up: bool,
+    /// Whether it is known to be used with this list of nodes.
+    pub is_member: bool,
     /// Times that it failed to.
     pub failures: u64,
     /// Objects that it has.
@@ -132,6 +142,11 @@ impl PeerStats {
         let counters = |name, help, figure| Figure::counters(name, help, "node", each(figure));
         vec![
             gauges("terrace_node_up", "1 if the node answers.", |node| u64::from(node.is_up)),
+            gauges(
+                "terrace_node_member",
+                "1 if the node is known to be used with the same list of nodes.",
+                |node| u64::from(node.is_member),
+            ),
             counters(
                 "terrace_node_failures_total",
                 "Calls that the node did not answer.",
@@ -153,8 +168,9 @@ impl PeerStats {
 
 impl Peer {
     pub(super) fn new(
-        node: NodeAddress,
+        number: usize,
         config: Arc<NodesConfig>,
+        roll: Arc<Roll>,
         instance: [u8; 16],
         owners: Arc<Mutex<BTreeSet<Owner>>>,
         adapter: Option<Adapter>,
@@ -162,8 +178,10 @@ impl Peer {
         Self {
             transfers: Semaphore::new(config.connections_max),
             questions: Semaphore::new(config.connections_max),
-            node,
+            number,
+            node: config.nodes[number].clone(),
             config,
+            roll,
             instance,
             owners,
             idle: Mutex::default(),
@@ -178,6 +196,7 @@ impl Peer {
             latest: Mutex::default(),
             adapter,
             by_tcp_until: Mutex::default(),
+            complaints: SparingWarning::default(),
             direct_bytes: AtomicU64::new(0),
         }
     }
@@ -256,6 +275,48 @@ impl Peer {
         }
     }
 
+    /// Has the node say what it is, and makes it a member of a store if there is one to join.
+    pub(super) async fn enter(self: &Arc<Self>, store: Option<Mark>) {
+        let addresses = self.roll.addresses();
+        let joins = store.map(|store| Joining { store, addresses, replaces: false });
+        let request = Request::Enter { seat: self.roll.seat(self.number), joins };
+        match self.ask(&request, self.config.control_timeout_ms).await {
+            Ok(Answer::Entered(Ok(standing))) => self.roll.note(self.number, standing),
+            Ok(Answer::Entered(Err(error))) => self.roll.note_refusal(self.number, &error),
+            Ok(_) => drop(self.nonsense()),
+            Err(Away) => {}
+        }
+    }
+
+    /// What an error of the node's store about one object says to those who use all nodes: what a node cannot tell
+    /// or do is unknown, and no reason to leave the other nodes alone. Nor is an object that it has not got known to
+    /// be nowhere, unless it is known to be where this client's list has it.
+    pub(super) fn judge<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        match result {
+            Err(error) if error.is_unwell() || error == StoreError::Closed => {
+                self.complaints.say(format_args!("node {}: {error}", self.node.name));
+                Err(StoreError::HolderAway)
+            }
+            Err(StoreError::Missing) if !self.roll.is_confirmed(self.number) => {
+                Err(StoreError::HolderAway)
+            }
+            other => other,
+        }
+    }
+
+    /// The same about what was asked for without being read.
+    pub(super) fn judge_presence(
+        &self,
+        found: Result<Presence, StoreError>,
+    ) -> Result<Presence, StoreError> {
+        match self.judge(found) {
+            Ok(Presence::Absent) if !self.roll.is_confirmed(self.number) => {
+                Err(StoreError::HolderAway)
+            }
+            other => other,
+        }
+    }
+
     /// The node answered something else than it was asked.
     pub(super) fn nonsense(self: &Arc<Self>) -> StoreError {
         let now = self.turns.load(Ordering::Acquire);
@@ -323,6 +384,7 @@ impl Peer {
         PeerStats {
             name: self.node.name.clone(),
             is_up: !self.is_away(),
+            is_member: self.roll.is_member(self.number),
             failures: self.failures.load(Ordering::Relaxed),
             objects: tier.objects,
             bytes: tier.bytes,
@@ -377,6 +439,17 @@ impl Peer {
                 _ => return Err(Malformed::Kind(kind).into()),
             }
             link.stall = Duration::from_millis(self.config.stall_timeout_ms);
+            let seat = self.roll.seat(self.number);
+            let request = Request::Enter { seat, joins: None };
+            link.send(request.kind(), |body| request.encode(body), &[]).await?;
+            let (kind, body) = link.receive(limit).await?;
+            let Answer::Entered(Ok(standing)) = Reply::decode(kind, body)?.answer else {
+                return Err(Malformed::Kind(kind).into());
+            };
+            self.roll.note(self.number, standing);
+            if standing.member.is_some_and(|member| member.seat != seat) {
+                return Err(LinkError::OtherList);
+            }
             let owners: Vec<Owner> = self.owners.lock().iter().copied().collect();
             if !owners.is_empty() {
                 let request = Request::Owners(owners);
@@ -513,6 +586,8 @@ impl Call<'_> {
             | LinkError::Malformed(_)
             | LinkError::Version(_)
             | LinkError::Refused
+            | LinkError::OtherList
+            | LinkError::NotAdmitted
             | LinkError::Crowded => false,
         }
     }
@@ -526,14 +601,6 @@ impl Call<'_> {
             peer.returned.notify_one();
         }
     }
-}
-
-/// Gives a part of a call up when it has not ended in time, even if something comes now and then.
-pub(super) async fn in_time<T>(
-    limit: Duration,
-    part: impl Future<Output = Result<T, LinkError>>,
-) -> Result<T, LinkError> {
-    timeout(limit, part).await.unwrap_or(Err(LinkError::Stalled(limit)))
 }
 
 /// Tries to reach a node until it answers.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,14 +16,16 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::config::{NodeClient, NodeConfig};
+use super::config::{ClientLimits, NodeClient, NodeConfig};
 use super::direct::{Adapter, Region};
 use super::door::{Door, SparingWarning};
 use super::handshake::{Hello, NodeSecret};
 use super::holder::{Holder, Holding};
-use super::holds::{Holds, Instance};
-use super::link::{Link, LinkError};
+use super::holds::{Holds, Portion, User};
+use super::link::{Link, LinkError, in_time};
+use super::membership::Member;
 use super::session::Session;
+use terrace_l3::backend::NamespaceShare;
 use terrace_l3::{StoreError, StoreStats};
 
 /// A node that listens and does not serve yet.
@@ -58,6 +61,14 @@ pub enum NodeError {
     /// Nobody could use it.
     #[error("a node needs a secret that its clients know, or a list of clients")]
     NoClients,
+    /// A client's share is none.
+    #[error("the share of client {name:?} must be more than 0 and at most 1, not {share}")]
+    Share {
+        /// Which client.
+        name: String,
+        /// What it is.
+        share: f64,
+    },
     /// Two clients cannot be told apart.
     #[error("two clients have the name {0:?}: give each a unique name")]
     SameName(String),
@@ -67,6 +78,14 @@ pub enum NodeError {
     /// The system has no randomness.
     #[error("the system has no random numbers: {0}")]
     Random(io::Error),
+    /// What the node remembers about the store that it belongs to cannot be used.
+    #[error("cannot use {}: {error}", path.display())]
+    Membership {
+        /// The file or its folder.
+        path: PathBuf,
+        /// What is wrong.
+        error: io::Error,
+    },
 }
 
 #[derive(Debug)]
@@ -79,6 +98,7 @@ pub(super) struct Shared {
     _regions: Vec<Region>,
     pub(super) counters: Counters,
     pub(super) holds: Holds,
+    pub(super) member: Member,
     clients: BTreeMap<String, Arc<NodeClient>>,
     /// What strangers are challenged with: they learn nothing about which names there are.
     nobodys: NodeSecret,
@@ -132,7 +152,14 @@ impl NodeServer {
         listener.set_nonblocking(true).map_err(unusable)?;
         let local = listener.local_addr().map_err(unusable)?;
         let mut clients = BTreeMap::new();
+        let mut shares = Vec::new();
         for client in &config.clients {
+            if let Some(ClientLimits { namespaces, share }) = &client.limits {
+                if !(*share > 0.0 && *share <= 1.0) {
+                    return Err(NodeError::Share { name: client.name.clone(), share: *share });
+                }
+                shares.push(NamespaceShare { namespaces: namespaces.clone(), share: *share });
+            }
             if clients.insert(client.name.clone(), Arc::new(client.clone())).is_some() {
                 return Err(NodeError::SameName(client.name.clone()));
             }
@@ -140,7 +167,13 @@ impl NodeServer {
         if clients.is_empty() {
             return Err(NodeError::NoClients);
         }
+        let folder = config.folder.as_deref();
+        let member = Member::open(folder).map_err(|error| {
+            let path = folder.unwrap_or(Path::new("")).join("membership");
+            NodeError::Membership { path, error }
+        })?;
         let holder = Holder::new(holding, config.scratch_pages)?;
+        holder.set_shares(&shares);
         let (adapter, regions) = open_adapter(&holder, &config);
         let shared = Shared {
             holder,
@@ -149,6 +182,7 @@ impl NodeServer {
             _regions: regions,
             counters: Counters::default(),
             holds: Holds::default(),
+            member,
             clients,
             nobodys: NodeSecret::unguessable().map_err(NodeError::Random)?,
             answers: AtomicU64::new(0),
@@ -252,6 +286,19 @@ impl Shared {
         self.answers.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// What one user may have of the node at a time: half of the memory can be on its way from and to it.
+    fn portion(&self) -> Portion {
+        let objects = Arc::new(Semaphore::new((self.holder.slots() as usize / 2).max(1)));
+        Portion { objects, scratch: self.holder.share() }
+    }
+
+    /// How many connections a client may have at a time.
+    fn connections_max(&self, client: &NodeClient) -> usize {
+        client.limits.as_ref().map_or(usize::MAX, |limits| {
+            ((self.config.connections_max as f64 * limits.share) as usize).max(1)
+        })
+    }
+
     fn secret_of(&self, hello: &Hello) -> NodeSecret {
         self.clients.get(&hello.name).map_or(&self.nobodys, |client| &client.secret).clone()
     }
@@ -299,13 +346,20 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, mut drain: watch::Re
                 return refused(format_args!("the maximum number of connections is reached"));
             };
             match known {
-                Ok((link, client, instance)) => {
+                Ok((link, client, user)) => {
+                    let connections_max = shared.connections_max(&client);
+                    let portion = shared.holds.enter(&user, connections_max, || shared.portion());
+                    let Some(portion) = portion else {
+                        let name = &client.name;
+                        return refused(format_args!(
+                            "client {name} has {connections_max} connections, its share"
+                        ));
+                    };
                     shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
                     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-                    let share = shared.holds.enter(instance, || shared.holder.share());
-                    let session = Session::new(shared.clone(), link, client, share);
+                    let session = Session::new(shared.clone(), link, client, portion);
                     let ended = session.run(drain).await;
-                    shared.holds.leave(instance);
+                    shared.holds.leave(user);
                     shared.counters.connections.fetch_sub(1, Ordering::Relaxed);
                     if let Err(LinkError::Malformed(error)) = &ended {
                         shared.counters.malformed.fetch_add(1, Ordering::Relaxed);
@@ -336,14 +390,17 @@ fn open_adapter(holder: &Holder, config: &NodeConfig) -> (Option<Adapter>, Vec<R
 async fn greet(
     stream: TcpStream,
     shared: &Arc<Shared>,
-) -> Result<(Link, Arc<NodeClient>, Instance), LinkError> {
+) -> Result<(Link, Arc<NodeClient>, User), LinkError> {
     let NodeConfig { handshake_timeout_ms, stall_timeout_ms, .. } = shared.config;
     let limit = Duration::from_millis(handshake_timeout_ms);
     let welcome = Link::welcome(stream, |hello| shared.secret_of(hello), limit);
-    let (mut link, hello) =
-        timeout(limit, welcome).await.map_err(|_| LinkError::Stalled(limit))??;
+    let (mut link, hello) = in_time(limit, welcome).await?;
     link.stall = Duration::from_millis(stall_timeout_ms);
     // Somebody without a name here cannot know what only this node knows.
     let client = shared.clients.get(&hello.name).ok_or(LinkError::Refused)?;
-    Ok((link, client.clone(), hello.instance))
+    let user = match client.limits {
+        Some(_) => User::Client(hello.name),
+        None => User::Process(hello.instance),
+    };
+    Ok((link, client.clone(), user))
 }

@@ -7,30 +7,37 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::codec::Malformed;
 use super::config::NodeClient;
 use super::direct::Direct;
-use super::link::{Link, LinkError};
-use super::messages::{Answer, Item, OWNERS_MAX, Offer, Parcel, Reply, Request};
+use super::holds::Portion;
+use super::link::{Link, LinkError, in_time};
+use super::membership::{Admission, Mark, Membership, Standing};
+use super::messages::{
+    Answer, FRAME_BYTES_MAX, Item, Joining, OWNERS_MAX, Offer, Parcel, Reply, Request,
+};
 use super::server::Shared;
+use terrace_cache::PrefixDigest;
 use terrace_l3::backend::{merge, split};
 use terrace_l3::{
     GetOptions, Header, Mismatch, ObjectId, Owner, Pin, PutOptions, Results, StoreError, Stored,
     Target,
 };
-use terrace_l3_disk::holding::{Filled, Lent, Offered, Room, Share};
+use terrace_l3_disk::holding::{Filled, Lent, Offered, Room};
 
 pub(super) struct Session {
     shared: Arc<Shared>,
     link: Link,
     client: Arc<NodeClient>,
+    /// What it was admitted with.
+    admission: Option<Admission>,
     /// The owners that the connection stands for.
     owners: BTreeSet<Owner>,
-    /// What the client may have of the memory for transfers, on all of its connections.
-    share: Option<Share>,
+    /// What the client may have at a time, on all of its connections.
+    portion: Portion,
     /// The way around the connection, if the client has asked for one.
     direct: Option<Arc<Direct>>,
 }
@@ -38,19 +45,28 @@ pub(super) struct Session {
 /// An object that is wanted, with the place for its bytes.
 struct Expected {
     id: ObjectId,
+    prefix: Option<PrefixDigest>,
     // It goes before the room, or whoever has the room next would find it in use.
     target: Target,
     room: Room,
+    permit: OwnedSemaphorePermit,
 }
+
+/// How long a get waits while others of the same client have all that it may have at a time: less than clients wait.
+const PORTION_WAIT: Duration = Duration::from_millis(300);
+
+/// Objects on their way to a client, and what they take of its portion.
+type LentToClient = (Vec<Lent>, Option<OwnedSemaphorePermit>);
 
 impl Session {
     pub(super) fn new(
         shared: Arc<Shared>,
         link: Link,
         client: Arc<NodeClient>,
-        share: Option<Share>,
+        portion: Portion,
     ) -> Self {
-        Self { shared, link, client, owners: BTreeSet::new(), share, direct: None }
+        let owners = BTreeSet::new();
+        Self { shared, link, client, admission: None, owners, portion, direct: None }
     }
 
     /// Serves until the client goes away or the node is told to stop.
@@ -68,7 +84,8 @@ impl Session {
                     false => continue,
                 },
             }
-            let (kind, body) = self.link.receive(self.link.stall).await?;
+            let limit = self.link.limit(FRAME_BYTES_MAX);
+            let (kind, body) = in_time(limit, self.link.receive(self.link.stall)).await?;
             let request = Request::decode(kind, body)?;
             self.answer(request).await?;
             self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
@@ -79,6 +96,10 @@ impl Session {
         let shared = self.shared.clone();
         let store = shared.holder.store();
         match &request {
+            Request::Enter { .. } => {}
+            _ if !self.admission.is_some_and(|it| shared.member.admits(it)) => {
+                return Err(LinkError::NotAdmitted);
+            }
             Request::Put { options: PutOptions { pin: Some(Pin::Hard(owner)), .. }, .. }
             | Request::Fetch { options: PutOptions { pin: Some(Pin::Hard(owner)), .. }, .. }
             | Request::Pin { pin: Pin::Hard(owner), .. } => self.stand_for(*owner)?,
@@ -125,6 +146,7 @@ impl Session {
                 }
                 Answer::Done(vec![Ok(()); skipped.len()])
             }
+            Request::Enter { seat, joins } => Answer::Entered(self.enter(seat, joins).await),
             Request::Flush => Answer::Done(vec![store.flush().await]),
             Request::Ping => Answer::Done(Vec::new()),
             Request::Owners(owners) => {
@@ -140,10 +162,29 @@ impl Session {
         self.reply(answer, &[]).await
     }
 
+    /// Admits the client if the node is in the same place in its list, after it has become a member if need be.
+    async fn enter(&mut self, seat: Mark, joins: Option<Joining>) -> Result<Standing, StoreError> {
+        let Shared { member, holder, .. } = &*self.shared;
+        if let Some(Joining { store, addresses, replaces }) = joins {
+            // It decides about what others find.
+            if self.client.limits.is_some() {
+                return Err(StoreError::Forbidden);
+            }
+            // Whoever has pinned something expects it to be found where it is.
+            let moves = member.standing().member.is_some_and(|it| it.seat != seat);
+            if replaces && moves && holder.gauges(0).tier().hard_pinned > 0 {
+                return Err(StoreError::Pinned);
+            }
+            member.join(Membership { store, seat, addresses }, replaces).await?;
+        }
+        self.admission = Some(member.admission(seat));
+        Ok(member.standing())
+    }
+
     /// Sends objects straight from where they are.
     async fn get(&mut self, wanted: Vec<Item>, options: GetOptions) -> Result<(), LinkError> {
         let shared = self.shared.clone();
-        let (parcels, lent) = self.find(wanted, options).await;
+        let (parcels, (lent, _permit)) = self.find(wanted, options).await;
         let payloads: Vec<&[u8]> = lent.iter().map(|lent| &lent.source()[..]).collect();
         let sent: usize = payloads.iter().map(|payload| payload.len()).sum();
         self.reply(Answer::Parcels(parcels), &payloads).await?;
@@ -154,7 +195,7 @@ impl Session {
     }
 
     /// What becomes of objects that are asked for, and those of them that can be had.
-    async fn find(&self, wanted: Vec<Item>, options: GetOptions) -> (Vec<Parcel>, Vec<Lent>) {
+    async fn find(&self, wanted: Vec<Item>, options: GetOptions) -> (Vec<Parcel>, LentToClient) {
         let shared = &self.shared;
         let (allowed, skipped) = self.split(wanted, |item| item.id);
         let object_bytes_max = shared.holder.object_bytes_max();
@@ -164,9 +205,27 @@ impl Session {
             bytes += clamp(item.length).min(object_bytes_max);
             before == 0 || bytes <= shared.config.call_bytes_max
         };
-        let at_once: Vec<_> =
+        let mut at_once: Vec<_> =
             allowed.iter().take_while(fits).map(|item| (item.id, clamp(item.length))).collect();
-        let mut lent = shared.holder.lend(&at_once, options, self.share.as_ref()).await;
+        let deadline = Instant::now() + PORTION_WAIT;
+        let permit = match at_once.is_empty() {
+            true => None,
+            false => self.permit(deadline).await,
+        };
+        let permit = permit.map(|mut permit| {
+            let more = (1..at_once.len()).map_while(|_| self.try_permit());
+            let mut count = 1;
+            more.for_each(|more| {
+                permit.merge(more);
+                count += 1;
+            });
+            at_once.truncate(count);
+            permit
+        });
+        let mut lent = match permit {
+            Some(_) => shared.holder.lend(&at_once, options, self.portion.scratch.as_ref()).await,
+            None => at_once.iter().map(|_| Err(StoreError::Full)).collect(),
+        };
         lent.resize_with(allowed.len(), || Ok(None));
         let mut next = lent.iter();
         let parcels = skipped.iter().map(|skipped| match skipped {
@@ -174,7 +233,7 @@ impl Session {
             false => parcel(next.next().expect("one for each that is allowed")),
         });
         let parcels = parcels.collect();
-        (parcels, lent.into_iter().flatten().flatten().collect())
+        (parcels, (lent.into_iter().flatten().flatten().collect(), permit))
     }
 
     /// Takes objects straight to where they will be.
@@ -185,7 +244,8 @@ impl Session {
         if expected.is_empty() {
             return Ok(());
         }
-        let received = self.receive(&mut expected).await;
+        let limit = self.link.limit(expected.iter().map(|it| it.target.len()).sum());
+        let received = in_time(limit, self.receive(&mut expected)).await;
         if received.is_err() {
             drop(expected);
             shared.holder.note_change();
@@ -203,7 +263,7 @@ impl Session {
         let wait = Duration::from_millis(shared.config.full_wait_ms);
         let mut deadline = Instant::now() + wait;
         let mut bytes = 0usize;
-        for Item { id, length } in offers {
+        for Item { id, length, prefix } in offers {
             let length = clamp(length);
             if !expected.is_empty() && bytes.saturating_add(length) > shared.config.call_bytes_max {
                 answers.push(Offer::Later);
@@ -213,11 +273,20 @@ impl Session {
                 // What came before is what it would wait for.
                 deadline = Instant::now();
             }
+            let permit = match expected.is_empty() {
+                true => self.permit(deadline).await,
+                false => self.try_permit(),
+            };
+            let Some(permit) = permit else {
+                let full = expected.is_empty();
+                answers.push(if full { Offer::Failed(StoreError::Full) } else { Offer::Later });
+                continue;
+            };
             answers.push(match self.offer(&id, length, options, deadline).await {
                 Ok(Offered::Room(mut room)) => {
                     bytes += length;
                     let target = room.target(length);
-                    expected.push(Expected { id, room, target });
+                    expected.push(Expected { id, prefix, room, target, permit });
                     Offer::Wanted
                 }
                 Ok(Offered::There) => Offer::There,
@@ -243,8 +312,17 @@ impl Session {
         if length > max {
             return Err(StoreError::TooLarge { bytes: length, max });
         }
-        let share = self.share.as_ref();
-        self.shared.holder.offer(id, length, options.pin, deadline, share).await
+        let scratch = self.portion.scratch.as_ref();
+        self.shared.holder.offer(id, length, options.pin, deadline, scratch).await
+    }
+
+    /// The right to have one more object of the client on its way.
+    async fn permit(&self, deadline: Instant) -> Option<OwnedSemaphorePermit> {
+        timeout_at(deadline, self.portion.objects.clone().acquire_owned()).await.ok()?.ok()
+    }
+
+    fn try_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.portion.objects.clone().try_acquire_owned().ok()
     }
 
     /// Receives payloads, and the checksums that the client has sent and those that we have seen.
@@ -272,8 +350,12 @@ impl Session {
         self.shared.counters.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
         let mut filled = Vec::with_capacity(expected.len());
         let mut damaged = Vec::with_capacity(expected.len());
-        for (Expected { id, room, target }, (sent, seen)) in expected.into_iter().zip(checksums) {
-            let header = Header { id, length: target.len() as u64, checksum: sent };
+        let mut permits = Vec::with_capacity(expected.len());
+        for (Expected { id, prefix, room, target, permit }, (sent, seen)) in
+            expected.into_iter().zip(checksums)
+        {
+            permits.push(permit);
+            let header = Header::with_checksum(id, &target, sent).with_prefix(prefix);
             drop(target);
             damaged.push(sent != seen);
             if sent == seen {
@@ -287,7 +369,9 @@ impl Session {
     async fn reply(&mut self, answer: Answer, payloads: &[&[u8]]) -> Result<(), LinkError> {
         let gauges = self.shared.holder.gauges(self.shared.stamp());
         let reply = Reply { gauges, answer };
-        self.link.send(reply.kind(), |body| reply.encode(body), payloads).await
+        let bytes: usize = payloads.iter().map(|payload| payload.len()).sum();
+        let limit = self.link.limit(FRAME_BYTES_MAX + bytes);
+        in_time(limit, self.link.send(reply.kind(), |body| reply.encode(body), payloads)).await
     }
 
     /// From now on until it ends, the connection shows that the owner is there.
@@ -312,7 +396,7 @@ impl Session {
     }
 
     fn is_allowed(&self, id: &ObjectId) -> bool {
-        self.client.namespaces.as_ref().is_none_or(|allowed| allowed.contains(&id.namespace))
+        self.client.limits.as_ref().is_none_or(|it| it.namespaces.contains(&id.namespace))
     }
 }
 

@@ -6,18 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::codec::Malformed;
-use super::link::LinkError;
+use super::link::{LinkError, in_time};
 use super::messages::{Answer, IDS_MAX, Item, Offer, Parcel, Request};
-use super::peer::{Away, Call, Peer, Purpose, in_time};
+use super::peer::{Away, Call, Peer, Purpose};
+use terrace_cache::PrefixDigest;
 use terrace_l3::{
-    Get, GetOptions, Header, ObjectId, Put, PutOptions, Served, StoreError, Stored, Target,
+    Get, GetOptions, Header, Mismatch, ObjectId, Put, PutOptions, Removal, Served, StoreError,
+    Stored, Target,
 };
 
 /// So many bytes are asked for or offered at once.
 const CALL_BYTES: usize = 64 << 20;
-
-/// A node that moves less in a millisecond, 4 MB in a second, is of no use.
-const BYTES_PER_MS_MIN: usize = 4_000;
 
 /// A node that only says "later" so many times in a row is not asked any more.
 const LATERS_MAX: u32 = 100;
@@ -44,13 +43,15 @@ impl<T, R> Part<T, R> {
 pub(super) struct Wanted {
     pub(super) id: ObjectId,
     pub(super) length: usize,
+    /// What it must be the KV of.
+    pub(super) prefix: Option<PrefixDigest>,
     /// Where its bytes go. It is gone only if an adapter did not let go of it.
     pub(super) target: Option<Target>,
 }
 
 impl From<Get> for Wanted {
-    fn from(Get { id, target }: Get) -> Self {
-        Self { id, length: target.len(), target: Some(target) }
+    fn from(Get { id, target, prefix }: Get) -> Self {
+        Self { id, length: target.len(), prefix, target: Some(target) }
     }
 }
 
@@ -78,9 +79,22 @@ impl Peer {
                 give_up(&mut parts, &StoreError::HolderAway);
             }
         }
-        let damaged = |part: &Got| matches!(part.result, Some(Err(StoreError::Corrupt(_))));
-        let suspects: Vec<ObjectId> =
-            parts.iter().filter(|part| damaged(part)).map(|part| part.job.id).collect();
+        let mut suspects: Vec<ObjectId> = Vec::new();
+        let mut foreign: Vec<ObjectId> = Vec::new();
+        for part in &parts {
+            match part.result {
+                // It is sound, so the node would keep it, and never take the one of this name that is wanted.
+                Some(Err(StoreError::Corrupt(Mismatch::Prefix))) => foreign.push(part.job.id),
+                Some(Err(StoreError::Corrupt(_))) => suspects.push(part.job.id),
+                Some(Ok(_) | Err(_)) | None => {}
+            }
+        }
+        if !foreign.is_empty() {
+            let objects = foreign.len();
+            let limit_ms = self.config.control_timeout_ms;
+            let removal = Request::Remove { removal: Removal::Forced, ids: foreign };
+            self.change(removal, objects, limit_ms).await;
+        }
         if !suspects.is_empty() {
             // The bytes may have been damaged here, there or on the way: the node finds out.
             let objects = suspects.len();
@@ -100,7 +114,7 @@ impl Peer {
             let bytes = parts.iter().map(|part| part.job.length).sum();
             let limit_ms = self.config.get_timeout_ms;
             let wait = options.promotion_wait.unwrap_or_default();
-            let limit = wait + Duration::from_millis(limit_ms) + transfer_limit(&call, bytes);
+            let limit = wait + Duration::from_millis(limit_ms) + call.link.limit(bytes);
             match in_time(limit, get(&mut call, parts, options, limit_ms)).await {
                 Ok(()) => {
                     call.end();
@@ -138,7 +152,7 @@ impl Peer {
             let bytes = parts.iter().map(|part| part.job.source.len()).sum();
             let limit_ms = self.config.put_timeout_ms;
             // The node takes its time twice: to find room, and to store.
-            let limit = Duration::from_millis(2 * limit_ms) + transfer_limit(&call, bytes);
+            let limit = Duration::from_millis(2 * limit_ms) + call.link.limit(bytes);
             match in_time(limit, put(&mut call, parts, options, limit_ms)).await {
                 Ok(()) => {
                     call.end();
@@ -151,18 +165,14 @@ impl Peer {
     }
 }
 
-/// How long payloads may be on their way.
-fn transfer_limit(call: &Call<'_>, bytes: usize) -> Duration {
-    call.link.stall + Duration::from_millis((bytes / BYTES_PER_MS_MIN) as u64)
-}
-
 async fn get(
     call: &mut Call<'_>,
     parts: &mut [&mut Got],
     options: GetOptions,
     limit_ms: u64,
 ) -> Result<(), LinkError> {
-    let item = |part: &&mut Got| Item { id: part.job.id, length: part.job.length as u64 };
+    let item =
+        |part: &&mut Got| Item { id: part.job.id, length: part.job.length as u64, prefix: None };
     let wanted = parts.iter().map(item).collect();
     let promotion_wait = options.promotion_wait;
     let patience = Duration::from_millis(limit_ms) + promotion_wait.unwrap_or_default();
@@ -199,8 +209,9 @@ fn settle(
         part.result = match parcel {
             Parcel::Follows { header, served } => {
                 let checksum = checksum(part.job.bytes());
-                let Wanted { id, length, .. } = &part.job;
+                let Wanted { id, length, prefix, .. } = &part.job;
                 let verified = Header::verify(&header, id, *length as u64)
+                    .and_then(|header| header.verify_prefix(*prefix))
                     .and_then(|header| header.verify_checksum(checksum));
                 Some(verified.map(|()| served).map_err(StoreError::Corrupt))
             }
@@ -217,7 +228,11 @@ async fn put(
     limit_ms: u64,
 ) -> Result<(), LinkError> {
     let patience = Duration::from_millis(limit_ms);
-    let item = |part: &&mut Sent| Item { id: part.job.id, length: part.job.source.len() as u64 };
+    let item = |part: &&mut Sent| Item {
+        id: part.job.id,
+        length: part.job.source.len() as u64,
+        prefix: part.job.prefix(),
+    };
     let offers = parts.iter().map(item).collect();
     if let Some(regions) = direct::regions(call.peer, parts)
         && call.direct(patience).await?.is_some()

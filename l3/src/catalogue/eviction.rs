@@ -1,95 +1,125 @@
 //! Which object goes when there is no room.
 //!
-//! Objects stand in a row as they came, and the oldest goes. If it is protected, or was asked for meanwhile, it
-//! stands at the end of the row again instead. So nothing goes before something older that nobody has asked
-//! for.
+//! Objects stand in a row as they came, and the oldest goes. If it was asked for meanwhile, it stands at the end of
+//! the row again instead. So nothing goes before something older that nobody has asked for. Protected objects stand
+//! in rows of their own, so that no search for a victim passes them: one for each owner of hard pins, one for each
+//! time at which leases end, and one for soft pins. What does not protect any more puts its row back, all at once.
 
-use super::{Catalogue, NO_SLOT, Neighbours, Slot, State};
+use super::rings::Ring;
+use super::{Catalogue, NOBODY, Slot, State};
+
+/// Objects that are looked at for one victim, at most: the catalogue is locked meanwhile.
+const LOOKED_AT_MAX: u32 = 64;
+
+/// What a search for a victim came to.
+enum Search {
+    Found(Slot),
+    /// No object of the row may go.
+    Nothing,
+    /// None of those that were looked at may go, and there are others.
+    Unfinished,
+}
 
 impl Catalogue {
-    /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may.
+    /// Dooms the object that is missed least, if any may go; one with a soft pin if no other may. However many
+    /// objects there are, few are looked at: where so many are being read, it may fail though another could go.
     pub fn evict(&mut self, now_ms: u64) -> bool {
-        if now_ms < self.barren_until_ms {
-            return false;
-        }
-        if now_ms >= self.plain_barren_until_ms {
-            if self.evict_one(now_ms, false) {
-                return true;
-            }
-            self.plain_barren_until_ms = self.next_end(now_ms);
-        }
-        if self.soft_pinned > 0 && self.evict_one(now_ms, true) {
-            return true;
-        }
-        self.barren_until_ms = self.next_end(now_ms);
-        false
-    }
-
-    /// When the next lease ends, or the next owner's pins do.
-    fn next_end(&mut self, now_ms: u64) -> u64 {
-        self.leases.next_end(now_ms).min(self.owners.next_end(now_ms))
+        self.end_protection(now_ms);
+        let found = match self.search(self.plain) {
+            Search::Nothing => self.search(self.softly_pinned),
+            found => found,
+        };
+        let Search::Found(victim) = found else { return false };
+        self.counts.evicted += 1;
+        self.doom(victim);
+        true
     }
 
     /// Whether nothing is free and nothing can be evicted unless somebody changes that. What is being
     /// written or read changes by itself.
     pub fn is_stuck(&self, now_ms: u64) -> bool {
-        let nothing_goes = now_ms < self.barren_until_ms;
+        let is_empty = |ring| self.rings.oldest(ring).is_none();
+        let nothing_goes = is_empty(self.plain) && is_empty(self.softly_pinned);
+        let is_protected = self.leases.first_end() > now_ms && self.owners_end_ms > now_ms;
         let all_is_still = self.used() == self.present && self.reads == 0;
-        !self.has_free() && all_is_still && nothing_goes
+        !self.has_free() && all_is_still && nothing_goes && is_protected
     }
 
-    /// Looks at all twice: the first time may clear `visited` everywhere, the second then finds a victim.
-    fn evict_one(&mut self, now_ms: u64, soft_pinned: bool) -> bool {
-        for _ in 0..2 * u64::from(self.present) {
-            let slot = self.oldest;
+    /// Puts what leases and gone owners do not protect any more among what may go.
+    pub(super) fn end_protection(&mut self, now_ms: u64) {
+        while let Some(ring) = self.leases.take_ended(now_ms) {
+            self.rings.remove_into(ring, self.plain);
+        }
+        if self.owners_end_ms <= now_ms {
+            for ring in self.owners.end_pins(now_ms) {
+                self.rings.append(ring, self.plain);
+            }
+            self.owners_end_ms = self.owners.next_end();
+        }
+    }
+
+    fn search(&mut self, ring: Ring) -> Search {
+        let (mut asked_for, mut first_kept) = (None, None);
+        for _ in 0..LOOKED_AT_MAX {
+            let Some(slot) = self.rings.oldest(ring).filter(|slot| first_kept != Some(*slot))
+            else {
+                return asked_for.map_or(Search::Nothing, Search::Found);
+            };
+            #[cfg(test)]
+            {
+                self.looked_at += 1;
+            }
+            let home = self.home(slot);
+            if home != ring {
+                // It came here with others that nothing protects any more.
+                self.rings.shift(home, slot);
+                continue;
+            }
             let entry = &mut self.entries[slot as usize];
-            let is_protected = self.owners.protects(entry.owner, now_ms)
-                || entry.readers > 0
-                || entry.leased_until_ms > now_ms
-                || (entry.soft_pin && !soft_pinned);
-            if !is_protected && !std::mem::take(&mut entry.visited) {
-                self.counts.evicted += 1;
-                self.doom(slot);
-                return true;
+            if entry.readers > 0 {
+                first_kept = first_kept.or(Some(slot));
+            } else if std::mem::take(&mut entry.visited) {
+                asked_for = asked_for.or(Some(slot));
+            } else {
+                return Search::Found(slot);
             }
-            self.leave_row(slot);
-            self.stand_in_row(slot);
+            self.rings.shift(ring, slot);
         }
-        false
+        // All that was looked at has been asked for: then the oldest of it goes.
+        asked_for.map_or(Search::Unfinished, Search::Found)
     }
 
-    /// The object in `slot` is the newest.
-    pub(super) fn stand_in_row(&mut self, slot: Slot) {
-        let older = std::mem::replace(&mut self.newest, slot);
-        self.row[slot as usize] = Neighbours { older, newer: NO_SLOT };
-        match older {
-            NO_SLOT => self.oldest = slot,
-            older => self.row[older as usize].newer = slot,
-        }
-    }
-
-    /// The object in `slot` is not present any more, or about to stand at the end again.
-    pub(super) fn leave_row(&mut self, slot: Slot) {
-        let Neighbours { older, newer } = self.row[slot as usize];
-        match older {
-            NO_SLOT => self.oldest = newer,
-            older => self.row[older as usize].newer = newer,
-        }
-        match newer {
-            NO_SLOT => self.newest = older,
-            newer => self.row[newer as usize].older = older,
-        }
-    }
-
-    /// Something about the object in `slot` has changed: perhaps it may be evicted from now on.
-    pub(super) fn may_go(&mut self, slot: Slot) {
+    /// The row in which a present object belongs.
+    fn home(&mut self, slot: Slot) -> Ring {
         let entry = &self.entries[slot as usize];
-        if entry.state == State::Present && entry.readers == 0 {
-            let from_ms = entry.leased_until_ms.max(self.owners.end(entry.owner));
-            self.barren_until_ms = self.barren_until_ms.min(from_ms);
-            if !entry.soft_pin {
-                self.plain_barren_until_ms = self.plain_barren_until_ms.min(from_ms);
-            }
+        if entry.owner != NOBODY
+            && let Some(ring) = self.owners.ring(entry.owner, &mut self.rings)
+        {
+            return ring;
+        }
+        match self.leases.ring(entry.leased_until_ms) {
+            Some(ring) => ring,
+            None if entry.soft_pin => self.softly_pinned,
+            None => self.plain,
+        }
+    }
+
+    /// The object in `slot` is present from now on, and the newest.
+    pub(super) fn stand_in_row(&mut self, slot: Slot) {
+        let home = self.home(slot);
+        self.rings.push(home, slot);
+    }
+
+    /// The object in `slot` is not present any more.
+    pub(super) fn leave_row(&mut self, slot: Slot) {
+        self.rings.unlink(slot);
+    }
+
+    /// Something about what protects the object in `slot` has changed.
+    pub(super) fn change_row(&mut self, slot: Slot) {
+        if self.entries[slot as usize].state == State::Present {
+            let home = self.home(slot);
+            self.rings.shift(home, slot);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Whose hard pins there are, and whether they still count.
 
+use super::rings::{Ring, Rings};
 use crate::store::Owner;
 
 /// The number of an owner in a catalogue; 0 is nobody.
@@ -23,6 +24,16 @@ struct Holdings {
     pinned: u32,
     /// Until when its pins count: for ever, unless it is gone.
     until_ms: u64,
+    /// The row of its objects, once it has one.
+    ring: Option<Ring>,
+    /// Its pins do not count any more, and its objects were put among the others.
+    is_over: bool,
+}
+
+impl Holdings {
+    fn set_end(&mut self, until_ms: u64) {
+        (self.until_ms, self.is_over) = (until_ms, false);
+    }
 }
 
 impl Owners {
@@ -31,10 +42,11 @@ impl Owners {
         let place = self.place(owner).or_else(|| self.list.iter().position(|it| it.slots == 0));
         let place = place.unwrap_or(self.list.len());
         let number = OwnerNumber::try_from(place + 1).ok()?;
-        let new = Holdings { owner, slots: 0, pinned: 0, until_ms: u64::MAX };
+        let until_ms = u64::MAX;
+        let new = Holdings { owner, slots: 0, pinned: 0, until_ms, ring: None, is_over: false };
         match self.list.get_mut(place) {
-            Some(free) if free.slots == 0 => *free = new,
-            Some(there) => there.until_ms = u64::MAX,
+            Some(free) if free.slots == 0 => *free = Holdings { ring: free.ring, ..new },
+            Some(there) => there.set_end(until_ms),
             None => self.list.push(new),
         }
         self.list[place].slots += 1;
@@ -85,19 +97,34 @@ impl Owners {
     /// From now on the owner's pins count until then.
     pub(super) fn set_end(&mut self, owner: Owner, until_ms: u64) {
         if let Some(place) = self.place(owner) {
-            self.list[place].until_ms = until_ms;
+            self.list[place].set_end(until_ms);
         }
     }
 
     /// From now on all pins count until then.
     pub(super) fn set_all_ends(&mut self, until_ms: u64) {
-        self.list.iter_mut().for_each(|holdings| holdings.until_ms = until_ms);
+        self.list.iter_mut().for_each(|holdings| holdings.set_end(until_ms));
     }
 
-    /// When the next owner's pins will not count any more.
-    pub(super) fn next_end(&self, now_ms: u64) -> u64 {
-        let ends = self.list.iter().filter(|it| it.slots > 0).map(|it| it.until_ms);
-        ends.filter(|end_ms| *end_ms > now_ms).min().unwrap_or(u64::MAX)
+    /// When the next owner's pins will not count any more, of those that do.
+    pub(super) fn next_end(&self) -> u64 {
+        let count = self.list.iter().filter(|it| it.slots > 0 && !it.is_over);
+        count.map(|it| it.until_ms).min().unwrap_or(u64::MAX)
+    }
+
+    /// The rows of owners whose pins have stopped to count. Their objects must be put among the others.
+    pub(super) fn end_pins(&mut self, now_ms: u64) -> impl Iterator<Item = Ring> {
+        let ended = self.list.iter_mut().filter(move |it| !it.is_over && it.until_ms <= now_ms);
+        ended.filter_map(|it| {
+            it.is_over = true;
+            it.ring
+        })
+    }
+
+    /// The row of the objects that this owner has pinned, unless its pins do not count any more.
+    pub(super) fn ring(&mut self, number: OwnerNumber, rings: &mut Rings) -> Option<Ring> {
+        let holdings = self.holdings(number).filter(|it| !it.is_over)?;
+        Some(*holdings.ring.get_or_insert_with(|| rings.add()))
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -27,7 +27,7 @@ impl Catalogue {
             }
             Pin::Soft | Pin::Hard(_) => return Err(StoreError::NotPinned),
         }
-        self.may_go(slot);
+        self.change_row(slot);
         Ok(slot)
     }
 
@@ -54,17 +54,21 @@ impl Catalogue {
     }
 
     fn pins_end(&mut self, at_ms: u64) {
-        self.barren_until_ms = self.barren_until_ms.min(at_ms);
-        self.plain_barren_until_ms = self.plain_barren_until_ms.min(at_ms);
+        self.owners_end_ms = self.owners_end_ms.min(at_ms);
     }
 
-    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already.
+    /// Protects an object until `now_ms + ttl_ms`, unless `leases_max` others are protected already. It counts as used
+    /// in any case: who wants a lease is about to read it, or has it elsewhere and uses it there.
     pub fn lease(&mut self, slot: Slot, now_ms: u64, ttl_ms: u64, leases_max: usize) {
+        self.end_protection(now_ms);
         let entry = &mut self.entries[slot as usize];
-        match self.leases.grant(entry.leased_until_ms, now_ms, ttl_ms, leases_max) {
+        entry.visited = true;
+        let former_ms = entry.leased_until_ms;
+        match self.leases.grant(former_ms, now_ms, ttl_ms, leases_max, &mut self.rings) {
             Some(end_ms) => {
                 self.counts.leases += 1;
-                entry.leased_until_ms = end_ms;
+                self.entries[slot as usize].leased_until_ms = end_ms;
+                self.change_row(slot);
             }
             None => self.counts.leases_refused += 1,
         }
@@ -91,6 +95,7 @@ impl Catalogue {
                 self.owners.appear(number);
             }
         }
+        self.change_row(slot);
         Ok(())
     }
 }

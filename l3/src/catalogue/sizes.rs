@@ -2,13 +2,16 @@
 
 use super::{NO_SLOT, Slot};
 
+/// Numbers of slots that the anchors of rows have instead.
+const ANCHORS_MAX: Slot = 1 << 24;
+
 /// How many slots of `slot_bytes` there are in `capacity_bytes`.
 pub fn slots_of(capacity_bytes: u64, slot_bytes: u64) -> Result<Slot, String> {
     if slot_bytes > u64::from(u32::MAX) {
         return Err("objects may have at most 4 GiB".to_owned());
     }
     let slots = capacity_bytes.checked_div(slot_bytes).unwrap_or(0);
-    if slots == 0 || slots >= u64::from(NO_SLOT) {
+    if slots == 0 || slots >= u64::from(NO_SLOT - ANCHORS_MAX) {
         return Err(format!(
             "a store of {capacity_bytes} bytes cannot be divided into slots of {slot_bytes} bytes: \
              it needs at least one and fewer than 4 billion"

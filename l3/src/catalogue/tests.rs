@@ -437,6 +437,133 @@ fn the_newest_does_not_go_before_older_ones_that_nobody_asked_for() {
     assert!(catalogue.evict(0) && !there(&catalogue, OLD), "the oldest of the new ones is next");
 }
 
+/// A lease counts as a use, whether it is granted or not.
+#[test]
+fn what_was_leased_does_not_go_before_what_nobody_asked_for() {
+    let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
+    let mut catalogue = Catalogue::new(4, 4);
+    for number in 0..4 {
+        let Ok(Reserved::Slot(slot)) = catalogue.reserve(&id(number), 1, None, 0) else { panic!() };
+        catalogue.publish(slot);
+    }
+    for number in 0..2 {
+        let slot = catalogue.find(&id(number)).unwrap();
+        catalogue.lease(slot, 0, TTL_MS, 1);
+    }
+    let there =
+        |catalogue: &Catalogue| (0..4).filter(|&it| catalogue.find(&id(it)).is_some()).collect();
+    assert_eq!((catalogue.counts.leases, catalogue.counts.leases_refused), (1, 1));
+    assert!(catalogue.evict(2 * TTL_MS) && catalogue.evict(2 * TTL_MS));
+    let left: Vec<u128> = there(&catalogue);
+    assert_eq!(left, [0, 1]);
+}
+
+/// Objects of all kinds that may not go, and what a search for a victim among them looks at.
+#[test]
+fn a_search_for_a_victim_looks_at_few_objects_whatever_protects_the_others() {
+    const EACH: u128 = 2_000;
+    const SLOTS: Slot = 5 * EACH as Slot + 2;
+    let id = |number: u128| ObjectId::page(PageKey(1), PageKey(number));
+    let mut catalogue = Catalogue::new(SLOTS, SLOTS);
+    let put = |catalogue: &mut Catalogue, number, pin| {
+        let reserved = catalogue.reserve(&id(number), 1, pin, 0);
+        let Ok(Reserved::Slot(slot)) = reserved else { panic!("{reserved:?}") };
+        catalogue.publish(slot);
+        slot
+    };
+    let evict = |catalogue: &mut Catalogue, now_ms| {
+        let before = catalogue.looked_at;
+        let evicted = catalogue.evict(now_ms);
+        let looked_at = catalogue.looked_at - before;
+        assert!(looked_at <= 128, "{looked_at} objects were looked at");
+        evicted
+    };
+    for number in 0..EACH {
+        put(&mut catalogue, number, Some(Pin::Hard(owner(1))));
+        put(&mut catalogue, EACH + number, Some(Pin::Hard(owner(2))));
+        let leased = put(&mut catalogue, 2 * EACH + number, None);
+        catalogue.lease(leased, 0, 100, SLOTS as usize);
+        put(&mut catalogue, 3 * EACH + number, None);
+        catalogue.pin(&id(3 * EACH + number), Pin::Hard(owner(1)), 0).unwrap();
+    }
+    for _ in 0..3 {
+        assert!(!evict(&mut catalogue, 1), "all is protected");
+    }
+    // The newest two may go, one after the other.
+    let soft = put(&mut catalogue, 5 * EACH, Some(Pin::Soft));
+    let plain = put(&mut catalogue, 5 * EACH + 1, None);
+    for victim in [plain, soft] {
+        assert!(evict(&mut catalogue, 1));
+        assert_eq!(catalogue.take_doomed(), [victim]);
+        catalogue.release(victim);
+    }
+    assert!(!evict(&mut catalogue, 1) && !catalogue.is_stuck(1), "two slots are free");
+    // Objects that are read, and others that were asked for.
+    for number in 0..EACH {
+        put(&mut catalogue, 4 * EACH + number, None);
+        catalogue.begin_read(&id(4 * EACH + number)).unwrap();
+    }
+    assert!(!evict(&mut catalogue, 1));
+    for number in 0..EACH {
+        catalogue.end_read(catalogue.find(&id(4 * EACH + number)).unwrap());
+    }
+    assert!(evict(&mut catalogue, 1), "all were asked for, and one goes");
+    // What stops to protect lets all go that it has protected.
+    catalogue.let_go(owner(2), 50);
+    for _ in 1..EACH {
+        assert!(evict(&mut catalogue, 49));
+    }
+    assert!(!evict(&mut catalogue, 49), "the pins still count");
+    for _ in 0..EACH {
+        assert!(evict(&mut catalogue, 50));
+    }
+    assert!(!evict(&mut catalogue, 99));
+    for _ in 0..EACH {
+        assert!(evict(&mut catalogue, 100));
+    }
+    assert!(!evict(&mut catalogue, u64::MAX - 1), "owner 1 is there");
+    // One who is gone and comes back protects again.
+    catalogue.let_go(owner(1), 200);
+    assert!(evict(&mut catalogue, 200));
+    catalogue.hold(owner(1));
+    let refused = (0..EACH).filter(|_| !evict(&mut catalogue, 200)).count() as u128;
+    assert_eq!(refused, EACH, "the pins count again");
+}
+
+/// A table of several parts that all grow several times.
+#[test]
+fn a_large_catalogue_finds_its_objects() {
+    const SLOTS: Slot = 1 << 20;
+    const OBJECTS: u32 = 100_000;
+    let mut catalogue = Catalogue::new(SLOTS, 100);
+    catalogue.set_usable(SLOTS);
+    let id = |number: u32| ObjectId::page(PageKey(1), PageKey(u128::from(number) << 64));
+    for number in 0..OBJECTS {
+        let Ok(Reserved::Slot(slot)) = catalogue.reserve(&id(number), number, None, 0) else {
+            panic!("{number} found no slot")
+        };
+        assert!(catalogue.publish(slot).is_empty());
+    }
+    for number in (0..OBJECTS).step_by(2) {
+        catalogue.remove(&id(number), Removal::Plain, 0).unwrap();
+    }
+    for number in 0..OBJECTS {
+        let found = catalogue.find(&id(number)).map(|slot| catalogue.length(slot));
+        assert_eq!(found, (number % 2 == 1).then_some(number));
+    }
+}
+
+#[test]
+fn memory_is_taken_for_slots_in_use() {
+    const SLOTS: Slot = 160_000_000;
+    let mut catalogue = Catalogue::new(SLOTS, 0);
+    let bytes = |catalogue: &Catalogue| catalogue.stats(1, 0).index_bytes;
+    assert!(bytes(&catalogue) < 1 << 20, "{}", bytes(&catalogue));
+    let recorded = Recorded { id: ObjectId::page(PageKey(1), PageKey(1)), length: 1, owner: None };
+    catalogue.restore(100_000, &recorded);
+    assert!(bytes(&catalogue) < 20_000_000, "{}", bytes(&catalogue));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -60,6 +60,20 @@ impl Keys {
         self.ends.len()
     }
 
+    /// The keys of the parts of each: followed by the part's number.
+    pub(super) fn in_parts(&self, parts: u32) -> Self {
+        let count = self.ends.len() * parts as usize;
+        let mut all =
+            Self { bytes: Vec::with_capacity(40 * count), ends: Vec::with_capacity(count) };
+        for key in self.iter() {
+            for part in 0..parts {
+                all.bytes.extend_from_slice(key);
+                all.push(&part.to_be_bytes());
+            }
+        }
+        all
+    }
+
     /// What the store calls them. Tenants may have a say in what engines hash, so the hash must be one in which nobody
     /// finds two keys of one name.
     pub(super) fn ids(&self, namespace: PageKey) -> Vec<ObjectId> {

@@ -47,7 +47,7 @@ impl Kind {
 pub(super) enum Work {
     Put { keys: Keys, batch: Batch<Source>, durable: bool },
     Get { keys: Keys, batch: Batch<Target> },
-    Exists { keys: Keys, options: ExistsOptions },
+    Exists { keys: Keys, parts: u32, options: ExistsOptions },
     Remove { keys: Keys },
 }
 
@@ -97,6 +97,16 @@ impl Done {
         }
     }
 
+    /// Of objects that have parts, given the presence of each part: an object is there if all its parts are.
+    fn joined(mut self, parts: usize) -> Self {
+        let join = |parts: &[u8]| {
+            let is = |code| parts.contains(&code);
+            if is(0) { 0 } else { parts.iter().copied().max().unwrap_or(0) }
+        };
+        self.codes = self.codes.chunks(parts).map(join).collect();
+        self
+    }
+
     fn fail(&mut self, kind: &'static str, text: impl FnOnce() -> String) {
         self.failures.push(kind);
         // That an object is not there says least of what went wrong.
@@ -126,7 +136,12 @@ pub(super) async fn perform(store: Arc<dyn Store>, namespace: PageKey, work: Wor
             let ids = keys.ids(namespace);
             transfer(store, ids, batch, ask, |served| place_code(served.place), |_| true).await
         }
-        Work::Exists { keys, options } => exists(&*store, namespace, &keys, options).await,
+        Work::Exists { keys, parts: 0, options } => {
+            exists(&*store, namespace, &keys, options).await
+        }
+        Work::Exists { keys, parts, options } => {
+            exists(&*store, namespace, &keys.in_parts(parts), options).await.joined(parts as usize)
+        }
         Work::Remove { keys } => {
             let ids = keys.ids(namespace);
             answered(store.remove(&ids, Removal::Forced).await, |()| 1)

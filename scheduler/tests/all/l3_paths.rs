@@ -1,8 +1,8 @@
 //! What comes before the pages of an operation with L3, and prompts that come with their keys.
 
 use terrace_scheduler::{
-    Config, Event, L3Config, L3Kind, L3Op, L3Path, OpId, Outcome, PageKey, Plan, Prompt, Request,
-    RequestId, Scheduler, Sequence, StepResult, Time, Token,
+    Config, Event, L3Config, L3Kind, L3Op, L3Path, OpId, Outcome, PageKey, Plan, PrefixDigest,
+    Prompt, Request, RequestId, Scheduler, Sequence, StepResult, Time, Token,
 };
 
 const PAGE_SIZE: u32 = 4;
@@ -36,14 +36,35 @@ fn all(path: &L3Path<'_>) -> Vec<PageKey> {
 
 /// Checks that the path of a plan's only operation leads along a sequence to the last page that the plan
 /// is about, and tells where those pages begin.
-fn check_path<'p>(scheduler: &Scheduler, plan: &'p Plan, sequence: &Sequence) -> (&'p L3Op, usize) {
+fn check_path<'p>(
+    scheduler: &mut Scheduler,
+    plan: &'p Plan,
+    sequence: &Sequence,
+) -> (&'p L3Op, usize) {
     let [op] = &plan.l3[..] else { panic!("one operation, not {:?}", plan.l3) };
     let path = scheduler.l3_path(op.op).expect("it is in flight");
     assert_eq!(path.asked().collect::<Vec<_>>(), plan.l3_keys(op));
     assert_eq!(path.pages(), plan.l3_keys(op).len());
     let keys = all(&path);
     assert_eq!(keys, sequence.keys().to_vec()[..keys.len()]);
-    (op, keys.len() - path.pages())
+    let start = keys.len() - path.pages();
+    check_digests(scheduler, op, &sequence.prefix(keys.len() as u32), start);
+    (op, start)
+}
+
+/// Checks that an operation has the digests of the last pages of a sequence, from one place on, however often it is
+/// asked.
+fn check_digests(scheduler: &mut Scheduler, op: &L3Op, sequence: &Sequence, start: usize) {
+    let mut expected = Vec::new();
+    let pages = sequence.keys().len() as u32;
+    PrefixDigest::of_namespace(sequence.root()).extend_along(sequence.run(0, pages), &mut expected);
+    let moves = op.kind != L3Kind::Probe;
+    for _ in 0..2 {
+        let mut digests = Vec::new();
+        scheduler.l3_digests(op.op, &mut digests);
+        assert_eq!(digests, if moves { &expected[start..] } else { &[] });
+        scheduler.audit();
+    }
 }
 
 fn ended(scheduler: &mut Scheduler, op: OpId, outcome: Outcome) {
@@ -76,7 +97,7 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
     let mut scheduler = scheduler();
     let short = sequence(&scheduler, tokens(0..40));
     let backup = run(&mut scheduler, 1, tokens(0..40));
-    let (op, start) = check_path(&scheduler, &backup, &short);
+    let (op, start) = check_path(&mut scheduler, &backup, &short);
     assert_eq!((op.kind, start, backup.l3_keys(op).len()), (L3Kind::Backup, 0, 10));
     ended(&mut scheduler, op.op, Outcome::Done);
     assert!(scheduler.l3_path(op.op).is_none(), "it is over");
@@ -85,21 +106,22 @@ fn a_path_leads_from_the_first_page_of_a_sequence_to_the_last_of_an_operation() 
     let long = sequence(&scheduler, tokens(0..100));
     scheduler.submit(Time(1), Request::new(2, tokens(0..100), 1)).expect("a sound request");
     let probe = scheduler.plan(Time(1));
-    let (op, start) = check_path(&scheduler, &probe, &long);
+    let (op, start) = check_path(&mut scheduler, &probe, &long);
     assert_eq!((op.kind, start), (L3Kind::Probe, 10));
     ended(&mut scheduler, op.op, Outcome::Partial(8));
     let prefetch = scheduler.plan(Time(1));
-    let (op, start) = check_path(&scheduler, &prefetch, &long);
+    let (op, start) = check_path(&mut scheduler, &prefetch, &long);
     assert_eq!((op.kind, start, prefetch.l3_keys(op).len()), (L3Kind::Prefetch, 10, 8));
     // Nobody waits for it any more: what it continues is not pinned, but remembered.
     scheduler.abort(Time(1), RequestId(2)).expect("it is alive");
-    assert_eq!(check_path(&scheduler, &prefetch, &long).1, 10);
+    assert_eq!(check_path(&mut scheduler, &prefetch, &long).1, 10);
     ended(&mut scheduler, op.op, Outcome::Done);
 
     // What L3 has, came from it or was stored, is not stored again.
     let other: Vec<Token> = (0..72).chain(500..540).collect();
     let backup = run(&mut scheduler, 3, other.clone());
-    let (op, start) = check_path(&scheduler, &backup, &sequence(&scheduler, other));
+    let other = sequence(&scheduler, other);
+    let (op, start) = check_path(&mut scheduler, &backup, &other);
     assert_eq!((op.kind, start, backup.l3_keys(op).len()), (L3Kind::Backup, 18, 10));
     scheduler.audit();
 }
@@ -109,11 +131,11 @@ fn a_path_ends_where_an_operation_does() {
     let mut scheduler = scheduler_that_stores(6);
     let sequence = sequence(&scheduler, tokens(0..40));
     let first = run(&mut scheduler, 1, tokens(0..40));
-    let (op, start) = check_path(&scheduler, &first, &sequence);
+    let (op, start) = check_path(&mut scheduler, &first, &sequence);
     assert_eq!((start, first.l3_keys(op).len()), (0, 6));
     ended(&mut scheduler, op.op, Outcome::Done);
     let second = scheduler.plan(Time(1));
-    let (op, start) = check_path(&scheduler, &second, &sequence);
+    let (op, start) = check_path(&mut scheduler, &second, &sequence);
     assert_eq!((start, second.l3_keys(op).len()), (6, 4));
 }
 

@@ -90,6 +90,8 @@ checks! {
         objects_whose_names_differ_at_all_are_different,
         a_higher_generation_replaces_lower_ones,
         a_name_means_exactly_its_generation,
+        a_page_is_had_with_its_own_prefix_only,
+        a_page_without_a_prefix_is_none_of_those_with_one,
     }
     protection {
         a_hard_pin_keeps_an_object_from_going,

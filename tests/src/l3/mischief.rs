@@ -8,6 +8,7 @@ use terrace_l3::{
     Answer, Arena, ExistsOptions, Get, GetOptions, Mismatch, ObjectId, Pin, Presence, Put,
     PutOptions, Registration, Removal, Results, Served, Store, StoreError, StoreStats, Stored,
 };
+use tokio::sync::watch;
 
 /// The calls of a [`Store`] that can go wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub enum Trick {
     Busy,
     /// It never ends.
     Hang,
+    /// It waits for [`MischievousStore::resume`], and then what should happen does.
+    Pause,
     /// A get finds the last object damaged.
     Damage,
     /// A get finds the last object short.
@@ -55,17 +58,29 @@ type Decide = Box<dyn FnMut(Asked) -> Trick + Send>;
 pub struct MischievousStore {
     inner: Arc<dyn Store>,
     decide: Mutex<Decide>,
+    resumed: watch::Sender<bool>,
 }
 
 impl MischievousStore {
     /// Asks `decide` before every call.
     pub fn new(inner: Arc<dyn Store>, decide: impl FnMut(Asked) -> Trick + Send + 'static) -> Self {
-        Self { inner, decide: Mutex::new(Box::new(decide)) }
+        let resumed = watch::Sender::new(false);
+        Self { inner, decide: Mutex::new(Box::new(decide)), resumed }
     }
 
     /// From now on `decide` is asked.
     pub fn set(&self, decide: impl FnMut(Asked) -> Trick + Send + 'static) {
         *self.decide.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(decide);
+    }
+
+    /// What has paused goes on, and nothing pauses any more.
+    pub fn resume(&self) {
+        self.resumed.send_replace(true);
+    }
+
+    async fn pause(&self) {
+        let mut resumed = self.resumed.subscribe();
+        let _ = resumed.wait_for(|resumed| *resumed).await;
     }
 
     fn trick(&self, asked: Asked) -> Trick {
@@ -102,6 +117,10 @@ impl MischievousStore {
                 (0..objects).map(result).map(|result| result.unwrap_or(Err(down()))).collect()
             }
             Trick::Hang => std::future::pending().await,
+            Trick::Pause => {
+                self.pause().await;
+                ask(batch).await
+            }
             Trick::Damage => spoil(ask(batch).await, StoreError::Corrupt(Mismatch::Payload)),
             Trick::Shorten => spoil(ask(batch).await, StoreError::Length { expected: 2, found: 1 }),
         }
@@ -176,6 +195,10 @@ impl Store for MischievousStore {
                 Trick::Refuse => Err(down()),
                 Trick::LoseAnswer => self.inner.flush().await.and(Err(down())),
                 Trick::Hang => std::future::pending().await,
+                Trick::Pause => {
+                    self.pause().await;
+                    self.inner.flush().await
+                }
             }
         })
     }

@@ -68,6 +68,8 @@ pub struct Gate {
     accepted: AtomicU64,
     frozen_below: AtomicU64,
     answers_frozen: AtomicBool,
+    /// So many bytes still get through as they come; then one at a time.
+    freely: AtomicU64,
 }
 
 impl Gate {
@@ -79,6 +81,7 @@ impl Gate {
             accepted: AtomicU64::new(0),
             frozen_below: AtomicU64::new(0),
             answers_frozen: AtomicBool::new(false),
+            freely: AtomicU64::new(u64::MAX),
         });
         tokio::spawn({
             let gate = gate.clone();
@@ -114,13 +117,31 @@ impl Gate {
             while is_frozen() {
                 sleep(Duration::from_millis(10)).await;
             }
-            let _ = to.write_all(&bytes[..length]).await;
+            let left = self.freely.load(Ordering::SeqCst);
+            if left >= length as u64 {
+                if left < u64::MAX {
+                    self.freely.fetch_sub(length as u64, Ordering::SeqCst);
+                }
+                let _ = to.write_all(&bytes[..length]).await;
+                continue;
+            }
+            for byte in &bytes[..length] {
+                if to.write_all(&[*byte]).await.is_err() {
+                    return;
+                }
+                sleep(Duration::from_millis(50)).await;
+            }
         }
     }
 
     /// What clients say gets through, and nothing of what they are answered.
     pub fn freeze_answers(&self) {
         self.answers_frozen.store(true, Ordering::SeqCst);
+    }
+
+    /// After so many bytes one at a time gets through, twenty of them in a second.
+    pub fn drip_after(&self, bytes: u64) {
+        self.freely.store(bytes, Ordering::SeqCst);
     }
 
     /// Nothing gets through any more.

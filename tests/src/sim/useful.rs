@@ -402,10 +402,20 @@ impl Useful<'_> {
         self.run_until_quiet()
     }
 
-    /// Device and host forget what nobody holds.
+    /// Clears device and host. Waiting requests can have the pages that they would have found there from L3 only.
     fn forget_memory(&mut self) -> Result<(), Violation> {
         self.uses.clear();
-        self.perform(Action::Clear)
+        self.perform(Action::Clear)?;
+        for asked in self.asked.values_mut() {
+            for (place, key) in asked.places.iter_mut().zip(&asked.keys) {
+                if matches!(place, Place::Device | Place::Host)
+                    && self.stage.world.l3.contains_key(key)
+                {
+                    *place = Place::L3;
+                }
+            }
+        }
+        Ok(())
     }
 
     // ---- requests ----

@@ -2,7 +2,7 @@
 //! layer.
 
 use terrace_cache::Page;
-use terrace_scheduler::{Event, EventError, OpId, Outcome, PageKey, Reach};
+use terrace_scheduler::{Event, EventError, OpId, Outcome, PageKey, PrefixDigest, Reach};
 
 use super::memory::{Arena, Kv, LAYERS};
 use super::{Damage, Member, Object, Transfer, World};
@@ -99,7 +99,12 @@ impl World {
     }
 
     /// Reads an object as a driver does: whatever is not exactly right counts as missing.
-    fn read(&self, key: PageKey, damage: Option<Damage>) -> Option<Kv> {
+    fn read(
+        &self,
+        key: PageKey,
+        prefix: Option<PrefixDigest>,
+        damage: Option<Damage>,
+    ) -> Option<Kv> {
         let mut object = self.l3.get(&key)?.clone();
         match damage {
             None => {}
@@ -110,6 +115,7 @@ impl World {
         }
         let sound = object.key == key
             && object.generation == self.generation
+            && object.prefix == prefix
             && object.kv.0.len() == LAYERS * self.page_size
             && object.checksum == object.kv.checksum();
         sound.then_some(object.kv)
@@ -174,11 +180,14 @@ impl World {
                 _ => outcome,
             },
             Some(Transfer::Prefetch(keys, to)) => {
+                let prefixes = self.prefixes.get(&op).map_or(&[][..], Vec::as_slice);
                 let mut arrived = 0;
                 for (place, (&key, &to)) in keys.iter().zip(to).enumerate() {
                     let damage = damaged.filter(|(page, _)| *page == place).map(|(_, how)| how);
                     let wanted = place < sound && arrived == place;
-                    let source = wanted.then(|| self.read(key, damage)).flatten();
+                    let source =
+                        wanted.then(|| self.read(key, prefixes.get(place).copied(), damage));
+                    let source = source.flatten();
                     arrived += usize::from(source.is_some());
                     self.host[to] = source.unwrap_or_else(|| rubbish.clone());
                 }
@@ -202,8 +211,9 @@ impl World {
                         return Outcome::Partial(stored as u32);
                     }
                     written.push((kv.clone(), Reach::L3));
+                    let prefix = self.prefixes.get(&op).and_then(|all| all.get(stored)).copied();
                     let (generation, checksum) = (self.generation, kv.checksum());
-                    self.l3.insert(key, Object { key, generation, checksum, kv });
+                    self.l3.insert(key, Object { key, generation, prefix, checksum, kv });
                 }
                 if let Outcome::Corrupt | Outcome::CorruptAfter(_) = outcome {
                     self.host.spoil(&from[sound..]);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use terrace_scheduler::{Plan, Reach, RequestId, Token};
+use terrace_scheduler::{OpId, PageKey, Plan, PrefixDigest, Reach, RequestId, Token};
 
 use super::memory::{Kv, RUBBISH};
 use super::{Member, World, mix};
@@ -31,6 +31,18 @@ impl World {
         let is_sound = kv.0.iter().all(|&word| word != RUBBISH);
         if is_sound && !self.writable[tier as usize - 1].contains(&last) {
             self.overreach = Some(format!("a page that nobody writes to {tier:?} went there"));
+        }
+    }
+
+    /// Checks that a prefetch asks for the pages of its own prefix. A driver refuses other pages, so the mistake would
+    /// look like a miss.
+    pub(super) fn check_keys(&mut self, op: OpId, keys: &[PageKey]) {
+        let prefixes = self.prefixes.get(&op).map_or(&[][..], Vec::as_slice);
+        let is_other = |(key, prefix): (&PageKey, &PrefixDigest)| {
+            self.l3.get(key).is_some_and(|object| object.prefix != Some(*prefix))
+        };
+        if keys.len() != prefixes.len() || keys.iter().zip(prefixes).any(is_other) {
+            self.overreach = Some("a prefetch asks for pages of another prefix".to_owned());
         }
     }
 

@@ -8,15 +8,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tempfile::TempDir;
 use terrace_l3::{
     Arena, ExistsOptions, Mismatch, ObjectId, Pin, PutOptions, Registration, Removal, Store,
     StoreError, Stored,
 };
+use terrace_l3_buckets::object_store::{ObjectStore, ObjectStoreExt};
 use terrace_l3_buckets::{BucketsConfig, BucketsStore};
+use terrace_l3_features::{Dtype, FeatureConfig, FeatureStore, Released, Tensor, TensorSpec};
 use terrace_tests::l3::conformance::{Backend, all};
 use terrace_tests::l3::features::{self, FeatureBackend};
 use terrace_tests::l3::objects::{HARD, get, page, put};
+use terrace_tests::l3::watched_bucket::WatchedBucket;
 
 /// No multiple of anything, so that no path is the easy one.
 const OBJECT_BYTES_MAX: usize = 10_001;
@@ -286,6 +290,111 @@ async fn what_cannot_be_removed_stays_unreachable_and_is_tried_again() {
     client.store.flush().await.unwrap();
     assert_eq!(client.store.stats().remote.unwrap().resident_bytes, 0);
     assert_eq!(client.put(page(0)).await, Ok(Stored::New));
+}
+
+/// A client of a bucket that is watched, with little patience.
+fn watched(bucket: &WatchedBucket) -> Client {
+    let config = BucketsConfig { request_timeout_ms: 300, ..config(String::new()) };
+    Client::new(BucketsStore::over(config, Arc::new(bucket.clone()), "kv".into()).unwrap())
+}
+
+/// A put that has no answer in time while a reader removes what another client has left there damaged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_without_an_answer_leaves_while_a_foreign_damaged_copy_does() {
+    let bucket = WatchedBucket::default();
+    let (one, other) = (watched(&bucket), Arc::new(watched(&bucket)));
+    assert_eq!(one.put(page(0)).await, Ok(Stored::New));
+    let listed = bucket.objects().list(None).next().await.unwrap().unwrap();
+    bucket.objects().put(&listed.location, "damaged".into()).await.unwrap();
+    bucket.hold_puts(true);
+    bucket.hold_deletes(true);
+    let before = bucket.requests();
+    let put = tokio::spawn({
+        let other = other.clone();
+        async move { other.put(page(0)).await }
+    });
+    while bucket.requests().since(before).puts == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Its own request to remove what is damaged has no answer, either.
+    let got = other.store.get_into(
+        vec![terrace_l3::Get::new(page(0), other.arena.target(1).unwrap())],
+        terrace_l3::GetOptions::default(),
+    );
+    assert!(matches!(got.await.remove(0), Err(StoreError::Corrupt(_))));
+    let put = put.await.unwrap();
+    assert!(matches!(put, Err(StoreError::TimedOut(_))), "{put:?}");
+    bucket.hold_puts(false);
+    bucket.hold_deletes(false);
+    other.store.flush().await.unwrap();
+    assert_eq!(other.store.stats().remote.unwrap().resident_bytes, 0, "its slot is free");
+    assert_eq!(other.put(page(0)).await, Ok(Stored::New));
+    other.get(page(0)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_is_removed_by_one_request() {
+    let bucket = WatchedBucket::default();
+    let (one, other) = (watched(&bucket), watched(&bucket));
+    let ids: Vec<ObjectId> = (0..12).map(page).collect();
+    for remover in [&one, &other] {
+        for id in &ids {
+            assert_eq!(one.put(*id).await, Ok(Stored::New));
+        }
+        let before = bucket.requests();
+        let twice = [ids.clone(), ids[..1].to_vec()].concat();
+        let removed = remover.store.remove(&twice, Removal::Final).await;
+        assert!(removed[..12].iter().all(Result::is_ok), "{removed:?}");
+        assert_eq!(removed[12], Err(StoreError::Missing));
+        assert_eq!(bucket.requests().since(before).deletes, 1);
+        for id in &ids {
+            assert!(!one.has(*id).await);
+        }
+    }
+}
+
+/// Each is paid for, and most of them take as long as a put.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sample_takes_so_many_requests() {
+    const TENSORS: u32 = 3;
+    let bucket = WatchedBucket::default();
+    let process = async |config| {
+        let client = watched(&bucket).store;
+        FeatureStore::open(Arc::new(client), config).await.unwrap()
+    };
+    let producer = process(FeatureConfig::producer("f", 0)).await;
+    let consumer = process(FeatureConfig::consumer("f")).await;
+    let arena = Arena::new(TENSORS, OBJECT_BYTES_MAX).unwrap();
+    let _registration = producer.register(&arena).unwrap();
+    let tensor = |page: u32| {
+        let spec = TensorSpec::new(page.to_string(), Dtype::U8, [OBJECT_BYTES_MAX as u64]);
+        Tensor::new(spec, arena.source(page).unwrap())
+    };
+    let before = bucket.requests();
+    let reference = producer.put("a", (0..TENSORS).map(tensor).collect()).await.unwrap();
+    let put = bucket.requests().since(before);
+    println!("a put: {put:?}");
+    assert!(put.heads <= 16 && put.gets <= 4, "{put:?}");
+    assert_eq!((put.puts, put.deletes, put.lists), (u64::from(TENSORS) + 2, 0, 0));
+    for round in 0..4 {
+        let before = bucket.requests();
+        producer.gc().await.unwrap();
+        let gc = bucket.requests().since(before);
+        println!("gc: {gc:?}");
+        let looks = if round == 0 { u64::from(TENSORS) + 2 } else { 0 };
+        assert_eq!(
+            (gc.heads, gc.gets),
+            (looks, 1),
+            "whose the number is, and now and then what lives"
+        );
+    }
+    let before = bucket.requests();
+    consumer.get(&reference).await.unwrap();
+    assert_eq!(consumer.release(reference).await, Ok(Released::Freed));
+    let consumed = bucket.requests().since(before);
+    println!("a get and a release: {consumed:?}");
+    assert_eq!((consumed.gets, consumed.deletes), (u64::from(TENSORS), 1));
+    producer.close().await.unwrap();
 }
 
 #[test]

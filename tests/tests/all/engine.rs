@@ -23,6 +23,7 @@ use terrace_tests::l3::faulty::{Call, Fault, FaultyStore};
 
 mod grammars;
 mod overlap;
+mod prefixes;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 

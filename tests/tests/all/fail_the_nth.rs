@@ -8,7 +8,7 @@ use terrace_tests::sim::{Fate, FaultKind, live};
 
 /// In how many worlds.
 fn worlds() -> u64 {
-    if terrace_tests::thorough() { 40 } else { 15 }
+    if terrace_tests::thorough() { 20 } else { 10 }
 }
 
 const STEPS: u64 = 16;

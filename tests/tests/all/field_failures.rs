@@ -6,6 +6,7 @@
 //! brings the row's failure back, the same situation must fail with it. The rows that are the store's
 //! own are played with real stores, whose objects are checked byte by byte.
 
+mod crafted;
 mod hangs;
 mod stage;
 mod store;

@@ -21,7 +21,7 @@ const ON_DEMAND_MS: u64 = 3_600_000;
 
 /// How often each event is interrupted. What of the unsynced writes survives differs from time to time.
 fn times() -> u64 {
-    if terrace_tests::thorough() { 3 } else { 1 }
+    if terrace_tests::thorough() { 2 } else { 1 }
 }
 
 /// A store that is always full, and asked for one thing after the other.

@@ -11,7 +11,7 @@ use terrace_l3::{
     Arena, ExistsOptions, HEADER_BYTES, Mismatch, ObjectId, PutOptions, Registration, Removal,
     Served, Store, StoreError, Stored, TierStats,
 };
-use terrace_l3_disk::{BLOCK_BYTES, DiskConfig, DiskFile, DiskStore, OpenError};
+use terrace_l3_disk::{BLOCK_BYTES, Disk, DiskConfig, DiskFile, DiskStore, OpenError};
 use terrace_tests::l3::objects;
 use terrace_tests::l3::simulated_disk::{Errno, Failure, Fault, Operation, SimulatedDisk};
 
@@ -257,26 +257,52 @@ async fn a_sync_that_fails_ends_all_writing_and_no_reading() {
 
 #[tokio::test]
 async fn a_full_disk_leaves_the_store_as_large_as_it_is() {
-    let bench = Bench::new(SimulatedDisk::new(), 64);
-    let failure = Failure::Error(Errno::NoSpace);
-    let (operation, file) = (Operation::Grow, DiskFile::Data);
-    bench.disk.fail(Fault { operation, file, after: 0, failure, lasting: true });
-    for number in 0..40 {
-        assert_eq!(bench.put(objects::page(number), LATER).await, Ok(Stored::New), "{number}");
-        bench.get(objects::page(number)).await.unwrap();
+    // The second block of entries is needed for the 65th slot.
+    for (file, slots, objects_max) in [(DiskFile::Data, 64, 8), (DiskFile::Index, 128, 64)] {
+        let bench = Bench::new(SimulatedDisk::new(), slots);
+        let failure = Failure::Error(Errno::NoSpace);
+        let operation = Operation::Grow;
+        bench.disk.fail(Fault { operation, file, after: 0, failure, lasting: true });
+        for number in 0..100 {
+            assert_eq!(bench.put(objects::page(number), LATER).await, Ok(Stored::New), "{number}");
+            bench.get(objects::page(number)).await.unwrap();
+        }
+        let stats = bench.stats();
+        assert!(stats.disk_full >= 1 && stats.objects <= objects_max, "{stats:?}");
+        assert_eq!(stats.evicted + stats.objects, 100);
+        // The next time there may be room.
+        bench.disk.heal();
+        let disk = bench.disk.clone();
+        drop(bench);
+        let bench = Bench::try_new(&disk, slots).unwrap();
+        let room = slots - bench.stats().objects;
+        for number in 100..100 + room.min(40) {
+            bench.put(objects::page(number), LATER).await.unwrap();
+        }
+        assert_eq!(bench.stats().evicted, 0);
     }
-    let stats = bench.stats();
-    assert!(stats.disk_full >= 1 && stats.objects <= 8, "{stats:?}");
-    assert_eq!(stats.evicted + stats.objects, 40);
-    // The next time there may be room.
-    bench.disk.heal();
-    let disk = bench.disk.clone();
-    drop(bench);
-    let bench = Bench::try_new(&disk, 64).unwrap();
-    for number in 100..140 {
-        bench.put(objects::page(number), LATER).await.unwrap();
+}
+
+#[tokio::test]
+async fn files_and_memory_of_a_large_store_grow_with_its_objects() {
+    const CAPACITY_BYTES: u64 = 10 << 40;
+    let disk = Arc::new(SimulatedDisk::new());
+    let config = DiskConfig { capacity_bytes: CAPACITY_BYTES, ..config(1) };
+    let slots = CAPACITY_BYTES / SLOT_BYTES;
+    let store = DiskStore::open_on(disk.clone(), config.clone()).unwrap();
+    let arena = Arena::new(1, OBJECT_BYTES).unwrap();
+    let _registration = store.register(&arena).unwrap();
+    for number in 0..100 {
+        objects::put(&store, &arena, objects::page(number), OBJECT_BYTES, LATER).await.unwrap();
     }
-    assert_eq!(bench.stats().evicted, 0);
+    store.flush().await.unwrap();
+    let memory = store.stats().disk.unwrap().index_bytes;
+    assert!(memory < slots / 100, "{memory} bytes of memory for 100 objects");
+    let index_bytes = disk.length(DiskFile::Index).unwrap();
+    assert!(index_bytes <= 4 * BLOCK_BYTES as u64, "{index_bytes} bytes of index");
+    drop(store);
+    let store = DiskStore::open_on(Arc::new(disk.copy()), config).unwrap();
+    assert_eq!(store.stats().disk.unwrap().objects, 100);
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ impl Process {
 }
 
 fn producer() -> FeatureConfig {
-    FeatureConfig::producer("away", 0)
+    FeatureConfig { recheck_ms: 20, ..FeatureConfig::producer("away", 0) }
 }
 
 async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
@@ -166,17 +166,22 @@ async fn a_producer_that_starts_while_a_node_is_away_frees_nothing() {
 /// An older generation that a rival has put where nobody answers could still be read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_superseded_unseen() {
-    let farm = Farm::new(1).await;
-    let refs = farm.put_all().await;
-    let rival = Process::open(&farm.nodes, FeatureConfig::producer("away", 1)).await.unwrap();
-    farm.freeze().await;
-    let mut replaced = Vec::new();
-    for number in 0..SAMPLES {
-        replaced.push(rival.put(number).await.is_ok());
-    }
-    let well = replaced.iter().filter(|well| **well).count() as u64;
-    // Which nodes a put needs is up to chance.
-    assert!((1..SAMPLES).contains(&well), "{well} of {SAMPLES} could be put");
+    let (farm, refs, rival, replaced) = loop {
+        let farm = Farm::new(1).await;
+        let refs = farm.put_all().await;
+        let rival = Process::open(&farm.nodes, FeatureConfig::producer("away", 1)).await.unwrap();
+        farm.freeze().await;
+        let mut replaced = Vec::new();
+        for number in 0..SAMPLES {
+            replaced.push(rival.put(number).await.is_ok());
+        }
+        let well = replaced.iter().filter(|well| **well).count() as u64;
+        assert!(well < SAMPLES, "all could be put");
+        // Which nodes a put needs is up to chance, and seldom all notes about a producer are on one.
+        if well > 0 {
+            break (farm, refs, rival, replaced);
+        }
+    };
     farm.thaw().await;
     for (reference, replaced) in refs.iter().zip(replaced) {
         match farm.producer.read(reference).await {

@@ -55,6 +55,8 @@ struct Process {
 struct World {
     memory: Arc<MemoryStore>,
     processes: Vec<Process>,
+    /// Those whose numbers others have taken.
+    former: Vec<Process>,
     expectation: Expectation,
     dice: Dice,
     /// A call of the store goes wrong once in so many times; never if 0.
@@ -69,6 +71,7 @@ impl World {
         let mut world = Self {
             memory,
             processes: Vec::new(),
+            former: Vec::new(),
             expectation: Expectation::default(),
             dice: Dice::new(seed),
             faults_one_in: [0, 40, 12, 5][seed as usize % 4],
@@ -114,7 +117,16 @@ impl World {
             8 => drop(self.processes[who].features.gc().await),
             _ if self.dice.one_in(4) => {
                 let config = self.processes[who].config.clone();
-                self.processes[who] = self.open(config).await;
+                let process = self.open(config).await;
+                let former = std::mem::replace(&mut self.processes[who], process);
+                self.former.extend(Some(former).filter(|former| former.config.owner.is_some()));
+            }
+            _ if self.dice.one_in(3) => {
+                let Some(last) = self.former.last() else { return };
+                let (sample, salt) = (format!("{}", self.dice.below(SAMPLES)), 7);
+                let put = last.features.put(&sample, tensors(&last.features, salt)).await;
+                assert!(put.is_err(), "a process without its number has put a sample");
+                assert!(last.features.gc().await.is_err(), "or frees what is not its own");
             }
             _ => tokio::time::sleep(std::time::Duration::from_millis(30)).await,
         }
@@ -209,7 +221,8 @@ impl World {
             for process in &self.processes {
                 process.features.gc().await.unwrap();
             }
-            if self.memory.stats().memory.unwrap().objects == 0 {
+            // Three notes of each producer say who has its number.
+            if self.memory.stats().memory.unwrap().objects == 6 {
                 break;
             }
             assert!(round < 99, "objects are left: {:#?}", self.processes[0].features.stats());

@@ -4,18 +4,19 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use terrace_cache::PageKey;
+use terrace_cache::{PageKey, PrefixDigest};
 use terrace_kit::Dice;
 use terrace_l3::{
     Arena, ExistsOptions, HEADER_BYTES, MemoryConfig, MemoryStore, Mismatch, ObjectId, Pin, Place,
     Presence, PutOptions, Removal, Served, Store, StoreError, Stored,
 };
 use terrace_l3_nodes::wire::{
-    Afar, Answer, Challenge, Gauges, Hello, Item, LINK_BYTES, Malformed, Offer, Parcel, Reply,
-    Request,
+    Afar, Answer, Challenge, Gauges, Hello, Item, Joining, LINK_BYTES, Malformed, Offer, Parcel,
+    Reply, Request,
 };
 use terrace_l3_nodes::{
-    Holding, NodeClient, NodeConfig, NodeSecret, NodeServer, NodesConfig, NodesStore, RunningNode,
+    ClientLimits, Holding, Mark, Membership, NodeClient, NodeConfig, NodeSecret, NodeServer,
+    NodesConfig, NodesStore, RunningNode, Standing,
 };
 use terrace_tests::l3::frames::read;
 use terrace_tests::l3::nodes::{patient, secret};
@@ -28,15 +29,18 @@ fn ids(count: u64) -> Vec<ObjectId> {
 }
 
 fn requests() -> Vec<Request> {
-    let items = || vec![Item { id: page(1), length: 77 }, Item { id: page(2), length: u64::MAX }];
+    let item = |number, length, prefix| Item { id: page(number), length, prefix };
+    let items = || vec![item(1, 77, None), item(2, u64::MAX, None)];
+    let prefix = PrefixDigest::of_namespace(PageKey(3));
+    let offers = || vec![item(1, 77, Some(prefix)), item(2, u64::MAX, None)];
     let lease = ExistsOptions { prefetch_to_memory: true, lease: true };
     vec![
         Request::Exists { options: ExistsOptions::default(), ids: ids(3) },
         Request::Exists { options: lease, ids: Vec::new() },
         Request::Get { promotion_wait: None, wanted: items() },
         Request::Get { promotion_wait: Some(Duration::from_micros(5)), wanted: items() },
-        Request::Put { options: PutOptions::default(), offers: items() },
-        Request::Put { options: PutOptions { pin: Some(HARD), durable: true }, offers: items() },
+        Request::Put { options: PutOptions::default(), offers: offers() },
+        Request::Put { options: PutOptions { pin: Some(HARD), durable: true }, offers: offers() },
         Request::Checksums(vec![1, 2, u64::MAX]),
         Request::Pin { pin: Pin::Soft, ids: ids(2) },
         Request::Unpin { pin: HARD, ids: ids(2) },
@@ -47,9 +51,16 @@ fn requests() -> Vec<Request> {
         Request::Link([9; LINK_BYTES]),
         Request::Lend { promotion_wait: None, wanted: items() },
         Request::Taken,
-        Request::Fetch { options: PutOptions::default(), offers: items() },
+        Request::Fetch { options: PutOptions::default(), offers: offers() },
         Request::Places(vec![(u64::MAX, Afar { address: 7, key: u32::MAX })]),
+        Request::Enter { seat: Mark([1; 16]), joins: None },
+        Request::Enter { seat: Mark([1; 16]), joins: joining(false) },
+        Request::Enter { seat: Mark([1; 16]), joins: joining(true) },
     ]
+}
+
+fn joining(replaces: bool) -> Option<Joining> {
+    Some(Joining { store: Mark([2; 16]), addresses: Mark([4; 16]), replaces })
 }
 
 fn errors() -> Vec<StoreError> {
@@ -65,6 +76,7 @@ fn errors() -> Vec<StoreError> {
         StoreError::NotPinned,
         StoreError::Corrupt(Mismatch::Magic),
         StoreError::Corrupt(Mismatch::Payload),
+        StoreError::Corrupt(Mismatch::Prefix),
         StoreError::TimedOut(Duration::from_micros(3)),
         StoreError::Unavailable { retry_after: Duration::from_secs(1) },
         StoreError::Forbidden,
@@ -78,7 +90,15 @@ fn replies() -> Vec<Reply> {
     parcels.extend(errors().into_iter().map(Parcel::Failed));
     let mut offers = vec![Offer::Wanted, Offer::There, Offer::Later];
     offers.extend(errors().into_iter().map(Offer::Failed));
+    let membership =
+        Membership { store: Mark([2; 16]), seat: Mark([1; 16]), addresses: Mark([4; 16]) };
+    let entered = |is_durable, member| {
+        Answer::Entered(Ok(Standing { birth: Mark([3; 16]), is_durable, member }))
+    };
     let answers = [
+        entered(false, None),
+        entered(true, Some(membership)),
+        Answer::Entered(Err(StoreError::Pinned)),
         Answer::Welcome { object_bytes_max: 1 << 20 },
         Answer::Presences(vec![
             Ok(Presence::Absent),
@@ -149,6 +169,13 @@ fn messages_are_what_they_always_were() {
     let key = "00000000000000000200000000000000";
     assert_eq!(hex, format!("0101000000{namespace}{key}0300000000000000"));
     assert_eq!(request.kind(), 7);
+    let (seat, store) = (Mark(*b"0123456789abcdef"), Mark([0xee; 16]));
+    let joins = Some(Joining { store, addresses: Mark([4; 16]), replaces: false });
+    let request = Request::Enter { seat, joins };
+    let mut bytes = Vec::new();
+    request.encode(&mut bytes);
+    assert_eq!(bytes, [&seat.0[..], &[1], &store.0, &[4; 16]].concat());
+    assert_eq!(request.kind(), 17);
 }
 
 /// Messages with bits flipped, bytes changed, pieces left out, doubled and mixed.
@@ -256,7 +283,7 @@ async fn clients_use_their_namespaces_and_no_others() {
     let alice = NodeClient {
         name: "alice".to_owned(),
         secret: alices.clone(),
-        namespaces: Some([mine].into()),
+        limits: Some(ClientLimits::new([mine].into())),
     };
     let mut config = NodeConfig::new(secret());
     config.clients.push(alice);

@@ -1,5 +1,6 @@
 //! Nodes that die, freeze, return and forget: each costs its share and nothing else.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -202,19 +203,28 @@ async fn of_several_who_put_two_copies_one_is_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_that_fails_leaves_no_pin_on_one_of_two_copies() {
-    let mut nodes = nodes();
-    let once = Client::new(&nodes.config);
+    let stores = RefCell::new(Vec::new());
+    let mut nodes = LocalNodes::start(3, || {
+        stores.borrow_mut().push(memory_store());
+        Holding::Memory(stores.borrow().last().unwrap().clone())
+    });
     nodes.config.copies = 2;
-    let twice = Client::new(&nodes.config);
-    let generation = |generation| page(1).with_generation(generation);
-    let put = async |client: &Client, id, pin| {
+    let client = Client::new(&nodes.config);
+    let put = async |store: &dyn Store, id, pin| {
         let options = PutOptions { pin, ..PutOptions::default() };
-        objects::put(&client.store, &client.arena, id, OBJECT_BYTES, options).await
+        objects::put(store, &client.arena, id, OBJECT_BYTES, options).await
     };
+    let (early, late) = (page(1).with_generation(3), page(1).with_generation(5));
+    let first = client.store.holders(&early).next().unwrap().to_owned();
+    let first = nodes.config.nodes.iter().position(|node| node.name == first).unwrap();
     // The first holder knows of a later one, and the second does not.
-    assert_eq!(put(&once, generation(5), None).await, Ok(Stored::New));
-    let late = put(&twice, generation(3), Some(HARD)).await;
-    assert_eq!(late, Err(StoreError::Superseded { present: 5 }));
+    {
+        let store = stores.borrow()[first].clone();
+        let _registration = store.register(&client.arena).unwrap();
+        assert_eq!(put(&store, late, None).await, Ok(Stored::New));
+    }
+    let refused = put(&client.store, early, Some(HARD)).await;
+    assert_eq!(refused, Err(StoreError::Superseded { present: 5 }));
     let there = |node: &RunningNode| node.store_stats().memory.unwrap();
     assert_eq!(nodes.nodes.iter().map(|node| there(node).objects).sum::<u64>(), 2);
     assert_eq!(nodes.nodes.iter().map(|node| there(node).hard_pinned).sum::<u64>(), 0);

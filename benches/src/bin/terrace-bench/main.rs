@@ -17,8 +17,8 @@ use serde::de::IntoDeserializer;
 use serde::{Deserialize, Serialize};
 use terrace_bench::{
     CacheWorkload, FeaturesWorkload, GapWorkload, KeysWorkload, L3Backend, L3Workload,
-    LifetimesWorkload, MooncakeWorkload, NodesWorkload, PlansWorkload, ScalingWorkload,
-    StepWorkload, trace,
+    LifetimesWorkload, MooncakeWorkload, NodesWorkload, PlansWorkload, RecoveryWorkload,
+    ScalingWorkload, StepWorkload, trace,
 };
 use terrace_cache::EvictionKind;
 use terrace_l3_disk::IoEngine;
@@ -27,7 +27,7 @@ use terrace_replay::trace::{ReadOptions, Trace};
 
 use crate::text::{
     cache_text, features_text, gap_text, keys_text, l3_text, lifetimes_text, mooncake_text,
-    nodes_text, plans_text, steps_text,
+    nodes_text, plans_text, recovery_text, steps_text,
 };
 
 /// Measure the cache, the scheduler and the stores of Terrace on this machine
@@ -162,10 +162,21 @@ enum Workload {
         /// IO engine for the disk
         #[arg(long, value_enum, default_value_t = Io::Auto)]
         io: Io,
-        /// Measure the time to open a store with this number of objects (8 KiB of disk space each) instead
-        /// of opening the measured store
-        #[arg(long, default_value_t = 0)]
-        open_objects: u32,
+    },
+    /// Memory and start time of a disk store with very many objects
+    Recovery {
+        /// A folder on the disk to measure; the benchmark deletes its files at the end
+        #[arg(long, default_value = ".")]
+        path: PathBuf,
+        /// Numbers of objects, separated by commas; one run for each. 100 million need 7 GB of disk and 12 GB of memory
+        #[arg(long, value_delimiter = ',', default_value = "1000000,10000000", value_parser = clap::value_parser!(u32).range(1..))]
+        objects: Vec<u32>,
+        /// Capacity of the store. Objects take no disk space here, only their index does
+        #[arg(long, default_value = "10TiB")]
+        capacity: Size,
+        /// Size of the largest object
+        #[arg(long, default_value = "64KiB")]
+        object: Size,
     },
     /// L3 store in a Mooncake cluster, compared with direct calls of Mooncake's library
     Mooncake {
@@ -363,7 +374,7 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
             }
             print(arguments.json, &figures, scaling::text)
         }
-        Workload::L3 { backend, path, object, total, depth, io, open_objects } => {
+        Workload::L3 { backend, path, object, total, depth, io } => {
             if object.as_u64() == 0 || !object.as_u64().is_multiple_of(4096) {
                 return Err("--object: direct IO needs a multiple of 4 KiB".into());
             }
@@ -380,11 +391,21 @@ fn run(arguments: &Arguments) -> Result<String, Box<dyn Error>> {
                 object_bytes: object.as_u64() as usize,
                 total_bytes: total.as_u64(),
                 depth: (*depth).max(1),
-                open_objects: *open_objects,
                 progress: |doing| eprintln!("{doing}"),
             };
             let figures = workload.run().map_err(|error| error.to_string())?;
             print(arguments.json, &figures, l3_text)
+        }
+        Workload::Recovery { path, objects, capacity, object } => {
+            let workload = RecoveryWorkload {
+                path: path.clone(),
+                objects: objects.clone(),
+                capacity_bytes: capacity.as_u64(),
+                object_bytes: object.as_u64() as usize,
+                progress: |doing| eprintln!("{doing}"),
+            };
+            let figures = workload.run().map_err(|error| error.to_string())?;
+            print(arguments.json, &figures, |runs| runs.iter().map(recovery_text).collect())
         }
         Workload::Mooncake { library, master, object, batch, rounds } => {
             let workload = MooncakeWorkload {

@@ -2,7 +2,8 @@
 
 use terrace_bench::{
     CacheFigures, Distribution, FeaturesFigures, GapFigures, KeyCost, KeysFigures, L3Figures,
-    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, PlansFigures, StepFigures,
+    LifetimesFigures, MooncakeFigures, MooncakeOverhead, NodesFigures, PlansFigures,
+    RecoveryFigures, StepFigures,
 };
 use terrace_replay::Size;
 use terrace_replay::human;
@@ -99,19 +100,27 @@ pub(crate) fn plans_text(figures: &PlansFigures) -> String {
 
 pub(crate) fn l3_text(figures: &L3Figures) -> String {
     let L3Figures { put_gb_s, get_gb_s, raw_write_gb_s, raw_read_gb_s, .. } = figures;
-    let opening = match figures.open_s {
-        Some(seconds) => format!("opening {} objects: {seconds:.2} s\n", figures.open_objects),
-        None => String::new(),
-    };
     format!(
         "put {put_gb_s:.2} GB/s, {:.0} % of the baseline {raw_write_gb_s:.2} GB/s\n\
          get {get_gb_s:.2} GB/s, {:.0} % of the baseline {raw_read_gb_s:.2} GB/s\n\
          exists of 1,024 objects: {:.1} us\n\
-         index: {:.1} bytes per object\n{opening}",
+         index: {:.1} bytes per object\n",
         100.0 * figures.put_share,
         100.0 * figures.get_share,
         figures.exists_us,
         figures.bytes_per_object,
+    )
+}
+
+pub(crate) fn recovery_text(run: &RecoveryFigures) -> String {
+    let RecoveryFigures { objects, index_memory_bytes, index_file_bytes, open_s, plain_read_s } =
+        run;
+    format!(
+        "{objects} objects: opened in {open_s:.2} s; index {} in memory ({:.1} bytes per object), {} on disk, \
+         which plain reading takes {plain_read_s:.2} s\n",
+        Size(*index_memory_bytes),
+        *index_memory_bytes as f64 / *objects as f64,
+        Size(*index_file_bytes),
     )
 }
 

@@ -12,8 +12,8 @@ use crate::process::{figure, terrace};
 
 /// The size of a tensor.
 pub(crate) const TENSOR_BYTES: u64 = 64 << 10;
-/// What a producer may have in a store.
-pub(crate) const MAX_RESIDENT: u64 = 2 << 20;
+/// Budget of a producer: room for more than ten samples, each of which takes four slots.
+pub(crate) const MAX_RESIDENT: u64 = 8 << 20;
 
 /// A store, and the folder that refs go through.
 pub(crate) struct Ground {

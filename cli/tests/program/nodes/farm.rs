@@ -81,13 +81,6 @@ impl Farm {
         }
     }
 
-    /// How a client uses that node alone.
-    pub(crate) fn config_of(&self, node: usize) -> NodesConfig {
-        let mut config = self.config();
-        config.nodes = vec![config.nodes.swap_remove(node)];
-        config
-    }
-
     /// What `--l3` of a server is.
     pub(crate) fn url(&self) -> String {
         let node = |NodeAddress { name, address, .. }| format!("{name}={address}");

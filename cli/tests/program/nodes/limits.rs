@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use terrace_cache::PageKey;
 use terrace_l3::{ObjectId, Removal, Store, StoreError};
 use terrace_l3_nodes::wire::{Challenge, Hello, VERSION};
-use terrace_l3_nodes::{NodeSecret, NodesConfig};
+use terrace_l3_nodes::{NodeSecret, NodesConfig, change_list, survey};
 
 use super::client::{BATCH, Client, all_ok, is_a_miss, owners, part};
 use super::farm::Farm;
@@ -63,7 +63,7 @@ async fn a_full_disk_costs_what_does_not_fit() {
             match put {
                 Ok(_) => stored.push(*id),
                 Err(error) => {
-                    let is_known = matches!(error, StoreError::Io { .. } | StoreError::Full);
+                    let is_known = matches!(error, StoreError::HolderAway | StoreError::Full);
                     assert!(is_known, "{error}");
                     refused += 1;
                 }
@@ -298,7 +298,15 @@ async fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
     let ids = pages(0, 1_200);
     assert!(all_ok(&three.put(&ids).await));
     let before = owners(&farm, &ids).await;
+    let former = farm.config().nodes;
     farm.add(MEMORY);
+    let early = Client::new(farm.config());
+    let unknown = early.exists(&ids).await;
+    assert!(
+        unknown.iter().all(|it| *it == Err(StoreError::HolderAway)),
+        "nobody has changed the list"
+    );
+    change_list(&farm.config(), &former).await.unwrap();
     let four = Client::new(farm.config());
     let found = four.get(&ids).await;
     let moved: Vec<ObjectId> =
@@ -309,14 +317,11 @@ async fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
     assert!(all_ok(&four.put(&moved).await));
     assert!(all_ok(&four.get(&ids).await));
     // What the old ones had before is all that they have.
-    for node in 0..3 {
-        let expected = part(&ids, &before, |it| it == node).len() as u64;
-        let client = Client::new(farm.config_of(node));
-        client.get(&ids[..1]).await;
-        assert_eq!(client.store.peers()[0].objects, expected);
-    }
-    let joined = Client::new(farm.config_of(3));
-    for (id, there) in ids.iter().zip(joined.exists(&ids).await) {
-        assert_eq!(there, Ok(moved.contains(id)));
+    for (node, surveyed) in survey(&farm.config()).await.unwrap().into_iter().enumerate() {
+        let expected = match node {
+            3 => moved.len(),
+            _ => part(&ids, &before, |it| it == node).len(),
+        };
+        assert_eq!(surveyed.objects, expected as u64, "on node {node}");
     }
 }

@@ -313,12 +313,26 @@ unsafe extern "C" fn remove(handle: Handle, key: *const c_char, _: c_int) -> c_i
     if removed.is_some() { 0 } else { -704 }
 }
 
+/// What the transport answers to memory of which it knows a part.
+const OVERLAPS: c_int = -7;
+
 unsafe extern "C" fn register_buffer(handle: Handle, start: *mut c_void, bytes: usize) -> c_int {
-    locked(&Fake::of(handle).registered).push((start.addr(), bytes));
+    let mut registered = locked(&Fake::of(handle).registered);
+    let (start, end) = (start.addr(), start.addr() + bytes);
+    if registered.iter().any(|(known, bytes)| *known < end && start < known + bytes) {
+        return OVERLAPS;
+    }
+    registered.push((start, bytes));
     0
 }
 
 unsafe extern "C" fn unregister_buffer(handle: Handle, start: *mut c_void) -> c_int {
     locked(&Fake::of(handle).registered).retain(|(known, _)| *known != start.addr());
     0
+}
+
+/// Another arena over the first pages of an arena's memory, as each call from Python makes one.
+pub(crate) fn again(arena: &Arena, pages: u32) -> Arena {
+    // SAFETY: the memory lives as long as the owner, and the tests write to no page of one arena while the other uses it.
+    unsafe { Arena::from_raw(arena.base(), pages, arena.page_bytes(), Box::new(arena.clone())) }
 }

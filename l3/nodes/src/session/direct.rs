@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{Expected, Session};
 use crate::codec::Malformed;
 use crate::direct::{Direct, Held, Unread};
-use crate::link::LinkError;
-use crate::messages::{Afar, Answer, Item, LINK_BYTES, Request};
+use crate::link::{LinkError, in_time};
+use crate::messages::{Afar, Answer, FRAME_BYTES_MAX, Item, LINK_BYTES, Request};
 use terrace_l3::backend::payload_checksum;
 use terrace_l3::{GetOptions, PutOptions, Target};
 use terrace_l3_disk::holding::Lent;
@@ -18,7 +18,7 @@ impl Session {
     /// can be read, so whoever may not read everything gets none.
     pub(super) fn connect_direct(&mut self, peer: &[u8; LINK_BYTES]) -> Option<[u8; LINK_BYTES]> {
         self.direct = None;
-        let adapter = self.shared.adapter.as_ref().filter(|_| self.client.namespaces.is_none())?;
+        let adapter = self.shared.adapter.as_ref().filter(|_| self.client.limits.is_none())?;
         let linked = adapter.link().and_then(|direct| direct.connect(peer).map(|()| direct));
         match linked {
             Ok(direct) => {
@@ -40,7 +40,7 @@ impl Session {
         options: GetOptions,
     ) -> Result<(), LinkError> {
         let direct = self.direct(Request::Taken.kind())?;
-        let (parcels, lent) = self.find(wanted, options).await;
+        let (parcels, (lent, _permit)) = self.find(wanted, options).await;
         let places = lent.iter().map(|lent| self.place(lent)).collect::<Option<Vec<_>>>();
         let places = places.expect("all memory that objects are lent from is registered");
         let (nothing, bytes) = (lent.is_empty(), lent.iter().map(|lent| lent.source().len()).sum());
@@ -48,7 +48,8 @@ impl Session {
         self.reply(Answer::Lent(parcels, places), &[]).await?;
         if !nothing {
             let lease = Duration::from_millis(self.shared.config.rdma_lease_ms);
-            let (kind, body) = self.link.receive(lease).await?;
+            let limit = lease + self.link.stall;
+            let (kind, body) = in_time(limit, self.link.receive(lease)).await?;
             match Request::decode(kind, body)? {
                 Request::Taken => {}
                 other => return Err(Malformed::Kind(other.kind()).into()),
@@ -73,7 +74,8 @@ impl Session {
         if expected.is_empty() {
             return Ok(());
         }
-        let (kind, body) = self.link.receive(self.link.stall).await?;
+        let limit = self.link.limit(FRAME_BYTES_MAX);
+        let (kind, body) = in_time(limit, self.link.receive(self.link.stall)).await?;
         let places = match Request::decode(kind, body)? {
             Request::Places(places) if places.len() == expected.len() => places,
             other => return Err(Malformed::Kind(other.kind()).into()),
@@ -110,8 +112,10 @@ async fn read(
     places: Vec<(u64, Afar)>,
 ) -> Option<(Vec<Expected>, Vec<(u64, u64)>)> {
     let (mut rooms, mut reads): (Vec<_>, Vec<(Target, Afar)>) = (Vec::new(), Vec::new());
-    for (Expected { id, room, target }, (_, place)) in expected.into_iter().zip(&places) {
-        rooms.push((id, room));
+    for (Expected { id, prefix, room, target, permit }, (_, place)) in
+        expected.into_iter().zip(&places)
+    {
+        rooms.push((id, prefix, room, permit));
         reads.push((target, *place));
     }
     // Slots are not given up while the adapter may write to them, even if nobody waits any more.
@@ -121,7 +125,13 @@ async fn read(
             let seen = targets.iter().map(|target| payload_checksum(target));
             let checksums = places.iter().map(|(sent, _)| *sent).zip(seen).collect();
             let expected = rooms.release().into_iter().zip(targets);
-            let expected = expected.map(|((id, room), target)| Expected { id, room, target });
+            let expected = expected.map(|((id, prefix, room, permit), target)| Expected {
+                id,
+                prefix,
+                room,
+                target,
+                permit,
+            });
             Some((expected.collect(), checksums))
         }
         Err(Unread { message, targets }) => {

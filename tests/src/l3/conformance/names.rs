@@ -1,7 +1,7 @@
 //! What a name means: namespaces, keys and generations.
 
-use terrace_cache::PageKey;
-use terrace_l3::{GetOptions, ObjectId, Put, PutOptions, Removal, StoreError, Stored};
+use terrace_cache::{PageKey, PrefixDigest};
+use terrace_l3::{GetOptions, Mismatch, ObjectId, Put, PutOptions, Removal, StoreError, Stored};
 
 use super::Bench;
 use crate::l3::objects::{HARD, page};
@@ -88,4 +88,43 @@ pub(super) async fn a_name_means_exactly_its_generation(bench: Bench) {
     }
     bench.get_id(generation(4), bench.max()).await.unwrap();
     bench.remove(generation(4), Removal::Plain).await.unwrap();
+}
+
+fn prefix(number: u128) -> PrefixDigest {
+    PrefixDigest::of_namespace(PageKey(number))
+}
+
+/// Reads page 0 with this prefix.
+async fn get_with(bench: &Bench, number: u128) -> Result<(), StoreError> {
+    let get = bench.get_of(1, page(0), bench.max()).with_prefix(prefix(number));
+    bench.store().get_into(vec![get], GetOptions::default()).await.remove(0).map(drop)
+}
+
+/// Page keys can be made to collide. A page of other tokens under the same key is found unsound and removed, so that
+/// the one that is wanted can be stored: F84.
+pub(super) async fn a_page_is_had_with_its_own_prefix_only(bench: Bench) {
+    let put = async |number| {
+        let put = bench.put_of(0, page(0), bench.max()).with_prefix(prefix(number));
+        let stored = bench.store().put_from(vec![put], PutOptions::default()).await.remove(0);
+        // What is still on its way from tier to tier is missing in the one that it has not reached.
+        bench.store().flush().await.expect("it works");
+        stored
+    };
+    let unsound = Err(StoreError::Corrupt(Mismatch::Prefix));
+    assert_eq!(put(1).await, Ok(Stored::New));
+    assert_eq!(get_with(&bench, 1).await, Ok(()));
+    bench.get(0).await.expect("who does not know the prefix does not ask for it");
+    assert_eq!(get_with(&bench, 2).await, unsound);
+    assert_eq!(get_with(&bench, 1).await, Err(StoreError::Missing), "it was removed");
+    assert_eq!(put(2).await, Ok(Stored::New));
+    assert_eq!(get_with(&bench, 2).await, Ok(()));
+    assert_eq!(get_with(&bench, 1).await, unsound);
+}
+
+/// It may have been stored by a version that did not have prefixes, for any tokens.
+pub(super) async fn a_page_without_a_prefix_is_none_of_those_with_one(bench: Bench) {
+    bench.put(0).await;
+    bench.store().flush().await.expect("it works");
+    assert_eq!(get_with(&bench, 1).await, Err(StoreError::Corrupt(Mismatch::Prefix)));
+    assert_eq!(get_with(&bench, 1).await, Err(StoreError::Missing));
 }

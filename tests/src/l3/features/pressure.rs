@@ -5,12 +5,12 @@ use std::time::Duration;
 use terrace_l3_features::{FeatureConfig, FeatureError, FeatureRef, Released, WhenFull};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Process, SAMPLE_BYTES, Stage};
+use super::{Process, SAMPLE_FOOTPRINT, Stage};
 
 /// A producer that may have three samples.
 fn tight(stage: &Stage, when_full: WhenFull) -> FeatureConfig {
     FeatureConfig {
-        max_resident_bytes: 3 * SAMPLE_BYTES + 100,
+        max_resident_bytes: 3 * SAMPLE_FOOTPRINT + 100,
         when_full,
         ..stage.producer_config(0)
     }
@@ -32,8 +32,8 @@ pub(super) async fn a_budget_that_is_used_up_refuses(stage: Stage) {
     let FeatureError::OverBudget { bytes, resident, samples, max } = refused else {
         panic!("{refused}")
     };
-    assert_eq!((bytes, resident, samples), (SAMPLE_BYTES, 3 * SAMPLE_BYTES, 3));
-    assert_eq!((max, producer.features.stats().puts_over_budget), (3 * SAMPLE_BYTES + 100, 1));
+    assert_eq!((bytes, resident, samples), (SAMPLE_FOOTPRINT, 3 * SAMPLE_FOOTPRINT, 3));
+    assert_eq!((max, producer.features.stats().puts_over_budget), (3 * SAMPLE_FOOTPRINT + 100, 1));
     consumer.release(&refs[1]).await.unwrap();
     producer.put("3").await;
     assert!(producer.put_as("4", 0).await.is_err());
@@ -41,7 +41,7 @@ pub(super) async fn a_budget_that_is_used_up_refuses(stage: Stage) {
     assert!(producer.put_as("3", 1).await.is_err());
     let config = FeatureConfig { max_resident_bytes: 100, ..stage.producer_config(1) };
     let never = stage.open(config).await.put_as("x", 0).await;
-    assert_eq!(never, Err(FeatureError::TooLarge { bytes: SAMPLE_BYTES, max: 100 }));
+    assert_eq!(never, Err(FeatureError::TooLarge { bytes: SAMPLE_FOOTPRINT, max: 100 }));
 }
 
 pub(super) async fn a_put_waits_until_somebody_elsewhere_consumes(stage: Stage) {
@@ -58,7 +58,7 @@ pub(super) async fn a_put_waits_until_somebody_elsewhere_consumes(stage: Stage) 
         producer.put(&format!("another {}", reference.generation())).await;
     }
     let most = producer.features.stats().resident_most_bytes;
-    assert!(most <= 3 * SAMPLE_BYTES + 100, "{most}");
+    assert!(most <= 3 * SAMPLE_FOOTPRINT + 100, "{most}");
 }
 
 pub(super) async fn a_put_does_not_wait_for_ever(stage: Stage) {
@@ -108,7 +108,7 @@ pub(super) async fn the_budget_survives_a_restart(stage: Stage) {
     consumer.release(&refs[0]).await.unwrap();
     let producer = stage.open(config.clone()).await;
     let stats = producer.features.stats();
-    assert_eq!((stats.live, stats.resident_bytes), (2, 2 * SAMPLE_BYTES));
+    assert_eq!((stats.live, stats.resident_bytes), (2, 2 * SAMPLE_FOOTPRINT));
     let next = producer.put("next").await;
     assert!(matches!(producer.put_as("x", 0).await, Err(FeatureError::OverBudget { .. })));
     for reference in [&refs[1], &refs[2], &next] {
@@ -186,4 +186,18 @@ pub(super) async fn samples_are_bounded_like_bytes(stage: Stage) {
     for number in 0..4 {
         producer.put(&format!("again {number}")).await;
     }
+}
+
+pub(super) async fn gc_looks_sooner_when_room_is_short(stage: Stage) {
+    let config = FeatureConfig { recheck_ms: 600_000, ..tight(&stage, WhenFull::Refuse) };
+    let (producer, consumer) = (stage.open(config).await, stage.consumer().await);
+    let refs = three(&producer).await;
+    let consumed = async || producer.features.gc().await.unwrap().consumed;
+    assert_eq!(consumed().await, 0);
+    consumer.release(&refs[0]).await.unwrap();
+    assert_eq!(consumed().await, 1);
+    // Two samples leave enough room.
+    consumer.release(&refs[1]).await.unwrap();
+    assert_eq!(consumed().await, 0);
+    consumer.release(&refs[2]).await.unwrap();
 }

@@ -1,0 +1,171 @@
+//! The secret of a folder of stores. Page keys that are made with it cannot be computed without it.
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::folder::{StoreFolder, Turn};
+
+/// The name of the file in the folder.
+const FILE: &str = "secret";
+const SECRET_BYTES: usize = 32;
+/// Bits of a file's mode that let others than its owner use it.
+const OTHERS: u32 = 0o077;
+
+/// Why the secret of a folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecretError {
+    /// The file cannot be created or read.
+    #[error("cannot use {}: {error}; the folder must be writable, and the file readable", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// Others could know the secret.
+    #[error("other users may read or write {} (mode {mode:04o}): use `chmod 600` on it", path.display())]
+    OpenToOthers {
+        /// The file.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
+    /// The file does not have the format of a secret.
+    #[error(
+        "{} is damaged, it must have {} hexadecimal digits: restore it, or delete it to begin with a new secret and \
+         without the pages that are stored",
+        path.display(),
+        2 * SECRET_BYTES
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl StoreFolder {
+    /// The secret of the folder: random, created when it is first asked for, and the same from then on. Only the
+    /// file's owner may read it.
+    ///
+    /// # Errors
+    /// If the file cannot be created or read, is open to others, or is damaged.
+    pub fn secret(&self) -> Result<String, SecretError> {
+        let path = self.path.join(FILE);
+        let secret = match read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(&self.path, &path),
+            read => read,
+        };
+        let (mode, text) =
+            secret.map_err(|error| SecretError::File { path: path.clone(), error })?;
+        if mode & OTHERS != 0 {
+            return Err(SecretError::OpenToOthers { path, mode: mode & 0o7777 });
+        }
+        let is_whole =
+            text.len() == 2 * SECRET_BYTES && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        if is_whole { Ok(text) } else { Err(SecretError::Damaged { path }) }
+    }
+}
+
+/// The mode of the file, and what is in it.
+fn read(path: &Path) -> io::Result<(u32, String)> {
+    let file = File::open(path)?;
+    let mode = file.metadata()?.mode();
+    let mut bytes = Vec::new();
+    // One byte more than there may be: a longer file is not taken for a sound one.
+    file.take(2 * SECRET_BYTES as u64 + 2).read_to_end(&mut bytes)?;
+    Ok((mode, String::from_utf8_lossy(&bytes).trim_end().to_owned()))
+}
+
+/// Creates the file, whole or not at all, and reads what is there then: another process may have been faster.
+fn create(folder: &Path, path: &Path) -> io::Result<(u32, String)> {
+    fs::create_dir_all(folder)?;
+    let _turn = Turn::wait(folder);
+    if fs::exists(path)? {
+        return read(path);
+    }
+    let unfinished = folder.join(format!("{FILE}.{}", std::process::id()));
+    // Left by a process that was killed. The mode of a file is set only when it is created.
+    match fs::remove_file(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&unfinished)?;
+    let mut text = String::new();
+    let mut secret = [0; SECRET_BYTES];
+    getrandom::fill(&mut secret)?;
+    for byte in secret {
+        write!(text, "{byte:02x}").expect("a string takes everything");
+    }
+    text.push('\n');
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    File::open(folder)?.sync_all()?;
+    read(path)
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn folder(path: &Path) -> StoreFolder {
+        StoreFolder { path: path.join("l3"), limit_bytes: 1 << 20, reserve_bytes: 0 }
+    }
+
+    #[test]
+    fn a_folder_keeps_its_secret_and_has_one_of_its_own() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let secret = folder.secret().unwrap();
+        assert_eq!((secret.len(), folder.secret().unwrap()), (64, secret.clone()));
+        let mode = fs::metadata(folder.path.join(FILE)).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        let names = fs::read_dir(&folder.path).unwrap().count();
+        assert_eq!(names, 1, "nothing unfinished is left");
+        fs::remove_file(folder.path.join(FILE)).unwrap();
+        assert_ne!(folder.secret().unwrap(), secret);
+    }
+
+    #[test]
+    fn many_who_begin_at_once_have_the_same_secret() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        let ask = || {
+            std::thread::scope(|scope| {
+                let asked: Vec<_> =
+                    (0..8).map(|_| scope.spawn(|| folder.secret().unwrap())).collect();
+                asked.into_iter().map(|it| it.join().unwrap()).collect::<Vec<_>>()
+            })
+        };
+        let secrets = ask();
+        assert!(secrets.iter().all(|secret| *secret == secrets[0]), "{secrets:?}");
+    }
+
+    #[test]
+    fn a_secret_that_others_may_know_or_that_is_damaged_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = folder(place.path());
+        folder.secret().unwrap();
+        let path = folder.path.join(FILE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let refused = folder.secret().unwrap_err().to_string();
+        assert!(refused.contains("(mode 0644): use `chmod 600`"), "{refused}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        for damaged in ["", "too short", &"0".repeat(65), &"x".repeat(64), &"ä".repeat(32)] {
+            fs::write(&path, damaged).unwrap();
+            let refused = folder.secret().unwrap_err().to_string();
+            assert!(refused.contains("must have 64 hexadecimal digits"), "{refused}");
+        }
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        let refused = folder.secret().unwrap_err();
+        assert!(matches!(refused, SecretError::File { .. }), "{refused}");
+    }
+}

@@ -23,6 +23,9 @@ mod documentation {
     #[doc = include_str!("../../docs/feature-store.md")]
     struct FeatureStore;
 
+    #[doc = include_str!("../../docs/library.md")]
+    struct Library;
+
     #[doc = include_str!("../../docs/requests.md")]
     struct Requests;
 }

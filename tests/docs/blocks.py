@@ -4,6 +4,7 @@ A comment stands on a line of its own before a block; several can follow each ot
 
     <!-- not run: REASON -->    the block cannot run here; a Python block is compiled nevertheless
     <!-- output -->             the output of the shell block before: `...` stands for any text, a line `...` for any lines
+    <!-- smaller: 6000 by 200 --> the commands run with the second text in place of the first, because the first takes too long here
     <!-- file: NAME -->         the block is written to this file, for the commands that follow; TOML is not taken for settings of `serve`
 """
 
@@ -16,7 +17,7 @@ SHELL = {"sh", "bash", "console"}
 PROGRAMS = SHELL | {"python", "rust", "toml", "json"}
 """Languages of which every block must be checked, or have a reason."""
 
-_COMMENT = re.compile(r"^\s*<!--\s*(not run|output|file)\s*(?::\s*(.*?))?\s*-->\s*$")
+_COMMENT = re.compile(r"^\s*<!--\s*(not run|output|file|smaller)\s*(?::\s*(.*?))?\s*-->\s*$")
 _FENCE = re.compile(r"^(\s*)(`{3,})\s*([\w+-]*)(.*)$")
 
 
@@ -38,6 +39,7 @@ class Block:
     not_run: str | None = None
     is_output: bool = False
     file: str | None = None
+    smaller: tuple[str, str] | None = None
 
 
 def blocks(text: str) -> list[Block]:
@@ -75,6 +77,12 @@ def _block(number: int, fence: re.Match[str], lines, comments: dict[str, str]) -
         content.append(line.removeprefix(indent))
     else:
         raise BlockError(f"line {number}: the fence is not closed")
+    smaller = None
+    if "smaller" in comments:
+        before, _, after = comments["smaller"].partition(" by ")
+        if not after or before not in "".join(content):
+            raise BlockError(f"line {number}: the comment 'smaller' needs 'BEFORE by AFTER', and BEFORE in the block")
+        smaller = before, after
     return Block(
         line=number,
         language=language.lower(),
@@ -83,6 +91,7 @@ def _block(number: int, fence: re.Match[str], lines, comments: dict[str, str]) -
         not_run=comments.get("not run"),
         is_output="output" in comments,
         file=comments.get("file"),
+        smaller=smaller,
     )
 
 

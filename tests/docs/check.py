@@ -207,6 +207,8 @@ class Run:
         text = block.text
         if block.language == "console":
             text = "".join(line[2:] for line in text.splitlines(keepends=True) if line.startswith("$ "))
+        if block.smaller:
+            text = text.replace(*block.smaller)
         succeeded, self.printed = self.shell.run(runnable(text, self.ports))
         if not succeeded:
             self.fail(block, f"a command failed. It printed:\n{self.printed[-2000:]}")

@@ -33,6 +33,13 @@ class Extraction(unittest.TestCase):
         self.assertEqual((second.not_run, second.file), (None, "a.json"))
         self.assertEqual((third.file, third.is_output), (None, False))
 
+    def test_sizes_can_be_smaller(self) -> None:
+        (block,) = blocks("<!-- smaller: 6000 by 20 -->\n```sh\nx 6000\n```\n")
+        self.assertEqual(block.smaller, ("6000", "20"))
+        for comment in ("6000", "7000 by 20"):
+            with self.assertRaisesRegex(BlockError, "line 2: .*smaller"):
+                blocks(f"<!-- smaller: {comment} -->\n```sh\nx 6000\n```\n")
+
     def test_a_reason_is_needed(self) -> None:
         with self.assertRaisesRegex(BlockError, "line 1: .* needs a value"):
             blocks("<!-- not run: -->\n```sh\n```\n")
@@ -121,6 +128,10 @@ print(*sys.argv[1:])
         right, wrong = self.results(text.format(3)), self.results(text.format(4))
         self.assertEqual((right.failures, right.checked), ([], 3))
         self.assertIn("a.md:8: the document says", wrong.failures[0])
+
+    def test_smaller_sizes_run(self) -> None:
+        text = "<!-- smaller: 6000 by 20 -->\n```sh\nterrace trace 6000\n```\n<!-- output -->\n```\ntrace 20\n```\n"
+        self.assertEqual(self.results(text).failures, [])
 
     def test_a_failing_command_fails_the_document(self) -> None:
         result = self.results("```sh\nfalse\ntrue\n```\n")

@@ -129,10 +129,15 @@ def check_image(terrace: str, scratch: Path) -> None:
     assert not last("USER").startswith(("0", "root")), "it runs as root"
 
     workspace = tomllib.loads(Path("Cargo.toml").read_text())
-    defaults = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if line.startswith("ARG "))
+    defaults = dict(line.removeprefix("ARG ").split("=", 1) for line in lines if line.startswith("ARG ") and "=" in line)
     assert defaults["PROFILE"] in workspace["profile"], f"there is no profile {defaults['PROFILE']}"
+    released = subprocess.run(["scripts/release/program", "--features"], stdout=subprocess.PIPE, text=True, check=True)
+    assert defaults["FEATURES"] == released.stdout.strip(), f"releases have {released.stdout}"
     features = tomllib.loads(Path("cli/Cargo.toml").read_text())["features"]
-    assert defaults["FEATURES"] in features, f"there is no feature {defaults['FEATURES']}"
+    for feature in defaults["FEATURES"].split(","):
+        assert feature in features, f"there is no feature {feature}"
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
+    assert defaults["PROGRAM"] in stages and "released" in stages, f"the stages are {stages}"
     rust = workspace["workspace"]["package"]["rust-version"]
     assert f"FROM rust:{rust}-" in text, f"it is not built with Rust {rust}"
 

@@ -100,21 +100,20 @@ class Shell:
 
 
 def free_ports(wanted: list[int]) -> dict[int, int]:
-    """Returns a free port in place of each one; no two documents get the same."""
-    sockets = []
+    """Returns a free port in place of each one, in the same order; no two documents get the same."""
+    held: list[socket.socket] = []
     with _ports_lock:
-        ports: dict[int, int] = {}
-        while len(ports) < len(wanted):
-            candidate = socket.socket()
-            candidate.bind(("127.0.0.1", 0))
-            sockets.append(candidate)
-            port = candidate.getsockname()[1]
+        found: list[int] = []
+        while len(found) < len(wanted):
+            held.append(socket.socket())
+            held[-1].bind(("127.0.0.1", 0))
+            port = held[-1].getsockname()[1]
             if port not in _ports_given:
                 _ports_given.add(port)
-                ports[wanted[len(ports)]] = port
-        for candidate in sockets:
-            candidate.close()
-    return ports
+                found.append(port)
+        for one in held:
+            one.close()
+    return dict(zip(sorted(wanted), sorted(found)))
 
 
 def check(document: Path, program: Path, has_package: bool) -> Result:

@@ -84,6 +84,12 @@ class Rewriting(unittest.TestCase):
         self.assertEqual(changed, text.replace("8001 8002", "1111 2222").replace(":8001", ":1111"))
 
 
+    def test_ports_are_free_different_and_in_order(self) -> None:
+        first, second = check.free_ports([8001, 8000]), check.free_ports([8000])
+        self.assertLess(first[8000], first[8001])
+        self.assertFalse(set(first.values()) & set(second.values()))
+
+
 class Links(unittest.TestCase):
     def test_links_lead_to_files_and_headings(self) -> None:
         with tempfile.TemporaryDirectory() as name:

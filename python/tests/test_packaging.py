@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -57,23 +57,42 @@ def test_metadata_names_licences_and_extras() -> None:
     assert {"vllm", "sglang", "lmcache"} <= set(told.get_all("Provides-Extra") or ())
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "terrace_kv", *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+def test_the_module_runs_the_program_or_says_how_to_install_it() -> None:
+    command = [sys.executable, "-m", "terrace_kv", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if program.find_program() is None:
+        assert ran.returncode == 1 and "cargo install terrace" in ran.stderr
+    else:
+        assert ran.returncode == 0 and ran.stdout.startswith("terrace ")
 
 
-def test_the_module_runs_the_program(tmp_path: Path) -> None:
-    fake = tmp_path / "terrace"
-    fake.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
-    fake.chmod(0o755)
-    if program.find_program() is not None:
-        pytest.skip("this environment has the real program")
-    ran = run("serve", "--help", PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert (ran.stdout, ran.returncode) == ("serve --help\n", 7)
+def a_program(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
 
 
-def test_without_the_program_the_module_says_how_to_install_it() -> None:
-    if program.find_program() is not None:
-        pytest.skip("this environment has the real program")
-    ran = run("--version")
-    assert ran.returncode == 1 and "cargo install terrace" in ran.stderr
+def test_the_program_of_the_package_comes_before_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {name: tmp_path / name / "bin" / "terrace" for name in ("recorded", "scripts", "on_path")}
+    recorded = SimpleNamespace(name="terrace", parent=SimpleNamespace(name="bin"), locate=lambda: places["recorded"])
+    other = SimpleNamespace(name="terrace", parent=SimpleNamespace(name="man"), locate=lambda: Path("/bin/sh"))
+    monkeypatch.setattr(program, "files", lambda _: [other, recorded])
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "site-packages" / "terrace_kv" / "__main__.py"))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(places["scripts"].parent))
+    monkeypatch.setenv("PATH", str(places["on_path"].parent))
+    assert program.find_program() is None
+    for name in ("on_path", "scripts", "recorded"):
+        assert program.find_program() != places[name]
+        a_program(places[name])
+        assert program.find_program() == places[name]
+
+
+def test_the_program_takes_the_place_of_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = a_program(tmp_path / "terrace")
+    called: list[tuple[str | Path, list[str]]] = []
+    monkeypatch.setattr(program, "find_program", lambda: found)
+    monkeypatch.setattr("os.execv", lambda path, arguments: called.append((path, arguments)))
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "serve", "--help"])
+    program.main()
+    assert called == [(found, [str(found), "serve", "--help"])]

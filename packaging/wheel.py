@@ -57,7 +57,7 @@ def complete(wheel: Path, program: bytes, notices: bytes) -> None:
     rewritten = io.StringIO()
     lines = csv.writer(rewritten, lineterminator="\n")
     new = wheel.with_suffix(".new")
-    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         # RECORD comes last, and has no digest of itself.
         for told, content in [*contents, *added]:
             if told.filename == record:

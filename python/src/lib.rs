@@ -18,7 +18,11 @@ mod transfers;
 use pyo3::prelude::*;
 
 /// What `terrace_kv` is made of.
-#[pymodule]
+///
+/// It needs no interpreter's lock: objects that change are behind locks of their own, and `NativeLookups`, which has none, behind
+/// the lock of its Python object. While such a lock is held, no Python code runs and no thread is detached from the interpreter,
+/// so that a collection of garbage that stops all threads never waits for one that waits for a lock.
+#[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("PLAN_HEAD_BYTES", plan_bytes::HEAD_BYTES)?;
     module.add("TRANSFER_BUCKETS", transfers::BUCKETS)?;

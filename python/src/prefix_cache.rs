@@ -28,14 +28,14 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HeldPages>()
 }
 
-/// The tokens of an array, or of a list. They must not be looked at without the interpreter's lock.
+/// The tokens of an array, or of a list. They must not be looked at while the thread is detached from the interpreter.
 fn tokens_of<'a>(tokens: &'a Bound<'_, PyAny>) -> PyResult<Cow<'a, [Token]>> {
     let Ok(array) = tokens.cast::<PyArray1<Token>>() else {
         return Ok(Cow::Owned(tokens.extract()?));
     };
     #[expect(unsafe_code, reason = "asking who else borrows the array takes longer than the call")]
-    // SAFETY: whoever writes to it has the interpreter's lock, and here nothing of Python runs before the tokens
-    // are copied.
+    // SAFETY: with an interpreter's lock, no other thread writes before the tokens are copied. Without one, callers must not
+    // write to an array that a call reads, as for NumPy's own functions: `docs/python.md` says so.
     let slice = unsafe { array.as_slice() };
     Ok(slice.map_or_else(|_| Cow::Owned(array.to_owned_array().to_vec()), Cow::Borrowed))
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,33 @@ class KVConnectorBase:
 
     def _get_connector_metadata(self) -> Any:
         return self._metadata
+
+
+class _Factory:
+    """As vLLM's factories: names with functions that import their classes, each of which can be registered once."""
+
+    _registry: dict[str, Callable[[], Any]]
+
+    def __init_subclass__(cls) -> None:
+        cls._registry = {}
+
+    @classmethod
+    def _register(cls, name: str, module_path: str, class_name: str) -> None:
+        if name in cls._registry:
+            raise ValueError(f"{name!r} is already registered.")
+        cls._registry[name] = lambda: getattr(importlib.import_module(module_path), class_name)
+
+
+class KVConnectorFactory(_Factory):
+    register_connector = _Factory._register
+
+
+class SecondaryTierFactory(_Factory):
+    register_tier = _Factory._register
+
+    @classmethod
+    def get_tier_class(cls, tier_config: dict[str, Any]) -> Any:
+        return cls._registry[tier_config["type"]]()
 
 
 class SecondaryTierManager:
@@ -48,6 +77,7 @@ def install() -> None:
             "KVConnectorRole": _Role,
         },
         f"{_BASE}.metrics": {"KVConnectorPromMetrics": a("KVConnectorPromMetrics"), "KVConnectorStats": a("KVConnectorStats")},
+        "vllm.distributed.kv_transfer.kv_connector.factory": {"KVConnectorFactory": KVConnectorFactory},
         "vllm.v1.core.kv_cache_utils": {"resolve_kv_cache_block_sizes": None},
         "vllm.v1.kv_offload.base": {
             "Locality": lambda name: name,
@@ -57,6 +87,7 @@ def install() -> None:
             **{name: a(name) for name in ("RequestOffloadingContext", "ScheduleEndContext")},
             "OffloadKey": bytes,
         },
+        "vllm.v1.kv_offload.tiering.factory": {"SecondaryTierFactory": SecondaryTierFactory},
         "vllm.v1.kv_offload.tiering.base": {
             "JobResult": SimpleNamespace,
             "SecondaryTierManager": SecondaryTierManager,

@@ -17,13 +17,13 @@ import terrace_kv
 PYTHON = Path(__file__).parent.parent
 
 
-def test_the_examples_of_the_documents_run() -> None:
-    text = (PYTHON.parent / "docs" / "python.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) >= 3
+@pytest.mark.parametrize(("file", "blocks_min"), [("docs/python.md", 3), ("python/README.md", 1)])
+def test_the_examples_of_the_documents_run(file: str, blocks_min: int) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (PYTHON.parent / file).read_text(), re.M | re.S)
+    assert len(blocks) >= blocks_min
     names: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)
+        exec(compile(block, file, "exec"), names)
 
 
 def test_an_engine_in_pure_python_answers_from_all_tiers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -167,6 +167,14 @@ def tier(settings: dict[str, Any], kind: str = "TerraceTier", module: str = "ter
     }
 
 
+def by_name_alone(transfer: dict[str, Any]) -> dict[str, Any]:
+    """The same without the path of a module, so that only what an installed package registers with vLLM is found."""
+    transfer.pop("kv_connector_module_path", None)
+    for tier in transfer["kv_connector_extra_config"].get("secondary_tiers", []):
+        del tier["module_path"]
+    return transfer
+
+
 def connector(settings: dict[str, Any], kind: str = "TerraceConnector", module: str = "terrace_kv.vllm") -> dict[str, Any]:
     """The connector of Terrace's own."""
     return {

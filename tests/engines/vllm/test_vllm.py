@@ -8,7 +8,7 @@ from typing import Any
 
 import make_model
 import pytest
-from conftest import PROMPTS, Answer, Door, Host, Node, connector, tier
+from conftest import PROMPTS, Answer, Door, Host, Node, by_name_alone, connector, tier
 
 # What the second process finds: all whole blocks of a prompt but for its last token. The engine's own cache counts too.
 FOUND_BY_TIER = [288, 320, 64]
@@ -54,6 +54,16 @@ def test_the_second_process_finds_what_the_first_has_stored(
     assert hit.cached == found and hit.tokens == plain.tokens
     assert hit.counted("vllm:terrace_objects", operation="get", result="hit") == 10
     assert hit.counted("vllm:terrace_failures") == 0
+
+
+@pytest.mark.parametrize("door", [tier, connector])
+def test_names_without_module_paths_are_found(
+    first: Host, second: Host, model: Path, plain: Answer, door: Door, tmp_path: Path
+) -> None:
+    settings = on_disk(tmp_path)
+    first.run(model, by_name_alone(door(settings)))
+    hit = second.run(model, door(settings))
+    assert hit.cached[0] == 288 and hit.tokens == plain.tokens, "the path of a module is no part of the namespace"
 
 
 def test_what_was_written_behind_is_there_for_the_next_process(

@@ -11,6 +11,7 @@ A comment stands on a line of its own before a block; several can follow each ot
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 SHELL = {"sh", "bash", "console"}
@@ -68,7 +69,7 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-def _block(number: int, fence: re.Match[str], lines, comments: dict[str, str]) -> Block:
+def _block(number: int, fence: re.Match[str], lines: Iterator[tuple[int, str]], comments: dict[str, str]) -> Block:
     indent, ticks, language, attributes = fence.groups()
     content: list[str] = []
     for _, line in lines:

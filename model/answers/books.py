@@ -83,7 +83,7 @@ WORDINGS = {
     SEQUENCE: ["What comes after {}?", "Continue {}.", "What follows {}?"],
 }
 # Questions about a row or keeper that the book does not have.
-UNANSWERABLE = 0.12
+UNANSWERABLE = 0.15
 ROW_NUMBERS = 10_000
 NAME_BYTES = (2, 32)
 CROP_BYTES_MAX = 24

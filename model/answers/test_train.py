@@ -148,6 +148,13 @@ class TestLists(unittest.TestCase):
                 self.assertLess(len(unknown), 3, question)
 
 
+    def test_every_kind_has_to_reach_its_goal(self):
+        kinds = {asked: {"asked": 100, "right": 98} for asked in evaluate.ASKED}
+        self.assertTrue(evaluate.reaches_goals({"kinds": kinds}))
+        for asked, right in [("keeper", 97), (evaluate.ABSENT, 89)]:
+            self.assertFalse(evaluate.reaches_goals({"kinds": kinds | {asked: {"asked": 100, "right": right}}}))
+
+
 class Model(unittest.TestCase):
     SHAPE = {"dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "hidden": 48, "rope_theta": 1e4}
 

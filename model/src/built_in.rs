@@ -49,6 +49,7 @@ fn shape() -> Shape {
         positions_max: 16_384,
         rope: Rope { theta: 500_000.0, scaling: Scaling::None },
         qkv_bias: false,
+        qk_norm: false,
         tied: true,
     }
 }

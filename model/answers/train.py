@@ -6,7 +6,8 @@ written: `model.safetensors` in bf16 for the program, `checkpoint.pt` in f32 to 
 history, `model.json` the shape. It needs PyTorch and NumPy:
 
     train.py --seconds 560 --out FOLDER                                  on a GPU
-    train.py --seconds 560 --resume FOLDER/checkpoint.pt --out FOLDER    continues, with the longest texts at once
+    train.py --seconds 560 --seed 18 --rate 0.004 --resume FOLDER/checkpoint.pt --out FOLDER
+                                                                         continues with all lengths, on other texts
     train.py --tiny --seconds 600 --out FOLDER                           on a CPU: a smaller model, short books
 """
 
@@ -35,6 +36,8 @@ TEXT_WEIGHT = 0.1
 TEXT_WEIGHT_END = 0.25
 # Every batch with such a number has the current length, so that it can be measured.
 MEASURED_EVERY = 50
+# Steps between two entries of the history, after the first ones, which are all in it.
+HISTORY_EVERY, DENSE_HISTORY_STEPS = 500, 1000
 
 
 class Texts(torch.utils.data.IterableDataset):
@@ -155,6 +158,10 @@ class Trainer:
             "parameters": sum(value.numel() for value in parameters), "history": [],
         }
 
+        earlier = options.resume.parent / "trained.json" if options.resume else None
+        if earlier and earlier.exists():
+            self.report["resumed"] = json.loads(earlier.read_text())
+
     def compile(self):
         """Compiles the model, where that works, and runs it once."""
         if not self.on_gpu or self.options.eager:
@@ -217,7 +224,8 @@ class Trainer:
                 line = {"seconds": round(elapsed, 1), "step": step, "tokens": tokens_seen, "length": parts[0].shape[1],
                         "answer_loss": round(float(losses) / (1 if step == 1 else MEASURED_EVERY), 5), "right": right}
                 losses.zero_()
-                self.report["history"].append(line)
+                if step < DENSE_HISTORY_STEPS or (step - 1) % HISTORY_EVERY == 0:
+                    self.report["history"].append(line)
                 print(json.dumps(line), flush=True)
                 self.advance(parts[0].shape[1], right, done)
             if elapsed - saved > options.save_every:

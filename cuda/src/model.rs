@@ -191,20 +191,7 @@ fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, C
             capability % 10
         ));
     }
-    for (name, size) in [("head_dim", shape.head_dim), ("hidden_size", shape.dim)] {
-        if !size.is_multiple_of(8) {
-            return unsupported(format!("{name} is {size}, but the kernels need a multiple of 8"));
-        }
-    }
-    if !shape.hidden.is_multiple_of(8) {
-        let hidden = shape.hidden;
-        return unsupported(format!(
-            "intermediate_size is {hidden}, but the kernels need a multiple of 8"
-        ));
-    }
-    if shape.group() > kernels::ROWS {
-        return unsupported("more heads share a key head than the kernels support".to_owned());
-    }
+    check_shape(shape)?;
     let (needed, most) = (kernels::shared_bytes(shape), context.block_shared_bytes()? as usize);
     if needed > most {
         return unsupported(format!(
@@ -217,6 +204,29 @@ fn driver_of(context: &Arc<Context>, shape: &Shape) -> Result<Arc<dyn Driver>, C
         ));
     }
     Ok(Arc::new(RealDriver::new(context)?))
+}
+
+/// Refuses sizes and parts of models that no kernel computes.
+fn check_shape(shape: &Shape) -> Result<(), CudaError> {
+    let unsupported = |what: String| Err(CudaError::Unsupported(what));
+    if shape.qk_norm {
+        return unsupported(
+            "norms of queries and keys (Qwen3ForCausalLM) are not supported on GPUs".to_owned(),
+        );
+    }
+    for (name, size) in [
+        ("head_dim", shape.head_dim),
+        ("hidden_size", shape.dim),
+        ("intermediate_size", shape.hidden),
+    ] {
+        if !size.is_multiple_of(8) {
+            return unsupported(format!("{name} is {size}, but the kernels need a multiple of 8"));
+        }
+    }
+    if shape.group() > kernels::ROWS {
+        return unsupported("more heads share a key head than the kernels support".to_owned());
+    }
+    Ok(())
 }
 
 impl Model for CudaLlama {
@@ -262,4 +272,27 @@ impl Model for CudaLlama {
 #[must_use]
 pub fn kv_layout(shape: &Shape) -> KvLayout {
     KvLayout::keys_and_values(KvType::Bf16, shape.layers, shape.kv_heads, shape.head_dim)
+}
+
+#[cfg(test)]
+mod tests {
+    use terrace_model::unloaded_random;
+
+    use super::*;
+
+    #[test]
+    fn a_shape_that_no_kernel_computes_is_refused() {
+        let shape = unloaded_random().shape;
+        check_shape(&shape).unwrap();
+        let refused = |shape: Shape, words: &str| {
+            let error = check_shape(&shape).unwrap_err().to_string();
+            assert!(
+                error.contains(words) && error.contains("run this model on the CPU"),
+                "{error}"
+            );
+        };
+        refused(Shape { qk_norm: true, ..shape.clone() }, "Qwen3ForCausalLM");
+        refused(Shape { head_dim: 20, ..shape.clone() }, "head_dim is 20");
+        refused(Shape { hidden: 1_001, ..shape }, "intermediate_size is 1001");
+    }
 }

@@ -63,6 +63,7 @@ fn the_kernels_of_models_of_many_shapes_can_be_compiled() {
             positions_max: 4_096,
             rope: Rope { theta: 10_000.0, scaling: Scaling::None },
             qkv_bias: true,
+            qk_norm: false,
             tied: false,
         };
         let definitions = kernels::definitions(&shape, page_size, kernels::SEGMENT, 132);

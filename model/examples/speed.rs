@@ -1,4 +1,4 @@
-//! How fast a model is, the built-in one unless a folder is given:
+//! The speed of a model, the built-in one unless a folder is given:
 //! `cargo run --release --example speed -p terrace-model -- [THREADS] [FOLDER]`.
 
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ fn main() {
     }
 }
 
-/// The time that a prompt takes in spans of so many tokens.
+/// The time of a prompt in spans of this number of tokens.
 fn prefill(model: &mut Llama, prompt_tokens: u32, span_tokens: u32) -> Duration {
     let mut bench = Bench::new(model, 1, prompt_tokens);
     bench.compute(model, 0..16);
@@ -48,7 +48,7 @@ fn prefill(model: &mut Llama, prompt_tokens: u32, span_tokens: u32) -> Duration 
     start.elapsed()
 }
 
-/// The median time of a step with one token of each sequence, after so many.
+/// The median time of a step with one token of each sequence, after a context of this length.
 fn decode(model: &mut Llama, sequences: u32, context: u32) -> Duration {
     const STEPS: u32 = 21;
     let mut bench = Bench::new(model, sequences, context + STEPS);

@@ -1,7 +1,7 @@
 //! Attention over pages.
 //!
 //! Keys are visited in tiles that begin at multiples of [`TILE`] positions, from the first position on.
-//! What a query sums up is so always the same, wherever its span begins or ends.
+//! The sum of a query is therefore the same wherever its span begins or ends.
 
 use std::mem;
 
@@ -18,11 +18,11 @@ const TILE: usize = 256;
 /// Queries of one job, so that their scores stay in the second-level cache.
 const JOB_QUERIES: usize = 256;
 
-/// Computes attention. Keeps what it needs for that from step to step.
+/// Computes attention. Keeps its buffers from step to step.
 #[derive(Debug)]
 pub(crate) struct Attention {
     jobs: Vec<Job>,
-    /// What the jobs found, one after the other: `[job][token][element]`.
+    /// Results of the jobs: `[job][token][element]`.
     found: Vec<f32>,
     /// For each thread of the pool.
     scratch: Vec<Mutex<Scratch>>,
@@ -44,7 +44,7 @@ impl Attention {
         Self { jobs: Vec::new(), found: Vec::new(), scratch }
     }
 
-    /// Cuts a step into jobs, to be done in every layer.
+    /// Cuts a step into jobs, which every layer repeats.
     pub(crate) fn prepare(&mut self, shape: &Shape, step: &Step<'_>) {
         self.jobs.clear();
         let tokens_max = job_tokens(shape);
@@ -99,7 +99,7 @@ impl Attention {
     }
 }
 
-/// What a job looks at.
+/// The data that a job reads.
 struct View<'a> {
     shape: &'a Shape,
     layer: usize,
@@ -187,7 +187,7 @@ impl Scratch {
         }
     }
 
-    /// Lets some queries look at the gathered tile.
+    /// Applies the gathered tile to some queries.
     fn visit(
         &mut self,
         queries: std::ops::Range<usize>,

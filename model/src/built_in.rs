@@ -1,10 +1,11 @@
-//! The model that comes with the program. It was trained on books of fields, to answer questions about their rows; how
-//! is in `docs/answering-model.md`. Its weights are part of the program, so there is nothing to download.
+//! The built-in model. It answers questions about the rows of record books, and was trained for that; see
+//! `docs/answering-model.md`. The program contains its weights, so there is nothing to download.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use safetensors::tensor::{Dtype, SafeTensors};
+use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::byte_tokenizer::ByteTokenizer;
@@ -14,18 +15,83 @@ use crate::tensor_names::name_of;
 use crate::weights::{Part, WeightSource};
 use crate::{Loaded, Unloaded};
 
-/// The name under which the model is known.
+/// The model's name.
 const NAME: &str = "terrace-built-in";
-/// What `model/answers/train.py` has written.
+/// The weights, as `model/answers/train.py` writes them.
 const WEIGHTS: &[u8] = include_bytes!("../answers/model.safetensors");
+/// The sizes of the model and its measured accuracy, as `train.py` and `evaluate.py` write them.
+const DESCRIPTION: &str = include_str!("../answers/model.json");
 
-/// The model that comes with the program, on so many threads of the CPU.
+/// The accuracy of the built-in model's answers about the keepers of rows, for names that it was not trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuiltInAccuracy {
+    /// The longest text, in tokens, for which the accuracy holds. It is the model's context length.
+    pub context_tokens: u32,
+    /// Questions that were asked, at the length with the fewest right answers; none before a measurement.
+    pub asked: u32,
+    /// How many answers were right to the byte.
+    pub right: u32,
+}
+
+impl BuiltInAccuracy {
+    /// The share of right answers in percent, rounded down to a tenth; none before a measurement.
+    #[must_use]
+    pub fn percent(&self) -> Option<f64> {
+        let per_mille = (u64::from(self.right) * 1000).checked_div(u64::from(self.asked))?;
+        Some(per_mille as f64 / 10.0)
+    }
+}
+
+/// The measured accuracy of the built-in model.
+#[must_use]
+pub fn built_in_accuracy() -> BuiltInAccuracy {
+    let Description { context_tokens, measured, .. } = Description::read();
+    let Measured { asked, right } = measured.unwrap_or_default();
+    BuiltInAccuracy { context_tokens, asked, right }
+}
+
+/// The contents of `model.json`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Description {
+    shape: Sizes,
+    context_tokens: u32,
+    measured: Option<Measured>,
+}
+
+/// The sizes that training chooses.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sizes {
+    dim: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    hidden: usize,
+    rope_theta: f64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Measured {
+    asked: u32,
+    right: u32,
+}
+
+impl Description {
+    fn read() -> Self {
+        serde_json::from_str(DESCRIPTION).expect("the program's own description can be parsed")
+    }
+}
+
+/// The built-in model, computed by this number of CPU threads.
 #[must_use]
 pub fn built_in(threads: usize) -> Loaded {
     unloaded_built_in().on_cpu(threads)
 }
 
-/// The model that comes with the program, before its weights are unpacked.
+/// The built-in model, before its weights are unpacked.
 #[must_use]
 pub fn unloaded_built_in() -> Unloaded {
     let shape = shape();
@@ -33,30 +99,30 @@ pub fn unloaded_built_in() -> Unloaded {
     Unloaded::of_bytes(NAME, shape, weights)
 }
 
-/// The sizes that it was trained with.
+/// The sizes of the model.
 fn shape() -> Shape {
+    let Description { shape: sizes, context_tokens, .. } = Description::read();
     Shape {
         vocabulary: ByteTokenizer::VOCABULARY,
-        dim: 256,
-        layers: 6,
-        heads: 6,
-        kv_heads: 3,
-        head_dim: 64,
-        hidden: 448,
+        dim: sizes.dim,
+        layers: sizes.layers,
+        heads: sizes.heads,
+        kv_heads: sizes.kv_heads,
+        head_dim: sizes.head_dim,
+        hidden: sizes.hidden,
         norm_epsilon: 1e-5,
-        // It has seen 4,096 at the most. Longer prompts are computed like any others, but what it says about
-        // them is less often right.
-        positions_max: 16_384,
-        rope: Rope { theta: 500_000.0, scaling: Scaling::None },
+        positions_max: context_tokens,
+        rope: Rope { theta: sizes.rope_theta, scaling: Scaling::None },
         qkv_bias: false,
+        qk_norm: false,
         tied: true,
     }
 }
 
-/// Weights in the program, all of them in bf16.
+/// Weights in the program, all in bf16.
 #[derive(Debug)]
 struct Trained {
-    /// Where in `WEIGHTS` each part lies.
+    /// The bytes of each part in `WEIGHTS`.
     parts: BTreeMap<Part, Range<usize>>,
 }
 

@@ -1,4 +1,4 @@
-//! The built-in model's tokens: bytes, and some marks between messages.
+//! The tokens of the built-in model: bytes, and marks between messages.
 
 use terrace_cache::Token;
 
@@ -20,7 +20,7 @@ pub(crate) const END_OF_MESSAGE: Token = 261;
 pub(crate) struct ByteTokenizer;
 
 impl ByteTokenizer {
-    /// How many tokens there are.
+    /// Number of tokens.
     pub(crate) const VOCABULARY: usize = 262;
 
     pub(crate) fn encode(text: &str) -> Vec<Token> {
@@ -49,7 +49,7 @@ impl ByteTokenizer {
                 "assistant" => tokens.push(ASSISTANT),
                 "user" => tokens.push(USER),
                 other => {
-                    // Roles that have no mark are named.
+                    // Roles without a mark are written as text.
                     tokens.push(USER);
                     tokens.extend(Self::encode_plain(other));
                     tokens.extend(Self::encode_plain(": "));
@@ -66,7 +66,7 @@ impl ByteTokenizer {
         tokens
     }
 
-    /// What a mark is called where marks are shown.
+    /// The displayed name of a mark.
     pub(crate) fn mark(token: Token) -> Option<&'static str> {
         match token {
             BEGIN => Some("<|begin|>"),
@@ -78,7 +78,7 @@ impl ByteTokenizer {
         }
     }
 
-    /// What a token is called.
+    /// The name of a token.
     pub(crate) fn name(token: Token) -> Option<String> {
         let mark = match token {
             BEGIN => "<|begin|>",

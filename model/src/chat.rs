@@ -13,7 +13,7 @@ use jinja::Jinja;
 use crate::conversation::{Conversation, Message, PromptEnd};
 use crate::tokenizer::EncodeError;
 
-/// Why a conversation could not be written as a prompt.
+/// Reasons why a conversation cannot be written as a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
@@ -88,7 +88,7 @@ impl ChatTemplate {
         Ok(Self(Kind::Jinja(Box::new(jinja))))
     }
 
-    /// Whether there is a template.
+    /// Returns whether there is a template.
     #[must_use]
     pub fn exists(&self) -> bool {
         match &self.0 {
@@ -97,7 +97,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether the template has this text in it, which says what it knows and how it writes it.
+    /// Returns whether the template contains this text. That shows which features it supports.
     #[must_use]
     pub fn mentions(&self, text: &str) -> bool {
         match &self.0 {
@@ -112,7 +112,7 @@ impl ChatTemplate {
     /// marks apart from what messages say.
     ///
     /// # Errors
-    /// When there is no template, or it cannot write the conversation.
+    /// Fails if there is no template, or if it cannot write the conversation.
     pub fn render(&self, conversation: &Conversation) -> Result<String, ChatError> {
         self.check(conversation)?;
         match &self.0 {
@@ -122,7 +122,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether everything in the conversation has a place in its prompt.
+    /// Checks that the prompt has a place for everything in the conversation.
     pub(crate) fn check(&self, conversation: &Conversation) -> Result<(), ChatError> {
         let Conversation { messages, tools, end, .. } = conversation;
         if !self.exists() {

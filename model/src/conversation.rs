@@ -1,4 +1,4 @@
-//! Conversations: what is said, what may be called, and where the prompt of one ends.
+//! Conversations: messages, functions that may be called, and the end of the prompt.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -6,25 +6,25 @@ use serde_json::{Map, Value};
 /// A conversation that a prompt is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conversation {
-    /// What was said, oldest first.
+    /// Messages, oldest first.
     pub messages: Vec<Message>,
     /// The functions that the model may call, as OpenAI's clients describe them.
     pub tools: Vec<Value>,
     /// Further variables of the template.
     pub variables: Map<String, Value>,
-    /// Where the prompt ends.
+    /// The end of the prompt.
     pub end: PromptEnd,
-    /// Whether the tokens that a tokenizer puts around every text come on top of the template's.
+    /// Adds the tokens that a tokenizer puts around every text to those of the template.
     pub special_tokens: bool,
 }
 
-/// Where the prompt of a conversation ends.
+/// The end of a conversation's prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptEnd {
-    /// Where the assistant begins to answer.
+    /// At the beginning of the assistant's answer.
     #[default]
     Answer,
-    /// After the last message, before anybody's turn.
+    /// After the last message, before the next turn.
     LastMessage,
     /// Within the last message, which the answer continues.
     Continued,
@@ -33,14 +33,14 @@ pub enum PromptEnd {
 /// One message of a conversation, as templates see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// Who says it: `system`, `user`, `assistant` or `tool`, or whatever else a model's template knows.
+    /// Role of the sender: `system`, `user`, `assistant`, `tool`, or another that the model's template knows.
     pub role: String,
-    /// What is said; nothing for a message that only calls.
+    /// Text of the message; empty for a message that only calls functions.
     pub content: String,
     /// The functions that it calls.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// What else a template may look at, like `name` and `tool_call_id`.
+    /// Further fields that a template may read, like `name` and `tool_call_id`.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
@@ -48,17 +48,17 @@ pub struct Message {
 /// A call of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// What its result refers to.
+    /// Identifier that the result refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// What is called.
+    /// Kind of the callee.
     #[serde(rename = "type")]
     pub kind: ToolKind,
-    /// The function and what it is given.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
-/// What can be called.
+/// Kinds of callees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolKind {
@@ -67,23 +67,23 @@ pub enum ToolKind {
     Function,
 }
 
-/// A function and what it is given.
+/// A function and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FunctionCall {
     /// Its name.
     pub name: String,
-    /// What it is given: an object, which is what templates expect.
+    /// Arguments: an object, which templates expect.
     pub arguments: Value,
 }
 
 impl Conversation {
-    /// So much was said, and the assistant is to answer.
+    /// Creates a conversation with these messages, which the assistant is to answer.
     #[must_use]
     pub fn new(messages: Vec<Message>) -> Self {
         Self { messages, ..Self::default() }
     }
 
-    /// The functions in words, for the built-in model.
+    /// Describes the functions as text, for the built-in model.
     pub(crate) fn tools_in_words(&self) -> Option<String> {
         if self.tools.is_empty() {
             return None;
@@ -101,14 +101,14 @@ impl Conversation {
 }
 
 impl Message {
-    /// Somebody says something.
+    /// Creates a message without calls and further fields.
     #[must_use]
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let (role, content) = (role.into(), content.into());
         Self { role, content, tool_calls: Vec::new(), more: Map::new() }
     }
 
-    /// What is said and called, in words, for the built-in model.
+    /// The text and the calls of the message as one text, for the built-in model.
     pub(crate) fn in_words(&self) -> String {
         let mut text = match self.more.get("name") {
             Some(Value::String(name)) => format!("{name}: "),

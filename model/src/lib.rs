@@ -33,7 +33,7 @@ mod tensor_names;
 mod tokenizer;
 mod weights;
 
-pub use built_in::{built_in, unloaded_built_in};
+pub use built_in::{BuiltInAccuracy, built_in, built_in_accuracy, unloaded_built_in};
 pub use chat::{ChatError, ChatTemplate};
 pub use conversation::{Conversation, FunctionCall, Message, PromptEnd, ToolCall, ToolKind};
 pub use llama::Llama;

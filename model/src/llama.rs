@@ -8,7 +8,7 @@ use terrace_engine::{
 };
 
 use crate::attention::Attention;
-use crate::math::{rms_norm, swiglu};
+use crate::math::{rms_norm, rms_norm_in_place, swiglu};
 use crate::product::{Before, arithmetic};
 use crate::rope;
 use crate::shape::Shape;
@@ -16,12 +16,12 @@ use crate::weights::{Layer, Weights};
 
 /// Rows that go through the feed-forward part together.
 const ROWS: usize = 512;
-/// More threads than any machine has use for.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
 
 /// A model of the Llama family, computed on the CPU.
 ///
-/// All that is computed for a token depends on the tokens up to it and on nothing else, to the bit:
+/// The result for a token depends on the tokens up to it and on nothing else, to the bit:
 /// matrix products sum up in the order of inputs whatever the number of rows, and attention visits
 /// keys in tiles at fixed positions.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct Llama {
     scratch: Scratch,
 }
 
-/// What a step computes in. It grows to the largest step so far.
+/// Buffers of a step. They grow to the largest step so far.
 #[derive(Debug, Default)]
 struct Scratch {
     /// `[token][element]`, between layers.
@@ -43,7 +43,7 @@ struct Scratch {
     normed: Vec<f32>,
     /// `[token][queries, keys, values]`.
     qkv: Vec<f32>,
-    /// `[token][what the heads found]`.
+    /// `[token][results of heads]`.
     found: Vec<f32>,
     gate_up: Vec<f32>,
     gated: Vec<f32>,
@@ -52,7 +52,7 @@ struct Scratch {
 }
 
 impl Llama {
-    /// A model whose weights `collect` gets, on so many threads of its own.
+    /// Creates a model with its own thread pool. `collect` reads the weights.
     pub(crate) fn new(
         shape: Shape,
         fingerprint: String,
@@ -77,7 +77,7 @@ impl Llama {
         }
     }
 
-    /// How much KV a token has.
+    /// The size of a token's KV.
     #[must_use]
     pub fn kv_shape(&self) -> KvShape {
         KvShape {
@@ -87,7 +87,7 @@ impl Llama {
         }
     }
 
-    /// What is wrong with a step, if anything is.
+    /// Checks a step.
     fn check(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let unknown = |token: &&u32| **token as usize >= self.shape.vocabulary;
         if let Some(token) = step.tokens.iter().find(unknown) {
@@ -207,13 +207,19 @@ impl Scratch {
         let epsilon = shape.norm_epsilon;
         norm(&self.x, &layer.attention_norm, epsilon, &mut self.normed);
         layer.qkv.multiply(&self.normed, &mut self.qkv, Before::Replaced);
-        let turned = shape.queries() + shape.keys();
         let rows = self.qkv.par_chunks_mut(shape.qkv()).zip(self.angles.par_chunks(shape.head_dim));
         rows.for_each(|(row, angles)| {
             if let Some(bias) = &layer.qkv_bias {
                 row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
             }
-            for head in row[..turned].chunks_exact_mut(shape.head_dim) {
+            let (queries, rest) = row.split_at_mut(shape.queries());
+            let keys = &mut rest[..shape.keys()];
+            if let Some(norm) = &layer.qk_norm {
+                rms_norm_in_place(queries, &norm.query, epsilon);
+                rms_norm_in_place(keys, &norm.key, epsilon);
+            }
+            let heads = queries.chunks_exact_mut(shape.head_dim);
+            for head in heads.chain(keys.chunks_exact_mut(shape.head_dim)) {
                 rope::turn(head, angles);
             }
         });

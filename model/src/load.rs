@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
-/// Why a model could not be loaded from its folder.
+/// Reasons why a model cannot be loaded from its folder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -19,7 +19,7 @@ pub enum LoadError {
     Missing {
         /// The file.
         path: PathBuf,
-        /// What to do.
+        /// Advice.
         advice: &'static str,
     },
     /// A file cannot be read.
@@ -27,15 +27,15 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// A file is not what its name says.
+    /// A file cannot be parsed.
     #[error("{path} cannot be parsed: {problem}; download it again")]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A file that git-lfs has not fetched.
@@ -49,32 +49,32 @@ pub enum LoadError {
     },
     /// A model of another architecture.
     #[error(
-        "{path}: {problem}; models of the architectures LlamaForCausalLM, MistralForCausalLM and \
-         Qwen2ForCausalLM (model_type llama, mistral and qwen2) can be loaded"
+        "{path}: {problem}; models of the architectures LlamaForCausalLM, MistralForCausalLM, \
+         Qwen2ForCausalLM and Qwen3ForCausalLM (model_type llama, mistral, qwen2 and qwen3) can be loaded"
     )]
     Architecture {
-        /// The file that says so.
+        /// The file.
         path: PathBuf,
-        /// What is not supported.
+        /// Description of the unsupported feature.
         problem: String,
     },
     /// A model that needs what is not supported.
     #[error(
-        "{path}: {problem}; models of the kinds Llama, Mistral and Qwen2 can be loaded, with weights \
-         in f32, f16 or bf16"
+        "{path}: {problem}; models of the kinds Llama, Mistral, Qwen2 and Qwen3 can be loaded, with \
+         weights in f32, f16 or bf16"
     )]
     Unsupported {
-        /// The file that says so.
+        /// The file.
         path: PathBuf,
-        /// What is not supported.
+        /// Description of the unsupported feature.
         problem: String,
     },
     /// Sizes that no model has.
     #[error("{path}: {problem}; the file is damaged or not part of a model")]
     Size {
-        /// The file that says so.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// Files that do not belong together.
@@ -84,20 +84,20 @@ pub enum LoadError {
     Mismatch {
         /// The file that does not fit.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
     /// A chat template that cannot be used.
     #[error("the chat template in {path} is wrong: {problem}; a chat_template.jinja replaces it")]
     ChatTemplate {
-        /// Where the template is.
+        /// The file with the template.
         path: PathBuf,
-        /// What is wrong.
+        /// Description of the problem.
         problem: String,
     },
 }
 
-/// Loads the model of a folder, to be computed on so many threads of the CPU.
+/// Loads the model of a folder, to be computed by this number of CPU threads.
 ///
 /// # Errors
 /// See [`open`].
@@ -105,14 +105,14 @@ pub fn load(folder: &Path, threads: usize) -> Result<Loaded, LoadError> {
     Ok(open(folder)?.on_cpu(threads))
 }
 
-/// Looks at the model of a folder, without reading all of its weights.
+/// Opens the model of a folder without reading all of its weights.
 ///
 /// The folder has `config.json`, `tokenizer.json`, and the weights in `model.safetensors` or in the
 /// shards that `model.safetensors.index.json` names; `generation_config.json`, `tokenizer_config.json`
 /// and `chat_template.jinja` are looked at where they exist.
 ///
 /// # Errors
-/// When something is missing, damaged or not supported; the error names the file and what to do.
+/// Fails if a file is missing, damaged or not supported; the error names the file and gives advice.
 pub fn open(folder: &Path) -> Result<Unloaded, LoadError> {
     let config = config::read_config(folder)?;
     let tensors = tensors::open(folder, &config.shape)?;
@@ -132,16 +132,16 @@ pub fn open(folder: &Path) -> Result<Unloaded, LoadError> {
 /// The tokenizer of a folder, which needs to have nothing but `tokenizer.json`.
 ///
 /// # Errors
-/// When it is missing or damaged; the error names the file and what to do.
+/// Fails if it is missing or damaged; the error names the file and gives advice.
 pub fn load_tokenizer(folder: &Path) -> Result<Tokenizer, LoadError> {
     text::read_any_tokenizer(&folder.join("tokenizer.json"))
 }
 
-/// How prompts are made for the model of a folder, of any architecture: its tokenizer and its chat template. It needs to
+/// Loads the tokenizer and the chat template of a folder, whose model may be of any architecture. The folder needs to
 /// have nothing but `tokenizer.json`.
 ///
 /// # Errors
-/// When a file is missing or damaged; the error names it and says what to do.
+/// Fails if a file is missing or damaged; the error names it and gives advice.
 pub fn load_prompting(folder: &Path) -> Result<(Tokenizer, ChatTemplate), LoadError> {
     Ok((load_tokenizer(folder)?, text::read_chat(folder)?.0))
 }
@@ -167,7 +167,7 @@ fn read_if_any(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
     }
 }
 
-/// Whether a file has this instead of what it should have, because git-lfs was not there or was told not
+/// Returns whether a file is a pointer of git-lfs instead of the content, because git-lfs was missing or told not
 /// to fetch it.
 fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/spec/")
@@ -178,7 +178,7 @@ fn read(path: &Path, advice: &'static str) -> Result<Vec<u8>, LoadError> {
     read_if_any(path)?.ok_or_else(|| LoadError::Missing { path: path.to_owned(), advice })
 }
 
-/// What the JSON of a file says.
+/// Parses the JSON of a file.
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, json: &[u8]) -> Result<T, LoadError> {
     let mut parts = serde_json::Deserializer::from_slice(json);
     let told = serde_path_to_error::deserialize(&mut parts).map_err(|error| error.to_string());

@@ -1,4 +1,4 @@
-//! A model with its text.
+//! A model with its tokenizer and chat template.
 
 use terrace_cache::Token;
 
@@ -7,7 +7,7 @@ use crate::shape::Shape;
 use crate::weights::{WeightSource, collect};
 use crate::{ChatTemplate, Llama, Tokenizer};
 
-/// A model and all that belongs to it, whose weights are still where they come from.
+/// A model with its tokenizer and chat template, whose weights are not read yet.
 #[derive(Debug)]
 pub struct Unloaded {
     /// The sizes of the model.
@@ -16,7 +16,7 @@ pub struct Unloaded {
     pub weights: Box<dyn WeightSource>,
     /// Its tokens.
     pub tokenizer: Tokenizer,
-    /// How it is talked to.
+    /// Its chat template.
     pub chat: ChatTemplate,
     /// The tokens that end an answer.
     pub stop_tokens: Vec<Token>,
@@ -25,7 +25,7 @@ pub struct Unloaded {
 }
 
 impl Unloaded {
-    /// A model whose tokens are bytes, as those that come with the program.
+    /// Creates a model whose tokens are bytes, like the built-in one.
     pub(crate) fn of_bytes(name: &str, shape: Shape, weights: impl WeightSource + 'static) -> Self {
         Self {
             shape,
@@ -37,7 +37,7 @@ impl Unloaded {
         }
     }
 
-    /// Gets the weights, to compute on so many threads of the CPU.
+    /// Reads the weights, to be used by this number of CPU threads.
     #[must_use]
     pub fn on_cpu(self, threads: usize) -> Loaded {
         let Self { shape, weights, tokenizer, chat, stop_tokens, name } = self;
@@ -47,14 +47,14 @@ impl Unloaded {
     }
 }
 
-/// A model on the CPU and all that belongs to it.
+/// A model on the CPU with its tokenizer and chat template.
 #[derive(Debug)]
 pub struct Loaded {
     /// The model.
     pub model: Llama,
     /// Its tokens.
     pub tokenizer: Tokenizer,
-    /// How it is talked to.
+    /// Its chat template.
     pub chat: ChatTemplate,
     /// The tokens that end an answer.
     pub stop_tokens: Vec<Token>,

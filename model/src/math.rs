@@ -36,18 +36,34 @@ pub(crate) fn exp(x: f32) -> f32 {
 pub(crate) fn rms_norm(x: &[f32], weights: &[f32], epsilon: f32, out: &mut [f32]) {
     let rows = x.chunks_exact(weights.len()).zip(out.chunks_exact_mut(weights.len()));
     for (x, out) in rows {
-        let mut squares = [0.0; LANES];
-        for values in x.chunks(LANES) {
-            for (sum, value) in squares.iter_mut().zip(values) {
-                *sum += value * value;
-            }
-        }
-        let mean = squares.iter().sum::<f32>() / weights.len() as f32;
-        let scale = 1.0 / (mean + epsilon).sqrt();
+        let scale = inverse_rms(x, epsilon);
         for ((out, value), weight) in out.iter_mut().zip(x).zip(weights) {
             *out = value * scale * weight;
         }
     }
+}
+
+/// Norms each row of `x` as [`rms_norm`] does, where it lies.
+pub(crate) fn rms_norm_in_place(x: &mut [f32], weights: &[f32], epsilon: f32) {
+    for row in x.chunks_exact_mut(weights.len()) {
+        let scale = inverse_rms(row, epsilon);
+        for (value, weight) in row.iter_mut().zip(weights) {
+            *value = *value * scale * weight;
+        }
+    }
+}
+
+/// One divided by the root mean square of a row.
+#[inline(always)]
+fn inverse_rms(row: &[f32], epsilon: f32) -> f32 {
+    let mut squares = [0.0; LANES];
+    for values in row.chunks(LANES) {
+        for (sum, value) in squares.iter_mut().zip(values) {
+            *sum += value * value;
+        }
+    }
+    let mean = squares.iter().sum::<f32>() / row.len() as f32;
+    1.0 / (mean + epsilon).sqrt()
 }
 
 /// The gated activation: of each row of `gate_up`, the first half, made smooth steps, times the
@@ -68,7 +84,7 @@ pub(crate) struct Running {
     pub(crate) max: f32,
     /// The sum of all `exp(score - max)`.
     pub(crate) sum: f32,
-    /// What was summed up before the last tile is to be multiplied with this.
+    /// Factor for the sums before the last tile.
     pub(crate) correction: f32,
 }
 
@@ -141,6 +157,9 @@ mod tests {
         let weights: Vec<f32> = (0..38).map(|i| i as f32 / 20.0).collect();
         let mut normed = vec![f32::NAN; x.len()];
         rms_norm(&x, &weights, 0.1, &mut normed);
+        let mut in_place = x.clone();
+        rms_norm_in_place(&mut in_place, &weights, 0.1);
+        assert_eq!(in_place, normed);
         let mut gated = vec![f32::NAN; x.len() / 2];
         swiglu(&x, &mut gated, 19);
         for (row, x) in x.chunks(38).enumerate() {

@@ -37,7 +37,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// Where a product is written: rows of numbers, or some columns of them that nobody else has.
+/// The destination of a product: rows of numbers, or exclusively borrowed columns of them.
 #[derive(Debug)]
 pub(crate) struct Output<'a> {
     start: *mut f32,
@@ -57,7 +57,7 @@ impl<'a> Output<'a> {
         Self { start: numbers.as_mut_ptr(), rows, columns, stride, lent: PhantomData }
     }
 
-    /// Cuts it into pieces of so many columns; the last may have fewer.
+    /// Cuts it into pieces of this number of columns; the last may have fewer.
     pub(crate) fn pieces(self, columns: usize) -> impl Iterator<Item = Self> {
         (0..self.columns).step_by(columns).map(move |first| Self {
             // Without rows there may be nothing to point at.
@@ -72,7 +72,7 @@ fn fits(numbers: usize, rows: usize, columns: usize, stride: usize) -> bool {
     columns <= stride && (rows == 0 || (rows - 1) * stride + columns <= numbers)
 }
 
-/// What becomes of the numbers that a product is written over.
+/// Treatment of the numbers that a product is written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Before {
     /// They are replaced, and not looked at.
@@ -92,7 +92,7 @@ pub(crate) fn multiply(a: Operand<'_>, b: Operand<'_>, before: Before, out: Outp
     // Any factor but one would be rounded differently at the edges of a matrix.
     let alpha = 1.0;
     // SAFETY: operands and output lie in their numbers, as was asserted when they were made, and the
-    // output is borrowed from everybody else.
+    // output is borrowed exclusively.
     unsafe {
         matrixmultiply::sgemm(
             a.rows,
@@ -131,7 +131,7 @@ mod tests {
         (0..count).map(|i| ((i * step + 13) % 1000) as f32 / 500.0 - 1.0).collect()
     }
 
-    /// Around the sizes that the library computes together.
+    /// Sizes around those that the library computes together.
     const INPUTS: [usize; 7] = [1, 3, 32, 255, 256, 257, 600];
 
     #[test]

@@ -10,14 +10,14 @@ use crate::shape::Shape;
 use crate::weights::{LayerPart, Part, WeightSource, collect};
 use crate::{Loaded, Unloaded};
 
-/// The name under which the model is known.
+/// The model's name.
 const NAME: &str = "terrace-random";
-/// Changes with everything that changes what the model computes.
+/// Version of everything that changes the results of the model.
 const VERSION: u32 = 1;
-/// Where the generator begins.
+/// Seed of the generator.
 const SEED: u64 = 0x7465_7272_6163_6500 + VERSION as u64;
 
-/// The model with random weights, on so many threads of the CPU.
+/// The model with random weights, computed by this number of CPU threads.
 #[must_use]
 pub fn random(threads: usize) -> Loaded {
     unloaded_random().on_cpu(threads)
@@ -54,6 +54,7 @@ fn shape() -> Shape {
         positions_max: 16_384,
         rope: Rope { theta: 10_000.0, scaling: Scaling::None },
         qkv_bias: false,
+        qk_norm: false,
         tied: false,
     }
 }
@@ -87,7 +88,10 @@ impl WeightSource for Generated {
             Part::Head => 0.0,
             Part::FinalNorm => return out.fill(1.0),
             Part::OfLayer(_, part) => match part {
-                LayerPart::AttentionNorm | LayerPart::FeedForwardNorm => return out.fill(1.0),
+                LayerPart::AttentionNorm
+                | LayerPart::FeedForwardNorm
+                | LayerPart::QueryNorm
+                | LayerPart::KeyNorm => return out.fill(1.0),
                 LayerPart::QueryBias | LayerPart::KeyBias | LayerPart::ValueBias => {
                     return out.fill(0.0);
                 }
@@ -154,7 +158,7 @@ mod tests {
         let digest = xxhash_rust::xxh3::xxh3_64(
             &row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>(),
         );
-        // Whoever changes this changes `VERSION` with it, or cached KV would be taken for another
+        // A change here needs another `VERSION`, or cached KV would be taken for another
         // model's.
         assert_eq!(digest, 0x0fa4_0a18_134d_d9db);
     }

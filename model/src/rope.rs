@@ -1,26 +1,26 @@
 //! Rotary positions: pairs of elements of queries and keys are turned by angles that grow with the
 //! position.
 
-/// How fast each pair turns.
+/// Speed at which each pair turns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// The pairs' wavelengths grow from one to about this many radians.
+    /// Ratio of the longest wavelength of a pair to the shortest, about.
     pub theta: f64,
-    /// How it was stretched.
+    /// Scaling for longer sequences.
     pub scaling: Scaling,
 }
 
-/// How a model was stretched to longer sequences than it was first trained on.
+/// Scaling of a model to longer sequences than it was first trained on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// None.
     None,
     /// All angles are divided.
     Linear {
         /// By this.
         factor: f64,
     },
-    /// Slow pairs are divided, fast ones are not, and in between it is a bit of both.
+    /// The angles of slow pairs are divided, those of fast pairs are not, and those between are interpolated.
     Llama3 {
         /// By this.
         factor: f64,
@@ -34,7 +34,7 @@ pub enum Scaling {
 }
 
 impl Rope {
-    /// What is wrong with the values, in words.
+    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut values = vec![("rope_theta", self.theta)];
         match self.scaling {
@@ -61,7 +61,7 @@ impl Rope {
         }
     }
 
-    /// How far each of a head's pairs turns from one position to the next, in radians.
+    /// Angle by which each of a head's pairs turns from one position to the next, in radians.
     pub(crate) fn frequencies(&self, head_dim: usize) -> Vec<f32> {
         let unscaled = |pair| self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
         let scaled = |frequency: f64| match self.scaling {

@@ -1,11 +1,11 @@
-//! What a Llama looks like: sizes, and how positions turn queries and keys.
+//! The shape of a Llama: its sizes and features.
 
 use crate::rope::Rope;
 
-/// The sizes of a model. They are checked once, when its folder is read; everything after relies on that.
+/// The sizes of a model. They are checked once, when its folder is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Tokens that there are.
+    /// Number of tokens.
     pub vocabulary: usize,
     /// Elements of a token between layers.
     pub dim: usize,
@@ -17,22 +17,24 @@ pub struct Shape {
     pub kv_heads: usize,
     /// Elements of a query, key or value.
     pub head_dim: usize,
-    /// Elements of a token inside the feed-forward part.
+    /// Elements of a token inside the feed-forward network.
     pub hidden: usize,
-    /// What keeps a norm from dividing by zero.
+    /// Number that keeps norms from dividing by zero.
     pub norm_epsilon: f32,
-    /// The longest sequence that it was made for.
+    /// Maximum length of a sequence, in tokens.
     pub positions_max: u32,
-    /// How fast positions turn queries and keys.
+    /// Speed at which positions turn queries and keys.
     pub rope: Rope,
-    /// Whether queries, keys and values have biases.
+    /// Biases of queries, keys and values are added.
     pub qkv_bias: bool,
-    /// Whether the embeddings are also the weights of the logits.
+    /// The query and the key of each head are normed before positions turn them.
+    pub qk_norm: bool,
+    /// The embeddings are also the weights of the logits.
     pub tied: bool,
 }
 
 impl Shape {
-    /// What is wrong with the sizes, in words.
+    /// Checks the sizes.
     pub(crate) fn check(&self) -> Result<(), String> {
         // Beyond any model, and small enough that no product of three overflows.
         const SIZES: [(&str, usize); 7] = [
@@ -107,7 +109,7 @@ impl Shape {
         self.queries() + 2 * self.keys()
     }
 
-    /// How far each of a head's pairs of elements turns from one position to the next, in radians. A pair is an
+    /// Angle by which each of a head's pairs of elements turns from one position to the next, in radians. A pair is an
     /// element of the head's first half and one of its second.
     #[must_use]
     pub fn frequencies(&self) -> Vec<f32> {

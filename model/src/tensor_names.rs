@@ -17,6 +17,8 @@ pub(crate) fn name_of(part: Part) -> String {
                 LayerPart::QueryBias => "self_attn.q_proj.bias",
                 LayerPart::KeyBias => "self_attn.k_proj.bias",
                 LayerPart::ValueBias => "self_attn.v_proj.bias",
+                LayerPart::QueryNorm => "self_attn.q_norm.weight",
+                LayerPart::KeyNorm => "self_attn.k_norm.weight",
                 LayerPart::AttentionOut => "self_attn.o_proj.weight",
                 LayerPart::FeedForwardNorm => "post_attention_layernorm.weight",
                 LayerPart::Gate => "mlp.gate_proj.weight",

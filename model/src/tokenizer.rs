@@ -58,7 +58,7 @@ impl Tokenizer {
     /// The tokens of a text, with those that a model wants at the beginning or end of every text.
     ///
     /// # Errors
-    /// When the model has no tokens for the text. Bytes always have.
+    /// Fails if the model has no tokens for the text. Byte tokenizers always have.
     pub fn encode(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
         match &self.0 {
             Kind::Bytes => Ok(ByteTokenizer::encode(text)),
@@ -70,7 +70,7 @@ impl Tokenizer {
     /// as chat templates do; the byte tokenizer never does.
     ///
     /// # Errors
-    /// As for [`Tokenizer::encode`].
+    /// Same as for [`Tokenizer::encode`].
     pub fn encode_plain(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
         match &self.0 {
             Kind::Bytes => Ok(ByteTokenizer::encode_plain(text).collect()),
@@ -85,7 +85,7 @@ impl Tokenizer {
     /// serves such a model.
     ///
     /// # Errors
-    /// When the template refuses the conversation, or the model has no tokens for it.
+    /// Fails if the template refuses the conversation, or the model has no tokens for it.
     pub fn encode_chat(
         &self,
         chat: &ChatTemplate,
@@ -104,7 +104,7 @@ impl Tokenizer {
         }
     }
 
-    /// What turns the tokens of an answer into text, one after the other.
+    /// Returns a decoder, which turns the tokens of an answer into text one by one.
     #[must_use]
     pub fn decoder(&self) -> Decoder {
         self.decoder_after(&[])
@@ -158,7 +158,7 @@ impl Tokenizer {
         }
     }
 
-    /// What the tokenizer calls a token; nothing for one that it does not have.
+    /// Returns the tokenizer's name of a token; none for a token that it does not have.
     #[must_use]
     pub fn token_name(&self, token: Token) -> Option<String> {
         match &self.0 {
@@ -167,7 +167,7 @@ impl Tokenizer {
         }
     }
 
-    /// How many tokens there are: one more than the highest.
+    /// Number of tokens: one more than the highest token.
     #[must_use]
     pub fn vocabulary(&self) -> usize {
         match &self.0 {
@@ -202,7 +202,7 @@ enum Decoding {
         /// The tokens whose text was told last, since what a token says may depend on those before
         /// it, and then those that are kept back.
         window: Vec<Token>,
-        /// How many of them were told.
+        /// Number of tokens whose text was returned.
         told: usize,
         skips_special: bool,
     },
@@ -261,7 +261,7 @@ impl Decoder {
     }
 }
 
-/// What the tokens from `told` on add to the text of those before them.
+/// Returns the text that the tokens from `told` on add to that of the tokens before them.
 fn new_text(
     tokenizer: &FileTokenizer,
     window: &[Token],

@@ -1,4 +1,4 @@
-//! The numbers of a model, in the order in which they are used.
+//! The weights of a model, in the order of their use.
 
 use rayon::prelude::*;
 
@@ -33,25 +33,33 @@ pub(crate) struct Layer {
     /// To queries, keys and values, one after the other.
     pub(crate) qkv: Matrix,
     pub(crate) qkv_bias: Option<Vec<f32>>,
+    pub(crate) qk_norm: Option<QkNorm>,
     pub(crate) attention_out: Matrix,
     pub(crate) feed_forward_norm: Vec<f32>,
-    /// To gates, and then to what they let through.
+    /// To gates and to the gated values.
     pub(crate) gate_up: Matrix,
     pub(crate) down: Matrix,
 }
 
-/// Where weights come from. They are asked for row by row, from several threads.
+/// The norms of one head's query and key, which all heads of a layer share.
+#[derive(Debug)]
+pub(crate) struct QkNorm {
+    pub(crate) query: Vec<f32>,
+    pub(crate) key: Vec<f32>,
+}
+
+/// A source of weights. Several threads read rows from it.
 pub trait WeightSource: std::fmt::Debug + Send + Sync {
     /// Writes a row of a part: the weights of one output, an embedding, or all of a vector.
     fn row(&self, part: Part, row: usize, out: &mut [f32]);
 
-    /// All rows of a part as they are kept, where that is in bf16, the lower byte first.
+    /// Returns all rows of a part if they are stored in bf16, little-endian.
     fn as_bf16(&self, part: Part) -> Option<&[u8]> {
         let _ = part;
         None
     }
 
-    /// Names these weights of a model of this shape, and no others. It may have to look at all of them.
+    /// Returns a name that no other weights of any shape have. It may have to read all of them.
     fn fingerprint(&self, shape: &Shape) -> String;
 }
 
@@ -62,7 +70,7 @@ pub enum Part {
     Embeddings,
     /// The weights of the norm behind the last layer.
     FinalNorm,
-    /// To logits; none where the embeddings serve for that.
+    /// To logits; absent if the embeddings are used for that.
     Head,
     /// One of a layer.
     OfLayer(usize, LayerPart),
@@ -79,22 +87,26 @@ pub enum LayerPart {
     Keys,
     /// To values.
     Values,
-    /// What is added to queries.
+    /// Biases of queries.
     QueryBias,
-    /// What is added to keys.
+    /// Biases of keys.
     KeyBias,
-    /// What is added to values.
+    /// Biases of values.
     ValueBias,
-    /// From what the heads found.
+    /// From the results of the heads.
     AttentionOut,
     /// The weights of the norm before the feed-forward part.
     FeedForwardNorm,
     /// To gates.
     Gate,
-    /// To what gates let through.
+    /// To the gated values.
     Up,
-    /// From what they let through.
+    /// From the gated values.
     Down,
+    /// The weights of the norm of a head's query.
+    QueryNorm,
+    /// The weights of the norm of a head's key.
+    KeyNorm,
 }
 
 impl LayerPart {
@@ -102,6 +114,7 @@ impl LayerPart {
     pub(crate) fn all(shape: &Shape) -> impl Iterator<Item = Self> {
         const BIASES: [LayerPart; 3] =
             [LayerPart::QueryBias, LayerPart::KeyBias, LayerPart::ValueBias];
+        const NORMS: [LayerPart; 2] = [LayerPart::QueryNorm, LayerPart::KeyNorm];
         let others = [
             Self::AttentionNorm,
             Self::Queries,
@@ -113,7 +126,9 @@ impl LayerPart {
             Self::Up,
             Self::Down,
         ];
-        others.into_iter().chain(BIASES.into_iter().filter(|_| shape.qkv_bias))
+        let biases = BIASES.into_iter().filter(|_| shape.qkv_bias);
+        let norms = NORMS.into_iter().filter(|_| shape.qk_norm);
+        others.into_iter().chain(biases).chain(norms)
     }
 }
 
@@ -139,6 +154,7 @@ impl Part {
                 LayerPart::Keys | LayerPart::Values => (Some(shape.keys()), dim),
                 LayerPart::QueryBias => (None, shape.queries()),
                 LayerPart::KeyBias | LayerPart::ValueBias => (None, shape.keys()),
+                LayerPart::QueryNorm | LayerPart::KeyNorm => (None, shape.head_dim),
                 LayerPart::AttentionOut => (Some(dim), shape.queries()),
                 LayerPart::Gate | LayerPart::Up => (Some(shape.hidden), dim),
                 LayerPart::Down => (Some(dim), shape.hidden),
@@ -147,7 +163,7 @@ impl Part {
     }
 }
 
-/// Asks a source for all weights of a model, in the current pool.
+/// Reads all weights of a model from a source, in the current thread pool.
 pub(crate) fn collect(shape: &Shape, source: &dyn WeightSource) -> Weights {
     let vector = |part: Part| {
         let mut vector = vec![0.0; part.size(shape).1];
@@ -175,6 +191,10 @@ pub(crate) fn collect(shape: &Shape, source: &dyn WeightSource) -> Weights {
             qkv_bias: shape
                 .qkv_bias
                 .then(|| biases.into_iter().flat_map(|part| vector(of(part))).collect()),
+            qk_norm: shape.qk_norm.then(|| QkNorm {
+                query: vector(of(LayerPart::QueryNorm)),
+                key: vector(of(LayerPart::KeyNorm)),
+            }),
             attention_out: matrix(&[of(LayerPart::AttentionOut)]),
             feed_forward_norm: vector(of(LayerPart::FeedForwardNorm)),
             gate_up: matrix(&[of(LayerPart::Gate), of(LayerPart::Up)]),

@@ -41,6 +41,7 @@ pub(crate) fn eight_billion() -> Shape {
         positions_max: 40_960,
         rope: Rope { theta: 500_000.0, scaling: Scaling::None },
         qkv_bias: false,
+        qk_norm: false,
         tied: false,
     }
 }

@@ -1,4 +1,4 @@
-//! What stands for templates from folders where the program was built without them.
+//! Stand-ins for templates from folders, in builds without them.
 
 use std::convert::Infallible;
 

@@ -15,16 +15,16 @@ pub(super) struct Jinja {
     environment: Environment<'static>,
     begin: String,
     end: String,
-    /// What is written in it, to see what it knows.
+    /// The source of all templates, which shows their features.
     source: String,
     has_one_for_tools: bool,
 }
 
 /// The template of an environment.
 const TEMPLATE: &str = "chat";
-/// The one for conversations with tools, where a folder has one of its own for them.
+/// The template for conversations with tools, in folders that have a separate one.
 const TEMPLATE_FOR_TOOLS: &str = "chat with tools";
-/// What a template may do before it counts as endless: some hundred instructions a message are usual.
+/// Instructions after which a template counts as endless. A few hundred per message are usual.
 const FUEL: u64 = 10_000_000;
 
 impl Jinja {
@@ -57,7 +57,7 @@ impl Jinja {
         Ok(jinja)
     }
 
-    /// Whether this text is in it.
+    /// Returns whether a template contains this text.
     pub(super) fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
     }
@@ -123,7 +123,7 @@ fn failure(error: Error) -> ChatError {
 /// JSON as Python writes it, which is what models were shown: with blanks after commas and colons.
 fn to_json(value: &Value, options: minijinja::value::Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // What else Python's function can be told makes no difference to templates.
+    // Other arguments of Python's function make no difference to templates.
     let _: Option<bool> = options.get("ensure_ascii")?;
     let _: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(text, r#"{"role": "user", "content": "<ä> \"x\""}"#);
     }
 
-    /// As Qwen2 and its kin write tools and calls.
+    /// Writes tools and calls as templates of Qwen2 do.
     const WITH_TOOLS: &str = "{%- if tools %}\n{{- '<tools>' }}{%- for tool in tools %}{{- tool | \
         tojson }}{%- endfor %}{{- '</tools>' }}\n{%- endif %}\n{%- for message in messages %}\n{{- '<' + \
         message.role + '>' }}{%- if message.content %}{{- message.content }}{%- endif %}{%- for call in \
@@ -294,6 +294,124 @@ mod tests {
         let two = two.unwrap();
         assert_eq!(two.render(&conversation).unwrap(), "other tools");
         assert_eq!(two.render(&no_tools).unwrap(), "one tool_calls");
+    }
+
+    /// Uses what templates of Qwen3 use: thoughts of the last turns only, consecutive tool results in one message, and
+    /// a variable that turns thinking off.
+    const WITH_THOUGHTS: &str = r#"
+{%- if tools %}
+    {{- '[system]' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '|' }}
+    {%- endif %}
+    {%- for tool in tools %}
+        {{- "\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+{%- else %}
+    {%- if messages[0].role == 'system' %}
+        {{- '[system]' + messages[0].content }}
+    {%- endif %}
+{%- endif %}
+{%- set ns = namespace(searching=true, asked=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.searching and message.role == "user" and message.content is string and not(message.content.startswith('<result>') and message.content.endswith('</result>')) %}
+        {%- set ns.searching = false %}
+        {%- set ns.asked = index %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if message.content is string %}
+        {%- set content = message.content %}
+    {%- else %}
+        {%- set content = '' %}
+    {%- endif %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '[' + message.role + ']' + content }}
+    {%- elif message.role == "assistant" %}
+        {%- set thought = '' %}
+        {%- if message.reasoning_content is defined and message.reasoning_content is not none %}
+            {%- set thought = message.reasoning_content %}
+        {%- else %}
+            {%- if '</think>' in content %}
+                {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+                {%- set content = content.split('</think>')[-1].lstrip('\n') %}
+            {%- endif %}
+        {%- endif %}
+        {{- '[assistant]' }}
+        {%- if loop.index0 > ns.asked and (loop.last or (not loop.last and thought)) %}
+            {{- '<think>' + thought.strip('\n') + '</think>' }}
+        {%- endif %}
+        {{- content.lstrip('\n') }}
+        {%- if message.tool_calls %}
+            {%- for tool_call in message.tool_calls %}
+                {%- if (loop.first and content) or (not loop.first) %}
+                    {{- ';' }}
+                {%- endif %}
+                {%- if tool_call.function %}
+                    {%- set tool_call = tool_call.function %}
+                {%- endif %}
+                {{- '<tool_call>' + tool_call.name + ' ' }}
+                {%- if tool_call.arguments is string %}
+                    {{- tool_call.arguments }}
+                {%- else %}
+                    {{- tool_call.arguments | tojson }}
+                {%- endif %}
+            {%- endfor %}
+        {%- endif %}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '[user]' }}
+        {%- endif %}
+        {{- '<result>' + content + '</result>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '[end]' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '[assistant]' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think></think>' }}
+    {%- endif %}
+{%- endif %}"#;
+
+    #[test]
+    fn templates_with_thoughts_tools_and_enable_thinking_are_rendered() {
+        let chat = template(WITH_THOUGHTS);
+        let mut calls = says("assistant", "<think>\nhm\n</think>\n\nlet me look");
+        for (name, arguments) in [("f", json!({ "a": 1 })), ("g", json!("{}"))] {
+            calls.tool_calls.push(ToolCall {
+                id: None,
+                kind: ToolKind::Function,
+                function: FunctionCall { name: name.to_owned(), arguments },
+            });
+        }
+        let mut earlier = says("assistant", "yes");
+        earlier.more.insert("reasoning_content".to_owned(), json!("forgotten"));
+        let messages = vec![
+            says("system", "be nice"),
+            says("user", "one?"),
+            earlier,
+            says("user", "two?"),
+            calls,
+            says("tool", "1"),
+            says("tool", "2"),
+        ];
+        let conversation =
+            Conversation { tools: vec![json!({ "name": "f" })], ..Conversation::new(messages) };
+        let said = "[system]be nice|\n{\"name\": \"f\"}[user]one?[assistant]yes[user]two?[assistant]\
+                    <think>hm</think>let me look;<tool_call>f {\"a\": 1};<tool_call>g {}\
+                    [user]<result>1</result><result>2</result>[end][assistant]";
+        assert_eq!(chat.render(&conversation).unwrap(), said);
+        for (thinks, end) in [(true, ""), (false, "<think></think>")] {
+            let variables = [("enable_thinking".to_owned(), json!(thinks))].into_iter().collect();
+            let text = chat.render(&Conversation { variables, ..conversation.clone() }).unwrap();
+            assert_eq!(text, format!("{said}{end}"));
+        }
+        let plain = render(&chat, &[says("system", "be nice"), says("user", "hi")]).unwrap();
+        assert_eq!(plain, "[system]be nice[user]hi[assistant]");
     }
 
     #[test]

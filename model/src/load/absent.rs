@@ -1,10 +1,10 @@
-//! What stands for models from folders where the program was built without them.
+//! Stand-ins for models from folders, in builds without them.
 
 use std::path::Path;
 
 use crate::{ChatTemplate, Loaded, Tokenizer, Unloaded};
 
-/// Why a model could not be loaded from its folder.
+/// Reasons why a model is not loaded from its folder.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "this program supports only the built-in model. To load models from folders, build it with \

@@ -1,4 +1,4 @@
-//! `config.json`: sizes, and what a model has that others have not.
+//! `config.json`: the sizes and features of a model.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use super::{LoadError, parse, read};
 use crate::rope::{Rope, Scaling};
 use crate::shape::Shape;
 
-/// What `config.json` says.
+/// The contents of `config.json`.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) path: PathBuf,
@@ -18,14 +18,14 @@ pub(super) struct Config {
     pub(super) stop_tokens: Vec<Token>,
 }
 
-/// Which kind of model it is. Other kinds have other fields, so this is looked at before them.
+/// The kind of the model. Other kinds have other fields, so this is parsed first.
 #[derive(Debug, Deserialize)]
 struct Kind {
     architectures: Option<Vec<String>>,
     model_type: Option<String>,
 }
 
-/// The fields that are looked at. Others do not change what is computed.
+/// The fields that are read. Others do not change results.
 #[derive(Debug, Deserialize)]
 struct Fields {
     vocab_size: usize,
@@ -39,7 +39,7 @@ struct Fields {
     max_position_embeddings: u32,
     rope_theta: Option<f64>,
     rope_scaling: Option<RopeFields>,
-    /// Newer folders have all about positions here.
+    /// All about positions, in newer folders.
     rope_parameters: Option<RopeFields>,
     hidden_act: Option<String>,
     tie_word_embeddings: Option<bool>,
@@ -55,7 +55,7 @@ struct Fields {
 struct RopeFields {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
-    /// What older folders call `rope_type`.
+    /// Name of `rope_type` in older folders.
     #[serde(rename = "type")]
     old_type: Option<String>,
     factor: Option<f64>,
@@ -81,12 +81,13 @@ impl TokenIds {
     }
 }
 
-/// The families of models that are computed alike.
+/// Supported families of models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Llama,
     Mistral,
     Qwen2,
+    Qwen3,
 }
 
 /// Reads `config.json`.
@@ -101,18 +102,26 @@ pub(super) fn read_config(folder: &Path) -> Result<Config, LoadError> {
     refuse(&fields, family).map_err(unsupported)?;
     let rope = rope(&fields).map_err(unsupported)?;
     let heads = fields.num_attention_heads;
+    let head_dim_if_absent = match family {
+        Family::Llama | Family::Mistral | Family::Qwen2 => {
+            fields.hidden_size.checked_div(heads).unwrap_or(0)
+        }
+        // The width of a Qwen3 does not follow from its heads.
+        Family::Qwen3 => 128,
+    };
     let shape = Shape {
         vocabulary: fields.vocab_size,
         dim: fields.hidden_size,
         layers: fields.num_hidden_layers,
         heads,
         kv_heads: fields.num_key_value_heads.unwrap_or(heads),
-        head_dim: fields.head_dim.unwrap_or(fields.hidden_size.checked_div(heads).unwrap_or(0)),
+        head_dim: fields.head_dim.unwrap_or(head_dim_if_absent),
         hidden: fields.intermediate_size,
         norm_epsilon: fields.rms_norm_eps.unwrap_or(1e-6) as f32,
         positions_max: fields.max_position_embeddings,
         rope,
         qkv_bias: family == Family::Qwen2,
+        qk_norm: family == Family::Qwen3,
         tied: fields.tie_word_embeddings.unwrap_or(false),
     };
     shape.check().map_err(|problem| LoadError::Size { path: path.clone(), problem })?;
@@ -126,6 +135,7 @@ fn family(kind: &Kind) -> Result<Family, String> {
         (Some("LlamaForCausalLM"), _) | (None, Some("llama")) => Ok(Family::Llama),
         (Some("MistralForCausalLM"), _) | (None, Some("mistral")) => Ok(Family::Mistral),
         (Some("Qwen2ForCausalLM"), _) | (None, Some("qwen2")) => Ok(Family::Qwen2),
+        (Some("Qwen3ForCausalLM"), _) | (None, Some("qwen3")) => Ok(Family::Qwen3),
         (Some(other), Some(model_type)) => {
             Err(format!("the architecture {other}, of model_type {model_type}, is not supported"))
         }
@@ -135,7 +145,7 @@ fn family(kind: &Kind) -> Result<Family, String> {
     }
 }
 
-/// Says what the model needs that is not there.
+/// Refuses features that are not supported.
 fn refuse(fields: &Fields, family: Family) -> Result<(), String> {
     match fields.hidden_act.as_deref() {
         None | Some("silu" | "swish") => {}
@@ -152,8 +162,8 @@ fn refuse(fields: &Fields, family: Family) -> Result<(), String> {
     }
     let slides = match family {
         Family::Llama => false,
-        Family::Qwen2 => fields.use_sliding_window == Some(true),
-        // A window that everything fits into is none.
+        Family::Qwen2 | Family::Qwen3 => fields.use_sliding_window == Some(true),
+        // A window as long as the context has no effect.
         Family::Mistral => fields
             .sliding_window
             .is_some_and(|window| window < u64::from(fields.max_position_embeddings)),

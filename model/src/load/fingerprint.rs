@@ -1,4 +1,4 @@
-//! What tells one model's KV from another's.
+//! The fingerprint that separates the KV of models.
 
 use xxhash_rust::xxh3::Xxh3;
 

@@ -29,7 +29,7 @@ struct TensorFile {
     path: PathBuf,
     bytes: Mmap,
     header: Metadata,
-    /// Where the numbers begin.
+    /// Offset of the numbers.
     start: usize,
 }
 
@@ -42,7 +42,7 @@ struct Tensor {
     dtype: Dtype,
 }
 
-/// How numbers are written.
+/// Formats of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dtype {
     F32,
@@ -158,7 +158,7 @@ impl TensorFile {
     }
 }
 
-/// What is wrong with a file, in words for those who have downloaded it.
+/// Describes a damaged file for users who have downloaded it.
 fn problem_of(error: &SafeTensorError, file_bytes: usize) -> String {
     match error {
         SafeTensorError::HeaderTooSmall => format!("{file_bytes} bytes are not a safetensors file"),

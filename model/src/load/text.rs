@@ -9,7 +9,7 @@ use super::config::{Config, TokenIds};
 use super::{LoadError, parse, read, read_if_any};
 use crate::{ChatTemplate, Tokenizer};
 
-/// What these files say.
+/// The contents of these files.
 #[derive(Debug)]
 pub(super) struct Text {
     pub(super) tokenizer: Tokenizer,
@@ -67,7 +67,7 @@ pub(super) fn read_text(folder: &Path, config: &Config) -> Result<Text, LoadErro
     Ok(Text { tokenizer, chat, stop_tokens })
 }
 
-/// How the model of a folder is talked to, and the text of the token that ends its answers.
+/// The chat template of a folder, and the text of the token that ends its answers.
 pub(super) fn read_chat(folder: &Path) -> Result<(ChatTemplate, String), LoadError> {
     let path = folder.join("tokenizer_config.json");
     let settings: TokenizerConfig = match read_if_any(&path)? {
@@ -110,7 +110,7 @@ struct Template {
     for_tools: Option<String>,
 }
 
-/// The template that a folder has. A file of its own comes before a setting.
+/// The template of a folder. A separate file takes precedence over a setting.
 fn template(
     folder: &Path,
     settings_path: PathBuf,

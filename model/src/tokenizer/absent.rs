@@ -1,4 +1,4 @@
-//! What stands for tokenizers from files where the program was built without them.
+//! Stand-ins for tokenizers from files, in builds without them.
 
 use std::convert::Infallible;
 

@@ -47,7 +47,7 @@ impl FileTokenizer {
         highest.map_or(0, |highest| highest as usize + 1)
     }
 
-    /// What a token that was added to the vocabulary says, and whether it is a special one.
+    /// The text of a token that was added to the vocabulary, and whether the token is special.
     pub(super) fn added(&self, token: Token) -> Option<(String, bool)> {
         let added = self.0.get_added_vocabulary();
         let content = added.simple_id_to_token(token)?;
@@ -55,7 +55,7 @@ impl FileTokenizer {
         Some((content, is_special))
     }
 
-    /// How it turns tokens into text, as the file says it.
+    /// The decoder, as the file describes it.
     pub(super) fn decoder(&self) -> Option<Value> {
         self.0.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok())
     }

@@ -1,4 +1,4 @@
-//! What each token stands for, byte by byte.
+//! The bytes of each token.
 
 use serde_json::Value;
 use terrace_cache::Token;
@@ -6,28 +6,28 @@ use terrace_cache::Token;
 use super::{FileTokenizer, Kind, Tokenizer};
 use crate::byte_tokenizer::ByteTokenizer;
 
-/// What a token stands for.
+/// The meaning of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenBytes {
     /// Its part of a text, which need not be whole characters; the name of a special token.
     pub bytes: Vec<u8>,
-    /// Whether it is no text but a mark between texts.
+    /// Set for a mark between texts, which is no text itself.
     pub is_special: bool,
 }
 
-/// How a vocabulary writes bytes.
+/// Notations of bytes in vocabularies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
     /// A character for each byte.
     Bytes,
-    /// As text, with a mark for spaces; single bytes as `<0x00>` if it has such tokens.
+    /// Text with a mark for spaces, and single bytes as `<0x00>` if there are such tokens.
     Text { space: Option<char>, single_bytes: bool },
-    /// In a way that is not known here.
+    /// An unknown notation.
     Unknown,
 }
 
 impl Spelling {
-    /// How the vocabulary of a tokenizer is written, which its decoder tells.
+    /// The notation of a tokenizer, known from its decoder.
     pub(super) fn of(tokenizer: &FileTokenizer) -> Self {
         let (mut space, mut single_bytes) = (None, false);
         let mut parts = Vec::from_iter(tokenizer.decoder());

@@ -29,7 +29,7 @@ struct Loading {
 }
 
 impl Loading {
-    /// With what is to be loaded on host, and nothing on device.
+    /// Creates one whose pages are on the host and overwritten on the device.
     fn new() -> (Self, Vec<f32>) {
         let model = terrace_model::shallow(3, 2);
         let layout = model.kv_layout().pages(PAGE_SIZE).unwrap();

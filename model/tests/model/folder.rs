@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use terrace_kit::Dice;
 use terrace_model::{LoadError, Loaded, load};
 
-/// How a folder's weights are written.
+/// Formats of a folder's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dtype {
     F32,
@@ -25,7 +25,7 @@ pub(crate) struct Tensor {
     pub(crate) numbers: Vec<f32>,
 }
 
-/// What a folder is to hold.
+/// Contents of a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct Folder {
     pub(crate) config: Value,
@@ -87,6 +87,31 @@ impl Folder {
         }))
     }
 
+    /// A Qwen3: norms of queries and keys, heads that are wider than their share of the width.
+    pub(crate) fn qwen3() -> Self {
+        Self::new(json!({
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": 270,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 18,
+            "intermediate_size": 48,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+            "rope_theta": 1_000_000.0,
+            "attention_bias": false,
+            "use_sliding_window": false,
+            "sliding_window": null,
+            "hidden_act": "silu",
+            "tie_word_embeddings": true,
+            "rope_scaling": null,
+            "eos_token_id": [262, 261],
+        }))
+    }
+
     fn new(config: Value) -> Self {
         let size = |name: &str| config[name].as_u64().map(|size| size as usize);
         let (dim, hidden) = (size("hidden_size").unwrap(), size("intermediate_size").unwrap());
@@ -122,6 +147,10 @@ impl Folder {
                 if config["model_type"] == "qwen2" {
                     add(&format!("self_attn.{name}_proj.bias"), vec![heads * head_dim]);
                 }
+            }
+            if config["model_type"] == "qwen3" {
+                add("self_attn.q_norm.weight", vec![head_dim]);
+                add("self_attn.k_norm.weight", vec![head_dim]);
             }
             add("self_attn.o_proj.weight", vec![dim, heads * head_dim]);
             add("mlp.gate_proj.weight", vec![hidden, dim]);

@@ -1,4 +1,4 @@
-//! What is computed for a token depends on the tokens up to it alone, to the bit.
+//! The result for a token depends on the tokens up to it alone, to the bit.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use terrace_model::Llama;
 use crate::folder::Folder;
 use crate::world::{World, bits};
 
-/// Around borders of pages, of tiles of keys, and of what is computed together.
+/// Lengths around the borders of pages, of tiles of keys and of blocks of rows.
 const LENGTHS: [usize; 12] = [1, 2, 15, 16, 17, 127, 255, 256, 257, 300, 512, 530];
 
-/// What was computed: all KV, and the logits after each end of a span.
+/// Results: all KV, and the logits after each end of a span.
 #[derive(PartialEq)]
 struct Computed {
     kv: Vec<Vec<u32>>,
@@ -34,7 +34,7 @@ fn token_by_token(model: &mut Llama, tokens: &[u32]) -> Computed {
     compute(model, 16, tokens, &vec![1; tokens.len()], 0, &mut None)
 }
 
-/// Computes the tokens in spans of these lengths, beside so many other sequences, with pages in the
+/// Computes the tokens in spans of these lengths, beside this number of other sequences, with pages in the
 /// order that the dice give.
 fn compute(
     model: &mut Llama,
@@ -92,7 +92,7 @@ fn random_spans(dice: &mut Dice, tokens: usize, span_max: usize) -> Vec<usize> {
 
 #[test]
 fn one_span_computes_what_single_tokens_do() {
-    for folder in [Folder::llama(), Folder::qwen2()] {
+    for folder in [Folder::llama(), Folder::qwen2(), Folder::qwen3()] {
         let mut model = folder.load().unwrap().model;
         let tokens = Dice::new(5).tokens(530, model.vocabulary());
         let expected = token_by_token(&mut model, &tokens);

@@ -262,9 +262,41 @@ fn models_of_other_kinds_are_refused() {
     refused_config(incomplete, &["without low_freq_factor"]);
     let window = json!({ "architectures": ["MistralForCausalLM"], "sliding_window": 1024 });
     refused_config(window, &["sliding window"]);
-    let mut qwen2 = Folder::qwen2();
-    qwen2.config["use_sliding_window"] = json!(true);
-    refused(&qwen2.write(), "config.json", &["sliding window"]);
+    for folder in [Folder::qwen2(), Folder::qwen3()] {
+        let mut sliding = folder.clone();
+        sliding.config["use_sliding_window"] = json!(true);
+        refused(&sliding.write(), "config.json", &["sliding window"]);
+        let mut yarn = folder;
+        yarn.config["rope_scaling"] = json!({ "rope_type": "yarn", "factor": 4.0 });
+        refused(&yarn.write(), "config.json", &["rope scaling of type yarn"]);
+    }
+    let mut biased = Folder::qwen3();
+    biased.config["attention_bias"] = json!(true);
+    refused(&biased.write(), "config.json", &["attention_bias"]);
+    let experts = json!({ "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe" });
+    refused_config(experts, &["the architecture Qwen3MoeForCausalLM"]);
+}
+
+#[test]
+fn a_qwen3_is_loaded_with_its_norms_and_the_width_of_its_heads() {
+    let mut folder = Folder::qwen3();
+    let loaded = folder.load().unwrap();
+    assert_eq!(loaded.stop_tokens, [262, 261]);
+    let shape = loaded.model.kv_shape();
+    assert_eq!((shape.layers, shape.heads, shape.head_elements), (3, 2, 18));
+    let fingerprint = loaded.model.fingerprint();
+    let name = "model.layers.2.self_attn.q_norm.weight";
+    folder.tensors.get_mut(name).unwrap().numbers[17] += 0.5;
+    assert_ne!(folder.load().unwrap().model.fingerprint(), fingerprint);
+    folder.tensors.remove(name);
+    refused(&folder.write(), "model.safetensors", &[&format!("there is no tensor {name}")]);
+
+    let mut by_type = Folder::qwen3();
+    by_type.config["architectures"] = Value::Null;
+    assert_eq!(by_type.load().unwrap().model.fingerprint(), fingerprint);
+    by_type.config["head_dim"] = Value::Null;
+    let words = ["self_attn.q_proj.weight has the shape [72, 32], expected [512, 32]"];
+    refused(&by_type.write(), "model.safetensors", &words);
 }
 
 #[test]
@@ -274,7 +306,7 @@ fn another_architecture_is_named_whatever_fields_it_has() {
     write_json(&folder.path().join("config.json"), &gpt2);
     let words = [
         "the architecture GPT2LMHeadModel, of model_type gpt2, is not supported",
-        "LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM",
+        "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM",
     ];
     refused(&folder, "config.json", &words);
 }

@@ -1,5 +1,6 @@
 //! The model from outside: folders, forward passes, text.
 
+mod answers;
 mod arriving;
 mod folder;
 mod identity;

@@ -51,6 +51,16 @@ impl<'a> Reference<'a> {
         x.iter().zip(weights).map(|(x, w)| x / (mean + epsilon).sqrt() * w).collect()
     }
 
+    /// Norms each head by itself, where the model has such a norm.
+    fn norm_heads(&self, name: &str, x: &mut [f64]) {
+        if self.folder.tensors.contains_key(name) {
+            for head in x.chunks_mut(self.head_dim) {
+                let normed = self.norm(name, head);
+                head.copy_from_slice(&normed);
+            }
+        }
+    }
+
     fn frequency(&self, pair: usize) -> f64 {
         let theta = self.folder.config["rope_theta"].as_f64().unwrap();
         let frequency = 1.0 / theta.powf(2.0 * pair as f64 / self.head_dim as f64);
@@ -99,6 +109,8 @@ impl<'a> Reference<'a> {
                 let normed = self.norm(&name("input_layernorm.weight"), &x);
                 let mut queries = self.times(&name("self_attn.q_proj"), &normed);
                 let mut keys = self.times(&name("self_attn.k_proj"), &normed);
+                self.norm_heads(&name("self_attn.q_norm.weight"), &mut queries);
+                self.norm_heads(&name("self_attn.k_norm.weight"), &mut keys);
                 self.turn(&mut queries, position);
                 self.turn(&mut keys, position);
                 kv.push((keys, self.times(&name("self_attn.v_proj"), &normed)));
@@ -173,6 +185,14 @@ fn a_llama_computes_what_the_reference_does() {
 #[test]
 fn a_qwen2_with_biases_and_scaled_positions_computes_what_the_reference_does() {
     agrees_with_the_reference(&Folder::qwen2());
+}
+
+#[test]
+fn a_qwen3_with_norms_of_queries_and_keys_computes_what_the_reference_does() {
+    let mut folder = Folder::qwen3();
+    agrees_with_the_reference(&folder);
+    folder.tensors.get_mut("model.layers.1.self_attn.k_norm.weight").unwrap().numbers[3] += 1.0;
+    agrees_with_the_reference(&folder);
 }
 
 #[test]

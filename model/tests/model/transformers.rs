@@ -1,4 +1,4 @@
-//! The forward pass against the one that everybody's models are made with: folders and logits from
+//! The forward pass against the reference implementation: folders and logits from
 //! Hugging Face's transformers, made by `tests/fixtures/generate.py`.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::world::World;
 #[derive(Deserialize)]
 struct Expected {
     tokens: Vec<Token>,
-    /// After so many tokens.
+    /// By number of tokens.
     logits: BTreeMap<usize, Vec<f32>>,
 }
 
@@ -36,6 +36,11 @@ fn check(name: &str) {
 #[test]
 fn a_llama_with_scaled_positions_has_the_logits_of_transformers() {
     check("llama");
+}
+
+#[test]
+fn a_qwen3_with_norms_of_queries_and_keys_has_the_logits_of_transformers() {
+    check("qwen3");
 }
 
 #[test]

@@ -385,7 +385,7 @@ test("numbers are short and have a unit", () => {
   assert.equal(bytes(256 << 20), "256 MiB");
   assert.equal(percent(0.0123), "1.2 %");
   assert.equal(percent(1), "100 %");
-  assert.deepEqual([40, 1910, 125_000].map(seconds), ["0.04 s", "1.91 s", "125 s"]);
+  assert.deepEqual([40, 1910, 12_500, 125_000].map(seconds), ["0.04 s", "1.91 s", "12.5 s", "125 s"]);
   assert.deepEqual([1, 2].map((number) => several(number, "copy", "copies")), ["1 copy", "2 copies"]);
 });
 

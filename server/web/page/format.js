@@ -43,9 +43,9 @@ export function duration(ms) {
   return `${(ms / 1000).toFixed(2)} s`;
 }
 
-/** 0.04 s, 1.91 s, 125 s */
+/** 0.04 s, 1.91 s, 12.5 s, 125 s */
 export function seconds(ms) {
-  const digits = ms < 99_500 ? 2 : 0;
+  const digits = ms < 9_995 ? 2 : ms < 99_950 ? 1 : 0;
   return `${(ms / 1000).toFixed(digits)} s`;
 }
 
